@@ -1,0 +1,1 @@
+"""Durable file operations."""

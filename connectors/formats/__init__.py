@@ -1,0 +1,1 @@
+"""Raw readings in users' formats, parsed as whole columns."""

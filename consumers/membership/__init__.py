@@ -1,0 +1,1 @@
+"""Ring, slots and the cut of rows into groups."""

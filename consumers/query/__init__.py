@@ -1,0 +1,1 @@
+"""SQL over live and sealed rows."""

@@ -1,0 +1,1 @@
+"""HTTP surfaces of a node."""

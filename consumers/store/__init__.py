@@ -1,0 +1,1 @@
+"""Memtable, segments and index of one data group."""

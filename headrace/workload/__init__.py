@@ -1,0 +1,1 @@
+"""Deterministic data sets in the manner of TSBS."""
