@@ -1,1 +1,26 @@
-"""Durable file operations."""
+"""Durable file operations: atomic replacement, synced directories, one opener per directory."""
+
+from connectors.files.durable import (
+    PARTIAL_SUFFIX,
+    create_directories,
+    fsync_directory,
+    fsync_file,
+    rename_durably,
+    unlink_durably,
+    write_atomically,
+)
+from connectors.files.lock import LOCK_NAME, DirectoryHeld, DirectoryLock, read_holder
+
+__all__ = [
+    "LOCK_NAME",
+    "PARTIAL_SUFFIX",
+    "DirectoryHeld",
+    "DirectoryLock",
+    "create_directories",
+    "fsync_directory",
+    "fsync_file",
+    "read_holder",
+    "rename_durably",
+    "unlink_durably",
+    "write_atomically",
+]

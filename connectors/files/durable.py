@@ -1,0 +1,97 @@
+"""Small files that are either wholly there or not there at all, also after a power cut.
+
+A rename is atomic but not durable until the directory that holds the name is synced; a file's bytes are not durable until the file is. Every
+function here does both, in the order that leaves no window. Syncs go through `os.fsync`, looked up at each call, so that a test can count or
+fail them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+PARTIAL_SUFFIX = ".partial"
+"""Suffix of a file that is still being written. Whoever finds one after a crash may delete it."""
+
+AnyPath = str | os.PathLike[str]
+
+
+def fsync_directory(directory: AnyPath) -> None:
+    """Makes the names in `directory` durable: created, renamed and deleted entries survive a power cut after this returns."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def fsync_file(path: AnyPath) -> None:
+    """Makes the bytes and the size of an existing file durable."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def create_directories(directory: AnyPath) -> Path:
+    """Creates `directory` and its missing parents, each durable in its own parent; returns the path."""
+    path = Path(directory)
+    missing = []
+    while not path.exists():
+        missing.append(path)
+        path = path.parent
+    for child in reversed(missing):
+        child.mkdir(exist_ok=True)
+        fsync_directory(child.parent)
+    return Path(directory)
+
+
+def write_atomically(
+    path: AnyPath, data: bytes | memoryview | str | Iterable[bytes | memoryview], *, mode: int = 0o644
+) -> None:
+    """Replaces the file at `path` by `data`: readers and crashes see the old content or the new, nothing between.
+
+    A `str` is written as UTF-8; an iterable is written piece by piece, so that a large file needs no copy. The temporary file is
+    `path` + `.partial` in the same directory and is removed when writing fails. Raises the `OSError` of the step that failed.
+    """
+    target = Path(path)
+    partial = target.with_name(target.name + PARTIAL_SUFFIX)
+    try:
+        _write_and_sync(partial, data, mode)
+        os.rename(partial, target)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+    fsync_directory(target.parent)
+
+
+def rename_durably(source: AnyPath, target: AnyPath) -> None:
+    """Renames a file or directory whose content is durable already, and makes the new name durable."""
+    os.rename(source, target)
+    fsync_directory(Path(target).parent)
+    if Path(source).parent != Path(target).parent:
+        fsync_directory(Path(source).parent)
+
+
+def unlink_durably(path: AnyPath) -> None:
+    """Deletes a file (a missing one is fine) and makes the deletion durable."""
+    Path(path).unlink(missing_ok=True)
+    fsync_directory(Path(path).parent)
+
+
+def _write_and_sync(path: Path, data: bytes | memoryview | str | Iterable[bytes | memoryview], mode: int) -> None:
+    pieces: Iterable[bytes | memoryview]
+    if isinstance(data, str):
+        pieces = (data.encode(),)
+    elif isinstance(data, bytes | memoryview):
+        pieces = (data,)
+    else:
+        pieces = data
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
+    with os.fdopen(descriptor, "wb", buffering=1 << 20) as file:
+        for piece in pieces:
+            file.write(piece)
+        file.flush()
+        os.fsync(file.fileno())
