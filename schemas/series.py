@@ -1,0 +1,80 @@
+"""The canonical key of a series: its table and its tags, escaped as in the line protocol.
+
+Tags stand in order of name; null and empty tags are left out, so a new tag column moves no series that does not carry it. The key decides the
+bucket of a series and so its data group: its form is part of the wire format and never changes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import xxhash
+
+_TABLE_SPECIAL = r"[\\, \n]"
+_TAG_SPECIAL = r"[\\,= \n]"
+_UNESCAPE = re.compile(r"\\(.)", re.DOTALL)
+
+
+def escape_table(name: str) -> str:
+    """A table name as it stands in a series key."""
+    return re.sub(r"([\\, ])", r"\\\1", name).replace("\n", "\\n")
+
+
+def escape_tag(text: str) -> str:
+    """A tag name or value as it stands in a series key."""
+    return re.sub(r"([\\,= ])", r"\\\1", text).replace("\n", "\\n")
+
+
+def series_key(table: str, tags: Mapping[str, str | None]) -> str:
+    """The key of one series."""
+    pairs = (f",{escape_tag(name)}={escape_tag(value)}" for name, value in sorted(tags.items()) if value)
+    return escape_table(table) + "".join(pairs)
+
+
+def series_keys(table: str, tags: Mapping[str, pa.Array]) -> pa.StringArray:
+    """Keys of many series at once; `tags` maps each tag name to a string array, all of one length (at least one tag)."""
+    parts: list[pa.Array | pa.Scalar] = [pa.scalar(escape_table(table))]
+    for name, values in sorted(tags.items()):
+        escaped = _escape_values(values)
+        present = pc.and_(pc.is_valid(values), pc.not_equal(pc.fill_null(values, ""), ""))
+        pairs = pc.binary_join_element_wise(pa.scalar(f",{escape_tag(name)}="), pc.fill_null(escaped, ""), "")
+        parts.append(pc.if_else(present, pairs, pa.scalar("")))
+    return pc.binary_join_element_wise(*parts, "")
+
+
+def _escape_values(values: pa.Array) -> pa.Array:
+    if not pc.any(pc.match_substring_regex(values, _TAG_SPECIAL)).as_py():
+        return values
+    return pc.replace_substring(pc.replace_substring_regex(values, r"([\\,= ])", r"\\\1"), "\n", "\\n")
+
+
+def parse_series_key(key: str) -> tuple[str, dict[str, str]]:
+    """Table and tags of a series key; the inverse of `series_key`."""
+    head, *pairs = re.findall(r"(?:\\.|[^\\,])+", key, re.DOTALL)
+    tags: dict[str, str] = {}
+    for pair in pairs:
+        match = re.fullmatch(r"((?:\\.|[^\\=])*)=(.*)", pair, re.DOTALL)
+        if match is None:
+            raise ValueError(f"{key!r} is not a series key")
+        tags[_unescape(match[1])] = _unescape(match[2])
+    return _unescape(head), tags
+
+
+def _unescape(text: str) -> str:
+    if "\\" not in text:
+        return text
+    return _UNESCAPE.sub(lambda match: "\n" if match[1] == "n" else match[1], text)
+
+
+def tag_columns(keys: Iterable[str], tags: Sequence[str]) -> dict[str, pa.StringArray]:
+    """The tag columns of a list of series keys: one string array a tag, null where a series does not carry it."""
+    parsed = [parse_series_key(key)[1] for key in keys]
+    return {tag: pa.array([values.get(tag) for values in parsed], pa.string()) for tag in tags}
+
+
+def bucket_of(key: str, buckets: int) -> int:
+    """The bucket of a series: `xxh3_64(series key) % buckets` (DESIGN 3)."""
+    return int(xxhash.xxh3_64_intdigest(key.encode())) % buckets

@@ -1,0 +1,241 @@
+"""What a table is, and how its schema may change.
+
+A table schema is a chain of versions: change n builds on version n - 1, and of two changes that build on the same version the first in the
+table log counts. Versions only ever add columns or widen int64 to float64, so a row written under an older version always fits a newer one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import pyarrow as pa
+
+from schemas.errors import HeadraceError
+
+TIME_COLUMN = "time"
+RESERVED_PREFIX = "__"
+DEFAULT_SLICE_NS = 86_400_000_000_000
+DEFAULT_BUCKETS = 8
+NAME_BYTES_MAX = 200
+COLUMNS_MAX = 4_096
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+
+
+class SchemaError(HeadraceError):
+    """A name or a schema that no table may have."""
+
+
+class TypeClash(HeadraceError):
+    """A column arrives with a type, or in a role, that its table does not allow; nothing is cast silently."""
+
+
+class FieldType(StrEnum):
+    """The types a field may have, named as in Arrow."""
+
+    FLOAT64 = "float64"
+    INT64 = "int64"
+    BOOL = "bool"
+    STRING = "string"
+
+    @property
+    def arrow(self) -> pa.DataType:
+        """The Arrow type of a column of this field."""
+        return _ARROW_TYPES[self]
+
+    @classmethod
+    def of_arrow(cls, arrow_type: pa.DataType) -> FieldType | None:
+        """The field type whose Arrow type is exactly `arrow_type`, else None."""
+        return _FIELD_TYPES.get(arrow_type)
+
+
+_ARROW_TYPES = {
+    FieldType.FLOAT64: pa.float64(),
+    FieldType.INT64: pa.int64(),
+    FieldType.BOOL: pa.bool_(),
+    FieldType.STRING: pa.string(),
+}
+_FIELD_TYPES = {arrow: kind for kind, arrow in _ARROW_TYPES.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class DatabaseSchema:
+    """How a database is cut: nanoseconds a time slice, and buckets of series. Fixed by the first record that names the database."""
+
+    database: str
+    slice_ns: int = DEFAULT_SLICE_NS
+    buckets: int = DEFAULT_BUCKETS
+
+
+@dataclass(frozen=True, slots=True)
+class TableSchema:
+    """One version of a table: tag columns and fields, each sorted by name. Version 0 is the table before its first change."""
+
+    database: str
+    table: str
+    version: int = 0
+    tags: tuple[str, ...] = ()
+    fields: tuple[tuple[str, FieldType], ...] = ()
+    retention_ns: int | None = None
+
+    def field_types(self) -> dict[str, FieldType]:
+        """Field name to type."""
+        return dict(self.fields)
+
+    def arrow_fields(self) -> pa.Schema:
+        """The field columns alone, in order of name."""
+        return pa.schema([(name, kind.arrow) for name, kind in self.fields])
+
+
+@dataclass(frozen=True, slots=True)
+class DatabaseChange:
+    """The birth of a database. A second one of the same database is ignored."""
+
+    database: str
+    slice_ns: int = DEFAULT_SLICE_NS
+    buckets: int = DEFAULT_BUCKETS
+
+
+@dataclass(frozen=True, slots=True)
+class TableChange:
+    """Columns added or widened on top of `base_version` of a table; counts only if that is the newest version."""
+
+    database: str
+    table: str
+    base_version: int
+    tags: tuple[str, ...] = ()
+    fields: tuple[tuple[str, FieldType], ...] = ()
+    retention_ns: int | None = None
+
+
+SchemaChange = DatabaseChange | TableChange
+
+
+def check_name(kind: str, name: str) -> None:
+    """Raise SchemaError unless `name` may name a `kind` (database, table, tag, field)."""
+    if not name:
+        raise SchemaError(f"a {kind} name is empty", action=f"give the {kind} a name")
+    if len(name.encode()) > NAME_BYTES_MAX:
+        raise SchemaError(f"{kind} name {name[:40]!r}… is longer than {NAME_BYTES_MAX} bytes", action="use a shorter name")
+    if _CONTROL.search(name):
+        raise SchemaError(f"{kind} name {name!r} has a control character", action="remove it")
+    if kind in ("tag", "field"):
+        if name.startswith(RESERVED_PREFIX) or name.lower() == TIME_COLUMN:
+            raise SchemaError(f"{kind} name {name!r} is reserved", action="rename the column")
+    elif name.startswith((".", RESERVED_PREFIX)):
+        raise SchemaError(f"{kind} name {name!r} starts with a reserved prefix", action=f"rename the {kind}")
+
+
+def widened(have: FieldType, want: FieldType) -> FieldType | None:
+    """The type that holds both, or None where no lossless one exists."""
+    if have == want:
+        return have
+    if {have, want} == {FieldType.INT64, FieldType.FLOAT64}:
+        return FieldType.FLOAT64
+    return None
+
+
+def plan_change(
+    current: TableSchema, tags: Iterable[str], fields: Mapping[str, FieldType], retention_ns: int | None = None
+) -> TableChange | None:
+    """The change that makes rows with these columns fit `current`, or None when they fit as it is.
+
+    Raises SchemaError for a name that may not be used and TypeClash for a column that cannot become what the rows need.
+    """
+    have = current.field_types()
+    where = f"{current.database}.{current.table}"
+    new_tags = tuple(sorted(set(tags) - set(current.tags)))
+    new_fields: dict[str, FieldType] = {}
+    for name, kind in sorted(fields.items()):
+        if name in current.tags or name in new_tags:
+            raise TypeClash(f"column {name!r} of {where} is a tag and cannot also be a field", action="rename one of them")
+        held = have.get(name)
+        wide = kind if held is None else widened(held, kind)
+        if wide is None:
+            raise TypeClash(f"field {name!r} of {where} is {held} and cannot take {kind}", action="rename the field or convert it")
+        if wide != held:
+            new_fields[name] = wide
+    for name in new_tags:
+        if name in have:
+            raise TypeClash(f"column {name!r} of {where} is a field and cannot also be a tag", action="rename one of them")
+    _check_new_columns(current, new_tags, new_fields)
+    retention_changed = retention_ns is not None and retention_ns != current.retention_ns
+    if not new_tags and not new_fields and not retention_changed and current.version > 0:
+        return None
+    return TableChange(current.database, current.table, current.version, new_tags, tuple(new_fields.items()), retention_ns)
+
+
+def _check_new_columns(current: TableSchema, tags: Iterable[str], fields: Mapping[str, FieldType]) -> None:
+    seen = {name.lower(): name for name in (*current.tags, *current.field_types())}
+    for kind, names in (("tag", tuple(tags)), ("field", tuple(fields))):
+        for name in names:
+            check_name(kind, name)
+            other = seen.setdefault(name.lower(), name)
+            if other != name:
+                raise SchemaError(
+                    f"columns {other!r} and {name!r} of {current.database}.{current.table} differ only in case",
+                    action="SQL does not tell them apart: rename one",
+                )
+    if len(seen) > COLUMNS_MAX:
+        raise SchemaError(f"{current.database}.{current.table} would have {len(seen)} columns", action=f"{COLUMNS_MAX} is the most")
+
+
+@dataclass(slots=True)
+class Catalogue:
+    """Every version of every table, as the table log says. A pure state machine: the same log gives the same catalogue to everyone."""
+
+    databases: dict[str, DatabaseSchema] = field(default_factory=dict)
+    tables: dict[tuple[str, str], list[TableSchema]] = field(default_factory=dict)
+
+    def apply(self, change: SchemaChange) -> bool:
+        """Take one record of the table log; True if it counts."""
+        if isinstance(change, DatabaseChange):
+            return self._apply_database(change)
+        return self._apply_table(change)
+
+    def newest(self, database: str, table: str) -> TableSchema:
+        """The newest version of a table; version 0 when it has none."""
+        versions = self.tables.get((database, table))
+        return versions[-1] if versions else TableSchema(database, table)
+
+    def at(self, database: str, table: str, version: int) -> TableSchema | None:
+        """A table as it was at `version`, or None while the log has not come that far."""
+        versions = self.tables.get((database, table), [])
+        return versions[version - 1] if 0 < version <= len(versions) else None
+
+    def _apply_database(self, change: DatabaseChange) -> bool:
+        taken = {name.lower() for name in self.databases}
+        if change.database.lower() in taken or change.slice_ns <= 0 or not 0 < change.buckets <= 4_096:
+            return False
+        try:
+            check_name("database", change.database)
+        except SchemaError:
+            return False
+        self.databases[change.database] = DatabaseSchema(change.database, change.slice_ns, change.buckets)
+        return True
+
+    def _apply_table(self, change: TableChange) -> bool:
+        current = self.newest(change.database, change.table)
+        if change.database not in self.databases or change.base_version != current.version:
+            return False
+        if current.version == 0 and self._table_name_taken(change.database, change.table):
+            return False
+        try:
+            check_name("table", change.table)
+            planned = plan_change(current, change.tags, dict(change.fields), change.retention_ns)
+        except HeadraceError:
+            return False
+        if planned is None:
+            return False
+        types = current.field_types() | dict(planned.fields)
+        retention_ns = current.retention_ns if change.retention_ns is None else change.retention_ns
+        tags = tuple(sorted({*current.tags, *planned.tags}))
+        version = current.version + 1
+        schema = TableSchema(change.database, change.table, version, tags, tuple(sorted(types.items())), retention_ns)
+        self.tables.setdefault((change.database, change.table), []).append(schema)
+        return True
+
+    def _table_name_taken(self, database: str, table: str) -> bool:
+        return any(db == database and name.lower() == table.lower() and name != table for db, name in self.tables)
