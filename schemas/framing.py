@@ -1,0 +1,113 @@
+"""Avro single-object encoding: how a value of one of our own topics begins.
+
+| bytes | what |
+|---|---|
+| 0–1 | `C3 01` |
+| 2–9 | CRC-64-AVRO fingerprint of the writer's schema, little-endian |
+| 10– | the value, Avro binary encoding |
+
+A build knows every schema that was ever released (`schemas/*.avsc`, older ones under `schemas/released/`). The Kafka header `format` names the
+oldest build that can read a record: a number above ours means "too old here", which stops a data group; bytes that no build could have
+written are merely counted.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable
+from functools import cache
+from importlib import resources
+from typing import Any
+
+import fastavro
+from fastavro.schema import fingerprint
+
+from schemas.errors import HeadraceError
+
+MAGIC = b"\xc3\x01"
+HEADER_BYTES = 10
+FORMAT = 1
+FORMAT_HEADER = "format"
+
+
+class FrameInvalid(HeadraceError):
+    """Bytes that are no single-object frame of a schema this or any earlier build knows."""
+
+
+class FormatTooNew(HeadraceError):
+    """A record that a later build wrote and this one cannot read: it must not be skipped."""
+
+
+class Codec:
+    """Encodes and decodes the values of one kind of topic. Safe to share between threads."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._schema = fastavro.parse_schema(json.loads(_text(f"{name}.avsc")))
+        self._prefix = MAGIC + bytes.fromhex(str(fingerprint(_canonical(name), "CRC-64-AVRO")))
+        self._readers = {self._prefix: self._schema, **_released(name)}
+
+    @property
+    def prefix(self) -> bytes:
+        """The ten bytes that begin every value this build writes."""
+        return self._prefix
+
+    def encode(self, record: dict[str, Any]) -> bytes:
+        """A record as a single-object frame."""
+        out = io.BytesIO()
+        out.write(self._prefix)
+        fastavro.schemaless_writer(out, self._schema, record)
+        return out.getvalue()
+
+    def decode(self, value: bytes) -> dict[str, Any]:
+        """The record in a frame; unions come as (name, record). Raises FrameInvalid."""
+        schema = self._readers.get(bytes(value[:HEADER_BYTES]))
+        if schema is None:
+            raise FrameInvalid(f"a value of topic kind {self.name!r} begins with {bytes(value[:HEADER_BYTES]).hex()!r}, no schema we know")
+        reader_schema = None if schema is self._schema else self._schema
+        stream = io.BytesIO(value)
+        stream.seek(HEADER_BYTES)
+        try:
+            record = fastavro.schemaless_reader(stream, schema, reader_schema, return_record_name=True)
+        except Exception as error:
+            raise FrameInvalid(f"a value of topic kind {self.name!r} does not decode: {error!r}") from error
+        if stream.tell() != len(value):
+            raise FrameInvalid(f"a value of topic kind {self.name!r} has {len(value) - stream.tell()} bytes too many")
+        if not isinstance(record, dict):
+            raise FrameInvalid(f"a value of topic kind {self.name!r} is no record")
+        return record
+
+
+def check_format(headers: tuple[tuple[str, bytes], ...]) -> None:
+    """Raise FormatTooNew if a record's `format` header names a build later than this one."""
+    for name, value in headers:
+        if name == FORMAT_HEADER and value.isdigit() and int(value) > FORMAT:
+            raise FormatTooNew(f"a record has format {int(value)}; this build reads up to {FORMAT}", action="upgrade this node")
+
+
+def format_headers() -> list[tuple[str, bytes]]:
+    """The headers of every record we write."""
+    return [(FORMAT_HEADER, str(FORMAT).encode())]
+
+
+codec: Callable[[str], Codec] = cache(Codec)
+
+
+def _text(file_name: str) -> str:
+    return resources.files("schemas").joinpath(file_name).read_text("utf-8")
+
+
+def _canonical(name: str) -> str:
+    return fastavro.schema.to_parsing_canonical_form(json.loads(_text(f"{name}.avsc")))
+
+
+def _released(name: str) -> dict[bytes, Any]:
+    folder = resources.files("schemas").joinpath("released")
+    found: dict[bytes, Any] = {}
+    for entry in folder.iterdir() if folder.is_dir() else ():
+        if entry.name.startswith(f"{name}.") and entry.name.endswith(".avsc"):
+            text = entry.read_text("utf-8")
+            canonical = fastavro.schema.to_parsing_canonical_form(json.loads(text))
+            found[MAGIC + bytes.fromhex(str(fingerprint(canonical, "CRC-64-AVRO")))] = fastavro.parse_schema(json.loads(text))
+    return found

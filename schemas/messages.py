@@ -1,0 +1,229 @@
+"""The messages of a data group's forward log, as values.
+
+`encode_message` and `decode_message` are the only way between these values and bytes. A message's digest covers what it says, not who says it,
+so a repeat is recognised by (producer, batch, sequence, digest) without looking at its rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import xxhash
+
+from schemas.framing import codec
+
+MESSAGE_BYTES_MAX = 8 * 1024 * 1024
+NO_CHAIN = bytes(16)
+_NAMESPACE = "headrace.v1."
+
+__all__ = [
+    "MESSAGE_BYTES_MAX",
+    "NO_CHAIN",
+    "Anchor",
+    "Body",
+    "Claim",
+    "Compact",
+    "Delete",
+    "Drop",
+    "Leadership",
+    "Message",
+    "ProducerPosition",
+    "Seal",
+    "TableVersion",
+    "Write",
+    "body_digest",
+    "decode_message",
+    "encode_message",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerPosition:
+    """Where a message stands among those of its producer: newer batches supersede older ones (DESIGN 4)."""
+
+    producer: str
+    batch: int
+    sequence: int
+
+
+@dataclass(frozen=True, slots=True)
+class Leadership:
+    """Whose word a leader-only record is."""
+
+    epoch: int
+    node: str
+    incarnation: str
+
+
+@dataclass(frozen=True, slots=True)
+class Anchor:
+    """A record that the writer has applied: its offset, version and the chain after it."""
+
+    offset: int
+    version: int
+    chain: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class TableVersion:
+    """A table at one version of its schema."""
+
+    database: str
+    table: str
+    schema_version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """Rows of one table; `rows` is an encoded row batch (schemas/payload.py)."""
+
+    database: str
+    table: str
+    schema_version: int
+    slot_table_version: int
+    row_count: int
+    rows: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Delete:
+    """Hides every row of lower rank that matches: tags among the named values, start <= time < end (None = unbounded)."""
+
+    database: str
+    table: str
+    tags: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    start_ns: int | None = None
+    end_ns: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Seal:
+    """Everything the group holds at this version becomes segments. Leader only."""
+
+    leadership: Leadership
+    anchor: Anchor
+    tables: tuple[TableVersion, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """Slices of a table that end at or before `before_ns` leave the store. Leader only."""
+
+    leadership: Leadership
+    database: str
+    table: str
+    before_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Compact:
+    """The named segments of one table become one. Leader only."""
+
+    leadership: Leadership
+    database: str
+    table: str
+    inputs: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A node takes the group's leadership; counts only with an epoch of exactly the current one + 1."""
+
+    leadership: Leadership
+    anchor: Anchor
+
+
+Body = Write | Delete | Seal | Drop | Compact | Claim
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One forward message; `digest` is filled in by `encode_message` and read back by `decode_message`."""
+
+    position: ProducerPosition
+    body: Body
+    digest: bytes = b""
+
+
+def encode_message(message: Message) -> bytes:
+    """A message as the value of a Kafka record."""
+    name, record = _body_record(message.body)
+    return codec("forward").encode(
+        {
+            "producer": message.position.producer,
+            "batch": message.position.batch,
+            "sequence": message.position.sequence,
+            "digest": body_digest(message.body),
+            "body": (_NAMESPACE + name, record),
+        }
+    )
+
+
+def decode_message(value: bytes) -> Message:
+    """The message in a record's value. Raises FrameInvalid for bytes that no build could have written."""
+    record = codec("forward").decode(value)
+    position = ProducerPosition(record["producer"], record["batch"], record["sequence"])
+    name, content = record["body"]
+    return Message(position, _BODIES[name](content), record["digest"])
+
+
+def with_digest(message: Message) -> Message:
+    """The same message with its digest filled in."""
+    return replace(message, digest=body_digest(message.body))
+
+
+def body_digest(body: Body) -> bytes:
+    """xxh3-128 over the kind and the content of a message."""
+    hasher = xxhash.xxh3_128(type(body).__name__)
+    if isinstance(body, Write):
+        head = (body.database, body.table, body.schema_version, body.slot_table_version, body.row_count)
+        hasher.update(repr(head))
+        hasher.update(body.rows)
+    else:
+        hasher.update(repr(sorted(asdict(body).items())))
+    return hasher.digest()
+
+
+def _body_record(body: Body) -> tuple[str, dict[str, Any]]:
+    if isinstance(body, Write):
+        return "Write", {name: getattr(body, name) for name in Write.__slots__}
+    return type(body).__name__, asdict(body)
+
+
+def _leadership(record: dict[str, Any]) -> Leadership:
+    return Leadership(**record["leadership"])
+
+
+def _delete(record: dict[str, Any]) -> Delete:
+    tags = {name: tuple(values) for name, values in sorted(record["tags"].items())}
+    return Delete(record["database"], record["table"], tags, record["start_ns"], record["end_ns"])
+
+
+def _seal(record: dict[str, Any]) -> Seal:
+    tables = tuple(TableVersion(**table) for table in record["tables"])
+    return Seal(_leadership(record), Anchor(**record["anchor"]), tables)
+
+
+def _drop(record: dict[str, Any]) -> Drop:
+    return Drop(_leadership(record), record["database"], record["table"], record["before_ns"])
+
+
+def _compact(record: dict[str, Any]) -> Compact:
+    return Compact(_leadership(record), record["database"], record["table"], tuple(record["inputs"]))
+
+
+def _claim(record: dict[str, Any]) -> Claim:
+    return Claim(_leadership(record), Anchor(**record["anchor"]))
+
+
+_BODIES = {
+    f"{_NAMESPACE}Write": lambda record: Write(**record),
+    f"{_NAMESPACE}Delete": _delete,
+    f"{_NAMESPACE}Seal": _seal,
+    f"{_NAMESPACE}Drop": _drop,
+    f"{_NAMESPACE}Compact": _compact,
+    f"{_NAMESPACE}Claim": _claim,
+}
+

@@ -1,0 +1,111 @@
+"""The values of the smaller topics: status broadcasts, table schemas, membership changes."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any
+
+from schemas.framing import codec
+from schemas.tables import DatabaseChange, FieldType, SchemaChange, TableChange
+
+_NAMESPACE = "headrace.v1."
+HASH_NAME = "xxh3_64"
+
+
+class Role(StrEnum):
+    """What a node is in a data group; `offline` is what others see, never what a node says of itself."""
+
+    LEADER = "leader"
+    FOLLOWER = "follower"
+    UNSYNCED = "unsynced"
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """What one node says of itself in one data group; the fields are explained in `status.avsc`."""
+
+    node: str
+    incarnation: str
+    store: str
+    http: str
+    flight: str
+    group: str
+    topic_id: str
+    role: Role
+    eligible: bool
+    epoch: int
+    version: int
+    offset: int
+    durable_offset: int
+    sealed_version: int
+    chain_version: int
+    chain: bytes
+    recovery_done: int
+    recovery_total: int
+    format: int
+    reason: str
+    sent_boot_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Create:
+    """The cluster's birth."""
+
+    nodes: tuple[str, ...]
+    replication: int
+    slots: int
+    hash: str = HASH_NAME
+
+
+def encode_status(status: Status) -> bytes:
+    """A status as the value of a record of `{c}.status`."""
+    return codec("status").encode(asdict(status))
+
+
+def decode_status(value: bytes) -> Status:
+    """Raises FrameInvalid."""
+    record = codec("status").decode(value)
+    return Status(**{**record, "role": Role(record["role"])})
+
+
+def encode_schema_change(writer: str, change: SchemaChange) -> bytes:
+    """A schema change as the value of a record of `{c}.table`."""
+    content = asdict(change)
+    if isinstance(change, TableChange):
+        content["fields"] = [{"name": name, "type": str(kind)} for name, kind in change.fields]
+    return codec("table").encode({"writer": writer, "change": (_NAMESPACE + type(change).__name__, content)})
+
+
+def decode_schema_change(value: bytes) -> tuple[str, SchemaChange]:
+    """(writer, change). Raises FrameInvalid."""
+    record = codec("table").decode(value)
+    name, content = record["change"]
+    if name.endswith("DatabaseChange"):
+        return record["writer"], DatabaseChange(**content)
+    return record["writer"], _table_change(content)
+
+
+def encode_membership(writer: str, change: Create) -> bytes:
+    """A membership change as the value of a record of `{c}.membership`."""
+    return codec("membership").encode({"writer": writer, "change": (f"{_NAMESPACE}Create", asdict(change))})
+
+
+def decode_membership(value: bytes) -> tuple[str, Create]:
+    """(writer, change). Raises FrameInvalid."""
+    record = codec("membership").decode(value)
+    content = record["change"]
+    content = content[1] if isinstance(content, tuple) else content
+    return record["writer"], Create(tuple(content["nodes"]), content["replication"], content["slots"], content["hash"])
+
+
+def _table_change(content: dict[str, Any]) -> TableChange:
+    fields = tuple((entry["name"], FieldType(entry["type"])) for entry in content["fields"])
+    return TableChange(
+        content["database"],
+        content["table"],
+        content["base_version"],
+        tuple(content["tags"]),
+        fields,
+        content["retention_ns"],
+    )
