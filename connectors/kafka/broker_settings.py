@@ -1,0 +1,190 @@
+"""Files and settings of the embedded broker: what its data directory holds and what Kafka is told."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from base64 import urlsafe_b64encode
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from schemas.errors import HeadraceError
+
+HOST = "127.0.0.1"
+IDENTITY_FORMAT = 1
+IDENTITY_FILE = "headrace-broker.json"
+LOCK_FILE = "broker.lock"
+LOG_FILE = "broker.log"
+OUTPUT_FILE = "broker.out"
+PID_FILE = "broker.pid"
+PROPERTIES_FILE = "server.properties"
+LOGGING_FILE = "log4j2.properties"
+DATA_FOLDER = "data"
+
+HEAP_MB = 512
+MESSAGE_BYTES_MAX = 96 * 1024 * 1024
+LOG_FILE_MB_MAX = 20
+
+
+class NotABrokerDirectory(HeadraceError):
+    """The directory holds files of something else, or of a broker that this build cannot read."""
+
+
+@dataclass(frozen=True)
+class BrokerIdentity:
+    """What stays the same over restarts of one broker directory."""
+
+    cluster_id: str
+    port: int
+    format: int = IDENTITY_FORMAT
+
+    @classmethod
+    def new(cls, port: int) -> BrokerIdentity:
+        # Kafka writes its identifiers as URL-safe base64 of 16 bytes; a leading dash would read as an option of its tools.
+        identifier = urlsafe_b64encode(secrets.token_bytes(16)).decode().rstrip("=")
+        return cls(cluster_id=f"h{identifier[1:]}", port=port)
+
+
+def load_identity(directory: Path) -> BrokerIdentity | None:
+    """Identity of the broker in `directory`, None when there is none yet. Raises `NotABrokerDirectory` for anything else's folder."""
+    path = directory / IDENTITY_FILE
+    try:
+        document = json.loads(path.read_bytes())
+        identity = BrokerIdentity(cluster_id=str(document["cluster_id"]), port=int(document["port"]), format=int(document["format"]))
+    except (FileNotFoundError, NotADirectoryError):
+        if directory.is_dir() and any(entry.name != LOCK_FILE for entry in directory.iterdir()):
+            raise NotABrokerDirectory(
+                f"{directory} is not empty and not the data directory of a broker", action="name another directory"
+            ) from None
+        return None
+    except (ValueError, KeyError, TypeError) as error:
+        raise NotABrokerDirectory(f"{path} is damaged: {error!r}", action="restore it, or start with another directory") from error
+    if identity.format > IDENTITY_FORMAT:
+        raise NotABrokerDirectory(
+            f"{directory} was written by a newer Headrace (format {identity.format}, this build reads {IDENTITY_FORMAT})",
+            action="use that version",
+        )
+    return identity
+
+
+def save_identity(directory: Path, identity: BrokerIdentity) -> None:
+    """Write the identity so that a crash leaves the old one or the new one."""
+    replace_file(directory / IDENTITY_FILE, json.dumps(asdict(identity)) + "\n")
+
+
+def replace_file(path: Path, content: str) -> None:
+    """Write `content` beside `path`, sync it, and rename it over `path`."""
+    partial = path.with_name(path.name + ".partial")
+    with partial.open("w") as handle:
+        handle.write(content)
+        handle.flush()
+        os.fsync(handle.fileno())
+    partial.replace(path)
+
+
+def server_properties(
+    directory: Path, identity: BrokerIdentity, controller_port: int, proxied: Mapping[int, int], extra: Mapping[str, str]
+) -> dict[str, str]:
+    """Kafka's settings of a single node on loopback. `proxied` maps an advertised port to the port that listens behind it."""
+    listeners = {"PLAIN": (identity.port, identity.port), "CONTROLLER": (controller_port, controller_port)}
+    listeners |= {f"PROXY{number}": (bound, advertised) for number, (advertised, bound) in enumerate(proxied.items(), 1)}
+    bound = [f"{name}://{HOST}:{port}" for name, (port, _) in listeners.items()]
+    advertised = [f"{name}://{HOST}:{port}" for name, (_, port) in listeners.items() if name != "CONTROLLER"]
+    settings = {
+        "process.roles": "broker,controller",
+        "node.id": "1",
+        "controller.quorum.voters": f"1@{HOST}:{controller_port}",
+        "listeners": ",".join(bound),
+        "advertised.listeners": ",".join(advertised),
+        "listener.security.protocol.map": ",".join(f"{name}:PLAINTEXT" for name in listeners),
+        "inter.broker.listener.name": "PLAIN",
+        "controller.listener.names": "CONTROLLER",
+        "log.dirs": str(directory / DATA_FOLDER),
+    }
+    return settings | _SINGLE_NODE | dict(extra)
+
+
+_SINGLE_NODE = {
+    "auto.create.topics.enable": "false",
+    "num.partitions": "1",
+    "default.replication.factor": "1",
+    "min.insync.replicas": "1",
+    "offsets.topic.replication.factor": "1",
+    "offsets.topic.num.partitions": "4",
+    "transaction.state.log.replication.factor": "1",
+    "transaction.state.log.min.isr": "1",
+    "transaction.state.log.num.partitions": "4",
+    "share.coordinator.state.topic.replication.factor": "1",
+    "share.coordinator.state.topic.min.isr": "1",
+    "share.coordinator.state.topic.num.partitions": "1",
+    "group.initial.rebalance.delay.ms": "0",
+    "message.max.bytes": str(MESSAGE_BYTES_MAX),
+    "replica.fetch.max.bytes": str(MESSAGE_BYTES_MAX),
+    "socket.request.max.bytes": str(MESSAGE_BYTES_MAX + 8 * 1024 * 1024),
+    # Larger socket buffers than the default 100 KiB: batches of hundreds of kilobytes are the rule here.
+    "socket.send.buffer.bytes": str(1024 * 1024),
+    "socket.receive.buffer.bytes": str(1024 * 1024),
+    "num.network.threads": "2",
+    "num.io.threads": "4",
+    "num.recovery.threads.per.data.dir": "2",
+    "background.threads": "2",
+    "log.cleaner.enable": "true",
+    "log.cleaner.threads": "1",
+    "log.cleaner.backoff.ms": "1000",
+    # The default of 128 MiB is a quarter of this broker's heap; the compacted topics here are small.
+    "log.cleaner.dedupe.buffer.size": str(16 * 1024 * 1024),
+    "log.segment.bytes": str(256 * 1024 * 1024),
+    "log.retention.check.interval.ms": "10000",
+    "log.segment.delete.delay.ms": "1000",
+    "controlled.shutdown.enable": "false",
+}
+
+
+def render_properties(settings: Mapping[str, str]) -> str:
+    """A Java properties file, back-slashes and line ends escaped."""
+    lines = (f"{key}={value}".replace("\\", "\\\\").replace("\n", "\\n") for key, value in settings.items())
+    return "".join(f"{line}\n" for line in lines)
+
+
+def logging_properties(directory: Path) -> str:
+    """Log4j settings: one rolling file in the data directory."""
+    log_file = directory / LOG_FILE
+    return render_properties(
+        {
+            "status": "error",
+            "appender.file.type": "RollingFile",
+            "appender.file.name": "file",
+            "appender.file.fileName": str(log_file),
+            "appender.file.filePattern": f"{log_file}.%i",
+            "appender.file.layout.type": "PatternLayout",
+            "appender.file.layout.pattern": "%d{ISO8601} %p %m (%c)%n",
+            "appender.file.policies.type": "Policies",
+            "appender.file.policies.size.type": "SizeBasedTriggeringPolicy",
+            "appender.file.policies.size.size": f"{LOG_FILE_MB_MAX}MB",
+            "appender.file.strategy.type": "DefaultRolloverStrategy",
+            "appender.file.strategy.max": "3",
+            "rootLogger.level": "info",
+            "rootLogger.appenderRef.file.ref": "file",
+        }
+    )
+
+
+def java_options(directory: Path) -> list[str]:
+    """Flags of the broker's JVM. The first one marks the process as the broker of exactly this directory."""
+    return [
+        directory_mark(directory),
+        f"-Xmx{HEAP_MB}m",
+        # G1 keeps messages above half a region as humongous objects, which a small heap full of batches does not stand.
+        "-XX:+UseParallelGC",
+        "-XX:+ExitOnOutOfMemoryError",
+        "-Djdk.nio.maxCachedBufferSize=1048576",
+        "-Djava.awt.headless=true",
+        f"-Dlog4j2.configurationFile={directory / LOGGING_FILE}",
+    ]
+
+
+def directory_mark(directory: Path) -> str:
+    """The argument by which the broker of `directory` is told from every other process."""
+    return f"-Dheadrace.broker.directory={directory}"

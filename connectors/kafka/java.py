@@ -1,0 +1,48 @@
+"""Find the Java virtual machine that runs the broker, Ivy and Spark, and say in one line what is wrong with it."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from functools import lru_cache
+from pathlib import Path
+
+from schemas.errors import HeadraceError
+
+JAVA_VERSION_MIN = 17
+
+
+class JavaUnusable(HeadraceError):
+    """There is no Java on this machine, or it is too old, or it does not start."""
+
+
+def find_java() -> Path:
+    """Path of a `java` that is new enough: `JAVA_HOME` first, then `PATH`. Raises `JavaUnusable`."""
+    return _checked_java(os.environ.get("JAVA_HOME", ""), os.environ.get("PATH", ""))
+
+
+@lru_cache(maxsize=8)
+def _checked_java(java_home: str, search_path: str) -> Path:
+    action = f"install a Java runtime, version {JAVA_VERSION_MIN} or 21, and put it on PATH or name it in JAVA_HOME"
+    located = str(Path(java_home, "bin", "java")) if java_home else shutil.which("java", path=search_path)
+    if located is None or not os.access(located, os.X_OK):
+        where = f"JAVA_HOME={java_home}" if java_home else "PATH"
+        raise JavaUnusable(f"no Java found through {where}", action=action)
+    try:
+        answer = subprocess.run([located, "-version"], capture_output=True, text=True, timeout=60, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise JavaUnusable(f"{located} does not run: {error}", action=action) from error
+    version = parse_java_version(answer.stderr + answer.stdout)
+    if answer.returncode != 0 or version is None:
+        raise JavaUnusable(f"{located} does not run: {(answer.stderr or answer.stdout).strip()[:200]}", action=action)
+    if version < JAVA_VERSION_MIN:
+        raise JavaUnusable(f"{located} is Java {version}, too old", action=action)
+    return Path(located)
+
+
+def parse_java_version(text: str) -> int | None:
+    """Feature release out of `java -version` output (`1.8.0_292` → 8, `17.0.15` → 17), None when there is none."""
+    match = re.search(r'version "(?:1\.)?(\d+)', text)
+    return int(match.group(1)) if match else None

@@ -1,0 +1,44 @@
+"""Fixtures and settings shared by all tests."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+from connectors.kafka.broker import BrokerInfo, EmbeddedBroker
+
+settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("explore", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+
+@pytest.fixture(scope="session")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerInfo]:
+    """One real broker for all tests of this worker, with `.bootstrap`; keep apart with `cluster_name`."""
+    embedded = EmbeddedBroker(tmp_path_factory.mktemp("broker") / "data")
+    info = embedded.start()
+    try:
+        yield info
+    finally:
+        embedded.stop()
+
+
+@pytest.fixture
+def cluster_name() -> str:
+    """A cluster name (topic prefix) that no other test uses."""
+    return f"t{uuid.uuid4().hex[:12]}"
+
+
+@pytest.fixture
+def own_broker(tmp_path: Path) -> Iterator[EmbeddedBroker]:
+    """A broker of this test alone, not started yet, to be stopped and restarted at will; ended with the test."""
+    embedded = EmbeddedBroker(tmp_path / "own-broker")
+    try:
+        yield embedded
+    finally:
+        embedded.stop()
