@@ -6,7 +6,7 @@ so a repeat is recognised by (producer, batch, sequence, digest) without looking
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -176,13 +176,13 @@ def with_digest(message: Message) -> Message:
 
 def body_digest(body: Body) -> bytes:
     """xxh3-128 over the kind and the content of a message."""
-    hasher = xxhash.xxh3_128(type(body).__name__)
+    hasher = xxhash.xxh3_128(type(body).__name__.encode())
     if isinstance(body, Write):
         head = (body.database, body.table, body.schema_version, body.slot_table_version, body.row_count)
-        hasher.update(repr(head))
+        hasher.update(repr(head).encode())
         hasher.update(body.rows)
     else:
-        hasher.update(repr(sorted(asdict(body).items())))
+        hasher.update(repr(sorted(asdict(body).items())).encode())
     return hasher.digest()
 
 
@@ -218,7 +218,7 @@ def _claim(record: dict[str, Any]) -> Claim:
     return Claim(_leadership(record), Anchor(**record["anchor"]))
 
 
-_BODIES = {
+_BODIES: dict[str, Callable[[dict[str, Any]], Body]] = {
     f"{_NAMESPACE}Write": lambda record: Write(**record),
     f"{_NAMESPACE}Delete": _delete,
     f"{_NAMESPACE}Seal": _seal,
