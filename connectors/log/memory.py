@@ -1,0 +1,190 @@
+"""The log in memory: for simulation and unit tests, with the faults that a real log has.
+
+Not durable, but otherwise true to the port: `gap` leaves offsets out as transaction markers do, `trim` forgets a prefix, `delete_topic` and
+making the topic again change its id.
+"""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from connectors.log.deadline import Deadline
+from connectors.log.port import Headers, LogTruncated, LogUnavailable, OnDelivery, Record, RecordTooLarge, TopicMissing, TopicState
+
+
+@dataclass
+class _Topic:
+    topic_id: str
+    records: list[Record] = field(default_factory=list)
+    begin: int = 0
+    end: int = 0
+
+
+class MemoryLog:
+    """All topics of one process. `clock_ms` stamps records; `record_bytes_max` is the largest record taken."""
+
+    def __init__(self, clock_ms: Callable[[], int] = lambda: 0, record_bytes_max: int = 64 * 1024 * 1024) -> None:
+        self._topics: dict[str, _Topic] = {}
+        self._changed = threading.Condition()
+        self._clock_ms = clock_ms
+        self._record_bytes_max = record_bytes_max
+        self.committed: dict[tuple[str, str], int] = {}
+        self.unavailable = False
+
+    def create_topic(self, topic: str, settings: Mapping[str, str]) -> None:
+        """See Log."""
+        del settings
+        with self._changed:
+            self._topics.setdefault(topic, _Topic(uuid.uuid4().hex))
+
+    def delete_topic(self, topic: str) -> None:
+        """Forget a topic, as an operator might under a running node."""
+        with self._changed:
+            self._topics.pop(topic, None)
+            self._changed.notify_all()
+
+    def describe(self, topic: str) -> TopicState:
+        """See Log."""
+        with self._changed:
+            found = self.topic(topic)
+            return TopicState(found.topic_id, found.begin, found.end)
+
+    def gap(self, topic: str, offsets: int = 1) -> None:
+        """Use up offsets without a record, as a transaction marker does."""
+        with self._changed:
+            self.topic(topic).end += offsets
+            self._changed.notify_all()
+
+    def trim(self, topic: str, before: int) -> None:
+        """Forget every record below an offset."""
+        with self._changed:
+            found = self.topic(topic)
+            found.begin = max(found.begin, min(before, found.end))
+            found.records = [record for record in found.records if record.offset >= found.begin]
+
+    def reader(self, starts: Mapping[str, int], *, name: str = "") -> MemoryReader:
+        """See Log."""
+        del name
+        return MemoryReader(self, dict(starts))
+
+    def commit(self, name: str, offsets: Mapping[str, int]) -> None:
+        """See Log."""
+        self.committed.update({(name, topic): offset for topic, offset in offsets.items()})
+
+    def appender(self) -> MemoryAppender:
+        """See Log."""
+        return MemoryAppender(self)
+
+    def close(self) -> None:
+        """See Log."""
+
+    def topic(self, topic: str) -> _Topic:
+        """Raises TopicMissing and, while the log is cut off, LogUnavailable."""
+        if self.unavailable:
+            raise LogUnavailable("the log does not answer", retriable=True)
+        found = self._topics.get(topic)
+        if found is None:
+            raise TopicMissing(f"topic {topic} does not exist")
+        return found
+
+    def store(self, topic: str, value: bytes, key: bytes | None, headers: Headers) -> int:
+        """Append one record; its offset."""
+        with self._changed:
+            found = self.topic(topic)
+            if len(value) > self._record_bytes_max:
+                raise RecordTooLarge(f"a record of {len(value)} bytes is above the {self._record_bytes_max} that {topic} takes")
+            offset = found.end
+            found.records.append(Record(topic, offset, self._clock_ms(), key, bytes(value), tuple(headers)))
+            found.end = offset + 1
+            self._changed.notify_all()
+            return offset
+
+    def wait(self, timeout_s: float) -> None:
+        """Return when something changed, or after `timeout_s`."""
+        with self._changed:
+            self._changed.wait(timeout_s)
+
+
+class MemoryReader:
+    """See Reader."""
+
+    def __init__(self, log: MemoryLog, positions: dict[str, int]) -> None:
+        self._log = log
+        self._positions = positions
+        self._paused: set[str] = set()
+
+    def poll(self, max_records: int, timeout_s: float) -> list[Record]:
+        """See Reader."""
+        deadline = Deadline(timeout_s)
+        while True:
+            found = self._take(max_records)
+            if found or deadline.passed():
+                return found
+            self._log.wait(deadline.left_s())
+
+    def _take(self, max_records: int) -> list[Record]:
+        taken: list[Record] = []
+        for name, position in self._positions.items():
+            if name in self._paused:
+                continue
+            topic = self._log.topic(name)
+            if not topic.begin <= position <= topic.end:
+                raise LogTruncated(f"topic {name} holds offsets {topic.begin} to {topic.end}, not {position}")
+            start = bisect_left(topic.records, position, key=lambda record: record.offset)
+            records = topic.records[start : start + max_records - len(taken)]
+            taken += records
+            reached_end = start + len(records) == len(topic.records)
+            self._positions[name] = topic.end if reached_end else records[-1].offset + 1 if records else position
+        return taken
+
+    def position(self, topic: str) -> int:
+        """See Reader."""
+        return self._positions[topic]
+
+    def seek(self, topic: str, offset: int) -> None:
+        """See Reader."""
+        self._positions[topic] = offset
+
+    def pause(self, topics: Iterable[str]) -> None:
+        """See Reader."""
+        self._paused.update(topics)
+
+    def resume(self, topics: Iterable[str]) -> None:
+        """See Reader."""
+        self._paused.difference_update(topics)
+
+    def close(self) -> None:
+        """See Reader."""
+
+
+class MemoryAppender:
+    """See Appender."""
+
+    def __init__(self, log: MemoryLog) -> None:
+        self._log = log
+
+    def append(
+        self, topic: str, value: bytes, *, key: bytes | None = None, headers: Headers = (), on_delivery: OnDelivery | None = None
+    ) -> None:
+        """See Appender; delivery is reported before the call returns."""
+        try:
+            offset = self._log.store(topic, value, key, headers)
+        except (RecordTooLarge, TopicMissing, LogUnavailable) as error:
+            if on_delivery is None:
+                raise
+            on_delivery(None, error)
+            return
+        if on_delivery is not None:
+            on_delivery(offset, None)
+
+    def flush(self, timeout_s: float) -> int:
+        """See Appender."""
+        del timeout_s
+        return 0
+
+    def close(self) -> None:
+        """See Appender."""

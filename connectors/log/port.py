@@ -1,0 +1,160 @@
+"""The log as a port: ordered, durable topics of one partition that many may append to and anyone may read from any offset.
+
+Three adapters stand behind it: Kafka (the product), memory (simulation and unit tests) and, for an edge site, a local journal. What is true of
+all of them: a reader sees only committed records, in one order that never changes; offsets rise but may have gaps; a reader that asks for an
+offset that is gone is told so and never moved elsewhere silently.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from connectors.log.deadline import Deadline
+from schemas.errors import HeadraceError, StateUnknown
+
+Headers = Sequence[tuple[str, bytes]]
+
+
+class LogUnavailable(HeadraceError):
+    """The log does not answer now; nothing was lost and a later try may succeed."""
+
+
+class TopicMissing(HeadraceError):
+    """A topic that does not exist, or no longer does."""
+
+
+class LogTruncated(HeadraceError):
+    """The log no longer holds, or never held, the offset that is asked for."""
+
+
+class RecordTooLarge(HeadraceError):
+    """A record above the size that the log takes; nothing was appended."""
+
+
+class AppendFailed(HeadraceError):
+    """A record was refused and is certainly not in the log."""
+
+
+class AppendUnknown(StateUnknown):
+    """A record may or may not be in the log."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One record of a topic; `timestamp_ms` is the log's own clock at append."""
+
+    topic: str
+    offset: int
+    timestamp_ms: int
+    key: bytes | None
+    value: bytes
+    headers: tuple[tuple[str, bytes], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TopicState:
+    """What the log knows of a topic: `topic_id` changes when it is made again; readable offsets are begin <= offset < end."""
+
+    topic_id: str
+    begin: int
+    end: int
+
+
+OnDelivery = Callable[[int | None, HeadraceError | None], None]
+
+
+class Reader(Protocol):
+    """Reads several topics, each from its own offset. Owned by one thread."""
+
+    def poll(self, max_records: int, timeout_s: float) -> list[Record]:
+        """What has arrived, in order within a topic; waits up to `timeout_s` for the first. Raises LogTruncated, TopicMissing, LogUnavailable."""
+        ...
+
+    def position(self, topic: str) -> int:
+        """The next offset to be read: everything readable below it has been handed out."""
+        ...
+
+    def seek(self, topic: str, offset: int) -> None:
+        """Read on from `offset`."""
+        ...
+
+    def pause(self, topics: Iterable[str]) -> None:
+        """Hand out nothing of these topics until `resume`."""
+        ...
+
+    def resume(self, topics: Iterable[str]) -> None:
+        """The opposite of `pause`."""
+        ...
+
+    def close(self) -> None:
+        """Give up what the reader holds."""
+        ...
+
+
+class Appender(Protocol):
+    """Appends records. Order per topic is the order of the calls, also across retries. Safe to share between threads."""
+
+    def append(
+        self, topic: str, value: bytes, *, key: bytes | None = None, headers: Headers = (), on_delivery: OnDelivery | None = None
+    ) -> None:
+        """Queue one record; waits while the queue is full. `on_delivery(offset, None)` or `on_delivery(None, error)` is called once, later."""
+        ...
+
+    def flush(self, timeout_s: float) -> int:
+        """Wait for every queued record's delivery; how many are still open."""
+        ...
+
+    def close(self) -> None:
+        """Flush for a moment and give up what the appender holds."""
+        ...
+
+
+class Log(Protocol):
+    """All topics of one log service."""
+
+    def create_topic(self, topic: str, settings: Mapping[str, str]) -> None:
+        """Make a one-partition topic; one that exists already is left as it is."""
+        ...
+
+    def describe(self, topic: str) -> TopicState:
+        """Raises TopicMissing, LogUnavailable."""
+        ...
+
+    def reader(self, starts: Mapping[str, int], *, name: str = "") -> Reader:
+        """A reader of these topics from these offsets; `name` is the consumer group shown to lag tools."""
+        ...
+
+    def commit(self, name: str, offsets: Mapping[str, int]) -> None:
+        """Publish progress for lag tools; nobody recovers from it."""
+        ...
+
+    def appender(self) -> Appender:
+        """A new appender."""
+        ...
+
+    def close(self) -> None:
+        """Give up what the log holds."""
+        ...
+
+
+def read_to_end(log: Log, topic: str, *, timeout_s: float) -> list[Record]:
+    """Every readable record of a (small) topic. Raises LogUnavailable when that takes longer than `timeout_s`."""
+
+    state = log.describe(topic)
+    deadline = Deadline(timeout_s)
+    reader = log.reader({topic: state.begin})
+    records: list[Record] = []
+    try:
+        while reader.position(topic) < state.end:
+            records += reader.poll(1_000, min(0.2, deadline.left_s()))
+            if deadline.passed():
+                raise LogUnavailable(
+                    f"topic {topic} was not read to its end in {timeout_s:g} s",
+                    action="check the broker; an open foreign transaction also holds the end back",
+                    retriable=True,
+                )
+    finally:
+        reader.close()
+    return records
