@@ -26,7 +26,7 @@ from schemas.errors import HeadraceError
 
 START_TIMEOUT_S = 90.0
 STOP_TIMEOUT_S = 30.0
-PORT_RETRIES_MAX = 3
+PORT_ATTEMPTS_MAX = 3
 
 __all__ = [
     "BrokerAlreadyRunning",
@@ -108,18 +108,10 @@ class EmbeddedBroker:
             running = broker_process.find_broker(self.directory)
             if running is not None:
                 raise BrokerAlreadyRunning(
-                    f"a broker already runs on {self.directory} (pid {running.pid})", action="use it, or stop it with: headrace broker stop"
+                    f"a broker already runs on {self.directory} (pid {running.pid})",
+                    action="use it, or stop it with: headrace broker stop",
                 )
-            known = broker_settings.load_identity(self.directory)
-            for attempt in range(PORT_RETRIES_MAX):
-                identity = self._identity(known)
-                try:
-                    return self._launch([str(java), "-cp", class_path], identity, timeout_s)
-                except BrokerPortInUse:
-                    # Ports nobody asked for were drawn at random, and somebody was faster.
-                    if attempt + 1 == PORT_RETRIES_MAX or not broker_process.port_is_free(identity.port) and (known or self._port):
-                        raise
-        raise AssertionError("the loop returns or raises")
+            return self._start_on_some_port([str(java), "-cp", class_path], timeout_s)
 
     def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> bool:
         """End the broker, cleanly if it can within `timeout_s`. False when none was running."""
@@ -135,7 +127,10 @@ class EmbeddedBroker:
         """Look at the process and ask it. Raises `NotABrokerDirectory` when there never was a broker."""
         identity = broker_settings.load_identity(self.directory)
         if identity is None:
-            raise NotABrokerDirectory(f"{self.directory} is not the data directory of a broker", action="name the directory it was started with")
+            raise NotABrokerDirectory(
+                f"{self.directory} is not the data directory of a broker",
+                action="name the directory it was started with",
+            )
         process = broker_process.find_broker(self.directory)
         bootstrap = f"{HOST}:{identity.port}"
         return BrokerStatus(
@@ -172,36 +167,41 @@ class EmbeddedBroker:
                 ) from None
             yield
 
-    def _identity(self, known: BrokerIdentity | None) -> BrokerIdentity:
-        """The identity to start with: the known one, with the port asked for; saved before anything else is made."""
-        identity = known or BrokerIdentity.new(self._port or broker_process.free_port(self._advertise))
+    def _start_on_some_port(self, java: list[str], timeout_s: float) -> BrokerInfo:
+        """Start on the port asked for or kept from before; ports nobody asked for are drawn again when somebody else was faster."""
+        known = broker_settings.load_identity(self.directory)
+        drawn = known is None and self._port is None
+        identity = known or BrokerIdentity.new(self._port or 0)
         if self._port is not None:
             identity = replace(identity, port=self._port)
-        if not broker_process.port_is_free(identity.port):
-            raise BrokerPortInUse(f"port {identity.port} is in use by another process", action="name a free one with --port, or stop that process")
-        if identity != known:
+        for attempts_left in reversed(range(PORT_ATTEMPTS_MAX)):
+            if drawn:
+                identity = replace(identity, port=broker_process.free_port(self._advertise))
+            identity = replace(identity, proxied=self._proxied_ports(identity))
             try:
-                broker_settings.save_identity(self.directory, identity)
-            except OSError as error:
-                raise BrokerDirectoryUnusable(
-                    f"cannot write to {self.directory}: {error.strerror}", action="free space, or name another directory"
-                ) from error
-        return identity
+                if not broker_process.port_is_free(identity.port):
+                    raise BrokerPortInUse(
+                        f"port {identity.port} is in use by another process",
+                        action="name a free one with --port, or stop that process",
+                    )
+                return self._launch(java, identity, timeout_s)
+            except BrokerPortInUse:
+                if not attempts_left or (not drawn and not broker_process.port_is_free(identity.port)):
+                    raise
+        raise AssertionError("the loop returns or raises")
+
+    def _proxied_ports(self, identity: BrokerIdentity) -> dict[int, int]:
+        """For each advertised port the one to listen on behind it: that of the last start, so that a proxy outlives restarts."""
+        ports: dict[int, int] = {}
+        for advertised in self._advertise:
+            bound = identity.proxied.get(advertised)
+            if bound is None or not broker_process.port_is_free(bound):
+                bound = broker_process.free_port({identity.port, *self._advertise, *ports.values()})
+            ports[advertised] = bound
+        return ports
 
     def _launch(self, java: list[str], identity: BrokerIdentity, timeout_s: float) -> BrokerInfo:
-        taken = {identity.port, *self._advertise}
-        proxied: dict[int, int] = {}
-        for advertised in self._advertise:
-            proxied[advertised] = broker_process.free_port(taken)
-            taken.add(proxied[advertised])
-        settings = broker_settings.server_properties(
-            self.directory, identity, broker_process.free_port(taken), proxied, self._settings
-        )
-        properties = self.directory / broker_settings.PROPERTIES_FILE
-        broker_settings.replace_file(properties, broker_settings.render_properties(settings))
-        broker_settings.replace_file(
-            self.directory / broker_settings.LOGGING_FILE, broker_settings.logging_properties(self.directory)
-        )
+        properties = self._write_files(identity)
         self._format(java, identity, properties)
         child = self._spawn([*java, *broker_settings.java_options(self.directory), "kafka.Kafka", str(properties)])
         try:
@@ -213,15 +213,46 @@ class EmbeddedBroker:
             raise
         # The broker outlives this object; its handle must not warn about that when it is collected.
         child.returncode = 0
-        return BrokerInfo(f"{HOST}:{identity.port}", child.pid, proxied)
+        return BrokerInfo(f"{HOST}:{identity.port}", child.pid, identity.proxied)
+
+    def _write_files(self, identity: BrokerIdentity) -> Path:
+        """Identity first, since it marks the directory as ours, then what Kafka reads. Returns the path of its settings."""
+        taken = {identity.port, *identity.proxied, *identity.proxied.values()}
+        controller_port = broker_process.free_port(taken)
+        settings = broker_settings.server_properties(self.directory, identity, controller_port, self._settings)
+        properties = self.directory / broker_settings.PROPERTIES_FILE
+        try:
+            broker_settings.save_identity(self.directory, identity)
+            broker_settings.replace_file(properties, broker_settings.render_properties(settings))
+            logging_file = self.directory / broker_settings.LOGGING_FILE
+            broker_settings.replace_file(logging_file, broker_settings.logging_properties(self.directory))
+        except OSError as error:
+            raise BrokerDirectoryUnusable(
+                f"cannot write to {self.directory}: {error.strerror}", action="free space, or name another directory"
+            ) from error
+        return properties
 
     def _format(self, java: list[str], identity: BrokerIdentity, properties: Path) -> None:
         """Prepare Kafka's folder once; a format that was cut short is simply done again."""
         if (self.directory / broker_settings.DATA_FOLDER / "meta.properties").exists():
             return
-        command = [*java, "-XX:TieredStopAtLevel=1", f"-Dlog4j2.configurationFile={self.directory / broker_settings.LOGGING_FILE}"]
-        command += ["kafka.tools.StorageTool", "format", "--ignore-formatted", "-t", identity.cluster_id, "-c", str(properties)]
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, stdin=subprocess.DEVNULL)
+        command = [
+            *java,
+            "-XX:TieredStopAtLevel=1",
+            f"-Dlog4j2.configurationFile={self.directory / broker_settings.LOGGING_FILE}",
+        ]
+        command += [
+            "kafka.tools.StorageTool",
+            "format",
+            "--ignore-formatted",
+            "-t",
+            identity.cluster_id,
+            "-c",
+            str(properties),
+        ]
+        answer = subprocess.run(
+            command, capture_output=True, text=True, timeout=120, check=False, stdin=subprocess.DEVNULL
+        )
         if answer.returncode != 0:
             raise self._explain(answer.stdout + answer.stderr)
 
@@ -248,28 +279,37 @@ class EmbeddedBroker:
                 return
             time.sleep(0.05)
         raise BrokerStartFailed(
-            f"the broker did not answer within {timeout_s:.0f} s", action=f"look into {self.directory / broker_settings.LOG_FILE}"
+            f"the broker did not answer within {timeout_s:.0f} s",
+            action=f"look into {self.directory / broker_settings.LOG_FILE}",
         )
 
     @staticmethod
     def _answers(identity: BrokerIdentity, timeout_s: float) -> bool:
         """Ask for metadata; only the broker with our cluster id counts."""
-        client = AdminClient({"bootstrap.servers": f"{HOST}:{identity.port}", "log_level": 0, "error_cb": lambda _error: None})
+        client = AdminClient({"bootstrap.servers": f"{HOST}:{identity.port}", "log_level": 0})
         try:
-            metadata = client.list_topics(timeout=timeout_s)
+            return bool(client.list_topics(timeout=timeout_s).cluster_id == identity.cluster_id)
         except KafkaException:
             return False
-        return bool(metadata.cluster_id == identity.cluster_id and metadata.brokers)
 
     def _explain(self, output: str) -> HeadraceError:
         """The reason of a broker that ended by itself, out of what it wrote."""
         log_file = self.directory / broker_settings.LOG_FILE
         if "Address already in use" in output or "java.net.BindException" in output:
-            return BrokerPortInUse("a port of the broker is in use by another process", action="name a free one with --port")
+            return BrokerPortInUse(
+                "a port of the broker is in use by another process", action="name a free one with --port"
+            )
         if "No space left on device" in output:
-            return BrokerDirectoryUnusable(f"the disk of {self.directory} is full", action="free space, or name another directory")
+            return BrokerDirectoryUnusable(
+                f"the disk of {self.directory} is full", action="free space, or name another directory"
+            )
         if "Could not reserve enough space" in output or "Cannot allocate memory" in output:
-            return BrokerStartFailed(f"not enough memory for a broker with {broker_settings.HEAP_MB} MB heap", action="free memory")
+            return BrokerStartFailed(
+                f"not enough memory for a broker with {broker_settings.HEAP_MB} MB heap", action="free memory"
+            )
         lines = [line.strip() for line in output.splitlines()]
         cause = [line for line in lines if " ERROR " in line or " FATAL " in line or "Exception" in line] or lines[-1:]
-        return BrokerStartFailed(f"the broker ended while starting: {cause[0][:300] if cause else 'no output'}", action=f"look into {log_file}")
+        return BrokerStartFailed(
+            f"the broker ended while starting: {cause[0][:300] if cause else 'no output'}",
+            action=f"look into {log_file}",
+        )

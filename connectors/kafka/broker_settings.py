@@ -7,7 +7,7 @@ import os
 import secrets
 from base64 import urlsafe_b64encode
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from schemas.errors import HeadraceError
@@ -34,10 +34,11 @@ class NotABrokerDirectory(HeadraceError):
 
 @dataclass(frozen=True)
 class BrokerIdentity:
-    """What stays the same over restarts of one broker directory."""
+    """What stays the same over restarts of one broker directory. `proxied` maps an advertised port to the one listened on behind it."""
 
     cluster_id: str
     port: int
+    proxied: Mapping[int, int] = field(default_factory=dict)
     format: int = IDENTITY_FORMAT
 
     @classmethod
@@ -52,7 +53,12 @@ def load_identity(directory: Path) -> BrokerIdentity | None:
     path = directory / IDENTITY_FILE
     try:
         document = json.loads(path.read_bytes())
-        identity = BrokerIdentity(cluster_id=str(document["cluster_id"]), port=int(document["port"]), format=int(document["format"]))
+        identity = BrokerIdentity(
+            cluster_id=str(document["cluster_id"]),
+            port=int(document["port"]),
+            proxied={int(advertised): int(bound) for advertised, bound in document.get("proxied", {}).items()},
+            format=int(document["format"]),
+        )
     except (FileNotFoundError, NotADirectoryError):
         if directory.is_dir() and any(entry.name != LOCK_FILE for entry in directory.iterdir()):
             raise NotABrokerDirectory(
@@ -60,7 +66,9 @@ def load_identity(directory: Path) -> BrokerIdentity | None:
             ) from None
         return None
     except (ValueError, KeyError, TypeError) as error:
-        raise NotABrokerDirectory(f"{path} is damaged: {error!r}", action="restore it, or start with another directory") from error
+        raise NotABrokerDirectory(
+            f"{path} is damaged: {error!r}", action="restore it, or start with another directory"
+        ) from error
     if identity.format > IDENTITY_FORMAT:
         raise NotABrokerDirectory(
             f"{directory} was written by a newer Headrace (format {identity.format}, this build reads {IDENTITY_FORMAT})",
@@ -85,11 +93,13 @@ def replace_file(path: Path, content: str) -> None:
 
 
 def server_properties(
-    directory: Path, identity: BrokerIdentity, controller_port: int, proxied: Mapping[int, int], extra: Mapping[str, str]
+    directory: Path, identity: BrokerIdentity, controller_port: int, extra: Mapping[str, str]
 ) -> dict[str, str]:
-    """Kafka's settings of a single node on loopback. `proxied` maps an advertised port to the port that listens behind it."""
+    """Kafka's settings of a single node on loopback; `extra` wins over all others."""
     listeners = {"PLAIN": (identity.port, identity.port), "CONTROLLER": (controller_port, controller_port)}
-    listeners |= {f"PROXY{number}": (bound, advertised) for number, (advertised, bound) in enumerate(proxied.items(), 1)}
+    listeners |= {
+        f"PROXY{number}": (bound, advertised) for number, (advertised, bound) in enumerate(identity.proxied.items(), 1)
+    }
     bound = [f"{name}://{HOST}:{port}" for name, (port, _) in listeners.items()]
     advertised = [f"{name}://{HOST}:{port}" for name, (_, port) in listeners.items() if name != "CONTROLLER"]
     settings = {
@@ -138,7 +148,9 @@ _SINGLE_NODE = {
     "log.segment.bytes": str(256 * 1024 * 1024),
     "log.retention.check.interval.ms": "10000",
     "log.segment.delete.delay.ms": "1000",
-    "controlled.shutdown.enable": "false",
+    # After kill -9 the controller lets the same node come back only when its old session is over.
+    "broker.heartbeat.interval.ms": "500",
+    "broker.session.timeout.ms": "3000",
 }
 
 

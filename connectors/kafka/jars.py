@@ -97,7 +97,9 @@ def resolve_jars(name: str = "runtime", *, progress: Progress | None = None) -> 
             action="free space there, or let XDG_CACHE_HOME name a writable folder",
         ) from error
     if cached is None:
-        raise JarsUnavailable(f"jars in {directory} are damaged right after they were fetched", action="remove it and try again")
+        raise JarsUnavailable(
+            f"jars in {directory} are damaged right after they were fetched", action="remove it and try again"
+        )
     return cached
 
 
@@ -163,13 +165,21 @@ def _run_ivy(ivy_file: Path, target: Path, downloads: Path, work: Path) -> None:
     if not settings:
         settings = str(work / "ivysettings.xml")
         Path(settings).write_text(_IVY_SETTINGS)
-    command = [str(find_java()), *proxy_options(os.environ), f"-Divy.default.ivy.user.dir={work}", "-jar", str(_ivy_jar())]
+    command = [
+        str(find_java()),
+        *proxy_options(os.environ),
+        f"-Divy.default.ivy.user.dir={work}",
+        "-jar",
+        str(_ivy_jar()),
+    ]
     command += ["-settings", settings, "-cache", str(downloads), "-ivy", str(ivy_file), "-types", "jar", "bundle"]
     command += ["-retrieve", f"{target}/[conf]/[artifact]-[revision].[ext]"]
     try:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=RESOLVE_TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired as error:
-        raise JarsUnavailable(f"no end after {RESOLVE_TIMEOUT_S} s of fetching jars", action="check the network and run it again") from error
+        raise JarsUnavailable(
+            f"no end after {RESOLVE_TIMEOUT_S} s of fetching jars", action="check the network and run it again"
+        ) from error
     if answer.returncode != 0 or not target.is_dir():
         raise explain_ivy_failure(answer.stdout + answer.stderr)
 
@@ -179,7 +189,9 @@ def _ivy_jar() -> Path:
     folders = list(spec.submodule_search_locations or []) if spec else []
     jars = sorted(jar for folder in folders for jar in Path(folder, "jars").glob("ivy-*.jar"))
     if not jars:
-        raise JarsUnavailable("PySpark with its Ivy jar is not installed", action="install the package again: pip install headrace")
+        raise JarsUnavailable(
+            "PySpark with its Ivy jar is not installed", action="install the package again: pip install headrace"
+        )
     return jars[-1]
 
 
@@ -187,8 +199,12 @@ def explain_ivy_failure(log: str) -> JarsUnavailable:
     """What Ivy's output says about why it failed, as one line and what to do."""
     lines = [line.strip() for line in log.splitlines()]
     if "No space left on device" in log:
-        return JarsUnavailable("the disk is full while fetching jars", action="free space, or let XDG_CACHE_HOME name another folder")
-    refused = [line for line in lines if "UnknownHost" in line or "ConnectException" in line or "Server access error" in line]
+        return JarsUnavailable(
+            "the disk is full while fetching jars", action="free space, or let XDG_CACHE_HOME name another folder"
+        )
+    refused = [
+        line for line in lines if "UnknownHost" in line or "ConnectException" in line or "Server access error" in line
+    ]
     refused += [line for line in lines if "SSLHandshakeException" in line or "SocketTimeoutException" in line]
     if refused:
         return JarsUnavailable(
