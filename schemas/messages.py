@@ -129,10 +129,15 @@ class Compact:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A node takes the group's leadership; counts only with an epoch of exactly the current one + 1."""
+    """A node takes the group's leadership; counts only with an epoch of exactly the current one + 1.
+
+    It also sets the size at which the log seals by itself, without another word of the leader.
+    """
 
     leadership: Leadership
     anchor: Anchor
+    seal_rows: int
+    seal_bytes: int
 
 
 Body = Write | Delete | Seal | Drop | Compact | Claim
@@ -215,7 +220,7 @@ def _compact(record: dict[str, Any]) -> Compact:
 
 
 def _claim(record: dict[str, Any]) -> Claim:
-    return Claim(_leadership(record), Anchor(**record["anchor"]))
+    return Claim(_leadership(record), Anchor(**record["anchor"]), record["seal_rows"], record["seal_bytes"])
 
 
 _BODIES: dict[str, Callable[[dict[str, Any]], Body]] = {

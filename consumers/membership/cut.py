@@ -26,7 +26,7 @@ MESSAGE_ROWS_MAX = 131_072
 PAYLOAD_BYTES_MAX = MESSAGE_BYTES_MAX - 65_536
 _CODE_SPACE_MAX = 1 << 40
 
-Codes = npt.NDArray[np.int64]
+Codes = npt.NDArray[Any]
 
 
 class RowTooLarge(HeadraceError):
@@ -98,7 +98,8 @@ def encode_series(table: str, tags: dict[str, Any], row_count: int) -> tuple[npt
 
 def _combined_codes(columns: list[pa.Array]) -> Codes:
     """One int64 per row, equal exactly where all tag columns are equal: mixed radix, re-coded before it would overflow."""
-    combined, space = None, 1
+    combined: Codes | None = None
+    space = 1
     for column in columns:
         encoded = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
         cardinality = len(encoded.dictionary) + 1

@@ -1,0 +1,170 @@
+"""The replica: a deterministic state machine over one forward log.
+
+Every record that a read_committed consumer sees moves the version by one, whatever it says. What it does beyond that follows from the state and
+the record alone, never from a clock, another topic or this process's memory, so every replica does the same (DESIGN 2).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from consumers.replication.chain import next_chain, record_digest
+from consumers.replication.state import GroupState, ProducerState
+from schemas.framing import FrameInvalid, check_format
+from schemas.messages import Claim, Compact, Delete, Drop, Leadership, Message, Seal, Write, decode_message
+
+
+class Ignored(StrEnum):
+    """Why a record changed nothing but the version."""
+
+    UNDECODABLE = "undecodable"
+    REPEATED = "repeated"
+    SUPERSEDED = "superseded"
+    NOT_LEADER = "not_leader"
+    CLAIM_LOST = "claim_lost"
+
+
+@dataclass(frozen=True, slots=True)
+class ApplyWrite:
+    """Put the rows of a write into the memtable at this version."""
+
+    version: int
+    write: Write
+
+
+@dataclass(frozen=True, slots=True)
+class ApplyDelete:
+    """Hide rows of lower rank."""
+
+    version: int
+    delete: Delete
+
+
+@dataclass(frozen=True, slots=True)
+class SealNow:
+    """Everything unsealed at this version becomes segments; `state` is what the index keeps with them."""
+
+    version: int
+    state: bytes
+    tables: dict[tuple[str, str], int]
+
+
+@dataclass(frozen=True, slots=True)
+class DropSlices:
+    """Retention: slices of a table that end at or before a time leave."""
+
+    version: int
+    drop: Drop
+
+
+@dataclass(frozen=True, slots=True)
+class CompactNow:
+    """The named segments become one."""
+
+    version: int
+    compact: Compact
+
+
+Action = ApplyWrite | ApplyDelete | SealNow | DropSlices | CompactNow
+
+
+@dataclass(slots=True)
+class Replica:
+    """State of one group at one node, and what came of its records. Not thread-safe: owned by the apply thread."""
+
+    members: tuple[str, ...]
+    state: GroupState = field(default_factory=GroupState)
+    ignored: Counter[Ignored] = field(default_factory=Counter)
+
+    def apply(self, offset: int, value: bytes, headers: tuple[tuple[str, bytes], ...]) -> list[Action]:
+        """Take the next record. Raises FormatTooNew, and then has not moved: the group stops here."""
+        check_format(headers)
+        state = self.state
+        digest = record_digest(value)
+        state.version += 1
+        state.offset = offset
+        state.record_digest = digest
+        state.chain = next_chain(state.chain, digest)
+        try:
+            message = decode_message(value)
+        except FrameInvalid:
+            return self._ignore(Ignored.UNDECODABLE)
+        if (repeat := self._repeat(message)) is not None:
+            return self._ignore(repeat)
+        return self._act(message, len(value))
+
+    def _ignore(self, why: Ignored) -> list[Action]:
+        self.ignored[why] += 1
+        return []
+
+    def _repeat(self, message: Message) -> Ignored | None:
+        """Drop what a producer sent before, and whatever belongs to a batch older than its newest (DESIGN 4)."""
+        position, state = message.position, self.state
+        known = state.producers.get(position.producer)
+        if known is not None and position.batch < known.batch:
+            return Ignored.SUPERSEDED
+        mark = (position.sequence, message.digest)
+        if known is None or position.batch > known.batch:
+            state.note_producer(position.producer, ProducerState(position.batch, state.version, {mark}))
+            return None
+        known.version = state.version
+        if mark in known.seen:
+            return Ignored.REPEATED
+        known.seen.add(mark)
+        return None
+
+    def _act(self, message: Message, size_bytes: int) -> list[Action]:
+        version, body = self.state.version, message.body
+        if isinstance(body, Write):
+            return self._write(version, body, size_bytes)
+        if isinstance(body, Delete):
+            return [ApplyDelete(version, body)]
+        if isinstance(body, Claim):
+            return self._claim(body)
+        if not self.leads(body.leadership):
+            return self._ignore(Ignored.NOT_LEADER)
+        if isinstance(body, Seal):
+            for table in body.tables:
+                self._note_schema(table.database, table.table, table.schema_version)
+            return [self._seal()]
+        if isinstance(body, Drop):
+            return [DropSlices(version, body)]
+        return [CompactNow(version, body)]
+
+    def _write(self, version: int, write: Write, size_bytes: int) -> list[Action]:
+        state = self.state
+        self._note_schema(write.database, write.table, write.schema_version)
+        state.unsealed_rows += write.row_count
+        state.unsealed_bytes += size_bytes
+        actions: list[Action] = [ApplyWrite(version, write)]
+        if state.unsealed_rows >= state.seal_rows or state.unsealed_bytes >= state.seal_bytes:
+            # A Seal of the leader would stand behind whatever backlog the log holds, so a full memtable could wait for it for ever.
+            actions.append(self._seal())
+        return actions
+
+    def _note_schema(self, database: str, table: str, schema_version: int) -> None:
+        tables = self.state.tables
+        tables[database, table] = max(tables.get((database, table), 0), schema_version)
+
+    def _claim(self, claim: Claim) -> list[Action]:
+        state, wanted = self.state, claim.leadership
+        if wanted.epoch != state.epoch + 1 or wanted.node not in self.members:
+            return self._ignore(Ignored.CLAIM_LOST)
+        state.epoch = wanted.epoch
+        state.leader = wanted
+        state.seal_rows = max(1, claim.seal_rows)
+        state.seal_bytes = max(1, claim.seal_bytes)
+        return []
+
+    def leads(self, leadership: Leadership) -> bool:
+        """Whether this is the leadership of the newest accepted claim."""
+        return self.state.leader == leadership
+
+    def _seal(self) -> SealNow:
+        state = self.state
+        state.frontier = state.version
+        state.unsealed_rows = 0
+        state.unsealed_bytes = 0
+        return SealNow(state.version, state.to_bytes(), dict(state.tables))
