@@ -1,0 +1,80 @@
+"""`headrace broker`: a real Kafka broker on this machine, for trying things and for tests."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from headrace.cli.output import JsonOption, UsageInvalid, run_command
+
+DataDirectory = Annotated[Path, typer.Option("--data-dir", metavar="D", help="Directory of the broker's data.")]
+
+broker = typer.Typer(help="A real single-node Kafka broker on loopback.", no_args_is_help=True)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the noun `broker`."""
+    app.add_typer(broker, name="broker")
+
+
+@broker.command()
+def start(
+    data_dir: DataDirectory,
+    port: Annotated[
+        int | None,
+        typer.Option(min=1, max=65535, help="Port to listen on; without it a free one, kept for later starts."),
+    ] = None,
+    advertise: Annotated[
+        str, typer.Option(metavar="P1,P2,...", help="Further ports told to clients, each the place of a proxy.")
+    ] = "",
+    json_output: JsonOption = False,
+) -> None:
+    """Start the broker of a directory, made if it is not there, and return once it answers."""
+    with run_command(json_output) as output:
+        from connectors.kafka.broker import EmbeddedBroker
+
+        ports = parse_ports(advertise)
+        info = EmbeddedBroker(data_dir, port, advertise=ports, progress=output.note).start()
+        document: dict[str, object] = {"bootstrap": info.bootstrap, "pid": info.pid}
+        if info.proxied:
+            document["proxied"] = {str(advertised): bound for advertised, bound in info.proxied.items()}
+        # Also without --json: scripts read the address from here, and people can.
+        output.json(document)
+
+
+@broker.command()
+def stop(data_dir: DataDirectory, json_output: JsonOption = False) -> None:
+    """Stop the broker of a directory; it is no error when none runs."""
+    with run_command(json_output) as output:
+        from connectors.kafka.broker import EmbeddedBroker
+
+        embedded = EmbeddedBroker(data_dir)
+        embedded.status(timeout_s=0.1)
+        stopped = embedded.stop()
+        output.result({"stopped": stopped}, "stopped" if stopped else f"no broker was running on {data_dir}")
+
+
+@broker.command()
+def status(data_dir: DataDirectory, json_output: JsonOption = False) -> None:
+    """Say whether the broker of a directory runs and answers."""
+    with run_command(json_output) as output:
+        from connectors.kafka.broker import EmbeddedBroker
+
+        found = EmbeddedBroker(data_dir).status()
+        output.result(asdict(found))
+
+
+def parse_ports(text: str) -> list[int]:
+    """Comma-separated port numbers. Raises `UsageInvalid`."""
+    try:
+        ports = [int(part) for part in text.split(",") if part.strip()]
+    except ValueError:
+        ports = [0]
+    if any(not 0 < port < 65536 for port in ports) or len(set(ports)) < len(ports):
+        raise UsageInvalid(
+            f"--advertise {text} is not a list of different ports", action="for example --advertise 19092,19093"
+        )
+    return ports
