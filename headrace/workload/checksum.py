@@ -41,9 +41,9 @@ class NotComparable(HeadraceError):
 def checksums(table: pa.Table, tags: Sequence[str] | None = None, *, integers_as_float64: bool = False) -> pa.Table:
     """One row a series of a user table: `series`, `rows` and `checksum`, sorted by series.
 
-    A series is named by its tags as in a series key, without the table. `tags` names the tag columns; None means the dictionary-typed ones. `integers_as_float64` hashes integers as the
-    floats that they become on their way through JSON. Raises ColumnMissing without `time` or a tag, NotComparable for a
-    type that no field has.
+    A series is named by its tags as in a series key, without the table. `tags` names the tag columns; None means the
+    dictionary-typed ones. `integers_as_float64` hashes integers as the floats that they become on their way through
+    JSON. Raises ColumnMissing without `time` or a tag, NotComparable for a type that no field has.
     """
     names = tag_names(table, tags)
     if TIME_COLUMN not in table.column_names:
@@ -81,7 +81,7 @@ def workload_checksums(workload: Workload, *, integers_as_float64: bool = False)
 
 
 def compare(expected: pa.Table, found: pa.Table, most: int = DIFFERENCES_MAX) -> list[str]:
-    """The differences of two results of `checksums`, a line a series: the first `most`, and a line that counts the rest."""
+    """The differences of two results of `checksums`: a line a series for the first `most`, and one for the rest."""
     both = expected.join(
         found, "series", join_type="full outer", left_suffix="_expected", right_suffix="_found", coalesce_keys=True
     )

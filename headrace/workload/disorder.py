@@ -29,7 +29,7 @@ _COUNT_ROWS = 1 << 18
 
 @dataclass(frozen=True, slots=True)
 class Fate:
-    """What happens to consecutive rows: which are kept, how many rows later each arrives, which field of each is null."""
+    """What happens to consecutive rows: which are kept, by how many rows each is late, which of its fields is null."""
 
     kept: npt.NDArray[np.bool_]
     delay_rows: npt.NDArray[np.int64]

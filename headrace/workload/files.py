@@ -136,7 +136,7 @@ def _sink(workload: Workload, form: Format, file: BinaryIO) -> Iterator[Sink]:
         return
     writer: _ArrowWriter = (_ParquetWriter if form is Format.PARQUET else _ArrowWriter)(file, workload.tags)
     try:
-        yield writer.write
+        yield lambda _, batch: writer.write(batch)
     finally:
         writer.close()
 
@@ -156,7 +156,7 @@ class _ArrowWriter:
         self._tags = list(tags)
         self._writer: pa.ipc.RecordBatchFileWriter | pq.ParquetWriter | None = None
 
-    def write(self, name: str, batch: pa.Table) -> None:
+    def write(self, batch: pa.Table) -> None:
         if self._writer is None:
             self._writer = self._open(batch.schema)
         self._writer.write_table(batch)

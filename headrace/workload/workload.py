@@ -190,5 +190,5 @@ def iot(
     seed: int = 0,
     disorder: bool = False,
 ) -> Workload:
-    """A fleet: tables `readings` (7 float64 fields) and `diagnostics` (2 float64, 1 int64), 8 tags; see `disorder.py`."""
+    """A fleet: tables `readings` (7 float64 fields) and `diagnostics` (2 float64, 1 int64), each with 8 tags."""
     return Workload("iot", trucks, start_ns, duration_s, interval_s, seed, disorder)
