@@ -52,7 +52,7 @@ def main() -> int:
     except KeyboardInterrupt:
         return 130
     if not quiet:
-        say(READY)
+        sys.stdout.write(f"headrace: {READY}\n")
     return 0
 
 
