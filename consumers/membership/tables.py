@@ -48,6 +48,7 @@ class TableLog:
         self._writer = uuid.uuid4().hex
         self._reader: Reader | None = None
         self._lock = threading.RLock()
+        self._changed = threading.Condition()
         self.catalogue = Catalogue()
 
     def refresh(self, timeout_s: float = REFRESH_TIMEOUT_S) -> None:
@@ -69,7 +70,19 @@ class TableLog:
                     _, change = decode_schema_change(record.value)
                 except FrameInvalid:
                     continue
-                self.catalogue.apply(change)
+                with self._changed:
+                    self.catalogue.apply(change)
+                    self._changed.notify_all()
+
+    def wait_for(self, database: str, table: str, version: int, timeout_s: float) -> TableSchema | None:
+        """The table at exactly this version, or None when the log, followed by another thread, has not come that far in time."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.catalogue.at(database, table, version) is not None, timeout_s)
+            return self.catalogue.at(database, table, version)
+
+    def database(self, database: str) -> DatabaseSchema | None:
+        """The database, None while the log has not named it."""
+        return self.catalogue.databases.get(database)
 
     def ensure_database(self, database: str, slice_ns: int = DEFAULT_SLICE_NS, buckets: int = DEFAULT_BUCKETS) -> DatabaseSchema:
         """The database, born now if it is new; `slice_ns` and `buckets` only matter at its birth. Raises SchemaError."""

@@ -87,13 +87,24 @@ class Replica:
         state.offset = offset
         state.record_digest = digest
         state.chain = next_chain(state.chain, digest)
+        state.unsealed_bytes += len(value)
+        return self._full(self._decide(value))
+
+    def _decide(self, value: bytes) -> list[Action]:
         try:
             message = decode_message(value)
         except FrameInvalid:
             return self._ignore(Ignored.UNDECODABLE)
         if (repeat := self._repeat(message)) is not None:
             return self._ignore(repeat)
-        return self._act(message, len(value))
+        return self._act(message)
+
+    def _full(self, actions: list[Action]) -> list[Action]:
+        """Seal when this record filled the memtable: a Seal of the leader would stand behind whatever backlog the log holds."""
+        state = self.state
+        if state.unsealed_rows >= state.seal_rows or state.unsealed_bytes >= state.seal_bytes:
+            return [*actions, self._seal()]
+        return actions
 
     def _ignore(self, why: Ignored) -> list[Action]:
         self.ignored[why] += 1
@@ -115,11 +126,14 @@ class Replica:
         known.seen.add(mark)
         return None
 
-    def _act(self, message: Message, size_bytes: int) -> list[Action]:
+    def _act(self, message: Message) -> list[Action]:
         version, body = self.state.version, message.body
         if isinstance(body, Write):
-            return self._write(version, body, size_bytes)
+            self._note_schema(body.database, body.table, body.schema_version)
+            self.state.unsealed_rows += body.row_count
+            return [ApplyWrite(version, body)]
         if isinstance(body, Delete):
+            self.state.unsealed_rows += 1
             return [ApplyDelete(version, body)]
         if isinstance(body, Claim):
             return self._claim(body)
@@ -132,17 +146,6 @@ class Replica:
         if isinstance(body, Drop):
             return [DropSlices(version, body)]
         return [CompactNow(version, body)]
-
-    def _write(self, version: int, write: Write, size_bytes: int) -> list[Action]:
-        state = self.state
-        self._note_schema(write.database, write.table, write.schema_version)
-        state.unsealed_rows += write.row_count
-        state.unsealed_bytes += size_bytes
-        actions: list[Action] = [ApplyWrite(version, write)]
-        if state.unsealed_rows >= state.seal_rows or state.unsealed_bytes >= state.seal_bytes:
-            # A Seal of the leader would stand behind whatever backlog the log holds, so a full memtable could wait for it for ever.
-            actions.append(self._seal())
-        return actions
 
     def _note_schema(self, database: str, table: str, schema_version: int) -> None:
         tables = self.state.tables

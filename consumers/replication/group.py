@@ -1,0 +1,260 @@
+"""One data group at one node: carries what its replica decides into its store.
+
+Entries come in through a bounded queue and leave it on one thread, in log order. Seals run beside it in a pool, at most one behind another, and
+commit in order. A fault that nobody can wait out stops the group here, with its cause shown: never skipped here and applied elsewhere.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Executor, Future
+from typing import Protocol
+
+import pyarrow as pa
+import structlog
+
+from consumers.replication.chain import CHAIN_INTERVAL
+from consumers.replication.journal import JournalEntry
+from consumers.replication.limits import ReplicationLimits
+from consumers.replication.replica import Action, ApplyDelete, ApplyWrite, CompactNow, DropSlices, Ignored, Replica, SealNow
+from consumers.replication.state import GroupState
+from consumers.store.store import SealJob, Store
+from schemas.errors import HeadraceError
+from schemas.messages import NO_CHAIN, Leadership
+from schemas.payload import PayloadInvalid, decode_rows
+from schemas.tables import DatabaseSchema, FieldType, TableSchema
+
+_log = structlog.get_logger(__name__)
+
+
+class Tables(Protocol):
+    """The catalogue as a replica needs it: it waits for exactly the version a record names."""
+
+    def wait_for(self, database: str, table: str, version: int, timeout_s: float) -> TableSchema | None:
+        """The table at a version, or None when the table log has not come that far in time."""
+        ...
+
+    def database(self, database: str) -> DatabaseSchema | None:
+        """The database, None while it is unknown."""
+        ...
+
+
+class Group:
+    """A data group at this node. `enqueue` is called by the consuming thread; the properties may be read by any."""
+
+    def __init__(
+        self,
+        name: str,
+        members: tuple[str, ...],
+        era: int,
+        store: Store,
+        tables: Tables,
+        seals: Executor,
+        limits: ReplicationLimits,
+        on_sealed: Callable[[str, int], None],
+    ) -> None:
+        self.name = name
+        self.members = members
+        self.store = store
+        self._era = era
+        self._tables = tables
+        self._seals = seals
+        self._limits = limits
+        self._on_sealed = on_sealed
+        state = GroupState.from_bytes(store.state) if store.state is not None else GroupState()
+        self.replica = Replica(members, state)
+        self.sealed_version = state.frontier
+        self.fault = ""
+        self.waiting = ""
+        self.chain_mark: tuple[int, bytes] = (0, NO_CHAIN)
+        self.rows_applied = 0
+        self._queue: deque[JournalEntry] = deque()
+        self._queue_bytes = 0
+        self._changed = threading.Condition()
+        self._pending_seals: deque[Future[None]] = deque()
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name=f"apply-{name}", daemon=True)
+
+    @property
+    def version(self) -> int:
+        """Newest version applied."""
+        return self.replica.state.version
+
+    @property
+    def offset(self) -> int:
+        """Offset of the newest record applied, -1 before the first."""
+        return self.replica.state.offset
+
+    @property
+    def leadership(self) -> Leadership | None:
+        """The newest accepted claim."""
+        return self.replica.state.leader
+
+    @property
+    def queue_bytes(self) -> int:
+        """Bytes of messages that are journaled and not yet applied."""
+        return self._queue_bytes
+
+    def recover(self, entries: Iterable[JournalEntry], on_entry: Callable[[JournalEntry], None]) -> None:
+        """Apply what the journal holds beyond the store's state, before the thread starts."""
+        for entry in entries:
+            self._apply(entry)
+            on_entry(entry)
+
+    def start(self) -> None:
+        """Begin to apply what is enqueued."""
+        self._thread.start()
+
+    def enqueue(self, entries: Sequence[JournalEntry]) -> None:
+        """Hand over entries that are durable in the journal, in log order."""
+        with self._changed:
+            self._queue.extend(entries)
+            self._queue_bytes += sum(len(entry.value) for entry in entries)
+            self._changed.notify_all()
+
+    @property
+    def full(self) -> bool:
+        """Whether the topic should be paused until the queue has drained."""
+        return self._queue_bytes >= self._limits.apply_queue_bytes or bool(self.fault)
+
+    @property
+    def drained(self) -> bool:
+        """Whether a paused topic may go on."""
+        return self._queue_bytes <= self._limits.apply_queue_bytes // 2 and not self.fault
+
+    def fail(self, reason: str) -> None:
+        """Stop the group at this node; data is kept."""
+        with self._changed:
+            if not self.fault:
+                self.fault = reason
+                _log.error("group stopped", group=self.name, reason=reason, version=self.version)
+            self._changed.notify_all()
+
+    def stop(self, timeout_s: float = 30.0) -> None:
+        """Finish the entry in hand and the running seals; what is queued stays in the journal."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+        if self._thread.is_alive():
+            self._thread.join(timeout_s)
+        for pending in list(self._pending_seals):
+            if not pending.cancel():
+                pending.exception(timeout_s)
+
+    def _run(self) -> None:
+        while (entry := self._next()) is not None:
+            try:
+                self._apply(entry)
+            except HeadraceError as error:
+                self.fail(f"record {entry.version} at offset {entry.offset}: {error}")
+            except Exception as error:
+                # Whatever went wrong, a record that is not applied here must not be passed over: stop where we are.
+                self.fail(f"record {entry.version} at offset {entry.offset}: {error!r}")
+                _log.exception("applying failed", group=self.name)
+
+    def _next(self) -> JournalEntry | None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._stopping or (self._queue and not self.fault))
+            if self._stopping:
+                return None
+            entry = self._queue.popleft()
+            self._queue_bytes -= len(entry.value)
+            return entry
+
+    def _apply(self, entry: JournalEntry) -> None:
+        actions = self.replica.apply(entry.offset, entry.value, entry.headers)
+        assert self.version == entry.version, f"record {entry.version} of {self.name} was counted as {self.version}"
+        if self.version % CHAIN_INTERVAL == 0:
+            self.chain_mark = (self.version, self.replica.state.chain)
+        for action in actions:
+            self._act(action)
+
+    def _act(self, action: Action) -> None:
+        if isinstance(action, ApplyWrite):
+            self._write(action)
+        elif isinstance(action, ApplyDelete):
+            delete = action.delete
+            self.store.delete(
+                action.version, self._era, delete.database, delete.table, delete.tags, delete.start_ns, delete.end_ns
+            )
+        elif isinstance(action, SealNow):
+            self._seal(action)
+        elif isinstance(action, DropSlices):
+            self._wait_for_seals(0)
+            self.store.drop(action.version, action.drop.database, action.drop.table, action.drop.before_ns)
+        elif isinstance(action, CompactNow):
+            self._wait_for_seals(0)
+            self.store.compact(action.version, action.compact.database, action.compact.table, action.compact.inputs)
+
+    def _write(self, action: ApplyWrite) -> None:
+        write = action.write
+        schema = self._schema(write.database, write.table, write.schema_version)
+        database = self._tables.database(write.database)
+        if schema is None or database is None:
+            return
+        try:
+            rows = decode_rows(write.rows)
+        except PayloadInvalid:
+            self.replica.ignored[Ignored.UNDECODABLE] += 1
+            return
+        if not fits(schema, rows):
+            self.replica.ignored[Ignored.UNDECODABLE] += 1
+            return
+        self.store.write(action.version, self._era, schema, database, rows)
+        self.rows_applied += rows.num_rows
+
+    def _schema(self, database: str, table: str, version: int) -> TableSchema | None:
+        """The exact schema a record names, waited for as long as it takes; None only when the group is being stopped."""
+        while not self._stopping:
+            schema = self._tables.wait_for(database, table, version, self._limits.schema_wait_s)
+            if schema is not None:
+                self.waiting = ""
+                return schema
+            self.waiting = f"version {version} of table {database}.{table}, which the table log does not hold yet"
+        raise GroupStopping(f"group {self.name} is stopping")
+
+    def _seal(self, action: SealNow) -> None:
+        self._wait_for_seals(self._limits.seal_backlog)
+        schemas = {
+            (database, table): schema
+            for (database, table), version in action.tables.items()
+            if (schema := self._schema(database, table, version)) is not None
+        }
+        job = self.store.freeze(action.version, self._era, action.state, schemas)
+        self._pending_seals.append(self._seals.submit(self._run_seal, job, action.version))
+
+    def _wait_for_seals(self, allowed: int) -> None:
+        while len(self._pending_seals) > allowed or (self._pending_seals and self._pending_seals[0].done()):
+            self._pending_seals[0].result()
+            self._pending_seals.popleft()
+
+    def _run_seal(self, job: SealJob, version: int) -> None:
+        while True:
+            try:
+                job.run()
+                break
+            except HeadraceError as error:
+                if not error.retriable or self._stopping:
+                    self.fail(f"sealing at version {version}: {error}")
+                    raise
+                self.waiting = str(error)
+                with self._changed:
+                    self._changed.wait_for(lambda: self._stopping, self._limits.seal_retry_s)
+            except Exception as error:
+                self.fail(f"sealing at version {version}: {error!r}")
+                raise
+        self.waiting = ""
+        self.sealed_version = max(self.sealed_version, version)
+        self._on_sealed(self.name, version)
+
+
+class GroupStopping(HeadraceError):
+    """The group is being stopped while a record waits; the record stays in the journal."""
+
+
+def fits(schema: TableSchema, rows: pa.RecordBatch) -> bool:
+    """Whether a row batch has only columns of the schema, each with its type."""
+    types = schema.field_types()
+    return all(types.get(field.name) == FieldType.of_arrow(field.type) for field in list(rows.schema)[2:])

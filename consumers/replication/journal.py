@@ -1,0 +1,137 @@
+"""The node's journal: every record of its groups' logs that no segment holds yet, on the node's own disk.
+
+It is a write-ahead log with one partition a group. A record is created when it is read from the topic, durable before anyone may act on it, and
+deleted once a seal has put its content into segments. Payloads are kept as they came and read from disk when recovery asks for them.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from connectors.log.port import Record
+from consumers.wal import BytesSerde, Delete, Put, WriteAheadLog
+from schemas.errors import HeadraceError
+
+_FIXED = struct.Struct("<qqqH")
+_HEADER = struct.Struct("<HI")
+
+
+class JournalBroken(HeadraceError):
+    """The journal does not hold what it must: a group's records have a gap."""
+
+
+@dataclass(frozen=True, slots=True)
+class JournalEntry:
+    """One record of a group's log with its version."""
+
+    group: str
+    version: int
+    offset: int
+    timestamp_ms: int
+    headers: tuple[tuple[str, bytes], ...]
+    value: bytes
+
+    @classmethod
+    def of(cls, group: str, version: int, record: Record) -> JournalEntry:
+        """The entry of a record that was just read."""
+        return cls(group, version, record.offset, record.timestamp_ms, record.headers, record.value)
+
+
+class Journal:
+    """Appends and forgets entries. `append` is called by the consuming thread, `forget` by sealing threads."""
+
+    def __init__(self, directory: Path, groups: Sequence[str]) -> None:
+        self._partitions = {group: number for number, group in enumerate(groups)}
+        self._wal = WriteAheadLog(directory, BytesSerde(), partitions=max(1, len(groups)))
+        self._recovered: dict[str, dict[int, bytes]] = {group: {} for group in groups}
+        self._oldest: dict[str, int] = {}
+        for key, record in self._wal.recover().items():
+            group, version = _parse_key(key)
+            self._recovered.setdefault(group, {})[version] = record
+        for group, versions in self._recovered.items():
+            self._oldest[group] = min(versions, default=0)
+
+    def newest_version(self, group: str) -> int:
+        """Version of a group's newest recovered entry, 0 when there is none."""
+        return max(self._recovered.get(group, {}), default=0)
+
+    def recovered(self, group: str, after_version: int) -> Iterator[JournalEntry]:
+        """A group's entries beyond a version, in order, each read from disk as it is asked for. Raises JournalBroken on a gap."""
+        versions = self._recovered.get(group, {})
+        expected = after_version + 1
+        for version in sorted(version for version in versions if version > after_version):
+            if version != expected:
+                raise JournalBroken(
+                    f"the journal of group {group} goes from version {expected - 1} to {version}",
+                    action="move the data directory away: the node recovers from the log",
+                )
+            expected += 1
+            yield _decode(group, version, versions[version][1])
+
+    def release_recovered(self) -> None:
+        """Drop what recovery no longer needs."""
+        self._recovered = {}
+
+    def append(self, entries: Mapping[str, Sequence[JournalEntry]]) -> None:
+        """Make the entries of all groups durable together. Raises the write-ahead log's errors, and then none of them counts."""
+        groups = [group for group, found in entries.items() if found]
+        for number, group in enumerate(groups, start=1):
+            puts = [Put((_key(group, entry.version), _encode(entry))) for entry in entries[group]]
+            self._wal.update(puts, sync=number == len(groups), partition=self._partitions[group])
+            self._oldest.setdefault(group, entries[group][0].version)
+
+    def forget(self, group: str, up_to_version: int) -> None:
+        """Delete a group's entries up to a version: they are in segments. Not synced, since a later recovery would only skip them."""
+        oldest = self._oldest.get(group, 0) or up_to_version + 1
+        if oldest <= up_to_version:
+            deletes = [Delete(_key(group, version)) for version in range(oldest, up_to_version + 1)]
+            self._wal.update(deletes, sync=False, partition=self._partitions[group])
+            self._oldest[group] = up_to_version + 1
+
+    def checkpoint(self) -> None:
+        """Write down what lives, delete what does not, and end the refusal that follows a failed sync."""
+        self._wal.checkpoint()
+
+    def close(self) -> None:
+        """Give up files and lock."""
+        self._wal.close()
+
+
+def _key(group: str, version: int) -> bytes:
+    return struct.pack(">q", version) + group.encode()
+
+
+def _parse_key(key: bytes) -> tuple[str, int]:
+    return key[8:].decode(), struct.unpack(">q", key[:8])[0]
+
+
+def _encode(entry: JournalEntry) -> bytes:
+    parts: list[bytes] = [_FIXED.pack(entry.version, entry.offset, entry.timestamp_ms, len(entry.headers))]
+    for name, value in entry.headers:
+        encoded = name.encode()
+        parts += (_HEADER.pack(len(encoded), len(value)), encoded, value)
+    return b"".join((*parts, entry.value))
+
+
+def _decode(group: str, version: int, data: bytes) -> JournalEntry:
+    stored, offset, timestamp_ms, header_count = _FIXED.unpack_from(data)
+    assert stored == version, f"journal entry {version} of {group} says it is {stored}"
+    position, headers = _FIXED.size, []
+    for _ in range(header_count):
+        name_bytes, value_bytes = _HEADER.unpack_from(data, position)
+        position += _HEADER.size
+        name = data[position : position + name_bytes].decode()
+        headers.append((name, data[position + name_bytes : position + name_bytes + value_bytes]))
+        position += name_bytes + value_bytes
+    return JournalEntry(group, version, offset, timestamp_ms, tuple(headers), data[position:])
+
+
+def by_group(entries: Iterable[JournalEntry]) -> dict[str, list[JournalEntry]]:
+    """Entries by group, order kept."""
+    grouped: dict[str, list[JournalEntry]] = {}
+    for entry in entries:
+        grouped.setdefault(entry.group, []).append(entry)
+    return grouped

@@ -1,0 +1,18 @@
+"""Every limit of a node's way from log to memtable, in one place; each is shown as a metric `headrace_limit{name=…}`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicationLimits:
+    """`*_bytes` count the bytes of message values."""
+
+    poll_records: int = 64
+    poll_timeout_s: float = 0.1
+    apply_queue_bytes: int = 64 * 1024 * 1024
+    journal_retry_s: float = 1.0
+    seal_retry_s: float = 1.0
+    seal_backlog: int = 1
+    schema_wait_s: float = 5.0

@@ -1,0 +1,194 @@
+"""The consuming thread: reads the forward logs of all groups, makes what it read durable, then hands it to the groups.
+
+One poll, one group commit. A record's version is its count in its log, given here and written into the journal with it, so that after a crash the
+count goes on where the journal ends. Nothing is handed on, shown as durable or acknowledged before the journal has it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import structlog
+
+from connectors.log.port import Log, LogTruncated, LogUnavailable, Reader, Record, TopicMissing
+from consumers.replication.chain import record_digest
+from consumers.replication.group import Group
+from consumers.replication.journal import Journal, JournalEntry
+from consumers.replication.limits import ReplicationLimits
+from schemas.errors import HeadraceError, StateUnknown
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """Where a group's log has been read to: version, offset and digest of the last record, which is compared when it is read again."""
+
+    version: int
+    offset: int
+    digest: bytes
+
+
+class Runner:
+    """Consumes for all groups of a node. `durable_offset` and `position` may be read by any thread."""
+
+    def __init__(
+        self, log: Log, name: str, topics: Mapping[str, Group], cursors: Mapping[str, Cursor], journal: Journal, limits: ReplicationLimits
+    ) -> None:
+        self._log = log
+        self._name = name
+        self._groups = dict(topics)
+        self._durable = dict(cursors)
+        self._read = dict(cursors)
+        self._comparing: set[str] = set()
+        self._journal = journal
+        self._limits = limits
+        self._positions = {topic: cursor.offset + 1 for topic, cursor in cursors.items()}
+        self._paused: set[str] = set()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="consume", daemon=True)
+        self.journal_fault = ""
+        self.log_fault = ""
+        self.bytes_consumed = 0
+
+    def start(self) -> None:
+        """Begin to consume."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop after the poll in hand."""
+        self._stopping.set()
+        if self._thread.is_alive():
+            self._thread.join(30.0)
+
+    def durable_offset(self, topic: str) -> int:
+        """Every record of the topic up to this offset survives a crash of this node."""
+        return self._durable[topic].offset
+
+    def position(self, topic: str) -> int:
+        """Next offset to be read: everything readable below it has been journaled and handed on."""
+        return self._positions[topic]
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            reader = self._open()
+            if reader is None:
+                return
+            try:
+                while not self._stopping.is_set():
+                    self._turn(reader)
+            except (LogTruncated, TopicMissing) as error:
+                self._stop_broken_topics(error)
+            except HeadraceError as error:
+                self.log_fault = str(error)
+                _log.warning("log not readable", error=str(error))
+                self._stopping.wait(self._limits.journal_retry_s)
+            finally:
+                reader.close()
+
+    def _open(self) -> Reader | None:
+        """A reader of every group that is not stopped; its last journaled record is read again and compared."""
+        live = [topic for topic, group in self._groups.items() if not group.fault]
+        if not live:
+            self._stopping.wait()
+            return None
+        self._read = dict(self._durable)
+        self._comparing = {topic for topic in live if self._durable[topic].offset >= 0}
+        self._paused = set()
+        starts = {topic: max(0, self._durable[topic].offset) for topic in live}
+        return self._log.reader(starts, name=self._name)
+
+    def _turn(self, reader: Reader) -> None:
+        self._apply_back_pressure(reader)
+        records = reader.poll(self._limits.poll_records, self._limits.poll_timeout_s)
+        self.log_fault = ""
+        entries: dict[str, list[JournalEntry]] = {}
+        for record in records:
+            entry = self._entry(record)
+            if entry is not None:
+                entries.setdefault(record.topic, []).append(entry)
+        if entries and not self._make_durable(entries):
+            self._rewind(reader, entries)
+            return
+        for topic, found in entries.items():
+            self.bytes_consumed += sum(len(entry.value) for entry in found)
+            self._durable[topic] = self._read[topic]
+            self._groups[topic].enqueue(found)
+        for topic in self._groups:
+            if topic not in self._paused and not self._groups[topic].fault:
+                self._positions[topic] = max(reader.position(topic), self._read[topic].offset + 1)
+
+    def _entry(self, record: Record) -> JournalEntry | None:
+        """The record with its version; None for the one that was only read again to be compared."""
+        cursor, group = self._read[record.topic], self._groups[record.topic]
+        if group.fault:
+            return None
+        digest = record_digest(record.value)
+        if record.topic in self._comparing:
+            self._comparing.discard(record.topic)
+            if record.offset == cursor.offset and digest == cursor.digest:
+                return None
+            if record.offset <= cursor.offset:
+                group.fail(
+                    f"the log holds another record at offset {record.offset} than the one this node journaled: it was truncated or made again; "
+                    "the data is kept; restore the log, or move the data directory away to follow the new one"
+                )
+                return None
+        self._read[record.topic] = Cursor(cursor.version + 1, record.offset, digest)
+        return JournalEntry.of(group.name, cursor.version + 1, record)
+
+    def _make_durable(self, entries: Mapping[str, list[JournalEntry]]) -> bool:
+        """Journal the entries; False when they are not durable and must be read again."""
+        try:
+            self._journal.append({self._groups[topic].name: found for topic, found in entries.items()})
+        except (HeadraceError, OSError) as error:
+            self.journal_fault = str(error)
+            _log.error("journal refused", error=str(error), state_unknown=isinstance(error, StateUnknown))
+            self._stopping.wait(self._limits.journal_retry_s)
+            self._mend_journal()
+            return False
+        self.journal_fault = ""
+        return True
+
+    def _mend_journal(self) -> None:
+        """After a failed sync only a checkpoint makes the journal take updates again; while that fails too, the fault stays."""
+        try:
+            self._journal.checkpoint()
+        except (HeadraceError, OSError) as error:
+            self.journal_fault = str(error)
+
+    def _rewind(self, reader: Reader, entries: Mapping[str, list[JournalEntry]]) -> None:
+        """Go back to the newest durable record: read again what could not be journaled."""
+        for topic in entries:
+            self._read[topic] = self._durable[topic]
+            reader.seek(topic, self._durable[topic].offset + 1)
+
+    def _apply_back_pressure(self, reader: Reader) -> None:
+        full = {topic for topic, group in self._groups.items() if group.full} - self._paused
+        drained = {topic for topic in self._paused if self._groups[topic].drained}
+        if full:
+            reader.pause(full)
+        if drained:
+            reader.resume(drained)
+        self._paused = (self._paused | full) - drained
+
+    def _stop_broken_topics(self, error: HeadraceError) -> None:
+        """Find out which topic is gone or does not hold what it must, and stop its group; the others go on."""
+        for topic, group in self._groups.items():
+            if group.fault:
+                continue
+            try:
+                state = self._log.describe(topic)
+            except TopicMissing:
+                group.fail(f"topic {topic} is gone; the data is kept; restore the topic, or remove the cluster's data")
+            except LogUnavailable:
+                self._stopping.wait(self._limits.journal_retry_s)
+            else:
+                needed = self._durable[topic].offset + 1
+                if not state.begin <= needed <= state.end:
+                    group.fail(
+                        f"topic {topic} holds offsets {state.begin} to {state.end}, this node needs {needed}: {error.message}; "
+                        "the data is kept; restore the log, or move the data directory away to follow the new one"
+                    )
