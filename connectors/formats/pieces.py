@@ -1,0 +1,184 @@
+"""From pieces of equal shape to one table each, with the types of the fields decided and the lines that clash refused."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from connectors.formats.lines import Integers, Lines
+from connectors.formats.parsed import LINE_COLUMN, MESSAGE_COLUMN, REJECTED_LINES, REJECTED_MESSAGES, FormatOptions, Parsed
+from schemas.tables import TIME_COLUMN, FieldType, widened
+
+Columns = dict[str, pa.Array]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Rows of one table that came from lines of one shape: every field has one type in all of them.
+
+    `lines` are the numbers of the input lines (ascending), `times` int64 ns, `keys` whatever columns say which series each row belongs to.
+    """
+
+    table: str
+    lines: Integers
+    times: Integers
+    keys: Columns
+    fields: Columns
+
+
+@dataclass(slots=True)
+class Rejections:
+    """The lines that are not taken, with the reason of each."""
+
+    _lines: list[Integers] = field(default_factory=list)
+    _reasons: list[pa.Array] = field(default_factory=list)
+
+    def add(self, lines: Sequence[int] | Integers, reasons: str | Sequence[str]) -> None:
+        """Refuse `lines`, all for one reason or each for its own."""
+        numbers = np.asarray(lines, np.int64)
+        self._lines.append(numbers)
+        repeated = isinstance(reasons, str)
+        self._reasons.append(pa.repeat(pa.scalar(reasons), len(numbers)) if repeated else pa.array(reasons, pa.string()))
+
+    def table(self, lines: Lines | None) -> pa.Table:
+        """All of them in order of the input, the first reason of each line; with message numbers when the input was messages."""
+        numbers = np.concatenate(self._lines) if self._lines else np.empty(0, np.int64)
+        reasons = pa.chunked_array(self._reasons, pa.string())
+        numbers, first = np.unique(numbers, return_index=True)
+        reasons = reasons.take(pa.array(first))
+        if lines is None or lines.messages is None or lines.numbers is None:
+            return pa.table([pa.array(numbers), reasons], schema=REJECTED_LINES)
+        return pa.table([pa.array(lines.messages[numbers]), pa.array(lines.numbers[numbers]), reasons], schema=REJECTED_MESSAGES)
+
+
+@dataclass(frozen=True, slots=True)
+class Assembly:
+    """What turns pieces into tables. `tag_columns` makes the tag columns of a table from the key columns of its rows."""
+
+    options: FormatOptions
+    lines: Lines
+    rejections: Rejections
+    tag_columns: Callable[[Columns, int], Columns]
+    keep_lines: bool
+
+    def parsed(self, pieces: Iterable[Piece]) -> Parsed:
+        """The tables of `pieces` and all rejections so far."""
+        by_table: dict[str, list[Piece]] = defaultdict(list)
+        for piece in pieces:
+            if len(piece.lines):
+                by_table[piece.table].append(piece)
+        tables = {name: self._table(name, by_table[name]) for name in sorted(by_table)}
+        kept = {name: table for name, table in tables.items() if table is not None}
+        return Parsed(kept, self.rejections.table(self.lines), self.lines.count)
+
+    def _table(self, name: str, pieces: list[Piece]) -> pa.Table | None:
+        pieces, types = self._agree(name, pieces)
+        if not pieces:
+            return None
+        numbers = np.concatenate([piece.lines for piece in pieces])
+        order = None if len(pieces) == 1 or bool(np.all(numbers[1:] >= numbers[:-1])) else pa.array(np.argsort(numbers, kind="stable"))
+        lengths = [len(piece.lines) for piece in pieces]
+        key_names = sorted({key for piece in pieces for key in piece.keys})
+        keys = {key: _joined([piece.keys.get(key) for piece in pieces], lengths, None, order) for key in key_names}
+        columns = self.tag_columns(keys, len(numbers))
+        columns[TIME_COLUMN] = _joined([pa.array(piece.times) for piece in pieces], lengths, pa.int64(), order)
+        for field_name, kind in sorted(types.items()):
+            columns[field_name] = _joined([piece.fields.get(field_name) for piece in pieces], lengths, kind.arrow, order)
+        if self.keep_lines:
+            self._add_lines(columns, numbers if order is None else numbers[order.to_numpy()])
+        return pa.table(columns)
+
+    def _add_lines(self, columns: Columns, numbers: Integers) -> None:
+        if self.lines.messages is not None and self.lines.numbers is not None:
+            columns[MESSAGE_COLUMN] = pa.array(self.lines.messages[numbers])
+            numbers = self.lines.numbers[numbers]
+        columns[LINE_COLUMN] = pa.array(numbers)
+
+    def _agree(self, table: str, pieces: list[Piece]) -> tuple[list[Piece], dict[str, FieldType]]:
+        """The pieces whose fields fit together, and the type of each column they have.
+
+        A declared type decides; of an undeclared field the first line that has it does, among the lines that fit the declared ones. An int64
+        field that meets a float64 one becomes float64; a line with any other difference is refused.
+        """
+        declared = self.options.declared_types(table)
+        pieces = [piece for piece in pieces if self._fits(piece, declared)]
+        first = _first_types(pieces)
+        pieces = [piece for piece in pieces if self._fits(piece, first)]
+        return pieces, _seen_types(pieces, declared)
+
+    def _fits(self, piece: Piece, types: Mapping[str, FieldType]) -> bool:
+        folded = {name.lower(): name for name in types}
+        tags = self.options.declared_tags.get(piece.table, ())
+        for name, values in piece.fields.items():
+            if name in tags:
+                self.rejections.add(piece.lines, f"column {name!r} of table {piece.table!r} is a tag and the line has it as a field")
+                return False
+            seen = kind_of(values)
+            held = types.get(name)
+            other = folded.get(name.lower(), name)
+            if held is not None and widened(held, seen) is None:
+                self.rejections.add(piece.lines, f"field {name!r} of table {piece.table!r} is {held} and the line has {seen}")
+                return False
+            if other != name and held is None:
+                self.rejections.add(piece.lines, f"field {name!r} of table {piece.table!r} differs from {other!r} only in case")
+                return False
+        return True
+
+
+def kind_of(values: pa.Array) -> FieldType:
+    """The field type of a column of values."""
+    kind = FieldType.of_arrow(values.type)
+    assert kind is not None
+    return kind
+
+
+def _first_types(pieces: list[Piece]) -> dict[str, FieldType]:
+    types: dict[str, FieldType] = {}
+    folded: set[str] = set()
+    for piece in sorted(pieces, key=lambda piece: int(piece.lines[0])):
+        for name, values in piece.fields.items():
+            if name.lower() not in folded:
+                folded.add(name.lower())
+                types[name] = kind_of(values)
+    return types
+
+
+def _seen_types(pieces: list[Piece], declared: Mapping[str, FieldType]) -> dict[str, FieldType]:
+    types: dict[str, FieldType] = {}
+    for piece in pieces:
+        for name, values in piece.fields.items():
+            seen = kind_of(values)
+            wide = widened(types.get(name, seen), seen)
+            assert wide is not None
+            types[name] = wide
+    for name, kind in types.items():
+        if declared.get(name) is FieldType.FLOAT64:
+            types[name] = widened(kind, FieldType.FLOAT64) or kind
+    return types
+
+
+def _joined(columns: list[pa.Array | None], lengths: list[int], kind: pa.DataType | None, order: pa.Array | None) -> pa.Array:
+    """Columns one after the other as one array, absent ones as nulls, in the given order."""
+    wanted = kind or next(column.type for column in columns if column is not None)
+    parts = [
+        pa.nulls(length, wanted) if column is None else column if column.type == wanted else pc.cast(column, wanted, safe=False)
+        for column, length in zip(columns, lengths, strict=True)
+    ]
+    whole = parts[0] if len(parts) == 1 else joined_array(parts)
+    return whole if order is None else whole.take(order)
+
+
+def joined_array(parts: Sequence[pa.Array]) -> pa.Array:
+    """Arrays of one type one after the other, dictionaries unified."""
+    if len(parts) == 1:
+        return parts[0]
+    chunked = pa.chunked_array(parts)
+    if pa.types.is_dictionary(chunked.type):
+        chunked = chunked.unify_dictionaries()
+    joined = chunked.combine_chunks()
+    return joined.combine_chunks() if isinstance(joined, pa.ChunkedArray) else joined
