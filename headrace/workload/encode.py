@@ -54,6 +54,7 @@ def _line_protocol(table_name: str, table: pa.Table, tags: Sequence[str] | None,
     names = tag_names(table, tags)
     fields = [name for name in table.column_names if name not in names and name != TIME_COLUMN]
     series = series_rows(table, names)
+    _check_names(table_name, names, fields, series)
     if not fields:
         return _nothing()
     frame = _frame(table, fields, series, series.keys(table_name))
@@ -63,6 +64,18 @@ def _line_protocol(table_name: str, table: pa.Table, tags: Sequence[str] | None,
     texts = [pl.lit(f",{escape_tag(name)}=") + _line_protocol_value(name, frame.schema[name]) for name in fields]
     body = pl.concat_str(texts, ignore_nulls=with_nulls).str.strip_prefix(",")
     return _evaluated(frame, [pl.col(_SERIES), pl.lit(" "), body, pl.lit(" "), _text(TIME_COLUMN), pl.lit(end)])
+
+
+def _check_names(table_name: str, tags: Sequence[str], fields: Sequence[str], series: SeriesRows) -> None:
+    """Refuse what would read back as something else: a line end has no escape there, and `#` begins a comment."""
+    if table_name[:1] in ("", "#", "\t"):
+        raise NotEncodable(f"line protocol cannot carry a table named {table_name!r}", action="use another format")
+    for text in (table_name, *tags, *fields):
+        if "\n" in text:
+            raise NotEncodable(f"line protocol cannot carry the name {text!r}", action="use another format")
+    for name, values in series.tags.items():
+        if pc.any(pc.match_substring(values, "\n")).as_py():
+            raise NotEncodable(f"line protocol cannot carry a line end in tag {name!r}", action="use another format")
 
 
 def _line_protocol_value(name: str, kind: pl.DataType) -> pl.Expr:

@@ -90,7 +90,7 @@ def write_stream(workload: Workload, form: Format, stream: BinaryIO, tables: Seq
             f"{form} cannot be written to standard output", action="give --output a path, or a text format"
         )
     if len(tables) > 1 and form is Format.JSON:
-        raise _one_table_only(workload, "one JSON stream", tables)
+        raise _one_table_only(workload, f"one {form} stream", tables)
     sink = _text_sink(form, stream)
     yield from _pump(workload, dict.fromkeys(tables, sink))
 

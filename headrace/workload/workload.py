@@ -98,6 +98,12 @@ class Workload:
         """Field values that are not null in one table."""
         return self._counts[table][1]
 
+    def chosen(self, tables: Sequence[str] | None) -> tuple[str, ...]:
+        """These tables in the order of the workload, None for all. Raises WorkloadInvalid for one that it does not have."""
+        if unknown := [name for name in tables or () if name not in self.tables]:
+            raise WorkloadInvalid(f"{self.kind} has no table {unknown[0]!r}", action=f"it has {', '.join(self.tables)}")
+        return tuple(name for name in self.tables if tables is None or name in tables)
+
     def batches(
         self, rows_per_batch: int = DEFAULT_ROWS_PER_BATCH, tables: Sequence[str] | None = None
     ) -> Iterator[tuple[str, pa.Table]]:
@@ -108,9 +114,7 @@ class Workload:
         """
         if rows_per_batch < 1:
             raise WorkloadInvalid(f"{rows_per_batch} rows a batch: give 1 or more")
-        wanted = self.tables if tables is None else tuple(dict.fromkeys(tables))
-        if unknown := [name for name in wanted if name not in self.tables]:
-            raise WorkloadInvalid(f"{self.kind} has no table {unknown[0]!r}", action=f"it has {', '.join(self.tables)}")
+        wanted = self.chosen(tables)
         return self._in_turn(
             {spec.name: self._table(spec, rows_per_batch) for spec in self._specs if spec.name in wanted}
         )

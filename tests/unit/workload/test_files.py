@@ -66,7 +66,7 @@ def test_two_tables_do_not_fit_into_one_file(tmp_path: Path) -> None:
     """Formats that cannot tell tables apart refuse one file for two tables, and say what to do."""
     with pytest.raises(WorkloadInvalid, match=r"2 tables of iot.*--tables readings"):
         target_files(FLEET, Format.PARQUET, tmp_path / "x.parquet", FLEET.tables)
-    with pytest.raises(WorkloadInvalid, match="one JSON stream"):
+    with pytest.raises(WorkloadInvalid, match="one json stream"):
         list(write_stream(FLEET, Format.JSON, io.BytesIO(), FLEET.tables))
 
 

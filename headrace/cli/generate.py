@@ -1,0 +1,184 @@
+"""`headrace generate`: deterministic data sets in the manner of TSBS, for trying things, tests and benchmarks."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from headrace.cli.output import JsonOption, Output, UsageInvalid, run_command
+
+if TYPE_CHECKING:
+    from headrace.workload import Workload
+    from headrace.workload.files import Format, Progress
+
+STANDARD_OUTPUT = "-"
+_DEFAULT_START = "2026-01-01T00:00:00Z"
+_UNIT_SECONDS = {"ms": 0.001, "s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
+_DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|[smhdw])")
+_DURATION = re.compile(rf"(?:{_DURATION_PART.pattern})+")
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+DurationOption = Annotated[str, typer.Option("--duration", metavar="D", help="Time covered: 2h, 90m, 1d, 1h30m, 45s.")]
+IntervalOption = Annotated[str, typer.Option("--interval", metavar="D", help="Time between two rows of one series.")]
+StartOption = Annotated[
+    str, typer.Option("--start", metavar="TIME", help="Time of the first row: ISO 8601 (UTC), or nanoseconds.")
+]
+SeedOption = Annotated[int, typer.Option("--seed", metavar="S", help="The same seed gives the same data.")]
+FormatOption = Annotated[
+    str, typer.Option("--format", metavar="parquet|arrow|influx|json", help="Format of the files.")
+]
+OutputOption = Annotated[
+    str,
+    typer.Option(
+        "--output",
+        "-o",
+        metavar="PATH|-",
+        help="Directory for one file a table; or one file, when it ends as the format's files do (.parquet, .arrow, "
+        ".lp, .json) and holds one table, or is line protocol. - is standard output (influx, json).",
+    ),
+]
+TablesOption = Annotated[str, typer.Option("--tables", metavar="A,B", help="Only these tables.")]
+
+generate = typer.Typer(help="Write a deterministic data set in the manner of TSBS.", no_args_is_help=True)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the noun `generate`."""
+    app.add_typer(generate, name="generate")
+
+
+@generate.command()
+def iot(
+    output: OutputOption,
+    trucks: Annotated[int, typer.Option("--trucks", metavar="N", help="Number of trucks.")] = 100,
+    duration: DurationOption = "1h",
+    interval: IntervalOption = "10s",
+    start: StartOption = _DEFAULT_START,
+    seed: SeedOption = 0,
+    form: FormatOption = "parquet",
+    disorder: Annotated[
+        bool, typer.Option("--disorder", help="Leave out and delay rows and batches of rows, and leave out fields.")
+    ] = False,
+    tables: TablesOption = "",
+    json_output: JsonOption = False,
+) -> None:
+    """A fleet of trucks: tables `readings` (7 fields) and `diagnostics` (3 fields), a row every 10 s per truck."""
+    with run_command(json_output) as out, _usage_errors():
+        from headrace import workload
+
+        times = parse_start(start), parse_duration("--duration", duration), parse_duration("--interval", interval)
+        made = workload.iot(trucks, *times, seed, disorder)
+        _write(out, made, form, output, tables)
+
+
+@generate.command()
+def cpu(
+    output: OutputOption,
+    hosts: Annotated[int, typer.Option("--hosts", metavar="N", help="Number of servers.")] = 100,
+    duration: DurationOption = "1h",
+    interval: IntervalOption = "10s",
+    start: StartOption = _DEFAULT_START,
+    seed: SeedOption = 0,
+    form: FormatOption = "parquet",
+    json_output: JsonOption = False,
+) -> None:
+    """Servers: table `cpu`, 10 integer fields that walk in [0, 100], a row every 10 s per host."""
+    with run_command(json_output) as out, _usage_errors():
+        from headrace import workload
+
+        times = parse_start(start), parse_duration("--duration", duration), parse_duration("--interval", interval)
+        made = workload.cpu(hosts, *times, seed)
+        _write(out, made, form, output, "")
+
+
+def parse_duration(option: str, text: str) -> float:
+    """A duration such as `1h30m` in seconds. Raises `UsageInvalid`, naming the option."""
+    if not _DURATION.fullmatch(text):
+        raise UsageInvalid(f"{option} {text} is not a duration", action="for example 2h, 90m, 1d, 1h30m or 45s")
+    return sum(float(count) * _UNIT_SECONDS[unit] for count, unit in _DURATION_PART.findall(text))
+
+
+def parse_start(text: str) -> int:
+    """A time in ISO 8601 (UTC unless it says otherwise) or in nanoseconds, in nanoseconds. Raises `UsageInvalid`."""
+    if re.fullmatch(r"-?\d{9,}", text):
+        return int(text)
+    try:
+        parsed = datetime.fromisoformat(text)
+    except ValueError:
+        raise UsageInvalid(f"--start {text} is not a time", action=f"for example {_DEFAULT_START}") from None
+    aware = parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)
+    return (aware - _EPOCH) // timedelta(microseconds=1) * 1_000
+
+
+def _write(out: Output, made: Workload, form_name: str, target: str, tables_text: str) -> None:
+    """Write the chosen tables, and print what was written."""
+    from headrace.workload.files import target_files, write_files, write_stream
+
+    form = _format(form_name)
+    tables = made.chosen(_names(tables_text) or None)
+    total = sum(made.rows_of(name) for name in tables)
+    started_s = time.perf_counter()
+    if target == STANDARD_OUTPUT:
+        files: list[str] = []
+        last = _shown(out, write_stream(made, form, sys.stdout.buffer, tables), total)
+        sys.stdout.flush()
+    else:
+        paths = target_files(made, form, Path(target), tables)
+        files = [str(path) for path in dict.fromkeys(paths.values())]
+        last = _shown(out, write_files(made, form, paths), total)
+    seconds = round(time.perf_counter() - started_s, 3)
+    _report(out, {"rows": last.rows, "points": last.points, "seconds": seconds, "files": files})
+
+
+def _shown(out: Output, written: Iterator[Progress], total_rows: int) -> Progress:
+    """Run the writing to its end beside a progress bar, and return the last progress."""
+    from headrace.workload.files import Progress
+
+    last = Progress(0, 0)
+    with out.progress("generating", total_rows) as advance:
+        for progress in written:
+            advance(progress.rows - last.rows)
+            last = progress
+    return last
+
+
+def _report(out: Output, document: dict[str, Any]) -> None:
+    """The result on stdout, or on stderr when the data is there."""
+    text = "{rows:,} rows, {points:,} points in {seconds:.1f} s".format(**document)
+    if document["files"]:
+        out.result(document, f"{text}: {', '.join(document['files'])}")
+    else:
+        out.note(json.dumps(document) if out.json_output else text)
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def _format(name: str) -> Format:
+    from headrace.workload.files import Format
+
+    try:
+        return Format(name)
+    except ValueError:
+        raise UsageInvalid(f"--format {name} is unknown", action=f"choose one of {', '.join(Format)}") from None
+
+
+@contextmanager
+def _usage_errors() -> Iterator[None]:
+    """A workload that cannot be is a mistake on the command line."""
+    from headrace.workload import WorkloadInvalid
+
+    try:
+        yield
+    except WorkloadInvalid as error:
+        raise UsageInvalid(error.message, action=error.action) from error
