@@ -64,7 +64,9 @@ class Codec:
         """The record in a frame; unions come as (name, record). Raises FrameInvalid."""
         schema = self._readers.get(bytes(value[:HEADER_BYTES]))
         if schema is None:
-            raise FrameInvalid(f"a value of topic kind {self.name!r} begins with {bytes(value[:HEADER_BYTES]).hex()!r}, no schema we know")
+            raise FrameInvalid(
+                f"a value of topic kind {self.name!r} begins with {bytes(value[:HEADER_BYTES]).hex()!r}, no schema we know"
+            )
         reader_schema = None if schema is self._schema else self._schema
         stream = io.BytesIO(value)
         stream.seek(HEADER_BYTES)
@@ -83,7 +85,9 @@ def check_format(headers: tuple[tuple[str, bytes], ...]) -> None:
     """Raise FormatTooNew if a record's `format` header names a build later than this one."""
     for name, value in headers:
         if name == FORMAT_HEADER and value.isdigit() and int(value) > FORMAT:
-            raise FormatTooNew(f"a record has format {int(value)}; this build reads up to {FORMAT}", action="upgrade this node")
+            raise FormatTooNew(
+                f"a record has format {int(value)}; this build reads up to {FORMAT}", action="upgrade this node"
+            )
 
 
 def format_headers() -> list[tuple[str, bytes]]:
@@ -109,5 +113,7 @@ def _released(name: str) -> dict[bytes, Any]:
         if entry.name.startswith(f"{name}.") and entry.name.endswith(".avsc"):
             text = entry.read_text("utf-8")
             canonical = fastavro.schema.to_parsing_canonical_form(json.loads(text))
-            found[MAGIC + bytes.fromhex(str(fingerprint(canonical, "CRC-64-AVRO")))] = fastavro.parse_schema(json.loads(text))
+            found[MAGIC + bytes.fromhex(str(fingerprint(canonical, "CRC-64-AVRO")))] = fastavro.parse_schema(
+                json.loads(text)
+            )
     return found

@@ -231,4 +231,3 @@ _BODIES: dict[str, Callable[[dict[str, Any]], Body]] = {
     f"{_NAMESPACE}Compact": _compact,
     f"{_NAMESPACE}Claim": _claim,
 }
-

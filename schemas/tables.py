@@ -118,7 +118,9 @@ def check_name(kind: str, name: str) -> None:
     if not name:
         raise SchemaError(f"a {kind} name is empty", action=f"give the {kind} a name")
     if len(name.encode()) > NAME_BYTES_MAX:
-        raise SchemaError(f"{kind} name {name[:40]!r}… is longer than {NAME_BYTES_MAX} bytes", action="use a shorter name")
+        raise SchemaError(
+            f"{kind} name {name[:40]!r}… is longer than {NAME_BYTES_MAX} bytes", action="use a shorter name"
+        )
     if _CONTROL.search(name):
         raise SchemaError(f"{kind} name {name!r} has a control character", action="remove it")
     if kind in ("tag", "field"):
@@ -150,21 +152,29 @@ def plan_change(
     new_fields: dict[str, FieldType] = {}
     for name, kind in sorted(fields.items()):
         if name in current.tags or name in new_tags:
-            raise TypeClash(f"column {name!r} of {where} is a tag and cannot also be a field", action="rename one of them")
+            raise TypeClash(
+                f"column {name!r} of {where} is a tag and cannot also be a field", action="rename one of them"
+            )
         held = have.get(name)
         wide = kind if held is None else widened(held, kind)
         if wide is None:
-            raise TypeClash(f"field {name!r} of {where} is {held} and cannot take {kind}", action="rename the field or convert it")
+            raise TypeClash(
+                f"field {name!r} of {where} is {held} and cannot take {kind}", action="rename the field or convert it"
+            )
         if wide != held:
             new_fields[name] = wide
     for name in new_tags:
         if name in have:
-            raise TypeClash(f"column {name!r} of {where} is a field and cannot also be a tag", action="rename one of them")
+            raise TypeClash(
+                f"column {name!r} of {where} is a field and cannot also be a tag", action="rename one of them"
+            )
     _check_new_columns(current, new_tags, new_fields)
     retention_changed = retention_ns is not None and retention_ns != current.retention_ns
     if not new_tags and not new_fields and not retention_changed and current.version > 0:
         return None
-    return TableChange(current.database, current.table, current.version, new_tags, tuple(new_fields.items()), retention_ns)
+    return TableChange(
+        current.database, current.table, current.version, new_tags, tuple(new_fields.items()), retention_ns
+    )
 
 
 def _check_new_columns(current: TableSchema, tags: Iterable[str], fields: Mapping[str, FieldType]) -> None:
@@ -179,7 +189,9 @@ def _check_new_columns(current: TableSchema, tags: Iterable[str], fields: Mappin
                     action="SQL does not tell them apart: rename one",
                 )
     if len(seen) > COLUMNS_MAX:
-        raise SchemaError(f"{current.database}.{current.table} would have {len(seen)} columns", action=f"{COLUMNS_MAX} is the most")
+        raise SchemaError(
+            f"{current.database}.{current.table} would have {len(seen)} columns", action=f"{COLUMNS_MAX} is the most"
+        )
 
 
 @dataclass(slots=True)

@@ -6,6 +6,7 @@ taken by the broker or not; whether it counts is read back from the log by whoev
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -34,7 +35,12 @@ RECORD_BYTES_MAX = 16 * 1024 * 1024
 PRODUCER_QUEUE_KBYTES = 65_536
 CONSUMER_QUEUE_KBYTES = 65_536
 FULL_QUEUE_TIMEOUT_S = 300.0
-_MISSING = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION, KafkaError.UNKNOWN_TOPIC_ID}
+_MISSING = {
+    KafkaError.UNKNOWN_TOPIC_OR_PART,
+    KafkaError._UNKNOWN_TOPIC,
+    KafkaError._UNKNOWN_PARTITION,
+    KafkaError.UNKNOWN_TOPIC_ID,
+}
 _TRUNCATED = {KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._AUTO_OFFSET_RESET}
 _REFUSED = {
     KafkaError.TOPIC_AUTHORIZATION_FAILED,
@@ -60,13 +66,16 @@ class KafkaLog:
         self._settings = dict(settings or {})
         self._admin_client: AdminClient | None = None
         self._observer: Consumer | None = None
+        self._committers: dict[str, Consumer] = {}
         self._lock = threading.Lock()
         self.bootstrap = bootstrap
 
     def create_topic(self, topic: str, settings: Mapping[str, str]) -> None:
         """See Log; `settings` are Kafka topic settings."""
         config = {"message.timestamp.type": "LogAppendTime", "max.message.bytes": str(RECORD_BYTES_MAX), **settings}
-        future = self._admin().create_topics([NewTopic(topic, 1, -1, config=config)], request_timeout=REQUEST_TIMEOUT_S)[topic]
+        future = self._admin().create_topics(
+            [NewTopic(topic, 1, -1, config=config)], request_timeout=REQUEST_TIMEOUT_S
+        )[topic]
         try:
             future.result(timeout=REQUEST_TIMEOUT_S * 2)
         except KafkaException as error:
@@ -93,13 +102,13 @@ class KafkaLog:
 
     def commit(self, name: str, offsets: Mapping[str, int]) -> None:
         """See Log; failures are left to the next call, since nobody depends on these offsets."""
-        consumer = self._consumer(name)
-        try:
-            consumer.commit(offsets=[TopicPartition(topic, 0, offset) for topic, offset in offsets.items()], asynchronous=False)
-        except KafkaException:
-            return
-        finally:
-            consumer.close()
+        with self._lock:
+            consumer = self._committers.get(name) or self._consumer(name)
+            self._committers[name] = consumer
+        with contextlib.suppress(KafkaException):
+            consumer.commit(
+                offsets=[TopicPartition(topic, 0, offset) for topic, offset in offsets.items()], asynchronous=False
+            )
 
     def appender(self) -> KafkaAppender:
         """See Log."""
@@ -124,6 +133,9 @@ class KafkaLog:
             if self._observer is not None:
                 self._observer.close()
                 self._observer = None
+            for committer in self._committers.values():
+                committer.close()
+            self._committers = {}
             self._admin_client = None
 
     def _admin(self) -> AdminClient:
@@ -136,7 +148,9 @@ class KafkaLog:
         with self._lock:
             if self._observer is None:
                 self._observer = self._consumer("headrace-observer")
-            begin, end = self._observer.get_watermark_offsets(TopicPartition(topic, 0), timeout=REQUEST_TIMEOUT_S, cached=False)
+            begin, end = self._observer.get_watermark_offsets(
+                TopicPartition(topic, 0), timeout=REQUEST_TIMEOUT_S, cached=False
+            )
         return int(begin), int(end)
 
     def _consumer(self, name: str) -> Consumer:
@@ -160,7 +174,9 @@ class KafkaLog:
         return Consumer(settings)
 
     def _unavailable(self) -> LogUnavailable:
-        return LogUnavailable(f"Kafka at {self.bootstrap} does not answer", action="check the address and the broker", retriable=True)
+        return LogUnavailable(
+            f"Kafka at {self.bootstrap} does not answer", action="check the address and the broker", retriable=True
+        )
 
 
 class KafkaReader:
@@ -177,8 +193,7 @@ class KafkaReader:
         if first is None:
             return []
         more = self._consumer.consume(max_records - 1, 0) if max_records > 1 else []
-        records = [record for message in (first, *more) if (record := self._accept(message)) is not None]
-        return records
+        return [record for message in (first, *more) if (record := self._accept(message)) is not None]
 
     def _accept(self, message: Message) -> Record | None:
         topic, offset, error = message.topic() or "", message.offset(), message.error()
@@ -229,14 +244,22 @@ class KafkaAppender:
         self._server.start()
 
     def append(
-        self, topic: str, value: bytes, *, key: bytes | None = None, headers: Headers = (), on_delivery: OnDelivery | None = None
+        self,
+        topic: str,
+        value: bytes,
+        *,
+        key: bytes | None = None,
+        headers: Headers = (),
+        on_delivery: OnDelivery | None = None,
     ) -> None:
         """See Appender. Raises RecordTooLarge at once."""
         deadline = Deadline(FULL_QUEUE_TIMEOUT_S)
 
         def report(error: KafkaError | None, message: Message) -> None:
             if on_delivery is not None:
-                on_delivery(None if error else message.offset(), _append_error(error, topic, len(value)) if error else None)
+                on_delivery(
+                    None if error else message.offset(), _append_error(error, topic, len(value)) if error else None
+                )
 
         while True:
             try:
@@ -244,7 +267,9 @@ class KafkaAppender:
                 return
             except BufferError:
                 if deadline.passed():
-                    raise LogUnavailable("the producer's queue stayed full", action="check the broker", retriable=True) from None
+                    raise LogUnavailable(
+                        "the producer's queue stayed full", action="check the broker", retriable=True
+                    ) from None
                 self._closed.wait(0.002)
             except KafkaException as error:
                 raise _append_error(error.args[0], topic, len(value)) from error
@@ -271,7 +296,10 @@ def _headers(message: Message) -> tuple[tuple[str, bytes], ...]:
 
 def _log_error(error: KafkaError, topic: str) -> HeadraceError:
     if error.code() in _MISSING:
-        return TopicMissing(f"topic {topic} does not exist", action="check the cluster's name; topics of a cluster are never deleted by us")
+        return TopicMissing(
+            f"topic {topic} does not exist",
+            action="check the cluster's name; topics of a cluster are never deleted by us",
+        )
     if error.code() in _TRUNCATED:
         return LogTruncated(f"topic {topic} does not hold the offset asked for: {error.str()}")
     return LogUnavailable(f"Kafka: {error.str()}", action="check the broker", retriable=True)
@@ -279,9 +307,15 @@ def _log_error(error: KafkaError, topic: str) -> HeadraceError:
 
 def _append_error(error: KafkaError, topic: str, size_bytes: int) -> HeadraceError:
     if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
-        return RecordTooLarge(f"a record of {size_bytes} bytes is more than topic {topic} takes", action="send smaller batches")
+        return RecordTooLarge(
+            f"a record of {size_bytes} bytes is more than topic {topic} takes", action="send smaller batches"
+        )
     if error.code() in _MISSING:
-        return TopicMissing(f"topic {topic} does not exist", action="start the cluster's nodes first, or check its name")
+        return TopicMissing(
+            f"topic {topic} does not exist", action="start the cluster's nodes first, or check its name"
+        )
     if error.code() in _REFUSED:
         return AppendFailed(f"topic {topic} refused a record: {error.str()}")
-    return AppendUnknown(f"a record to {topic} was not confirmed: {error.str()}", action="read the log back before sending it again")
+    return AppendUnknown(
+        f"a record to {topic} was not confirmed: {error.str()}", action="read the log back before sending it again"
+    )

@@ -13,7 +13,16 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from connectors.log.deadline import Deadline
-from connectors.log.port import Headers, LogTruncated, LogUnavailable, OnDelivery, Record, RecordTooLarge, TopicMissing, TopicState
+from connectors.log.port import (
+    Headers,
+    LogTruncated,
+    LogUnavailable,
+    OnDelivery,
+    Record,
+    RecordTooLarge,
+    TopicMissing,
+    TopicState,
+)
 
 
 @dataclass
@@ -96,7 +105,9 @@ class MemoryLog:
         with self._changed:
             found = self.topic(topic)
             if len(value) > self._record_bytes_max:
-                raise RecordTooLarge(f"a record of {len(value)} bytes is above the {self._record_bytes_max} that {topic} takes")
+                raise RecordTooLarge(
+                    f"a record of {len(value)} bytes is above the {self._record_bytes_max} that {topic} takes"
+                )
             offset = found.end
             found.records.append(Record(topic, offset, self._clock_ms(), key, bytes(value), tuple(headers)))
             found.end = offset + 1
@@ -168,7 +179,13 @@ class MemoryAppender:
         self._log = log
 
     def append(
-        self, topic: str, value: bytes, *, key: bytes | None = None, headers: Headers = (), on_delivery: OnDelivery | None = None
+        self,
+        topic: str,
+        value: bytes,
+        *,
+        key: bytes | None = None,
+        headers: Headers = (),
+        on_delivery: OnDelivery | None = None,
     ) -> None:
         """See Appender; delivery is reported before the call returns."""
         try:

@@ -97,7 +97,13 @@ class Appender(Protocol):
     """Appends records. Order per topic is the order of the calls, also across retries. Safe to share between threads."""
 
     def append(
-        self, topic: str, value: bytes, *, key: bytes | None = None, headers: Headers = (), on_delivery: OnDelivery | None = None
+        self,
+        topic: str,
+        value: bytes,
+        *,
+        key: bytes | None = None,
+        headers: Headers = (),
+        on_delivery: OnDelivery | None = None,
     ) -> None:
         """Queue one record; waits while the queue is full. `on_delivery(offset, None)` or `on_delivery(None, error)` is called once, later."""
         ...

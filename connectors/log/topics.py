@@ -29,7 +29,8 @@ class Topics:
         """Raises ClusterNameInvalid."""
         if not _NAME.fullmatch(self.cluster) or len(self.cluster) > 80:
             raise ClusterNameInvalid(
-                f"cluster name {self.cluster!r} is not lowercase letters, digits, '-' and '_' (at most 80)", action="rename it"
+                f"cluster name {self.cluster!r} is not lowercase letters, digits, '-' and '_' (at most 80)",
+                action="rename it",
             )
 
     @property

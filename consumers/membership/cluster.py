@@ -43,7 +43,10 @@ def read_slot_table(log: Log, topics: Topics, timeout_s: float = READ_TIMEOUT_S)
         records = []
     table = _replay(records)
     if table is None:
-        raise NoCluster(f"cluster {topics.cluster!r} does not exist on this Kafka", action="start its nodes first, or check --cluster")
+        raise NoCluster(
+            f"cluster {topics.cluster!r} does not exist on this Kafka",
+            action="start its nodes first, or check --cluster",
+        )
     return table
 
 
@@ -91,5 +94,6 @@ def _check_same(table: SlotTable, mine: SlotTable, cluster: str) -> None:
     ]
     if differing:
         raise ClusterDiffers(
-            f"cluster {cluster!r} was born with other settings: {'; '.join(differing)}", action="start this node with the cluster's settings"
+            f"cluster {cluster!r} was born with other settings: {'; '.join(differing)}",
+            action="start this node with the cluster's settings",
         )

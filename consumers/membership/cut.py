@@ -48,7 +48,9 @@ def cut(slot_table: SlotTable, database: DatabaseSchema, schema: TableSchema, ro
     """
     if rows.num_rows == 0:
         return []
-    codes, keys = encode_series(schema.table, {tag: rows.column(tag) for tag in schema.tags if tag in rows.column_names}, rows.num_rows)
+    codes, keys = encode_series(
+        schema.table, {tag: rows.column(tag) for tag in schema.tags if tag in rows.column_names}, rows.num_rows
+    )
     columns = _columns(schema, rows)
     if len(slot_table.headers) == 1:
         return [GroupRows(slot_table.headers[0], _batch(schema, codes, keys, columns))]
@@ -59,7 +61,9 @@ def cut(slot_table: SlotTable, database: DatabaseSchema, schema: TableSchema, ro
     ]
 
 
-def encode_writes(schema: TableSchema, slot_table_version: int, rows: pa.RecordBatch, compression: str = "zstd") -> Iterator[Write]:
+def encode_writes(
+    schema: TableSchema, slot_table_version: int, rows: pa.RecordBatch, compression: str = "zstd"
+) -> Iterator[Write]:
     """The rows of one group as `Write` bodies that fit a message. Raises RowTooLarge."""
     if rows.num_rows > MESSAGE_ROWS_MAX:
         for start in range(0, rows.num_rows, MESSAGE_ROWS_MAX):
@@ -116,7 +120,9 @@ def _combined_codes(columns: list[pa.Array]) -> Codes:
     return combined
 
 
-def _owners(slot_table: SlotTable, database: DatabaseSchema, keys: pa.StringArray, codes: Codes, time_ns: Codes) -> npt.NDArray[np.int32]:
+def _owners(
+    slot_table: SlotTable, database: DatabaseSchema, keys: pa.StringArray, codes: Codes, time_ns: Codes
+) -> npt.NDArray[np.int32]:
     """Index of the owning group of each row."""
     buckets = np.fromiter((bucket_of(key, database.buckets) for key in keys.to_pylist()), np.int64, len(keys))
     first_slice, last_slice = int(time_ns.min()) // database.slice_ns, int(time_ns.max()) // database.slice_ns
@@ -152,13 +158,20 @@ def _batch(schema: TableSchema, codes: Any, keys: pa.StringArray, columns: dict[
     return pa.RecordBatch.from_arrays([series.cast(SERIES_TYPE), *columns.values()], schema=row_schema(present))
 
 
-def _gather(schema: TableSchema, codes: Any, keys: pa.StringArray, columns: dict[str, pa.Array], chosen: Any) -> pa.RecordBatch:
+def _gather(
+    schema: TableSchema, codes: Any, keys: pa.StringArray, columns: dict[str, pa.Array], chosen: Any
+) -> pa.RecordBatch:
     """The chosen rows, with only the series they use."""
     row_codes = codes[chosen]
     used = np.zeros(len(keys), bool)
     used[row_codes] = True
     renumbered = (np.cumsum(used, dtype=np.int32) - 1)[row_codes]
-    return _batch(schema, renumbered, keys.filter(pa.array(used)), {name: _take(column, chosen) for name, column in columns.items()})
+    return _batch(
+        schema,
+        renumbered,
+        keys.filter(pa.array(used)),
+        {name: _take(column, chosen) for name, column in columns.items()},
+    )
 
 
 def _take(column: pa.Array, chosen: Any) -> pa.Array:
@@ -169,7 +182,11 @@ def _take(column: pa.Array, chosen: Any) -> pa.Array:
 
 def _one_chunk(column: pa.ChunkedArray | pa.Array) -> pa.Array:
     if isinstance(column, pa.ChunkedArray):
-        combined = column.unify_dictionaries().combine_chunks() if pa.types.is_dictionary(column.type) else column.combine_chunks()
+        combined = (
+            column.unify_dictionaries().combine_chunks()
+            if pa.types.is_dictionary(column.type)
+            else column.combine_chunks()
+        )
         if isinstance(combined, pa.ChunkedArray):
             return combined.chunk(0) if combined.num_chunks else pa.array([], column.type)
         return combined

@@ -42,7 +42,9 @@ class SlotTable:
     version: int
 
     @classmethod
-    def create(cls, nodes: tuple[str, ...], replication: int, slots: int = SLOTS_DEFAULT, version: int = 1) -> SlotTable:
+    def create(
+        cls, nodes: tuple[str, ...], replication: int, slots: int = SLOTS_DEFAULT, version: int = 1
+    ) -> SlotTable:
         """The first table of a cluster: contiguous ranges of slots, as equal as they can be, in ring order."""
         _check(nodes, replication, slots)
         ring = in_ring_order(nodes)
@@ -112,6 +114,8 @@ def _check(nodes: tuple[str, ...], replication: int, slots: int) -> None:
     if not nodes or any(not node for node in nodes):
         raise ClusterInvalid("nodes is empty or has an empty name", action="name every node of the cluster")
     if not 1 <= replication <= len(nodes):
-        raise ClusterInvalid(f"replication {replication} does not fit {len(nodes)} nodes", action="use 1 up to the number of nodes")
+        raise ClusterInvalid(
+            f"replication {replication} does not fit {len(nodes)} nodes", action="use 1 up to the number of nodes"
+        )
     if slots < len(nodes):
         raise ClusterInvalid(f"slots {slots} is less than the number of nodes", action=f"use {SLOTS_DEFAULT}")

@@ -59,7 +59,9 @@ class TableLog:
             while self._open_reader().position(self._topic) < end:
                 self.follow(min(0.2, deadline.left_s()))
                 if deadline.passed():
-                    raise LogUnavailable(f"topic {self._topic} was not read to its end", action="check the broker", retriable=True)
+                    raise LogUnavailable(
+                        f"topic {self._topic} was not read to its end", action="check the broker", retriable=True
+                    )
 
     def follow(self, timeout_s: float) -> None:
         """Take what has arrived, waiting up to `timeout_s` for the first record."""
@@ -84,7 +86,9 @@ class TableLog:
         """The database, None while the log has not named it."""
         return self.catalogue.databases.get(database)
 
-    def ensure_database(self, database: str, slice_ns: int = DEFAULT_SLICE_NS, buckets: int = DEFAULT_BUCKETS) -> DatabaseSchema:
+    def ensure_database(
+        self, database: str, slice_ns: int = DEFAULT_SLICE_NS, buckets: int = DEFAULT_BUCKETS
+    ) -> DatabaseSchema:
         """The database, born now if it is new; `slice_ns` and `buckets` only matter at its birth. Raises SchemaError."""
         known = self.catalogue.databases.get(database)
         if known is not None:
@@ -96,7 +100,10 @@ class TableLog:
                 self._change(DatabaseChange(database, slice_ns, buckets), database)
             born = self.catalogue.databases.get(database)
             if born is None:
-                raise SchemaError(f"database {database!r} was refused", action="another database differs only in case, or a limit is broken")
+                raise SchemaError(
+                    f"database {database!r} was refused",
+                    action="another database differs only in case, or a limit is broken",
+                )
             return born
 
     def ensure(
@@ -124,7 +131,9 @@ class TableLog:
                     return current
                 self._change(change, f"{database}.{table}")
                 if current.version == self.catalogue.newest(database, table).version:
-                    raise SchemaError(f"table {table!r} of {database!r} was refused", action="another table differs only in case")
+                    raise SchemaError(
+                        f"table {table!r} of {database!r} was refused", action="another table differs only in case"
+                    )
         raise SchemaContended(f"the schema of {database}.{table} kept changing", action="try again", retriable=True)
 
     def close(self) -> None:

@@ -10,6 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor, Future
+from dataclasses import dataclass
 from typing import Protocol
 
 import pyarrow as pa
@@ -18,7 +19,16 @@ import structlog
 from consumers.replication.chain import CHAIN_INTERVAL
 from consumers.replication.journal import JournalEntry
 from consumers.replication.limits import ReplicationLimits
-from consumers.replication.replica import Action, ApplyDelete, ApplyWrite, CompactNow, DropSlices, Ignored, Replica, SealNow
+from consumers.replication.replica import (
+    Action,
+    ApplyDelete,
+    ApplyWrite,
+    CompactNow,
+    DropSlices,
+    Ignored,
+    Replica,
+    SealNow,
+)
 from consumers.replication.state import GroupState
 from consumers.store.store import SealJob, Store
 from schemas.errors import HeadraceError
@@ -27,6 +37,34 @@ from schemas.payload import PayloadInvalid, decode_rows
 from schemas.tables import DatabaseSchema, FieldType, TableSchema
 
 _log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """Where a group stands after one record: one value, so that other threads never see half of a step."""
+
+    version: int = 0
+    offset: int = -1
+    chain: bytes = NO_CHAIN
+    timestamp_ms: int = 0
+    epoch: int = 0
+    leader: Leadership | None = None
+    frontier: int = 0
+    unsealed_rows: int = 0
+
+    @classmethod
+    def of(cls, state: GroupState, timestamp_ms: int) -> Applied:
+        """The replicated state, and when the log took its newest record."""
+        return cls(
+            state.version,
+            state.offset,
+            state.chain,
+            timestamp_ms,
+            state.epoch,
+            state.leader,
+            state.frontier,
+            state.unsealed_rows,
+        )
 
 
 class Tables(Protocol):
@@ -68,8 +106,10 @@ class Group:
         self.sealed_version = state.frontier
         self.fault = ""
         self.waiting = ""
+        self.applied = Applied.of(state, 0)
         self.chain_mark: tuple[int, bytes] = (0, NO_CHAIN)
         self.rows_applied = 0
+        self._chains: deque[bytes] = deque([state.chain], maxlen=limits.chain_history)
         self._queue: deque[JournalEntry] = deque()
         self._queue_bytes = 0
         self._changed = threading.Condition()
@@ -80,17 +120,13 @@ class Group:
     @property
     def version(self) -> int:
         """Newest version applied."""
-        return self.replica.state.version
+        return self.applied.version
 
-    @property
-    def offset(self) -> int:
-        """Offset of the newest record applied, -1 before the first."""
-        return self.replica.state.offset
-
-    @property
-    def leadership(self) -> Leadership | None:
-        """The newest accepted claim."""
-        return self.replica.state.leader
+    def chain_at(self, version: int) -> bytes | None:
+        """The chain after a record, None when that is not reached yet or no longer remembered."""
+        with self._changed:
+            behind = self.applied.version - version
+            return self._chains[-1 - behind] if 0 <= behind < len(self._chains) else None
 
     @property
     def queue_bytes(self) -> int:
@@ -165,11 +201,24 @@ class Group:
 
     def _apply(self, entry: JournalEntry) -> None:
         actions = self.replica.apply(entry.offset, entry.value, entry.headers)
-        assert self.version == entry.version, f"record {entry.version} of {self.name} was counted as {self.version}"
-        if self.version % CHAIN_INTERVAL == 0:
-            self.chain_mark = (self.version, self.replica.state.chain)
+        state = self.replica.state
+        assert state.version == entry.version, f"record {entry.version} of {self.name} was counted as {state.version}"
         for action in actions:
             self._act(action)
+        with self._changed:
+            self._chains.append(state.chain)
+            self.applied = Applied.of(state, entry.timestamp_ms)
+            if state.version % CHAIN_INTERVAL == 0:
+                self.chain_mark = (state.version, state.chain)
+            self._changed.notify_all()
+
+    def wait_for_offset(self, offset: int, timeout_s: float) -> bool:
+        """Whether everything up to an offset is applied, waited for."""
+        with self._changed:
+            return (
+                self._changed.wait_for(lambda: self.applied.offset >= offset or bool(self.fault), timeout_s)
+                and not self.fault
+            )
 
     def _act(self, action: Action) -> None:
         if isinstance(action, ApplyWrite):

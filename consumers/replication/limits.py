@@ -16,3 +16,4 @@ class ReplicationLimits:
     seal_retry_s: float = 1.0
     seal_backlog: int = 1
     schema_wait_s: float = 5.0
+    chain_history: int = 65_536

@@ -7,7 +7,7 @@ count goes on where the journal ends. Nothing is handed on, shown as durable or 
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import structlog
@@ -35,8 +35,16 @@ class Runner:
     """Consumes for all groups of a node. `durable_offset` and `position` may be read by any thread."""
 
     def __init__(
-        self, log: Log, name: str, topics: Mapping[str, Group], cursors: Mapping[str, Cursor], journal: Journal, limits: ReplicationLimits
+        self,
+        log: Log,
+        name: str,
+        topics: Mapping[str, Group],
+        cursors: Mapping[str, Cursor],
+        journal: Journal,
+        limits: ReplicationLimits,
+        on_durable: Callable[[], None],
     ) -> None:
+        self._on_durable = on_durable
         self._log = log
         self._name = name
         self._groups = dict(topics)
@@ -116,6 +124,8 @@ class Runner:
             self.bytes_consumed += sum(len(entry.value) for entry in found)
             self._durable[topic] = self._read[topic]
             self._groups[topic].enqueue(found)
+        if entries:
+            self._on_durable()
         for topic in self._groups:
             if topic not in self._paused and not self._groups[topic].fault:
                 self._positions[topic] = max(reader.position(topic), self._read[topic].offset + 1)

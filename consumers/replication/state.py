@@ -76,7 +76,11 @@ class GroupState:
         """The inverse of `to_bytes`."""
         record = codec("state").decode(data)
         plain = {name: record[name] for name in _PLAIN}
-        leader = Leadership(record["epoch"], record["leader_node"], record["leader_incarnation"]) if record["leader_node"] else None
+        leader = (
+            Leadership(record["epoch"], record["leader_node"], record["leader_incarnation"])
+            if record["leader_node"]
+            else None
+        )
         tables = {(entry["database"], entry["table"]): entry["schema_version"] for entry in record["tables"]}
         producers = {
             entry["producer"]: ProducerState(

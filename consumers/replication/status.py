@@ -1,4 +1,7 @@
-"""Who is alive, by what the status topic says. Time is the broker's: a node is offline when the newest status read is 3 s younger than its own newest."""
+"""Who is alive, by what the status topic says.
+
+Time is the broker's: a node is offline when the newest status read is 3 s younger than that node's own newest.
+"""
 
 from __future__ import annotations
 

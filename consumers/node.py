@@ -1,0 +1,402 @@
+"""Puts one node together: the logs it follows, its journal, its groups and their stores, what it says, and what it serves.
+
+Start-up goes bottom up and shut-down the other way. A node needs nothing but its data directory and Kafka: what the directory lacks comes from
+the log.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import structlog
+
+from connectors.files import DirectoryLock, create_directories, write_atomically
+from connectors.log.deadline import Deadline
+from connectors.log.kafka import KafkaLog
+from connectors.log.port import Log, LogUnavailable
+from connectors.log.topics import Topics
+from consumers.membership.cluster import join_cluster
+from consumers.membership.slots import SLOTS_DEFAULT, SlotTable
+from consumers.membership.tables import TableLog
+from consumers.replication.broadcast import Broadcast, boot_ns
+from consumers.replication.duties import Duties, SealPolicy, new_incarnation
+from consumers.replication.group import Group
+from consumers.replication.journal import Journal, JournalEntry
+from consumers.replication.limits import ReplicationLimits
+from consumers.replication.runner import Cursor, Runner
+from consumers.store.settings import StoreSettings
+from consumers.store.store import Store
+from schemas.errors import HeadraceError
+from schemas.framing import FORMAT
+from schemas.records import Create, Role, Status
+
+DIRECTORY_FORMAT = 1
+IDENTITY_FILE = "node.json"
+SEAL_THREADS = 2
+ENDS_INTERVAL_S = 0.5
+_log = structlog.get_logger(__name__)
+
+
+class DataDirectoryForeign(HeadraceError):
+    """A data directory of another node, another cluster or another format."""
+
+
+class ReplicationUnsupported(HeadraceError):
+    """A replication that this version does not offer yet."""
+
+
+class LogReplaced(HeadraceError):
+    """A forward topic that was made again since this node stored its data."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSettings:
+    """What one node is started with. `kafka` holds librdkafka settings, verbatim."""
+
+    cluster: str
+    node: str
+    nodes: tuple[str, ...]
+    replication: int
+    bootstrap: str
+    data_directory: Path
+    http: str = ""
+    slots: int = SLOTS_DEFAULT
+    startup_timeout_s: float = 60.0
+    seal: SealPolicy = field(default_factory=SealPolicy)
+    store: StoreSettings = field(default_factory=StoreSettings)
+    limits: ReplicationLimits = field(default_factory=ReplicationLimits)
+    kafka: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Identity:
+    """Who a data directory belongs to; `topics` maps a forward topic to the id it had when its data was stored."""
+
+    cluster: str
+    node: str
+    store: str
+    topics: dict[str, str]
+
+    @classmethod
+    def load(cls, directory: Path, cluster: str, node: str) -> Identity:
+        """The directory's identity, new for an empty directory. Raises DataDirectoryForeign."""
+        path = directory / IDENTITY_FILE
+        if not path.exists():
+            return cls(cluster, node, uuid.uuid4().hex, {})
+        content = json.loads(path.read_text())
+        if content["format"] != DIRECTORY_FORMAT:
+            raise DataDirectoryForeign(
+                f"data directory {directory} has format {content['format']}, this build reads {DIRECTORY_FORMAT}",
+                action="use the build that wrote it, or another directory",
+            )
+        for name, mine in (("cluster", cluster), ("node", node)):
+            if content[name] != mine:
+                raise DataDirectoryForeign(
+                    f"data directory {directory} belongs to {name} {content[name]!r}, not {mine!r}",
+                    action="use another --data-dir",
+                )
+        return cls(content["cluster"], content["node"], content["store"], content["topics"])
+
+    def save(self, directory: Path) -> None:
+        """Write it durably."""
+        content = {
+            "format": DIRECTORY_FORMAT,
+            "cluster": self.cluster,
+            "node": self.node,
+            "store": self.store,
+            "topics": self.topics,
+        }
+        write_atomically(directory / IDENTITY_FILE, json.dumps(content, indent=1, sort_keys=True).encode())
+
+
+class Node:
+    """One node, started by `start` and ended by `stop`. Everything public may be used by any thread once `start` has returned."""
+
+    def __init__(self, settings: NodeSettings, log: Log | None = None) -> None:
+        self.settings = settings
+        self.incarnation = new_incarnation()
+        self.topics = Topics(settings.cluster)
+        self.log: Log = log or KafkaLog(settings.bootstrap, settings.kafka)
+        self.http_address = ""
+        self.started = False
+        self._stopping = threading.Event()
+        self._ends: dict[str, int] = {}
+        self._reached: set[str] = set()
+
+    # Start-up, bottom up.
+
+    def start(self, on_progress: Callable[[str], None]) -> None:
+        """Open the data directory, join the cluster, apply what the journal holds and begin to consume. Raises typed errors."""
+        settings = self.settings
+        directory = create_directories(settings.data_directory)
+        self._directory_lock = DirectoryLock(directory, purpose="data directory")
+        try:
+            self.identity = Identity.load(directory, settings.cluster, settings.node)
+            self.slot_table = self._join(on_progress)
+            self.tables = TableLog(self.log, self.topics)
+            self.tables.refresh(settings.startup_timeout_s)
+            self._check_topics()
+            self.identity.save(directory)
+            self._open_groups(directory, on_progress)
+        except BaseException:
+            self._directory_lock.release()
+            raise
+        self._start_threads()
+
+    def _join(self, on_progress: Callable[[str], None]) -> SlotTable:
+        """Join the cluster, waiting for a broker that is not there yet."""
+        settings, deadline = self.settings, Deadline(self.settings.startup_timeout_s)
+        if settings.replication != len(settings.nodes):
+            raise ReplicationUnsupported(
+                f"replication {settings.replication} with {len(settings.nodes)} nodes is not offered yet",
+                action="for now every node holds every row: use a replication equal to the number of nodes",
+            )
+        if settings.node not in settings.nodes:
+            raise DataDirectoryForeign(
+                f"node {settings.node!r} is not among --nodes {','.join(settings.nodes)}", action="name it there"
+            )
+        create = Create(settings.nodes, settings.replication, settings.slots)
+        while True:
+            try:
+                return join_cluster(self.log, self.topics, create)
+            except LogUnavailable as error:
+                if deadline.passed() or self._stopping.is_set():
+                    raise
+                on_progress(f"waiting for Kafka at {settings.bootstrap}: {error.message}")
+                self._stopping.wait(1.0)
+
+    def _check_topics(self) -> None:
+        for group in self.slot_table.groups_of(self.settings.node):
+            topic = self.topics.forward(group)
+            state = self.log.describe(topic)
+            known = self.identity.topics.setdefault(topic, state.topic_id)
+            if known != state.topic_id:
+                raise LogReplaced(
+                    f"topic {topic} was made again since this node stored its data (id {known} is now {state.topic_id})",
+                    action="restore the log, or move the data directory away to follow the new one; nothing was changed",
+                )
+            self._ends[topic] = state.end
+
+    def _open_groups(self, directory: Path, on_progress: Callable[[str], None]) -> None:
+        settings = self.settings
+        names = self.slot_table.groups_of(settings.node)
+        self.journal = Journal(directory / "journal", names)
+        self._seals = ThreadPoolExecutor(SEAL_THREADS, thread_name_prefix="seal")
+        self.groups: dict[str, Group] = {}
+        cursors: dict[str, Cursor] = {}
+        for name in names:
+            topic = self.topics.forward(name)
+            store = Store.open(directory, name, settings.store)
+            group = Group(
+                name, self.slot_table.group(name), 1, store, self.tables, self._seals, settings.limits, self._sealed
+            )
+            self.groups[topic] = group
+            cursors[topic] = self._recover(group, on_progress)
+        self.journal.release_recovered()
+        limits = settings.limits
+        consumer = f"headrace-{settings.cluster}-{settings.node}"
+        self.runner = Runner(self.log, consumer, self.groups, cursors, self.journal, limits, self._durable)
+
+    def _recover(self, group: Group, on_progress: Callable[[str], None]) -> Cursor:
+        """Apply a group's journal beyond its store; where to read on from."""
+        newest = self.journal.newest_version(group.name)
+        begin = group.version
+        shown = time.monotonic()
+
+        def note(entry: JournalEntry) -> None:
+            nonlocal shown
+            if time.monotonic() - shown > 1.0:
+                shown = time.monotonic()
+                on_progress(f"group {group.name}: journal record {entry.version - begin} of {newest - begin}")
+
+        try:
+            group.recover(self.journal.recovered(group.name, begin), note)
+        except HeadraceError as error:
+            group.fail(str(error))
+        state = group.replica.state
+        return Cursor(state.version, state.offset, state.record_digest)
+
+    def _start_threads(self) -> None:
+        self._follower = threading.Thread(target=self._follow_tables, name="tables", daemon=True)
+        self._watcher = threading.Thread(target=self._watch_ends, name="ends", daemon=True)
+        self.broadcast = Broadcast(self.log, self.topics.status, self.settings.node, self.incarnation, self.statuses)
+        self.duties = Duties(
+            self.log,
+            self.groups,
+            self.settings.node,
+            self.incarnation,
+            self.settings.seal,
+            self.caught_up,
+            self.broadcast.speak_now,
+        )
+        for group in self.groups.values():
+            group.start()
+        self.runner.start()
+        self.broadcast.start()
+        self.duties.start()
+        self._follower.start()
+        self._watcher.start()
+        self.started = True
+
+    # Shut-down, top down.
+
+    def stop(self) -> None:
+        """Stop every thread and give up the directory. What was journaled is found again at the next start."""
+        self._stopping.set()
+        if self.started:
+            self.duties.stop()
+            self.runner.stop()
+            for group in self.groups.values():
+                group.stop()
+            self.broadcast.stop()
+            self._follower.join(10.0)
+            self._watcher.join(10.0)
+            self._seals.shutdown(wait=True)
+            self._commit_offsets()
+            for group in self.groups.values():
+                group.store.close()
+            self.journal.close()
+            self.tables.close()
+            self._directory_lock.release()
+        self.log.close()
+
+    # What the node knows of itself.
+
+    def topic_of(self, group_name: str) -> str | None:
+        """The forward topic of one of this node's groups."""
+        return next((topic for topic, group in self.groups.items() if group.name == group_name), None)
+
+    def end(self, topic: str) -> int:
+        """The end of a forward log when it was last looked at."""
+        return self._ends[topic]
+
+    def caught_up(self, group: Group) -> bool:
+        """Whether the group has once reached the end of its log since this process started, and applied what it read."""
+        topic = self.topics.forward(group.name)
+        if topic not in self._reached:
+            read = self.runner.position(topic) >= self._ends[topic]
+            applied = group.applied.offset >= self.runner.durable_offset(topic)
+            if read and applied:
+                self._reached.add(topic)
+        return topic in self._reached
+
+    def reason(self, topic: str) -> str:
+        """What keeps a group from serving at this node, empty when nothing does."""
+        group = self.groups[topic]
+        if group.fault:
+            return group.fault
+        if group.waiting:
+            return f"waiting for {group.waiting}"
+        if self.runner.journal_fault:
+            return f"journal: {self.runner.journal_fault}"
+        if not self.caught_up(group):
+            return f"recovering: read up to offset {self.runner.position(topic)} of {self._ends[topic]}"
+        return self._sealing_overdue(group)
+
+    def _sealing_overdue(self, group: Group) -> str:
+        leader = group.applied.leader
+        header = leader.node if leader else group.members[0]
+        silent_ms = self.broadcast.board.silent_ms(group.name, header)
+        dead = header != self.settings.node and not self.broadcast.board.alive(group.name, header)
+        if dead and group.applied.unsealed_rows >= self.settings.seal.rows:
+            silence = f"for {silent_ms / 1_000:.0f} s" if silent_ms >= 0 else "since this node started"
+            return f"leader {header} was not heard {silence}, {group.applied.unsealed_rows} rows wait to be sealed"
+        return ""
+
+    def ready(self) -> tuple[bool, list[str]]:
+        """Whether every group here serves, and the reasons why not."""
+        reasons = [
+            f"group {self.groups[topic].name}: {reason}" for topic in self.groups if (reason := self.reason(topic))
+        ]
+        reasons += [
+            f"group {group.name}: no role yet"
+            for topic, group in self.groups.items()
+            if self.duties.role(topic) is Role.UNSYNCED and not self.reason(topic)
+        ]
+        if self.broadcast.fenced:
+            reasons.append(
+                "this node's own status was not read back within 3 s: it is cut off from Kafka or was stopped"
+            )
+        return not reasons, reasons
+
+    def statuses(self) -> Sequence[Status]:
+        """What this node says of each of its groups."""
+        return [self._status(topic, group) for topic, group in self.groups.items()]
+
+    def _status(self, topic: str, group: Group) -> Status:
+        applied, reason = group.applied, self.reason(topic)
+        chain_version, chain = group.chain_mark
+        total = 0 if self.caught_up(group) else self._ends[topic]
+        return Status(
+            node=self.settings.node,
+            incarnation=self.incarnation,
+            store=self.identity.store,
+            http=self.http_address,
+            flight="",
+            group=group.name,
+            topic_id=self.identity.topics[topic],
+            role=self.duties.role(topic),
+            eligible=not reason,
+            epoch=applied.epoch,
+            version=applied.version,
+            offset=applied.offset,
+            durable_offset=self.runner.durable_offset(topic),
+            sealed_version=group.sealed_version,
+            chain_version=chain_version,
+            chain=chain,
+            recovery_done=self.runner.position(topic) if total else 0,
+            recovery_total=total,
+            format=FORMAT,
+            reason=reason,
+            sent_boot_ns=boot_ns(),
+        )
+
+    # Threads that belong to no group.
+
+    def _sealed(self, group_name: str, version: int) -> None:
+        try:
+            self.journal.forget(group_name, version)
+        except HeadraceError as error:
+            _log.warning("journal keeps sealed records", group=group_name, error=str(error))
+        self.broadcast.speak_now()
+
+    def _durable(self) -> None:
+        self.broadcast.speak_now()
+
+    def _follow_tables(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                self.tables.follow(0.2)
+            except HeadraceError as error:
+                _log.warning("table log not readable", error=str(error))
+                self._stopping.wait(1.0)
+
+    def _watch_ends(self) -> None:
+        """Look at the ends of the logs, at their identity, and publish progress for lag tools."""
+        turn = 0
+        while not self._stopping.wait(ENDS_INTERVAL_S):
+            turn += 1
+            for topic, group in self.groups.items():
+                try:
+                    state = self.log.describe(topic)
+                except LogUnavailable:
+                    continue
+                except HeadraceError as error:
+                    group.fail(f"{error}; the data is kept")
+                    continue
+                self._ends[topic] = state.end
+                if state.topic_id != self.identity.topics[topic]:
+                    group.fail(f"topic {topic} was made again under this node; the data is kept; restore the log")
+            if turn % 10 == 0:
+                self._commit_offsets()
+
+    def _commit_offsets(self) -> None:
+        consumer = f"headrace-{self.settings.cluster}-{self.settings.node}"
+        self.log.commit(consumer, {topic: self.runner.durable_offset(topic) + 1 for topic in self.groups})

@@ -1,0 +1,135 @@
+"""Says how this node stands in each of its groups, and listens to what all nodes say.
+
+A node serves nothing unless it has read its own newest broadcast back and sent it less than 3 s ago by its boot-time clock, which goes on while a
+process or a machine is stopped: that fences a process that was paused and goes on (DESIGN 6).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+import structlog
+
+from connectors.log.port import Log, Reader
+from consumers.replication.status import INTERVAL_MS, OFFLINE_MS, StatusBoard
+from schemas.errors import HeadraceError
+from schemas.framing import FrameInvalid, format_headers
+from schemas.records import Status, decode_status, encode_status
+
+STATUS_TAIL_RECORDS = 2_000
+COALESCE_S = 0.02
+_log = structlog.get_logger(__name__)
+
+
+def boot_ns() -> int:
+    """Nanoseconds since boot, suspended time included."""
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+
+
+class StatusReader:
+    """Follows the status topic into a board. Owned by one thread."""
+
+    def __init__(self, log: Log, topic: str) -> None:
+        state = log.describe(topic)
+        self._reader: Reader = log.reader({topic: max(state.begin, state.end - STATUS_TAIL_RECORDS)})
+        self.board = StatusBoard()
+
+    def follow(self, timeout_s: float) -> list[Status]:
+        """Take what has arrived, waiting up to `timeout_s` for the first."""
+        heard = []
+        for record in self._reader.poll(1_000, timeout_s):
+            try:
+                status = decode_status(record.value)
+            except FrameInvalid:
+                continue
+            self.board.hear(record.timestamp_ms, status)
+            heard.append(status)
+        return heard
+
+    def close(self) -> None:
+        """Give up the reader."""
+        self._reader.close()
+
+
+class Broadcast:
+    """The two threads that speak and listen. `board` and `fenced` may be read by any thread."""
+
+    def __init__(
+        self, log: Log, topic: str, node: str, incarnation: str, statuses: Callable[[], Sequence[Status]]
+    ) -> None:
+        self._log = log
+        self._topic = topic
+        self._node = node
+        self._incarnation = incarnation
+        self._statuses = statuses
+        self._stopping = threading.Event()
+        self._changed = threading.Event()
+        self._read_back_ns = 0
+        self._threads = [
+            threading.Thread(target=self._speak, name="status-speak", daemon=True),
+            threading.Thread(target=self._listen, name="status-listen", daemon=True),
+        ]
+        self.board = StatusBoard()
+
+    def start(self) -> None:
+        """Begin to speak and listen."""
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        """Stop both."""
+        self._stopping.set()
+        self._changed.set()
+        for thread in self._threads:
+            if thread.is_alive():
+                thread.join(10.0)
+
+    def speak_now(self) -> None:
+        """Something changed that others should hear before the next interval; many calls make one broadcast."""
+        self._changed.set()
+
+    @property
+    def fenced(self) -> bool:
+        """Whether this node must not serve: its own newest word was not read back, or was sent too long ago."""
+        return boot_ns() - self._read_back_ns >= OFFLINE_MS * 1_000_000
+
+    def _speak(self) -> None:
+        appender = self._log.appender()
+        try:
+            while not self._stopping.is_set():
+                self._changed.clear()
+                for status in self._statuses():
+                    key = f"{status.group}/{status.node}".encode()
+                    try:
+                        appender.append(self._topic, encode_status(status), key=key, headers=format_headers())
+                    except HeadraceError as error:
+                        _log.warning("status not sent", error=str(error))
+                appender.flush(INTERVAL_MS / 1_000)
+                self._stopping.wait(COALESCE_S)
+                self._changed.wait(INTERVAL_MS / 1_000)
+        finally:
+            appender.close()
+
+    def _listen(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                reader = StatusReader(self._log, self._topic)
+            except HeadraceError as error:
+                _log.warning("status not readable", error=str(error))
+                self._stopping.wait(1.0)
+                continue
+            self.board = reader.board
+            try:
+                while not self._stopping.is_set():
+                    self._note_own(reader.follow(0.2))
+            except HeadraceError as error:
+                _log.warning("status not readable", error=str(error))
+            finally:
+                reader.close()
+
+    def _note_own(self, heard: Sequence[Status]) -> None:
+        for status in heard:
+            if status.node == self._node and status.incarnation == self._incarnation:
+                self._read_back_ns = max(self._read_back_ns, status.sent_boot_ns)

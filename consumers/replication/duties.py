@@ -1,0 +1,169 @@
+"""What a leader does, and what a node does to become one: appends, and acts only on what it reads back.
+
+Every turn compares what the log says by now with what was asked of it. An append that is not read back as accepted within some seconds was lost or
+did not count, and is asked for again.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import structlog
+
+from connectors.log.port import Log
+from consumers.replication.group import Group
+from consumers.replication.roles import Decision, GroupView, decide
+from schemas.errors import HeadraceError
+from schemas.framing import format_headers
+from schemas.messages import Anchor, Body, Claim, Leadership, Message, ProducerPosition, Seal, encode_message
+from schemas.records import Role
+
+TURN_S = 0.1
+READ_BACK_TIMEOUT_S = 5.0
+_log = structlog.get_logger(__name__)
+
+
+class NotLeader(HeadraceError):
+    """The group is led by another node; names it."""
+
+
+@dataclass(frozen=True, slots=True)
+class SealPolicy:
+    """When a leader seals: at a size, which its claim writes into the log, and at an age."""
+
+    rows: int = 2_000_000
+    bytes: int = 256 * 1024 * 1024
+    age_ms: int = 300_000
+
+
+@dataclass(slots=True)
+class _Asked:
+    """What was appended and not yet read back."""
+
+    until_s: float = 0.0
+
+
+class Duties:
+    """The thread that claims and seals. `role` may be read by any thread."""
+
+    def __init__(
+        self,
+        log: Log,
+        groups: Mapping[str, Group],
+        node: str,
+        incarnation: str,
+        policy: SealPolicy,
+        caught_up: Callable[[Group], bool],
+        on_change: Callable[[], None],
+    ) -> None:
+        self._log = log
+        self._groups = dict(groups)
+        self._node = node
+        self._incarnation = incarnation
+        self._policy = policy
+        self._caught_up = caught_up
+        self._on_change = on_change
+        self._batch = 0
+        self._producer = f"{node}/{incarnation}"
+        self._asked: dict[str, _Asked] = {topic: _Asked() for topic in groups}
+        self._unsealed_since_s: dict[str, tuple[int, float]] = {}
+        self._roles: dict[str, Role] = dict.fromkeys(groups, Role.UNSYNCED)
+        self._lock = threading.Lock()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="duties", daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        self._appender = self._log.appender()
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop after the turn in hand."""
+        self._stopping.set()
+        if self._thread.is_alive():
+            self._thread.join(10.0)
+            self._appender.close()
+
+    def role(self, topic: str) -> Role:
+        """The role of this node in the group of a topic."""
+        return self._roles[topic]
+
+    def seal(self, topic: str) -> None:
+        """Append a Seal now. Raises NotLeader."""
+        group = self._groups[topic]
+        if self._roles[topic] is not Role.LEADER:
+            leader = group.applied.leader.node if group.applied.leader else "nobody"
+            raise NotLeader(
+                f"group {group.name} is led by {leader}, not by {self._node}", action="ask that node", retriable=True
+            )
+        self._append_seal(topic, group)
+
+    def _run(self) -> None:
+        while not self._stopping.wait(TURN_S):
+            for topic, group in self._groups.items():
+                try:
+                    self._turn(topic, group)
+                except HeadraceError as error:
+                    _log.warning("duty not done", group=group.name, error=str(error))
+
+    def _turn(self, topic: str, group: Group) -> None:
+        decision = self._decide(group)
+        if decision.role is not self._roles[topic]:
+            _log.info("role", group=group.name, role=str(decision.role))
+            self._roles[topic] = decision.role
+            self._on_change()
+        asked = self._asked[topic]
+        if time.monotonic() < asked.until_s:
+            return
+        if decision.claim:
+            asked.until_s = time.monotonic() + READ_BACK_TIMEOUT_S
+            self._append_claim(topic, group)
+        elif decision.role is Role.LEADER and self._is_old(topic, group):
+            asked.until_s = time.monotonic() + READ_BACK_TIMEOUT_S
+            self._append_seal(topic, group)
+
+    def _decide(self, group: Group) -> Decision:
+        leader, caught_up = group.applied.leader, self._caught_up(group)
+        return decide(GroupView(group.members, self._node, self._incarnation, leader, caught_up, group.fault))
+
+    def _is_old(self, topic: str, group: Group) -> bool:
+        """Whether rows have lain unsealed for the age of the policy."""
+        frontier, unsealed = group.applied.frontier, group.applied.unsealed_rows
+        if not unsealed:
+            self._unsealed_since_s.pop(topic, None)
+            return False
+        known, since_s = self._unsealed_since_s.get(topic, (-1, 0.0))
+        if known != frontier:
+            self._unsealed_since_s[topic] = (frontier, time.monotonic())
+            return False
+        return (time.monotonic() - since_s) * 1_000 >= self._policy.age_ms
+
+    def _append_claim(self, topic: str, group: Group) -> None:
+        leadership = Leadership(group.applied.epoch + 1, self._node, self._incarnation)
+        _log.info("claiming", group=group.name, epoch=leadership.epoch)
+        self._append(topic, Claim(leadership, _anchor(group), self._policy.rows, self._policy.bytes))
+
+    def _append_seal(self, topic: str, group: Group) -> None:
+        leadership = group.applied.leader
+        assert leadership is not None, "a leader without leadership"
+        self._append(topic, Seal(leadership, _anchor(group)))
+
+    def _append(self, topic: str, body: Body) -> None:
+        with self._lock:
+            self._batch += 1
+            message = Message(ProducerPosition(self._producer, self._batch, 0), body)
+            self._appender.append(topic, encode_message(message), headers=format_headers())
+
+
+def _anchor(group: Group) -> Anchor:
+    applied = group.applied
+    return Anchor(applied.offset, applied.version, applied.chain)
+
+
+def new_incarnation() -> str:
+    """A name for one run of a process, never used before."""
+    return uuid.uuid4().hex[:16]
