@@ -1,0 +1,209 @@
+"""What a text of SQL may do, decided from the syntax tree of the very parser that will run it.
+
+DuckDB serialises its own syntax tree to JSON (`json_serialize_sql`, reading statements only). Every node of that tree must be of a kind listed
+here, so a statement or a table function of a later DuckDB is refused until somebody has looked at it. DuckDB itself is locked as well
+(`engine`): this room is the first of two doors, and the one with the clear messages.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from consumers.query.errors import FunctionRefused, NotReadOnly, QueryInvalid
+
+SQL_BYTES_MAX = 256 * 1024
+
+QUERY_NODES = frozenset({"SELECT_NODE", "SET_OPERATION_NODE", "RECURSIVE_CTE_NODE", "CTE_NODE"})
+TABLE_REFERENCES = frozenset(
+    {"BASE_TABLE", "SUBQUERY", "JOIN", "TABLE_FUNCTION", "EMPTY", "EXPRESSION_LIST", "PIVOT", "SHOW_REF"}
+)
+TABLE_FUNCTIONS = frozenset({"range", "generate_series", "unnest", "repeat", "repeat_row", "json_each", "json_tree"})
+REFUSED_FUNCTIONS = frozenset(
+    {
+        "getenv",
+        "current_setting",
+        "getvariable",
+        "current_query",
+        "write_log",
+        "sleep_ms",
+        "nextval",
+        "currval",
+        "in_search_path",
+        "current_schemas",
+    }
+)
+REFUSED_PREFIXES = ("pg_", "read_", "parquet_", "duckdb_", "pragma_", "sniff_", "json_execute_")
+HARMLESS = frozenset({"pg_typeof", "pg_size_pretty"})
+_NAMED_LATER = 2**63
+_COMMENTS = r"(?:\s|--[^\n]*\n|/\*.*?\*/)*"
+_EXPLAIN = re.compile(rf"{_COMMENTS}EXPLAIN\b(?P<analyze>{_COMMENTS}ANALYZE\b)?", re.IGNORECASE | re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class TableName:
+    """A table as the SQL names it: the parts of its path, and the byte where it stands (None when the parser does not say)."""
+
+    path: tuple[str, ...]
+    position: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """One reading statement that may run.
+
+    `sql` is the statement without its EXPLAIN, `explain` is "" or what to put before it, `show` is "", "tables" or "databases" when the
+    engine answers by itself; `verb` is DESCRIBE or SUMMARIZE where the statement is one of them.
+    """
+
+    sql: str
+    explain: str = ""
+    show: str = ""
+    show_database: str | None = None
+    verb: str = ""
+    tables: tuple[TableName, ...] = ()
+    cte_names: frozenset[str] = frozenset()
+
+    @property
+    def described(self) -> bool:
+        """True when only the shape of the tables matters, not their rows."""
+        return self.verb == "DESCRIBE"
+
+
+def check(sql: str, kinds: Callable[[str], list[str]], tree: Callable[[str], Mapping[str, Any]]) -> Statement:
+    """The statement in `sql`, or NotReadOnly, FunctionRefused or QueryInvalid.
+
+    `kinds` gives the kind of each statement in a text (it may raise for SQL that does not parse), `tree` DuckDB's serialised syntax tree.
+    """
+    if len(sql.encode(errors="replace")) > SQL_BYTES_MAX:
+        raise QueryInvalid(f"the SQL is longer than {SQL_BYTES_MAX} bytes", action="shorten it, or join with a table")
+    if "\x00" in sql:
+        raise QueryInvalid("the SQL has a NUL character", action="remove it")
+    kind = _single(kinds(sql))
+    explain = ""
+    if kind == "EXPLAIN":
+        sql, explain = _without_explain(sql)
+        kind = _single(kinds(sql))
+    if kind != "SELECT":
+        raise _not_read_only(kind)
+    answer = tree(sql)
+    if answer.get("error"):
+        raise QueryInvalid(str(answer.get("error_message", "the SQL cannot be parsed")))
+    (root,) = answer["statements"]
+    return _statement(sql, explain, root["node"])
+
+
+def _single(kinds: list[str]) -> str:
+    if not kinds:
+        raise QueryInvalid("the SQL is empty", action="ask something, SHOW TABLES for a start")
+    if len(kinds) > 1:
+        raise NotReadOnly(f"{len(kinds)} statements in one query", action="send one statement at a time")
+    return kinds[0]
+
+
+def _not_read_only(kind: str) -> NotReadOnly:
+    if kind == "MULTI":
+        return NotReadOnly(
+            "this PIVOT needs more than one statement", action="name the values: PIVOT … ON column IN (…)"
+        )
+    return NotReadOnly(
+        f"{kind} is not a reading statement",
+        action="queries only read: SELECT, WITH, VALUES, SHOW TABLES, DESCRIBE, EXPLAIN",
+    )
+
+
+def _without_explain(sql: str) -> tuple[str, str]:
+    match = _EXPLAIN.match(sql)
+    if match is None:
+        raise NotReadOnly(
+            "this form of EXPLAIN is not understood", action="write EXPLAIN SELECT … or EXPLAIN ANALYZE SELECT …"
+        )
+    return sql[match.end() :], "EXPLAIN ANALYZE " if match["analyze"] else "EXPLAIN "
+
+
+def _statement(sql: str, explain: str, node: Mapping[str, Any]) -> Statement:
+    top = node.get("from_table") or {}
+    verb = ""
+    if top.get("type") == "SHOW_REF":
+        show = _show(sql, explain, top)
+        if show is not None:
+            return show
+        verb = "DESCRIBE" if top["show_type"] == "DESCRIBE" else "SUMMARIZE"
+    tables: list[TableName] = []
+    cte_names: set[str] = set()
+    for item in _nodes(node):
+        _check_node(item, tables)
+        cte_names.update(entry["key"].lower() for entry in (item.get("cte_map") or {}).get("map", ()))
+        if "ctename" in item or "cte_name" in item:
+            cte_names.add(str(item.get("ctename") or item.get("cte_name")).lower())
+    return Statement(sql, explain, verb=verb, tables=tuple(tables), cte_names=frozenset(cte_names))
+
+
+def _show(sql: str, explain: str, reference: Mapping[str, Any]) -> Statement | None:
+    if reference["show_type"] in ("DESCRIBE", "SUMMARY"):
+        return None
+    if reference["show_type"] == "SHOW_FROM":
+        return Statement(sql, explain, show="tables", show_database=reference["schema_name"])
+    if reference["table_name"] in ('"tables"', "__show_tables_expanded"):
+        return Statement(sql, explain, show="tables")
+    if reference["table_name"] == '"databases"':
+        return Statement(sql, explain, show="databases")
+    raise NotReadOnly(
+        f"SHOW {reference['table_name']} is not offered", action="SHOW TABLES, SHOW DATABASES and DESCRIBE are"
+    )
+
+
+def _nodes(root: Any) -> Iterator[Mapping[str, Any]]:
+    """Every object of the tree; by a stack, since a client chooses how deep it is."""
+    stack = [root]
+    while stack:
+        item = stack.pop()
+        if isinstance(item, dict):
+            yield item
+            stack.extend(item.values())
+        elif isinstance(item, list):
+            stack.extend(item)
+
+
+def _check_node(item: Mapping[str, Any], tables: list[TableName]) -> None:
+    kind = item.get("type")
+    if not isinstance(kind, str):
+        return
+    if kind.endswith("_NODE") and kind not in QUERY_NODES:
+        raise NotReadOnly(
+            f"{kind.removesuffix('_NODE').removesuffix('_QUERY')} inside a query is not a reading statement"
+        )
+    if "sample" in item and "query_location" in item and kind not in TABLE_REFERENCES:
+        raise NotReadOnly(f"a table reference of kind {kind} is not offered")
+    if kind == "BASE_TABLE":
+        tables.append(_table_name(item))
+    elif kind == "TABLE_FUNCTION":
+        _check_table_function(item)
+    elif kind == "SHOW_REF" and item["show_type"] not in ("DESCRIBE", "SUMMARY"):
+        raise NotReadOnly("SHOW inside a query is not offered", action="send SHOW TABLES by itself")
+    elif "function_name" in item:
+        _check_function(str(item["function_name"]))
+
+
+def _table_name(item: Mapping[str, Any]) -> TableName:
+    path = tuple(part for part in (item["catalog_name"], item["schema_name"], item["table_name"]) if part)
+    position = item["query_location"]
+    return TableName(path, position if position < _NAMED_LATER else None)
+
+
+def _check_table_function(item: Mapping[str, Any]) -> None:
+    name = str(item["function"].get("function_name", "")).lower()
+    if name not in TABLE_FUNCTIONS:
+        raise FunctionRefused(
+            f"table function {name or '?'} is not offered", action=f"offered are {', '.join(sorted(TABLE_FUNCTIONS))}"
+        )
+
+
+def _check_function(name: str) -> None:
+    folded = name.lower()
+    if folded in REFUSED_FUNCTIONS or (folded.startswith(REFUSED_PREFIXES) and folded not in HARMLESS):
+        raise FunctionRefused(
+            f"function {name} is not offered", action="queries see tables, not files, settings or other queries"
+        )
