@@ -9,13 +9,16 @@ from connectors.files.durable import (
     unlink_durably,
     write_atomically,
 )
+from connectors.files.layer import Buffer, FileLayer
 from connectors.files.lock import LOCK_NAME, DirectoryHeld, DirectoryLock, read_holder
 
 __all__ = [
     "LOCK_NAME",
     "PARTIAL_SUFFIX",
+    "Buffer",
     "DirectoryHeld",
     "DirectoryLock",
+    "FileLayer",
     "create_directories",
     "fsync_directory",
     "fsync_file",

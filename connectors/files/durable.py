@@ -1,8 +1,8 @@
 """Small files that are either wholly there or not there at all, also after a power cut.
 
-A rename is atomic but not durable until the directory that holds the name is synced; a file's bytes are not durable until the file is. Every
-function here does both, in the order that leaves no window. Syncs go through `os.fsync`, looked up at each call, so that a test can count or
-fail them.
+A rename is atomic but not durable until the directory that holds the name is synced; a file's bytes are not durable
+until the file is. Every function here does both, in the order that leaves no window. Syncs go through `os.fsync`,
+looked up at each call, so that a test can count or fail them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ AnyPath = str | os.PathLike[str]
 
 
 def fsync_directory(directory: AnyPath) -> None:
-    """Makes the names in `directory` durable: created, renamed and deleted entries survive a power cut after this returns."""
+    """Makes the names in `directory` durable: created, renamed and deleted entries survive a power cut after this
+    returns.
+    """
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -53,8 +55,9 @@ def write_atomically(
 ) -> None:
     """Replaces the file at `path` by `data`: readers and crashes see the old content or the new, nothing between.
 
-    A `str` is written as UTF-8; an iterable is written piece by piece, so that a large file needs no copy. The temporary file is
-    `path` + `.partial` in the same directory and is removed when writing fails. Raises the `OSError` of the step that failed.
+    A `str` is written as UTF-8; an iterable is written piece by piece, so that a large file needs no copy. The
+    temporary file is `path` + `.partial` in the same directory and is removed when writing fails. Raises the `OSError`
+    of the step that failed.
     """
     target = Path(path)
     partial = target.with_name(target.name + PARTIAL_SUFFIX)

@@ -12,7 +12,9 @@ from typing import Self
 from schemas.errors import HeadraceError
 
 LOCK_NAME = "lock"
-"""Default name of the lock file inside a directory. Its text is the holder's pid and counts only while the lock is held."""
+"""Default name of the lock file inside a directory. Its text is the holder's pid and counts only while the lock is
+held.
+"""
 
 
 class DirectoryHeld(HeadraceError):
@@ -38,8 +40,9 @@ class DirectoryHeld(HeadraceError):
 class DirectoryLock:
     """Exclusive ownership of one directory; owns the lock file in it, which stays there after release.
 
-    The kernel drops the lock when the holder dies, however it dies, so a stale file never blocks anyone, and a copied directory opens like
-    the original. Two openers within one process exclude each other too. Not thread-safe; usable as a context manager.
+    The kernel drops the lock when the holder dies, however it dies, so a stale file never blocks anyone, and a copied
+    directory opens like the original. Two openers within one process exclude each other too. Not thread-safe; usable as
+    a context manager.
     """
 
     def __init__(self, directory: str | os.PathLike[str], *, purpose: str = "directory", name: str = LOCK_NAME) -> None:
@@ -62,6 +65,10 @@ class DirectoryLock:
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
             os.close(descriptor)
+
+    def __del__(self) -> None:
+        if getattr(self, "_descriptor", None) is not None:
+            self.release()
 
     @staticmethod
     def _write_pid(descriptor: int) -> None:

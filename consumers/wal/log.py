@@ -1,0 +1,287 @@
+"""The write-ahead log as its users see it."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import weakref
+from collections.abc import Hashable, Iterable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import structlog
+
+from connectors.files import DirectoryLock, FileLayer
+from consumers.wal.checkpoint import write_checkpoint, write_checkpoint_after_failure
+from consumers.wal.commit import GroupCommit, WalMetrics
+from consumers.wal.errors import LogMisused
+from consumers.wal.maintenance import Maintenance
+from consumers.wal.records import encode
+from consumers.wal.recovery import Recovered, RecoveryReport, recover_files
+from consumers.wal.serde import Delete, Put, Serde, loads_pairs
+from consumers.wal.values import Entry, RecoveredState, ValueReference, load_entry
+from consumers.wal.writer import Transaction, Writer
+
+PARTITIONS_MAX = 65_536
+PREALLOCATE_BYTES_MAX = 1 << 20
+
+
+class WriteAheadLog:
+    """A map from key to record that survives the process, the machine, and a disk that lies about neither syncs nor
+    errors.
+
+    Owns one directory, exclusively while it is open. After any crash the recovered state is the state after a prefix of
+    the transactions, in the order of their ids, that contains every one whose `update(…, sync=True)` returned; a
+    transaction is in it whole or not at all. Source: NiFi's write-ahead log, without its holes
+    (docs/internals/write-ahead-log.md). Thread-safe.
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        serde: Serde[Any, Any],
+        partitions: int = 4,
+        *,
+        sync_interval_ms: int | None = 200,
+        checkpoint_bytes: int | None = 256 << 20,
+        checkpoint_age_ms: int | None = 600_000,
+        preallocate_bytes: int = PREALLOCATE_BYTES_MAX,
+        files: FileLayer | None = None,
+    ) -> None:
+        """Names the log; nothing is opened before `recover`.
+
+        `partitions`: journals that are written side by side; may differ from run to run. `sync_interval_ms`: within
+        that time updates without `sync` become durable (None: only with the next synced one). `checkpoint_bytes`,
+        `checkpoint_age_ms`: a checkpoint is made by itself after so many bytes of journal, or when changes are that old
+        (None: never). `preallocate_bytes`: reserve at the end of each journal, at most 1 MiB, 0 for none.
+        """
+        if not 1 <= partitions <= PARTITIONS_MAX:
+            raise ValueError(f"partitions must be between 1 and {PARTITIONS_MAX}, not {partitions}")
+        if not 0 <= preallocate_bytes <= PREALLOCATE_BYTES_MAX:
+            raise ValueError(
+                f"preallocate_bytes must be between 0 and {PREALLOCATE_BYTES_MAX}, not {preallocate_bytes}"
+            )
+        self.directory = Path(directory)
+        self.partitions = partitions
+        self.report: RecoveryReport | None = None
+        self._serde = serde
+        self._files = files or FileLayer()
+        self._preallocate_bytes = preallocate_bytes
+        self._maintenance = Maintenance(weakref.ref(self), sync_interval_ms, checkpoint_bytes, checkpoint_age_ms)
+        self._lifecycle = threading.Lock()
+        self._checkpointing = threading.Lock()
+        self._ownership: DirectoryLock | None = None
+        self._writer: Writer | None = None
+        self._commit: GroupCommit | None = None
+        self._closed = False
+
+    def recover(self) -> dict[Any, Any]:
+        """Opens the directory, made if need be, and returns the records by key: a `dict` that is the caller's own.
+
+        Large values are read at each access (`RecoveredState`). What had to be cut off is in `report` and in the log
+        output. Raises `DirectoryHeld`, `LogDamaged` (`FileMissing`), `ForeignSerde`, `ForeignLog`, `LogMisused` for a
+        second call, or what the serde raises; after an error nothing is held and `recover` may be called again.
+        """
+        with self._lifecycle:
+            if self._closed:
+                raise LogMisused(f"the log in {self.directory} is closed", action="make a new WriteAheadLog")
+            if self._writer is not None:
+                raise LogMisused(f"the log in {self.directory} is recovered already", action="call recover once")
+            self._files.make_directory(self.directory)
+            ownership = self._files.lock(self.directory, "the write-ahead log in")
+            try:
+                state = self._open()
+            except BaseException:
+                ownership.release()
+                raise
+            self._ownership = ownership
+            self._maintenance.start()
+            return state
+
+    def _open(self) -> dict[Any, Any]:
+        # Millions of small tuples are made and none is garbage: the collector would visit them all again and again.
+        collecting = gc.isenabled()
+        gc.disable()
+        try:
+            name_and_version = (self._serde.name, self._serde.version)
+            recovered = recover_files(self._files, self.directory, name_and_version, os.urandom(8))
+            state = self._state_of(recovered)
+        finally:
+            if collecting:
+                gc.enable()
+        self._report(recovered)
+        writer = Writer(self._files, self.directory, name_and_version, recovered, self._preallocate_bytes)
+        writer.continue_in_place(self.partitions)
+        self._commit = GroupCommit(writer)
+        self._writer = writer
+        return state
+
+    def _state_of(self, recovered: Recovered) -> dict[Any, Any]:
+        serde, entries = self._serde, recovered.entries
+        referenced = any(type(entry) is ValueReference for entry in entries.values())
+        if loads_pairs(serde):
+            loaded = {
+                key: (key, entry) if type(entry) is bytes else _load_small(serde, key, entry)
+                for key, entry in entries.items()
+            }
+        else:
+            loaded = {key: _load_small(serde, key, entry) for key, entry in entries.items()}
+        return RecoveredState(loaded, lambda key, value: load_entry(serde, key, value)) if referenced else loaded
+
+    def _report(self, recovered: Recovered) -> None:
+        self.report = recovered.report
+        for line in recovered.report.dropped:
+            structlog.get_logger("headrace.wal").warning(
+                "a torn tail was cut", directory=str(self.directory), what=line
+            )
+
+    def update(
+        self, records: Iterable[Put[Any] | Delete[Any]], sync: bool = False, partition: int | None = None
+    ) -> int:
+        """Writes the records as one transaction, all or none, in their order; returns its id, which is higher than any
+        before.
+
+        When it returns, the transaction survives the end of this process; with `sync` also a power cut, and with it
+        everything before it. `partition` chooses the journal (None: the log does). An empty update does nothing and
+        returns the newest id. Raises what the serde raises, `UnsupportedKey`, `UpdateFailed` (not written, try again),
+        `LogFailed` (an earlier sync failed: `checkpoint()` first), `DurabilityUnknown` (written, sync failed).
+        """
+        writer, commit = self._opened()
+        if partition is not None and not 0 <= partition < self.partitions:
+            raise ValueError(f"partition {partition} is not one of the {self.partitions} of this log")
+        encoded = encode(records, self._serde)
+        if not encoded.records:
+            return writer.last
+        # Callers that do not choose share one journal: a group then costs one sync, whoever is in it.
+        transaction = Transaction(encoded, partition or 0)
+        if sync:
+            commit.commit(transaction)
+        else:
+            with writer.lock:
+                writer.append((transaction,))
+        if transaction.error is not None:
+            raise transaction.error
+        return transaction.number
+
+    def sync(self) -> None:
+        """Makes every update that has returned durable; raises `LogFailed` or `DurabilityUnknown`."""
+        self._opened()[1].sync()
+
+    def checkpoint(self) -> None:
+        """Writes the state to a new snapshot and deletes the journals in which nothing lives; updates go on meanwhile.
+
+        After a failed sync it writes the state without all that was not known durable, and ends the failure. Raises
+        `CheckpointFailed` (nothing lost, try again), `DurabilityUnknown`, `LogDamaged`.
+        """
+        writer, commit = self._opened()
+        with self._checkpointing:
+            self._opened()
+            write = write_checkpoint if writer.failure is None else write_checkpoint_after_failure
+            size = write(writer, commit)
+            self._maintenance.checkpoint_made(writer.bytes_written, size)
+
+    def close(self) -> None:
+        """Makes everything durable and gives the directory up; a second call does nothing.
+
+        Raises `DurabilityUnknown` when the last sync fails; the log is closed all the same. Values already handed out
+        stay readable.
+        """
+        with self._lifecycle:
+            if self._closed:
+                return
+            self._closed = True
+            self._maintenance.stop()
+            with self._checkpointing:
+                try:
+                    self._finish()
+                finally:
+                    self._writer = self._commit = None
+                    if self._ownership is not None:
+                        self._ownership.release()
+
+    def _finish(self) -> None:
+        writer, commit = self._writer, self._commit
+        if writer is None or commit is None or writer.failure is not None:
+            return
+        if writer.dirty:
+            commit.sync()
+        with writer.lock:
+            writer.fail("it was closed")
+            for journal in writer.current.values():
+                try:
+                    journal.trim()
+                except OSError:
+                    continue
+
+    @property
+    def last_transaction(self) -> int:
+        """Id of the newest transaction, 0 when there was none."""
+        return self._opened()[0].last
+
+    @property
+    def durable_transaction(self) -> int:
+        """Id of the newest transaction known durable, with all before it."""
+        return self._opened()[0].durable
+
+    def reference(self, key: Hashable) -> ValueReference | None:
+        """The reference to the large value that the log holds for `key` now; None for a small value. Raises `KeyError`."""
+        entry: Entry = self._opened()[0].entries[key]
+        return entry if isinstance(entry, ValueReference) else None
+
+    def get(self, key: Hashable, default: Any = None) -> Any:
+        """The record that the log holds for `key` now, read from disk when it is large."""
+        entry = self._opened()[0].entries.get(key)
+        return default if entry is None else load_entry(self._serde, key, entry)
+
+    def metrics(self) -> WalMetrics:
+        """Figures for people and monitoring; cheap enough for every scrape."""
+        writer, commit = self._opened()
+        waits = sorted(commit.waits_ns)
+        sizes = list(commit.group_sizes)
+        return WalMetrics(
+            transactions=writer.last,
+            durable_transaction=writer.durable,
+            bytes_written=writer.bytes_written,
+            syncs=commit.syncs,
+            sync_wait_p50_ms=_quantile(waits, 0.5),
+            sync_wait_p99_ms=_quantile(waits, 0.99),
+            group_size_mean=sum(sizes) / len(sizes) if sizes else 0.0,
+            group_size_max=max(sizes, default=0),
+            journals=len(writer.journals),
+            records=len(writer.entries),
+            failed=writer.failure is not None,
+        )
+
+    def upkeep(self) -> bool:
+        """One round of what the log does by itself; called by its own thread. False when the log is closed."""
+        writer = self._writer
+        if writer is None:
+            return False
+        self._maintenance.tick(self, writer)
+        return True
+
+    def _opened(self) -> tuple[Writer, GroupCommit]:
+        writer, commit = self._writer, self._commit
+        if writer is None or commit is None:
+            what = "closed" if self._closed else "not recovered yet"
+            action = "make a new WriteAheadLog" if self._closed else "call recover first"
+            raise LogMisused(f"the log in {self.directory} is {what}", action=action)
+        return writer, commit
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _load_small(serde: Serde[Any, Any], key: Hashable, entry: Entry) -> Any:
+    return entry if type(entry) is ValueReference else load_entry(serde, key, entry)
+
+
+def _quantile(ordered_ns: list[int], share: float) -> float:
+    return ordered_ns[min(len(ordered_ns) - 1, int(len(ordered_ns) * share))] / 1e6 if ordered_ns else 0.0

@@ -1,0 +1,111 @@
+"""What happens by itself: the interval sync and automatic checkpoints."""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from typing import TYPE_CHECKING
+
+import structlog
+
+from schemas.errors import HeadraceError
+
+if TYPE_CHECKING:
+    from consumers.wal.log import WriteAheadLog
+    from consumers.wal.writer import Writer
+
+TICK_MS = 200
+RETRY_MS_MAX = 60_000
+
+
+class Maintenance:
+    """One thread of an open log; it ends with `stop`, or when nobody holds the log any more. Failures are left for
+    callers to meet: a failed sync makes updates fail, a failed checkpoint is logged and tried again, each time later,
+    up to a minute.
+    """
+
+    def __init__(
+        self,
+        log: weakref.ref[WriteAheadLog],
+        sync_interval_ms: int | None,
+        checkpoint_bytes: int | None,
+        checkpoint_age_ms: int | None,
+    ) -> None:
+        self._log = log
+        self._sync_interval_ms = sync_interval_ms
+        self._checkpoint_bytes = checkpoint_bytes
+        self._checkpoint_age_ms = checkpoint_age_ms
+        self._bytes_at_checkpoint = 0
+        self._snapshot_bytes = 0
+        self._checkpoint_at = time.monotonic()
+        self._retry_ms = 0
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Begins, unless there is nothing to do by itself."""
+        wanted = (self._sync_interval_ms, self._checkpoint_bytes, self._checkpoint_age_ms)
+        if any(setting is not None for setting in wanted):
+            self._thread = threading.Thread(
+                target=_run, args=(self._log, self._stopping, self._tick_seconds()), name="wal", daemon=True
+            )
+            self._thread.start()
+
+    def stop(self) -> None:
+        """Ends the thread and waits for it."""
+        self._stopping.set()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def checkpoint_made(self, bytes_written: int, snapshot_bytes: int) -> None:
+        """Starts the measures for the next automatic checkpoint."""
+        self._bytes_at_checkpoint = bytes_written
+        self._snapshot_bytes = snapshot_bytes
+        self._checkpoint_at = time.monotonic()
+        self._retry_ms = 0
+
+    def checkpoint_is_due(self, bytes_written: int) -> bool:
+        """Whether enough was written, or anything long enough ago. A snapshot is not written again before as many bytes
+        of journal.
+        """
+        fresh = bytes_written - self._bytes_at_checkpoint
+        age_ms = (time.monotonic() - self._checkpoint_at) * 1_000
+        if fresh == 0 or age_ms < self._retry_ms:
+            return False
+        large = self._checkpoint_bytes is not None and fresh >= max(self._checkpoint_bytes, self._snapshot_bytes)
+        old = self._checkpoint_age_ms is not None and age_ms >= self._checkpoint_age_ms
+        return large or old
+
+    def checkpoint_failed(self) -> None:
+        """Puts the next try off."""
+        self._checkpoint_at = time.monotonic()
+        self._retry_ms = min(max(1_000, self._retry_ms * 2), RETRY_MS_MAX)
+
+    def tick(self, log: WriteAheadLog, writer: Writer) -> None:
+        """One round: sync what is unsynced, checkpoint when due."""
+        if writer.failure is not None:
+            return
+        try:
+            if self._sync_interval_ms is not None and writer.durable < writer.last:
+                log.sync()
+            if self.checkpoint_is_due(writer.bytes_written):
+                log.checkpoint()
+        except (HeadraceError, OSError) as error:
+            self.checkpoint_failed()
+            structlog.get_logger("headrace.wal").error(
+                "the log's upkeep failed", directory=str(log.directory), error=str(error)
+            )
+
+    def _tick_seconds(self) -> float:
+        return min(TICK_MS, self._sync_interval_ms or TICK_MS) / 1_000
+
+
+def _run(reference: weakref.ref[WriteAheadLog], stopping: threading.Event, seconds: float) -> None:
+    while not stopping.wait(seconds):
+        log = reference()
+        if log is None:
+            return
+        if not log.upkeep():
+            return
+        del log
