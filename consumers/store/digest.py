@@ -1,0 +1,77 @@
+"""The content digest of a segment: xxh3-128 over what its columns hold, whatever library wrote the file.
+
+The digest is the xxh3-128 of these records, one for the series, one for the time and one for each field in order of name:
+`name` `0x00` `type` `0x00` then 16 bytes xxh3-128 of each stream of the column:
+
+    series   lengths of the runs of one series (int64 LE) · lengths of the series keys in bytes (int64 LE) · the keys, UTF-8, end to end
+    time     values (int64 LE, nanoseconds)
+    float64  values (IEEE 754 LE, 0 where null) · positions of nulls (int64 LE)
+    int64    values (int64 LE, 0 where null) · positions of nulls
+    bool     values (one byte each, 0 where null) · positions of nulls
+    string   lengths in bytes (int64 LE, 0 where null) · UTF-8, end to end · positions of nulls
+
+`type` is `series`, `time` or the field type's name. Hex, as xxhash prints it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import xxhash
+
+from schemas.tables import TIME_COLUMN, FieldType
+
+Bytes = npt.NDArray[Any] | memoryview | bytes
+
+
+def content_digest(
+    keys: pa.Array, lengths: npt.NDArray[np.int64], times: npt.NDArray[np.int64], fields: Mapping[str, pa.Array]
+) -> str:
+    """The digest of rows sorted by (series, time): series keys of the runs, their lengths, times in ns, and fields sorted by name."""
+    total = xxhash.xxh3_128()
+    _add(total, "", "series", [lengths, *_strings(keys)])
+    _add(total, TIME_COLUMN, "time", [times])
+    for name, values in fields.items():
+        _add(total, name, _kind(values.type), _streams(values))
+    return total.hexdigest()
+
+
+def _add(total: xxhash.xxh3_128, name: str, kind: str, streams: list[Bytes]) -> None:
+    total.update(name.encode() + b"\0" + kind.encode() + b"\0")
+    for stream in streams:
+        total.update(xxhash.xxh3_128_digest(memoryview(stream)))
+
+
+def _kind(arrow_type: pa.DataType) -> str:
+    kind = FieldType.of_arrow(pa.string() if arrow_type == pa.large_string() else arrow_type)
+    assert kind is not None, arrow_type
+    return kind.value
+
+
+def _streams(values: pa.Array) -> list[Bytes]:
+    nulls = np.empty(0, np.int64)
+    if values.null_count:
+        nulls = np.flatnonzero(values.is_null().to_numpy(zero_copy_only=False))
+    if pa.types.is_large_string(values.type) or pa.types.is_string(values.type):
+        return [*_strings(values), nulls]
+    if values.null_count:
+        zero = False if pa.types.is_boolean(values.type) else 0
+        values = values.fill_null(zero)
+    if pa.types.is_boolean(values.type):
+        return [values.to_numpy(zero_copy_only=False).view(np.uint8), nulls]
+    return [values.to_numpy(zero_copy_only=True), nulls]
+
+
+def _strings(values: pa.Array) -> list[Bytes]:
+    if values.null_count:
+        values = values.fill_null("")
+    large = pc.cast(values, pa.large_string())
+    data, offset = large.buffers(), large.offset
+    ends = np.frombuffer(data[1], np.int64)[offset : offset + len(large) + 1] if len(large) else np.zeros(1, np.int64)
+    text = memoryview(data[2])[int(ends[0]) : int(ends[-1])] if data[2] is not None else b""
+    return [np.diff(ends), text]

@@ -1,0 +1,237 @@
+"""The index of a store: one RocksDB (through rocksdict, raw keys and values) in `{data}/index/{group}`.
+
+Column families and keys (text is UTF-8; `0x00` cannot occur in a name):
+
+    catalogue    `s/` + segment name                              JSON of SegmentEntry
+                 `t/` + database 0x00 table                       JSON {"database": {slice_ns, buckets}, "schema": {version, tags, fields, …}}
+    series       segment name                                     runs of the segment (see consumers.store.segment)
+    last         database 0x00 table 0x00 bucket (5 digits)       newest row of each series (see consumers.store.last)
+    tombstones   version (20 digits) 0x00 xxh3-128 of the value   JSON of Tombstone
+    state        `format`                                         `1`
+                 `frontier`                                       version of the last committed seal, decimal
+                 `state`                                          the bytes the caller handed to that seal
+
+One commit is one WriteBatch, synced. There is a key for each segment and each bucket, never for a row: rocksdict holds the interpreter lock
+while it works.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import xxhash
+from rocksdict import Checkpoint, Options, Rdict, WriteBatch, WriteOptions
+
+from consumers.store.errors import StoreDamaged, StoreError, StoreFormatUnknown, StoreFull, StoreHeld, StoreUnwritable
+from consumers.store.memtable import KnownTable, TableKey
+from consumers.store.segment import Runs, SegmentEntry
+from consumers.store.settings import StoreSettings
+from consumers.store.tombstones import Tombstone
+from schemas.tables import DatabaseSchema, FieldType, TableSchema
+
+INDEX_FORMAT = b"1"
+FAMILIES = ("catalogue", "series", "last", "tombstones", "state")
+BucketKey = tuple[str, str, int]
+"""(database, table, bucket)."""
+
+
+@dataclass(slots=True)
+class IndexChanges:
+    """What one commit does; all of it or nothing."""
+
+    add: list[tuple[SegmentEntry, Runs]] = field(default_factory=list)
+    remove: list[str] = field(default_factory=list)
+    tables: dict[TableKey, KnownTable] = field(default_factory=dict)
+    last: dict[BucketKey, bytes] = field(default_factory=dict)
+    bury: list[Tombstone] = field(default_factory=list)
+    forget: list[Tombstone] = field(default_factory=list)
+    state: tuple[int, bytes] | None = None
+
+
+@dataclass(slots=True)
+class IndexContent:
+    """What the index held when it was opened. `state` is None before the first seal."""
+
+    entries: dict[str, SegmentEntry]
+    tables: dict[TableKey, KnownTable]
+    tombstones: list[Tombstone]
+    frontier: int
+    state: bytes | None
+
+
+class Index:
+    """Owns `directory`; one opener at a time (RocksDB's own lock). `commit` from one thread, reads from any."""
+
+    def __init__(self, directory: Path, settings: StoreSettings) -> None:
+        """Opens or creates the index. Raises StoreHeld, StoreFull, StoreUnwritable, StoreDamaged or StoreFormatUnknown."""
+        self.directory = directory
+        self._settings = settings
+        self._failed = False
+        self._open()
+        found = self._families["state"].get(b"format")
+        if found is None:
+            batch = WriteBatch(raw_mode=True)
+            batch.put(b"format", INDEX_FORMAT, self._handles["state"])
+            self._write(batch)
+        elif found != INDEX_FORMAT:
+            self.close()
+            raise StoreFormatUnknown(
+                f"index {directory} has format {found!r}, this build reads {INDEX_FORMAT!r}",
+                action="use the build that wrote it, or a newer one",
+            )
+
+    def load(self) -> IndexContent:
+        """Everything but runs and last rows, which are read on demand."""
+        state = self._families["state"]
+        entries, tables = {}, {}
+        for key, value in self._items("catalogue"):
+            kind, _, name = key.decode().partition("/")
+            if kind == "s":
+                entries[name] = SegmentEntry.from_json(value)
+            else:
+                database, _, table = name.partition("\0")
+                tables[(database, table)] = _known_table(database, table, value)
+        tombstones = [Tombstone.from_json(value) for _, value in self._items("tombstones")]
+        return IndexContent(entries, tables, tombstones, int(state.get(b"frontier") or 0), state.get(b"state"))
+
+    def runs(self, name: str) -> Runs:
+        """The series of a segment; raises StoreDamaged if there are none."""
+        data = self._families["series"].get(name.encode())
+        if data is None:
+            raise StoreDamaged(f"index {self.directory} has no series of segment {name}")
+        return Runs.from_bytes(data)
+
+    def last(self, key: BucketKey) -> bytes | None:
+        """The last rows of one bucket."""
+        found: bytes | None = self._families["last"].get(_bucket_key(key))
+        return found
+
+    def commit(self, changes: IndexChanges) -> None:
+        """Makes `changes` durable in one synced batch. After an error the outcome is open until the same changes have been committed again;
+        the index is opened anew first, since RocksDB refuses writes after a failed one."""
+        if self._failed:
+            self._close_handles()
+            self._open()
+            self._failed = False
+        self._write(self._batch(changes))
+
+    def checkpoint(self, directory: Path) -> None:
+        """A consistent copy of the index in a new directory, hard-linked where RocksDB can."""
+        Checkpoint(self._database).create_checkpoint(str(directory))
+
+    def close(self) -> None:
+        """Releases the directory. Nothing is lost: every commit was synced."""
+        self._close_handles()
+
+    def _open(self) -> None:
+        options = {name: self._options() for name in FAMILIES}
+        try:
+            self._database = Rdict(str(self.directory), self._options(), column_families=options)
+            self._families = {name: self._database.get_column_family(name) for name in FAMILIES}
+            self._handles = {name: self._database.get_column_family_handle(name) for name in FAMILIES}
+        except Exception as error:
+            raise _typed(error, self.directory) from error
+
+    def _options(self) -> Options:
+        options = Options(raw_mode=True)
+        options.create_if_missing(True)
+        options.create_missing_column_families(True)
+        options.set_write_buffer_size(self._settings.index_write_buffer_bytes)
+        options.set_max_open_files(self._settings.index_open_files_max)
+        options.set_max_background_jobs(1)
+        options.set_keep_log_file_num(2)
+        options.set_stats_dump_period_sec(0)
+        return options
+
+    def _batch(self, changes: IndexChanges) -> WriteBatch:
+        batch, handles = WriteBatch(raw_mode=True), self._handles
+        for name in changes.remove:
+            batch.delete(b"s/" + name.encode(), handles["catalogue"])
+            batch.delete(name.encode(), handles["series"])
+        for entry, runs in changes.add:
+            batch.put(b"s/" + entry.name.encode(), entry.to_json(), handles["catalogue"])
+            batch.put(entry.name.encode(), runs.to_bytes(), handles["series"])
+        for (database, table), known in changes.tables.items():
+            batch.put(f"t/{database}\0{table}".encode(), _table_json(known), handles["catalogue"])
+        for key, value in changes.last.items():
+            batch.put(_bucket_key(key), value, handles["last"])
+        for tombstone in changes.forget:
+            batch.delete(_tombstone_key(tombstone), handles["tombstones"])
+        for tombstone in changes.bury:
+            batch.put(_tombstone_key(tombstone), tombstone.to_json().encode(), handles["tombstones"])
+        if changes.state is not None:
+            frontier, state = changes.state
+            batch.put(b"frontier", str(frontier).encode(), handles["state"])
+            batch.put(b"state", state, handles["state"])
+        return batch
+
+    def _write(self, batch: WriteBatch) -> None:
+        options = WriteOptions()
+        options.sync = True
+        try:
+            self._database.write(batch, options)
+        except Exception as error:
+            self._failed = True
+            raise _typed(error, self.directory) from error
+
+    def _items(self, family: str) -> Iterator[tuple[bytes, bytes]]:
+        yield from self._families[family].items()
+
+    def _close_handles(self) -> None:
+        # rocksdict keeps the database, and its lock, as long as any handle lives.
+        self._handles.clear()
+        for family in self._families.values():
+            family.close()
+        self._families.clear()
+        self._database.close()
+
+
+def _typed(error: Exception, directory: Path) -> StoreError:
+    text = str(error)
+    if "No space left" in text or "Disk quota" in text:
+        return StoreFull(f"index {directory} cannot be written: {text}")
+    if "lock hold by current process" in text or "While lock file" in text:
+        return StoreHeld(f"index {directory} is open already: {text}", action="stop the process that has it open first")
+    if "Corruption" in text:
+        return StoreDamaged(
+            f"index {directory} is damaged: {text}", action="recover this replica from another one or from the log"
+        )
+    return StoreUnwritable(
+        f"index {directory} cannot be opened or written: {text}", action="check the disk and its permissions"
+    )
+
+
+def _bucket_key(key: BucketKey) -> bytes:
+    return f"{key[0]}\0{key[1]}\0{key[2]:05}".encode()
+
+
+def _tombstone_key(tombstone: Tombstone) -> bytes:
+    text = tombstone.to_json()
+    return f"{tombstone.version:020}\0{xxhash.xxh3_128_hexdigest(text.encode())}".encode()
+
+
+def _table_json(known: KnownTable) -> bytes:
+    database, schema = known.database, known.schema
+    value = {
+        "database": {"slice_ns": database.slice_ns, "buckets": database.buckets},
+        "schema": {
+            "version": schema.version,
+            "tags": schema.tags,
+            "fields": schema.fields,
+            "retention_ns": schema.retention_ns,
+        },
+    }
+    return json.dumps(value, separators=(",", ":")).encode()
+
+
+def _known_table(database: str, table: str, data: bytes) -> KnownTable:
+    value = json.loads(data)
+    schema = value["schema"]
+    fields = tuple((name, FieldType(kind)) for name, kind in schema["fields"])
+    return KnownTable(
+        DatabaseSchema(database, **value["database"]),
+        TableSchema(database, table, schema["version"], tuple(schema["tags"]), fields, schema["retention_ns"]),
+    )

@@ -1,0 +1,101 @@
+"""Rows not yet sealed: for each table the list of row batches as they arrived."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from consumers.store.errors import RowsInvalid
+from consumers.store.tombstones import Tombstone, survivors
+from schemas.tables import DatabaseSchema, FieldType, TableSchema, widened
+
+TableKey = tuple[str, str]
+"""(database, table)."""
+
+
+@dataclass(frozen=True, slots=True)
+class LiveBatch:
+    """One message's rows with their rank and time range (both ends included, ns)."""
+
+    era: int
+    version: int
+    rows: pa.RecordBatch
+    min_time_ns: int
+    max_time_ns: int
+
+    def visible(self, tombstones: Iterable[Tombstone]) -> pa.RecordBatch:
+        """The rows that no delete of higher rank hides."""
+        relevant = [
+            each
+            for each in tombstones
+            if each.outranks(self.era, self.version) and each.touches(self.min_time_ns, self.max_time_ns)
+        ]
+        return survivors(self.rows, relevant) if relevant else self.rows
+
+
+@dataclass(frozen=True, slots=True)
+class MemtableSize:
+    """How much is unsealed; the node decides by it when to seal and when to stop reading the log."""
+
+    rows: int
+    bytes: int
+    tables: int
+
+
+@dataclass(slots=True)
+class Memtable:
+    """Unsealed rows of all tables of a group, in the order they arrived. Changed by one thread; `snapshot` gives others a stable list."""
+
+    batches: dict[TableKey, list[LiveBatch]] = field(default_factory=dict)
+    rows: int = 0
+    bytes: int = 0
+
+    def add(self, table: TableKey, batch: LiveBatch) -> None:
+        """Takes one message's rows; O(1)."""
+        self.batches.setdefault(table, []).append(batch)
+        self.rows += len(batch.rows)
+        self.bytes += batch.rows.nbytes
+
+    def snapshot(self, table: TableKey) -> Sequence[LiveBatch]:
+        """The batches of one table as they are now."""
+        return tuple(self.batches.get(table, ()))
+
+    def size(self) -> MemtableSize:
+        """Rows, bytes and tables held."""
+        return MemtableSize(self.rows, self.bytes, len(self.batches))
+
+
+def live_batch(version: int, era: int, schema: TableSchema, rows: pa.RecordBatch) -> LiveBatch:
+    """Checks that `rows` fit `schema` and measures their time range. Raises RowsInvalid. `rows` is not empty."""
+    known = schema.field_types()
+    if rows.column(0).dictionary.null_count:
+        raise RowsInvalid(f"rows of {schema.database}.{schema.table} have a series without a key")
+    for name, arrow_type in zip(rows.schema.names[2:], rows.schema.types[2:], strict=True):
+        have, want = FieldType.of_arrow(arrow_type), known.get(name)
+        if have is None or want is None or widened(have, want) != want:
+            raise RowsInvalid(
+                f"field {name!r} ({arrow_type}) does not fit version {schema.version} of {schema.database}.{schema.table}"
+            )
+    bounds = pc.min_max(rows.column(1))
+    return LiveBatch(era, version, rows, bounds["min"].as_py(), bounds["max"].as_py())
+
+
+def by_rank(batches: Iterable[LiveBatch]) -> list[LiveBatch]:
+    """Lowest rank first; batches of one rank keep their order."""
+    return sorted(batches, key=lambda batch: (batch.era, batch.version))
+
+
+def newer(one: TableSchema | None, other: TableSchema) -> TableSchema:
+    """The schema with the higher version."""
+    return other if one is None or other.version >= one.version else one
+
+
+@dataclass(frozen=True, slots=True)
+class KnownTable:
+    """What the store knows of a table: how its database is cut and the newest schema its writes named."""
+
+    database: DatabaseSchema
+    schema: TableSchema
