@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import psutil
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
@@ -26,6 +25,8 @@ from schemas.errors import HeadraceError
 
 START_TIMEOUT_S = 90.0
 STOP_TIMEOUT_S = 30.0
+FORMAT_TIMEOUT_S = 60.0
+READY_POLL_S = 0.05
 PORT_ATTEMPTS_MAX = 3
 
 __all__ = [
@@ -94,7 +95,7 @@ class EmbeddedBroker:
         settings: Mapping[str, str] | None = None,
         progress: Progress | None = None,
     ) -> None:
-        self.directory = Path(data_directory).absolute()
+        self.directory = Path(data_directory).resolve()
         self._port = port
         self._advertise = tuple(advertise)
         self._settings = dict(settings or {})
@@ -139,12 +140,20 @@ class EmbeddedBroker:
             bootstrap=bootstrap if process else None,
             pid=process.pid if process else None,
             data_directory=self.directory,
-            log_file=self.directory / broker_settings.LOG_FILE,
+            log_file=self._log_file,
         )
 
     @property
     def _pid_file(self) -> Path:
         return self.directory / broker_settings.PID_FILE
+
+    @property
+    def _log_file(self) -> Path:
+        return self.directory / broker_settings.LOG_FILE
+
+    @property
+    def _output_file(self) -> Path:
+        return self.directory / broker_settings.OUTPUT_FILE
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -201,86 +210,91 @@ class EmbeddedBroker:
         return ports
 
     def _launch(self, java: list[str], identity: BrokerIdentity, timeout_s: float) -> BrokerInfo:
-        properties = self._write_files(identity)
-        self._format(java, identity, properties)
-        child = self._spawn([*java, *broker_settings.java_options(self.directory), "kafka.Kafka", str(properties)])
+        self._write_files(identity)
+        self._format(java, identity)
+        log_offset = broker_process.file_bytes(self._log_file)
+        child = self._spawn(
+            [*java, *broker_settings.java_options(self.directory), "kafka.Kafka", broker_settings.PROPERTIES_FILE]
+        )
         try:
             broker_process.write_pid(self.directory, child.pid)
-            self._wait_until_ready(child, identity, timeout_s)
+            self._wait_until_ready(child, identity, timeout_s, log_offset)
         except BaseException:
-            broker_process.end_process(psutil.Process(child.pid), 5) if child.poll() is None else None
+            child.kill()
+            child.wait()
             self._pid_file.unlink(missing_ok=True)
             raise
         # The broker outlives this object; its handle must not warn about that when it is collected.
         child.returncode = 0
         return BrokerInfo(f"{HOST}:{identity.port}", child.pid, identity.proxied)
 
-    def _write_files(self, identity: BrokerIdentity) -> Path:
-        """Identity first, since it marks the directory as ours, then what Kafka reads. Returns the path of its settings."""
+    def _write_files(self, identity: BrokerIdentity) -> None:
+        """Identity first, since it marks the directory as ours, then what Kafka reads."""
         taken = {identity.port, *identity.proxied, *identity.proxied.values()}
         controller_port = broker_process.free_port(taken)
-        settings = broker_settings.server_properties(self.directory, identity, controller_port, self._settings)
-        properties = self.directory / broker_settings.PROPERTIES_FILE
+        settings = broker_settings.server_properties(identity, controller_port, self._settings)
+        files = {
+            broker_settings.PROPERTIES_FILE: broker_settings.render_properties(settings),
+            broker_settings.LOGGING_FILE: broker_settings.logging_properties(),
+        }
         try:
             broker_settings.save_identity(self.directory, identity)
-            broker_settings.replace_file(properties, broker_settings.render_properties(settings))
-            logging_file = self.directory / broker_settings.LOGGING_FILE
-            broker_settings.replace_file(logging_file, broker_settings.logging_properties(self.directory))
+            for name, content in files.items():
+                broker_settings.replace_file(self.directory / name, content)
         except OSError as error:
             raise BrokerDirectoryUnusable(
                 f"cannot write to {self.directory}: {error.strerror}", action="free space, or name another directory"
             ) from error
-        return properties
 
-    def _format(self, java: list[str], identity: BrokerIdentity, properties: Path) -> None:
+    def _format(self, java: list[str], identity: BrokerIdentity) -> None:
         """Prepare Kafka's folder once; a format that was cut short is simply done again."""
         if (self.directory / broker_settings.DATA_FOLDER / "meta.properties").exists():
             return
-        command = [
-            *java,
-            "-XX:TieredStopAtLevel=1",
-            f"-Dlog4j2.configurationFile={self.directory / broker_settings.LOGGING_FILE}",
-        ]
-        command += [
-            "kafka.tools.StorageTool",
-            "format",
-            "--ignore-formatted",
-            "-t",
-            identity.cluster_id,
-            "-c",
-            str(properties),
-        ]
-        answer = subprocess.run(
-            command, capture_output=True, text=True, timeout=120, check=False, stdin=subprocess.DEVNULL
+        tool = [*java, "-XX:TieredStopAtLevel=1", broker_settings.LOGGING_OPTION, "kafka.tools.StorageTool", "format"]
+        child = self._spawn(
+            [*tool, "--ignore-formatted", "-t", identity.cluster_id, "-c", broker_settings.PROPERTIES_FILE]
         )
-        if answer.returncode != 0:
-            raise self._explain(answer.stdout + answer.stderr)
+        try:
+            if child.wait(FORMAT_TIMEOUT_S) != 0:
+                raise self._explain(broker_process.text_after(self._output_file, 0))
+        except subprocess.TimeoutExpired:
+            raise BrokerStartFailed(
+                f"Kafka's format tool took more than {FORMAT_TIMEOUT_S:.0f} s",
+                action="look at the load of this machine",
+            ) from None
+        finally:
+            if child.poll() is None:
+                child.kill()
+                child.wait()
 
     def _spawn(self, command: list[str]) -> subprocess.Popen[bytes]:
         """A child in its own session, with none of the caller's descriptors: a captured pipe of the caller ends when the caller does."""
-        with (self.directory / broker_settings.OUTPUT_FILE).open("wb") as output:
+        with self._output_file.open("wb") as output:
             return subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
                 cwd=self.directory,
+                # Java decodes the path it runs in by the locale, and fails on other letters under a bare C locale.
+                env={**os.environ, "LC_ALL": "C.UTF-8"},
                 close_fds=True,
                 start_new_session=True,
             )
 
-    def _wait_until_ready(self, child: subprocess.Popen[bytes], identity: BrokerIdentity, timeout_s: float) -> None:
-        deadline = broker_process.deadline_after(timeout_s)
+    def _wait_until_ready(
+        self, child: subprocess.Popen[bytes], identity: BrokerIdentity, timeout_s: float, log_offset: int
+    ) -> None:
+        deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
             if child.poll() is not None:
-                logged = broker_process.tail(self.directory / broker_settings.OUTPUT_FILE)
-                raise self._explain(logged + broker_process.tail(self.directory / broker_settings.LOG_FILE))
+                output = broker_process.text_after(self._output_file, 0)
+                raise self._explain(output + broker_process.text_after(self._log_file, log_offset))
             if broker_process.port_answers(identity.port) and self._answers(identity, timeout_s=5.0):
                 return
-            time.sleep(0.05)
+            time.sleep(READY_POLL_S)
         raise BrokerStartFailed(
-            f"the broker did not answer within {timeout_s:.0f} s",
-            action=f"look into {self.directory / broker_settings.LOG_FILE}",
+            f"the broker did not answer within {timeout_s:.0f} s", action=f"look into {self._log_file}"
         )
 
     @staticmethod
@@ -294,7 +308,6 @@ class EmbeddedBroker:
 
     def _explain(self, output: str) -> HeadraceError:
         """The reason of a broker that ended by itself, out of what it wrote."""
-        log_file = self.directory / broker_settings.LOG_FILE
         if "Address already in use" in output or "java.net.BindException" in output:
             return BrokerPortInUse(
                 "a port of the broker is in use by another process", action="name a free one with --port"
@@ -311,5 +324,5 @@ class EmbeddedBroker:
         cause = [line for line in lines if " ERROR " in line or " FATAL " in line or "Exception" in line] or lines[-1:]
         return BrokerStartFailed(
             f"the broker ended while starting: {cause[0][:300] if cause else 'no output'}",
-            action=f"look into {log_file}",
+            action=f"look into {self._log_file}",
         )

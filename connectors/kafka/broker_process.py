@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 import socket
-import time
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -101,16 +100,19 @@ def port_answers(port: int) -> bool:
         return False
 
 
-def tail(path: Path, bytes_max: int = 64 * 1024) -> str:
-    """The end of a log file, empty when there is none."""
+def file_bytes(path: Path) -> int:
+    """Size of a file, 0 when there is none."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def text_after(path: Path, offset: int, bytes_max: int = 256 * 1024) -> str:
+    """What was appended to a log since it was `offset` bytes long; all of it when it was rolled since. Empty when there is no file."""
     try:
         with path.open("rb") as handle:
-            handle.seek(max(0, path.stat().st_size - bytes_max))
-            return handle.read().decode("utf-8", "replace")
+            handle.seek(offset if offset <= path.stat().st_size else 0)
+            return handle.read(bytes_max).decode("utf-8", "replace")
     except OSError:
         return ""
-
-
-def deadline_after(timeout_s: float) -> float:
-    """Moment on the monotonic clock `timeout_s` from now."""
-    return time.monotonic() + timeout_s

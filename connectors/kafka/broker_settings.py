@@ -23,6 +23,8 @@ PROPERTIES_FILE = "server.properties"
 LOGGING_FILE = "log4j2.properties"
 DATA_FOLDER = "data"
 
+LOGGING_OPTION = f"-Dlog4j2.configurationFile={LOGGING_FILE}"
+
 HEAP_MB = 512
 MESSAGE_BYTES_MAX = 96 * 1024 * 1024
 LOG_FILE_MB_MAX = 20
@@ -92,9 +94,7 @@ def replace_file(path: Path, content: str) -> None:
     partial.replace(path)
 
 
-def server_properties(
-    directory: Path, identity: BrokerIdentity, controller_port: int, extra: Mapping[str, str]
-) -> dict[str, str]:
+def server_properties(identity: BrokerIdentity, controller_port: int, extra: Mapping[str, str]) -> dict[str, str]:
     """Kafka's settings of a single node on loopback; `extra` wins over all others."""
     listeners = {"PLAIN": (identity.port, identity.port), "CONTROLLER": (controller_port, controller_port)}
     listeners |= {
@@ -111,7 +111,8 @@ def server_properties(
         "listener.security.protocol.map": ",".join(f"{name}:PLAINTEXT" for name in listeners),
         "inter.broker.listener.name": "PLAIN",
         "controller.listener.names": "CONTROLLER",
-        "log.dirs": str(directory / DATA_FOLDER),
+        # Relative to the directory, where the process runs: Kafka would split a path at its commas.
+        "log.dirs": DATA_FOLDER,
     }
     return settings | _SINGLE_NODE | dict(extra)
 
@@ -160,16 +161,15 @@ def render_properties(settings: Mapping[str, str]) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def logging_properties(directory: Path) -> str:
-    """Log4j settings: one rolling file in the data directory."""
-    log_file = directory / LOG_FILE
+def logging_properties() -> str:
+    """Log4j settings: one rolling file in the directory the broker runs in."""
     return render_properties(
         {
             "status": "error",
             "appender.file.type": "RollingFile",
             "appender.file.name": "file",
-            "appender.file.fileName": str(log_file),
-            "appender.file.filePattern": f"{log_file}.%i",
+            "appender.file.fileName": LOG_FILE,
+            "appender.file.filePattern": f"{LOG_FILE}.%i",
             "appender.file.layout.type": "PatternLayout",
             "appender.file.layout.pattern": "%d{ISO8601} %p %m (%c)%n",
             "appender.file.policies.type": "Policies",
@@ -193,7 +193,7 @@ def java_options(directory: Path) -> list[str]:
         "-XX:+ExitOnOutOfMemoryError",
         "-Djdk.nio.maxCachedBufferSize=1048576",
         "-Djava.awt.headless=true",
-        f"-Dlog4j2.configurationFile={directory / LOGGING_FILE}",
+        LOGGING_OPTION,
     ]
 
 

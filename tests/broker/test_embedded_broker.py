@@ -1,0 +1,291 @@
+"""The embedded broker as its users meet it: a real process, a directory, a port."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psutil
+import pytest
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from connectors.kafka.broker import (
+    BrokerAlreadyRunning,
+    BrokerDirectoryUnusable,
+    BrokerInfo,
+    BrokerPortInUse,
+    BrokerStartFailed,
+    EmbeddedBroker,
+    NotABrokerDirectory,
+)
+from connectors.kafka.broker_process import find_broker, free_port, write_pid
+from connectors.kafka.broker_settings import HOST, IDENTITY_FILE, PID_FILE
+from schemas.errors import HeadraceError
+
+pytestmark = pytest.mark.broker
+
+QUIET = {"log_level": 0}
+LARGE_BYTES = 50_000_000
+COMMAND_TIMEOUT_S = 120
+
+
+def headrace(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """The command with captured pipes, as a script would call it."""
+    return subprocess.run(
+        [sys.executable, "-m", "headrace", "broker", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=COMMAND_TIMEOUT_S,
+        check=False,
+    )
+
+
+def create_topic(bootstrap: str, topic: str) -> None:
+    """A topic of one partition."""
+    client = AdminClient({"bootstrap.servers": bootstrap, **QUIET})
+    client.create_topics([NewTopic(topic, 1, 1)])[topic].result(30)
+
+
+def produce(bootstrap: str, topic: str, value: bytes) -> None:
+    """One message, confirmed by the broker."""
+    errors: list[KafkaError | None] = []
+    producer = Producer({"bootstrap.servers": bootstrap, "message.max.bytes": 2 * LARGE_BYTES, **QUIET})
+    producer.produce(topic, value, on_delivery=lambda error, _message: errors.append(error))
+    producer.flush(60)
+    assert errors == [None]
+
+
+def consume(bootstrap: str, topic: str) -> bytes:
+    """The first message of a topic, through a consumer group."""
+    settings = {
+        "group.id": "test",
+        "auto.offset.reset": "earliest",
+        "enable.auto.commit": False,
+        "fetch.message.max.bytes": 2 * LARGE_BYTES,
+        **QUIET,
+    }
+    consumer = Consumer({"bootstrap.servers": bootstrap, **settings})
+    try:
+        consumer.subscribe([topic])
+        message = consumer.poll(60)
+        assert message is not None
+        assert message.error() is None
+        return message.value() or b""
+    finally:
+        consumer.close()
+
+
+def test_broker_takes_messages_of_50_mb(broker: BrokerInfo, cluster_name: str) -> None:
+    """A message far above Kafka's default of 1 MB goes through, and comes back as it was."""
+    value = os.urandom(LARGE_BYTES)
+    create_topic(broker.bootstrap, cluster_name)
+    produce(broker.bootstrap, cluster_name, value)
+    assert value == consume(broker.bootstrap, cluster_name)
+
+
+def test_topics_are_not_made_by_accident(broker: BrokerInfo, cluster_name: str) -> None:
+    """Asking for a topic that nobody created does not create it."""
+    client = AdminClient({"bootstrap.servers": broker.bootstrap, **QUIET})
+    client.list_topics(cluster_name, timeout=30)
+    assert cluster_name not in client.list_topics(timeout=30).topics
+
+
+def test_broker_listens_on_loopback_only(broker: BrokerInfo) -> None:
+    """No socket of the broker can be reached from another machine."""
+    listening = [
+        entry for entry in psutil.Process(broker.pid).net_connections("inet") if entry.status == psutil.CONN_LISTEN
+    ]
+    assert {HOST} == {entry.laddr.ip.removeprefix("::ffff:") for entry in listening}
+
+
+def test_restart_keeps_port_and_data(own_broker: EmbeddedBroker) -> None:
+    """After a clean stop, and after kill -9, the same address answers with the same messages."""
+    first = own_broker.start()
+    create_topic(first.bootstrap, "kept")
+    produce(first.bootstrap, "kept", b"reading")
+    assert own_broker.stop()
+    assert not psutil.pid_exists(first.pid)
+
+    second = own_broker.start()
+    assert first.bootstrap == second.bootstrap
+    assert b"reading" == consume(second.bootstrap, "kept")
+    os.kill(second.pid, signal.SIGKILL)
+    psutil.Process(second.pid).wait(30)
+    assert not own_broker.status().running
+
+    third = own_broker.start()
+    assert first.bootstrap == third.bootstrap
+    assert b"reading" == consume(third.bootstrap, "kept")
+
+
+def test_never_two_on_one_directory(own_broker: EmbeddedBroker, tmp_path: Path) -> None:
+    """A second start is refused: through the pid file, without it, and through another name of the directory."""
+    info = own_broker.start()
+    with pytest.raises(BrokerAlreadyRunning, match=str(info.pid)):
+        EmbeddedBroker(own_broker.directory).start()
+    (own_broker.directory / PID_FILE).unlink()
+    with pytest.raises(BrokerAlreadyRunning, match=str(info.pid)):
+        EmbeddedBroker(own_broker.directory).start()
+    (tmp_path / "link").symlink_to(own_broker.directory)
+    with pytest.raises(BrokerAlreadyRunning, match=str(info.pid)):
+        EmbeddedBroker(tmp_path / "link").start()
+    assert EmbeddedBroker(tmp_path / "link").stop()
+    assert not own_broker.status().running
+
+
+def test_of_starts_at_once_one_wins(own_broker: EmbeddedBroker) -> None:
+    """Several processes that start the same directory at the same moment get one broker and clear refusals."""
+    with ThreadPoolExecutor(3) as pool:
+        answers = list(pool.map(lambda _: headrace("start", "--data-dir", str(own_broker.directory)), range(3)))
+    won = [json.loads(answer.stdout) for answer in answers if answer.returncode == 0]
+    lost = [answer for answer in answers if answer.returncode != 0]
+    assert 1 == len(won)
+    assert won[0]["pid"] == own_broker.status().pid
+    assert all("broker" in answer.stderr and "Traceback" not in answer.stderr for answer in lost)
+
+
+def test_a_copied_directory_is_a_broker_of_its_own(own_broker: EmbeddedBroker, tmp_path: Path) -> None:
+    """The pid file in a copy names the original's broker, which neither counts for the copy nor is stopped through it."""
+    info = own_broker.start()
+    copy = EmbeddedBroker(shutil.copytree(own_broker.directory, tmp_path / "copy"))
+    assert not copy.status().running
+    assert not copy.stop()
+    assert psutil.pid_exists(info.pid)
+
+
+def test_captured_pipes_end_with_the_command(tmp_path: Path) -> None:
+    """`broker start` in a script returns with its answer while the broker goes on; directories are made with their parents."""
+    directory = str(tmp_path / "a, b" / "größe" / "data")
+    started = headrace("start", "--data-dir", directory, "--json")
+    try:
+        assert 0 == started.returncode, started.stderr
+        answer = json.loads(started.stdout)
+        assert {"bootstrap", "pid"} == answer.keys()
+        assert json.loads(headrace("status", "--data-dir", directory, "--json").stdout)["answers"]
+        assert os.getsid(answer["pid"]) == answer["pid"]
+        again = headrace("start", "--data-dir", directory, "--json")
+        assert 1 == again.returncode
+        assert "BrokerAlreadyRunning" == json.loads(again.stderr)["error"]["type"]
+    finally:
+        stopped = headrace("stop", "--data-dir", directory, "--json")
+    assert {"stopped": True} == json.loads(stopped.stdout)
+    assert {"stopped": False} == json.loads(headrace("stop", "--data-dir", directory, "--json").stdout)
+    assert not json.loads(headrace("status", "--data-dir", directory, "--json").stdout)["running"]
+
+
+def test_killed_start_leaves_nothing_behind_for_good(own_broker: EmbeddedBroker) -> None:
+    """When the starting process is killed at once, the directory can be stopped and started as if nothing had been."""
+    command = [sys.executable, "-m", "headrace", "broker", "start", "--data-dir", str(own_broker.directory)]
+    starter = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    while not (own_broker.directory / PID_FILE).exists():
+        assert starter.poll() is None
+    starter.kill()
+    starter.wait()
+    own_broker.stop()
+    assert own_broker.start().pid == own_broker.status().pid
+
+
+def test_given_port_is_taken_and_kept(own_broker: EmbeddedBroker) -> None:
+    """`--port` decides the address, also of later starts without it."""
+    port = free_port()
+    assert f"{HOST}:{port}" == EmbeddedBroker(own_broker.directory, port).start().bootstrap
+    own_broker.stop()
+    assert f"{HOST}:{port}" == own_broker.start().bootstrap
+
+
+def test_advertised_ports_reach_the_client(tmp_path: Path) -> None:
+    """A client that comes through an extra listener is told the advertised port, where a proxy is to listen."""
+    advertised = free_port()
+    embedded = EmbeddedBroker(tmp_path / "data", advertise=[advertised])
+    info = embedded.start()
+    try:
+        client = AdminClient({"bootstrap.servers": f"{HOST}:{info.proxied[advertised]}", **QUIET})
+        brokers = client.list_topics(timeout=30).brokers
+        assert [advertised] == [entry.port for entry in brokers.values()]
+    finally:
+        embedded.stop()
+
+
+def test_port_in_use_is_refused(tmp_path: Path) -> None:
+    """A port that another process listens on gives an error that names it, and starts nothing."""
+    with socket.socket() as holder:
+        holder.bind((HOST, 0))
+        holder.listen()
+        port = holder.getsockname()[1]
+        embedded = EmbeddedBroker(tmp_path / "data", port)
+        with pytest.raises(BrokerPortInUse, match=str(port)):
+            embedded.start()
+        assert find_broker(embedded.directory) is None
+
+
+def test_foreign_directory_is_refused_untouched(tmp_path: Path) -> None:
+    """A directory with files of something else is neither used nor written to."""
+    (tmp_path / "letters").write_text("dear")
+    with pytest.raises(NotABrokerDirectory, match="not empty"):
+        EmbeddedBroker(tmp_path).start()
+    assert ["letters"] == [entry.name for entry in tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize(
+    ("identity", "message"), [('{"cluster_id": "x", "port": 1, "format": 99}', "newer Headrace"), ("{", "damaged")]
+)
+def test_unreadable_identity_is_refused(tmp_path: Path, identity: str, message: str) -> None:
+    """A directory of a newer format, or with a damaged identity, is refused by name."""
+    (tmp_path / IDENTITY_FILE).write_text(identity)
+    with pytest.raises(NotABrokerDirectory, match=message):
+        EmbeddedBroker(tmp_path).start()
+
+
+def test_directory_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
+    """A file where the directory should be is a clear error."""
+    (tmp_path / "file").write_text("")
+    with pytest.raises(BrokerDirectoryUnusable, match="cannot write"):
+        EmbeddedBroker(tmp_path / "file" / "data").start()
+
+
+def test_status_of_nothing_is_an_error(tmp_path: Path) -> None:
+    """A directory where no broker ever was has no status, on the command line with exit code 1."""
+    with pytest.raises(NotABrokerDirectory):
+        EmbeddedBroker(tmp_path / "nothing").status()
+    answer = headrace("status", "--data-dir", str(tmp_path / "nothing"))
+    assert 1 == answer.returncode
+    assert answer.stderr.startswith("error: ")
+    assert "what to do: " in answer.stderr
+
+
+def test_stale_pid_of_another_process_is_left_alone(own_broker: EmbeddedBroker) -> None:
+    """When the pid file names a live process that is not the broker, stop ends nothing."""
+    other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    try:
+        own_broker.directory.mkdir()
+        write_pid(own_broker.directory, other.pid)
+        assert not own_broker.stop()
+        assert other.poll() is None
+    finally:
+        other.kill()
+        other.wait()
+
+
+def test_wrong_setting_is_explained(tmp_path: Path) -> None:
+    """A broker that ends while starting gives the reason it logged, and nothing stays."""
+    embedded = EmbeddedBroker(tmp_path / "data", settings={"num.io.threads": "none"})
+    with pytest.raises((BrokerStartFailed, HeadraceError), match=r"num\.io\.threads"):
+        embedded.start()
+    assert find_broker(embedded.directory) is None
+
+
+def test_broker_that_is_gone_does_not_answer(own_broker: EmbeddedBroker) -> None:
+    """After stop a client gets no metadata: the port is closed, not half open."""
+    info = own_broker.start()
+    own_broker.stop()
+    client = AdminClient({"bootstrap.servers": info.bootstrap, **QUIET})
+    with pytest.raises(KafkaException):
+        client.list_topics(timeout=1)
