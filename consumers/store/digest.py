@@ -16,7 +16,6 @@ The digest is the xxh3-128 of these records, one for the series, one for the tim
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +25,7 @@ import xxhash
 
 from schemas.tables import TIME_COLUMN, FieldType
 
-Bytes = npt.NDArray[Any] | memoryview | bytes
+Bytes = memoryview | bytes
 
 
 def content_digest(
@@ -34,8 +33,8 @@ def content_digest(
 ) -> str:
     """The digest of rows sorted by (series, time): series keys of the runs, their lengths, times in ns, and fields sorted by name."""
     total = xxhash.xxh3_128()
-    _add(total, "", "series", [lengths, *_strings(keys)])
-    _add(total, TIME_COLUMN, "time", [times])
+    _add(total, "", "series", [lengths.data, *_strings(keys)])
+    _add(total, TIME_COLUMN, "time", [times.data])
     for name, values in fields.items():
         _add(total, name, _kind(values.type), _streams(values))
     return total.hexdigest()
@@ -44,7 +43,7 @@ def content_digest(
 def _add(total: xxhash.xxh3_128, name: str, kind: str, streams: list[Bytes]) -> None:
     total.update(name.encode() + b"\0" + kind.encode() + b"\0")
     for stream in streams:
-        total.update(xxhash.xxh3_128_digest(memoryview(stream)))
+        total.update(xxhash.xxh3_128_digest(stream))
 
 
 def _kind(arrow_type: pa.DataType) -> str:
@@ -54,17 +53,17 @@ def _kind(arrow_type: pa.DataType) -> str:
 
 
 def _streams(values: pa.Array) -> list[Bytes]:
-    nulls = np.empty(0, np.int64)
+    nulls: Bytes = b""
     if values.null_count:
-        nulls = np.flatnonzero(values.is_null().to_numpy(zero_copy_only=False))
+        nulls = np.flatnonzero(values.is_null().to_numpy(zero_copy_only=False)).data
     if pa.types.is_large_string(values.type) or pa.types.is_string(values.type):
         return [*_strings(values), nulls]
     if values.null_count:
         zero = False if pa.types.is_boolean(values.type) else 0
         values = values.fill_null(zero)
     if pa.types.is_boolean(values.type):
-        return [values.to_numpy(zero_copy_only=False).view(np.uint8), nulls]
-    return [values.to_numpy(zero_copy_only=True), nulls]
+        return [values.to_numpy(zero_copy_only=False).view(np.uint8).data, nulls]
+    return [values.to_numpy(zero_copy_only=True).data, nulls]
 
 
 def _strings(values: pa.Array) -> list[Bytes]:
@@ -74,4 +73,4 @@ def _strings(values: pa.Array) -> list[Bytes]:
     data, offset = large.buffers(), large.offset
     ends = np.frombuffer(data[1], np.int64)[offset : offset + len(large) + 1] if len(large) else np.zeros(1, np.int64)
     text = memoryview(data[2])[int(ends[0]) : int(ends[-1])] if data[2] is not None else b""
-    return [np.diff(ends), text]
+    return [np.diff(ends).data, text]
