@@ -6,8 +6,8 @@ import json
 import re
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Generator, Iterator
+from contextlib import closing, contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -139,12 +139,12 @@ def _write(out: Output, made: Workload, form_name: str, target: str, tables_text
     _report(out, {"rows": last.rows, "points": last.points, "seconds": seconds, "files": files})
 
 
-def _shown(out: Output, written: Iterator[Progress], total_rows: int) -> Progress:
-    """Run the writing to its end beside a progress bar, and return the last progress."""
+def _shown(out: Output, written: Generator[Progress, None, None], total_rows: int) -> Progress:
+    """Run the writing to its end beside a progress bar, and return the last progress; an interruption cleans up."""
     from headrace.workload.files import Progress
 
     last = Progress(0, 0)
-    with out.progress("generating", total_rows) as advance:
+    with closing(written), out.progress("generating", total_rows) as advance:
         for progress in written:
             advance(progress.rows - last.rows)
             last = progress

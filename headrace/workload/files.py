@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
@@ -71,7 +71,7 @@ def target_files(workload: Workload, form: Format, output: Path, tables: Sequenc
     return dict.fromkeys(tables, output)
 
 
-def write_files(workload: Workload, form: Format, files: dict[str, Path]) -> Iterator[Progress]:
+def write_files(workload: Workload, form: Format, files: dict[str, Path]) -> Generator[Progress, None, None]:
     """Write the tables to their files, and yield the progress after each batch; at the end the files are there.
 
     Missing directories are made, existing files replaced; when it is closed early, or fails, nothing stays behind.
@@ -83,7 +83,9 @@ def write_files(workload: Workload, form: Format, files: dict[str, Path]) -> Ite
         yield from _pump(workload, {name: sinks[path] for name, path in files.items()})
 
 
-def write_stream(workload: Workload, form: Format, stream: BinaryIO, tables: Sequence[str]) -> Iterator[Progress]:
+def write_stream(
+    workload: Workload, form: Format, stream: BinaryIO, tables: Sequence[str]
+) -> Generator[Progress, None, None]:
     """Write the tables as text, and yield the progress after each batch. Raises WorkloadInvalid, OSError."""
     if not form.is_text:
         raise WorkloadInvalid(

@@ -206,9 +206,9 @@ def test_what_cannot_be_compared_is_refused() -> None:
 
 def test_sums_wrap_around() -> None:
     """The sum over many rows is modulo 2^64, and equal to the sum of the parts."""
-    table = cpu(1, duration_s=10_000).read("cpu")
+    table = cpu(1, duration_s=1_000).read("cpu")
     parts = [checksums(table.slice(row, 1))["checksum"][0].as_py() for row in range(table.num_rows)]
     assert sum(parts) >= 2**64
     assert sum(parts) % 2**64 == checksums(table)["checksum"][0].as_py()
     assert pa.uint64() == checksums(table)["checksum"].type
-    assert 1_000 == pc.sum(checksums(table)["rows"]).as_py()
+    assert 100 == pc.sum(checksums(table)["rows"]).as_py()

@@ -13,6 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from connectors.formats.line_protocol import parse_line_protocol
+from connectors.formats.lines import lines_of_buffer
+from connectors.formats.parsed import FormatOptions
 from headrace.workload import cpu, iot
 from headrace.workload.checksum import checksums, compare
 from headrace.workload.encode import (
@@ -98,6 +101,18 @@ def test_line_protocol_reads_back(rows: list[dict[str, Any]]) -> None:
     assert [("my table", row) for row in expected] == [
         (table, {name: bits(value) for name, value in row.items()}) for table, row in map(parse_line, lines)
     ]
+
+
+@given(rows=ROWS, text=st.none() | TEXT)
+def test_line_protocol_is_what_the_product_reads(rows: list[dict[str, Any]], text: str | None) -> None:
+    """The parser of the product takes every line and finds the same readings, texts with line ends included."""
+    rows = [{**row, **{tag: row[tag] and row[tag].replace("\n", "") for tag in TAGS}, "s": text} for row in rows]
+    table = pa.Table.from_pylist([row for row in rows if any(row[name] is not None for name in "fibs")], SCHEMA)
+    parsed = parse_line_protocol(lines_of_buffer(line_protocol_bytes("my table", table, TAGS)), FormatOptions(), None)
+    assert [] == parsed.rejections()
+    for found in parsed.tables.values():
+        assert [] == compare(checksums(table, TAGS), checksums(found))
+    assert table.num_rows == parsed.rows
 
 
 @given(rows=ROWS)
