@@ -11,7 +11,6 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -39,7 +38,6 @@ from schemas.records import Create, Role, Status
 
 DIRECTORY_FORMAT = 1
 IDENTITY_FILE = "node.json"
-SEAL_THREADS = 2
 ENDS_INTERVAL_S = 0.5
 _log = structlog.get_logger(__name__)
 
@@ -188,15 +186,12 @@ class Node:
         settings = self.settings
         names = self.slot_table.groups_of(settings.node)
         self.journal = Journal(directory / "journal", names)
-        self._seals = ThreadPoolExecutor(SEAL_THREADS, thread_name_prefix="seal")
         self.groups: dict[str, Group] = {}
         cursors: dict[str, Cursor] = {}
         for name in names:
             topic = self.topics.forward(name)
             store = Store.open(directory, name, settings.store)
-            group = Group(
-                name, self.slot_table.group(name), 1, store, self.tables, self._seals, settings.limits, self._sealed
-            )
+            group = Group(name, self.slot_table.group(name), 1, store, self.tables, settings.limits, self._sealed)
             self.groups[topic] = group
             cursors[topic] = self._recover(group, on_progress)
         self.journal.release_recovered()
@@ -258,7 +253,6 @@ class Node:
             self.broadcast.stop()
             self._follower.join(10.0)
             self._watcher.join(10.0)
-            self._seals.shutdown(wait=True)
             self._commit_offsets()
             for group in self.groups.values():
                 group.store.close()
@@ -292,8 +286,8 @@ class Node:
         group = self.groups[topic]
         if group.fault:
             return group.fault
-        if group.waiting:
-            return f"waiting for {group.waiting}"
+        if group.waiting or group.storing_fault:
+            return f"waiting for {group.waiting}" if group.waiting else group.storing_fault
         if self.runner.journal_fault:
             return f"journal: {self.runner.journal_fault}"
         if not self.caught_up(group):

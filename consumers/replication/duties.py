@@ -40,10 +40,11 @@ class SealPolicy:
     age_ms: int = 300_000
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Asked:
-    """What was appended and not yet read back."""
+    """What the log said when something was appended, and until when to wait for it to say something else."""
 
+    applied: tuple[int, int] = (-1, -1)
     until_s: float = 0.0
 
 
@@ -116,14 +117,15 @@ class Duties:
             _log.info("role", group=group.name, role=str(decision.role))
             self._roles[topic] = decision.role
             self._on_change()
-        asked = self._asked[topic]
-        if time.monotonic() < asked.until_s:
+        asked, now = self._asked[topic], (group.applied.epoch, group.applied.frontier)
+        old = self._is_old(topic, group)
+        if asked.applied == now and time.monotonic() < asked.until_s:
             return
         if decision.claim:
-            asked.until_s = time.monotonic() + READ_BACK_TIMEOUT_S
+            self._asked[topic] = _Asked(now, time.monotonic() + READ_BACK_TIMEOUT_S)
             self._append_claim(topic, group)
-        elif decision.role is Role.LEADER and self._is_old(topic, group):
-            asked.until_s = time.monotonic() + READ_BACK_TIMEOUT_S
+        elif decision.role is Role.LEADER and old:
+            self._asked[topic] = _Asked(now, time.monotonic() + READ_BACK_TIMEOUT_S)
             self._append_seal(topic, group)
 
     def _decide(self, group: Group) -> Decision:

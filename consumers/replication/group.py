@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Executor, Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -30,7 +30,7 @@ from consumers.replication.replica import (
     SealNow,
 )
 from consumers.replication.state import GroupState
-from consumers.store.store import SealJob, Store
+from consumers.store import JobSuperseded, SealJob, Store, StoreJob
 from schemas.errors import HeadraceError
 from schemas.messages import NO_CHAIN, Leadership
 from schemas.payload import PayloadInvalid, decode_rows
@@ -89,7 +89,6 @@ class Group:
         era: int,
         store: Store,
         tables: Tables,
-        seals: Executor,
         limits: ReplicationLimits,
         on_sealed: Callable[[str, int], None],
     ) -> None:
@@ -98,7 +97,7 @@ class Group:
         self.store = store
         self._era = era
         self._tables = tables
-        self._seals = seals
+        self._jobs = ThreadPoolExecutor(1, thread_name_prefix=f"store-{name}")
         self._limits = limits
         self._on_sealed = on_sealed
         state = GroupState.from_bytes(store.state) if store.state is not None else GroupState()
@@ -106,6 +105,7 @@ class Group:
         self.sealed_version = state.frontier
         self.fault = ""
         self.waiting = ""
+        self.storing_fault = ""
         self.applied = Applied.of(state, 0)
         self.chain_mark: tuple[int, bytes] = (0, NO_CHAIN)
         self.rows_applied = 0
@@ -113,7 +113,7 @@ class Group:
         self._queue: deque[JournalEntry] = deque()
         self._queue_bytes = 0
         self._changed = threading.Condition()
-        self._pending_seals: deque[Future[None]] = deque()
+        self._pending_jobs: deque[Future[None]] = deque()
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name=f"apply-{name}", daemon=True)
 
@@ -175,9 +175,7 @@ class Group:
             self._changed.notify_all()
         if self._thread.is_alive():
             self._thread.join(timeout_s)
-        for pending in list(self._pending_seals):
-            if not pending.cancel():
-                pending.exception(timeout_s)
+        self._jobs.shutdown(wait=True, cancel_futures=True)
 
     def _run(self) -> None:
         while (entry := self._next()) is not None:
@@ -231,18 +229,18 @@ class Group:
         elif isinstance(action, SealNow):
             self._seal(action)
         elif isinstance(action, DropSlices):
-            self._wait_for_seals(0)
-            self.store.drop(action.version, action.drop.database, action.drop.table, action.drop.before_ns)
+            drop = action.drop
+            job = self.store.drop(action.version, self._era, drop.database, drop.table, drop.before_ns)
+            if job is not None:
+                self._submit(job)
         elif isinstance(action, CompactNow):
-            self._wait_for_seals(0)
-            self.store.compact(action.version, action.compact.database, action.compact.table, action.compact.inputs)
+            self._submit(self.store.compact(action.version, action.compact.inputs))
 
     def _write(self, action: ApplyWrite) -> None:
         write = action.write
         schema = self._schema(write.database, write.table, write.schema_version)
         database = self._tables.database(write.database)
-        if schema is None or database is None:
-            return
+        assert database is not None, f"table {write.database}.{write.table} without a database"
         try:
             rows = decode_rows(write.rows)
         except PayloadInvalid:
@@ -254,8 +252,8 @@ class Group:
         self.store.write(action.version, self._era, schema, database, rows)
         self.rows_applied += rows.num_rows
 
-    def _schema(self, database: str, table: str, version: int) -> TableSchema | None:
-        """The exact schema a record names, waited for as long as it takes; None only when the group is being stopped."""
+    def _schema(self, database: str, table: str, version: int) -> TableSchema:
+        """The exact schema a record names, waited for as long as it takes. Raises GroupStopping."""
         while not self._stopping:
             schema = self._tables.wait_for(database, table, version, self._limits.schema_wait_s)
             if schema is not None:
@@ -265,38 +263,57 @@ class Group:
         raise GroupStopping(f"group {self.name} is stopping")
 
     def _seal(self, action: SealNow) -> None:
-        self._wait_for_seals(self._limits.seal_backlog)
+        self._wait_for_jobs(self._limits.job_backlog)
         schemas = {
-            (database, table): schema
+            (database, table): self._schema(database, table, version)
             for (database, table), version in action.tables.items()
-            if (schema := self._schema(database, table, version)) is not None
         }
-        job = self.store.freeze(action.version, self._era, action.state, schemas)
-        self._pending_seals.append(self._seals.submit(self._run_seal, job, action.version))
+        self._submit(self.store.freeze(action.version, self._era, action.state, schemas))
 
-    def _wait_for_seals(self, allowed: int) -> None:
-        while len(self._pending_seals) > allowed or (self._pending_seals and self._pending_seals[0].done()):
-            self._pending_seals[0].result()
-            self._pending_seals.popleft()
+    def _submit(self, job: StoreJob) -> None:
+        self._wait_for_jobs(self._limits.job_backlog)
+        self._pending_jobs.append(self._jobs.submit(self._run_job, job))
 
-    def _run_seal(self, job: SealJob, version: int) -> None:
-        while True:
+    def _wait_for_jobs(self, allowed: int) -> None:
+        """Memory holds what is unsealed and one frozen memtable, so a second seal waits for the first."""
+        while len(self._pending_jobs) > allowed or (self._pending_jobs and self._pending_jobs[0].done()):
+            self._pending_jobs[0].result()
+            self._pending_jobs.popleft()
+
+    def _run_job(self, job: StoreJob) -> None:
+        if self.fault:
+            return
+        try:
+            self._run_until_done(job)
+        except JobSuperseded as error:
+            # Two plans of one leader overlapped: on every replica the same one is void.
+            _log.info("compaction void", group=self.name, version=job.version, error=str(error))
+            job.cancel()
+        except HeadraceError as error:
+            self.fail(f"storing at version {job.version}: {error}")
+            return
+        except Exception as error:
+            self.fail(f"storing at version {job.version}: {error!r}")
+            _log.exception("storing failed", group=self.name)
+            return
+        if isinstance(job, SealJob):
+            self.sealed_version = max(self.sealed_version, job.version)
+            self._on_sealed(self.name, job.version)
+
+    def _run_until_done(self, job: StoreJob) -> None:
+        """Run a job, again and again while what stops it may pass (a full disk); a stopping group leaves it to the next start."""
+        while not self._stopping:
             try:
                 job.run()
-                break
+                self.storing_fault = ""
+                return
             except HeadraceError as error:
-                if not error.retriable or self._stopping:
-                    self.fail(f"sealing at version {version}: {error}")
+                if not error.retriable:
                     raise
-                self.waiting = str(error)
+                self.storing_fault = str(error)
                 with self._changed:
-                    self._changed.wait_for(lambda: self._stopping, self._limits.seal_retry_s)
-            except Exception as error:
-                self.fail(f"sealing at version {version}: {error!r}")
-                raise
-        self.waiting = ""
-        self.sealed_version = max(self.sealed_version, version)
-        self._on_sealed(self.name, version)
+                    self._changed.wait_for(lambda: self._stopping, self._limits.job_retry_s)
+        raise GroupStopping(f"group {self.name} is stopping")
 
 
 class GroupStopping(HeadraceError):

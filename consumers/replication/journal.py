@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from connectors.log.port import Record
-from consumers.wal import BytesSerde, Delete, Put, WriteAheadLog
+from consumers.wal import BytesSerde, Delete, Put, WalMetrics, WriteAheadLog
 from schemas.errors import HeadraceError
 
 _FIXED = struct.Struct("<qqqH")
@@ -46,34 +46,35 @@ class Journal:
     def __init__(self, directory: Path, groups: Sequence[str]) -> None:
         self._partitions = {group: number for number, group in enumerate(groups)}
         self._wal = WriteAheadLog(directory, BytesSerde(), partitions=max(1, len(groups)))
-        self._recovered: dict[str, dict[int, bytes]] = {group: {} for group in groups}
-        self._oldest: dict[str, int] = {}
-        for key, record in self._wal.recover().items():
+        self._state: Mapping[bytes, tuple[bytes, bytes]] = self._wal.recover()
+        self._recovered: dict[str, list[int]] = {group: [] for group in groups}
+        for key in sorted(self._state):
             group, version = _parse_key(key)
-            self._recovered.setdefault(group, {})[version] = record
-        for group, versions in self._recovered.items():
-            self._oldest[group] = min(versions, default=0)
+            self._recovered.setdefault(group, []).append(version)
+        self._oldest = {group: versions[0] for group, versions in self._recovered.items() if versions}
 
     def newest_version(self, group: str) -> int:
         """Version of a group's newest recovered entry, 0 when there is none."""
-        return max(self._recovered.get(group, {}), default=0)
+        return max(self._recovered.get(group, ()), default=0)
 
     def recovered(self, group: str, after_version: int) -> Iterator[JournalEntry]:
         """A group's entries beyond a version, in order, each read from disk as it is asked for. Raises JournalBroken on a gap."""
-        versions = self._recovered.get(group, {})
         expected = after_version + 1
-        for version in sorted(version for version in versions if version > after_version):
+        for version in self._recovered.get(group, ()):
+            if version <= after_version:
+                continue
             if version != expected:
                 raise JournalBroken(
                     f"the journal of group {group} goes from version {expected - 1} to {version}",
                     action="move the data directory away: the node recovers from the log",
                 )
             expected += 1
-            yield _decode(group, version, versions[version][1])
+            yield _decode(group, version, self._state[_key(group, version)][1])
 
     def release_recovered(self) -> None:
         """Drop what recovery no longer needs."""
         self._recovered = {}
+        self._state = {}
 
     def append(self, entries: Mapping[str, Sequence[JournalEntry]]) -> None:
         """Make the entries of all groups durable together. Raises the write-ahead log's errors, and then none of them counts."""
@@ -94,6 +95,10 @@ class Journal:
     def checkpoint(self) -> None:
         """Write down what lives, delete what does not, and end the refusal that follows a failed sync."""
         self._wal.checkpoint()
+
+    def metrics(self) -> WalMetrics:
+        """Figures of the log below."""
+        return self._wal.metrics()
 
     def close(self) -> None:
         """Give up files and lock."""

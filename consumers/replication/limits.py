@@ -13,7 +13,7 @@ class ReplicationLimits:
     poll_timeout_s: float = 0.1
     apply_queue_bytes: int = 64 * 1024 * 1024
     journal_retry_s: float = 1.0
-    seal_retry_s: float = 1.0
-    seal_backlog: int = 1
+    job_retry_s: float = 1.0
+    job_backlog: int = 1
     schema_wait_s: float = 5.0
     chain_history: int = 65_536
