@@ -1,0 +1,38 @@
+"""`headrace config`: the settings that a command started here would have."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from headrace.cli.output import JsonOption, SettingsOption, parse_settings, run_command
+from headrace.settings import load_settings
+
+config = typer.Typer(help="Look at the settings.", no_args_is_help=True)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the noun `config`."""
+    app.add_typer(config, name="config")
+
+
+@config.command()
+def show(
+    origin: Annotated[bool, typer.Option("--origin", help="Also say where each value comes from.")] = False,
+    settings: SettingsOption = None,
+    json_output: JsonOption = False,
+) -> None:
+    """Every setting and its value: `headrace.toml` here, then HEADRACE__SECTION__KEY, then flags. Secrets are masked."""
+    with run_command(json_output) as output:
+        shown = load_settings({"kafka": parse_settings(settings)}).shown()
+        if json_output:
+            output.json(
+                {row.name: {"value": row.value, "origin": row.origin} if origin else row.value for row in shown}
+            )
+            return
+        columns = ("setting", "value", "origin", "meaning") if origin else ("setting", "value", "meaning")
+        output.table(columns, (tuple(getattr(row, _FIELDS[name]) for name in columns) for row in shown))
+
+
+_FIELDS = {"setting": "name", "value": "value", "origin": "origin", "meaning": "meaning"}
