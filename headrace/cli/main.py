@@ -8,7 +8,16 @@ from typing import Annotated
 
 import typer
 
-NOUNS = ("broker",)
+NOUNS = (
+    "broker",
+    "up",
+    "node",
+    "ingest",
+    "seal",
+    "verify",
+    "generate",
+    "config",
+)
 """Modules of `headrace.cli` in the order of `headrace --help`.
 
 Each has `register(app: typer.Typer) -> None`. They are imported at every start: pyspark, duckdb, pyarrow, polars and confluent_kafka

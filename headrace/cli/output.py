@@ -110,8 +110,8 @@ def run_command(json_output: bool = False, *, log_level: str = "warning") -> Ite
 
     1 is a failure, 130 an interruption; an error class may name its own `exit_code`. `log_level` holds unless the environment sets one.
     """
-    configure_logging(log_level, json_output=json_output)
     try:
+        configure_logging(log_level, json_output=json_output)
         yield Output(json_output)
     except HeadraceError as error:
         print_error(error, json_output=json_output)
