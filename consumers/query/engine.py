@@ -72,16 +72,18 @@ class QueryEngine:
         after: Mapping[str, int] | None = None,
         timeout_ms: int | None = None,
         row_limit: int | None = None,
+        on_start: Callable[[Callable[[], None]], None] | None = None,
     ) -> QueryResult:
         """Start a query and return when its first rows are there.
 
         `after` maps groups to log offsets that the answer must contain; `timeout_ms` ends the whole query, reading of the result included;
-        `row_limit` cuts the result. Raises a QueryError. The caller closes the result.
+        `row_limit` cuts the result; `on_start` is given a function that ends the query from any thread. Raises a QueryError. The caller closes
+        the result.
         """
         held = self._take_place()
         started_s = time.monotonic()
         try:
-            result = self._start(held, sql, after or {}, timeout_ms, row_limit)
+            result = self._start(held, sql, after or {}, timeout_ms, row_limit, on_start)
         except BaseException as error:
             held.close()
             self._count(failed=1, timed_out=isinstance(error, QueryTimeout))
@@ -120,10 +122,18 @@ class QueryEngine:
                 setattr(self.statistics, name, getattr(self.statistics, name) + amount)
 
     def _start(
-        self, held: ExitStack, sql: str, after: Mapping[str, int], timeout_ms: int | None, row_limit: int | None
+        self,
+        held: ExitStack,
+        sql: str,
+        after: Mapping[str, int],
+        timeout_ms: int | None,
+        row_limit: int | None,
+        on_start: Callable[[Callable[[], None]], None] | None,
     ) -> QueryResult:
         timeout_ms = min(timeout_ms or self.settings.timeout_ms, self.settings.timeout_ms)
         session = Session(self._database, held, self.settings.memory_limit_mb, timeout_ms, self._clock_ns() // 1_000)
+        if on_start is not None:
+            on_start(session.deadline.cancel)
         statement = session.check(sql)
         self._await(after, session.deadline)
         if statement.show:

@@ -1,0 +1,115 @@
+"""Runs the HTTP surface in a thread of the node's process."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import threading
+
+import structlog
+import uvicorn
+from starlette.types import ASGIApp
+
+from schemas.errors import HeadraceError
+
+STOP_S = 5.0
+KEEP_ALIVE_S = 15
+_BACKLOG = 128
+_log = structlog.get_logger(__name__)
+
+
+class AddressInUse(HeadraceError):
+    """The address to listen on is taken, or is not one of this machine."""
+
+
+class Server:
+    """One listening socket and the thread that serves an application on it. `start` once, `stop` as often as wanted."""
+
+    def __init__(self, app: ASGIApp, host: str = "127.0.0.1", port: int = 0) -> None:
+        """Port 0 takes a free one; see `url`. Nothing listens before `start`."""
+        self._app = app
+        self._host = host
+        self._port = port
+        self._uvicorn: uvicorn.Server | None = None
+        self._thread: threading.Thread | None = None
+        self._bound: tuple[str, int] | None = None
+
+    @property
+    def url(self) -> str:
+        """Where the surface is, such as `http://127.0.0.1:8080`; after `start`."""
+        assert self._bound is not None, "the server has not been started"
+        host, port = self._bound
+        return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+    def start(self) -> str:
+        """Listen and serve; gives `url`. Requests are taken from here on. Raises AddressInUse."""
+        assert self._uvicorn is None, "a server starts once"
+        listening = self._listen()
+        self._bound = listening.getsockname()[:2]
+        _send_logs_to_structlog()
+        config = uvicorn.Config(
+            self._app,
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            server_header=False,
+            timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_graceful_shutdown=1,
+        )
+        self._uvicorn = uvicorn.Server(config)
+        self._thread = threading.Thread(target=self._serve, args=(self._uvicorn, listening), name="http", daemon=True)
+        self._thread.start()
+        return self.url
+
+    def stop(self) -> None:
+        """Take no more requests, give running ones a second, and end the thread."""
+        if self._uvicorn is not None and self._thread is not None:
+            self._uvicorn.should_exit = True
+            self._thread.join(STOP_S)
+            if self._thread.is_alive():
+                self._uvicorn.force_exit = True
+                self._thread.join(STOP_S)
+
+    def _listen(self) -> socket.socket:
+        family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
+        listening = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listening.bind((self._host.strip("[]"), self._port))
+            listening.listen(_BACKLOG)
+        except OSError as error:
+            listening.close()
+            raise AddressInUse(
+                f"cannot listen on {self._host}:{self._port}: {error.strerror or error}",
+                action="give another address; port 0 takes a free one",
+            ) from error
+        return listening
+
+    def _serve(self, server: uvicorn.Server, listening: socket.socket) -> None:
+        try:
+            server.run(sockets=[listening])
+        except SystemExit as error:
+            _log.error("http surface ended", code=error.code)
+        finally:
+            with contextlib.suppress(OSError):
+                listening.close()
+
+
+class _ToStructlog(logging.Handler):
+    """Hands what uvicorn logs to structlog, but for what the application has logged itself: failed requests and answers cut short."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """See logging.Handler."""
+        message = record.getMessage()
+        if not record.exc_info and "without completing response" not in message:
+            _log.log(record.levelno, message, source=record.name)
+
+
+def _send_logs_to_structlog() -> None:
+    for name in ("uvicorn.error", "uvicorn.asgi"):
+        logger = logging.getLogger(name)
+        logger.setLevel(logging.WARNING)
+        logger.propagate = False
+        if not any(isinstance(handler, _ToStructlog) for handler in logger.handlers):
+            logger.addHandler(_ToStructlog())
