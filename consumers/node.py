@@ -12,7 +12,10 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 import structlog
 
@@ -24,21 +27,28 @@ from connectors.log.topics import Topics
 from consumers.membership.cluster import join_cluster
 from consumers.membership.slots import SLOTS_DEFAULT, SlotTable
 from consumers.membership.tables import TableLog
+from consumers.query.engine import QueryEngine, QuerySettings
+from consumers.query.local import LocalSource
 from consumers.replication.broadcast import Broadcast, boot_ns
-from consumers.replication.duties import Duties, SealPolicy, new_incarnation
+from consumers.replication.duties import Duties, NotLeader, SealPolicy, new_incarnation
 from consumers.replication.group import Group
 from consumers.replication.journal import Journal, JournalEntry
 from consumers.replication.limits import ReplicationLimits
 from consumers.replication.runner import Cursor, Runner
-from consumers.store.settings import StoreSettings
-from consumers.store.store import Store
-from schemas.errors import HeadraceError
+from consumers.serve.admin import admin_routes
+from consumers.serve.app import create_app
+from consumers.serve.report import metrics_text, status_report
+from consumers.serve.server import Server
+from consumers.store import Store, StoreSettings
+from schemas.errors import HeadraceError, StateUnknown
 from schemas.framing import FORMAT
 from schemas.records import Create, Role, Status
 
 DIRECTORY_FORMAT = 1
 IDENTITY_FILE = "node.json"
 ENDS_INTERVAL_S = 0.5
+SEAL_TIMEOUT_S = 30.0
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _log = structlog.get_logger(__name__)
 
 
@@ -48,6 +58,10 @@ class DataDirectoryForeign(HeadraceError):
 
 class ReplicationUnsupported(HeadraceError):
     """A replication that this version does not offer yet."""
+
+
+class SealUnconfirmed(StateUnknown):
+    """A seal that was appended and not read back in time."""
 
 
 class LogReplaced(HeadraceError):
@@ -70,6 +84,7 @@ class NodeSettings:
     seal: SealPolicy = field(default_factory=SealPolicy)
     store: StoreSettings = field(default_factory=StoreSettings)
     limits: ReplicationLimits = field(default_factory=ReplicationLimits)
+    query: QuerySettings = field(default_factory=QuerySettings)
     kafka: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -123,6 +138,9 @@ class Node:
         self.topics = Topics(settings.cluster)
         self.log: Log = log or KafkaLog(settings.bootstrap, settings.kafka)
         self.http_address = ""
+        self.software = installed_version()
+        self.started_at = datetime.now(UTC).isoformat(timespec="seconds")
+        self._server: Server | None = None
         self.started = False
         self._stopping = threading.Event()
         self._ends: dict[str, int] = {}
@@ -219,6 +237,9 @@ class Node:
         return Cursor(state.version, state.offset, state.record_digest)
 
     def _start_threads(self) -> None:
+        groups = list(self.groups.values())
+        source = LocalSource(lambda: groups, self.tables.catalogue)
+        self.engine = QueryEngine(source, [group.store.segments_directory for group in groups], self.settings.query)
         self._follower = threading.Thread(target=self._follow_tables, name="tables", daemon=True)
         self._watcher = threading.Thread(target=self._watch_ends, name="ends", daemon=True)
         self.broadcast = Broadcast(self.log, self.topics.status, self.settings.node, self.incarnation, self.statuses)
@@ -240,12 +261,23 @@ class Node:
         self._watcher.start()
         self.started = True
 
+    def serve(self, host: str, port: int) -> None:
+        """Serve HTTP; port 0 takes a free one. Raises AddressInUse."""
+        server = Server(create_app(self, loopback=host in LOOPBACK, operations=admin_routes(self)), host, port)
+        server.start()
+        self._server = server
+        self.http_address = server.url
+        self.broadcast.speak_now()
+
     # Shut-down, top down.
 
     def stop(self) -> None:
         """Stop every thread and give up the directory. What was journaled is found again at the next start."""
         self._stopping.set()
+        if self._server is not None:
+            self._server.stop()
         if self.started:
+            self.engine.close()
             self.duties.stop()
             self.runner.stop()
             for group in self.groups.values():
@@ -261,7 +293,54 @@ class Node:
             self._directory_lock.release()
         self.log.close()
 
+    # What operators ask of it.
+
+    def seal(self, group_name: str) -> dict[str, Any]:
+        """Seal a group that this node leads, and wait until the log says so. Raises NotLeader, SealUnconfirmed."""
+        topic = self.topic_of(group_name)
+        if topic is None:
+            raise NotLeader(f"group {group_name!r} is not at node {self.settings.node}")
+        group = self.groups[topic]
+        before = group.applied.frontier
+        self.duties.seal(topic)
+        if not group.wait_for(lambda: group.applied.frontier > before, SEAL_TIMEOUT_S):
+            raise SealUnconfirmed(
+                f"the seal of group {group_name} was not read back in {SEAL_TIMEOUT_S:g} s", action="seal again"
+            )
+        return {"group": group_name, "version": group.applied.frontier}
+
+    def evidence(self, group_name: str, version: int, sealed_version: int) -> dict[str, Any]:
+        """The chain after a record, and the digests of the segments that end at or below a version."""
+        group = next(group for group in self.groups.values() if group.name == group_name)
+        chain = group.chain_at(version)
+        digests = {
+            entry.name: entry.content_digest for entry in group.store.segments() if entry.last_version <= sealed_version
+        }
+        return {
+            "chain": chain.hex() if chain is not None else f"not remembered (at version {group.version})",
+            "digests": digests,
+        }
+
     # What the node knows of itself.
+
+    @property
+    def cluster(self) -> str:
+        """Name of the cluster."""
+        return self.settings.cluster
+
+    @property
+    def name(self) -> str:
+        """Name of the node."""
+        return self.settings.node
+
+    @property
+    def limits(self) -> ReplicationLimits:
+        """Its limits."""
+        return self.settings.limits
+
+    def role(self, topic: str) -> Role:
+        """Role in the group of a forward topic."""
+        return self.duties.role(topic)
 
     def topic_of(self, group_name: str) -> str | None:
         """The forward topic of one of this node's groups."""
@@ -320,6 +399,22 @@ class Node:
             )
         return not reasons, reasons
 
+    def startup_done(self) -> bool:
+        """Whether the data is open and the logs are followed."""
+        return self.started
+
+    def live(self) -> bool:
+        """False when only a restart can help."""
+        return not self.started or self.runner.alive
+
+    def status(self) -> dict[str, Any]:
+        """Everything an operator wants to know first."""
+        return status_report(self)
+
+    def metrics(self) -> str:
+        """The metrics in the text form of Prometheus."""
+        return metrics_text(self)
+
     def statuses(self) -> Sequence[Status]:
         """What this node says of each of its groups."""
         return [self._status(topic, group) for topic, group in self.groups.items()]
@@ -341,6 +436,7 @@ class Node:
             epoch=applied.epoch,
             version=applied.version,
             offset=applied.offset,
+            position=self.runner.position(topic),
             durable_offset=self.runner.durable_offset(topic),
             sealed_version=group.sealed_version,
             chain_version=chain_version,
@@ -394,3 +490,11 @@ class Node:
     def _commit_offsets(self) -> None:
         consumer = f"headrace-{self.settings.cluster}-{self.settings.node}"
         self.log.commit(consumer, {topic: self.runner.durable_offset(topic) + 1 for topic in self.groups})
+
+
+def installed_version() -> str:
+    """Version of the installed distribution, `unknown` in a source tree that is not installed."""
+    try:
+        return version("headrace")
+    except PackageNotFoundError:
+        return "unknown"

@@ -37,6 +37,7 @@ class Status:
     epoch: int
     version: int
     offset: int
+    position: int
     durable_offset: int
     sealed_version: int
     chain_version: int

@@ -212,11 +212,12 @@ class Group:
 
     def wait_for_offset(self, offset: int, timeout_s: float) -> bool:
         """Whether everything up to an offset is applied, waited for."""
+        return self.wait_for(lambda: self.applied.offset >= offset, timeout_s)
+
+    def wait_for(self, condition: Callable[[], bool], timeout_s: float) -> bool:
+        """Whether a condition of what is applied came true in time; a stopped group never gets there."""
         with self._changed:
-            return (
-                self._changed.wait_for(lambda: self.applied.offset >= offset or bool(self.fault), timeout_s)
-                and not self.fault
-            )
+            return self._changed.wait_for(lambda: condition() or bool(self.fault), timeout_s) and condition()
 
     def _act(self, action: Action) -> None:
         if isinstance(action, ApplyWrite):

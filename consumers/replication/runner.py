@@ -71,6 +71,11 @@ class Runner:
         if self._thread.is_alive():
             self._thread.join(30.0)
 
+    @property
+    def alive(self) -> bool:
+        """Whether the consuming thread runs."""
+        return self._thread.is_alive()
+
     def durable_offset(self, topic: str) -> int:
         """Every record of the topic up to this offset survives a crash of this node."""
         return self._durable[topic].offset

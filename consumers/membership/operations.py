@@ -1,0 +1,137 @@
+"""What operators do to a running cluster from outside: seal everything, and check that all replicas hold the same.
+
+Both find nodes through the status topic and act on nothing but what is read back: a seal is done when every live member says so, and members are
+compared at one version that all of them have passed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+from connectors.http import NodeRefused, NodeUnreachable, call_node
+from connectors.log.deadline import Deadline
+from connectors.log.port import Log
+from connectors.log.topics import Topics
+from consumers.membership.slots import SlotTable
+from consumers.replication.broadcast import StatusReader
+from consumers.replication.verify import GroupVerdict, MemberEvidence, compare
+from schemas.errors import HeadraceError, StateUnknown
+from schemas.records import Role, Status
+
+LEADER_TIMEOUT_S = 15.0
+
+
+class NoLeader(HeadraceError):
+    """A group without a live leader; names it and why."""
+
+
+class SealIncomplete(StateUnknown):
+    """A seal that stands in the log but that not every live member has finished in time."""
+
+
+@dataclass(frozen=True, slots=True)
+class SealedGroup:
+    """One group: sealed up to `version` at these members."""
+
+    group: str
+    version: int
+    members: tuple[str, ...]
+
+
+class Operations:
+    """Commands against one cluster. Owned by one thread."""
+
+    def __init__(self, log: Log, topics: Topics, slot_table: SlotTable) -> None:
+        self._log = log
+        self._topics = topics
+        self._slot_table = slot_table
+        self._reader = StatusReader(log, topics.status)
+        # Two intervals of silence tell the dead from the living.
+        deadline = Deadline(1.5)
+        while not deadline.passed():
+            self._reader.follow(deadline.left_s())
+
+    def close(self) -> None:
+        """Give up the reader."""
+        self._reader.close()
+
+    def seal_all(self, timeout_s: float, on_progress: Callable[[str], None]) -> list[SealedGroup]:
+        """Seal every group and wait for all its live members. Raises NoLeader, SealIncomplete."""
+        versions = {}
+        for group in self._slot_table.headers:
+            on_progress(f"sealing group {group}")
+            versions[group] = self._seal(group)
+        deadline = Deadline(timeout_s)
+        return [self._await_sealed(group, version, deadline) for group, version in versions.items()]
+
+    def _seal(self, group: str) -> int:
+        deadline = Deadline(LEADER_TIMEOUT_S)
+        problem = f"group {group} has no live leader"
+        while True:
+            leader = next((each for each in self._live(group) if each.role is Role.LEADER and each.http), None)
+            if leader is not None:
+                try:
+                    answer = call_node(f"{leader.http}/api/v1/seal?group={quote(group)}", method="POST")
+                    return int(answer["version"])
+                except (NodeUnreachable, NodeRefused) as error:
+                    problem = str(error)
+            if deadline.passed():
+                raise NoLeader(problem, action=f"start node {group}, the header of the group", retriable=True)
+            self._reader.follow(0.2)
+
+    def _await_sealed(self, group: str, version: int, deadline: Deadline) -> SealedGroup:
+        while True:
+            live = self._live(group)
+            if live and all(each.sealed_version >= version for each in live):
+                return SealedGroup(group, version, tuple(each.node for each in live))
+            if deadline.passed():
+                late = ", ".join(each.node for each in live if each.sealed_version < version)
+                raise SealIncomplete(
+                    f"group {group}: {late} have not sealed version {version} in time",
+                    action="wait and look at headrace status",
+                )
+            self._reader.follow(0.2)
+
+    def verify(self, timeout_s: float, on_progress: Callable[[str], None]) -> list[GroupVerdict]:
+        """Compare the members of every group at one version that all of them have passed."""
+        ends = {group: self._log.describe(self._topics.forward(group)).end for group in self._slot_table.headers}
+        deadline = Deadline(timeout_s)
+        verdicts = []
+        for group, end in ends.items():
+            on_progress(f"group {group}: waiting for its members to pass offset {end - 1}")
+            verdicts.append(self._verify_group(group, end, deadline))
+        return verdicts
+
+    def _verify_group(self, group: str, end: int, deadline: Deadline) -> GroupVerdict:
+        members = self._slot_table.group(group)
+        while True:
+            live = [each for each in self._live(group) if each.http and _has_passed(each, end)]
+            if len(live) == len(members) or deadline.passed():
+                break
+            self._reader.follow(0.2)
+        version = min((each.version for each in live), default=0)
+        sealed_version = min((each.sealed_version for each in live), default=0)
+        evidence, missing = [], [member for member in members if member not in {each.node for each in live}]
+        for status in live:
+            try:
+                evidence.append(_evidence(status, group, version, sealed_version))
+            except (NodeUnreachable, NodeRefused):
+                missing.append(status.node)
+        return compare(group, version, sealed_version, evidence, missing)
+
+    def _live(self, group: str) -> list[Status]:
+        return self._reader.board.live(group, self._slot_table.group(group))
+
+
+def _has_passed(status: Status, end: int) -> bool:
+    """Whether a member has applied everything below an end; the last offsets below it may be markers that no record stands for."""
+    return status.position >= end and status.offset == status.durable_offset
+
+
+def _evidence(status: Status, group: str, version: int, sealed_version: int) -> MemberEvidence:
+    query = f"group={quote(group)}&version={version}&sealed_version={sealed_version}"
+    answer: dict[str, Any] = call_node(f"{status.http}/api/v1/evidence?{query}")
+    return MemberEvidence(status.node, answer["chain"], answer["digests"])

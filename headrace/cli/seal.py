@@ -1,0 +1,38 @@
+"""`headrace seal`: everything written so far becomes segments, on every node."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from headrace.cli.node import BootstrapOption, ClusterOption
+from headrace.cli.output import JsonOption, SettingsOption, run_command
+from headrace.cli.session import cluster_session
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command `seal`."""
+    app.command()(seal)
+
+
+def seal(
+    cluster: ClusterOption = None,
+    bootstrap: BootstrapOption = None,
+    timeout: Annotated[float, typer.Option(metavar="SECONDS", help="How long to wait for the slowest node.")] = 120.0,
+    settings: SettingsOption = None,
+    json_output: JsonOption = False,
+) -> None:
+    """Seal everything and wait until every live node has it in segments."""
+    with run_command(json_output) as output, cluster_session(cluster, bootstrap, settings) as session:
+        operations = session.operations()
+        try:
+            sealed = operations.seal_all(timeout, output.note if not json_output else lambda _line: None)
+        finally:
+            operations.close()
+        rows = [(each.group, each.version, ", ".join(each.members)) for each in sealed]
+        output.result(
+            {"groups": [asdict(each) for each in sealed]},
+            lambda: output.table(("group", "sealed up to version", "at"), rows),
+        )

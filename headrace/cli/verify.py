@@ -1,0 +1,56 @@
+"""`headrace verify`: do all nodes hold the same?"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from headrace.cli.node import BootstrapOption, ClusterOption
+from headrace.cli.output import JsonOption, SettingsOption, run_command
+from headrace.cli.session import cluster_session
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command `verify`."""
+    app.command()(verify)
+
+
+def verify(
+    cluster: ClusterOption = None,
+    bootstrap: BootstrapOption = None,
+    allow_missing: Annotated[
+        int, typer.Option("--allow-missing", metavar="N", help="Members that may be down or late.", min=0)
+    ] = 0,
+    timeout: Annotated[float, typer.Option(metavar="SECONDS", help="How long to wait for late members.")] = 60.0,
+    settings: SettingsOption = None,
+    json_output: JsonOption = False,
+) -> None:
+    """Compare chains and segments of all members of every group: exit 0 equal, 1 different, 2 a member down or late."""
+    from consumers.replication.verify import exit_code
+
+    code = 0
+    with run_command(json_output) as output, cluster_session(cluster, bootstrap, settings) as session:
+        operations = session.operations()
+        try:
+            verdicts = operations.verify(timeout, output.note if not json_output else lambda _line: None)
+        finally:
+            operations.close()
+        code = exit_code(verdicts, allow_missing)
+        rows = [
+            (
+                verdict.group,
+                verdict.version,
+                verdict.segments,
+                ", ".join(verdict.members),
+                ", ".join(verdict.missing) or "-",
+                "equal" if verdict.ok else "\n".join(verdict.differences[:10]),
+            )
+            for verdict in verdicts
+        ]
+        output.result(
+            {"ok": code == 0, "groups": [{**asdict(verdict), "ok": verdict.ok} for verdict in verdicts]},
+            lambda: output.table(("group", "version", "segments", "compared", "missing", "result"), rows),
+        )
+    raise typer.Exit(code)
