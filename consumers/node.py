@@ -148,8 +148,11 @@ class Node:
 
     # Start-up, bottom up.
 
-    def start(self, on_progress: Callable[[str], None]) -> None:
-        """Open the data directory, join the cluster, apply what the journal holds and begin to consume. Raises typed errors."""
+    def start(self, on_progress: Callable[[str], None], *, speaking: bool = True) -> None:
+        """Open the data directory, join the cluster, apply what the journal holds and begin to consume. Raises typed errors.
+
+        A node that is not `speaking` only follows its logs: it broadcasts nothing and leads nothing.
+        """
         settings = self.settings
         directory = create_directories(settings.data_directory)
         self._directory_lock = DirectoryLock(directory, purpose="data directory")
@@ -164,7 +167,7 @@ class Node:
         except BaseException:
             self._directory_lock.release()
             raise
-        self._start_threads()
+        self._start_threads(speaking)
 
     def _join(self, on_progress: Callable[[str], None]) -> SlotTable:
         """Join the cluster, waiting for a broker that is not there yet."""
@@ -236,7 +239,7 @@ class Node:
         state = group.replica.state
         return Cursor(state.version, state.offset, state.record_digest)
 
-    def _start_threads(self) -> None:
+    def _start_threads(self, speaking: bool) -> None:
         groups = list(self.groups.values())
         source = LocalSource(lambda: groups, self.tables.catalogue)
         self.engine = QueryEngine(source, [group.store.segments_directory for group in groups], self.settings.query)
@@ -251,12 +254,14 @@ class Node:
             self.settings.seal,
             self.caught_up,
             self.broadcast.speak_now,
+            lambda database, table: self.tables.catalogue.newest(database, table).retention_ns,
         )
         for group in self.groups.values():
             group.start()
         self.runner.start()
-        self.broadcast.start()
-        self.duties.start()
+        if speaking:
+            self.broadcast.start()
+            self.duties.start()
         self._follower.start()
         self._watcher.start()
         self.started = True

@@ -19,11 +19,24 @@ from consumers.replication.group import Group
 from consumers.replication.roles import Decision, GroupView, decide
 from schemas.errors import HeadraceError
 from schemas.framing import format_headers
-from schemas.messages import Anchor, Body, Claim, Leadership, Message, ProducerPosition, Seal, encode_message
+from schemas.messages import (
+    Anchor,
+    Body,
+    Claim,
+    Compact,
+    Drop,
+    Leadership,
+    Message,
+    ProducerPosition,
+    Seal,
+    encode_message,
+)
 from schemas.records import Role
 
 TURN_S = 0.1
 READ_BACK_TIMEOUT_S = 5.0
+UPKEEP_INTERVAL_S = 5.0
+COMPACTIONS_MAX = 4
 _log = structlog.get_logger(__name__)
 
 
@@ -60,6 +73,7 @@ class Duties:
         policy: SealPolicy,
         caught_up: Callable[[Group], bool],
         on_change: Callable[[], None],
+        retention_ns: Callable[[str, str], int | None],
     ) -> None:
         self._log = log
         self._groups = dict(groups)
@@ -68,6 +82,8 @@ class Duties:
         self._policy = policy
         self._caught_up = caught_up
         self._on_change = on_change
+        self._retention_ns = retention_ns
+        self._upkeep_after_s = dict.fromkeys(groups, 0.0)
         self._batch = 0
         self._producer = f"{node}/{incarnation}"
         self._asked: dict[str, _Asked] = {topic: _Asked() for topic in groups}
@@ -127,6 +143,29 @@ class Duties:
         elif decision.role is Role.LEADER and old:
             self._asked[topic] = _Asked(now, time.monotonic() + READ_BACK_TIMEOUT_S)
             self._append_seal(topic, group)
+        elif decision.role is Role.LEADER:
+            self._upkeep(topic, group)
+
+    def _upkeep(self, topic: str, group: Group) -> None:
+        """Merge small segments and drop slices past their table's retention, one round at a time."""
+        if time.monotonic() < self._upkeep_after_s[topic] or group.store.pending_jobs():
+            return
+        self._upkeep_after_s[topic] = time.monotonic() + UPKEEP_INTERVAL_S
+        leadership = group.applied.leader
+        assert leadership is not None, "a leader without leadership"
+        entries = group.store.segments()
+        by_name = {entry.name: entry for entry in entries}
+        for plan in group.store.plan_compaction()[:COMPACTIONS_MAX]:
+            if first := by_name.get(plan.inputs[0]):
+                self._append(topic, Compact(leadership, first.database, first.table, plan.inputs))
+        for database, table in sorted({(entry.database, entry.table) for entry in entries}):
+            before_ns = expired_before(self._retention_ns(database, table), time.time_ns())
+            known = group.store.database(database, table)
+            oldest_ns = min(
+                entry.max_time_ns for entry in entries if (entry.database, entry.table) == (database, table)
+            )
+            if before_ns is not None and known is not None and oldest_ns < before_ns // known.slice_ns * known.slice_ns:
+                self._append(topic, Drop(leadership, database, table, before_ns))
 
     def _decide(self, group: Group) -> Decision:
         leader, caught_up = group.applied.leader, self._caught_up(group)
@@ -159,6 +198,11 @@ class Duties:
             self._batch += 1
             message = Message(ProducerPosition(self._producer, self._batch, 0), body)
             self._appender.append(topic, encode_message(message), headers=format_headers())
+
+
+def expired_before(retention_ns: int | None, now_ns: int) -> int | None:
+    """Rows older than this are past their table's retention; None when it keeps everything."""
+    return None if retention_ns is None else now_ns - retention_ns
 
 
 def _anchor(group: Group) -> Anchor:

@@ -160,6 +160,10 @@ class Group:
         """Whether a paused topic may go on."""
         return self._queue_bytes <= self._limits.apply_queue_bytes // 2 and not self.fault
 
+    def drain(self) -> None:
+        """Wait until every job that the applied records asked of the store is done."""
+        self._jobs.submit(lambda: None).result()
+
     def fail(self, reason: str) -> None:
         """Stop the group at this node; data is kept."""
         with self._changed:

@@ -15,6 +15,7 @@ NOUNS = (
     "ingest",
     "seal",
     "verify",
+    "replay",
     "generate",
     "config",
 )
