@@ -1,0 +1,71 @@
+"""A Python worker's own way to the cluster: Kafka clients, slot table and table schemas, made in the process that uses them.
+
+Spark keeps a worker for many tasks, so what is opened here is kept for the life of the process. Never imported for its effects: nothing is
+opened before the first task asks.
+"""
+
+from __future__ import annotations
+
+import time
+
+from connectors.log.kafka import KafkaLog
+from connectors.log.topics import Topics
+from consumers.membership.cluster import read_slot_table
+from consumers.membership.slots import SlotTable
+from consumers.membership.tables import TableLog
+from pipeline.job import IngestJob
+from schemas.tables import DatabaseSchema, FieldType
+
+SLOT_TABLE_AGE_S = 30.0
+TABLES_AGE_S = 1.0
+
+_opened: dict[tuple[str, str, tuple[tuple[str, str], ...]], ClusterAccess] = {}
+
+
+class ClusterAccess:
+    """Slot table and table schemas of one cluster. Used by one task at a time."""
+
+    def __init__(self, job: IngestJob) -> None:
+        self._log = KafkaLog(job.bootstrap, dict(job.settings))
+        self._topics = Topics(job.cluster)
+        self._slot_table: SlotTable | None = None
+        self._slot_table_read_s = 0.0
+        self._tables_read_s = 0.0
+        self.tables = TableLog(self._log, self._topics)
+
+    def begin_task(self) -> None:
+        """Look again at what others may have changed since the last task."""
+        now_s = time.monotonic()
+        if self._slot_table is None or now_s - self._slot_table_read_s > SLOT_TABLE_AGE_S:
+            self._slot_table = read_slot_table(self._log, self._topics)
+            self._slot_table_read_s = now_s
+        if now_s - self._tables_read_s > TABLES_AGE_S:
+            self.tables.refresh()
+            self._tables_read_s = now_s
+
+    @property
+    def slot_table(self) -> SlotTable:
+        """The slot table as of the task's begin."""
+        assert self._slot_table is not None, "a task has begun"
+        return self._slot_table
+
+    def database(self, name: str) -> DatabaseSchema:
+        """The database, born now if it is new."""
+        return self.tables.ensure_database(name)
+
+    def forward_topic(self, group: str) -> str:
+        """Topic of a data group."""
+        return self._topics.forward(group)
+
+    def declared(self, database: str) -> dict[str, dict[str, FieldType]]:
+        """Field types of every table of a database, by table and field."""
+        tables = self.tables.catalogue.tables.items()
+        return {table: versions[-1].field_types() for (owner, table), versions in tables if owner == database}
+
+
+def cluster_access(job: IngestJob) -> ClusterAccess:
+    """This process's access to the job's cluster."""
+    key = (job.bootstrap, job.cluster, job.settings)
+    if key not in _opened:
+        _opened[key] = ClusterAccess(job)
+    return _opened[key]

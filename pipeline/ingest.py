@@ -1,0 +1,248 @@
+"""Raw topics become forward logs: the streaming query from Kafka through `mapInArrow` to Kafka, and the loop that watches it.
+
+Exactness (DESIGN 4): Spark fixes a micro-batch's offsets before it starts, so a batch that is run again reads the same messages, cuts them into
+the same records with the same (producer, batch, sequence), and replicas drop what they have already seen.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.streaming.query import StreamingQuery
+
+from connectors.formats.parse import parse_messages
+from connectors.log.deadline import Deadline
+from connectors.log.kafka import KafkaLog
+from connectors.log.port import Log, LogUnavailable, TopicMissing
+from connectors.log.topics import Topics, dlq
+from consumers.membership.cluster import KEEP_FOREVER, read_slot_table
+from consumers.membership.tables import TableLog
+from pipeline.batches import RAW_COLUMNS, batch_function
+from pipeline.failures import QueryFailed, explain
+from pipeline.java_settings import java_settings
+from pipeline.job import IngestJob
+from pipeline.progress import METRICS_NAME, IngestProgress, ProgressTally
+from pipeline.records import COUNT_COLUMNS, RECORD_COLUMNS, RECORD_DDL
+from schemas.errors import HeadraceError
+
+MESSAGES_PER_BATCH_MAX = 1_000_000
+RAW_MESSAGE_BYTES_MAX = 64 * 1024 * 1024
+SINK_BYTES_MAX = 96 * 1024 * 1024
+INTERVAL_S = 1.0
+BROKER_WAIT_S = 30.0
+BROKER_LOST_WAIT_S = 600.0
+STOP_WAIT_S = 10.0
+POLL_S = 0.25
+
+Say = Callable[[str], None]
+
+
+class SpeculationRefused(HeadraceError):
+    """Spark is set to run tasks twice at once, which would write one batch in two orders."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """How to run a job: until the topic's present end or for ever, from which checkpoint, in steps of how many messages."""
+
+    checkpoint: str
+    available_now: bool = False
+    messages_per_batch_max: int = MESSAGES_PER_BATCH_MAX
+    interval_s: float = INTERVAL_S
+    broker_wait_s: float = BROKER_WAIT_S
+    broker_lost_wait_s: float = BROKER_LOST_WAIT_S
+
+
+def check_session(session: SparkSession) -> None:
+    """Raises SpeculationRefused."""
+    if session.sparkContext.getConf().get("spark.speculation", "false").lower() == "true":
+        raise SpeculationRefused(
+            "spark.speculation is on, and ingest must not run a task twice at once", action="turn it off"
+        )
+
+
+def prepare(job: IngestJob, run: RunOptions, say: Say) -> None:
+    """Check everything that can be checked before Spark starts; make the raw topic, the dead-letter topic and the database if missing.
+
+    Raises LogUnavailable, NoCluster, SchemaError, FormatError.
+    """
+    parse_messages(job.format, pa.array([], pa.binary()), pa.array([], pa.int64()), job.options)
+    topics = Topics(job.cluster)
+    log = KafkaLog(job.bootstrap, dict(job.settings))
+    try:
+        wait_for_broker(log, topics, run.broker_wait_s, say)
+        read_slot_table(log, topics)
+        tables = TableLog(log, topics)
+        tables.ensure_database(job.database)
+        tables.close()
+        _ensure_topic(log, job.topic, {"max.message.bytes": str(RAW_MESSAGE_BYTES_MAX)})
+        _ensure_topic(log, dlq(job.topic), {**KEEP_FOREVER, "max.message.bytes": str(SINK_BYTES_MAX)})
+    finally:
+        log.close()
+
+
+def wait_for_broker(log: Log, topics: Topics, timeout_s: float, say: Say) -> None:
+    """Return once Kafka answers; says so when that takes a while. Raises LogUnavailable after `timeout_s`."""
+    deadline = Deadline(timeout_s)
+    told = False
+    while True:
+        try:
+            log.describe(topics.membership)
+        except TopicMissing:
+            return
+        except LogUnavailable:
+            if deadline.passed():
+                raise
+            if not told:
+                say(f"Kafka does not answer yet; waiting up to {timeout_s:g} s")
+                told = True
+        else:
+            return
+
+
+def _ensure_topic(log: Log, topic: str, settings: Mapping[str, str]) -> None:
+    try:
+        log.describe(topic)
+    except TopicMissing:
+        log.create_topic(topic, settings)
+
+
+def raw_messages(session: SparkSession, job: IngestJob, messages_per_batch_max: int) -> DataFrame:
+    """The raw topic from its beginning (a checkpoint knows better), with the columns of `RAW_COLUMNS`."""
+    options = {
+        "subscribe": job.topic,
+        "startingOffsets": "earliest",
+        "failOnDataLoss": "true",
+        "maxOffsetsPerTrigger": str(messages_per_batch_max),
+        "groupIdPrefix": f"headrace-{job.cluster}-ingest",
+        **_kafka_options(job, "consumer"),
+    }
+    return session.readStream.format("kafka").options(**options).load().select(*RAW_COLUMNS)
+
+
+def forward_records(raw: DataFrame, job: IngestJob) -> DataFrame:
+    """Kafka records for the forward and the dead-letter topics, made of raw messages; their counts go into the query's progress."""
+    records = raw.mapInArrow(batch_function(job), RECORD_DDL)  # type: ignore[arg-type]
+    sums = [F.sum(name).alias(name) for name in COUNT_COLUMNS if name != "newest_ms"]
+    return records.observe(METRICS_NAME, F.max("newest_ms").alias("newest_ms"), *sums).select(*RECORD_COLUMNS)
+
+
+def start_query(session: SparkSession, job: IngestJob, run: RunOptions) -> StreamingQuery:
+    """The running query. Raises SpeculationRefused."""
+    check_session(session)
+    records = forward_records(raw_messages(session, job, run.messages_per_batch_max), job)
+    writer = (
+        records.writeStream.format("kafka")
+        .queryName(f"ingest {job.topic}")
+        .option("checkpointLocation", run.checkpoint)
+    )
+    writer = writer.options(**_kafka_options(job, "producer"))
+    if run.available_now:
+        return writer.trigger(availableNow=True).start()
+    return writer.trigger(processingTime=f"{round(run.interval_s * 1_000)} milliseconds").start()
+
+
+def run_ingest(
+    session: SparkSession,
+    job: IngestJob,
+    run: RunOptions,
+    *,
+    on_progress: Callable[[IngestProgress], None] = lambda _progress: None,
+    should_stop: Callable[[], bool] = lambda: False,
+    say: Say = lambda _message: None,
+) -> IngestProgress:
+    """Run a prepared job to its end, or until `should_stop`. While Kafka is away it waits and goes on from the checkpoint.
+
+    Raises QueryFailed (RawDataLost, KafkaLost), SpeculationRefused.
+    """
+    tally = ProgressTally()
+    while True:
+        query = start_query(session, job, run)
+        try:
+            _watch(query, tally, on_progress, should_stop)
+            return tally.at(_now_ms())
+        except StreamingQueryException as error:
+            failure = explain(error, job.topic)
+            if not failure.retriable or should_stop():
+                raise failure from error
+            _outlast(failure, job, run, say)
+        finally:
+            query.stop()
+
+
+def _watch(
+    query: StreamingQuery,
+    tally: ProgressTally,
+    on_progress: Callable[[IngestProgress], None],
+    should_stop: Callable[[], bool],
+) -> None:
+    """Follow a query until it ends or is to stop; a stop waits for the end of the running micro-batch, but not for long."""
+    ended = False
+    while not ended and not should_stop():
+        ended = bool(query.awaitTermination(POLL_S))  # type: ignore[arg-type]
+        tally.take(_reports(query))
+        on_progress(tally.at(_now_ms()))
+    if ended:
+        return
+    deadline, batches = Deadline(STOP_WAIT_S), tally.at(_now_ms()).batches
+    while query.isActive and query.status["isTriggerActive"] and not deadline.passed():
+        query.awaitTermination(POLL_S)  # type: ignore[arg-type]
+        tally.take(_reports(query))
+        if tally.at(_now_ms()).batches > batches:
+            break
+    query.stop()
+    tally.take(_reports(query))
+
+
+def _outlast(failure: QueryFailed, job: IngestJob, run: RunOptions, say: Say) -> None:
+    say(f"{failure.message}; waiting up to {run.broker_lost_wait_s:g} s for it")
+    log = KafkaLog(job.bootstrap, dict(job.settings))
+    try:
+        wait_for_broker(log, Topics(job.cluster), run.broker_lost_wait_s, lambda _message: None)
+    except LogUnavailable:
+        raise failure from None
+    finally:
+        log.close()
+    # Kafka may answer a moment before its topics do.
+    time.sleep(1.0)
+    say("Kafka answers again")
+
+
+def _reports(query: StreamingQuery) -> list[dict[str, Any]]:
+    return [json.loads(report.json) for report in query.recentProgress]
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def _kafka_options(job: IngestJob, role: str) -> dict[str, str]:
+    """Options of Spark's Kafka source (`consumer`) or sink (`producer`)."""
+    ours = {
+        "consumer": {
+            "isolation.level": "read_committed",
+            "max.poll.records": "10000",
+            "max.partition.fetch.bytes": str(8 * 1024 * 1024),
+            "fetch.max.bytes": str(32 * 1024 * 1024),
+            "receive.buffer.bytes": str(1024 * 1024),
+        },
+        "producer": {
+            "acks": "all",
+            "enable.idempotence": "true",
+            "compression.type": "none",
+            "max.request.size": str(SINK_BYTES_MAX),
+            "buffer.memory": str(SINK_BYTES_MAX + 32 * 1024 * 1024),
+            "batch.size": str(1024 * 1024),
+            "send.buffer.bytes": str(1024 * 1024),
+        },
+    }[role]
+    merged = {**ours, **java_settings(dict(job.settings)), "bootstrap.servers": job.bootstrap}
+    return {f"kafka.{name}": value for name, value in merged.items()}

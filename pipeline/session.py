@@ -1,0 +1,168 @@
+"""The Spark session of every job: small, offline, quiet, and the same wherever it is opened.
+
+Under `spark-submit` the submitter's settings hold and only what the jobs depend on is added; elsewhere a JVM of our own is started.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from pyspark import SparkConf, SparkContext
+from pyspark.errors import PySparkRuntimeError
+from pyspark.java_gateway import launch_gateway
+from pyspark.sql import SparkSession
+
+from connectors.kafka.jars import Progress, resolve_jars
+from connectors.kafka.java import find_java
+from pipeline.package import build_package
+from schemas.errors import HeadraceError
+
+SUBMITTED_VARIABLE = "PYSPARK_GATEWAY_PORT"
+ARROW_RECORDS_MAX = 32_768
+ARROW_BYTES_MAX = 32 * 1024 * 1024
+DRIVER_MEMORY = "1g"
+PARALLELISM = 2
+
+# What the jobs rely on, whoever starts the session.
+JOB_SETTINGS: Mapping[str, str] = {
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.shuffle.partitions": str(PARALLELISM),
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.execution.arrow.maxRecordsPerBatch": str(ARROW_RECORDS_MAX),
+    "spark.sql.execution.arrow.maxBytesPerBatch": str(ARROW_BYTES_MAX),
+    "spark.sql.streaming.numRecentProgressUpdates": "32",
+    "spark.sql.streaming.stopTimeout": "20s",
+}
+
+# What a JVM of our own is started with besides.
+LOCAL_SETTINGS: Mapping[str, str] = {
+    "spark.master": f"local[{PARALLELISM}]",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.memory": DRIVER_MEMORY,
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.python.worker.reuse": "true",
+    "spark.python.unix.domain.socket.enabled": "true",
+    "spark.sql.catalogImplementation": "in-memory",
+}
+
+_LOGGING = """status = error
+appender.console.type = Console
+appender.console.name = console
+appender.console.target = SYSTEM_ERR
+appender.console.layout.type = PatternLayout
+appender.console.layout.pattern = %d{ISO8601} %p %c{1}: %m%n%ex
+rootLogger.level = warn
+rootLogger.appenderRef.console.ref = console
+logger.util.name = org.apache.spark.util.Utils
+logger.util.level = error
+logger.native.name = org.apache.hadoop.util.NativeCodeLoader
+logger.native.level = error
+logger.kafkaconsumer.name = org.apache.spark.sql.kafka010.KafkaDataConsumer
+logger.kafkaconsumer.level = error
+logger.clients.name = org.apache.kafka.clients
+logger.clients.level = error
+"""
+
+
+class SparkUnavailable(HeadraceError):
+    """Spark's JVM did not start, or was started without what the jobs need."""
+
+
+def open_session(
+    name: str,
+    *,
+    log_file: Path | None = None,
+    settings: Mapping[str, str] | None = None,
+    progress: Progress | None = None,
+) -> SparkSession:
+    """The process's session, opened now if there is none; `settings` win over ours.
+
+    Whatever the JVM and its Python workers print goes to `log_file` (None: to this process's stderr). Needs no network once the jars are in
+    the cache. Raises SparkUnavailable, JarsUnavailable, JavaUnusable.
+    """
+    if SparkContext._active_spark_context is None and not is_submitted():
+        _launch(name, log_file, dict(settings or {}), progress)
+    builder = SparkSession.builder.appName(name)
+    for key, value in {**JOB_SETTINGS, **(settings or {})}.items():
+        builder = builder.config(key, value)
+    session = builder.getOrCreate()
+    _check_connector(session)
+    _ship_package(session)
+    return session
+
+
+def is_submitted() -> bool:
+    """Whether `spark-submit` started this process, and with it the JVM."""
+    return SUBMITTED_VARIABLE in os.environ
+
+
+def local_settings(jars: list[Path], logging_file: Path) -> dict[str, str]:
+    """The settings a JVM of our own starts with; `jars` are on the class path of driver and executors alike."""
+    return {
+        **LOCAL_SETTINGS,
+        **JOB_SETTINGS,
+        "spark.jars": ",".join(str(jar) for jar in jars),
+        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={logging_file.as_uri()} -XX:+UseParallelGC",
+    }
+
+
+def _launch(name: str, log_file: Path | None, settings: Mapping[str, str], progress: Progress | None) -> None:
+    """Start the JVM and connect the process to it."""
+    find_java()
+    jars = resolve_jars(progress=progress).spark
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    logging_file = Path(_scratch_directory()) / "log4j2.properties"
+    logging_file.write_text(_LOGGING)
+    conf = SparkConf(loadDefaults=False).setAppName(name)
+    conf.setAll(list({**local_settings(jars, logging_file), **settings}.items()))
+    try:
+        if log_file is None:
+            gateway = launch_gateway(conf)  # type: ignore[no-untyped-call]
+        else:
+            with log_file.open("ab") as output:
+                gateway = launch_gateway(conf, {"stdout": output, "stderr": output})  # type: ignore[no-untyped-call]
+    except PySparkRuntimeError as error:
+        where = f"look into {log_file}" if log_file else "its own words stand above"
+        raise SparkUnavailable("Spark's Java process ended while starting", action=where) from error
+    SparkContext._ensure_initialized(gateway=gateway, conf=conf)
+
+
+def _check_connector(session: SparkSession) -> None:
+    """Raises SparkUnavailable when the Kafka connector is missing, as under a `spark-submit` without its jars."""
+    jvm = session.sparkContext._jvm
+    assert jvm is not None, "a session without a JVM"
+    loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
+    if loader.getResource("org/apache/spark/sql/kafka010/KafkaSourceProvider.class") is None:
+        raise SparkUnavailable(
+            "this Spark has no Kafka connector", action='start it with --jars "$(python -m pipeline.session)"'
+        )
+
+
+def _ship_package(session: SparkSession) -> None:
+    """Give the Python workers this very code, once a session."""
+    context = session.sparkContext
+    if not any(Path(include).name.startswith("headrace-") for include in context._python_includes or ()):
+        context.addPyFile(str(build_package(_scratch_directory())))
+
+
+_scratch: list[tempfile.TemporaryDirectory[str]] = []
+
+
+def _scratch_directory() -> str:
+    """A folder that lives as long as the process."""
+    if not _scratch:
+        _scratch.append(tempfile.TemporaryDirectory(prefix="headrace-spark-"))
+        atexit.register(_scratch[0].cleanup)
+    return _scratch[0].name
+
+
+if __name__ == "__main__":
+    sys.stdout.write(",".join(str(jar) for jar in resolve_jars().spark) + "\n")
