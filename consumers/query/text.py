@@ -42,6 +42,23 @@ def csv_text(column: pa.Array) -> pa.Array:
     return pc.fill_null(_plain(column), "")
 
 
+def plain_text(column: pa.Array) -> pa.Array:
+    """Every value of a column as people read it in a table, without quotes; times without needless digits; nulls are empty."""
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        column = column.dictionary_decode()
+        kind = column.type
+    if pa.types.is_timestamp(kind):
+        text = pc.replace_substring_regex(_iso(column), r"\.?0*Z$", "")
+        text = pc.replace_substring_regex(text, r"T(\d\d:\d\d)$", r"T\1:00")
+        return pc.fill_null(pc.replace_substring(text, "T", " "), "")
+    if _is_text(kind):
+        return pc.fill_null(column.cast(pa.string()), "")
+    if pa.types.is_floating(kind):
+        return pc.fill_null(column.cast(pa.string()), "")
+    return pc.fill_null(_json(column) if pa.types.is_nested(kind) else _plain(column), "")
+
+
 def _json(column: pa.Array) -> pa.Array:
     """The same with nulls left null."""
     kind = column.type

@@ -34,7 +34,7 @@ _log = structlog.get_logger(__name__)
 
 
 def create_app(node: NodeView, *, loopback: bool = True, operations: Sequence[Route] = ()) -> Starlette:
-    """The ASGI application of a node, with the routes of its `operations`. `loopback` = the node listens on this machine only, so requests under other names are refused."""
+    """The ASGI application of a node. `loopback`: it listens on this machine only; requests under other names are refused."""
     surface = _Surface(node)
     routes = [
         Route("/", surface.page),

@@ -1,0 +1,102 @@
+"""`headrace status`: what a node says of itself and of the groups it is a member of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import typer
+
+from headrace.cli.output import EXIT_FAILED, JsonOption, Output, run_command
+from headrace.cli.query import NodeOption, node_url
+
+_UNITS = ("B", "KB", "MB", "GB", "TB")
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command `status`."""
+    app.command()(status)
+
+
+def status(node: NodeOption = None, json_output: JsonOption = False) -> None:
+    """Groups, roles, versions, lag, segments and live rows of a node; exit code 1 when it is not ready."""
+    with run_command(json_output) as output:
+        from consumers.serve.client import NodeClient
+
+        found = NodeClient(node_url(node)).status()
+        output.result(found, lambda: _show(output, found))
+        if not found.get("ready", False):
+            raise typer.Exit(EXIT_FAILED)
+
+
+def _show(output: Output, found: Mapping[str, Any]) -> None:
+    ready = "ready" if found.get("ready") else "not ready"
+    output.line(f"{found.get('cluster', '?')} / {found.get('node', '?')}: {ready}")
+    for reason in found.get("reasons", ()):
+        output.line(f"  {reason}")
+    output.table(
+        (
+            "group",
+            "role",
+            "leader",
+            "version",
+            "lag",
+            "lag s",
+            "segments",
+            "sealed rows",
+            "sealed",
+            "live rows",
+            "live",
+        ),
+        [
+            (
+                group.get("group"),
+                group.get("role"),
+                group.get("leader"),
+                _number(group, "version"),
+                _number(group, "lag_records"),
+                round(float(_number(group, "lag_seconds")), 1),
+                _number(group, "segments"),
+                _number(group, "segment_rows"),
+                _size(_number(group, "segment_bytes")),
+                _number(group, "live_rows"),
+                _size(_number(group, "live_bytes")),
+            )
+            for group in found.get("groups", ())
+        ],
+    )
+    members = found.get("members", ())
+    if members:
+        output.table(
+            ("member", "group", "role", "version", "heard s ago", "address"),
+            [
+                (
+                    member.get("node"),
+                    member.get("group"),
+                    member.get("role") if member.get("online") else "offline",
+                    _number(member, "version"),
+                    _seconds(_number(member, "silent_ms")),
+                    member.get("http"),
+                )
+                for member in members
+            ],
+        )
+
+
+def _number(values: Mapping[str, Any], name: str) -> Any:
+    """A number of a status; -1 where the node does not know or does not say."""
+    value = values.get(name)
+    return -1 if value is None else value
+
+
+def _seconds(milliseconds: float) -> float:
+    return -1 if milliseconds < 0 else round(milliseconds / 1_000, 1)
+
+
+def _size(size_bytes: float) -> str:
+    if size_bytes < 0:
+        return "-1"
+    step = 0
+    while size_bytes >= 1_000 and step < len(_UNITS) - 1:
+        size_bytes, step = size_bytes / 1_000, step + 1
+    return f"{size_bytes:.1f} {_UNITS[step]}" if step else f"{size_bytes:.0f} B"

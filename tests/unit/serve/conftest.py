@@ -1,0 +1,74 @@
+"""A node that is all view: an engine over one small table, and states that a test sets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from consumers.query.engine import QueryEngine, QuerySettings
+from consumers.serve.app import create_app
+from consumers.serve.server import Server
+from tests.unit.query.memory_source import READINGS, MemorySource, readings
+
+START_NS = 1_700_006_400_000_000_000
+
+
+class FakeNode:
+    """A NodeView whose answers a test sets; its source can be made to wait."""
+
+    def __init__(self, directory: Path) -> None:
+        self.source = MemorySource(directory)
+        self.source.add(READINGS, segments=[readings(START_NS, 10)], live=[readings(START_NS + 10**15, 5)])
+        self.engine = QueryEngine(
+            self.source, [directory], QuerySettings(memory_limit_mb=200, timeout_ms=20_000, queries_max=2)
+        )
+        self.started = True
+        self.is_live = True
+        self.reasons: list[str] = []
+
+    def startup_done(self) -> bool:
+        return self.started
+
+    def live(self) -> bool:
+        return self.is_live
+
+    def ready(self) -> tuple[bool, list[str]]:
+        return not self.reasons, self.reasons
+
+    def status(self) -> dict[str, Any]:
+        return {
+            "cluster": "c",
+            "node": "n1",
+            "ready": not self.reasons,
+            "reasons": self.reasons,
+            "groups": [],
+            "members": [],
+        }
+
+    def metrics(self) -> str:
+        return "# TYPE headrace_rows_total counter\nheadrace_rows_total 5\n"
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[FakeNode]:
+    """A node that is ready."""
+    directory = tmp_path / "segments"
+    directory.mkdir()
+    node = FakeNode(directory)
+    try:
+        yield node
+    finally:
+        node.engine.close()
+
+
+@pytest.fixture
+def client(node: FakeNode) -> Iterator[httpx.Client]:
+    """A client of the node's HTTP surface, which listens on a free port of this machine."""
+    server = Server(create_app(node))
+    with httpx.Client(base_url=server.start(), timeout=20) as client:
+        yield client
+    server.stop()
