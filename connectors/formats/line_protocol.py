@@ -14,23 +14,20 @@ from dataclasses import dataclass, field
 import numpy as np
 import polars as pl
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from connectors.formats.line_scanner import BadLine, OpenString, ScannedField, ScannedLine, scan_line, time_to_ns
-from connectors.formats.lines import BACKSLASH, QUOTE, Booleans, Integers, Lines, positions_of
-from connectors.formats.parsed import TIME_MAX_NS, TIME_MIN_NS, FormatOptions, Parsed
+from connectors.formats.lines import Booleans, Integers, Lines
+from connectors.formats.matcher import Matcher
+from connectors.formats.parsed import TIME_ABSENT, DefaultTimes, FormatOptions, Parsed, default_times_of
 from connectors.formats.pieces import Assembly, Columns, Piece, Rejections, joined_array
+from connectors.formats.records import Records, records_of
 from connectors.formats.series import UNREADABLE, Codes, SeriesRegistry
-from connectors.formats.templates import Chunk, Template, chunk_of, match
-from connectors.formats.values import both, booleans, finite_floats, integers, usable, whole
+from connectors.formats.templates import Matched, Template
+from connectors.formats.times import scaled
+from connectors.formats.values import arrow_of, booleans, both, finite_floats, integers, plain_strings, usable
 from schemas.tables import FieldType
 
 COMMA, SPACE, HASH = 44, 32, 35
-TEMPLATES_MAX = 64
-NEW_TEMPLATES_PER_CHUNK = 8
-SCAN_AT_ONCE = 24
-OPEN_LINES_MAX = 256
-OPEN_BYTES_MAX = 1 << 20
 
 Signature = tuple[tuple[str, FieldType], ...]
 
@@ -73,7 +70,12 @@ class _ScannedRows:
 
 
 def parse_line_protocol(
-    lines: Lines, options: FormatOptions, default_times: Integers | int | None, *, keep_lines: bool = False, fast: bool = True
+    lines: Lines,
+    options: FormatOptions,
+    default_times: DefaultTimes,
+    *,
+    keep_lines: bool = False,
+    fast: bool = True,
 ) -> Parsed:
     """The readings in `lines`. `default_times` (ns; one, or one a line with `TIME_ABSENT` for none) is for lines without a time.
 
@@ -85,44 +87,42 @@ def parse_line_protocol(
     return assembly.parsed(parser.pieces())
 
 
-TIME_ABSENT = TIME_MIN_NS
-
-
 class _Parser:
     """One parse: owns the registry of series, the known shapes, the groups of rows and the refused lines."""
 
-    def __init__(self, lines: Lines, options: FormatOptions, default_times: Integers | int | None) -> None:
+    def __init__(self, lines: Lines, options: FormatOptions, default_times: DefaultTimes) -> None:
         self.lines = lines
         self.options = options
         self.registry = SeriesRegistry(options)
         self.rejections = Rejections()
         self._default_times = default_times
-        self._shapes: list[_Shape] = []
         self._groups: dict[Signature, _Group] = defaultdict(_Group)
         self._scanned: dict[Signature, _ScannedRows] = defaultdict(_ScannedRows)
-        self._time_min = -(-TIME_MIN_NS // -options.ns_per_unit) if TIME_MIN_NS % options.ns_per_unit else TIME_MIN_NS // options.ns_per_unit
-        self._time_max = TIME_MAX_NS // options.ns_per_unit
 
     def run(self, *, fast: bool) -> None:
         """Read every line into groups or refusals."""
-        wanted = self._not_blank()
-        joined = open_strings(self.lines, wanted)
-        for first, last in joined.items():
+        matcher = Matcher(self.lines, (COMMA, SPACE), self._shape_of, self._take)
+        wanted = not_blank(self.lines)
+        for first, last in line_records(self.lines).joined.items():
             wanted[first : last + 1] = False
             self._scan(first, last)
         for first, last in self.lines.chunks():
             rows = np.flatnonzero(wanted[first:last])
             if not len(rows):
                 continue
-            left = self._match_chunk(first, last, rows) if fast else rows
-            for row in left:
-                self._scan(first + int(row), first + int(row))
+            left = matcher.leave(first, last, rows) if fast else rows
+            for row in left.tolist():
+                self._scan(first + row, first + row)
 
     def pieces(self) -> Iterator[Piece]:
         """The rows, one piece for each table and set of fields."""
         self._close_scanned()
         for signature, group in self._groups.items():
-            lines, series, times = np.concatenate(group.lines), np.concatenate(group.series), np.concatenate(group.times)
+            lines, series, times = (
+                np.concatenate(group.lines),
+                np.concatenate(group.series),
+                np.concatenate(group.times),
+            )
             columns = [joined_array([part[place] for part in group.columns]) for place in range(len(signature))]
             ordered = bool(np.all(lines[1:] >= lines[:-1]))
             order = np.arange(len(lines)) if ordered else np.argsort(lines, kind="stable")
@@ -132,45 +132,13 @@ class _Parser:
                     continue
                 taken = order if rows is None else order[rows]
                 chosen = [column.take(pa.array(taken)) for column in columns]
-                yield Piece(table, lines[taken], times[taken], {"series": pa.array(series[taken])}, _named(signature, chosen))
+                yield Piece(
+                    table, lines[taken], times[taken], {"series": pa.array(series[taken])}, _named(signature, chosen)
+                )
 
-    def tag_columns(self, keys: Columns, rows: int) -> Columns:
+    def tag_columns(self, keys: Columns, _: int) -> Columns:
         """Tag columns from the series numbers."""
         return self.registry.tag_columns(keys["series"].to_numpy())
-
-    def _not_blank(self) -> Booleans:
-        lines = self.lines
-        return (lines.ends > lines.starts) & (lines.data[np.minimum(lines.starts, max(len(lines.data) - 1, 0))] != HASH)
-
-    def _match_chunk(self, first: int, last: int, rows: Integers) -> Integers:
-        """Take the regular lines of a chunk; the rest comes back."""
-        chunk = chunk_of(self.lines, first, last, (COMMA, SPACE))
-        irregular = rows[~chunk.regular[rows]]
-        left = self._match_rows(chunk, first, rows[chunk.regular[rows]])
-        if len(left) > SCAN_AT_ONCE and bool(np.any(chunk.data == QUOTE)):
-            chunk = chunk_of(self.lines, first, last, (COMMA, SPACE), quoted=True)
-            irregular = np.concatenate((irregular, left[~chunk.regular[left]]))
-            left = self._match_rows(chunk, first, left[chunk.regular[left]])
-        return np.sort(np.concatenate((irregular, left)))
-
-    def _match_rows(self, chunk: Chunk, first: int, rows: Integers) -> Integers:
-        for shape in self._shapes:
-            if len(rows):
-                rows = self._take(chunk, first, shape, rows)
-        odd: list[int] = []
-        for _ in range(NEW_TEMPLATES_PER_CHUNK):
-            if len(rows) <= SCAN_AT_ONCE or len(self._shapes) >= TEMPLATES_MAX:
-                break
-            shape_of_first = self._shape_of(first + int(rows[0]))
-            before = rows
-            if shape_of_first is not None:
-                rows = self._take(chunk, first, shape_of_first, rows)
-            if shape_of_first is None or (len(rows) and rows[0] == before[0]):
-                odd.append(int(before[0]))
-                rows = rows[rows != before[0]]
-            if shape_of_first is not None and len(before) - len(rows) > 1:
-                self._shapes.append(shape_of_first)
-        return np.concatenate((np.array(odd, np.int64), rows))
 
     def _shape_of(self, line: int) -> _Shape | None:
         try:
@@ -180,31 +148,26 @@ class _Parser:
             return None
         return None if scanned is None else _shape(text, scanned)
 
-    def _take(self, chunk: Chunk, first: int, shape: _Shape, rows: Integers) -> Integers:
-        """Take those of `rows` that have this shape; the others come back."""
-        matched, texts = match(chunk, shape.template, rows)
-        if not len(matched):
-            return rows
+    def _take(self, first: int, shape: _Shape, matched: Matched) -> Integers:
+        """Keep the rows of a match that mean beyond doubt what the scanner would read; answers which lines those are."""
+        texts = matched.texts
         series = self.registry.numbers(texts[0])
         self._check_shape(shape, series)
         allowed = np.array([*(number in shape.checked for number in range(len(self.registry.tables))), False])
-        good: Booleans | None = allowed[series]
-        times, timely = self._times(shape, first + matched, texts[-1])
-        good = both(good, timely)
+        times, good = self._times(shape, first + matched.rows, texts[-1])
+        good = both(good, allowed[series])
         columns: list[pl.Series] = []
         for (_, kind), text in zip(shape.fields, texts[1:], strict=False):
             values, valid = _column(kind, text)
             columns.append(values)
             good = both(good, valid)
-        if whole(good):
-            kept, arrays = matched, [_arrow(values) for values in columns]
-        else:
-            assert good is not None
-            kept, series, times = matched[good], series[good], times[good]
-            arrays = [_arrow(values.filter(pl.Series(good))) for values in columns]
+        kept = matched.rows
+        if good is not None and not good.all():
+            kept, series, times = kept[good], series[good], times[good]
+            columns = [values.filter(pl.Series(good)) for values in columns]
         if len(kept):
-            self._groups[shape.fields].add(first + kept, series, times, arrays)
-        return rows[~np.isin(rows, kept, assume_unique=True)] if len(kept) < len(rows) else rows[:0]
+            self._groups[shape.fields].add(first + kept, series, times, [arrow_of(values) for values in columns])
+        return kept
 
     def _check_shape(self, shape: _Shape, series: Codes) -> None:
         """Add to `shape.checked` the series of these rows whose tags are not also fields of the shape."""
@@ -217,18 +180,11 @@ class _Parser:
         if not shape.timed:
             times = self._defaults(lines)
             return times, times != TIME_ABSENT
-        values = integers(texts)
-        valid = usable(values)
-        times = values.fill_null(0).to_numpy()
-        if self.options.ns_per_unit > 1:
-            valid = both(valid, (times >= self._time_min) & (times <= self._time_max))
-            times = np.where(valid, times, 0) * self.options.ns_per_unit if not whole(valid) else times * self.options.ns_per_unit
-        return times, valid
+        values = scaled(integers(texts), self.options.ns_per_unit)
+        return values.fill_null(0).to_numpy(), usable(values)
 
     def _defaults(self, lines: Integers) -> Integers:
-        if isinstance(self._default_times, np.ndarray):
-            return self._default_times[lines]
-        return np.full(len(lines), TIME_ABSENT if self._default_times is None else self._default_times, np.int64)
+        return default_times_of(self._default_times, lines)
 
     def _scan(self, first: int, last: int) -> None:
         """Read one logical line, made of physical lines `first` to `last`, by the scanner."""
@@ -263,52 +219,32 @@ class _Parser:
 
     def _close_scanned(self) -> None:
         for signature, rows in self._scanned.items():
-            columns = [pa.array(values, kind.arrow) for (_, kind), values in zip(signature, zip(*rows.values, strict=True), strict=True)]
+            columns = [
+                pa.array(values, kind.arrow)
+                for (_, kind), values in zip(signature, zip(*rows.values, strict=True), strict=True)
+            ]
             lines, times = np.array(rows.lines, np.int64), np.array(rows.times, np.int64)
             self._groups[signature].add(lines, np.array(rows.series, np.int32), times, columns)
         self._scanned.clear()
 
 
-def open_strings(lines: Lines, wanted: Booleans) -> dict[int, int]:
-    """Logical lines that hold newlines inside a quoted string: first to last physical line.
-
-    A line that ends inside a string is joined with the next ones only if the whole is a good line; otherwise it stays alone (and is refused),
-    so that one lost quote costs one line.
-    """
-    quotes = positions_of(lines.data, QUOTE)
-    if not len(quotes):
-        return {}
-    per_line = np.bincount(np.searchsorted(lines.newlines, quotes), minlength=lines.count)
-    suspicious = per_line % 2 == 1
-    escaped = np.searchsorted(lines.newlines, positions_of(lines.data, BACKSLASH))
-    suspicious[escaped[per_line[escaped] > 0]] = True
-    joined: dict[int, int] = {}
-    done = -1
-    for first in np.flatnonzero(suspicious & wanted).tolist():
-        if first > done:
-            last = _closing_line(lines, first, per_line > 0)
-            if last is not None:
-                joined[first] = done = last
-    return joined
+def line_records(lines: Lines) -> Records:
+    """The readings that go on over several lines inside a quoted string."""
+    return records_of(lines, not_blank(lines), _reads, escapes=True)
 
 
-def _closing_line(lines: Lines, first: int, with_quote: Booleans) -> int | None:
-    if _reads(lines, first, first) is not None:
-        return None
-    for last in range(first + 1, min(first + OPEN_LINES_MAX, lines.count)):
-        if not lines.same_message(first, last) or lines.ends[last] - lines.starts[first] > OPEN_BYTES_MAX:
-            return None
-        if with_quote[last]:
-            outcome = _reads(lines, first, last)
-            if outcome is not None:
-                return last if outcome else None
-    return None
+def not_blank(lines: Lines) -> Booleans:
+    """Which lines are neither empty nor a comment at first sight."""
+    if not lines.count:
+        return np.empty(0, np.bool_)
+    marked: Booleans = lines.data[lines.starts] == HASH
+    filled: Booleans = lines.ends > lines.starts
+    return filled & ~marked
 
 
-def _reads(lines: Lines, first: int, last: int) -> bool | None:
-    """Whether the physical lines make one good line; None when it ends inside a string."""
+def _reads(text: bytes) -> bool | None:
     try:
-        scan_line(lines.text(first, last).decode())
+        scan_line(text.decode())
     except OpenString:
         return None
     except (BadLine, UnicodeDecodeError):
@@ -341,15 +277,15 @@ def _affixes(text: str, one: ScannedField) -> tuple[bytes, bytes] | None:
 def _column(kind: FieldType, texts: pl.Series) -> tuple[pl.Series, Booleans | None]:
     """The values of a column of matched texts, and which of them are of its kind beyond doubt."""
     if kind is FieldType.STRING:
-        plain = ~(texts.str.contains('"', literal=True) | texts.str.contains("\\", literal=True)).fill_null(value=True)
-        return texts, None if plain.all() else plain.to_numpy()
-    values = finite_floats(texts) if kind is FieldType.FLOAT64 else integers(texts) if kind is FieldType.INT64 else booleans(texts)
+        return texts, plain_strings(texts)
+    values = (
+        finite_floats(texts)
+        if kind is FieldType.FLOAT64
+        else integers(texts)
+        if kind is FieldType.INT64
+        else booleans(texts)
+    )
     return values, usable(values)
-
-
-def _arrow(values: pl.Series) -> pa.Array:
-    array = values.to_arrow()
-    return pc.cast(array, pa.string()) if array.type == pa.large_string() else array
 
 
 def _named(signature: Signature, columns: list[pa.Array]) -> Columns:

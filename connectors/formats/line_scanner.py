@@ -10,7 +10,15 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 
-from connectors.formats.values import FALSE_WORDS, FLOAT_TEXT, INTEGER_TEXT, NOT_FINITE_TEXT, TRUE_WORDS, float_of, integer_of
+from connectors.formats.values import (
+    FALSE_WORDS,
+    FLOAT_TEXT,
+    INTEGER_TEXT,
+    NOT_FINITE_TEXT,
+    TRUE_WORDS,
+    float_of,
+    integer_of,
+)
 from schemas.errors import HeadraceError
 from schemas.tables import FieldType, check_name
 
@@ -73,7 +81,9 @@ def scan_line(line: str) -> ScannedLine | None:
     series = scan_series(line, start)
     place = _skip_spaces(line, series.end)
     if place == series.end:
-        raise BadLine("no fields after the measurement and its tags" if place == len(line) else "a space must follow the tags")
+        raise BadLine(
+            "no fields after the measurement and its tags" if place == len(line) else "a space must follow the tags"
+        )
     fields, place = _scan_fields(line, place)
     time_start = _skip_spaces(line, place)
     text = line[time_start:]
@@ -88,7 +98,7 @@ def scan_series(line: str, start: int = 0) -> Series:
     if not found[0]:
         raise BadLine("the measurement is missing")
     table, place = _unescape(_MEASUREMENT_ESCAPE, found[0]), found.end()
-    _check("table", table)
+    check_column("table", table)
     tags: dict[str, str] = {}
     while place < len(line) and line[place] == ",":
         name, value, place = _scan_tag(line, place + 1)
@@ -96,6 +106,31 @@ def scan_series(line: str, start: int = 0) -> Series:
             raise BadLine(f"tag {name!r} is given twice")
         tags[name] = value
     return Series(table, tuple(tags.items()), place)
+
+
+@lru_cache(maxsize=65_536)
+def read_series(text: str) -> Series | None:
+    """A text that is one series and nothing else; None for anything else."""
+    plain = _plain_series(text) if "\\" not in text else None
+    if plain is not None or text.startswith("#") or ends_in_escape(text):
+        return plain
+    try:
+        series = scan_series(text)
+    except BadLine:
+        return None
+    return series if series.end == len(text) else None
+
+
+def _plain_series(text: str) -> Series | None:
+    """The common case in few steps: no escapes, nothing wrong. None sends the text to the scanner."""
+    table, *pairs = text.split(",")
+    halves = [pair.split("=") for pair in pairs]
+    if " " in text or not table or any(len(half) != 2 or not half[1] for half in halves) or text[0] == "#":
+        return None
+    names = {half[0] for half in halves}
+    if len(names) != len(halves) or _name_error("table", table) or any(_name_error("tag", name) for name in names):
+        return None
+    return Series(table, tuple((name, value) for name, value in halves), len(text))
 
 
 def ends_in_escape(text: str) -> bool:
@@ -108,7 +143,7 @@ def _scan_tag(line: str, start: int) -> tuple[str, str, int]:
     name, place = _unescape(_NAME_ESCAPE, found[0]), found.end()
     if place >= len(line) or line[place] != "=":
         raise BadLine(f"tag {name!r} has no value" if name else "a tag is missing after a comma")
-    _check("tag", name)
+    check_column("tag", name)
     found = _match(_NAME, line, place + 1)
     if not found[0]:
         raise BadLine(f"tag {name!r} has no value")
@@ -138,7 +173,7 @@ def _scan_field(line: str, start: int) -> ScannedField:
     name, place = _unescape(_NAME_ESCAPE, found[0]), found.end()
     if place >= len(line) or line[place] != "=":
         raise BadLine(f"field {name!r} has no value" if name else "a field is missing")
-    _check("field", name)
+    check_column("field", name)
     place += 1
     if line.startswith('"', place):
         quoted = _STRING.match(line, place)
@@ -217,7 +252,8 @@ def _name_error(kind: str, name: str) -> str | None:
     return None
 
 
-def _check(kind: str, name: str) -> None:
+def check_column(kind: str, name: str) -> None:
+    """Raise BadLine unless `name` may name a `kind` (table, tag, field)."""
     error = _name_error(kind, name)
     if error is not None:
         raise BadLine(error)

@@ -83,14 +83,13 @@ def lines_of_buffer(data: bytes | bytearray | memoryview | pa.Buffer) -> Lines:
 def lines_of_messages(values: pa.Array) -> Lines:
     """The lines of every message of a binary array; null and empty messages have none."""
     texts = pc.fill_null(values.cast(pa.large_binary()), b"")
-    whole = pa.LargeListArray.from_arrays(pa.array([0, len(texts)], pa.int64()), texts)
-    joined = pc.binary_join(whole, pa.scalar(b"\n", pa.large_binary()))[0].as_buffer()
-    array = np.frombuffer(joined, np.uint8)
-    if len(texts):
-        array = np.append(array, np.uint8(NEWLINE))
+    ended = pc.binary_join_element_wise(texts, pa.scalar(b"", pa.large_binary()), pa.scalar(b"\n", pa.large_binary()))
+    _, offsets, joined = ended.buffers()
+    array = np.frombuffer(joined, np.uint8) if joined is not None else np.empty(0, np.uint8)
+    bounds = np.frombuffer(offsets, np.int64)[: len(texts) + 1]
+    array = array[: bounds[-1]]
     newlines = positions_of(array, NEWLINE)
-    lengths = pc.binary_length(texts).to_numpy(zero_copy_only=False).astype(np.int64)
-    message_ends = np.cumsum(lengths + 1) - 1
+    message_ends = bounds[1:] - 1
     if len(newlines) == len(texts):
         messages = np.arange(len(texts), dtype=np.int64)
         numbers = np.zeros(len(texts), np.int64)

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Literal, get_args
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from schemas.errors import HeadraceError
@@ -26,6 +28,13 @@ TAG_TYPE = pa.dictionary(pa.int32(), pa.string())
 
 REJECTED_LINES = pa.schema([("line", pa.int64()), ("reason", pa.string())])
 REJECTED_MESSAGES = pa.schema([("message", pa.int64()), ("line", pa.int64()), ("reason", pa.string())])
+
+
+# The least int64 stands for "no default time": no reading has it.
+TIME_ABSENT = TIME_MIN_NS
+
+DefaultTimes = npt.NDArray[np.int64] | int | None
+"""Times (ns) of lines that have none: one a line with `TIME_ABSENT` for none, one for all, or none at all."""
 
 
 class FormatError(HeadraceError):
@@ -127,3 +136,10 @@ def check_format(name: str) -> Format:
         if name == known:
             return known
     raise OptionsError(f"unknown format {name!r}", action=f"use one of {', '.join(FORMATS)}")
+
+
+def default_times_of(default_times: DefaultTimes, lines: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """The default time of each of `lines`."""
+    if isinstance(default_times, np.ndarray):
+        return default_times[lines]
+    return np.full(len(lines), TIME_ABSENT if default_times is None else default_times, np.int64)

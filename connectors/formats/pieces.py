@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from connectors.formats.lines import Integers, Lines
-from connectors.formats.parsed import LINE_COLUMN, MESSAGE_COLUMN, REJECTED_LINES, REJECTED_MESSAGES, FormatOptions, Parsed
+from connectors.formats.parsed import (
+    LINE_COLUMN,
+    MESSAGE_COLUMN,
+    REJECTED_LINES,
+    REJECTED_MESSAGES,
+    FormatOptions,
+    Parsed,
+)
 from schemas.tables import TIME_COLUMN, FieldType, widened
 
 Columns = dict[str, pa.Array]
@@ -43,7 +50,9 @@ class Rejections:
         numbers = np.asarray(lines, np.int64)
         self._lines.append(numbers)
         repeated = isinstance(reasons, str)
-        self._reasons.append(pa.repeat(pa.scalar(reasons), len(numbers)) if repeated else pa.array(reasons, pa.string()))
+        self._reasons.append(
+            pa.repeat(pa.scalar(reasons), len(numbers)) if repeated else pa.array(reasons, pa.string())
+        )
 
     def table(self, lines: Lines | None) -> pa.Table:
         """All of them in order of the input, the first reason of each line; with message numbers when the input was messages."""
@@ -53,7 +62,9 @@ class Rejections:
         reasons = reasons.take(pa.array(first))
         if lines is None or lines.messages is None or lines.numbers is None:
             return pa.table([pa.array(numbers), reasons], schema=REJECTED_LINES)
-        return pa.table([pa.array(lines.messages[numbers]), pa.array(lines.numbers[numbers]), reasons], schema=REJECTED_MESSAGES)
+        return pa.table(
+            [pa.array(lines.messages[numbers]), pa.array(lines.numbers[numbers]), reasons], schema=REJECTED_MESSAGES
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,14 +92,16 @@ class Assembly:
         if not pieces:
             return None
         numbers = np.concatenate([piece.lines for piece in pieces])
-        order = None if len(pieces) == 1 or bool(np.all(numbers[1:] >= numbers[:-1])) else pa.array(np.argsort(numbers, kind="stable"))
+        order = None if len(pieces) == 1 or ascending(numbers) else pa.array(np.argsort(numbers, kind="stable"))
         lengths = [len(piece.lines) for piece in pieces]
         key_names = sorted({key for piece in pieces for key in piece.keys})
         keys = {key: _joined([piece.keys.get(key) for piece in pieces], lengths, None, order) for key in key_names}
         columns = self.tag_columns(keys, len(numbers))
         columns[TIME_COLUMN] = _joined([pa.array(piece.times) for piece in pieces], lengths, pa.int64(), order)
         for field_name, kind in sorted(types.items()):
-            columns[field_name] = _joined([piece.fields.get(field_name) for piece in pieces], lengths, kind.arrow, order)
+            columns[field_name] = _joined(
+                [piece.fields.get(field_name) for piece in pieces], lengths, kind.arrow, order
+            )
         if self.keep_lines:
             self._add_lines(columns, numbers if order is None else numbers[order.to_numpy()])
         return pa.table(columns)
@@ -106,28 +119,47 @@ class Assembly:
         field that meets a float64 one becomes float64; a line with any other difference is refused.
         """
         declared = self.options.declared_types(table)
-        pieces = [piece for piece in pieces if self._fits(piece, declared)]
-        first = _first_types(pieces)
-        pieces = [piece for piece in pieces if self._fits(piece, first)]
+        pieces = self._fitting((_without_empty(piece) for piece in pieces), declared)
+        pieces = self._fitting(pieces, _first_types(pieces))
         return pieces, _seen_types(pieces, declared)
 
-    def _fits(self, piece: Piece, types: Mapping[str, FieldType]) -> bool:
+    def _fitting(self, pieces: Iterable[Piece], types: Mapping[str, FieldType]) -> list[Piece]:
+        fitted = (self._fitted(piece, types) for piece in pieces)
+        return [piece for piece in fitted if len(piece.lines)]
+
+    def _fitted(self, piece: Piece, types: Mapping[str, FieldType]) -> Piece:
+        """The rows of a piece that fit `types`; the others are refused. A row without the field that clashes fits."""
         folded = {name.lower(): name for name in types}
-        tags = self.options.declared_tags.get(piece.table, ())
-        for name, values in piece.fields.items():
-            if name in tags:
-                self.rejections.add(piece.lines, f"column {name!r} of table {piece.table!r} is a tag and the line has it as a field")
-                return False
-            seen = kind_of(values)
-            held = types.get(name)
-            other = folded.get(name.lower(), name)
-            if held is not None and widened(held, seen) is None:
-                self.rejections.add(piece.lines, f"field {name!r} of table {piece.table!r} is {held} and the line has {seen}")
-                return False
-            if other != name and held is None:
-                self.rejections.add(piece.lines, f"field {name!r} of table {piece.table!r} differs from {other!r} only in case")
-                return False
-        return True
+        tags = {*self.options.declared_tags.get(piece.table, ()), *dict(self.options.static_tags)}
+        for name, values in list(piece.fields.items()):
+            problem = _problem(name, kind_of(values), types.get(name), folded.get(name.lower(), name), name in tags)
+            if problem is not None:
+                present = values.is_valid()
+                refused = piece.lines[present.to_numpy(zero_copy_only=False)]
+                self.rejections.add(refused, f"field {name!r} of table {piece.table!r} {problem}")
+                piece = _filtered(piece, pc.invert(present), without=name)
+        return piece
+
+
+def _problem(name: str, seen: FieldType, held: FieldType | None, same_folded: str, is_tag: bool) -> str | None:
+    if is_tag:
+        return "is a tag and the line has it as a field"
+    if held is None:
+        return f"differs from {same_folded!r} only in case" if same_folded != name else None
+    return f"is {held} and the line has {seen}" if widened(held, seen) is None else None
+
+
+def _filtered(piece: Piece, mask: pa.Array, without: str) -> Piece:
+    keep = mask.to_numpy(zero_copy_only=False)
+    keys = {name: column.filter(mask) for name, column in piece.keys.items()}
+    fields = {name: column.filter(mask) for name, column in piece.fields.items() if name != without}
+    return _without_empty(Piece(piece.table, piece.lines[keep], piece.times[keep], keys, fields))
+
+
+def _without_empty(piece: Piece) -> Piece:
+    """The piece without the fields that no row of it has."""
+    fields = {name: column for name, column in piece.fields.items() if column.null_count < len(column)}
+    return piece if len(fields) == len(piece.fields) else replace(piece, fields=fields)
 
 
 def kind_of(values: pa.Array) -> FieldType:
@@ -138,14 +170,14 @@ def kind_of(values: pa.Array) -> FieldType:
 
 
 def _first_types(pieces: list[Piece]) -> dict[str, FieldType]:
-    types: dict[str, FieldType] = {}
-    folded: set[str] = set()
-    for piece in sorted(pieces, key=lambda piece: int(piece.lines[0])):
+    """The type that the first line with each field gives it; of names that differ only in case the first one."""
+    firsts: dict[str, tuple[int, str, FieldType]] = {}
+    for piece in pieces:
         for name, values in piece.fields.items():
-            if name.lower() not in folded:
-                folded.add(name.lower())
-                types[name] = kind_of(values)
-    return types
+            first = 0 if values.null_count == 0 else pc.index(values.is_valid(), value=True).as_py()
+            candidate = (int(piece.lines[first]), name, kind_of(values))
+            firsts[name.lower()] = min(candidate, firsts.get(name.lower(), candidate))
+    return {name: kind for _, name, kind in firsts.values()}
 
 
 def _seen_types(pieces: list[Piece], declared: Mapping[str, FieldType]) -> dict[str, FieldType]:
@@ -162,15 +194,31 @@ def _seen_types(pieces: list[Piece], declared: Mapping[str, FieldType]) -> dict[
     return types
 
 
-def _joined(columns: list[pa.Array | None], lengths: list[int], kind: pa.DataType | None, order: pa.Array | None) -> pa.Array:
+def _joined(
+    columns: list[pa.Array | None], lengths: list[int], kind: pa.DataType | None, order: pa.Array | None
+) -> pa.Array:
     """Columns one after the other as one array, absent ones as nulls, in the given order."""
     wanted = kind or next(column.type for column in columns if column is not None)
     parts = [
-        pa.nulls(length, wanted) if column is None else column if column.type == wanted else pc.cast(column, wanted, safe=False)
+        pa.nulls(length, wanted)
+        if column is None
+        else column
+        if column.type == wanted
+        else pc.cast(column, wanted, safe=False)
         for column, length in zip(columns, lengths, strict=True)
     ]
     whole = parts[0] if len(parts) == 1 else joined_array(parts)
-    return whole if order is None else whole.take(order)
+    return in_order(whole, order)
+
+
+def ascending(numbers: Integers) -> bool:
+    """Whether `numbers` never go down."""
+    return bool(np.all(numbers[1:] >= numbers[:-1]))
+
+
+def in_order(column: pa.Array, order: pa.Array | None) -> pa.Array:
+    """A column taken in `order`; None leaves it as it is."""
+    return column if order is None else column.take(order)
 
 
 def joined_array(parts: Sequence[pa.Array]) -> pa.Array:

@@ -11,7 +11,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from connectors.formats.line_scanner import BadLine, ends_in_escape, scan_series
+from connectors.formats.line_scanner import BadLine, read_series
 from connectors.formats.parsed import TAG_TYPE, FormatOptions
 
 Codes = npt.NDArray[np.int32]
@@ -51,7 +51,10 @@ class SeriesRegistry:
         for text in distinct:
             if text not in known:
                 known[text] = self._read(text)
-        return np.array([known[text] for text in distinct], np.int32)[encoded.indices.to_numpy()]
+        lookup = np.array([*(known[text] for text in distinct), UNREADABLE], np.int32)
+        places = np.asarray(pc.fill_null(encoded.indices, len(distinct)), np.int32)
+        numbers: Codes = lookup[places]
+        return numbers
 
     def tables_of(self, numbers: Codes) -> dict[str, npt.NDArray[np.int64] | None]:
         """Table name to the rows of `numbers` that are its own, ascending; None when all of them are."""
@@ -78,11 +81,11 @@ class SeriesRegistry:
         return [int(number) for number in self._used(numbers)]
 
     def _read(self, text: str) -> int:
-        if text.startswith(("#", " ")) or ends_in_escape(text):
+        series = read_series(text)
+        if series is None:
             return UNREADABLE
         try:
-            series = scan_series(text)
-            return UNREADABLE if series.end != len(text) else self.number(series.table, series.tags)
+            return self.number(series.table, series.tags)
         except BadLine:
             return UNREADABLE
 
@@ -99,7 +102,9 @@ class SeriesRegistry:
 
     def _tag_column(self, name: str, used: npt.NDArray[np.int64], numbers: Codes) -> pa.Array:
         values: dict[str, int] = {}
-        codes = [values.setdefault(text, len(values)) if (text := self.tags[number].get(name)) else -1 for number in used]
+        codes = [
+            values.setdefault(text, len(values)) if (text := self.tags[number].get(name)) else -1 for number in used
+        ]
         lookup = np.full(len(self.tables), -1, np.int32)
         lookup[used] = codes
         rows = lookup[numbers]

@@ -22,6 +22,7 @@ from connectors.formats.lines import BACKSLASH, NEWLINE, QUOTE, RETURN, Booleans
 
 Offsets = npt.NDArray[np.int32]
 CHUNK_OFFSET_MAX = 2**31 - 1
+SPACE = 32
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,25 @@ class Chunk:
     regular: Booleans
     ascii: bool
 
+    @cached_property
+    def has_point_before_exponent(self) -> bool:
+        """Whether `.e` or `.E` stands anywhere in it."""
+        data = self.data.tobytes()
+        return b".e" in data or b".E" in data
+
+
+@dataclass(frozen=True)
+class Matched:
+    """Lines of a chunk that have the shape of a template, ascending, and their values.
+
+    `texts` holds a Series of text a value; value c of line i stands at `chunk.data[offsets[i, 2c + 1]:offsets[i, 2c + 2]]`.
+    """
+
+    chunk: Chunk
+    rows: Integers
+    texts: list[pl.Series]
+    offsets: Offsets
+
 
 def chunk_of(lines: Lines, first: int, last: int, separators: Sequence[int], *, quoted: bool = False) -> Chunk:
     """Lines `first` to `last` (exclusive) with the places of `separators`; with `quoted`, those between double quotes do not count.
@@ -81,7 +101,7 @@ def chunk_of(lines: Lines, first: int, last: int, separators: Sequence[int], *, 
     data = lines.data[base : int(lines.newlines[last - 1]) + 1]
     starts, ends = lines.starts[first:last] - base, lines.ends[first:last] - base
     ascii_only = bool(data.max(initial=0) < 128)
-    regular = _regular(data, starts, ends, lines.newlines[first:last] - base, ascii_only)
+    regular = _regular(data, starts, ends, [mark for mark in separators if mark < SPACE], ascii_only)
     if len(data) > CHUNK_OFFSET_MAX:
         regular[:] = False
     marks = positions_of(data, *separators, NEWLINE, QUOTE) if quoted else positions_of(data, *separators, NEWLINE)
@@ -94,21 +114,25 @@ def chunk_of(lines: Lines, first: int, last: int, separators: Sequence[int], *, 
     return Chunk(data, starts, ends, marks, line_marks, counts, regular, ascii_only)
 
 
-def match(chunk: Chunk, template: Template, rows: Integers) -> tuple[Integers, list[pl.Series]]:
-    """Those of the lines `rows` (ascending, of this chunk) that have the shape of `template`, and their values as text, a Series a column."""
+def match(chunk: Chunk, template: Template, rows: Integers) -> Matched:
+    """Those of the lines `rows` (ascending, of this chunk) that have the shape of `template`."""
     inner = template.columns - 1
     counts = chunk.counts[rows]
     rows = rows[counts >= inner if template.open_start else counts == inner]
     if not len(rows):
-        return rows, []
+        return _nothing(chunk, template)
     offsets = _offsets(chunk, template, rows)
     flat = offsets.ravel()
     if not np.all(flat[1:] >= flat[:-1]):
         ordered = np.all(offsets[:, 1:] >= offsets[:, :-1], axis=1)
         rows, offsets = rows[ordered], offsets[ordered]
         if not len(rows):
-            return rows, []
+            return _nothing(chunk, template)
     return _columns(chunk, template, rows, offsets)
+
+
+def _nothing(chunk: Chunk, template: Template) -> Matched:
+    return Matched(chunk, np.empty(0, np.int64), [], np.empty((0, 2 * template.columns + 2), np.int32))
 
 
 def _offsets(chunk: Chunk, template: Template, rows: Integers) -> Offsets:
@@ -127,7 +151,7 @@ def _offsets(chunk: Chunk, template: Template, rows: Integers) -> Offsets:
     return offsets
 
 
-def _columns(chunk: Chunk, template: Template, rows: Integers, offsets: Offsets) -> tuple[Integers, list[pl.Series]]:
+def _columns(chunk: Chunk, template: Template, rows: Integers, offsets: Offsets) -> Matched:
     width = offsets.shape[1]
     flat = np.append(offsets.ravel(), np.int32(len(chunk.data)))
     kind = pa.string() if chunk.ascii else pa.binary()
@@ -139,19 +163,20 @@ def _columns(chunk: Chunk, template: Template, rows: Integers, offsets: Offsets)
         if not same.all():
             good = same.to_numpy() if good is None else good & same.to_numpy()
     if good is not None and not good.any():
-        return rows[:0], []
+        return _nothing(chunk, template)
     values = [pieces.gather_every(width, 2 * column + 1) for column in range(template.columns)]
     if good is not None:
-        rows, values = rows[good], [value.filter(pl.Series(good)) for value in values]
-    return rows, values if chunk.ascii else [value.cast(pl.String, strict=False) for value in values]
+        rows, offsets, values = rows[good], offsets[good], [value.filter(pl.Series(good)) for value in values]
+    return Matched(
+        chunk, rows, values if chunk.ascii else [value.cast(pl.String, strict=False) for value in values], offsets
+    )
 
 
-def _regular(data: Bytes, starts: Integers, ends: Integers, newlines: Integers, ascii_only: bool) -> Booleans:
+def _regular(data: Bytes, starts: Integers, ends: Integers, allowed: Sequence[int], ascii_only: bool) -> Booleans:
     regular = np.ones(len(starts), np.bool_)
-    terminators = len(newlines) + int(np.count_nonzero(newlines - ends))
-    if int(np.count_nonzero(data < 32)) != terminators:
-        controls = np.flatnonzero(data < 32)
-        controls = controls[data[controls] != NEWLINE]
+    if int(np.count_nonzero(data < SPACE)) != len(starts):
+        controls = np.flatnonzero(data < SPACE)
+        controls = controls[~np.isin(data[controls], [NEWLINE, *allowed])]
         owners = _line_of(controls, starts)
         inside = ~((data[controls] == RETURN) & (controls >= ends[owners]))
         regular[owners[inside]] = False

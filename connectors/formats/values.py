@@ -6,6 +6,8 @@ import math
 import re
 
 import polars as pl
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from connectors.formats.lines import Booleans
 
@@ -35,6 +37,19 @@ def booleans(texts: pl.Series, true: frozenset[str] = TRUE_WORDS, false: frozens
     return is_true.set(~(is_true | texts.is_in(list(false))), None)
 
 
+def plain_strings(texts: pl.Series) -> Booleans | None:
+    """Which texts have neither a double quote nor a backslash (nor are null); None when none of them does."""
+    special = texts.str.contains('"', literal=True) | texts.str.contains("\\", literal=True)
+    plain = ~special.fill_null(value=True)
+    return None if plain.all() else plain.to_numpy()
+
+
+def arrow_of(values: pl.Series) -> pa.Array:
+    """The Arrow array of a Series; text as plain `string`."""
+    array = values.to_arrow()
+    return pc.cast(array, pa.string()) if array.type == pa.large_string() else array
+
+
 def usable(values: pl.Series) -> Booleans | None:
     """Which values are not null; None when all of them are."""
     return None if values.null_count() == 0 else values.is_not_null().to_numpy()
@@ -61,8 +76,3 @@ def both(first: Booleans | None, second: Booleans | None) -> Booleans | None:
     if first is None or second is None:
         return second if first is None else first
     return first & second
-
-
-def whole(mask: Booleans | None) -> bool:
-    """Whether a mask lets everything through."""
-    return mask is None or bool(mask.all())

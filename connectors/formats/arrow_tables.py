@@ -1,0 +1,214 @@
+"""Typed tables (Arrow, Parquet and what turns into Arrow) in the form of readings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from connectors.formats.line_scanner import BadLine, check_column
+from connectors.formats.parsed import (
+    LINE_COLUMN,
+    NS_PER_UNIT,
+    REJECTED_LINES,
+    TAG_TYPE,
+    ColumnMissing,
+    ColumnTypeError,
+    FormatError,
+    FormatOptions,
+    OptionsError,
+    Parsed,
+    TimeRangeError,
+)
+from connectors.formats.tags import encoded, with_static_tags
+from connectors.formats.times import times_of_text
+from connectors.formats.values import arrow_of
+from schemas.tables import TIME_COLUMN, FieldType
+
+PARQUET_BATCH_ROWS = 262_144
+_IN_RANGE = "write times between the years 1677 and 2262"
+
+
+def normalise(table: pa.Table, options: FormatOptions) -> pa.Table:
+    """`table` as readings: tags dictionary<int32, string>, `time` int64 ns, fields float64, int64, bool or string, in that order.
+
+    Integers of any width become int64, floats and exact decimals float64, text of any kind string; times of any unit and zone become nanoseconds
+    UTC, integers are times in `time_unit`, text is read as by the text formats. A declared float64 makes integers floats. Columns of nulls are left
+    out. Raises ColumnMissing, ColumnTypeError or TimeRangeError naming the column.
+    """
+    _check_names(table, options)
+    rows = table.num_rows
+    tags = {name: _tag(name, table.column(name)) for name in options.tags}
+    columns = with_static_tags(tags, rows, options)
+    columns[TIME_COLUMN] = _time(options.time_column, table.column(options.time_column), options)
+    declared = options.declared_types(options.table or "")
+    for name in sorted(_field_names(table, options)):
+        values = _field(name, table.column(name), declared.get(name))
+        if values is not None:
+            columns[name] = values
+    return pa.table(columns)
+
+
+def parse_parquet(data: pa.Buffer | bytes, options: FormatOptions, *, keep_lines: bool = False) -> Parsed:
+    """The readings of a whole Parquet file. A row without a time is refused; `line` is the number of the row."""
+    try:
+        table = pq.read_table(pa.BufferReader(data))
+    except (pa.ArrowInvalid, OSError) as error:
+        raise FormatError(f"not a Parquet file: {error}") from None
+    return parsed_table(table, options, keep_lines=keep_lines)
+
+
+def parquet_batches(file: pq.ParquetFile) -> Iterator[pa.Table]:
+    """The rows of an open Parquet file in parts of bounded size; at least one part, so that a file without rows still has columns."""
+    empty = True
+    for batch in file.iter_batches(batch_size=PARQUET_BATCH_ROWS):
+        empty = False
+        yield pa.Table.from_batches([batch])
+    if empty:
+        yield file.schema_arrow.empty_table()
+
+
+def parsed_table(table: pa.Table, options: FormatOptions, *, keep_lines: bool = False) -> Parsed:
+    """A typed table as parsed rows of one table."""
+    if options.table is None:
+        raise OptionsError("typed readings need a table", action="name the table")
+    _check_names(table, options)
+    timed = pc.is_valid(table.column(options.time_column))
+    missing = np.flatnonzero(~np.asarray(timed))
+    rejected = pa.table(
+        [pa.array(missing), pa.repeat(pa.scalar("the row has no time"), len(missing))], schema=REJECTED_LINES
+    )
+    rows = normalise(table if not len(missing) else table.filter(timed), options)
+    if keep_lines:
+        rows = rows.append_column(LINE_COLUMN, pa.array(np.flatnonzero(np.asarray(timed))))
+    return Parsed({options.table: rows}, rejected, table.num_rows)
+
+
+def _check_names(table: pa.Table, options: FormatOptions) -> None:
+    names = table.column_names
+    for name in names:
+        if names.count(name) > 1:
+            raise ColumnTypeError(f"column {name!r} is there twice", action="rename one of them")
+    for name in (options.time_column, *options.tags):
+        if name not in names:
+            raise ColumnMissing(f"there is no column {name!r}", action=f"the columns are {', '.join(names)}")
+    for kind, some in (("tag", [*options.tags, *dict(options.static_tags)]), ("field", _field_names(table, options))):
+        for name in some:
+            try:
+                check_column(kind, name)
+            except BadLine as error:
+                raise ColumnTypeError(str(error), action="rename the column") from None
+    for name in dict(options.static_tags):
+        if name in _field_names(table, options):
+            raise ColumnTypeError(f"column {name!r} is both a field and a static tag", action="rename one of them")
+
+
+def _field_names(table: pa.Table, options: FormatOptions) -> list[str]:
+    return [name for name in table.column_names if name != options.time_column and name not in options.tags]
+
+
+def _one(column: pa.ChunkedArray) -> pa.Array:
+    """A column in one piece, dictionaries and run lengths resolved."""
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    elif pa.types.is_run_end_encoded(column.type):
+        column = pc.run_end_decode(column)
+    whole = column.combine_chunks()
+    if isinstance(whole, pa.ChunkedArray):
+        return whole.chunk(0) if whole.num_chunks else pa.array([], whole.type)
+    return whole
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
+
+
+def _tag(name: str, column: pa.ChunkedArray) -> pa.Array:
+    if column.type == TAG_TYPE and column.num_chunks == 1:
+        return encoded(column.chunk(0)) if pc.any(pc.equal(column.chunk(0).dictionary, "")).as_py() else column.chunk(0)
+    values = _one(column)
+    kind = values.type
+    if _is_text(kind):
+        return encoded(values.cast(pa.string()))
+    if pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_null(kind):
+        return encoded(values.cast(pa.string()))
+    raise ColumnTypeError(f"tag {name!r} has type {kind}", action="tags are text: convert the column to strings")
+
+
+def _time(name: str, column: pa.ChunkedArray, options: FormatOptions) -> pa.Array:
+    values = _one(column)
+    if values.null_count:
+        raise TimeRangeError(
+            f"column {name!r} has {values.null_count} rows without a time", action="drop these rows or fill in the time"
+        )
+    kind = values.type
+    if _is_text(kind):
+        times = arrow_of(times_of_text(pl.Series(values=pl.from_arrow(values)), options))
+        if times.null_count:
+            first = values.filter(pc.is_null(times))[0].as_py()
+            raise TimeRangeError(f"column {name!r} has a text that is no time: {first[:60]!r}", action=_IN_RANGE)
+        return times
+    if pa.types.is_timestamp(kind):
+        return _scaled(name, values.cast(pa.int64()), NS_PER_UNIT[kind.unit])
+    if pa.types.is_date(kind):
+        return _scaled(name, values.cast(pa.timestamp("ms")).cast(pa.int64()), NS_PER_UNIT["ms"])
+    if pa.types.is_integer(kind):
+        return _scaled(name, _integers(name, values), options.ns_per_unit)
+    raise ColumnTypeError(
+        f"time column {name!r} has type {kind}", action="times are timestamps, dates, integers or text"
+    )
+
+
+def _scaled(name: str, values: pa.Array, ns_per_unit: int) -> pa.Array:
+    try:
+        return pc.multiply_checked(values, pa.scalar(ns_per_unit, pa.int64()))
+    except pa.ArrowInvalid:
+        raise TimeRangeError(f"column {name!r} has times outside int64 nanoseconds", action=_IN_RANGE) from None
+
+
+def _field(name: str, column: pa.ChunkedArray, declared: FieldType | None) -> pa.Array | None:
+    values = _one(column)
+    kind = values.type
+    if pa.types.is_null(kind):
+        return pa.nulls(len(values), declared.arrow) if declared is not None else None
+    if _is_text(kind):
+        return values.cast(pa.string())
+    if pa.types.is_boolean(kind):
+        return values
+    if pa.types.is_integer(kind):
+        whole = _integers(name, values)
+        return pc.cast(whole, pa.float64(), safe=False) if declared is FieldType.FLOAT64 else whole
+    if pa.types.is_floating(kind):
+        return values.cast(pa.float64())
+    if pa.types.is_decimal(kind):
+        return _from_decimal(name, values)
+    raise ColumnTypeError(
+        f"field {name!r} has type {kind}", action="fields are numbers, booleans or text: convert the column"
+    )
+
+
+def _integers(name: str, values: pa.Array) -> pa.Array:
+    try:
+        return values.cast(pa.int64())
+    except pa.ArrowInvalid:
+        raise ColumnTypeError(
+            f"column {name!r} has integers that do not fit int64", action="convert it to float64"
+        ) from None
+
+
+def _from_decimal(name: str, values: pa.Array) -> pa.Array:
+    """Decimals as the nearest float64, refused where that float64 stands for another decimal of that precision."""
+    floats = pc.cast(pc.cast(values, pa.string()), pa.float64())
+    try:
+        exact = pc.all(pc.equal(pc.cast(floats, values.type, safe=False), values)).as_py()
+    except pa.ArrowInvalid:
+        exact = False
+    if exact is False:
+        raise ColumnTypeError(
+            f"field {name!r} has decimals that float64 cannot hold", action="convert the column to float64 or to text"
+        )
+    return floats

@@ -1,0 +1,288 @@
+"""CSV as whole columns: a header, then one reading a line.
+
+Lines without quotes are cut at their delimiters together (`templates`); lines with quotes go one by one through the `csv` module of Python. Both give
+columns of text, which become values a column at a time.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import polars as pl
+
+from connectors.formats.line_scanner import BadLine, check_column
+from connectors.formats.lines import QUOTE, Booleans, Integers, Lines, positions_of
+from connectors.formats.parsed import (
+    TIME_ABSENT,
+    ColumnMissing,
+    DefaultTimes,
+    FormatOptions,
+    OptionsError,
+    Parsed,
+    default_times_of,
+)
+from connectors.formats.pieces import Assembly, Columns, Piece, Rejections
+from connectors.formats.records import Records, records_of
+from connectors.formats.tags import encoded, with_static_tags
+from connectors.formats.templates import Template, chunk_of, match
+from connectors.formats.text_columns import convert
+from connectors.formats.times import times_of_text
+from connectors.formats.values import arrow_of
+
+BYTE_ORDER_MARK = "\ufeff"
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """The names of the columns of a CSV input, and what each is for. Raises a FormatError when the options do not fit them."""
+
+    names: tuple[str, ...]
+    options: FormatOptions
+
+    def __post_init__(self) -> None:
+        for name in self.names:
+            if self.names.count(name) > 1:
+                raise ColumnMissing(f"the header has column {name!r} twice", action="rename one of them")
+        for name in (*self.options.tags, *filter(None, (self.options.table_column,))):
+            self._require(name)
+        try:
+            for name in self.fields:
+                check_column("field", name)
+        except BadLine as error:
+            raise OptionsError(f"column {error}", action=f"the columns are {', '.join(self.names)}") from None
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The columns that are neither time nor tag nor the name of the table."""
+        taken = {self.options.time_column, self.options.table_column, *self.options.tags}
+        return tuple(name for name in self.names if name not in taken)
+
+    def require_time(self) -> None:
+        """Raise ColumnMissing unless there is a time column."""
+        self._require(self.options.time_column)
+
+    def _require(self, name: str) -> None:
+        if name not in self.names:
+            raise ColumnMissing(f"there is no column {name!r}", action=f"the columns are {', '.join(self.names)}")
+
+
+def header_of(lines: Lines, options: FormatOptions) -> tuple[Header | None, int]:
+    """The header, which is the first line that is not blank, and the line after it; None for an input without lines."""
+    for line in range(lines.count):
+        text = lines.text(line)
+        if text.strip():
+            try:
+                decoded = text.decode("utf-8").removeprefix(BYTE_ORDER_MARK)
+                cells = _cells(decoded, options.delimiter)
+            except (UnicodeDecodeError, csv.Error):
+                raise OptionsError(
+                    "the first line of the CSV is no header", action="give the columns names in the first line"
+                ) from None
+            return Header(tuple(cells), options), line + 1
+    return None, lines.count
+
+
+def parse_csv(
+    lines: Lines,
+    options: FormatOptions,
+    default_times: DefaultTimes,
+    *,
+    header: Header | None = None,
+    first: int = 0,
+    keep_lines: bool = False,
+    fast: bool = True,
+) -> Parsed:
+    """The readings in `lines`; from line `first` on; the first line is the header unless one is given. `fast=False` reads every line with the `csv` module."""
+    if options.table is None and options.table_column is None:
+        raise OptionsError("CSV readings need a table", action="name the table, or the column that names it")
+    if header is None:
+        header, first = header_of(lines, options)
+    rejections = Rejections()
+    assembly = Assembly(
+        options, lines, rejections, lambda keys, rows: with_static_tags(keys, rows, options), keep_lines
+    )
+    if header is None:
+        return assembly.parsed(())
+    if default_times is None:
+        header.require_time()
+    cells = _Cells(lines, header, rejections)
+    cells.read(first, fast=fast)
+    return assembly.parsed(_pieces(cells, options, default_times))
+
+
+@dataclass(slots=True)
+class _Cells:
+    """The cells of an input as text, a column each, and the lines they came from."""
+
+    lines: Lines
+    header: Header
+    rejections: Rejections
+    _numbers: list[Integers] = field(default_factory=list)
+    _parts: list[list[pl.Series]] = field(default_factory=list)
+    _single: list[tuple[int, list[str]]] = field(default_factory=list)
+
+    def read(self, start: int, *, fast: bool) -> None:
+        """Cut all lines from `start` on into cells."""
+        wanted: Booleans = self.lines.ends > self.lines.starts
+        wanted[:start] = False
+        quoted = np.zeros(self.lines.count, np.bool_)
+        quoted[np.searchsorted(self.lines.newlines, positions_of(self.lines.data, QUOTE))] = True
+        for first, last in csv_records(self.lines, self.header).joined.items():
+            if first >= start:
+                self._read_record(first, last)
+                wanted[first : last + 1] = False
+        for line in np.flatnonzero(wanted & quoted if fast else wanted).tolist():
+            self._read_record(line, line)
+            wanted[line] = False
+        if fast:
+            for first, last in self.lines.chunks():
+                rows = np.flatnonzero(wanted[first:last])
+                if len(rows):
+                    self._read_chunk(first, last, rows)
+
+    def columns(self) -> tuple[Integers, dict[str, pl.Series]]:
+        """Line numbers, ascending, and the cells of each column; empty cells are null."""
+        names = self.header.names
+        if self._single:
+            self._numbers.append(np.array([line for line, _ in self._single], np.int64))
+            self._parts.append(
+                [
+                    pl.Series(list(cells), dtype=pl.String)
+                    for cells in zip(*(cells for _, cells in self._single), strict=True)
+                ]
+            )
+        if not self._numbers:
+            return np.empty(0, np.int64), {name: pl.Series([], dtype=pl.String) for name in names}
+        numbers = np.concatenate(self._numbers)
+        order = pl.Series(np.argsort(numbers, kind="stable"))
+        columns = {}
+        for place, name in enumerate(names):
+            texts = pl.concat([part[place] for part in self._parts])
+            texts = texts if len(self._parts) == 1 else texts.gather(order)
+            columns[name] = texts.set(texts == "", None)
+        return np.sort(numbers), columns
+
+    def _read_chunk(self, first: int, last: int, rows: Integers) -> None:
+        delimiter = self.header.options.delimiter.encode()
+        chunk = chunk_of(self.lines, first, last, (delimiter[0],))
+        width = len(self.header.names)
+        template = Template((b"", *[delimiter] * (width - 1)), (b"",) * width)
+        matched = match(chunk, template, rows[chunk.regular[rows]])
+        if len(matched.rows):
+            self._numbers.append(first + matched.rows)
+            self._parts.append(matched.texts)
+        if len(matched.rows) < len(rows):
+            for row in rows[~np.isin(rows, matched.rows, assume_unique=True)].tolist():
+                self._read_record(first + row, first + row)
+
+    def _read_record(self, first: int, last: int) -> None:
+        """Cut one record, made of lines `first` to `last`."""
+        try:
+            cells = _cells(self.lines.text(first, last).decode(), self.header.options.delimiter)
+        except UnicodeDecodeError:
+            self.rejections.add([first], "the line is not UTF-8")
+        except csv.Error as error:
+            self.rejections.add([first], f"the line is not CSV: {error}")
+        else:
+            if len(cells) == len(self.header.names):
+                self._single.append((first, cells))
+            else:
+                self.rejections.add(
+                    [first], f"the line has {len(cells)} columns and the header {len(self.header.names)}"
+                )
+
+
+def csv_records(lines: Lines, header: Header) -> Records:
+    """The records that go on over several lines inside quotes."""
+
+    def reads(text: bytes) -> bool | None:
+        try:
+            return len(_cells(text.decode(), header.options.delimiter)) == len(header.names)
+        except UnicodeDecodeError:
+            return False
+        except csv.Error as error:
+            return None if "unexpected end" in str(error) else False
+
+    return records_of(lines, lines.ends > lines.starts, reads, escapes=False)
+
+
+def _cells(text: str, delimiter: str) -> list[str]:
+    return next(csv.reader([text], delimiter=delimiter, strict=True), [])
+
+
+def _pieces(cells: _Cells, options: FormatOptions, default_times: DefaultTimes) -> Iterator[Piece]:
+    """The rows of each table, with every column converted; rows that cannot be are refused."""
+    numbers, columns = cells.columns()
+    if not len(numbers):
+        return
+    times, good = _times(numbers, columns, options, default_times, cells.rejections)
+    if options.table_column is None:
+        yield from _table_piece(options.table or "", good, numbers, times, columns, cells)
+        return
+    names = columns[options.table_column].fill_null(options.table)
+    for name in names.unique(maintain_order=True).to_list():
+        mine = (names == name).fill_null(value=False).to_numpy() if name is not None else names.is_null().to_numpy()
+        try:
+            check_column("table", name or "")
+        except BadLine as error:
+            cells.rejections.add(numbers[mine], str(error))
+            continue
+        yield from _table_piece(name, mine & good, numbers, times, columns, cells)
+
+
+def _times(
+    numbers: Integers,
+    columns: dict[str, pl.Series],
+    options: FormatOptions,
+    default_times: DefaultTimes,
+    rejections: Rejections,
+) -> tuple[Integers, Booleans]:
+    defaults = pl.Series(values=default_times_of(default_times, numbers))
+    texts = columns.get(options.time_column)
+    if texts is None:
+        texts = pl.repeat(None, len(numbers), dtype=pl.String, eager=True)
+    times = times_of_text(texts, options)
+    if times.null_count():
+        stripped = texts.str.strip_chars()
+        times = times_of_text(stripped.set(stripped == "", None), options)
+        times = times.zip_with(texts.is_not_null(), defaults)
+    times = times.set(times == TIME_ABSENT, None)
+    good = times.is_not_null()
+    refused = texts.filter(~good)
+    reasons = ["the line has no time" if text is None else f"the time {text[:60]!r} cannot be read" for text in refused]
+    rejections.add(numbers[(~good).to_numpy()], reasons)
+    return times.fill_null(0).to_numpy(), good.to_numpy()
+
+
+def _table_piece(
+    table: str, mine: Booleans, numbers: Integers, times: Integers, columns: dict[str, pl.Series], cells: _Cells
+) -> Iterator[Piece]:
+    options = cells.header.options
+    declared = options.declared_types(table)
+    keep = pl.Series(mine)
+    texts = {name: columns[name].filter(keep) for name in (*options.tags, *cells.header.fields)}
+    numbers, times = numbers[mine], times[mine]
+    good = np.ones(len(numbers), np.bool_)
+    converted: dict[str, pl.Series] = {}
+    for name in cells.header.fields:
+        column = convert(texts[name], declared.get(name))
+        if column is None:
+            continue
+        converted[name] = column.values
+        bad = column.bad.to_numpy()
+        if bad.any():
+            cells.rejections.add(
+                numbers[bad],
+                [f"{text[:60]!r} in column {name!r} is no {column.kind}" for text in texts[name].filter(column.bad)],
+            )
+            good &= ~bad
+    if not converted:
+        cells.rejections.add(numbers, "no column of the line has a value")
+        return
+    kept = pl.Series(good)
+    tags: Columns = {name: encoded(texts[name].filter(kept).to_arrow()) for name in options.tags}
+    fields: Columns = {name: arrow_of(values.filter(kept)) for name, values in converted.items()}
+    yield Piece(table, numbers[good], times[good], tags, fields)

@@ -1,0 +1,89 @@
+"""Finding the shapes of the lines of an input, and taking them shape by shape."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Generic, Protocol, TypeVar
+
+import numpy as np
+
+from connectors.formats.lines import QUOTE, Integers, Lines
+from connectors.formats.templates import Chunk, Matched, Template, chunk_of, match
+
+TEMPLATES_MAX = 64
+NEW_TEMPLATES_PER_CHUNK = 8
+SCAN_AT_ONCE = 24
+
+
+class Shape(Protocol):
+    """A template together with what its values mean."""
+
+    @property
+    def template(self) -> Template:
+        """How the lines of this shape look."""
+
+
+S = TypeVar("S", bound=Shape)
+
+
+@dataclass(slots=True)
+class Matcher(Generic[S]):
+    """Takes the lines of an input by their shapes; what no shape fits comes back to be scanned.
+
+    `shape_of` reads one line and answers its shape (None when it has none), `take` keeps the rows of a match and answers which lines it kept.
+    Shapes are learnt from the first line that none of the known ones fits, a few a chunk and `TEMPLATES_MAX` in all.
+    """
+
+    lines: Lines
+    separators: tuple[int, ...]
+    shape_of: Callable[[int], S | None]
+    take: Callable[[int, S, Matched], Integers]
+    shapes: list[S] = field(default_factory=list)
+
+    def leave(self, first: int, last: int, rows: Integers) -> Integers:
+        """Take what fits of the lines `first + rows` (ascending, before `last`); the rest comes back, ascending.
+
+        Separators within quotes are looked at only where the quick way leaves many lines that have quotes.
+        """
+        chunk = chunk_of(self.lines, first, last, self.separators)
+        irregular = rows[~chunk.regular[rows]]
+        left = self._rows(chunk, first, rows[chunk.regular[rows]])
+        if len(left) > SCAN_AT_ONCE and bool(np.any(chunk.data == QUOTE)):
+            chunk = chunk_of(self.lines, first, last, self.separators, quoted=True)
+            irregular = np.concatenate((irregular, left[~chunk.regular[left]]))
+            left = self._rows(chunk, first, left[chunk.regular[left]])
+        return np.sort(np.concatenate((irregular, left)))
+
+    def _rows(self, chunk: Chunk, first: int, rows: Integers) -> Integers:
+        for shape in self.shapes:
+            rows = self._without_taken(chunk, first, shape, rows)
+        odd: list[int] = []
+        for _ in range(NEW_TEMPLATES_PER_CHUNK):
+            if len(rows) <= SCAN_AT_ONCE or len(self.shapes) >= TEMPLATES_MAX:
+                break
+            rows = self._learn(chunk, first, rows, odd)
+        return np.concatenate((np.array(odd, np.int64), rows))
+
+    def _learn(self, chunk: Chunk, first: int, rows: Integers, odd: list[int]) -> Integers:
+        """Take all lines like the first of `rows`; that one is odd when its own shape does not fit it."""
+        sample = int(rows[0])
+        shape = self.shape_of(first + sample)
+        left = rows if shape is None else self._without_taken(chunk, first, shape, rows)
+        if len(left) and left[0] == sample:
+            odd.append(sample)
+            left = left[1:]
+        if shape is not None and len(rows) - len(left) > 1:
+            self.shapes.append(shape)
+        return left
+
+    def _without_taken(self, chunk: Chunk, first: int, shape: S, rows: Integers) -> Integers:
+        if not len(rows):
+            return rows
+        matched = match(chunk, shape.template, rows)
+        if not len(matched.rows):
+            return rows
+        taken = self.take(first, shape, matched)
+        if len(taken) == len(rows):
+            return rows[:0]
+        return rows[~np.isin(rows, taken, assume_unique=True)]
