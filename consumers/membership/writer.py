@@ -1,0 +1,200 @@
+"""Writes the rows of one table into the forward logs of the groups that own them.
+
+What a writer does before a row is in a log: the table's schema is made to hold the columns, and read back as accepted; the rows are cut by group and
+encoded; the messages go out in order. What is not awaited at once is accounted for, and told at the next call.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from types import TracebackType
+
+import pyarrow as pa
+
+from connectors.formats.arrow_tables import normalise
+from connectors.formats.parsed import FormatOptions
+from connectors.log.port import Appender, Log
+from connectors.log.topics import Topics
+from consumers.membership.cut import MESSAGE_ROWS_MAX, cut, encode_writes
+from consumers.membership.forwarding import FLUSH_TIMEOUT_S, LEAVE_TIMEOUT_S, Forwarded, Forwarding
+from consumers.membership.quorum import Quorum, StatusWatch
+from consumers.membership.slots import SlotTable
+from consumers.membership.tables import TableLog
+from schemas.errors import HeadraceError
+from schemas.payload import COMPRESSIONS
+from schemas.tables import TIME_COLUMN, DatabaseSchema, FieldType, TableSchema
+
+BLOCK_ROWS_MAX = 8 * MESSAGE_ROWS_MAX
+QUORUM_BLOCK_ROWS_MAX = 2 * MESSAGE_ROWS_MAX
+QUORUM_TIMEOUT_MS = 2_000
+
+
+class WriterInvalid(HeadraceError):
+    """A way of writing that does not exist."""
+
+
+class WriterClosed(HeadraceError):
+    """A call to a writer that was closed."""
+
+
+@dataclass(frozen=True, slots=True)
+class WriterSettings:
+    """How rows are written: `quorum` as DESIGN 6, `compression` one of zstd, lz4 and none."""
+
+    quorum: int = 1
+    quorum_timeout_ms: int = QUORUM_TIMEOUT_MS
+    compression: str = "zstd"
+    flush_timeout_s: float = FLUSH_TIMEOUT_S
+
+    def __post_init__(self) -> None:
+        """Raises WriterInvalid."""
+        if self.compression not in COMPRESSIONS:
+            raise WriterInvalid(
+                f"compression {self.compression!r} is unknown", action=f"use one of {', '.join(COMPRESSIONS)}"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """What the writers of one process share."""
+
+    log: Log
+    topics: Topics
+    slot_table: SlotTable
+    tables: TableLog
+    watch: StatusWatch
+    appender: Appender
+
+
+@dataclass(slots=True)
+class Written:
+    """What a writer has appended so far; `points` are field values that are not null."""
+
+    rows: int = 0
+    points: int = 0
+
+
+class Writer:
+    """Writes rows of one table. A context manager, and safe to share between threads.
+
+    `written` counts what was appended. Raises QuorumInvalid and QuorumTooLarge on construction.
+    """
+
+    def __init__(self, cluster: Cluster, database: str, table: str, settings: WriterSettings | None = None) -> None:
+        self.database = database
+        self.table = table
+        self.written = Written()
+        self._cluster = cluster
+        self._settings = settings or WriterSettings()
+        self._quorum = Quorum(
+            cluster.log,
+            cluster.topics,
+            cluster.slot_table,
+            cluster.watch,
+            self._settings.quorum,
+            self._settings.quorum_timeout_ms,
+        )
+        self._forwarding = Forwarding(cluster.appender, cluster.topics)
+        self._lock = threading.RLock()
+        self._known: tuple[pa.Schema, frozenset[str], TableSchema, DatabaseSchema] | None = None
+        self._closed = False
+
+    def write(self, rows: pa.Table, tags: Collection[str]) -> None:
+        """Write rows: columns named by `tags`, `time` (timestamps, or integers that are ns UTC; no nulls) and fields.
+
+        With a quorum of 0 or 1 the rows are queued, and what goes wrong with them is raised by a later call; with more, the call returns when
+        enough members hold them. Waits while the queue is full. No rows write nothing, but the table's schema takes their columns. Raises
+        FormatError, SchemaError, TypeClash and RowTooLarge before any row of a block of BLOCK_ROWS_MAX is written, and WriteFailed,
+        WriteUnknown and QuorumTimeout, which count rows.
+        """
+        with self._lock:
+            self._check_open()
+            if self._settings.quorum > 0:
+                self._forwarding.check()
+            rows = normal_rows(rows, self.table, tags)
+            schema, database = self._schema(rows.schema, frozenset(tags))
+            step = QUORUM_BLOCK_ROWS_MAX if self._quorum.watched else BLOCK_ROWS_MAX
+            for start in range(0, rows.num_rows, step):
+                self._write_block(schema, database, rows.slice(start, step))
+
+    def flush(self) -> dict[str, int]:
+        """Wait for everything written so far; the newest offset of each group. Raises WriteFailed, WriteUnknown."""
+        with self._lock:
+            return self._forwarding.flush(self._settings.flush_timeout_s)
+
+    def newest(self) -> dict[str, int]:
+        """The newest offset in each group's log that is known to hold rows of this writer."""
+        return self._forwarding.newest()
+
+    def close(self) -> dict[str, int]:
+        """Flush and take no more rows; a second call does nothing. Raises as `flush`."""
+        with self._lock:
+            if self._closed:
+                return self._forwarding.newest()
+            self._closed = True
+            return self.flush()
+
+    def __enter__(self) -> Writer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()
+            return
+        self._closed = True
+        try:
+            self._forwarding.flush(LEAVE_TIMEOUT_S)
+        except HeadraceError as also:
+            error.add_note(f"also: {also}")
+
+    def _write_block(self, schema: TableSchema, database: DatabaseSchema, rows: pa.Table) -> None:
+        messages = self._encode(schema, database, rows)
+        self._forwarding.append(messages)
+        self.written.rows += rows.num_rows
+        self.written.points += count_points(rows, (name for name, _ in schema.fields))
+        if self._quorum.watched:
+            self._quorum.confirm(self.flush(), rows.num_rows)
+
+    def _encode(self, schema: TableSchema, database: DatabaseSchema, rows: pa.Table) -> list[Forwarded]:
+        slot_table, compression = self._cluster.slot_table, self._settings.compression
+        return self._forwarding.encode(
+            [
+                (part.group, write, write.row_count)
+                for part in cut(slot_table, database, schema, rows)
+                for write in encode_writes(schema, slot_table.version, part.rows, compression)
+            ]
+        )
+
+    def _schema(self, columns: pa.Schema, tags: frozenset[str]) -> tuple[TableSchema, DatabaseSchema]:
+        """The schema that holds these columns; looked up again only when the columns change."""
+        if self._known is None or self._known[0] != columns or self._known[1] != tags:
+            fields = {
+                column.name: kind
+                for column in columns
+                if column.name not in tags and column.name != TIME_COLUMN and (kind := FieldType.of_arrow(column.type))
+            }
+            database = self._cluster.tables.ensure_database(self.database)
+            schema = self._cluster.tables.ensure(self.database, self.table, sorted(tags), fields)
+            self._known = columns, tags, schema, database
+        return self._known[2], self._known[3]
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise WriterClosed(f"this writer of {self.database}.{self.table} is closed", action="open another one")
+
+
+def normal_rows(rows: pa.Table, table: str, tags: Collection[str]) -> pa.Table:
+    """Any Arrow table as a user table: tags dictionary, `time` int64 ns, fields of the types a table has. Raises FormatError, naming the column."""
+    if any(pa.types.is_dictionary(column.type) and column.num_chunks > 1 for column in rows.columns):
+        rows = rows.unify_dictionaries().combine_chunks()
+    return normalise(rows, FormatOptions(table=table, tags=tuple(sorted(tags))))
+
+
+def count_points(rows: pa.Table, fields: Iterable[str]) -> int:
+    """Field values of a table that are not null."""
+    present = [rows.column(name) for name in fields if name in rows.column_names]
+    return sum(len(column) - column.null_count for column in present)
