@@ -142,6 +142,7 @@ class Node:
         self.started_at = datetime.now(UTC).isoformat(timespec="seconds")
         self._server: Server | None = None
         self.started = False
+        self.broadcast = Broadcast(self.log, self.topics.status, settings.node, self.incarnation, self.statuses)
         self._stopping = threading.Event()
         self._ends: dict[str, int] = {}
         self._reached: set[str] = set()
@@ -245,7 +246,6 @@ class Node:
         self.engine = QueryEngine(source, [group.store.segments_directory for group in groups], self.settings.query)
         self._follower = threading.Thread(target=self._follow_tables, name="tables", daemon=True)
         self._watcher = threading.Thread(target=self._watch_ends, name="ends", daemon=True)
-        self.broadcast = Broadcast(self.log, self.topics.status, self.settings.node, self.incarnation, self.statuses)
         self.duties = Duties(
             self.log,
             self.groups,
