@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
+from connectors.http import NodeRefused, NodeUnreachable
 from consumers.query import errors
 from schemas.errors import HeadraceError
 
@@ -20,21 +21,8 @@ class NodeAddressInvalid(HeadraceError):
     """A node's address that is not an http URL."""
 
 
-class NodeUnreachable(HeadraceError):
-    """No node answers at an address."""
-
-
 class AnswerCut(HeadraceError):
     """An answer that ended before its end: what came of it is not all."""
-
-
-class NodeRefused(HeadraceError):
-    """A node's own error that is no QueryError. `kind` is its name there, `status` the HTTP status."""
-
-    def __init__(self, message: str, *, action: str, retriable: bool, kind: str, status: int) -> None:
-        super().__init__(message, action=action, retriable=retriable)
-        self.kind = kind
-        self.status = status
 
 
 class NodeClient:
@@ -132,7 +120,7 @@ def _refusal(response: http.client.HTTPResponse) -> HeadraceError:
     known = getattr(errors, kind, None)
     if isinstance(known, type) and issubclass(known, errors.QueryError):
         return known(message, action=action, retriable=retriable)
-    return NodeRefused(message, action=action, retriable=retriable, kind=kind, status=response.status)
+    return NodeRefused(message, action=action, retriable=retriable)
 
 
 def _cause(error: Exception) -> str:

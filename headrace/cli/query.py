@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from collections.abc import Iterator
@@ -10,18 +11,23 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from headrace.cli.node import BootstrapOption, ClusterOption
 from headrace.cli.output import JsonOption, UsageInvalid, run_command
-from headrace.settings import load_settings
+from headrace.settings import Settings, load_settings
+from schemas.errors import HeadraceError
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 ROWS_SHOWN = 1_000
+FIND_NODE_S = 4.0
 
 NodeOption = Annotated[
     str | None,
     typer.Option(
-        "--node", metavar="URL", help="Node to ask, such as http://127.0.0.1:8080; else the setting node.url."
+        "--node",
+        metavar="URL",
+        help="Node to ask, such as http://127.0.0.1:8080; else the setting node.url, else a ready node of the cluster.",
     ),
 ]
 
@@ -54,6 +60,8 @@ def query(
     limit: Annotated[
         int | None, typer.Option("--limit", metavar="N", min=1, help="Print the first N rows only.")
     ] = None,
+    cluster: ClusterOption = None,
+    bootstrap: BootstrapOption = None,
     json_output: JsonOption = False,
 ) -> None:
     """Ask a node in SQL (DuckDB's dialect; tables are database.table, times are UTC)."""
@@ -68,7 +76,7 @@ def query(
             )
         text = sys.stdin.read() if sql == "-" else sql
         started_s = time.monotonic()
-        pieces = NodeClient(node_url(node)).query(
+        pieces = NodeClient(node_url(node, cluster, bootstrap)).query(
             text,
             format="arrow" if form is QueryFormat.TABLE else form.value,
             timeout_ms=None if timeout_s is None else max(1, round(timeout_s * 1_000)),
@@ -85,9 +93,49 @@ def query(
         sys.stdout.buffer.flush()
 
 
-def node_url(given: str | None) -> str:
-    """The address of the node to ask: the flag, the environment, or `headrace.toml`."""
-    return str(load_settings({"node.url": given}).require("node.url", "--node"))
+class NodeUnknown(HeadraceError):
+    """No node to ask: none is named, and none of the cluster is ready."""
+
+
+def node_url(node: str | None, cluster: str | None = None, bootstrap: str | None = None) -> str:
+    """The address of the node to ask: the one named by flag, environment or `headrace.toml`, else a ready one of the cluster named there."""
+    settings = load_settings({"node.url": node, "cluster.name": cluster, "cluster.bootstrap": bootstrap})
+    if settings.node.url:
+        return settings.node.url
+    if settings.origin("cluster.bootstrap") == settings.origin("cluster.name") == "default":
+        raise NodeUnknown(
+            "no node is named",
+            action="give --node, HEADRACE__NODE__URL or node.url in headrace.toml; or name the cluster and its bootstrap servers",
+        )
+    return _ready_node(settings)
+
+
+def _ready_node(settings: Settings) -> str:
+    """A node that says it is ready, found through the cluster's status topic."""
+    from connectors.http import NodeRefused, NodeUnreachable, call_node
+    from connectors.log.deadline import Deadline
+    from connectors.log.kafka import KafkaLog
+    from connectors.log.topics import Topics
+    from consumers.replication.broadcast import StatusReader
+
+    log = KafkaLog(settings.cluster.bootstrap, settings.kafka)
+    try:
+        reader = StatusReader(log, Topics(settings.cluster.name).status)
+        deadline, asked = Deadline(FIND_NODE_S), set[str]()
+        while not deadline.passed():
+            heard = {status.http for status in reader.follow(deadline.left_s()) if status.http}
+            for address in sorted(heard - asked):
+                with contextlib.suppress(NodeRefused, NodeUnreachable):
+                    call_node(f"{address}/health/ready", timeout_s=2.0)
+                    return address
+            asked |= heard
+    finally:
+        log.close()
+    raise NodeUnknown(
+        f"no node of cluster {settings.cluster.name} is ready ({len(asked)} were heard of)",
+        action="look at /health/ready of its nodes, or name one with --node",
+        retriable=True,
+    )
 
 
 def _print_table(pieces: Iterator[bytes]) -> int:

@@ -7,6 +7,7 @@ from typing import Any
 
 import typer
 
+from headrace.cli.node import BootstrapOption, ClusterOption
 from headrace.cli.output import EXIT_FAILED, JsonOption, Output, run_command
 from headrace.cli.query import NodeOption, node_url
 
@@ -18,12 +19,17 @@ def register(app: typer.Typer) -> None:
     app.command()(status)
 
 
-def status(node: NodeOption = None, json_output: JsonOption = False) -> None:
+def status(
+    node: NodeOption = None,
+    cluster: ClusterOption = None,
+    bootstrap: BootstrapOption = None,
+    json_output: JsonOption = False,
+) -> None:
     """Groups, roles, versions, lag, segments and live rows of a node; exit code 1 when it is not ready."""
     with run_command(json_output) as output:
         from consumers.serve.client import NodeClient
 
-        found = NodeClient(node_url(node)).status()
+        found = NodeClient(node_url(node, cluster, bootstrap)).status()
         output.result(found, lambda: _show(output, found))
         if not found.get("ready", False):
             raise typer.Exit(EXIT_FAILED)
