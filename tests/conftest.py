@@ -19,6 +19,16 @@ settings.register_profile("explore", deadline=None, print_blob=True, suppress_he
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark tests by what they need, so that `-m "not broker and not spark"` is the quick half."""
+    for item in items:
+        fixtures = getattr(item, "fixturenames", ())
+        if "broker" in fixtures or "own_broker" in fixtures:
+            item.add_marker(pytest.mark.broker)
+        if Path(__file__).with_name("spark") in item.path.parents:
+            item.add_marker(pytest.mark.spark)
+
+
 @pytest.fixture(scope="session")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerInfo]:
     """One real broker for all tests of this worker, with `.bootstrap`; keep apart with `cluster_name`."""
