@@ -24,7 +24,7 @@ from connectors.formats.parsed import (
     Parsed,
     default_times_of,
 )
-from connectors.formats.pieces import Assembly, Columns, Piece, Rejections
+from connectors.formats.pieces import Assembly, Columns, Piece, Rejections, ascending
 from connectors.formats.records import Records, records_of
 from connectors.formats.tags import encoded, with_static_tags
 from connectors.formats.templates import Template, chunk_of, match
@@ -95,7 +95,10 @@ def parse_csv(
     keep_lines: bool = False,
     fast: bool = True,
 ) -> Parsed:
-    """The readings in `lines`; from line `first` on; the first line is the header unless one is given. `fast=False` reads every line with the `csv` module."""
+    """The readings in `lines` from line `first` on; without `header` the first line that is not blank is the header.
+
+    `fast=False` reads every line with the `csv` module.
+    """
     if options.table is None and options.table_column is None:
         raise OptionsError("CSV readings need a table", action="name the table, or the column that names it")
     if header is None:
@@ -157,13 +160,13 @@ class _Cells:
         if not self._numbers:
             return np.empty(0, np.int64), {name: pl.Series([], dtype=pl.String) for name in names}
         numbers = np.concatenate(self._numbers)
-        order = pl.Series(np.argsort(numbers, kind="stable"))
+        order = None if ascending(numbers) else np.argsort(numbers, kind="stable")
         columns = {}
         for place, name in enumerate(names):
             texts = pl.concat([part[place] for part in self._parts])
-            texts = texts if len(self._parts) == 1 else texts.gather(order)
+            texts = texts if order is None else texts.gather(pl.Series(order))
             columns[name] = texts.set(texts == "", None)
-        return np.sort(numbers), columns
+        return numbers if order is None else numbers[order], columns
 
     def _read_chunk(self, first: int, last: int, rows: Integers) -> None:
         delimiter = self.header.options.delimiter.encode()

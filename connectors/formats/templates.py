@@ -159,7 +159,9 @@ def _columns(chunk: Chunk, template: Template, rows: Integers, offsets: Offsets)
     pieces = pl.Series(values=pl.from_arrow(pa.Array.from_buffers(kind, len(flat) - 1, buffers)))
     good: Booleans | None = None
     for place, glue in enumerate(template.glue):
-        same = pieces.gather_every(width, 2 * place) == (glue.decode() if chunk.ascii else glue)
+        same = pieces.gather_every(width, 2 * place) == (
+            glue.decode() if chunk.ascii else pl.Series([glue], dtype=pl.Binary)
+        )
         if not same.all():
             good = same.to_numpy() if good is None else good & same.to_numpy()
     if good is not None and not good.any():
@@ -167,9 +169,7 @@ def _columns(chunk: Chunk, template: Template, rows: Integers, offsets: Offsets)
     values = [pieces.gather_every(width, 2 * column + 1) for column in range(template.columns)]
     if good is not None:
         rows, offsets, values = rows[good], offsets[good], [value.filter(pl.Series(good)) for value in values]
-    return Matched(
-        chunk, rows, values if chunk.ascii else [value.cast(pl.String, strict=False) for value in values], offsets
-    )
+    return Matched(chunk, rows, values if chunk.ascii else [value.cast(pl.String) for value in values], offsets)
 
 
 def _regular(data: Bytes, starts: Integers, ends: Integers, allowed: Sequence[int], ascii_only: bool) -> Booleans:
@@ -186,11 +186,22 @@ def _regular(data: Bytes, starts: Integers, ends: Integers, allowed: Sequence[in
 
 
 def valid_utf8(data: Bytes, starts: Integers, ends: Integers) -> Booleans:
-    """Which of the lines are UTF-8. `data` must hold the lines in order."""
-    offsets = np.append(np.column_stack((starts, ends)).ravel(), len(data)).astype(np.int64)
-    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data)]
-    texts = pl.Series(values=pl.from_arrow(pa.Array.from_buffers(pa.large_binary(), len(offsets) - 1, buffers)))
-    return texts.gather_every(2).cast(pl.String, strict=False).is_not_null().to_numpy()
+    """Which of the lines of `data` are UTF-8; they are decoded one by one only where the whole is not."""
+    valid = np.ones(len(starts), np.bool_)
+    try:
+        str(memoryview(data), "utf-8")
+    except UnicodeDecodeError:
+        for line in np.unique(_line_of(np.flatnonzero(data >= 128), starts)).tolist():
+            valid[line] = _is_utf8(data[starts[line] : ends[line]].tobytes())
+    return valid
+
+
+def _is_utf8(text: bytes) -> bool:
+    try:
+        text.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _line_of(positions: Integers, starts: Integers) -> Integers:
