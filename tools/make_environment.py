@@ -128,11 +128,17 @@ def fetch_jars() -> str:
     code = """if True:
         import sys
         from connectors.kafka.jars import resolve_jars
+        from connectors.kafka.broker_training import make_archive
         from schemas.errors import HeadraceError
+        say = lambda text: print(f"headrace: {text}", file=sys.stderr)
         try:
-            print(resolve_jars(progress=lambda text: print(text, file=sys.stderr)).directory)
+            print(resolve_jars(progress=say).directory)
         except HeadraceError as error:
             sys.exit(f"error: {error.message}; {error.action}")
+        try:
+            make_archive(say)
+        except HeadraceError as error:
+            say(f"note: the broker does not start on this machine yet: {error.message}; {error.action}")
     """
     answer = subprocess.run([str(PYTHON), "-c", code], stdout=subprocess.PIPE, text=True, check=False, cwd=ROOT)
     if answer.returncode != 0:

@@ -18,12 +18,13 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
 from connectors.kafka import broker_process, broker_settings
+from connectors.kafka.broker_archive import archive_options
 from connectors.kafka.broker_settings import HOST, BrokerIdentity, NotABrokerDirectory
 from connectors.kafka.jars import Progress, resolve_jars
 from connectors.kafka.java import find_java
 from schemas.errors import HeadraceError
 
-START_TIMEOUT_S = 90.0
+START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 30.0
 FORMAT_TIMEOUT_S = 60.0
 READY_POLL_S = 0.05
@@ -83,7 +84,8 @@ class EmbeddedBroker:
 
     Any number of instances and processes may name the same directory; a lock and the process table make sure that one broker at most runs on
     it. The port is chosen at the first start and kept. `advertise` lists extra ports that clients are told to use, one listener each: a
-    proxy is to listen there and pass on to `BrokerInfo.proxied[port]`. `settings` are further Kafka settings, verbatim.
+    proxy is to listen there and pass on to `BrokerInfo.proxied[port]`. `settings` are further Kafka settings, `jvm_options` further
+    flags of its Java, verbatim.
     """
 
     def __init__(
@@ -93,18 +95,22 @@ class EmbeddedBroker:
         *,
         advertise: Iterable[int] = (),
         settings: Mapping[str, str] | None = None,
+        jvm_options: Iterable[str] = (),
         progress: Progress | None = None,
     ) -> None:
         self.directory = Path(data_directory).resolve()
         self._port = port
         self._advertise = tuple(advertise)
         self._settings = dict(settings or {})
+        self._jvm_options = tuple(jvm_options)
         self._progress = progress
 
     def start(self, timeout_s: float = START_TIMEOUT_S) -> BrokerInfo:
         """Start the broker and return once it answers. Nothing stays running when this raises."""
         java = find_java()
-        class_path = os.pathsep.join(str(jar) for jar in resolve_jars(progress=self._progress).broker)
+        jars = resolve_jars(progress=self._progress)
+        class_path = os.pathsep.join(str(jar) for jar in jars.broker)
+        archive = [] if self._jvm_options else archive_options(jars, java)
         with self._locked():
             running = broker_process.find_broker(self.directory)
             if running is not None:
@@ -112,7 +118,7 @@ class EmbeddedBroker:
                     f"a broker already runs on {self.directory} (pid {running.pid})",
                     action="use it, or stop it with: headrace broker stop",
                 )
-            return self._start_on_some_port([str(java), "-cp", class_path], timeout_s)
+            return self._start_on_some_port([str(java), "-cp", class_path, *archive], timeout_s)
 
     def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> bool:
         """End the broker, cleanly if it can within `timeout_s`. False when none was running."""
@@ -214,7 +220,13 @@ class EmbeddedBroker:
         self._format(java, identity)
         log_offset = broker_process.file_bytes(self._log_file)
         child = self._spawn(
-            [*java, *broker_settings.java_options(self.directory), "kafka.Kafka", broker_settings.PROPERTIES_FILE]
+            [
+                *java,
+                *broker_settings.java_options(self.directory),
+                *self._jvm_options,
+                "kafka.Kafka",
+                broker_settings.PROPERTIES_FILE,
+            ]
         )
         try:
             broker_process.write_pid(self.directory, child.pid)

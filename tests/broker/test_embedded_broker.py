@@ -14,9 +14,10 @@ from pathlib import Path
 
 import psutil
 import pytest
-from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
+from confluent_kafka import Consumer, KafkaError, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from connectors.kafka import broker_archive
 from connectors.kafka.broker import (
     BrokerAlreadyRunning,
     BrokerDirectoryUnusable,
@@ -28,6 +29,7 @@ from connectors.kafka.broker import (
 )
 from connectors.kafka.broker_process import find_broker, free_port, write_pid
 from connectors.kafka.broker_settings import HOST, IDENTITY_FILE, PID_FILE
+from connectors.kafka.broker_training import make_archive
 from schemas.errors import HeadraceError
 
 pytestmark = pytest.mark.broker
@@ -282,10 +284,19 @@ def test_wrong_setting_is_explained(tmp_path: Path) -> None:
     assert find_broker(embedded.directory) is None
 
 
-def test_broker_that_is_gone_does_not_answer(own_broker: EmbeddedBroker) -> None:
-    """After stop a client gets no metadata: the port is closed, not half open."""
+def test_archive_is_never_needed(own_broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a damaged class archive the broker starts all the same."""
+    archive = own_broker.directory.with_suffix(".jsa")
+    archive.write_bytes(b"not an archive" * 1000)
+    monkeypatch.setattr(broker_archive, "archive_path", lambda _jars, _java: archive)
     info = own_broker.start()
-    own_broker.stop()
-    client = AdminClient({"bootstrap.servers": info.bootstrap, **QUIET})
-    with pytest.raises(KafkaException):
-        client.list_topics(timeout=1)
+    assert f"-XX:SharedArchiveFile={archive}" in psutil.Process(info.pid).cmdline()
+
+
+def test_archive_is_made_once_and_used(own_broker: EmbeddedBroker) -> None:
+    """Set-up leaves an archive beside the jars, makes it no second time, and brokers run on it."""
+    archive = make_archive()
+    made = archive.stat().st_mtime_ns
+    assert archive == make_archive()
+    assert made == archive.stat().st_mtime_ns
+    assert f"-XX:SharedArchiveFile={archive}" in psutil.Process(own_broker.start().pid).cmdline()
