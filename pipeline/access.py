@@ -7,8 +7,10 @@ opened before the first task asks.
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 
 from connectors.log.kafka import KafkaLog
+from connectors.log.port import Log
 from connectors.log.topics import Topics
 from consumers.membership.cluster import read_slot_table
 from consumers.membership.slots import SlotTable
@@ -22,16 +24,24 @@ TABLES_AGE_S = 1.0
 _opened: dict[tuple[str, str, tuple[tuple[str, str], ...]], ClusterAccess] = {}
 
 
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """What the tables of a database are: field types and tags, by table."""
+
+    fields: dict[str, dict[str, FieldType]]
+    tags: dict[str, tuple[str, ...]]
+
+
 class ClusterAccess:
     """Slot table and table schemas of one cluster. Used by one task at a time."""
 
-    def __init__(self, job: IngestJob) -> None:
-        self._log = KafkaLog(job.bootstrap, dict(job.settings))
-        self._topics = Topics(job.cluster)
+    def __init__(self, log: Log, topics: Topics) -> None:
+        self._log = log
+        self._topics = topics
         self._slot_table: SlotTable | None = None
         self._slot_table_read_s = 0.0
         self._tables_read_s = 0.0
-        self.tables = TableLog(self._log, self._topics)
+        self.tables = TableLog(log, topics)
 
     def begin_task(self) -> None:
         """Look again at what others may have changed since the last task."""
@@ -57,15 +67,19 @@ class ClusterAccess:
         """Topic of a data group."""
         return self._topics.forward(group)
 
-    def declared(self, database: str) -> dict[str, dict[str, FieldType]]:
-        """Field types of every table of a database, by table and field."""
+    def declared(self, database: str) -> Declared:
+        """The newest versions of all tables of a database."""
         tables = self.tables.catalogue.tables.items()
-        return {table: versions[-1].field_types() for (owner, table), versions in tables if owner == database}
+        newest = {table: versions[-1] for (owner, table), versions in tables if owner == database}
+        return Declared(
+            {table: schema.field_types() for table, schema in newest.items()},
+            {table: schema.tags for table, schema in newest.items()},
+        )
 
 
 def cluster_access(job: IngestJob) -> ClusterAccess:
     """This process's access to the job's cluster."""
     key = (job.bootstrap, job.cluster, job.settings)
     if key not in _opened:
-        _opened[key] = ClusterAccess(job)
+        _opened[key] = ClusterAccess(KafkaLog(job.bootstrap, dict(job.settings)), Topics(job.cluster))
     return _opened[key]

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import xxhash
 from pyspark import TaskContext
 
 from connectors.formats.parse import parse_messages
@@ -22,13 +23,13 @@ from pipeline.job import IngestJob
 from pipeline.pending import Flushed, PendingRows
 from pipeline.records import Counts, dead_letters, forward_record
 from schemas.errors import HeadraceError
-from schemas.messages import Message, ProducerPosition, Write, encode_message
+from schemas.messages import Message, ProducerPosition, Write, body_digest, encode_message
 from schemas.tables import SchemaError, TableSchema, TypeClash
 
 RAW_COLUMNS = ("key", "value", "partition", "offset", "timestamp")
 QUERY_PROPERTY = "sql.streaming.queryId"
 BATCH_PROPERTY = "streaming.sql.batchId"
-SEQUENCE_BITS = 32
+SEQUENCE_BITS = 40
 ROW_BYTES_MAX = PAYLOAD_BYTES_MAX - 65_536
 
 RecordBatches = Iterator[pa.RecordBatch]
@@ -50,7 +51,7 @@ def batch_function(job: IngestJob) -> Callable[[RecordBatches], RecordBatches]:
 
 
 def task_position() -> ProducerPosition:
-    """Producer = the streaming query (kept in its checkpoint), batch = the micro-batch, sequence = the task's place in it."""
+    """Producer = the streaming query (kept in its checkpoint), batch = the micro-batch; the sequence begins with the task's partition."""
     context = TaskContext.get()
     query = context.getLocalProperty(QUERY_PROPERTY) if context else None
     batch = context.getLocalProperty(BATCH_PROPERTY) if context else None
@@ -68,7 +69,12 @@ def ingest(batches: RecordBatches, job: IngestJob, access: ClusterAccess, positi
 
 
 class IngestTask:
-    """One task: rows that wait, and the next sequence number. Not thread-safe."""
+    """One task: rows that wait, and the next sequence number. Not thread-safe.
+
+    The sequence number of a message is the partition and a hash of all messages before it in the task. Were it a mere count, a task that is run
+    again and gives another first message but the same second one would see the first applied and the second dropped as a repeat, with the
+    older of two values on top. So whatever follows a difference differs too, and is applied again in its order.
+    """
 
     def __init__(self, job: IngestJob, access: ClusterAccess, position: ProducerPosition) -> None:
         self._job = job
@@ -79,6 +85,7 @@ class IngestTask:
         self._schemas: dict[tuple[str, Columns], TableSchema] = {}
         self._refusals: dict[tuple[str, Columns], str] = {}
         self._uncounted = Counts()
+        self._chain = b""
 
     def take(self, raw: pa.RecordBatch) -> RecordBatches:
         """Parse a batch of raw messages; what is full leaves at once."""
@@ -109,7 +116,7 @@ class IngestTask:
         """The readings of raw messages; read again when the tables turn out to have changed, for a declared type decides how to read."""
         declared = self._access.declared(self._job.database)
         while True:
-            options = replace(self._job.options, declared=declared)
+            options = replace(self._job.options, declared=declared.fields, declared_tags=declared.tags)
             parsed = parse_messages(self._job.format, raw["value"], _times_ms(raw), options, keep_lines=keep_lines)
             if all(self._known(table, columns_of(rows)) for table, rows in parsed.tables.items()):
                 return parsed
@@ -173,8 +180,13 @@ class IngestTask:
             for write, points in _writes(flushed.schema, slot_table.version, part.rows, self._job.compression):
                 counts = replace(self._uncounted, rows=write.row_count, points=points)
                 self._uncounted = Counts()
-                yield forward_record(topic, encode_message(Message(self._position, write)), counts)
-                self._position = replace(self._position, sequence=self._position.sequence + 1)
+                yield forward_record(topic, encode_message(Message(self._next(write), write)), counts)
+
+    def _next(self, write: Write) -> ProducerPosition:
+        """The position of the next message, which is `write`."""
+        place = int.from_bytes(self._chain, "big") >> (64 - SEQUENCE_BITS)
+        self._chain = xxhash.xxh3_64_digest(self._chain + body_digest(write))
+        return replace(self._position, sequence=self._position.sequence | place)
 
     def _dead_letters(self, raw: pa.RecordBatch, rejected: pa.Table) -> RecordBatches:
         if rejected.num_rows:

@@ -1,0 +1,80 @@
+"""Ingest tasks on a log in memory: what Spark does between the raw topic and the forward topics, without Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import pyarrow as pa
+
+from connectors.formats.parsed import FormatOptions
+from connectors.log.memory import MemoryLog
+from connectors.log.topics import Topics
+from consumers.membership.cluster import join_cluster
+from pipeline.access import ClusterAccess
+from pipeline.batches import ingest
+from pipeline.job import IngestJob
+from pipeline.records import RECORD_SCHEMA
+from schemas.messages import ProducerPosition
+from schemas.records import Create
+
+TOPICS = Topics("c")
+START_MS = 1_767_225_600_000
+
+
+def new_log(nodes: Sequence[str] = ("n1", "n2")) -> MemoryLog:
+    """A log with a cluster, its forward topics and the dead-letter topic."""
+    log = MemoryLog()
+    join_cluster(log, TOPICS, Create(tuple(nodes), len(nodes), 100))
+    log.create_topic("dlq.raw", {})
+    return log
+
+
+def influx_job() -> IngestJob:
+    """Line protocol from topic `raw` into database `db`."""
+    return IngestJob("c", "nowhere", "raw", "db", "influx")
+
+
+def json_job(**options: object) -> IngestJob:
+    """JSON from topic `raw` into table `t` of database `db`, tag `host`."""
+    return IngestJob("c", "nowhere", "raw", "db", "json", FormatOptions(**{"table": "t", "tags": ("host",), **options}))  # type: ignore[arg-type]
+
+
+def raw_batch(
+    values: Sequence[bytes | str | None], first_offset: int = 0, keys: Sequence[bytes | None] | None = None
+) -> pa.RecordBatch:
+    """Raw messages as Spark hands them over; the Kafka timestamp of the message at offset n is `START_MS` + n."""
+    count = len(values)
+    offsets = list(range(first_offset, first_offset + count))
+    encoded = [value.encode() if isinstance(value, str) else value for value in values]
+    return pa.RecordBatch.from_arrays(
+        [
+            pa.array(keys or [None] * count, pa.binary()),
+            pa.array(encoded, pa.binary()),
+            pa.array([0] * count, pa.int32()),
+            pa.array(offsets, pa.int64()),
+            pa.array([(START_MS + offset) * 1_000 for offset in offsets], pa.timestamp("us", "UTC")),
+        ],
+        names=["key", "value", "partition", "offset", "timestamp"],
+    )
+
+
+def attempt(
+    log: MemoryLog, job: IngestJob, batches: Sequence[pa.RecordBatch], batch: int = 0, partition: int = 0
+) -> Iterator[dict[str, object]]:
+    """One attempt of one task; each record is appended to its topic just before it is handed out, so stopping to ask is a crash."""
+    access = ClusterAccess(log, TOPICS)
+    access.begin_task()
+    appender = log.appender()
+    for records in ingest(iter(batches), job, access, ProducerPosition("query", batch, partition << 40)):
+        assert records.schema == RECORD_SCHEMA
+        for record in records.to_pylist():
+            headers = [(header["key"], header["value"]) for header in record["headers"]]
+            appender.append(record["topic"], record["value"] or b"", key=record["key"], headers=headers)
+            yield record
+
+
+def run_whole(
+    log: MemoryLog, job: IngestJob, batches: Sequence[pa.RecordBatch], batch: int = 0
+) -> list[dict[str, object]]:
+    """One attempt to its end."""
+    return list(attempt(log, job, batches, batch))

@@ -1,0 +1,277 @@
+"""The ingest task: what becomes of raw messages, and that attempts cut short and run again leave exactly the same content."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import pipeline.pending
+from connectors.log.memory import MemoryLog
+from connectors.log.port import read_to_end
+from consumers.membership.tables import TableLog
+from consumers.replication.replica import Ignored
+from pipeline.job import IngestJob
+from schemas.messages import Write
+from schemas.tables import FieldType
+from tests.spark.stored import forward_logs, messages, stored_tables, tables_of
+from tests.unit.pipeline.harness import START_MS, TOPICS, attempt, influx_job, json_job, new_log, raw_batch, run_whole
+
+
+def rows_of(log: MemoryLog, table: str) -> list[dict[str, object]]:
+    """The stored rows of a table without nulls, in order of time and tags."""
+    rows = stored_tables(log, TOPICS)[table].to_pylist()
+    rows = [{name: value for name, value in row.items() if value is not None} for row in rows]
+    return sorted(rows, key=lambda row: (row["time"], sorted((name, str(value)) for name, value in row.items())))
+
+
+def dead(log: MemoryLog) -> list[tuple[bytes | None, bytes, dict[str, str]]]:
+    """(key, value, headers) of the dead letters."""
+    records = read_to_end(log, "dlq.raw", timeout_s=5)
+    return [(record.key, record.value, {name: value.decode() for name, value in record.headers}) for record in records]
+
+
+def newest_fields(log: MemoryLog, table: str) -> dict[str, FieldType]:
+    """The field types of a table as its log says now."""
+    tables = TableLog(log, TOPICS)
+    tables.refresh()
+    return tables.catalogue.newest("db", table).field_types()
+
+
+def test_messages_of_one_and_of_many_lines_become_rows() -> None:
+    """Every good line is a row, whether its message has one or many; blank lines, comments and empty messages are nothing."""
+    log = new_log()
+    values = ["t,host=a x=1,y=2i 10\nt,host=b x=2 11\n", "t,host=a x=3 12", "", None, "\n# a comment\n"]
+    run_whole(log, influx_job(), [raw_batch(values)])
+    assert [
+        {"host": "a", "time": 10, "x": 1.0, "y": 2},
+        {"host": "b", "time": 11, "x": 2.0},
+        {"host": "a", "time": 12, "x": 3.0},
+    ] == rows_of(log, "t")
+    assert [] == dead(log)
+
+
+def test_a_line_without_a_time_takes_the_timestamp_of_its_message() -> None:
+    """The Kafka timestamp in nanoseconds stands in for a missing time, in both formats."""
+    log = new_log()
+    run_whole(log, influx_job(), [raw_batch(["t,host=a x=1", "t,host=b x=2"])])
+    run_whole(log, json_job(table="j"), [raw_batch(['{"host":"a","x":1}'], first_offset=5)], batch=1)
+    assert [START_MS * 1_000_000, (START_MS + 1) * 1_000_000] == [row["time"] for row in rows_of(log, "t")]
+    assert [(START_MS + 5) * 1_000_000] == [row["time"] for row in rows_of(log, "j")]
+
+
+def test_bad_lines_go_to_the_dead_letters_whole_and_good_lines_of_the_same_message_are_written() -> None:
+    """Key and value are kept byte for byte, the headers say why and where; one record a message, however many bad lines it has."""
+    log = new_log()
+    mixed = b"t,host=a x=1 10\nbroken\nt,host=a x=2 11\nt,host=a x= 12"
+    values = [b"t,host=z x=9 9", mixed, b"\xff\xfe\x00junk"]
+    records = run_whole(log, influx_job(), [raw_batch(values, first_offset=7, keys=[None, b"\x00key", None])])
+    assert [9, 10, 11] == [row["time"] for row in rows_of(log, "t")]
+    first, second = dead(log)
+    assert (b"\x00key", mixed) == first[:2]
+    assert b"\xff\xfe\x00junk" == second[1]
+    assert first[2]["__dlq.errors.reason"].endswith("(and 1 more bad lines)")
+    expected = {"topic": "raw", "partition": "0", "offset": "8", "line": "2"}
+    assert expected == {name: first[2][f"__dlq.errors.{name}"] for name in expected}
+    assert 3 == sum(record["rejected"] for record in records)  # type: ignore[misc]
+
+
+def test_a_new_column_in_mid_stream_extends_the_table() -> None:
+    """Rows before it stay without the column, rows after it have it, and the table log has both versions."""
+    log = new_log()
+    run_whole(log, influx_job(), [raw_batch(["t,host=a x=1 1"]), raw_batch(["t,host=a,rack=r x=2,y=true 2"])])
+    assert [{"host": "a", "time": 1, "x": 1.0}, {"host": "a", "rack": "r", "time": 2, "x": 2.0, "y": True}] == rows_of(
+        log, "t"
+    )
+    assert {"x": FieldType.FLOAT64, "y": FieldType.BOOL} == newest_fields(log, "t")
+
+
+def test_an_integer_field_widens_when_a_float_comes() -> None:
+    """int64 becomes float64 in the table; the integers that were written before keep their value."""
+    log = new_log()
+    run_whole(log, influx_job(), [raw_batch(["t,host=a x=1i 1"]), raw_batch(["t,host=a x=2.5 2"])])
+    run_whole(log, influx_job(), [raw_batch(["t,host=a x=3i 3"])], batch=1)
+    assert [1.0, 2.5, 3.0] == [row["x"] for row in rows_of(log, "t")]
+    assert {"x": FieldType.FLOAT64} == newest_fields(log, "t")
+
+
+def test_a_type_clash_is_a_dead_letter_and_its_neighbours_are_rows() -> None:
+    """A string for a float field is refused with the reason, never cast; lines without the field are untouched."""
+    log = new_log()
+    run_whole(log, influx_job(), [raw_batch(["t,host=a x=1 1"])])
+    values = ['t,host=a x="text" 2\nt,host=a y=5 3', "t,host=a x=4 4"]
+    run_whole(log, influx_job(), [raw_batch(values)], batch=1)
+    assert [1, 3, 4] == [row["time"] for row in rows_of(log, "t")]
+    [(_, value, headers)] = dead(log)
+    assert values[0].encode() == value
+    assert "float64" in headers["__dlq.errors.reason"]
+    assert "string" in headers["__dlq.errors.reason"]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "word"),
+    [
+        ("t,host=a x=1 1", "t,x=a y=1 2", "'x'"),
+        ("t,host=a x=1 1", "t,HOST=a x=1 2", "case"),
+        ("t,host=a x=1 1", "T,host=a x=1 2", "case"),
+        ("t,host=a x=1 1", "t,host=a __y=1 2", "reserved"),
+        ("t,host=a x=1 1", "t,host=a host=1 2", "host"),
+    ],
+)
+def test_a_column_or_table_that_cannot_be_is_a_dead_letter(first: str, second: str, word: str) -> None:
+    """A tag that is a field, names that differ only in case, reserved names: refused with the reason, the stream goes on."""
+    log = new_log()
+    run_whole(log, influx_job(), [raw_batch([first])])
+    run_whole(log, influx_job(), [raw_batch([second, "t,host=a x=3 3"])], batch=1)
+    assert [1, 3] == [row["time"] for row in rows_of(log, "t")]
+    [(_, value, headers)] = dead(log)
+    assert second.encode() == value
+    assert word in headers["__dlq.errors.reason"]
+
+
+def test_a_refused_table_leaves_nothing_in_the_table_log() -> None:
+    """A name that differs from a table's only in case is refused before it is asked for, or the log would grow with every batch."""
+    log = new_log()
+    run_whole(log, influx_job(), [raw_batch(["t,host=a x=1 1"])])
+    before = log.describe(TOPICS.table).end
+    run_whole(log, influx_job(), [raw_batch(["T,host=a x=1 2"]), raw_batch(["T,host=a x=1 3"])], batch=1)
+    assert before == log.describe(TOPICS.table).end
+
+
+def test_json_numbers_are_floats_unless_the_table_says_integer() -> None:
+    """A new field of JSON is float64; one that the table knows as int64 stays int64, also when the table came up in mid-task."""
+    log = new_log()
+    batches = attempt(log, json_job(), [raw_batch(['{"host":"a","time":1,"x":7}'])])
+    other = TableLog(log, TOPICS)
+    other.ensure_database("db")
+    other.ensure("db", "t", ["host"], {"x": FieldType.INT64})
+    list(batches)
+    run_whole(log, json_job(table="u"), [raw_batch(['{"host":"a","time":1,"x":7}'])], batch=1)
+    assert {"x": FieldType.INT64} == newest_fields(log, "t")
+    assert {"x": FieldType.FLOAT64} == newest_fields(log, "u")
+    assert [{"host": "a", "time": 1, "x": 7}] == rows_of(log, "t")
+
+
+def test_a_row_too_large_for_a_message_is_a_dead_letter() -> None:
+    """Nine megabytes of text in one row are refused; what else the message holds is written."""
+    log = new_log()
+    giant = f't,host=a x="{"z" * 9_000_000}" 1\nt,host=a y=1 2'
+    run_whole(log, influx_job(), [raw_batch([giant, "t,host=a y=2 3"])])
+    assert [2, 3] == [row["time"] for row in rows_of(log, "t")]
+    [(_, value, headers)] = dead(log)
+    assert giant.encode() == value
+    assert "bytes" in headers["__dlq.errors.reason"]
+
+
+def test_many_small_messages_become_few_large_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of several input batches leave together, at most about a message's worth for each group, none lost."""
+    monkeypatch.setattr(pipeline.pending, "ROWS_PER_GROUP", 1_000)
+    log = new_log(("n1",))
+    lines = [f"t,host=h{number % 7} x={number} {number}" for number in range(2_600)]
+    run_whole(log, influx_job(), [raw_batch(lines[at : at + 100], at) for at in range(0, 2_600, 100)])
+    bodies = [message.body for message in messages(log, TOPICS)]
+    assert [1_000, 1_000, 600] == [body.row_count for body in bodies if isinstance(body, Write)]
+    assert 2_600 == stored_tables(log, TOPICS)["t"].num_rows
+
+
+def test_of_two_values_for_one_series_and_time_the_later_wins() -> None:
+    """Order within a partition is kept: within a message, across messages, across input batches, whatever fields the lines have."""
+    log = new_log()
+    values = ["t,host=a x=1 1\nt,host=a y=2 1", "t,host=a x=3 1", "t,host=b y=1 1", "t,host=b x=1,y=1 1"]
+    run_whole(log, influx_job(), [raw_batch(values), raw_batch(["t,host=b x=9 1"], 4)])
+    assert [{"host": "a", "time": 1, "x": 3.0}, {"host": "b", "time": 1, "x": 9.0}] == rows_of(log, "t")
+
+
+def stream(seed: int) -> list[pa.RecordBatch]:
+    """Input batches with upserts, several tables, new and widening columns, and bad lines."""
+    chance = random.Random(seed)
+    lines = []
+    for number in range(100):
+        table, host = chance.choice("tuv"), chance.choice("abc")
+        kind = "i" if number < 30 else chance.choice(["i", ".5"])
+        extra = f",y{number // 25}=true" if chance.random() < 0.2 else ""
+        lines.append(
+            "bad line"
+            if chance.random() < 0.03
+            else f"{table},host={host} x={number}{kind}{extra} {chance.randrange(6)}"
+        )
+    return [raw_batch(lines[at : at + 20], at) for at in range(0, len(lines), 20)]
+
+
+def content(log: MemoryLog) -> dict[str, list[dict[str, object]]]:
+    """All stored rows."""
+    return {table: rows_of(log, table) for table in stored_tables(log, TOPICS)}
+
+
+@given(
+    seed=st.integers(0, 50),
+    crashes=st.lists(st.integers(0, 12), max_size=3),
+    rows_per_group=st.sampled_from([10, 35, 1_000]),
+)
+def test_attempts_that_were_cut_short_change_nothing(seed: int, crashes: Sequence[int], rows_per_group: int) -> None:
+    """However often a task dies after however many records, the whole attempt after it leaves what one clean run leaves."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pipeline.pending, "ROWS_PER_GROUP", rows_per_group)
+        clean, crashed = new_log(), new_log()
+        run_whole(clean, influx_job(), stream(seed))
+        for records in crashes:
+            unfinished = attempt(crashed, influx_job(), stream(seed))
+            for _ in range(records):
+                next(unfinished, None)
+        run_whole(crashed, influx_job(), stream(seed))
+        assert content(clean) == content(crashed)
+
+
+def test_a_batch_that_is_run_again_is_dropped_as_a_repeat() -> None:
+    """The second attempt gives the very same messages, although the first one has changed the tables: replicas apply none of them."""
+    log = new_log()
+    run_whole(log, influx_job(), stream(3))
+    first = len(messages(log, TOPICS))
+    run_whole(log, influx_job(), stream(3))
+    _, ignored = tables_of(forward_logs(log, TOPICS).values())
+    assert {Ignored.REPEATED: first} == ignored
+
+
+def test_a_late_message_of_an_old_attempt_is_dropped() -> None:
+    """A zombie of batch 0 that writes after batch 1 began changes nothing: its batch was written whole by the retry."""
+    log = new_log(("n1",))
+    old = [raw_batch(["t,host=a x=1 1"])]
+    zombie = attempt(log, influx_job(), old)
+    run_whole(log, influx_job(), old)
+    run_whole(log, influx_job(), [raw_batch(["t,host=a x=2 1"])], batch=1)
+    list(zombie)
+    assert [{"host": "a", "time": 1, "x": 2.0}] == rows_of(log, "t")
+
+
+def test_after_a_message_that_came_out_differently_all_later_ones_are_applied_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Between two attempts another writer widens an int64 field that JSON is read by: the order of upserts survives it."""
+    monkeypatch.setattr(pipeline.pending, "ROWS_PER_GROUP", 1)
+    log = new_log(("n1",))
+    tables = TableLog(log, TOPICS)
+    tables.ensure_database("db")
+    tables.ensure("db", "t", ["host"], {"x": FieldType.INT64})
+    batches = [raw_batch(['{"host":"a","time":1,"x":1}']), raw_batch(['{"host":"a","time":1,"x":2.5}'], 1)]
+    run_whole(log, json_job(), batches)
+    run_whole(log, json_job(), batches)
+    assert [{"host": "a", "time": 1, "x": 2.5}] == rows_of(log, "t")
+
+
+def test_counts_add_up_to_what_was_read_and_written() -> None:
+    """Rows, points that are not null, bad lines, bytes and the newest timestamp, over all records of a task."""
+    values = ["t,host=a x=1,y=2 1", "t,host=b x=1 2", "broken"]
+    records = run_whole(new_log(), influx_job(), [raw_batch(values)])
+    sums = {name: sum(int(str(record[name])) for record in records) for name in ("rows", "points", "rejected", "bytes")}
+    assert {"rows": 2, "points": 3, "rejected": 1, "bytes": sum(map(len, values))} == sums
+    assert START_MS + 2 == max(int(str(record["newest_ms"])) for record in records)
+
+
+def test_a_job_has_nothing_to_say_about_an_empty_input() -> None:
+    """No messages, no records."""
+    assert [] == run_whole(new_log(), influx_job(), [raw_batch([])])
+    assert [] == run_whole(new_log(), IngestJob("c", "nowhere", "raw", "other", "influx"), [])
