@@ -30,11 +30,13 @@ from consumers.membership.tables import TableLog
 from consumers.query.engine import QueryEngine, QuerySettings
 from consumers.query.local import LocalSource
 from consumers.replication.broadcast import Broadcast, boot_ns
-from consumers.replication.duties import Duties, NotLeader, SealPolicy, new_incarnation
+from consumers.replication.duties import Duties, NotLeader, RolePolicy, SealPolicy, new_incarnation
 from consumers.replication.group import Group
 from consumers.replication.journal import Journal, JournalEntry
 from consumers.replication.limits import ReplicationLimits
+from consumers.replication.roles import GroupView, MemberView
 from consumers.replication.runner import Cursor, Runner
+from consumers.replication.status import OFFLINE_MS
 from consumers.serve.admin import admin_routes
 from consumers.serve.app import create_app
 from consumers.serve.report import metrics_text, status_report
@@ -82,6 +84,7 @@ class NodeSettings:
     slots: int = SLOTS_DEFAULT
     startup_timeout_s: float = 60.0
     seal: SealPolicy = field(default_factory=SealPolicy)
+    roles: RolePolicy = field(default_factory=RolePolicy)
     store: StoreSettings = field(default_factory=StoreSettings)
     limits: ReplicationLimits = field(default_factory=ReplicationLimits)
     query: QuerySettings = field(default_factory=QuerySettings)
@@ -145,6 +148,7 @@ class Node:
         self.broadcast = Broadcast(self.log, self.topics.status, settings.node, self.incarnation, self.statuses)
         self._stopping = threading.Event()
         self._ends: dict[str, int] = {}
+        self._log_answered_s = time.monotonic()
         self._reached: set[str] = set()
 
     # Start-up, bottom up.
@@ -252,7 +256,7 @@ class Node:
             self.settings.node,
             self.incarnation,
             self.settings.seal,
-            self.caught_up,
+            self.view,
             self.broadcast.speak_now,
             lambda database, table: self.tables.catalogue.newest(database, table).retention_ns,
         )
@@ -376,32 +380,42 @@ class Node:
             return f"journal: {self.runner.journal_fault}"
         if not self.caught_up(group):
             return f"recovering: read up to offset {self.runner.position(topic)} of {self._ends[topic]}"
-        return self._sealing_overdue(group)
-
-    def _sealing_overdue(self, group: Group) -> str:
-        leader = group.applied.leader
-        header = leader.node if leader else group.members[0]
-        silent_ms = self.broadcast.board.silent_ms(group.name, header)
-        dead = header != self.settings.node and not self.broadcast.board.alive(group.name, header)
-        if dead and group.applied.unsealed_rows >= self.settings.seal.rows:
-            silence = f"for {silent_ms / 1_000:.0f} s" if silent_ms >= 0 else "since this node started"
-            return f"leader {header} was not heard {silence}, {group.applied.unsealed_rows} rows wait to be sealed"
         return ""
+
+    def view(self, topic: str, steady_ms: int) -> GroupView:
+        """What this node knows of a group, for the role decision."""
+        group, board = self.groups[topic], self.broadcast.board
+        members = tuple(self._member(topic, group.name, node) for node in group.members)
+        return GroupView(
+            members=members,
+            node=self.settings.node,
+            leader=group.applied.leader,
+            claim_age_ms=board.newest_ms - group.applied.claimed_ms,
+            log_answers=time.monotonic() - self._log_answered_s < OFFLINE_MS / 1_000,
+            fenced=self.broadcast.fenced,
+            steady_ms=steady_ms,
+            take_back_ms=self.settings.roles.take_back_ms,
+        )
+
+    def _member(self, topic: str, group_name: str, node: str) -> MemberView:
+        if node == self.settings.node:
+            return MemberView(node, self.incarnation, not self.broadcast.fenced, not self.reason(topic))
+        status = self.broadcast.board.status(group_name, node)
+        if status is None:
+            return MemberView(node, "", False, False)
+        return MemberView(node, status.incarnation, self.broadcast.board.alive(group_name, node), status.eligible)
 
     def ready(self) -> tuple[bool, list[str]]:
         """Whether every group here serves, and the reasons why not."""
-        reasons = [
-            f"group {self.groups[topic].name}: {reason}" for topic in self.groups if (reason := self.reason(topic))
-        ]
-        reasons += [
-            f"group {group.name}: no role yet"
-            for topic, group in self.groups.items()
-            if self.duties.role(topic) is Role.UNSYNCED and not self.reason(topic)
-        ]
         if self.broadcast.fenced:
-            reasons.append(
-                "this node's own status was not read back within 3 s: it is cut off from Kafka or was stopped"
-            )
+            return False, [
+                "this node's own status was not read back within 3 s: it is starting, was stopped, or is cut off from Kafka"
+            ]
+        reasons = [
+            f"group {group.name}: {self.reason(topic) or self.duties.reason(topic)}"
+            for topic, group in self.groups.items()
+            if self.reason(topic) or self.duties.role(topic) is Role.UNSYNCED
+        ]
         return not reasons, reasons
 
     def startup_done(self) -> bool:
@@ -425,7 +439,7 @@ class Node:
         return [self._status(topic, group) for topic, group in self.groups.items()]
 
     def _status(self, topic: str, group: Group) -> Status:
-        applied, reason = group.applied, self.reason(topic)
+        applied, reason = group.applied, self.reason(topic) or self.duties.reason(topic)
         chain_version, chain = group.chain_mark
         total = 0 if self.caught_up(group) else self._ends[topic]
         return Status(
@@ -437,7 +451,7 @@ class Node:
             group=group.name,
             topic_id=self.identity.topics[topic],
             role=self.duties.role(topic),
-            eligible=not reason,
+            eligible=not self.reason(topic),
             epoch=applied.epoch,
             version=applied.version,
             offset=applied.offset,
@@ -486,6 +500,7 @@ class Node:
                 except HeadraceError as error:
                     group.fail(f"{error}; the data is kept")
                     continue
+                self._log_answered_s = time.monotonic()
                 self._ends[topic] = state.end
                 if state.topic_id != self.identity.topics[topic]:
                     group.fail(f"topic {topic} was made again under this node; the data is kept; restore the log")

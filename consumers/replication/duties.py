@@ -16,7 +16,7 @@ import structlog
 
 from connectors.log.port import Log
 from consumers.replication.group import Group
-from consumers.replication.roles import Decision, GroupView, decide
+from consumers.replication.roles import TAKE_BACK_MS, Decision, GroupView, decide
 from schemas.errors import HeadraceError
 from schemas.framing import format_headers
 from schemas.messages import (
@@ -54,6 +54,13 @@ class SealPolicy:
 
 
 @dataclass(frozen=True, slots=True)
+class RolePolicy:
+    """How long the header of a group is in sync before it claims leadership back."""
+
+    take_back_ms: int = TAKE_BACK_MS
+
+
+@dataclass(frozen=True, slots=True)
 class _Asked:
     """What the log said when something was appended, and until when to wait for it to say something else."""
 
@@ -71,7 +78,7 @@ class Duties:
         node: str,
         incarnation: str,
         policy: SealPolicy,
-        caught_up: Callable[[Group], bool],
+        view: Callable[[str, int], GroupView],
         on_change: Callable[[], None],
         retention_ns: Callable[[str, str], int | None],
     ) -> None:
@@ -80,7 +87,7 @@ class Duties:
         self._node = node
         self._incarnation = incarnation
         self._policy = policy
-        self._caught_up = caught_up
+        self._view = view
         self._on_change = on_change
         self._retention_ns = retention_ns
         self._upkeep_after_s = dict.fromkeys(groups, 0.0)
@@ -88,7 +95,8 @@ class Duties:
         self._producer = f"{node}/{incarnation}"
         self._asked: dict[str, _Asked] = {topic: _Asked() for topic in groups}
         self._unsealed_since_s: dict[str, tuple[int, float]] = {}
-        self._roles: dict[str, Role] = dict.fromkeys(groups, Role.UNSYNCED)
+        self._decisions = dict.fromkeys(groups, Decision(Role.UNSYNCED, False, "no role yet"))
+        self._follower_since_s: dict[str, float] = {}
         self._lock = threading.Lock()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="duties", daemon=True)
@@ -107,12 +115,16 @@ class Duties:
 
     def role(self, topic: str) -> Role:
         """The role of this node in the group of a topic."""
-        return self._roles[topic]
+        return self._decisions[topic].role
+
+    def reason(self, topic: str) -> str:
+        """Why the node has no role in the group, empty when it has one."""
+        return self._decisions[topic].reason
 
     def seal(self, topic: str) -> None:
         """Append a Seal now. Raises NotLeader."""
         group = self._groups[topic]
-        if self._roles[topic] is not Role.LEADER:
+        if self.role(topic) is not Role.LEADER:
             leader = group.applied.leader.node if group.applied.leader else "nobody"
             raise NotLeader(
                 f"group {group.name} is led by {leader}, not by {self._node}", action="ask that node", retriable=True
@@ -128,11 +140,11 @@ class Duties:
                     _log.warning("duty not done", group=group.name, error=str(error))
 
     def _turn(self, topic: str, group: Group) -> None:
-        decision = self._decide(group)
-        if decision.role is not self._roles[topic]:
-            _log.info("role", group=group.name, role=str(decision.role))
-            self._roles[topic] = decision.role
+        decision = self._decide(topic)
+        if decision.role is not self.role(topic):
+            _log.info("role", group=group.name, role=str(decision.role), reason=decision.reason)
             self._on_change()
+        self._decisions[topic] = decision
         asked, now = self._asked[topic], (group.applied.epoch, group.applied.frontier)
         old = self._is_old(topic, group)
         if asked.applied == now and time.monotonic() < asked.until_s:
@@ -167,9 +179,15 @@ class Duties:
             if before_ns is not None and known is not None and oldest_ns < before_ns // known.slice_ns * known.slice_ns:
                 self._append(topic, Drop(leadership, database, table, before_ns))
 
-    def _decide(self, group: Group) -> Decision:
-        leader, caught_up = group.applied.leader, self._caught_up(group)
-        return decide(GroupView(group.members, self._node, self._incarnation, leader, caught_up, group.fault))
+    def _decide(self, topic: str) -> Decision:
+        since_s = self._follower_since_s.get(topic)
+        steady_ms = 0 if since_s is None else int((time.monotonic() - since_s) * 1_000)
+        decision = decide(self._view(topic, steady_ms))
+        if decision.role is not Role.FOLLOWER:
+            self._follower_since_s.pop(topic, None)
+        elif since_s is None:
+            self._follower_since_s[topic] = time.monotonic()
+        return decision
 
     def _is_old(self, topic: str, group: Group) -> bool:
         """Whether rows have lain unsealed for the age of the policy."""

@@ -51,10 +51,12 @@ class Applied:
     leader: Leadership | None = None
     frontier: int = 0
     unsealed_rows: int = 0
+    claimed_ms: int = 0
 
     @classmethod
-    def of(cls, state: GroupState, timestamp_ms: int) -> Applied:
-        """The replicated state, and when the log took its newest record."""
+    def of(cls, state: GroupState, timestamp_ms: int, before: Applied | None = None) -> Applied:
+        """The replicated state, and when the log took its newest record and, as far as was seen, its newest accepted claim."""
+        claimed_ms = before.claimed_ms if before is not None and before.epoch == state.epoch else timestamp_ms
         return cls(
             state.version,
             state.offset,
@@ -64,6 +66,7 @@ class Applied:
             state.leader,
             state.frontier,
             state.unsealed_rows,
+            claimed_ms,
         )
 
 
@@ -209,7 +212,7 @@ class Group:
             self._act(action)
         with self._changed:
             self._chains.append(state.chain)
-            self.applied = Applied.of(state, entry.timestamp_ms)
+            self.applied = Applied.of(state, entry.timestamp_ms, self.applied)
             if state.version % CHAIN_INTERVAL == 0:
                 self.chain_mark = (state.version, state.chain)
             self._changed.notify_all()

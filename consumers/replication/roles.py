@@ -1,42 +1,106 @@
-"""Which role a node has in a data group: a pure function of what it knows, asked again at every change.
+"""Which role a node has in a data group: a pure function of what it knows, asked again at every change (DESIGN 6, rules 1 to 4).
 
-Here the header of a group leads it. The election by status (DESIGN 6, rules 1 to 4) takes this function's place and needs nothing else to change:
-a decision never acts, and a claim counts only when it is read back from the log as accepted.
+There are no votes. Every node hears the same statuses and reads the same log, so every node comes to the same answer, or comes to it a little later;
+and whoever believes it leads must still find its claim accepted in the log. The cases stand as a table in docs/internals/replication.md, which a
+test reads.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from consumers.replication.status import OFFLINE_MS
 from schemas.messages import Leadership
 from schemas.records import Role
+
+CLAIM_GRACE_MS = OFFLINE_MS
+TAKE_BACK_MS = 30_000
+
+
+@dataclass(frozen=True, slots=True)
+class MemberView:
+    """What is known of a member of the group. Of this node itself it is what holds now, not what it last broadcast."""
+
+    node: str
+    incarnation: str
+    alive: bool
+    eligible: bool
 
 
 @dataclass(frozen=True, slots=True)
 class GroupView:
-    """What a node knows of one of its groups. `fault` names what keeps it from serving, empty when nothing does."""
+    """What a node knows of one of its groups. `members` are in list order, the header first, this node among them.
 
-    members: tuple[str, ...]
+    `fenced`: this node has not read back a status that it sent less than 3 s ago. `claim_age_ms`: how long ago, by the broker's time, the log took
+    the newest accepted claim. `steady_ms`: how long this node has been an eligible follower without a break.
+    """
+
+    members: tuple[MemberView, ...]
     node: str
-    incarnation: str
     leader: Leadership | None
-    caught_up: bool
-    fault: str
+    claim_age_ms: int
+    log_answers: bool
+    fenced: bool
+    steady_ms: int
+    take_back_ms: int = TAKE_BACK_MS
+
+    @property
+    def me(self) -> MemberView:
+        """This node."""
+        return next(member for member in self.members if member.node == self.node)
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The role to take, and whether to append a claim for leadership."""
+    """The role to take, whether to append a claim for leadership, and why a node that takes no role does not."""
 
     role: Role
     claim: bool
+    reason: str = ""
 
 
 def decide(view: GroupView) -> Decision:
     """The role of this node in the group."""
-    if view.fault or not view.caught_up:
-        return Decision(Role.UNSYNCED, claim=False)
-    leads = view.leader is not None and (view.leader.node, view.leader.incarnation) == (view.node, view.incarnation)
-    if leads:
-        return Decision(Role.LEADER, claim=False)
-    return Decision(Role.FOLLOWER, claim=view.node == view.members[0])
+    if view.fenced:
+        return Decision(Role.UNSYNCED, False, "this node's own status was not read back within 3 s")
+    online, members = count_online(view)
+    if 2 * online <= members:
+        return Decision(Role.UNSYNCED, False, f"{online} of {members} members are online, not a majority")
+    if not view.me.eligible:
+        return Decision(Role.UNSYNCED, False, "not in sync")
+    if leader_lives(view):
+        return _under_leader(view)
+    first = next(member for member in view.members if member.alive and member.eligible)
+    return Decision(Role.FOLLOWER, first.node == view.node)
+
+
+def count_online(view: GroupView) -> tuple[int, int]:
+    """(online, members); of an even number of members the log is one more on both sides, online while it answers."""
+    online = sum(member.alive for member in view.members)
+    if len(view.members) % 2:
+        return online, len(view.members)
+    return online + view.log_answers, len(view.members) + 1
+
+
+def leader_lives(view: GroupView) -> bool:
+    """Whether the log's newest accepted claim is that of a member in sync; a fresh claim is given time to show in the statuses."""
+    if view.leader is None:
+        return False
+    if (view.leader.node, view.leader.incarnation) == (view.node, view.me.incarnation):
+        return True
+    if 0 <= view.claim_age_ms < CLAIM_GRACE_MS:
+        return True
+    return any(
+        (member.node, member.incarnation) == (view.leader.node, view.leader.incarnation)
+        and member.alive
+        and member.eligible
+        for member in view.members
+    )
+
+
+def _under_leader(view: GroupView) -> Decision:
+    assert view.leader is not None
+    if view.leader.node == view.node and view.leader.incarnation == view.me.incarnation:
+        return Decision(Role.LEADER, False)
+    is_header = view.members[0].node == view.node
+    return Decision(Role.FOLLOWER, is_header and view.steady_ms >= view.take_back_ms)
