@@ -34,9 +34,10 @@ def plan_compaction(
 ) -> list[Compaction]:
     """The merges worth doing now, in order of name; none shares a file with another.
 
-    Files of one slice and bucket are merged when at least `compaction_files_min` neighbours are of about one size (within a factor of four), up
-    to `compaction_rows_max` rows; so a row is rewritten a number of times that grows with the logarithm of what lies beside it. A file that an
-    unapplied delete touches is rewritten alone unless it is merged anyway.
+    Files of one slice and bucket are merged when at least `compaction_files_min` of a stretch of neighbours are of one
+    size (within a factor of four) and the others smaller, up to `compaction_rows_max` rows; so a row is rewritten a
+    number of times that grows with the logarithm of what lies beside it. A file that an unapplied delete touches is
+    rewritten alone unless it is merged anyway.
     """
     places: dict[tuple[str, str, int, int, int], list[SegmentEntry]] = defaultdict(list)
     for entry in entries:
@@ -91,26 +92,35 @@ def _plan_place(
             yield _compaction([entry])
 
 
-def _stretches(held: Sequence[SegmentEntry], settings: StoreSettings) -> Iterator[list[SegmentEntry]]:
-    """Neighbours of about one size, smallest sizes first; only the first size that has any, the rest comes when that is done."""
+def _stretches(held: Sequence[SegmentEntry], settings: StoreSettings) -> list[list[SegmentEntry]]:
+    """Neighbours worth merging, of the smallest size that has any; larger ones come when that is done."""
     tiers = [_tier(entry.rows, settings) for entry in held]
     for tier in sorted(set(tiers)):
-        found = False
-        stretch: list[SegmentEntry] = []
-        for entry, own in zip(held, tiers, strict=True):
-            fits = own <= tier and sum(e.rows for e in stretch) + entry.rows <= settings.compaction_rows_max
-            if not fits:
-                if len(stretch) >= settings.compaction_files_min:
-                    found = True
-                    yield stretch
-                stretch = []
-            if own <= tier and entry.rows <= settings.compaction_rows_max:
-                stretch.append(entry)
-        if len(stretch) >= settings.compaction_files_min:
-            found = True
-            yield stretch
+        found = [
+            [entry for entry, _ in stretch]
+            for stretch in _cut(list(zip(held, tiers, strict=True)), tier, settings.compaction_rows_max)
+            if sum(own == tier for _, own in stretch) >= settings.compaction_files_min
+        ]
         if found:
-            return
+            return found
+    return []
+
+
+def _cut(
+    held: Sequence[tuple[SegmentEntry, int]], tier: int, rows_max: int
+) -> Iterator[list[tuple[SegmentEntry, int]]]:
+    """Stretches of neighbours of at most this tier, none with more rows than allowed."""
+    stretch: list[tuple[SegmentEntry, int]] = []
+    rows = 0
+    for entry, own in held:
+        if stretch and (own > tier or rows + entry.rows > rows_max):
+            yield stretch
+            stretch, rows = [], 0
+        if own <= tier and entry.rows <= rows_max:
+            stretch.append((entry, own))
+            rows += entry.rows
+    if stretch:
+        yield stretch
 
 
 def _tier(rows: int, settings: StoreSettings) -> int:

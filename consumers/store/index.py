@@ -123,8 +123,9 @@ class Index:
         Checkpoint(self._database).create_checkpoint(str(directory))
 
     def close(self) -> None:
-        """Releases the directory. Nothing is lost: every commit was synced."""
-        self._close_handles()
+        """Releases the directory; a second call does nothing. Nothing is lost: every commit was synced."""
+        if self._families:
+            self._close_handles()
 
     def _open(self) -> None:
         options = {name: self._options() for name in FAMILIES}

@@ -21,7 +21,7 @@ from consumers.store.errors import JobOutOfTurn, JobSuperseded
 from consumers.store.files import SegmentFiles
 from consumers.store.index import BucketKey, Index, IndexChanges
 from consumers.store.last import decode_last, encode_last, hide_last, last_of_segment, merge_last
-from consumers.store.memtable import KnownTable, Memtable, TableKey, by_rank
+from consumers.store.memtable import KnownTable, Memtable, TableKey, by_rank, newer
 from consumers.store.names import SegmentName
 from consumers.store.scan import pending
 from consumers.store.segment import Runs, SegmentEntry, encode_segment, read_rows, schema_of_file
@@ -80,6 +80,14 @@ class StoreJob(ABC):
             self.done = True
             self._parts.queue.popleft()
 
+    def cancel(self) -> None:
+        """Gives the work up for good, wherever it stands in line; for a merge that is void. A seal cannot be given up: its rows would be lost."""
+        assert not isinstance(self, SealJob), self.version
+        with self._running:
+            if not self.done:
+                self.done = True
+                self._parts.queue.remove(self)
+
     @abstractmethod
     def _execute(self) -> None: ...
 
@@ -112,7 +120,12 @@ class SealJob(StoreJob):
         self._first_version = first_version
         self._memtable, self._tombstones = parts.view.freeze()
         self._known = {table: self._sealed_as(table, schemas) for table in self._memtable.batches}
+        self._newest = {table: self._newest_of(table, known) for table, known in self._known.items()}
         self._written: dict[str, _Written] = {}
+
+    def _newest_of(self, table: TableKey, sealed: KnownTable) -> KnownTable:
+        known = self._parts.view.known(table)
+        return KnownTable(sealed.database, newer(known.schema if known else None, sealed.schema))
 
     def _sealed_as(self, table: TableKey, schemas: Mapping[TableKey, TableSchema]) -> KnownTable:
         known = self._parts.view.known(table)
@@ -130,7 +143,7 @@ class SealJob(StoreJob):
         forget = self._forgotten(entries)
         changes = IndexChanges(
             add=[(each.entry, each.runs) for each in written],
-            tables=self._known,
+            tables=self._newest,
             last={key: encode_last(batch) for key, batch in last.items()},
             bury=[each for each in self._newly() if each not in forget],
             forget=forget,
@@ -138,8 +151,9 @@ class SealJob(StoreJob):
         )
         with parts.commit_lock:
             parts.index.commit(changes)
-            state = (self.version, self._state)
-            parts.view.commit(add=entries, frozen=self._memtable, forget=forget, last=last, state=state)
+            parts.view.commit(
+                add=entries, frozen=self._memtable, forget=forget, last=last, tables=self._newest, state=changes.state
+            )
         self._memtable, self._written = Memtable(), {}
 
     def _seal_table(self, table: TableKey, known: KnownTable) -> None:
@@ -204,7 +218,7 @@ class SealJob(StoreJob):
         return [each for each in self._tombstones if each.version >= self._first_version]
 
     def _fields(self, table: TableKey) -> dict[str, FieldType]:
-        known = self._known.get(table) or self._parts.view.known(table)
+        known = self._newest.get(table) or self._parts.view.known(table)
         assert known is not None, table
         return known.schema.field_types()
 
@@ -242,13 +256,10 @@ class CompactJob(StoreJob):
         newest = max(inputs, key=lambda entry: (entry.schema_version, entry.name))
         schema = schema_of_file(parts.files.path(newest.name), newest)
         fields = [name for name, _ in schema.fields]
-        relevant = [
-            each for each in self._tombstones if (each.database, each.table) == (inputs[0].database, inputs[0].table)
-        ]
         batches = []
         for entry in inputs:
             rows = read_rows(parts.files.path(entry.name), entry, parts.runs.get(entry.name), fields)
-            batches.append(survivors(rows, pending(entry, relevant)))
+            batches.append(survivors(rows, pending(entry, self._tombstones)))
         name = output_name(inputs)
         merged = sort_table(batches, known.database, schema)
         assert len(merged.parts) <= 1, name
@@ -296,5 +307,4 @@ def _swap(parts: StoreParts, remove: Sequence[SegmentEntry], add: list[tuple[Seg
 
 
 def _awaited(tombstone: Tombstone, entries: Iterable[SegmentEntry]) -> bool:
-    table = (tombstone.database, tombstone.table)
-    return any((entry.database, entry.table) == table and pending(entry, [tombstone]) for entry in entries)
+    return any(pending(entry, [tombstone]) for entry in entries)

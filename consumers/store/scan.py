@@ -104,7 +104,8 @@ def pending(entry: SegmentEntry, tombstones: Iterable[Tombstone]) -> list[Tombst
     return [
         each
         for each in tombstones
-        if each.version > entry.cleaned_version
+        if (each.database, each.table) == (entry.database, entry.table)
+        and each.version > entry.cleaned_version
         and each.outranks(entry.era, entry.last_version)
         and each.touches(entry.min_time_ns, entry.max_time_ns)
     ]

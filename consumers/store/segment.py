@@ -173,7 +173,7 @@ def read_rows(
     """Rows of a segment as a row batch: only `fields` the file has, only row groups that can hold a time in [start_ns, end_ns) of a series that
     `wanted` (one flag a run) marks, and of those only such rows. Raises StoreDamaged when the file cannot be read."""
     try:
-        with pq.ParquetFile(path) as file:
+        with pq.ParquetFile(path, page_checksum_verification=True) as file:
             return _read_open(file, entry, runs, fields, start_ns, end_ns, wanted)
     except (pa.ArrowException, OSError, ValueError) as error:
         raise StoreDamaged(
@@ -184,15 +184,16 @@ def read_rows(
 def digest_of_file(path: Path) -> str:
     """The content digest computed from nothing but the file; raises StoreDamaged when it is no readable segment."""
     try:
-        table = pq.read_table(path, use_threads=False, memory_map=False, partitioning=None)
-    except (pa.ArrowException, OSError) as error:
-        raise StoreDamaged(f"segment {path} cannot be read: {error}") from error
-    metadata = {key.decode(): value.decode() for key, value in (table.schema.metadata or {}).items()}
-    split = table.schema.names.index(TIME_COLUMN)
-    tags = {name: table.column(name).combine_chunks() for name in table.schema.names[:split]}
-    runs = runs_of_tags(metadata[METADATA_PREFIX + "table"], tags, table.num_rows)
-    fields = {name: table.column(name).combine_chunks() for name in table.schema.names[split + 1 :]}
-    return content_digest(runs.keys, runs.lengths, _nanoseconds(table.column(TIME_COLUMN)), fields)
+        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+            table = file.read(use_threads=False)
+            metadata = {key.decode(): value.decode() for key, value in (file.metadata.metadata or {}).items()}
+        split = table.schema.names.index(TIME_COLUMN)
+        tags = {name: table.column(name).combine_chunks() for name in table.schema.names[:split]}
+        runs = runs_of_tags(metadata[METADATA_PREFIX + "table"], tags, table.num_rows)
+        fields = {name: table.column(name).combine_chunks() for name in table.schema.names[split + 1 :]}
+        return content_digest(runs.keys, runs.lengths, _nanoseconds(table.column(TIME_COLUMN)), fields)
+    except (pa.ArrowException, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise StoreDamaged(f"segment {path} cannot be read: {error!r}") from error
 
 
 def schema_of_file(path: Path, entry: SegmentEntry) -> TableSchema:
@@ -268,6 +269,7 @@ def _write_parquet(
         compression="zstd",
         compression_level=settings.compression_level,
         write_statistics=[TIME_COLUMN, *([selective] if selective else [])],
+        write_page_checksum=True,
         store_schema=False,
     ) as writer:
         writer.write_table(table, row_group_size=settings.row_group_rows)

@@ -199,7 +199,7 @@ class Store:
         return self._parts.view.tables()
 
     def schema(self, database: str, table: str) -> TableSchema:
-        """The newest schema the store has seen in writes. Raises TableUnknown."""
+        """The newest schema the store has seen in writes and seals. Raises TableUnknown."""
         return self._parts.view.schema(database, table)
 
     def database(self, database: str, table: str) -> DatabaseSchema | None:

@@ -55,8 +55,7 @@ class StoreView:
         """Takes one message's rows."""
         table = (known.schema.database, known.schema.table)
         with self.lock:
-            held = self._tables.get(table)
-            self._tables[table] = KnownTable(known.database, newer(held.schema if held else None, known.schema))
+            self._learn(table, known)
             self._live.add(table, batch)
             self.era_max = max(self.era_max, batch.era)
 
@@ -80,6 +79,7 @@ class StoreView:
         frozen: Memtable | None = None,
         forget: Iterable[Tombstone] = (),
         last: Mapping[BucketKey, pa.RecordBatch] | None = None,
+        tables: Mapping[TableKey, KnownTable] | None = None,
         state: tuple[int, bytes] | None = None,
     ) -> None:
         """Swaps what an index commit has changed, at once for every reader."""
@@ -93,6 +93,8 @@ class StoreView:
                 self._frozen = [memtable for memtable in self._frozen if memtable is not frozen]
             self._tombstones = [each for each in self._tombstones if each not in forgotten]
             self._last.update(last or {})
+            for table, known in (tables or {}).items():
+                self._learn(table, known)
             if state is not None:
                 self.frontier, self.state = state
 
@@ -110,7 +112,7 @@ class StoreView:
         return TableView(known, entries, tuple(live), tombstones)
 
     def schema(self, database: str, table: str) -> TableSchema:
-        """The newest schema that writes have named. Raises TableUnknown."""
+        """The newest schema that writes or seals have named. Raises TableUnknown."""
         with self.lock:
             return self._known((database, table)).schema
 
@@ -160,6 +162,10 @@ class StoreView:
                 if found is not None:
                     self._last[key] = found
             return found
+
+    def _learn(self, table: TableKey, known: KnownTable) -> None:
+        held = self._tables.get(table)
+        self._tables[table] = KnownTable(known.database, newer(held.schema if held else None, known.schema))
 
     def _known(self, key: TableKey) -> KnownTable:
         known = self._tables.get(key)

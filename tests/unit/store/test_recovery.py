@@ -1,0 +1,255 @@
+"""What opening finds after crashes and damage, and what a job does when the disk says no."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rocksdict import Options, Rdict
+
+from connectors.files import PARTIAL_SUFFIX
+from consumers.store import (
+    Store,
+    StoreDamaged,
+    StoreFormatUnknown,
+    StoreFull,
+    StoreHeld,
+    StoreSettings,
+    StoreUnwritable,
+)
+from consumers.store.index import FAMILIES, Index
+from tests.unit.store.builders import contents, expected, seal, write
+from tests.unit.store.conftest import SETTINGS
+
+A, B = {"host": "a"}, {"host": "b"}
+ROWS = [({"host": host}, at, {"busy": at}) for at, host in enumerate("abcdefghij")]
+"""Enough series for a file in each of the three buckets."""
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, name: str, code: int, after: int = 0) -> list[int]:
+    """Lets `os.{name}` fail from the call `after` on; clearing the returned list heals it."""
+    original: Callable[..., Any] = getattr(os, name)
+    broken, calls = [1], [0]
+
+    def wrapped(*arguments: Any, **options: Any) -> Any:
+        calls[0] += 1
+        if broken and calls[0] > after:
+            raise OSError(code, os.strerror(code))
+        return original(*arguments, **options)
+
+    monkeypatch.setattr(os, name, wrapped)
+    return broken
+
+
+def test_files_that_the_catalogue_does_not_name_go(store: Store, home: Path) -> None:
+    """Partial files, segments without an entry and empty directories are removed; a file that no store writes is left alone."""
+    write(store, 1, ROWS[:1])
+    seal(store, 2)
+    (entry,) = store.segments()
+    store.close()
+    good = home / "segments" / "n1" / entry.name
+    orphan = good.with_name("000001-000000000000003-000000000000004.parquet")
+    partial = good.with_name(good.name + PARTIAL_SUFFIX)
+    stranger, empty = good.with_name("notes.txt"), good.parent.parent / "9-9"
+    for path in (orphan, partial, stranger):
+        shutil.copy(good, path)
+    empty.mkdir()
+    again = Store.open(home, "n1", SETTINGS)
+    assert [False, False, True, False] == [path.exists() for path in (orphan, partial, stranger, empty)]
+    assert expected(ROWS[:1]) == contents(again)
+    again.close()
+
+
+@pytest.mark.parametrize("damage", ["missing", "short", "long"])
+def test_a_missing_or_short_segment_is_damage(store: Store, home: Path, damage: str) -> None:
+    """A store whose files do not match its catalogue does not open; the error names the file."""
+    write(store, 1, ROWS[:1])
+    seal(store, 2)
+    (entry,) = store.segments()
+    store.close()
+    path = home / "segments" / "n1" / entry.name
+    if damage == "missing":
+        path.unlink()
+    else:
+        os.truncate(path, entry.size_bytes + (1 if damage == "long" else -1))
+    with pytest.raises(StoreDamaged, match=entry.name):
+        Store.open(home, "n1", SETTINGS)
+
+
+def test_a_damaged_index_is_reported(store: Store, home: Path) -> None:
+    """An index that RocksDB cannot read is StoreDamaged, never an empty store."""
+    write(store, 1, ROWS)
+    seal(store, 2)
+    store.close()
+    for path in (home / "index" / "n1").glob("MANIFEST-*"):
+        path.write_bytes(path.read_bytes()[:-7] + b"garbage")
+    with pytest.raises(StoreDamaged):
+        Store.open(home, "n1", SETTINGS)
+
+
+def test_an_index_of_another_format_is_refused(store: Store, home: Path) -> None:
+    """A store written by a build with another format is refused and left as it is."""
+    store.close()
+    options = Options(raw_mode=True)
+    database = Rdict(str(home / "index" / "n1"), options, {name: Options(raw_mode=True) for name in FAMILIES})
+    state = database.get_column_family("state")
+    state[b"format"] = b"99"
+    state.close()
+    database.close()
+    for _ in range(2):
+        with pytest.raises(StoreFormatUnknown, match="99"):
+            Store.open(home, "n1", SETTINGS)
+
+
+def test_a_store_has_one_opener(store: Store, home: Path) -> None:
+    """A second opening says that it is held; after closing it opens; another group beside it is free."""
+    with pytest.raises(StoreHeld):
+        Store.open(home, "n1", SETTINGS)
+    Store.open(home, "n2", SETTINGS).close()
+    store.close()
+    Store.open(home, "n1", SETTINGS).close()
+
+
+def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Opening on a read-only file system or where a file is in the way is StoreUnwritable."""
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(StoreUnwritable, match="file"):
+        Store.open(tmp_path / "file", "n1", SETTINGS)
+    failing(monkeypatch, "mkdir", errno.EROFS)
+    with pytest.raises(StoreUnwritable, match="Read-only"):
+        Store.open(tmp_path / "data", "n1", SETTINGS)
+
+
+@pytest.mark.parametrize("call", ["write", "fsync", "rename", "mkdir"])
+@pytest.mark.parametrize("after", [0, 2])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_full_disk_stops_a_seal_and_space_lets_it_go_on(
+    home: Path, monkeypatch: pytest.MonkeyPatch, call: str, after: int, threads: int
+) -> None:
+    """Whichever step meets the full disk: StoreFull, retriable, nothing visible, rows still answered; the same job succeeds afterwards and its
+    result is what it would have been."""
+    store = Store.open(home, "n1", StoreSettings(encode_threads=threads))
+    write(store, 1, ROWS)
+    job = store.freeze(2, 1, b"two")
+    broken = failing(monkeypatch, call, errno.ENOSPC, after)
+    for _ in range(2):
+        with pytest.raises(StoreFull) as caught:
+            job.run()
+        assert caught.value.retriable
+    assert (None, [], 1) == (store.state, store.segments(), store.pending_jobs())
+    assert expected(ROWS) == contents(store)
+    assert not list(home.rglob("*" + PARTIAL_SUFFIX))
+    broken.clear()
+    job.run()
+    assert expected(ROWS) == contents(store)
+    digests = store.digests()
+    store.close()
+    again = Store.open(home, "n1")
+    assert (b"two", digests) == (again.state, again.digests())
+    again.close()
+
+
+def test_a_full_disk_under_the_index_is_the_same(store: Store, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When the index itself cannot be written the seal is StoreFull, the index is opened anew, and the same job succeeds."""
+    write(store, 1, ROWS)
+    job = store.freeze(2, 1, b"two")
+
+    class Full:
+        """A database without space."""
+
+        def __init__(self, database: Rdict) -> None:
+            self.database = database
+
+        def write(self, *_: Any) -> None:
+            raise Exception("IO error: No space left on device: While appending to file")
+
+        def close(self) -> None:
+            self.database.close()
+
+    index: Index = store._parts.index
+    index._database = Full(index._database)
+    with pytest.raises(StoreFull):
+        job.run()
+    assert expected(ROWS) == contents(store)
+    job.run()
+    assert (b"two", 2) == (store.state, store.frontier)
+    assert expected(ROWS) == contents(store)
+
+
+def test_another_disk_error_is_not_retriable(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A failing disk is StoreUnwritable: the caller stops instead of trying again for ever."""
+    write(store, 1, ROWS)
+    job = store.freeze(2, 1, b"")
+    failing(monkeypatch, "fsync", errno.EIO)
+    with pytest.raises(StoreUnwritable) as caught:
+        job.run()
+    assert not caught.value.retriable
+
+
+def test_a_file_that_rots_under_a_scan_is_reported(store: Store) -> None:
+    """A merge or a scan that meets an unreadable file raises StoreDamaged that names it."""
+    write(store, 1, ROWS[:1])
+    seal(store, 2)
+    write(store, 3, ROWS[:1])
+    (entry,) = store.segments()
+    path = store.segments_directory / entry.name
+    path.write_bytes(b"\0" * entry.size_bytes)
+    with pytest.raises(StoreDamaged, match=entry.name):
+        store.scan("plant", "cpu")
+    with pytest.raises(StoreDamaged, match=entry.name):
+        store.compact(4, [entry.name]).run()
+
+
+def test_a_snapshot_is_a_store(store: Store, tmp_path: Path) -> None:
+    """A snapshot holds what was committed, shares the files' bytes, opens like any data directory, and later changes do not reach it."""
+    write(store, 1, ROWS)
+    seal(store, 2, b"two")
+    write(store, 3, [(A, 9, {"busy": 9})])
+    entries = store.snapshot(tmp_path / "copy")
+    seal(store, 4)
+    store.compact(5, [entry.name for entry in store.segments() if entry.bucket == entries[0].bucket]).run()
+    copy = Store.open(tmp_path / "copy", "n1", SETTINGS)
+    assert (b"two", 2) == (copy.state, copy.frontier)
+    assert expected(ROWS) == contents(copy)
+    assert {entry.name: entry.content_digest for entry in entries} == copy.digests()
+    copy.close()
+
+
+def test_readers_always_see_one_instant(store: Store) -> None:
+    """While seals and merges swap files under them, scans in other threads see every row exactly once."""
+    want, problems, stop = expected(ROWS), [], threading.Event()
+    write(store, 1, ROWS)
+
+    def read() -> None:
+        while not stop.is_set():
+            try:
+                found = contents(store)
+                if found != want:
+                    problems.append(found)
+            except Exception as error:
+                problems.append(error)
+
+    readers = [threading.Thread(target=read) for _ in range(3)]
+    for reader in readers:
+        reader.start()
+    version = 1
+    for _ in range(6):
+        write(store, version + 1, ROWS)
+        seal(store, version + 2)
+        version += 2
+        for plan in store.plan_compaction():
+            version += 1
+            store.compact(version, plan.inputs).run()
+    stop.set()
+    for reader in readers:
+        reader.join()
+    assert [] == problems
+    assert {path.name for path in store.segments_directory.rglob("*.parquet")} == {
+        entry.name.rsplit("/", 1)[1] for entry in store.segments()
+    }

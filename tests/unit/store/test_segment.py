@@ -1,0 +1,217 @@
+"""Segments as files: what other tools read, what the footer says, what pruning reads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from consumers.store import Store, StoreDamaged, digest_of_file
+from consumers.store.digest import content_digest
+from consumers.store.segment import read_rows
+from schemas.tables import FieldType, TableSchema
+from tests.unit.store.builders import CPU, HOUR_NS, contents, expected, row_batch, seal, write
+from tests.unit.store.conftest import SETTINGS
+
+ROWS = [
+    ({"host": "a", "rack": "r1"}, 1_000, {"busy": 7, "load": 0.5, "note": "ok", "up": True}),
+    ({"host": "a", "rack": "r1"}, 3_000, {"busy": None, "load": float("nan"), "note": "", "up": False}),
+    ({"host": "b"}, 2_000, {"busy": -1, "load": None, "note": None, "up": None}),
+]
+
+
+def only_file(store: Store) -> Path:
+    """The one segment of a store."""
+    (entry,) = store.segments()
+    return store.segments_directory / entry.name
+
+
+def rows_of(data: bytes) -> str:
+    """The rows of a Parquet file as text, in which NaN equals itself."""
+    table = pq.read_table(pa.BufferReader(data))
+    return repr([table.schema.names, table.to_pylist()])
+
+
+def test_a_file_says_what_it_is(store: Store) -> None:
+    """The footer carries format, group, table, era, versions, schema version and content digest, and the entry agrees with the file."""
+    write(store, 1, ROWS[:2])
+    seal(store, 5)
+    (entry,) = store.segments()
+    metadata = pq.read_metadata(only_file(store))
+    assert {
+        "headrace.format": "1",
+        "headrace.group": "n1",
+        "headrace.database": "plant",
+        "headrace.table": "cpu",
+        "headrace.slice": "0",
+        "headrace.bucket": str(entry.bucket),
+        "headrace.era": "1",
+        "headrace.versions": "1-5",
+        "headrace.schema_version": "1",
+        "headrace.content_digest": entry.content_digest,
+    } == {key.decode(): value.decode() for key, value in metadata.metadata.items()}
+    assert (2, 1_000, 3_000, 1, 5) == (
+        entry.rows, entry.min_time_ns, entry.max_time_ns, entry.first_version, entry.last_version
+    )  # fmt: skip
+    assert only_file(store).stat().st_size == entry.size_bytes
+    assert entry.name == f"plant/cpu/0-{entry.bucket}/000001-000000000000001-000000000000005.parquet"
+
+
+def test_other_tools_read_it_as_it_is(store: Store) -> None:
+    """DuckDB and pandas see tags as text, time as a timestamp without zone, fields with their types and nulls."""
+    write(store, 1, ROWS[:2])
+    seal(store, 2)
+    path = str(only_file(store))
+    described = {row[0]: row[1] for row in duckdb.sql(f"DESCRIBE SELECT * FROM read_parquet('{path}')").fetchall()}
+    assert {
+        "host": "VARCHAR", "rack": "VARCHAR", "time": "TIMESTAMP",
+        "busy": "BIGINT", "load": "DOUBLE", "note": "VARCHAR", "up": "BOOLEAN",
+    } == described  # fmt: skip
+    frame = pd.read_parquet(path)
+    assert ["a", "a"] == frame["host"].tolist()
+    assert [pd.Timestamp(1_000), pd.Timestamp(3_000)] == frame["time"].tolist()
+
+
+@pytest.mark.parametrize(("offset_ns", "unit"), [(0, "us"), (1, "ns")])
+def test_time_is_micros_when_that_is_exact(store: Store, offset_ns: int, unit: str) -> None:
+    """Whole microseconds are stored as such, since Spark reads nothing finer; one odd nanosecond makes the file NANOS, and no time is rounded."""
+    rows = [({"host": "a"}, 5_000, {"busy": 1}), ({"host": "a"}, 7_000 + offset_ns, {"busy": 2})]
+    write(store, 1, rows)
+    seal(store, 2)
+    column = pq.ParquetFile(only_file(store)).schema_arrow.field("time")
+    assert pa.timestamp(unit) == column.type
+    assert expected(rows) == contents(store)
+
+
+def test_columns_are_encoded_for_their_kind(store: Store) -> None:
+    """Time and integers are delta-encoded, floats are split by byte, tags have dictionaries, all under zstd."""
+    write(store, 1, ROWS[:2])
+    seal(store, 2)
+    group = pq.read_metadata(only_file(store)).row_group(0)
+    columns = {group.column(i).path_in_schema: group.column(i) for i in range(group.num_columns)}
+    assert "DELTA_BINARY_PACKED" in columns["time"].encodings
+    assert "DELTA_BINARY_PACKED" in columns["busy"].encodings
+    assert "BYTE_STREAM_SPLIT" in columns["load"].encodings
+    assert "RLE_DICTIONARY" in columns["host"].encodings
+    assert {"ZSTD"} == {column.compression for column in columns.values()}
+
+
+def test_times_before_1970_and_at_the_ends_of_the_range(store: Store) -> None:
+    """Slices are counted by floor, so the last nanosecond before 1970 is in slice -1, and the extremes of int64 are kept."""
+    rows = [({"host": "a"}, at, {"busy": at % 97}) for at in (-(2**63) + 1, -HOUR_NS, -1, 0, 2**63 - 1)]
+    write(store, 1, rows)
+    seal(store, 2)
+    assert expected(rows) == contents(store)
+    assert {-1, 0} < {entry.slice_number for entry in store.segments()}
+
+
+def test_a_table_without_tags(store: Store) -> None:
+    """A table may have no tag at all: one series, and the digest still follows from the file."""
+    schema = TableSchema("plant", "bare", 1, (), (("v", FieldType.INT64),))
+    rows = [({}, at, {"v": at}) for at in range(6)]
+    write(store, 1, rows, schema)
+    seal(store, 2)
+    assert expected(rows) == contents(store, schema)
+    assert store.segments()[0].content_digest == digest_of_file(only_file(store))
+
+
+def test_pruning_reads_only_row_groups_that_matter(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a segment only the row groups with a wanted series and time are read, and of these only the wanted rows come back."""
+    rows = [({"host": host}, at * 1_000, {"busy": at}) for host in "ab" for at in range(8)]
+    monkeypatch.setattr("consumers.store.kernel.bucket_of", lambda *_: 0)
+    write(store, 1, rows)
+    seal(store, 2)
+    (entry,) = store.segments()
+    read: list[Any] = []
+    original = pq.ParquetFile.read_row_groups
+    monkeypatch.setattr(
+        pq.ParquetFile,
+        "read_row_groups",
+        lambda self, groups, **o: (read.append(groups), original(self, groups, **o))[1],
+    )
+    runs = store._parts.runs.get(entry.name)
+    found = read_rows(only_file(store), entry, runs, ["busy"], 2_000, 6_000, np.array([False, True]))
+    assert [[2, 3]] == read
+    assert [2, 3, 4, 5] == found.column("busy").to_pylist()
+    found = read_rows(only_file(store), entry, runs, ["busy"], 6_000, 7_000, None)
+    assert [[1, 3]] == read[1:]
+    assert [6, 6] == found.column("busy").to_pylist()
+
+
+def test_a_flipped_byte_is_found_or_reported(store: Store) -> None:
+    """A damaged file never gives the digest of the catalogue: reading fails with a typed error or the digest differs."""
+    write(store, 1, ROWS)
+    seal(store, 2)
+    for entry in store.segments():
+        path = store.segments_directory / entry.name
+        good = path.read_bytes()
+        for position in range(4, len(good) - 8, 41):
+            path.write_bytes(good[:position] + bytes([good[position] ^ 0x10]) + good[position + 1 :])
+            try:
+                digest = digest_of_file(path)
+            except StoreDamaged:
+                continue
+            same_rows = rows_of(path.read_bytes()) == rows_of(good)
+            assert (digest == entry.content_digest) == same_rows
+        path.write_bytes(good)
+
+
+def test_the_digest_is_fixed() -> None:
+    """The content digest is part of the format: these rows have had this digest since format 1."""
+    rows = {
+        "busy": pa.array([1, None, 3]),
+        "load": pa.array([0.5, float("inf"), None]),
+        "note": pa.array(["x", None, ""], pa.large_string()),
+        "up": pa.array([True, False, None]),
+    }
+    keys, lengths = pa.array(["cpu,host=a", "cpu,host=b"]), np.array([2, 1])
+    times = np.array([1, 2, 3])
+    assert "971e071fecbc97f3b2440f1f67d3bada" == content_digest(keys, lengths, times, rows)
+    sliced = {name: pa.concat_arrays([values, values]).slice(3) for name, values in rows.items()}
+    assert "971e071fecbc97f3b2440f1f67d3bada" == content_digest(keys, lengths, times, sliced)
+
+
+def test_the_digest_tells_rows_apart() -> None:
+    """Null and zero, empty and missing text, other series, other lengths, other names: all other digests."""
+    keys, lengths, times = pa.array(["t,a=1"]), np.array([1]), np.array([5])
+    variants = [
+        (keys, lengths, times, {"v": pa.array([0])}),
+        (keys, lengths, times, {"v": pa.array([None], pa.int64())}),
+        (keys, lengths, times, {"v": pa.array([0.0])}),
+        (keys, lengths, times, {"v": pa.array([False])}),
+        (keys, lengths, times, {"v": pa.array([""])}),
+        (keys, lengths, times, {"v": pa.array([None], pa.string())}),
+        (keys, lengths, times, {"w": pa.array([0])}),
+        (keys, lengths, times, {}),
+        (pa.array(["t,a=2"]), lengths, times, {"v": pa.array([0])}),
+        (keys, lengths, np.array([6]), {"v": pa.array([0])}),
+    ]
+    assert len(variants) == len({content_digest(*variant) for variant in variants})
+
+
+def test_row_batches_survive_any_split(store: Store, tmp_path: Path) -> None:
+    """The same rows in one message, in many, and with other dictionaries give the same content digests."""
+    rows = [({"host": f"h{i % 7}"}, (i * 37 % 50) * 1_000, {"busy": i, "load": i / 3}) for i in range(60)]
+    write(store, 1, rows)
+    seal(store, 60)
+    other = Store.open(tmp_path / "other", "n1", SETTINGS)
+    for index, row in enumerate(rows):
+        write(other, index + 1, [row])
+    seal(other, 60)
+    assert store.digests() == other.digests()
+    assert len(store.digests()) > 1
+    other.close()
+
+
+def test_missing_fields_are_columns_of_nulls(store: Store) -> None:
+    """A field of the schema that no row has is in the file as nulls, so that a file's columns follow from its schema version."""
+    write(store, 1, [({"host": "a"}, 1_000, {"busy": 1})])
+    seal(store, 2)
+    assert ["host", "rack", "time", "busy", "load", "note", "up"] == pq.ParquetFile(only_file(store)).schema_arrow.names
+    assert row_batch(CPU, [({"host": "a"}, 1, {})]).schema.names == ["__series", "time"]

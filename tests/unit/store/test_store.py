@@ -1,0 +1,273 @@
+"""A store in use: writing, sealing, reading, dropping, and what it says of itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import duckdb
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from consumers.store import JobOutOfTurn, RowsInvalid, Store, StoreSettings, TableUnknown
+from schemas.tables import DatabaseSchema, FieldType, TableSchema
+from tests.unit.store.builders import CPU, DATABASE, HOUR_NS, Row, contents, expected, row_batch, seal, write
+from tests.unit.store.conftest import SETTINGS
+
+A, B = {"host": "a"}, {"host": "b", "rack": "r1"}
+
+
+def test_the_newest_write_of_a_row_wins_everywhere(store: Store) -> None:
+    """Later in the log wins, within a message the later row, sealed or not; a field the winner lacks is null."""
+    write(store, 1, [(A, 1, {"busy": 1, "load": 1.0}), (A, 1, {"busy": 2})])
+    assert expected([(A, 1, {"busy": 2})]) == contents(store)
+    seal(store, 2)
+    write(store, 3, [(A, 1, {"load": 3.0}), (B, 2, {"busy": 9})])
+    rows = [(A, 1, {"load": 3.0}), (B, 2, {"busy": 9})]
+    assert expected(rows) == contents(store)
+    seal(store, 4)
+    assert expected(rows) == contents(store)
+
+
+def test_a_higher_era_wins_over_a_later_version(store: Store) -> None:
+    """Rank is (era, version): a row handed over from an older era does not cover a newer one, in memory and in files."""
+    write(store, 1, [(A, 1, {"busy": 2})], era=2)
+    write(store, 2, [(A, 1, {"busy": 1}), (A, 2, {"busy": 1})], era=1)
+    want = expected([(A, 1, {"busy": 2}), (A, 2, {"busy": 1})])
+    assert want == contents(store)
+    seal(store, 3)
+    assert want == contents(store)
+    assert [1, 2] == sorted(entry.era for entry in store.segments())
+
+
+def test_clean_files_are_named_and_the_rest_is_merged(store: Store) -> None:
+    """Files that nothing overlaps are handed out as they are; a late row brings only the files of its time into the merge."""
+    write(store, 1, [(A, 10, {"busy": 1}), (A, 20, {"busy": 2})])
+    seal(store, 2)
+    write(store, 3, [(A, HOUR_NS, {"busy": 3})])
+    seal(store, 4)
+    with store.scan("plant", "cpu") as scan:
+        assert (2, 0) == (len(scan.files), scan.table.num_rows)
+    write(store, 5, [(A, 15, {"busy": 4})])
+    with store.scan("plant", "cpu") as scan:
+        assert [store.segments_directory / store.segments()[1].name] == scan.files
+        assert [10, 15, 20] == scan.table.column("time").to_pylist()
+
+
+def test_a_pruned_scan_returns_the_columns_asked_for(store: Store) -> None:
+    """The merged half has the tags and fields asked for in the order of the schema, and always the time; unknown names are left out."""
+    write(store, 1, [(A, 1, {"busy": 1, "load": 2.0})])
+    with store.scan("plant", "cpu", columns=["load", "host", "nothing"]) as scan:
+        assert ["host", "time", "load"] == scan.table.schema.names
+        assert pa.dictionary(pa.int32(), pa.string()) == scan.table.schema.field("host").type
+    with store.scan("plant", "cpu", columns=[]) as scan:
+        assert (["time"], 1) == (scan.table.schema.names, scan.table.num_rows)
+
+
+def test_a_scan_without_rows_still_has_its_columns(store: Store) -> None:
+    """Nothing found gives an empty table with every column and its type."""
+    write(store, 1, [(A, 1, {"busy": 1})])
+    with store.scan("plant", "cpu", start_ns=100) as scan:
+        assert ([], 0) == (scan.files, scan.table.num_rows)
+        assert ["host", "rack", "time", "busy", "load", "note", "up"] == scan.table.schema.names
+        assert [pa.int64(), pa.float64(), pa.string(), pa.bool_()] == scan.table.schema.types[3:]
+
+
+def test_an_unknown_table_is_an_error_and_never_an_empty_answer(store: Store) -> None:
+    """Scan, last rows and schema of a table nobody wrote to raise TableUnknown."""
+    for ask in (store.scan, store.last_rows, store.schema):
+        with pytest.raises(TableUnknown):
+            ask("plant", "nothing")
+
+
+def test_frozen_rows_stay_visible_until_their_segments_are(store: Store) -> None:
+    """Between freeze and commit rows are in memory, after it in files, at each moment once; sizes say which."""
+    write(store, 1, [(A, 1, {"busy": 1})])
+    job = store.freeze(2, 1, b"two")
+    write(store, 3, [(B, 1, {"busy": 2})])
+    want = expected([(A, 1, {"busy": 1}), (B, 1, {"busy": 2})])
+    assert want == contents(store)
+    assert (1, 2, 1) == (store.size().rows, store.unsealed().rows, store.pending_jobs())
+    assert (None, 0) == (store.state, store.frontier)
+    job.run()
+    job.run()
+    assert want == contents(store)
+    assert (1, 1, 0) == (store.size().rows, store.unsealed().rows, store.pending_jobs())
+    assert (b"two", 2) == (store.state, store.frontier)
+
+
+def test_jobs_succeed_in_the_order_they_were_made(store: Store) -> None:
+    """A later seal refuses to commit before an earlier one, so the committed state never skips rows."""
+    write(store, 1, [(A, 1, {"busy": 1})])
+    first = store.freeze(2, 1, b"")
+    write(store, 3, [(A, 2, {"busy": 2})])
+    second = store.freeze(4, 1, b"")
+    with pytest.raises(JobOutOfTurn) as caught:
+        second.run()
+    assert caught.value.retriable
+    first.run()
+    second.run()
+    assert [(1, 2), (3, 4)] == sorted((e.first_version, e.last_version) for e in store.segments())
+
+
+def test_an_empty_seal_commits_its_state(store: Store, home: Path) -> None:
+    """A seal without rows writes no file but moves state and frontier, and that survives reopening."""
+    seal(store, 7, b"seven")
+    assert [] == store.segments()
+    store.close()
+    again = Store.open(home, "n1", SETTINGS)
+    assert (b"seven", 7, []) == (again.state, again.frontier, again.tables())
+    again.close()
+
+
+def test_a_scan_keeps_its_files_on_disk(store: Store) -> None:
+    """A file that a merge replaces stays until the scan that names it is closed, then goes; the new scan sees the new file."""
+    write(store, 1, [(A, 1, {"busy": 1})])
+    seal(store, 2)
+    write(store, 3, [(A, 2, {"busy": 2})])
+    seal(store, 4)
+    inputs = [entry.name for entry in store.segments()]
+    scan = store.scan("plant", "cpu")
+    store.compact(5, inputs).run()
+    assert all(path.exists() for path in scan.files)
+    assert 2 == len(scan.files)
+    assert expected([(A, 1, {"busy": 1}), (A, 2, {"busy": 2})]) == contents(store)
+    scan.close()
+    scan.close()
+    assert not any(path.exists() for path in scan.files)
+
+
+def test_drop_takes_whole_slices(store: Store) -> None:
+    """Slices that end at or before the time go, in files and in memory; the slice that holds the time stays whole."""
+    rows: list[Row] = [(A, at, {"busy": 1}) for at in (1, HOUR_NS - 1, HOUR_NS, HOUR_NS + 1)]
+    write(store, 1, rows[:2])
+    seal(store, 2)
+    write(store, 3, rows[2:])
+    write(store, 4, [(B, 5, {"busy": 2})])
+    job = store.drop(5, 1, "plant", "cpu", 2 * HOUR_NS - 1)
+    assert expected(rows[2:]) == contents(store)
+    assert job is not None
+    job.run()
+    assert [] == [entry.name for entry in store.segments()]
+    assert not list(store.segments_directory.rglob("*.parquet"))
+    write(store, 6, [(B, 7, {"busy": 3})])
+    seal(store, 8)
+    assert expected([*rows[2:], (B, 7, {"busy": 3})]) == contents(store)
+    assert store.drop(9, 1, "plant", "nothing", HOUR_NS) is None
+
+
+@pytest.mark.parametrize(
+    ("schema", "types"),
+    [
+        (TableSchema("plant", "cpu", 1, ("host",), (("busy", FieldType.INT64),)), {"load": FieldType.FLOAT64}),
+        (TableSchema("plant", "cpu", 1, ("host",), (("load", FieldType.INT64),)), {"load": FieldType.FLOAT64}),
+        (TableSchema("plant", "cpu", 1, ("host",), (("load", FieldType.BOOL),)), {"load": FieldType.STRING}),
+    ],
+)
+def test_rows_that_do_not_fit_are_refused_whole(store: Store, schema: TableSchema, types: dict[str, FieldType]) -> None:
+    """A field the schema lacks, or of another type that does not widen, is refused and nothing is stored."""
+    batch = row_batch(CPU, [(A, 1, {})], types)
+    with pytest.raises(RowsInvalid, match="load"):
+        store.write(1, 1, schema, DATABASE, batch)
+    assert (0, []) == (store.size().rows, store.tables())
+
+
+def test_columns_come_and_widen(store: Store) -> None:
+    """Rows under older and newer schemas are one table: new fields are null in old rows, int64 reads as float64, also after a merge."""
+    old = TableSchema("plant", "t", 1, ("host",), (("v", FieldType.INT64),))
+    new = TableSchema("plant", "t", 2, ("host", "site"), (("v", FieldType.FLOAT64), ("w", FieldType.STRING)))
+    write(store, 1, [(A, 1, {"v": 1}), (A, 5, {"v": 5})], old)
+    seal(store, 2)
+    write(store, 3, [(A, 3, {"v": 0.5, "w": "x"}), ({"host": "a", "site": "s"}, 3, {"v": 2.5})], new)
+    want = expected([(A, 1, {"v": 1.0}), (A, 5, {"v": 5.0}), (A, 3, {"v": 0.5, "w": "x"}),
+                     ({"host": "a", "site": "s"}, 3, {"v": 2.5})])  # fmt: skip
+    assert want == contents(store, new)
+    assert new == store.schema("plant", "t")
+    seal(store, 4)
+    for plan in store.plan_compaction():
+        store.compact(5, plan.inputs).run()
+    assert {2} == {entry.schema_version for entry in store.segments() if entry.last_version == 4}
+    wide = [row for row in contents(store, new).items() if row[0][1] != 99]
+    assert want.keys() == dict(wide).keys()
+
+
+def test_a_seal_uses_the_schema_it_is_given(store: Store) -> None:
+    """A seal that names a newer schema than its rows writes that one's columns: the record decides, not what a replica has heard."""
+    narrow = TableSchema("plant", "t", 1, ("host",), (("v", FieldType.INT64),))
+    wide = TableSchema("plant", "t", 3, ("host",), (("u", FieldType.BOOL), ("v", FieldType.FLOAT64)))
+    write(store, 1, [(A, 1, {"v": 1})], narrow)
+    store.freeze(2, 1, b"", {("plant", "t"): wide}).run()
+    with store.scan("plant", "t") as scan:
+        (path,) = scan.files
+    assert [("a", None, 1.0)] == duckdb.sql(f"SELECT host, u, v FROM read_parquet('{path}')").fetchall()
+    assert 3 == store.segments()[0].schema_version
+
+
+def test_strange_names_are_kept(store: Store, home: Path) -> None:
+    """Databases, tables, tags and values with separators, dots, globs and long names live in files and come back after reopening."""
+    long = "ü" * 90 + "/" * 20
+    for version, (database, table) in enumerate(
+        [("a/b", "c d"), ("..x", "*?[0]"), (long, "_hidden=1"), ("A%2Fb", "a/b")]
+    ):
+        schema = TableSchema(database, table, 1, ("ta,g",), (("f.g", FieldType.INT64), ("ü b", FieldType.STRING)))
+        cut = DatabaseSchema(database, HOUR_NS, 2)
+        rows: list[Row] = [({"ta,g": "v=1, \\\n2"}, 1, {"f.g": version, "ü b": "x"})]
+        store.write(version * 2 + 1, 1, schema, cut, row_batch(schema, rows))
+        seal(store, version * 2 + 2)
+        assert expected(rows) == contents(store, schema)
+    tables = store.tables()
+    assert 4 == len(tables)
+    assert 4 == len({entry.name.rsplit("/", 2)[0] for entry in store.segments()})
+    store.close()
+    again = Store.open(home, "n1", SETTINGS)
+    assert tables == again.tables()
+    again.close()
+
+
+MESSAGES = st.lists(
+    st.lists(
+        st.tuples(
+            st.sampled_from(({"host": "a"}, {"host": "b", "rack": "x"}, {})),
+            st.integers(0, 9).map(lambda n: n * HOUR_NS // 4),
+            st.fixed_dictionaries({"busy": st.integers(0, 99), "up": st.none() | st.booleans()}),
+        ),
+        min_size=1,
+        max_size=8,
+    ),
+    min_size=1,
+    max_size=6,
+)
+
+
+@given(messages=MESSAGES, sealing=st.lists(st.booleans(), min_size=6, max_size=6), merging=st.booleans())
+@settings(max_examples=20, deadline=None)
+def test_the_documented_query_over_plain_files_gives_the_same_rows(
+    tmp_path_factory: pytest.TempPathFactory, messages: list[list[Row]], sealing: list[bool], merging: bool
+) -> None:
+    """With no Headrace running, DuckDB over the Parquet files, keeping of each (tags, time) the row of the last file name, gives what a scan
+    gives, for a table without deletes."""
+    home = tmp_path_factory.mktemp("plain")
+    store = Store.open(home, "n1", StoreSettings(row_group_rows=4, compaction_files_min=2, encode_threads=1))
+    version = 0
+    for message, sealed in zip(messages, sealing, strict=False):
+        write(store, version + 1, message)
+        version += 2
+        if sealed:
+            seal(store, version)
+    seal(store, version + 1)
+    if merging:
+        for plan in store.plan_compaction():
+            store.compact(version + 2, plan.inputs).run()
+    want = contents(store)
+    store.close()
+    rows = duckdb.sql(
+        f"""SELECT host, rack, epoch_ns(time) AS at, busy, up
+            FROM read_parquet('{home}/segments/n1/plant/cpu/**/*.parquet', union_by_name = true, filename = true)
+            QUALIFY row_number() OVER (PARTITION BY host, rack, time ORDER BY filename DESC) = 1"""
+    ).fetchall()
+    found: list[Row] = [
+        ({"host": host or "", "rack": rack or ""}, at, {"busy": busy, "up": up}) for host, rack, at, busy, up in rows
+    ]
+    assert want == expected(found)
+    assert len(found) == len(want)
