@@ -76,7 +76,10 @@ def statement_kinds(connection: duckdb.DuckDBPyConnection, sql: str) -> list[str
 def syntax_tree(connection: duckdb.DuckDBPyConnection, sql: str) -> Mapping[str, Any]:
     """DuckDB's own syntax tree of reading statements; see `guard`."""
     ((text,),) = connection.execute("SELECT json_serialize_sql(?)", [sql]).fetchall()
-    tree: Mapping[str, Any] = json.loads(text)
+    try:
+        tree: Mapping[str, Any] = json.loads(text)
+    except RecursionError:
+        return {"error": True, "error_message": "the SQL chains or nests too many operators"}
     return tree
 
 

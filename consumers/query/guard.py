@@ -10,11 +10,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 from consumers.query.errors import FunctionRefused, NotReadOnly, QueryInvalid
 
-SQL_BYTES_MAX = 256 * 1024
+SQL_BYTES_MAX = 128 * 1024
+NESTING_MAX = 100
+"""Deepest nesting of brackets. DuckDB's parser needs time by the cube of it, and the interpreter stands still meanwhile."""
 
 QUERY_NODES = frozenset({"SELECT_NODE", "SET_OPERATION_NODE", "RECURSIVE_CTE_NODE", "CTE_NODE"})
 TABLE_REFERENCES = frozenset(
@@ -39,6 +42,10 @@ REFUSED_PREFIXES = ("pg_", "read_", "parquet_", "duckdb_", "pragma_", "sniff_", 
 HARMLESS = frozenset({"pg_typeof", "pg_size_pretty"})
 _NAMED_LATER = 2**63
 _COMMENTS = r"(?:\s|--[^\n]*\n|/\*.*?\*/)*"
+_BRACKETS = re.compile(r"[()\[\]{}]")
+_QUOTED = re.compile(
+    r"[eE]'(?:[^'\\]|\\.|'')*'|'(?:[^']|'')*'|\"(?:[^\"]|\"\")*\"|--[^\n]*|/\*.*?\*/|\$(\w*)\$.*?\$\1\$", re.DOTALL
+)
 _EXPLAIN = re.compile(rf"{_COMMENTS}EXPLAIN\b(?P<analyze>{_COMMENTS}ANALYZE\b)?", re.IGNORECASE | re.DOTALL)
 
 
@@ -77,10 +84,7 @@ def check(sql: str, kinds: Callable[[str], list[str]], tree: Callable[[str], Map
 
     `kinds` gives the kind of each statement in a text (it may raise for SQL that does not parse), `tree` DuckDB's serialised syntax tree.
     """
-    if len(sql.encode(errors="replace")) > SQL_BYTES_MAX:
-        raise QueryInvalid(f"the SQL is longer than {SQL_BYTES_MAX} bytes", action="shorten it, or join with a table")
-    if "\x00" in sql:
-        raise QueryInvalid("the SQL has a NUL character", action="remove it")
+    _check_size(sql)
     kind = _single(kinds(sql))
     explain = ""
     if kind == "EXPLAIN":
@@ -93,6 +97,25 @@ def check(sql: str, kinds: Callable[[str], list[str]], tree: Callable[[str], Map
         raise QueryInvalid(str(answer.get("error_message", "the SQL cannot be parsed")))
     (root,) = answer["statements"]
     return _statement(sql, explain, root["node"])
+
+
+def _check_size(sql: str) -> None:
+    """Refuse what would hold up the parser."""
+    if len(sql.encode(errors="replace")) > SQL_BYTES_MAX:
+        raise QueryInvalid(f"the SQL is longer than {SQL_BYTES_MAX} bytes", action="shorten it, or join with a table")
+    if "\x00" in sql:
+        raise QueryInvalid("the SQL has a NUL character", action="remove it")
+    if max(_nesting(sql), _nesting(_QUOTED.sub(" ", sql))) > NESTING_MAX:
+        raise QueryInvalid(f"the SQL nests brackets deeper than {NESTING_MAX}", action="flatten it with WITH clauses")
+
+
+def _nesting(text: str) -> int:
+    depths = accumulate((1 if bracket in "([{" else -1 for bracket in _BRACKETS.findall(text)), _deeper)
+    return max(depths, default=0)
+
+
+def _deeper(depth: int, step: int) -> int:
+    return max(0, depth + step)
 
 
 def _single(kinds: list[str]) -> str:

@@ -21,7 +21,7 @@ from consumers.query.names import Resolved, TableKey, fold
 from consumers.query.predicates import Evaluate, Narrowing, narrow
 from schemas.tables import TIME_COLUMN, TableSchema
 
-PLANNED_BYTES_MAX = 32 * 1024
+PLANNED_BYTES_MAX = 8 * 1024
 """Longer SQL is not narrowed: parsing it here would hold the interpreter longer than it saves."""
 
 logging.getLogger("sqlglot").setLevel(logging.ERROR)

@@ -113,7 +113,7 @@ class Session:
     def _enter_catalog(self, now_us: int) -> None:
         now = f"make_timestamp({now_us})"
         self._connection.execute(f"ATTACH ':memory:' AS {self.catalog}")
-        self._held.callback(self._connection.execute, f"USE {HOME_CATALOG}; DETACH {self.catalog}")
+        self._held.callback(self._connection.execute, f"USE {HOME_CATALOG}.main; DETACH {self.catalog}")
         moments = ("now", "get_current_timestamp", "transaction_timestamp", "current_localtimestamp")
         macros = [f"CREATE MACRO {name}() AS {now}" for name in moments]
         macros += [f"CREATE MACRO {name}() AS CAST({now} AS DATE)" for name in ("current_date", "today")]

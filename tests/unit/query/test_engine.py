@@ -1,0 +1,333 @@
+"""Answers of the engine over live and sealed rows."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from consumers.query.engine import QueryEngine, QuerySettings
+from consumers.query.errors import (
+    NotCaughtUp,
+    QueryCancelled,
+    QueryError,
+    QueryInvalid,
+    QueryMemory,
+    QueryTimeout,
+    SegmentUnreadable,
+    TooManyQueries,
+    UnknownTable,
+)
+from schemas.tables import FieldType, TableSchema
+from tests.unit.query.conftest import DAY_NS, START_NS
+from tests.unit.query.memory_source import MemorySource, readings
+
+ENDLESS = "SELECT count(*) FROM range(1000000000000) a(i) WHERE i % 7 = 3"
+LONG = "SELECT i, sin(i) AS s FROM range(500000000) t(i)"
+
+
+def rows(engine: QueryEngine, sql: str) -> list[tuple[object, ...]]:
+    """All rows of an answer as tuples."""
+    return [tuple(row.values()) for row in engine.query(sql).read_all().to_pylist()]
+
+
+def test_live_and_sealed_rows_make_one_table(engine: QueryEngine) -> None:
+    """Rows of files and of memory are counted together, each once."""
+    assert [("truck_1", 15), ("truck_2", 15)] == rows(
+        engine, "SELECT name, count(*) FROM iot.readings GROUP BY 1 ORDER BY 1"
+    )
+
+
+def test_columns_come_as_tags_time_fields(engine: QueryEngine) -> None:
+    """`SELECT *` gives tags, time as TIMESTAMP_NS, then fields, under their types."""
+    schema = engine.query("SELECT * FROM iot.readings LIMIT 0").read_all().schema
+    assert {"name": pa.string(), "time": pa.timestamp("ns"), "velocity": pa.float64()} == dict(
+        zip(schema.names, schema.types, strict=True)
+    )
+
+
+def test_a_bare_name_is_enough(engine: QueryEngine) -> None:
+    """A table that one database has is found by its own name."""
+    assert [(30,)] == rows(engine, "SELECT count(*) FROM readings")
+
+
+@pytest.mark.parametrize("database", ["system", "temp", "memory", "main", "Plant A", 'q"uote', "q'uote"])
+def test_any_name_may_name_a_database(engine: QueryEngine, source: MemorySource, database: str) -> None:
+    """Databases may have the names of DuckDB's own catalogs, and names that need quotes."""
+    source.add(
+        TableSchema(database, "Line 1", 1, ("name",), (("velocity", FieldType.FLOAT64),)), live=[readings(START_NS, 3)]
+    )
+    place = '"' + database.replace('"', '""') + '"."line 1"'
+    assert [(3.0,)] == rows(engine, f"SELECT sum({place}.velocity) FROM {place}")
+    assert [(3.0,)] == rows(engine, 'SELECT sum("Line 1".velocity) FROM "Line 1"')
+    assert 3 == len(rows(engine, f"DESCRIBE {place}"))
+
+
+def test_old_segments_show_the_newest_schema(engine: QueryEngine, source: MemorySource) -> None:
+    """Missing columns are null and int64 becomes float64, in files and in live rows alike."""
+    old = readings(START_NS, 2, load=[1, 2])
+    new = readings(START_NS + DAY_NS, 2, load=[1.5, 2.5], note=["a", None])
+    live = readings(START_NS + 2 * DAY_NS, 2, load=pa.array([3, 4]))
+    schema = TableSchema("lab", "runs", 3, ("lane", "name"), (("load", FieldType.FLOAT64), ("note", FieldType.STRING)))
+    source.add(schema, segments=[old, new], live=[live])
+    found = engine.query("SELECT lane, name, load, note FROM lab.runs ORDER BY time").read_all()
+    assert [1.0, 2.0, 1.5, 2.5, 3.0, 4.0] == found["load"].to_pylist()
+    assert [None, None, "a", None, None, None] == found["note"].to_pylist()
+    assert [None] * 6 == found["lane"].to_pylist()
+    assert [pa.string(), pa.string(), pa.float64(), pa.string()] == found.schema.types
+
+
+def test_an_empty_tag_is_null_and_an_empty_field_is_not(engine: QueryEngine, source: MemorySource) -> None:
+    """A tag that is not there is null however a row spells that; an empty text of a field stays."""
+    live = readings(START_NS, 2, names=["", "a"], note=["", "x"])
+    source.add(TableSchema("lab", "notes", 1, ("name",), (("note", FieldType.STRING),)), live=[live])
+    assert [(None, ""), ("a", "x")] == rows(engine, "SELECT name, note FROM lab.notes ORDER BY time")
+
+
+def test_nanoseconds_survive(engine: QueryEngine, source: MemorySource) -> None:
+    """Times are neither rounded in files nor in memory."""
+    schema = TableSchema("lab", "fine", 1, ("name",), (("velocity", FieldType.FLOAT64),))
+    source.add(schema, segments=[readings(START_NS + 1, 1)], live=[readings(START_NS + 3, 1)])
+    assert [(START_NS + 1,), (START_NS + 3,)] == rows(engine, "SELECT epoch_ns(time) FROM lab.fine ORDER BY time")
+
+
+def test_a_table_without_rows_has_columns(engine: QueryEngine, source: MemorySource) -> None:
+    """A table that exists only in the table log answers with no rows."""
+    source.add(TableSchema("lab", "empty", 1, ("name",), (("velocity", FieldType.FLOAT64),)))
+    assert ["name", "time", "velocity"] == engine.query("SELECT * FROM lab.empty").read_all().schema.names
+
+
+def test_now_is_one_moment_of_the_clock_that_is_handed_in(engine: QueryEngine) -> None:
+    """`now()`, `current_timestamp` and `today()` agree within a query, compare with `time`, and prune."""
+    noon = datetime(2023, 11, 17, 12)
+    assert [(noon, noon, noon.date(), noon.date())] == rows(
+        engine, "SELECT now(), current_timestamp, today(), current_date"
+    )
+    assert [(10,)] == rows(engine, "SELECT count(*) FROM readings WHERE time > now() - INTERVAL 1 DAY AND time < now()")
+
+
+def test_pruning_reaches_the_source(engine: QueryEngine, source: MemorySource) -> None:
+    """Time, tags and columns of the statement are what the source is asked for."""
+    rows(
+        engine,
+        "SELECT max(velocity) FROM iot.readings WHERE name = 'truck_1' AND time >= TIMESTAMP '2023-11-16' AND time < '2023-11-17'",
+    )
+    (asked,) = source.asked
+    assert ("name", "time", "velocity") == asked["columns"]
+    assert {"name": ("truck_1",)} == asked["tags"]
+    assert START_NS + DAY_NS - 1_000_000_000 == asked["start_ns"]
+    assert 1 == engine.statistics.files_scanned
+
+
+def test_a_missing_column_is_named_with_candidates_of_the_whole_table(engine: QueryEngine) -> None:
+    """Narrowing to the columns that a statement names does not hide the others from its error message."""
+    with pytest.raises(QueryInvalid) as raised:
+        engine.query("SELECT velocit FROM iot.readings")
+    assert "velocit" in raised.value.message
+    assert "velocity" in raised.value.action
+    assert "\n" not in raised.value.message
+
+
+@pytest.mark.parametrize(
+    ("sql", "said"),
+    [
+        ("SELEC 1", "syntax error"),
+        ("SELECT 'a'::INT", "'a'"),
+        ("SELECT sum(name) FROM readings", "sum"),
+        ("SELECT error('my own words')", "my own words"),
+        ("SELECT $1", "parameter"),
+        ("SELECT velocity FROM readings GROUP BY name", "GROUP BY"),
+        ("SELECT nothing.velocity FROM readings", "nothing"),
+    ],
+)
+def test_errors_of_the_sql_are_one_line(engine: QueryEngine, sql: str, said: str) -> None:
+    """What DuckDB says about the statement arrives as one line that never names the engine's own catalogs."""
+    with pytest.raises(QueryInvalid) as raised:
+        engine.query(sql).read_all()
+    assert said in raised.value.message
+    assert "\n" not in raised.value.message
+    assert "__q" not in str(raised.value)
+
+
+def test_an_unknown_table_is_refused_before_anything_is_read(engine: QueryEngine, source: MemorySource) -> None:
+    """The near name is offered, and no scan is opened."""
+    with pytest.raises(UnknownTable, match=r"iot\.readings"):
+        engine.query("SELECT * FROM iot.reading")
+    assert [] == source.opened
+
+
+def test_show_describe_summarize_and_explain_work(engine: QueryEngine, source: MemorySource) -> None:
+    """The statements that look around are answered."""
+    assert [("iot", "readings", ["name"], ["velocity float64"], 1)] == rows(engine, "SHOW TABLES")
+    assert [("iot",)] == rows(engine, "SHOW DATABASES")
+    assert [] == rows(engine, "SHOW TABLES FROM nowhere")
+    described = rows(engine, "DESCRIBE iot.readings")
+    assert [("name", "VARCHAR"), ("time", "TIMESTAMP_NS"), ("velocity", "DOUBLE")] == [row[:2] for row in described]
+    assert [] == source.opened
+    assert [30, 30, 30] == [row[10] for row in rows(engine, "SUMMARIZE iot.readings")]
+    assert "Parquet" in str(rows(engine, "EXPLAIN SELECT * FROM iot.readings"))
+    assert "Total Time" in str(rows(engine, "EXPLAIN ANALYZE SELECT * FROM iot.readings"))
+
+
+def test_scans_stay_open_while_the_result_is_and_no_longer(engine: QueryEngine, source: MemorySource) -> None:
+    """Files are pinned from the scan until the result is closed, also after an error."""
+    with engine.query("SELECT * FROM iot.readings") as result:
+        assert [False] == [scan.closed for scan in source.opened]
+        result.close()
+        assert [True] == [scan.closed for scan in source.opened]
+    with pytest.raises(QueryInvalid):
+        engine.query("SELECT nothing FROM iot.readings")
+    assert all(scan.closed for scan in source.opened)
+    assert 0 == engine.statistics.running
+
+
+def test_a_result_can_be_cut(engine: QueryEngine) -> None:
+    """`row_limit` ends a result after so many rows, whatever the statement says."""
+    assert 70_000 == engine.query(LONG, row_limit=70_000).read_all().num_rows
+    assert 3 == engine.query("SELECT * FROM iot.readings", row_limit=3).read_all().num_rows
+
+
+def test_a_large_result_comes_in_batches_that_are_computed_as_they_are_read(engine: QueryEngine) -> None:
+    """The first batch is there long before the last could be."""
+    with engine.query(LONG) as result:
+        batch = next(result.batches())
+    assert 0 < batch.num_rows < 100_000
+
+
+def test_a_query_out_of_time_is_ended(engine: QueryEngine) -> None:
+    """A query that runs too long raises QueryTimeout, says how long that was, and gives its place back."""
+    with pytest.raises(QueryTimeout, match="150 ms"):
+        engine.query(ENDLESS, timeout_ms=150)
+    assert (0, 1) == (engine.statistics.running, engine.statistics.timed_out)
+
+
+def test_the_time_covers_the_reading_of_the_result(engine: QueryEngine) -> None:
+    """A result that is being read when the time is over ends with QueryTimeout."""
+    with engine.query("SELECT i FROM range(100000000000) t(i)", timeout_ms=300) as result, pytest.raises(QueryTimeout):
+        for _ in result.batches():
+            pass
+
+
+def test_nobody_gets_more_time_than_the_setting(source: MemorySource) -> None:
+    """The setting bounds what a query asks for."""
+    engine = QueryEngine(source, [source.directory], QuerySettings(timeout_ms=100))
+    with pytest.raises(QueryTimeout, match="100 ms"):
+        engine.query(ENDLESS, timeout_ms=1_000_000)
+    engine.close()
+
+
+def test_a_query_beyond_the_memory_limit_fails_alone(source: MemorySource) -> None:
+    """Too much memory is an error with what to do, and the engine goes on answering."""
+    engine = QueryEngine(source, [source.directory], QuerySettings(memory_limit_mb=32))
+    with pytest.raises(QueryMemory, match="32 MB"):
+        engine.query("SELECT list(i) FROM range(10000000) t(i) GROUP BY i // 3").read_all()
+    assert [(30,)] == rows(engine, "SELECT count(*) FROM readings")
+    engine.close()
+
+
+def test_a_running_query_can_be_ended_by_another_thread(engine: QueryEngine) -> None:
+    """`on_start` hands out a function that ends the query before its first rows."""
+    enders: list[object] = []
+
+    def end_soon(end: object) -> None:
+        enders.append(end)
+        threading.Timer(0.1, end).start()  # type: ignore[arg-type]
+
+    with pytest.raises(QueryCancelled):
+        engine.query(ENDLESS, on_start=end_soon)
+    assert 1 == len(enders)
+
+
+def test_closing_a_result_ends_its_reading(engine: QueryEngine) -> None:
+    """After `close` there are no more rows, and closing again is fine."""
+    result = engine.query(LONG)
+    batches = result.batches()
+    next(batches)
+    result.close()
+    result.close()
+    with pytest.raises(QueryCancelled):
+        next(batches)
+
+
+def test_places_are_bounded_and_given_back(engine: QueryEngine) -> None:
+    """One query too many is refused at once and may be retried; a closed result makes room."""
+    results = [engine.query(LONG) for _ in range(engine.settings.queries_max)]
+    with pytest.raises(TooManyQueries) as raised:
+        engine.query("SELECT 1")
+    assert raised.value.retriable
+    results[0].close()
+    assert [(1,)] == rows(engine, "SELECT 1")
+    for result in results:
+        result.close()
+    assert (0, 1) == (engine.statistics.running, engine.statistics.refused_busy)
+
+
+def test_queries_at_the_same_time_see_their_own_tables(engine: QueryEngine, source: MemorySource) -> None:
+    """Two open results over one table stand side by side, each as of its own scan."""
+    first = engine.query("SELECT count(*) FROM iot.readings")
+    source.add(source.schemas["iot", "readings"], live=[readings(START_NS + 5 * DAY_NS, 7)])
+    second = engine.query("SELECT count(*) FROM iot.readings")
+    assert [{"count_star()": 30}] == first.read_all().to_pylist()
+    assert [{"count_star()": 37}] == second.read_all().to_pylist()
+
+
+def test_many_threads_may_ask_at_once(engine: QueryEngine) -> None:
+    """Concurrent queries give the same answers as one after the other."""
+    answers: list[object] = []
+
+    def ask() -> None:
+        answers.extend(rows(engine, "SELECT count(*) FROM iot.readings WHERE velocity >= 5") for _ in range(5))
+
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [[(15,)]] * 20 == answers
+
+
+class WaitingSource(MemorySource):
+    """A source that has reached offset 5 of every group."""
+
+    def wait_for(self, offsets: Mapping[str, int], timeout_s: float) -> bool:
+        """True if it need not wait."""
+        return timeout_s > 0 and all(offset <= 5 for offset in offsets.values())
+
+
+def test_a_reader_sees_its_own_writes_or_is_told(tmp_path: Path) -> None:
+    """A query with offsets waits for them; when they are not reached in time it does not answer from older rows."""
+    source = WaitingSource(tmp_path)
+    engine = QueryEngine(source, [tmp_path])
+    assert 1 == engine.query("SELECT 1", after={"n1": 5}).read_all().num_rows
+    with pytest.raises(NotCaughtUp, match="offset 6 of group n1") as raised:
+        engine.query("SELECT 1", after={"n1": 6})
+    assert raised.value.retriable
+    engine.close()
+
+
+def test_a_broken_segment_is_not_the_askers_fault(engine: QueryEngine, source: MemorySource) -> None:
+    """A file that is no Parquet any more is named as such; a file that vanished too."""
+    path = source.segments["iot", "readings"][0][0]
+    path.write_bytes(b"not parquet at all")
+    with pytest.raises(SegmentUnreadable):
+        engine.query("SELECT * FROM iot.readings").read_all()
+    path.unlink()
+    with pytest.raises(SegmentUnreadable):
+        engine.query("SELECT * FROM iot.readings").read_all()
+
+
+def test_repeated_column_names_are_made_unique(engine: QueryEngine) -> None:
+    """Every column of an answer can be named, and a name that was given keeps its column."""
+    assert ["a", "a_2", "a_3", "a_1"] == engine.query("SELECT 1 a, 2 a, 3 a, 4 a_1").read_all().schema.names
+
+
+def test_a_closed_engine_answers_no_more(engine: QueryEngine) -> None:
+    """After `close` every query is refused, and its place is given back."""
+    engine.close()
+    with pytest.raises(QueryError):
+        engine.query("SELECT 1")
+    assert 0 == engine.statistics.running
