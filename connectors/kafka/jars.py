@@ -10,6 +10,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -28,6 +29,8 @@ COMPLETE_FILE = "complete.json"
 IVY_SETTINGS_VARIABLE = "HEADRACE_IVY_SETTINGS"
 RESOLVE_TIMEOUT_S = 900
 FREE_BYTES_MIN = 256 * 1024 * 1024
+
+UNREACHABLE = "UnknownHost|ConnectException|Server access error|SSLHandshake|SocketTimeout|Host .* not found"
 
 _IVY_SETTINGS = """<ivysettings>
   <settings defaultResolver="central"/>
@@ -202,10 +205,7 @@ def explain_ivy_failure(log: str) -> JarsUnavailable:
         return JarsUnavailable(
             "the disk is full while fetching jars", action="free space, or let XDG_CACHE_HOME name another folder"
         )
-    refused = [
-        line for line in lines if "UnknownHost" in line or "ConnectException" in line or "Server access error" in line
-    ]
-    refused += [line for line in lines if "SSLHandshakeException" in line or "SocketTimeoutException" in line]
+    refused = [line for line in lines if re.search(UNREACHABLE, line)]
     if refused:
         return JarsUnavailable(
             f"the registry of Java archives is not reachable: {refused[0][:200]}",

@@ -188,6 +188,7 @@ def test_unreachable_registry_leaves_no_set(tmp_path: Path, monkeypatch: pytest.
         ("java.io.IOException: No space left on device", "disk is full"),
         ("Server access error at url https (javax.net.ssl.SSLHandshakeException: PKIX)", "not reachable"),
         ("java.net.ConnectException: Connection refused", "not reachable"),
+        ("Host somewhere.example not found. url=x", "not reachable"),
         (":: org.apache.kafka#kafka_2.13;4.1.1: not found", "kafka_2.13;4.1.1"),
         ("", "no output"),
     ],
