@@ -12,6 +12,7 @@ NOUNS = (
     "broker",
     "up",
     "node",
+    "write",
     "ingest",
     "seal",
     "verify",
