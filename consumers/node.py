@@ -58,6 +58,10 @@ class DataDirectoryForeign(HeadraceError):
     """A data directory of another node, another cluster or another format."""
 
 
+class DataDirectoryDamaged(HeadraceError):
+    """A data directory whose identity cannot be read."""
+
+
 class ReplicationUnsupported(HeadraceError):
     """A replication that this version does not offer yet."""
 
@@ -102,23 +106,30 @@ class Identity:
 
     @classmethod
     def load(cls, directory: Path, cluster: str, node: str) -> Identity:
-        """The directory's identity, new for an empty directory. Raises DataDirectoryForeign."""
+        """The directory's identity, new for an empty directory. Raises DataDirectoryForeign, DataDirectoryDamaged."""
         path = directory / IDENTITY_FILE
         if not path.exists():
             return cls(cluster, node, uuid.uuid4().hex, {})
-        content = json.loads(path.read_text())
-        if content["format"] != DIRECTORY_FORMAT:
-            raise DataDirectoryForeign(
-                f"data directory {directory} has format {content['format']}, this build reads {DIRECTORY_FORMAT}",
-                action="use the build that wrote it, or another directory",
-            )
-        for name, mine in (("cluster", cluster), ("node", node)):
-            if content[name] != mine:
+        try:
+            content = json.loads(path.read_bytes())
+            if content["format"] != DIRECTORY_FORMAT:
                 raise DataDirectoryForeign(
-                    f"data directory {directory} belongs to {name} {content[name]!r}, not {mine!r}",
+                    f"data directory {directory} has format {content['format']}, this build reads {DIRECTORY_FORMAT}",
+                    action="use the build that wrote it, or another directory",
+                )
+            found = cls(content["cluster"], content["node"], content["store"], dict(content["topics"]))
+        except (ValueError, KeyError, TypeError) as error:
+            raise DataDirectoryDamaged(
+                f"{path} is damaged: {error!r}",
+                action="restore that file, or move the data directory away: the node recovers from the log",
+            ) from error
+        for name, theirs, mine in (("cluster", found.cluster, cluster), ("node", found.node, node)):
+            if theirs != mine:
+                raise DataDirectoryForeign(
+                    f"data directory {directory} belongs to {name} {theirs!r}, not {mine!r}",
                     action="use another --data-dir",
                 )
-        return cls(content["cluster"], content["node"], content["store"], content["topics"])
+        return found
 
     def save(self, directory: Path) -> None:
         """Write it durably."""
