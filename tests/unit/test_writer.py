@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import pyarrow as pa
@@ -33,6 +33,12 @@ from schemas.tables import FieldType, TypeClash
 TOPICS = Topics("c")
 NODES = ("n1", "n2", "n3")
 DAY_NS = 86_400_000_000_000
+
+
+def status_of(**known: Any) -> Status:
+    """A status that says what is given, and nothing of the rest."""
+    nothing = {"str": "", "int": 0, "bool": True, "bytes": bytes(16), "Role": Role.FOLLOWER}
+    return Status(**{field.name: known.get(field.name, nothing[str(field.type)]) for field in fields(Status)})
 
 
 class FailingAppender(MemoryAppender):
@@ -97,30 +103,8 @@ class Scene:
 
     def say(self, node: str, group: str, durable_offset: int) -> None:
         """Broadcast a node's status."""
-        status = Status(
-            node=node,
-            incarnation="i",
-            store="s",
-            http="",
-            flight="",
-            group=group,
-            topic_id=self.log.describe(TOPICS.forward(group)).topic_id,
-            role=Role.FOLLOWER,
-            eligible=True,
-            epoch=1,
-            version=durable_offset + 1,
-            offset=durable_offset,
-            durable_offset=durable_offset,
-            position=durable_offset + 1,
-            sealed_version=0,
-            chain_version=0,
-            chain=bytes(16),
-            recovery_done=0,
-            recovery_total=0,
-            format=1,
-            reason="",
-            sent_boot_ns=0,
-        )
+        topic_id = self.log.describe(TOPICS.forward(group)).topic_id
+        status = status_of(node=node, group=group, topic_id=topic_id, durable_offset=durable_offset)
         self.log.store(TOPICS.status, encode_status(status), None, ())
 
 

@@ -1,0 +1,70 @@
+"""From settings to a cluster that exists."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+from confluent_kafka import KafkaException
+
+from connectors.log.deadline import Deadline
+from connectors.log.kafka import KafkaLog
+from connectors.log.port import LogUnavailable
+from connectors.log.topics import Topics
+from consumers.membership.cluster import read_slot_table
+from consumers.membership.quorum import StatusWatch
+from consumers.membership.slots import SlotTable
+from consumers.membership.tables import TableLog
+from consumers.membership.writer import Cluster
+from headrace.settings import Settings, SettingsInvalid
+
+CONNECT_TIMEOUT_S = 30.0
+
+
+def open_cluster(
+    settings: Settings, *, timeout_s: float = CONNECT_TIMEOUT_S, on_wait: Callable[[str], None] = lambda _: None
+) -> Cluster:
+    """What writers and readers of a cluster share; ended by `close_cluster`.
+
+    Waits up to `timeout_s` for a Kafka that does not answer, telling `on_wait`. Raises LogUnavailable, NoCluster, SettingsInvalid.
+    """
+    topics = Topics(settings.cluster.name)
+    log = KafkaLog(settings.cluster.bootstrap, settings.kafka)
+    with contextlib.ExitStack() as undo, _librdkafka_refusals():
+        undo.callback(log.close)
+        slot_table = _wait_for_slot_table(log, topics, Deadline(timeout_s), on_wait)
+        tables = TableLog(log, topics)
+        undo.callback(tables.close)
+        tables.refresh()
+        cluster = Cluster(log, topics, slot_table, tables, StatusWatch(log, topics), log.appender())
+        undo.pop_all()
+    return cluster
+
+
+def close_cluster(cluster: Cluster) -> None:
+    """Give everything up; what was appended and not flushed gets a moment to leave."""
+    with contextlib.ExitStack() as stack:
+        for part in (cluster.log, cluster.tables, cluster.watch, cluster.appender):
+            stack.callback(part.close)
+
+
+def _wait_for_slot_table(
+    log: KafkaLog, topics: Topics, deadline: Deadline, on_wait: Callable[[str], None]
+) -> SlotTable:
+    while True:
+        try:
+            return read_slot_table(log, topics, max(1.0, deadline.left_s()))
+        except LogUnavailable as error:
+            if deadline.passed():
+                raise
+            on_wait(f"waiting for Kafka at {log.bootstrap}: {error.message}")
+
+
+@contextlib.contextmanager
+def _librdkafka_refusals() -> Iterator[None]:
+    """A property that librdkafka does not know, or a value it does not take, is a mistake in the settings."""
+    try:
+        yield
+    except KafkaException as error:
+        refusal = error.args[0].str() if error.args else str(error)
+        raise SettingsInvalid(f"librdkafka refuses its settings: {refusal}", action="check -X and [kafka]") from error

@@ -1,0 +1,112 @@
+"""Whatever Python holds rows in, as one Arrow table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from connectors.formats.parsed import ColumnTypeError
+from schemas.errors import HeadraceError
+from schemas.tables import TIME_COLUMN
+
+_REFUSALS = (pa.ArrowException, TypeError, ValueError, OverflowError)
+
+
+class RowsInvalid(HeadraceError):
+    """An object that no rows can be read from."""
+
+
+def arrow_table(data: Any) -> pa.Table:
+    """Rows as an Arrow table: pyarrow, polars, pandas, a list of dicts, a dict of columns, or anything that exports Arrow streams.
+
+    In pandas NaN means "no value"; everywhere else it is a number. A DatetimeIndex is the time when there is no such column. Raises RowsInvalid
+    and ColumnTypeError, which names the column.
+    """
+    if isinstance(data, pa.Table):
+        return data
+    if isinstance(data, pa.RecordBatch):
+        return pa.Table.from_batches([data])
+    origin = type(data).__module__.partition(".")[0]
+    if origin == "pandas" and hasattr(data, "columns"):
+        return _from_pandas(data)
+    if origin == "polars":
+        return _from_polars(data)
+    if hasattr(data, "__arrow_c_stream__"):
+        return pa.table(data)
+    if isinstance(data, Mapping):
+        return _from_columns(data)
+    if isinstance(data, Sequence) and not isinstance(data, str | bytes):
+        return _from_rows(data)
+    raise RowsInvalid(
+        f"no rows can be read from {type(data).__name__}",
+        action="give an Arrow table, a data frame, a list of dicts or a dict of lists",
+    )
+
+
+def _from_pandas(frame: Any) -> pa.Table:
+    index = frame.index
+    if type(index).__name__ == "DatetimeIndex" and TIME_COLUMN not in frame.columns:
+        frame = frame.rename_axis(TIME_COLUMN).reset_index()
+    elif any(name is not None for name in index.names):
+        frame = frame.reset_index()
+    try:
+        return pa.Table.from_pandas(frame, preserve_index=False)
+    except _REFUSALS as error:
+        raise ColumnTypeError(f"the data frame has a column of mixed or unknown type: {error}") from error
+
+
+def _from_polars(frame: Any) -> pa.Table:
+    if not hasattr(frame, "to_arrow") or not hasattr(frame, "columns"):
+        raise RowsInvalid(
+            f"no rows can be read from a polars {type(frame).__name__}", action="collect it to a DataFrame"
+        )
+    return frame.to_arrow()
+
+
+def _from_columns(columns: Mapping[Any, Any]) -> pa.Table:
+    if columns and all(_is_single(value) for value in columns.values()):
+        return _from_rows([columns])
+    arrays = {str(name): _column(str(name), values) for name, values in columns.items()}
+    lengths = {name: len(array) for name, array in arrays.items()}
+    if len(set(lengths.values())) > 1:
+        raise RowsInvalid(
+            f"columns differ in length: {', '.join(f'{name} {length}' for name, length in lengths.items())}"
+        )
+    return pa.table(arrays)
+
+
+def _is_single(value: Any) -> bool:
+    return isinstance(value, str | bytes) or not hasattr(value, "__len__")
+
+
+def _from_rows(rows: Sequence[Any]) -> pa.Table:
+    if not all(isinstance(row, Mapping) for row in rows):
+        odd = next(row for row in rows if not isinstance(row, Mapping))
+        raise RowsInvalid(f"a row is a {type(odd).__name__}", action="give each row as a dict")
+    if not any(_finer_than_us(row.get(TIME_COLUMN)) for row in rows):
+        try:
+            return pa.Table.from_struct_array(pa.array(rows, from_pandas=False)) if any(rows) else pa.table({})
+        except _REFUSALS:
+            pass
+    names = dict.fromkeys(name for row in rows for name in row)
+    return pa.table({str(name): _column(str(name), [row.get(name) for row in rows]) for name in names})
+
+
+def _column(name: str, values: Any) -> pa.Array:
+    try:
+        if hasattr(values, "to_arrow"):
+            return values.to_arrow()
+        if name == TIME_COLUMN and isinstance(values, list | tuple) and any(map(_finer_than_us, values)):
+            values = [value.value if _finer_than_us(value) else value for value in values]
+        return pa.array(values)
+    except _REFUSALS as error:
+        raise ColumnTypeError(
+            f"column {name!r} cannot be read: {error}", action="give it values of one type"
+        ) from error
+
+
+def _finer_than_us(value: Any) -> bool:
+    """Whether a value is a pandas Timestamp, which Arrow would cut to microseconds where it stands alone."""
+    return hasattr(value, "nanosecond") and hasattr(value, "value")

@@ -1,0 +1,289 @@
+"""Headrace from Python: write readings, delete them, ask for them.
+
+with headrace.connect("127.0.0.1:9092", "headrace") as client:
+    with client.writer("plant", "pumps", tags=["pump"]) as writer:
+        writer.write([{"time": datetime.now(UTC), "pump": "p1", "flow": 12.5}])
+    print(client.query("SELECT * FROM plant.pumps").to_pandas())
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from datetime import date, datetime
+from types import TracebackType
+from typing import Any
+
+from connectors.log.deadline import Deadline
+from consumers.membership import writer as membership
+from consumers.membership.deleter import delete_rows
+from consumers.membership.writer import Cluster, WriterSettings, normal_rows
+from consumers.replication.status import StatusBoard
+from headrace._ask import NodeUnreachable, QueryFailed, QueryResult, ask
+from headrace._connection import CONNECT_TIMEOUT_S, close_cluster, open_cluster
+from headrace._frames import arrow_table
+from headrace.settings import Settings, load_settings
+from schemas.errors import HeadraceError
+from schemas.records import Role
+from schemas.tables import TIME_COLUMN, TableSchema
+
+FIND_TIMEOUT_S = 10.0
+RETRY_S = 0.2
+
+Time = int | str | date | datetime
+
+
+class NoNode(HeadraceError):
+    """No node of the cluster answers."""
+
+
+def connect(
+    bootstrap: str | None = None,
+    cluster: str | None = None,
+    *,
+    timeout_s: float = CONNECT_TIMEOUT_S,
+    **librdkafka: object,
+) -> Client:
+    """Connect to a cluster; what is not given comes from the environment and `headrace.toml`.
+
+    `librdkafka` are settings of that library, verbatim (`**{"linger.ms": 5}`) or with `_` for each dot (`linger_ms=5`, `log__level=3` for
+    `log_level`). Raises LogUnavailable when Kafka does not answer within `timeout_s`, NoCluster, SettingsInvalid.
+    """
+    kafka = {_property(name): value for name, value in librdkafka.items()}
+    settings = load_settings({"cluster.bootstrap": bootstrap, "cluster.name": cluster, "kafka": kafka})
+    return Client(open_cluster(settings, timeout_s=timeout_s), settings)
+
+
+class Client:
+    """One connection to one cluster. A context manager; every method may be called from any thread. Made by `connect`."""
+
+    def __init__(self, cluster: Cluster, settings: Settings) -> None:
+        self._cluster = cluster
+        self._settings = settings
+        self._lock = threading.Lock()
+        self._writers: list[Writer] = []
+        self._newest: dict[str, int] = {}
+        self._node = settings.node.url
+
+    def writer(
+        self,
+        database: str,
+        table: str,
+        tags: Iterable[str] = (),
+        *,
+        quorum: int | None = None,
+        quorum_timeout_ms: int | None = None,
+    ) -> Writer:
+        """A writer of one table. `tags` names the columns that identify a series; those that the table has already are known.
+
+        `quorum`: 0 = not awaited, 1 = in the log (the default), k = held durably by k members of the group when `write` returns. Raises
+        QuorumTooLarge when a group has fewer members.
+        """
+        settings = self._writer_settings(quorum, quorum_timeout_ms)
+        made = Writer(self, membership.Writer(self._cluster, database, table, settings), _names(tags))
+        with self._lock:
+            self._writers.append(made)
+        return made
+
+    def delete(
+        self,
+        database: str,
+        table: str,
+        tags: Mapping[str, str | Iterable[str]] | None = None,
+        start: Time | None = None,
+        end: Time | None = None,
+        *,
+        quorum: int | None = None,
+    ) -> None:
+        """Delete every row written before this call whose tags have one of the values named, with start <= time < end.
+
+        What is left out does not restrict. Times are datetimes (UTC unless they say otherwise), ISO 8601, or integers that are nanoseconds.
+        Raises DeleteInvalid for a table or a tag that does not exist.
+        """
+        self.flush()
+        offsets = delete_rows(
+            self._cluster, database, table, tags, _ns(start), _ns(end), self._writer_settings(quorum, None)
+        )
+        self._note(offsets)
+
+    def query(self, sql: str, *, timeout_ms: int | None = None, node: str | None = None) -> QueryResult:
+        """The answer to a SQL query, from any live node, or from the one at the URL `node`.
+
+        It contains everything this client wrote before. Raises QueryFailed with what is wrong with the query, NoNode when none answers.
+        """
+        after = self.flush()
+        deadline = Deadline(FIND_TIMEOUT_S)
+        while True:
+            failure: HeadraceError | None = None
+            for url in [node] if node else self._nodes(deadline):
+                try:
+                    answer = ask(url, sql, after=after, timeout_ms=timeout_ms)
+                except (QueryFailed, NodeUnreachable) as error:
+                    if not error.retriable:
+                        raise
+                    failure = error
+                    continue
+                self._node = self._node if node else url
+                return answer
+            if deadline.passed():
+                raise failure or NoNode(
+                    f"no live node of cluster {self._cluster.topics.cluster!r} was heard",
+                    action="start its nodes, or give a node's URL",
+                    retriable=True,
+                )
+            time.sleep(min(RETRY_S, deadline.left_s()))
+
+    def tables(self) -> list[TableSchema]:
+        """Every table of the cluster with its newest schema, in order of name."""
+        self._cluster.tables.refresh()
+        catalogue = self._cluster.tables.catalogue
+        return [catalogue.newest(*key) for key in sorted(catalogue.tables)]
+
+    def flush(self) -> dict[str, int]:
+        """Wait for everything that this client wrote; the newest offset in each group's log. Raises WriteFailed, WriteUnknown."""
+        with self._lock:
+            writers = list(self._writers)
+        for writer in writers:
+            writer.flush()
+        with self._lock:
+            return dict(self._newest)
+
+    def close(self) -> None:
+        """Flush and close every writer, then the connection. Raises what a writer still had to tell."""
+        with self._lock:
+            writers = list(self._writers)
+        failures = []
+        for writer in writers:
+            try:
+                writer.close()
+            except HeadraceError as error:
+                failures.append(error)
+        close_cluster(self._cluster)
+        if failures:
+            raise failures[0]
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self.close()
+        except HeadraceError as also:
+            if error is None:
+                raise
+            error.add_note(f"also: {also}")
+
+    def _writer_settings(self, quorum: int | None, quorum_timeout_ms: int | None) -> WriterSettings:
+        defaults = self._settings.write
+        return WriterSettings(
+            defaults.quorum if quorum is None else quorum,
+            defaults.quorum_timeout_ms if quorum_timeout_ms is None else quorum_timeout_ms,
+            defaults.compression,
+        )
+
+    def _tags_of(self, database: str, table: str) -> tuple[str, ...]:
+        tables = self._cluster.tables
+        if tables.catalogue.newest(database, table).version == 0:
+            tables.refresh()
+        return tables.catalogue.newest(database, table).tags
+
+    def _note(self, offsets: Mapping[str, int], closed: Writer | None = None) -> None:
+        with self._lock:
+            for group, offset in offsets.items():
+                self._newest[group] = max(offset, self._newest.get(group, -1))
+            if closed in self._writers:
+                self._writers.remove(closed)
+
+    def _nodes(self, deadline: Deadline) -> list[str]:
+        """URLs of nodes to ask: the one that answered last, then those that serve most groups."""
+        watch = self._cluster.watch
+        watch.start()
+        if not self._node:
+            watch.wait_for(lambda board: bool(live_nodes(board)), deadline.left_s())
+        found = live_nodes(watch.board)
+        return [self._node, *(url for url in found if url != self._node)] if self._node else found
+
+
+class Writer:
+    """Writes rows of one table. A context manager that flushes at its end; made by `Client.writer`."""
+
+    def __init__(self, client: Client, writer: membership.Writer, tags: tuple[str, ...]) -> None:
+        self._client = client
+        self._writer = writer
+        self._tags = tags
+
+    @property
+    def rows(self) -> int:
+        """Rows written so far."""
+        return self._writer.written.rows
+
+    @property
+    def points(self) -> int:
+        """Field values written so far, nulls not counted."""
+        return self._writer.written.points
+
+    def write(self, data: Any) -> None:
+        """Write rows from pyarrow, polars, pandas, a list of dicts or a dict of columns; a large batch is far cheaper than many small ones.
+
+        `time` is a timestamp of any unit (UTC unless it says otherwise) or an integer of nanoseconds. New columns become fields, and numbers
+        that were whole become decimals where decimals come. With a quorum of 0 or 1, what goes wrong later is raised by a later call. Raises
+        ColumnMissing, ColumnTypeError, TimeRangeError, TypeClash and SchemaError, which name the column, before anything is written.
+        """
+        rows = arrow_table(data)
+        if rows.num_columns == 0:
+            return
+        known = self._client._tags_of(self._writer.database, self._writer.table)
+        self._writer.write(rows, {*self._tags, *(name for name in known if name in rows.column_names)})
+
+    def flush(self) -> dict[str, int]:
+        """Wait for everything written so far; the newest offset in each group's log. Raises WriteFailed, WriteUnknown."""
+        offsets = self._writer.flush()
+        self._client._note(offsets)
+        return offsets
+
+    def close(self) -> None:
+        """Flush and take no more rows. Raises as `flush`."""
+        try:
+            self._writer.close()
+        finally:
+            self._client._note(self._writer.newest(), closed=self)
+
+    def __enter__(self) -> Writer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self._writer.__exit__(kind, error, trace)
+        finally:
+            self._client._note(self._writer.newest(), closed=self)
+
+
+def live_nodes(board: StatusBoard) -> list[str]:
+    """URLs of the nodes that are alive, those first that serve most groups."""
+    serving: dict[str, int] = {}
+    for (group, node), heard in list(board.heard.items()):
+        if board.alive(group, node) and heard.status.http:
+            serves = heard.status.role is not Role.UNSYNCED
+            serving[heard.status.http] = serving.get(heard.status.http, 0) + int(serves)
+    return sorted(serving, key=lambda url: -serving[url])
+
+
+def _ns(point: Time | None) -> int | None:
+    """A point in time as nanoseconds since 1970, UTC."""
+    if point is None:
+        return None
+    rows = normal_rows(arrow_table([{TIME_COLUMN: point}]), "time", ())
+    return int(rows.column(TIME_COLUMN)[0].as_py())
+
+
+def _names(tags: Iterable[str]) -> tuple[str, ...]:
+    return (tags,) if isinstance(tags, str) else tuple(tags)
+
+
+def _property(name: str) -> str:
+    return name if "." in name else name.replace("__", "\0").replace("_", ".").replace("\0", "_")

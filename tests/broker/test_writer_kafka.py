@@ -1,0 +1,447 @@
+"""Writing from Python against a real broker: what arrives in the forward logs is what was given, whatever held it and whatever happened between."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import threading
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pytest
+
+import headrace
+from connectors.formats.parsed import ColumnMissing, ColumnTypeError, TimeRangeError
+from connectors.kafka.broker import BrokerInfo, EmbeddedBroker
+from connectors.log.append import append_one
+from connectors.log.kafka import KafkaLog
+from connectors.log.port import read_to_end
+from connectors.log.topics import Topics
+from consumers.membership.cluster import join_cluster
+from consumers.membership.deleter import DeleteInvalid
+from headrace.settings import SettingsInvalid
+from headrace.workload import Workload, iot
+from headrace.workload.checksum import checksums, compare, total, workload_checksums
+from schemas.messages import Delete, Message, Write, decode_message
+from schemas.payload import SERIES_COLUMN, decode_rows
+from schemas.records import Create, Role, Status, encode_status
+from schemas.series import tag_columns
+
+pytestmark = pytest.mark.broker
+NODES = ("n1", "n2", "n3")
+T0 = datetime(2026, 1, 1, tzinfo=UTC)
+T0_NS = 1_767_225_600_000_000_000
+
+
+@pytest.fixture(autouse=True)
+def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No `headrace.toml` of this directory and no setting of this environment takes part."""
+    monkeypatch.chdir(tmp_path)
+
+
+@dataclass(frozen=True)
+class Shared:
+    """A cluster with one client, for tests that need no other; each writes a table of its own."""
+
+    client: headrace.Client
+    bootstrap: str
+    cluster: str
+
+    def rows(self, table: str) -> list[dict[str, Any]]:
+        """All rows of a table in the forward logs, by time."""
+        self.client.flush()
+        return dicts(self.bootstrap, self.cluster, table)
+
+
+@pytest.fixture(scope="module")
+def shared(broker: BrokerInfo) -> Iterator[Shared]:
+    """One cluster and client for many tests."""
+    name = f"t{uuid.uuid4().hex[:12]}"
+    create_cluster(broker.bootstrap, name)
+    with headrace.connect(broker.bootstrap, name) as client:
+        yield Shared(client, broker.bootstrap, name)
+
+
+@pytest.fixture
+def table(cluster_name: str) -> str:
+    """A table that no other test writes."""
+    return cluster_name
+
+
+@pytest.fixture
+def cluster(broker: BrokerInfo, cluster_name: str) -> str:
+    """A cluster of three nodes that were never started."""
+    create_cluster(broker.bootstrap, cluster_name)
+    return cluster_name
+
+
+def create_cluster(bootstrap: str, name: str) -> None:
+    """Give birth to a cluster."""
+    log = KafkaLog(bootstrap)
+    join_cluster(log, Topics(name), Create(NODES, 3, 10_000))
+    log.close()
+
+
+def messages(bootstrap: str, cluster: str) -> list[tuple[str, Message]]:
+    """(group, message) of everything in the forward logs."""
+    log, topics = KafkaLog(bootstrap), Topics(cluster)
+    try:
+        return [
+            (name, decode_message(record.value))
+            for name in NODES
+            for record in read_to_end(log, topics.forward(name), timeout_s=30)
+        ]
+    finally:
+        log.close()
+
+
+def user_rows(write: Write, tags: tuple[str, ...]) -> pa.Table:
+    """The rows of a message as a user table again."""
+    rows = decode_rows(write.rows)
+    series = rows.column(SERIES_COLUMN)
+    columns = tag_columns(series.dictionary.to_pylist(), tags)
+    dictionaries = {
+        name: pa.DictionaryArray.from_arrays(series.indices, values).cast(pa.string()).dictionary_encode()
+        for name, values in columns.items()
+    }
+    return pa.table({**dictionaries, **{name: rows.column(name) for name in rows.schema.names[1:]}})
+
+
+def stored_checksums(bootstrap: str, cluster: str, table: str, tags: tuple[str, ...]) -> pa.Table:
+    """Checksums of what the forward logs hold of a table."""
+    bodies = [message.body for _, message in messages(bootstrap, cluster)]
+    found = [user_rows(body, tags) for body in bodies if isinstance(body, Write) and body.table == table]
+    return total([checksums(rows, tags) for rows in found])
+
+
+def dicts(bootstrap: str, cluster: str, table: str = "t") -> list[dict[str, Any]]:
+    """All rows of a table with the tag `host` in the forward logs, by time."""
+    bodies = [message.body for _, message in messages(bootstrap, cluster)]
+    found = [body for body in bodies if isinstance(body, Write) and body.table == table]
+    rows = [row for body in found for row in user_rows(body, ("host",)).to_pylist()]
+    return sorted(rows, key=lambda row: (row["time"], str(row)))
+
+
+@pytest.mark.parametrize("disorder", [False, True])
+def test_a_fleet_arrives_whole(broker: BrokerInfo, cluster: str, disorder: bool) -> None:
+    """Row counts and checksums of every series are those of the workload, with missing and late rows too."""
+    workload = iot(40, duration_s=1_800, seed=7, disorder=disorder)
+    with headrace.connect(broker.bootstrap, cluster) as client:
+        write_workload(client, workload)
+    expected = workload_checksums(workload)
+    for table in workload.tables:
+        assert [] == compare(expected[table], stored_checksums(broker.bootstrap, cluster, table, workload.tags))
+
+
+def write_workload(client: headrace.Client, workload: Workload) -> None:
+    """Write both tables of a workload, in small batches."""
+    writers = {table: client.writer("fleet", table, tags=workload.tags) for table in workload.tables}
+    for table, batch in workload.batches(2_000):
+        writers[table].write(batch)
+    for writer in writers.values():
+        writer.close()
+
+
+FIRST = {"time": T0, "host": "a", "load": 1.5, "cores": 4, "up": True, "note": "hello"}
+SECOND = {"time": T0 + timedelta(seconds=1), "host": "b", "load": None, "cores": 8, "up": False, "note": None}
+COLUMNS = {name: [FIRST[name], SECOND[name]] for name in FIRST}
+POLARS = pl.DataFrame(COLUMNS)
+PANDAS = POLARS.to_pandas()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        [FIRST, SECOND],
+        COLUMNS,
+        {**COLUMNS, "time": [T0_NS, T0_NS + 1_000_000_000]},
+        POLARS,
+        POLARS.with_columns(pl.col("host").cast(pl.Categorical), pl.col("time").dt.cast_time_unit("ms")),
+        PANDAS,
+        PANDAS.set_index("time"),
+        PANDAS.set_index(pd.DatetimeIndex(PANDAS["time"], name=None)).drop(columns="time"),
+        PANDAS.assign(host=PANDAS["host"].astype("category")),
+        POLARS.to_arrow(),
+        POLARS.to_arrow().to_batches()[0],
+        pa.table({**COLUMNS, "host": pa.array(["a", "b"]).dictionary_encode()}),
+        pa.concat_tables([pa.table(COLUMNS).slice(0, 1), pa.table(COLUMNS).slice(1)]),
+    ],
+    ids=[
+        "dicts", "columns", "nanoseconds", "polars", "categorical", "pandas", "named-index", "time-index", "category",
+        "large-strings", "batch", "dictionary", "chunks",
+    ],
+)  # fmt: skip
+def test_every_holder_of_rows_gives_the_same_rows(shared: Shared, table: str, data: Any) -> None:
+    """Arrow, polars, pandas and plain Python objects say the same thing."""
+    with shared.client.writer("db", table, ["host"]) as writer:
+        writer.write(data)
+        assert (2, 6) == (writer.rows, writer.points)
+    expected = [
+        {"time": T0_NS, "host": "a", "load": 1.5, "cores": 4, "up": True, "note": "hello"},
+        {"time": T0_NS + 1_000_000_000, "host": "b", "load": None, "cores": 8, "up": False, "note": None},
+    ]
+    assert expected == shared.rows(table)
+
+
+def test_plain_rows_may_differ_in_their_columns(shared: Shared, table: str) -> None:
+    """A dict a row, each with its own members; nanoseconds of pandas timestamps are kept; one dict is one row."""
+    with shared.client.writer("db", table, "host") as writer:
+        writer.write([{"time": pd.Timestamp("2026-01-01T00:00:00.000000007Z"), "host": "a", "x": 1}])
+        writer.write([{"time": 1, "host": "a", "y": 2.5}, {"time": 2, "host": "b", "x": 3}])
+        writer.write({"time": 3, "host": "c", "x": float("nan")})
+        writer.write([])
+    rows = shared.rows(table)
+    assert [1, 2, 3, T0_NS + 7] == [row["time"] for row in rows]
+    assert [(None, 2.5), (3, None), (None, None), (1, None)] == [
+        (None if row.get("x") != row.get("x") else row.get("x"), row.get("y")) for row in rows
+    ]
+
+
+@pytest.mark.parametrize(
+    ("data", "error", "expected"),
+    [
+        ([{"host": "a", "v": 1}], ColumnMissing, "'time'"),
+        ([{"time": 1, "v": 1}], ColumnMissing, "'host'"),
+        ([{"time": None, "host": "a"}], TimeRangeError, "'time'"),
+        ([{"time": "noon", "host": "a"}], TimeRangeError, "'time'.*'noon'"),
+        ([{"time": datetime(9999, 1, 1), "host": "a"}], TimeRangeError, "'time'"),
+        ([{"time": 1, "host": "a", "v": 1}, {"time": 2, "host": "a", "v": "x"}], ColumnTypeError, "'v' cannot be read"),
+        ([{"time": 1, "host": "a", "v": 2**70}], ColumnTypeError, "'v' cannot be read"),
+        ([{"time": 1, "host": "a", "v": [1]}], ColumnTypeError, "'v' has type list"),
+        ([{"time": 1, "host": "a", "v": b"x"}], ColumnTypeError, "'v' has type binary"),
+        ({"time": [1, 2], "host": ["a"]}, headrace.HeadraceError, "time 2, host 1"),
+        (["time"], headrace.HeadraceError, "a row is a str"),
+        (5, headrace.HeadraceError, "no rows can be read from int"),
+        (POLARS.lazy(), headrace.HeadraceError, "polars LazyFrame"),
+    ],
+)
+def test_rows_that_cannot_be_read_are_refused(
+    shared: Shared, table: str, data: Any, error: type[Exception], expected: str
+) -> None:
+    """The error names the column or the object, and nothing of the call is written."""
+    with shared.client.writer("db", table, ["host"]) as writer, pytest.raises(error, match=expected):
+        writer.write(data)
+    assert (0, table in {schema.table for schema in shared.client.tables()}) == (writer.rows, False)
+
+
+def test_a_table_that_exists_knows_its_tags(shared: Shared, table: str) -> None:
+    """A later writer need not repeat the tags; `tables` shows what there is."""
+    with shared.client.writer("db", table, ["host"]) as writer:
+        writer.write([{"time": 1, "host": "a", "v": 1}])
+    with shared.client.writer("db", table) as writer:
+        writer.write([{"time": 2, "host": "a", "v": 1.5}])
+    expected = headrace.TableSchema("db", table, 2, ("host",), (("v", headrace.FieldType.FLOAT64),))
+    assert expected in shared.client.tables()
+    assert [1, 2] == [row["time"] for row in shared.rows(table)]
+
+
+def test_two_clients_that_add_columns_at_once_lose_nothing(broker: BrokerInfo, cluster: str) -> None:
+    """Concurrent schema changes through the table log: each writer's rows arrive under a schema that holds them."""
+    failures: list[BaseException] = []
+    begin = threading.Barrier(2)
+
+    def work(name: str) -> None:
+        try:
+            with headrace.connect(broker.bootstrap, cluster) as client, client.writer("db", "t", ["host"]) as writer:
+                begin.wait(30)
+                for number in range(3):
+                    writer.write([{"time": number, "host": name, f"{name}{number}": number}])
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(name,)) for name in ("a", "b")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert [] == failures
+    with headrace.connect(broker.bootstrap, cluster) as client:
+        (schema,) = client.tables()
+    assert {f"{name}{number}" for name in "ab" for number in range(3)} == set(schema.field_types())
+    rows = dicts(broker.bootstrap, cluster)
+    assert {(row["host"], row["time"], row["time"]) for row in rows} == {
+        (row["host"], row["time"], row[f"{row['host']}{row['time']}"]) for row in rows
+    }
+    assert 6 == len(rows)
+
+
+@pytest.mark.slow
+def test_a_broker_lost_in_the_middle_is_waited_for(own_broker: EmbeddedBroker, cluster_name: str) -> None:
+    """Writes go on into the queue while the broker is away, and all arrive once, in order, when it is back."""
+    bootstrap = own_broker.start().bootstrap
+    create_cluster(bootstrap, cluster_name)
+    with headrace.connect(bootstrap, cluster_name) as client, client.writer("db", "t", ["host"]) as writer:
+        writer.write([{"time": 0, "host": "a", "v": 0}])
+        writer.flush()
+        own_broker.stop()
+        for number in range(1, 50):
+            writer.write([{"time": number, "host": "a", "v": number}])
+        own_broker.start()
+        writer.flush()
+        writer.write([{"time": 50, "host": "a", "v": 50}])
+    assert list(range(51)) == [row["time"] for row in dicts(bootstrap, cluster_name)]
+    sent = [message.position for _, message in messages(bootstrap, cluster_name)]
+    assert 51 == len(set(sent)) == len(sent)
+
+
+def test_a_quorum_needs_live_members(shared: Shared, table: str) -> None:
+    """More than the replication is refused at once; two copies without a node are an unknown state, never done."""
+    with pytest.raises(headrace.QuorumTooLarge):
+        shared.client.writer("db", table, quorum=4)
+    with (
+        shared.client.writer("db", table, ["host"], quorum=2, quorum_timeout_ms=300) as writer,
+        pytest.raises(headrace.QuorumTimeout, match="1 rows are in the log") as raised,
+    ):
+        writer.write([{"time": 1, "host": "a", "v": 1}])
+    assert isinstance(raised.value, headrace.StateUnknown)
+    assert {"was never heard"} == {standing for group in raised.value.lagging.values() for standing in group.values()}
+
+
+def test_a_delete_reaches_every_group_after_the_rows_before_it(broker: BrokerInfo, cluster: str) -> None:
+    """Tags by value or values, times of any kind; the delete stands behind what this client wrote."""
+    with headrace.connect(broker.bootstrap, cluster) as client:
+        with client.writer("db", "t", ["host"]) as writer:
+            writer.write([{"time": number, "host": f"h{number}", "v": 1} for number in range(20)])
+            client.delete("db", "t", {"host": "a"}, start=T0, end="2026-01-01T00:00:01Z")
+        client.delete("db", "t", tags={"host": ["a", "b"]}, start=5)
+        with pytest.raises(DeleteInvalid):
+            client.delete("db", "unknown")
+    for name in NODES:
+        bodies = [message.body for group, message in messages(broker.bootstrap, cluster) if group == name]
+        assert [
+            Delete("db", "t", {"host": ("a",)}, T0_NS, T0_NS + 1_000_000_000),
+            Delete("db", "t", {"host": ("a", "b")}, 5, None),
+        ] == bodies[-2:]
+        assert all(isinstance(body, Write) for body in bodies[:-2])
+
+
+def test_settings_come_from_the_environment(broker: BrokerInfo, cluster: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`connect()` bare takes cluster and bootstrap from where the commands take them."""
+    monkeypatch.setenv("HEADRACE__CLUSTER__NAME", cluster)
+    monkeypatch.setenv("HEADRACE__CLUSTER__BOOTSTRAP", broker.bootstrap)
+    with headrace.connect() as client:
+        assert [] == client.tables()
+
+
+def test_what_is_not_there_is_said(broker: BrokerInfo) -> None:
+    """A cluster that was never born, a name that no cluster has, and a property that librdkafka does not know are typed errors."""
+    with pytest.raises(headrace.NoCluster, match="'nowhere'"):
+        headrace.connect(broker.bootstrap, "nowhere")
+    with pytest.raises(headrace.HeadraceError, match="'No Name'"):
+        headrace.connect(broker.bootstrap, "No Name")
+    with pytest.raises(SettingsInvalid, match=r"linger\.mss"):
+        headrace.connect(broker.bootstrap, "nowhere", linger_mss=5)
+
+
+class Node(http.server.BaseHTTPRequestHandler):
+    """A node as a client sees it: answers any question with one row, or with the error it is given."""
+
+    answer: tuple[int, bytes] = (200, b"")
+    questions: list[dict[str, Any]]
+
+    def do_POST(self) -> None:
+        """Answer a question."""
+        self.questions.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+        status, body = self.answer
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Say nothing."""
+
+
+@contextmanager
+def node(answer: tuple[int, bytes]) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """A node's URL, and the questions it was asked."""
+    questions: list[dict[str, Any]] = []
+    handler = type("Asked", (Node,), {"answer": answer, "questions": questions})
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}", questions
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def arrow_bytes(table: pa.Table) -> bytes:
+    """A table as an Arrow stream."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    return sink.getvalue().to_pybytes()
+
+
+def refusal(kind: str, *, retriable: bool) -> bytes:
+    """An error as a node says it."""
+    return json.dumps({"error": {"kind": kind, "message": "no", "action": "do", "retriable": retriable}}).encode()
+
+
+def status_of(**known: Any) -> Status:
+    """A status that says what is given, and nothing of the rest."""
+    nothing = {"str": "", "int": 0, "bool": True, "bytes": bytes(16), "Role": Role.FOLLOWER}
+    return Status(**{field.name: known.get(field.name, nothing[str(field.type)]) for field in fields(Status)})
+
+
+def announce(bootstrap: str, cluster: str, name: str, url: str, role: Role) -> None:
+    """Let a node be heard."""
+    status = status_of(node=name, http=url, group="n1", role=role)
+    log = KafkaLog(bootstrap)
+    append_one(log, Topics(cluster).status, encode_status(status), key=f"n1/{name}".encode())
+    log.close()
+
+
+def test_a_query_goes_to_a_live_node_and_asks_for_what_was_written(broker: BrokerInfo, cluster: str) -> None:
+    """Nodes that do not answer or are not ready are passed over; the answer comes in every form, and carries `after`."""
+    table = pa.table({"time": pa.array([1], pa.timestamp("ns")), "v": [2]})
+    with (
+        node((200, arrow_bytes(table))) as (good, asked),
+        node((503, refusal("NotReady", retriable=True))) as (busy, _),
+        headrace.connect(broker.bootstrap, cluster) as client,
+        client.writer("db", "t", ["host"]) as writer,
+    ):
+        writer.write([{"time": 1, "host": "a", "v": 2}])
+        announce(broker.bootstrap, cluster, "n1", "http://127.0.0.1:9", Role.FOLLOWER)
+        announce(broker.bootstrap, cluster, "n2", busy, Role.UNSYNCED)
+        announce(broker.bootstrap, cluster, "n3", good, Role.FOLLOWER)
+        result = client.query("SELECT 1", timeout_ms=5_000)
+        assert {"sql": "SELECT 1", "format": "arrow", "after": writer.flush(), "timeout_ms": 5_000} == asked[0]
+        assert asked[0]["after"]
+    assert (table, 1) == (result.to_arrow(), len(result))
+    assert [2] == result.to_polars()["v"].to_list() == result.to_pandas()["v"].tolist()
+    assert [2] == [row["v"] for row in result.to_dicts()] == pl.DataFrame(result)["v"].to_list()
+    assert "<QueryResult of 1 rows: time, v>" == repr(result)
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        ((400, refusal("QueryInvalid", retriable=False)), r"^no \(do\)$"),
+        ((404, b"<html>"), "answered 404"),
+    ],
+)
+def test_a_refused_query_is_told_as_the_node_says(shared: Shared, answer: tuple[int, bytes], expected: str) -> None:
+    """What is wrong with the query is raised at once; another node would say the same."""
+    with node(answer) as (url, asked):
+        with pytest.raises(headrace.QueryFailed, match=expected):
+            shared.client.query("SELECT", node=url)
+        assert 1 == len(asked)
+
+
+def test_no_live_node_is_a_clear_failure(shared: Shared, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cluster whose nodes were never heard is named."""
+    monkeypatch.setattr("headrace.client.FIND_TIMEOUT_S", 0.5)
+    with pytest.raises(headrace.NoNode, match=shared.cluster):
+        shared.client.query("SELECT 1")
