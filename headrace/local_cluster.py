@@ -175,7 +175,8 @@ class LocalCluster:
     def kill(self, name: str, signal_number: int = signal.SIGKILL) -> None:
         """Send a node a signal; after SIGKILL the process is gone when this returns."""
         node = self.node(name)
-        if not node.running:
+        # Asked this way, a child that ended by itself is reaped.
+        if not self._alive(node):
             return
         os.kill(node.pid, signal_number)
         if signal_number == signal.SIGKILL:
