@@ -103,6 +103,8 @@ def parse_csv(
         raise OptionsError("CSV readings need a table", action="name the table, or the column that names it")
     if header is None:
         header, first = header_of(lines, options)
+    else:
+        header = Header(header.names, options)
     rejections = Rejections()
     assembly = Assembly(
         options, lines, rejections, lambda keys, rows: with_static_tags(keys, rows, options), keep_lines
@@ -225,7 +227,8 @@ def _pieces(cells: _Cells, options: FormatOptions, default_times: DefaultTimes) 
     if options.table_column is None:
         yield from _table_piece(options.table or "", good, numbers, times, columns, cells)
         return
-    names = columns[options.table_column].fill_null(options.table)
+    names = columns[options.table_column]
+    names = names if options.table is None else names.fill_null(options.table)
     for name in names.unique(maintain_order=True).to_list():
         mine = (names == name).fill_null(value=False).to_numpy() if name is not None else names.is_null().to_numpy()
         try:
@@ -282,9 +285,11 @@ def _table_piece(
                 [f"{text[:60]!r} in column {name!r} is no {column.kind}" for text in texts[name].filter(column.bad)],
             )
             good &= ~bad
-    if not converted:
-        cells.rejections.add(numbers, "no column of the line has a value")
-        return
+    valued = np.zeros(len(numbers), np.bool_)
+    for name in cells.header.fields:
+        valued |= texts[name].is_not_null().to_numpy()
+    cells.rejections.add(numbers[~valued], "no column of the line has a value")
+    good &= valued
     kept = pl.Series(good)
     tags: Columns = {name: encoded(texts[name].filter(kept).to_arrow()) for name in options.tags}
     fields: Columns = {name: arrow_of(values.filter(kept)) for name, values in converted.items()}

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import polars as pl
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from connectors.formats.json_scanner import Member, Number, Scalar, plain_members, read_objects
 from connectors.formats.line_scanner import BadLine, check_column
@@ -39,7 +40,7 @@ from connectors.formats.values import (
 )
 from schemas.tables import FieldType
 
-COMMA, ZERO, NINE, MINUS = 44, 48, 57, 45
+COMMA = 44
 EXACT_FLOAT_MAX = 2.0**53
 JSON_TRUE, JSON_FALSE = frozenset(("true",)), frozenset(("false",))
 
@@ -190,17 +191,19 @@ class _Parser:
         """Keep the rows of a match that mean beyond doubt what the scanner would read; answers which lines those are."""
         times = pl.Series(values=self._defaults(first + matched.rows))
         good: Booleans | None = None
-        tags: list[pl.Series] = []
+        tags: list[pa.Array] = []
         fields: list[pl.Series] = []
-        for place, (column, texts) in enumerate(zip(shape.columns, matched.texts, strict=True)):
-            values, valid = self._values(shape, column, texts)
+        for column, texts in zip(shape.columns, matched.texts, strict=True):
+            if column.role == "tag":
+                codes, valid = _tag_codes(column, texts)
+                tags.append(codes)
+            else:
+                values, valid = self._values(shape, column, texts)
             if column.number:
-                valid = both(valid, json_numbers(matched, place, texts))
+                valid = both(valid, json_numbers(matched, texts))
             good = both(good, valid)
             if column.role == "time":
                 times = values
-            elif column.role == "tag":
-                tags.append(values)
             elif column.role == "field" and column.kind is not None:
                 fields.append(values)
         good = both(both(good, usable(times.set(times == TIME_ABSENT, None))), _some_value(fields))
@@ -209,13 +212,12 @@ class _Parser:
             kept, keep = kept[good], pl.Series(good)
             times, tags, fields = (
                 times.filter(keep),
-                [tag.filter(keep) for tag in tags],
+                [tag.filter(pa.array(good)) for tag in tags],
                 [values.filter(keep) for values in fields],
             )
         if len(kept):
-            encoded_tags = [encoded(tag.to_arrow()) for tag in tags]
             self._groups[shape.signature].add(
-                first + kept, times.to_numpy(), encoded_tags, [arrow_of(values) for values in fields]
+                first + kept, times.to_numpy(), tags, [arrow_of(values) for values in fields]
             )
         return kept
 
@@ -228,9 +230,6 @@ class _Parser:
             return times, both(plain, usable(times))
         if column.quoted:
             return texts, plain
-        if column.role == "tag":
-            known = finite_floats(texts).is_not_null() | texts.is_in(["true", "false", "null"]).fill_null(value=False)
-            return texts.set(_null(texts), None), known.to_numpy()
         if column.kind is None:
             return texts, _null(texts).to_numpy()
         values = _typed(column.kind, texts)
@@ -246,15 +245,22 @@ class _Parser:
             text = self.lines.text(first, last).decode()
             if not text.strip(" \t\r\n"):
                 return
-            for reading in read_objects(text):
-                if isinstance(reading, BadLine):
-                    self.rejections.add([first], str(reading))
-                else:
-                    self._keep(first, reading)
+            readings = read_objects(text)
         except UnicodeDecodeError:
             self.rejections.add([first], "the line is not UTF-8")
         except BadLine as error:
             self.rejections.add([first], str(error))
+        else:
+            for place, reading in enumerate(readings):
+                self._keep_or_refuse(first, reading, f"element {place}: " if text.lstrip().startswith("[") else "")
+
+    def _keep_or_refuse(self, line: int, reading: dict[str, Scalar] | BadLine, where: str) -> None:
+        try:
+            if isinstance(reading, BadLine):
+                raise reading
+            self._keep(line, reading)
+        except BadLine as error:
+            self.rejections.add([line], f"{where}{error}")
 
     def _keep(self, line: int, reading: Mapping[str, Scalar]) -> None:
         table = self._table(reading)
@@ -369,26 +375,39 @@ def _is_json(text: bytes) -> bool:
     return True
 
 
-def json_numbers(matched: Matched, place: int, texts: pl.Series) -> Booleans | None:
-    """Which values are written as JSON writes numbers, given that they are numbers at all: no plus, no leading zero, digits around the point."""
-    data = matched.chunk.data
-    start, end = matched.offsets[:, 2 * place + 1], matched.offsets[:, 2 * place + 2]
-    head = start + (data[start] == MINUS)
-    first, second, last = data[head], data[np.minimum(head + 1, len(data) - 1)], data[end - 1]
-    good = _digits(first) & ~((first == ZERO) & _digits(second)) & _digits(last)
-    if matched.chunk.has_point_before_exponent:
-        good &= ~texts.str.contains(r"\.[eE]").to_numpy()
-    return None if good.all() else good | (texts == "null").to_numpy()
+def json_numbers(matched: Matched, texts: pl.Series) -> Booleans | None:
+    """Which texts are written as JSON writes numbers (or null), given that they are numbers: no plus, no leading zero, digits around the point.
 
-
-def _digits(characters: np.ndarray[tuple[int, ...], np.dtype[np.uint8]]) -> Booleans:
-    return (characters >= ZERO) & (characters <= NINE)
+    Comparing text is the cheapest test there is: of all numbers only those that start with a sign or a point come before "0", and only those
+    with a zero and another digit at the start lie between "00" and "0:".
+    """
+    wrong = (texts >= "00") & (texts < "0:")
+    low = texts < "0"
+    if low.any():
+        negative = (texts >= "-0") & (texts < "-:") & ~((texts >= "-00") & (texts < "-0:"))
+        wrong |= low & ~negative
+    if matched.chunk.has_bare_point:
+        wrong |= texts.str.contains(r"\.(?:[eE]|$)")
+    return None if not wrong.any() else ~wrong.to_numpy()
 
 
 def _typed(kind: FieldType, texts: pl.Series) -> pl.Series:
     if kind is FieldType.BOOL:
         return booleans(texts, JSON_TRUE, JSON_FALSE)
     return finite_floats(texts) if kind is FieldType.FLOAT64 else integers(texts)
+
+
+def _tag_codes(column: _Column, texts: pl.Series) -> tuple[pa.Array, Booleans | None]:
+    """A column of tags, and which of them are written plainly; every distinct text is looked at once."""
+    found = pc.dictionary_encode(texts.to_arrow())
+    distinct = pl.Series(values=pl.from_arrow(found.dictionary))
+    if column.quoted:
+        plain = plain_strings(distinct)
+    else:
+        known = finite_floats(distinct).is_not_null() | distinct.is_in(["true", "false", "null"])
+        plain = None if known.all() else known.to_numpy()
+    codes = encoded(found, absent="" if column.quoted else "null")
+    return codes, None if plain is None else plain[np.asarray(found.indices)]
 
 
 def _some_value(fields: list[pl.Series]) -> Booleans | None:

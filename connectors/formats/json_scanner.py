@@ -49,8 +49,8 @@ def read_objects(text: str) -> list[dict[str, Scalar] | BadLine]:
     except ValueError as error:
         raise BadLine(f"not JSON: {error}") from None
     if isinstance(document, list) and not isinstance(document, _Objects):
-        return [_flat(element, f"element {place}: ") for place, element in enumerate(document)]
-    return [_flat(document, "")]
+        return [_flat(element) for element in document]
+    return [_flat(document)]
 
 
 def plain_members(line: bytes) -> list[Member] | None:
@@ -80,11 +80,11 @@ def _member(found: re.Match[bytes]) -> Member:
     return Member(found["name"].decode(), value, found.start(group), found.end(group))
 
 
-def _flat(document: object, where: str) -> dict[str, Scalar] | BadLine:
+def _flat(document: object) -> dict[str, Scalar] | BadLine:
     if not isinstance(document, _Objects):
-        return BadLine(f"{where}a reading must be a JSON object")
+        return BadLine("a reading must be a JSON object")
     for problem in _problems(document):
-        return BadLine(where + problem)
+        return BadLine(problem)
     return dict(document)  # type: ignore[arg-type]
 
 

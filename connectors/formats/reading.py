@@ -167,11 +167,12 @@ def _text_blocks(
     types = _Types(options, {})
     header: Header | None = None
     first_line, carried, ended = 0, b"", False
+    size = max(block_bytes, len(BYTE_ORDER_MARK))
     while not ended:
-        fresh = source.read(max(block_bytes, 1))
+        fresh = source.read(size)
+        ended = len(fresh) < size
         if not first_line and not carried:
             fresh = fresh.removeprefix(BYTE_ORDER_MARK)
-        ended = not fresh
         data = carried + fresh
         end = len(data) if ended else data.rfind(b"\n") + 1
         if not end and len(data) > LINE_BYTES_MAX:

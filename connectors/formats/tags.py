@@ -10,11 +10,11 @@ from connectors.formats.parsed import TAG_TYPE, FormatOptions
 from connectors.formats.pieces import Columns
 
 
-def encoded(texts: pa.Array) -> pa.Array:
-    """Text as dictionary<int32, string>; an empty text is absent."""
-    found = pc.dictionary_encode(texts)
+def encoded(texts: pa.Array, absent: str = "") -> pa.Array:
+    """Text (plain or as a dictionary) as dictionary<int32, string>; the text `absent` becomes null."""
+    found = texts if pa.types.is_dictionary(texts.type) else pc.dictionary_encode(texts)
     dictionary = found.dictionary.cast(pa.string())
-    empty = pc.index(dictionary, "").as_py()
+    empty = pc.index(dictionary, absent).as_py()
     indices = found.indices
     if empty >= 0:
         indices = pc.if_else(pc.equal(indices, empty), pa.scalar(None, pa.int32()), indices)

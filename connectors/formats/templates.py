@@ -22,7 +22,7 @@ from connectors.formats.lines import BACKSLASH, NEWLINE, QUOTE, RETURN, Booleans
 
 Offsets = npt.NDArray[np.int32]
 CHUNK_OFFSET_MAX = 2**31 - 1
-SPACE = 32
+SPACE, POINT, ZERO, NINE = 32, 46, 48, 57
 
 
 @dataclass(frozen=True)
@@ -73,10 +73,10 @@ class Chunk:
     ascii: bool
 
     @cached_property
-    def has_point_before_exponent(self) -> bool:
-        """Whether `.e` or `.E` stands anywhere in it."""
-        data = self.data.tobytes()
-        return b".e" in data or b".E" in data
+    def has_bare_point(self) -> bool:
+        """Whether a full stop stands anywhere without a digit behind it."""
+        following = self.data[positions_of(self.data[:-1], POINT) + 1]
+        return bool(np.any((following < ZERO) | (following > NINE)))
 
 
 @dataclass(frozen=True)
@@ -189,7 +189,7 @@ def valid_utf8(data: Bytes, starts: Integers, ends: Integers) -> Booleans:
     """Which of the lines of `data` are UTF-8; they are decoded one by one only where the whole is not."""
     valid = np.ones(len(starts), np.bool_)
     try:
-        str(memoryview(data), "utf-8")
+        str(data.data, "utf-8")
     except UnicodeDecodeError:
         for line in np.unique(_line_of(np.flatnonzero(data >= 128), starts)).tolist():
             valid[line] = _is_utf8(data[starts[line] : ends[line]].tobytes())

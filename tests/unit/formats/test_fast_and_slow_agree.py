@@ -139,7 +139,7 @@ def _agree(parse: Callable[[bool], Parsed]) -> None:
     assert _plain(parse(False)) == _plain(parse(True))
 
 
-@settings(max_examples=400)
+@settings(max_examples=200)
 @given(_inputs(_line_protocol), st.sampled_from(("ns", "s")), st.sampled_from((None, 77)))
 def test_line_protocol(data: bytes, unit: str, default: int | None) -> None:
     """Line protocol, whole and broken: the same tables and refusals both ways."""
@@ -147,7 +147,7 @@ def test_line_protocol(data: bytes, unit: str, default: int | None) -> None:
     _agree(lambda fast: parse_line_protocol(lines_of_buffer(data), options, default, keep_lines=True, fast=fast))
 
 
-@settings(max_examples=400)
+@settings(max_examples=200)
 @given(_inputs(_json), st.sampled_from(("ns", "s")), st.sampled_from((None, 77)))
 def test_json(data: bytes, unit: str, default: int | None) -> None:
     """JSON lines, whole and broken: the same tables and refusals both ways."""
@@ -164,7 +164,7 @@ def test_csv(data: bytes, default: int | None) -> None:
     _agree(lambda fast: parse_csv(lines, options, default, keep_lines=True, fast=fast))
 
 
-@settings(max_examples=100)
+@settings(max_examples=60)
 @given(st.lists(st.one_of(st.none(), _inputs(_line_protocol)), max_size=5))
 def test_messages_of_line_protocol(messages: list[bytes | None]) -> None:
     """Messages of many lines: the same rows, message numbers and refusals both ways, and no string goes on in the next message."""
