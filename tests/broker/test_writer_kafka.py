@@ -23,20 +23,16 @@ from connectors.formats.parsed import ColumnMissing, ColumnTypeError, TimeRangeE
 from connectors.kafka.broker import BrokerInfo, EmbeddedBroker
 from connectors.log.append import append_one
 from connectors.log.kafka import KafkaLog
-from connectors.log.port import read_to_end
 from connectors.log.topics import Topics
-from consumers.membership.cluster import join_cluster
 from consumers.membership.deleter import DeleteInvalid
 from headrace.settings import SettingsInvalid
 from headrace.workload import Workload, iot
-from headrace.workload.checksum import checksums, compare, total, workload_checksums
-from schemas.messages import Delete, Message, Write, decode_message
-from schemas.payload import SERIES_COLUMN, decode_rows
-from schemas.records import Create, Role, Status, encode_status
-from schemas.series import tag_columns
+from headrace.workload.checksum import compare, workload_checksums
+from schemas.messages import Delete, Write
+from schemas.records import Role, Status, encode_status
+from tests.forward_logs import NODES, create_cluster, dicts, messages, stored_checksums
 
 pytestmark = pytest.mark.broker
-NODES = ("n1", "n2", "n3")
 T0 = datetime(2026, 1, 1, tzinfo=UTC)
 T0_NS = 1_767_225_600_000_000_000
 
@@ -81,53 +77,6 @@ def cluster(broker: BrokerInfo, cluster_name: str) -> str:
     """A cluster of three nodes that were never started."""
     create_cluster(broker.bootstrap, cluster_name)
     return cluster_name
-
-
-def create_cluster(bootstrap: str, name: str) -> None:
-    """Give birth to a cluster."""
-    log = KafkaLog(bootstrap)
-    join_cluster(log, Topics(name), Create(NODES, 3, 10_000))
-    log.close()
-
-
-def messages(bootstrap: str, cluster: str) -> list[tuple[str, Message]]:
-    """(group, message) of everything in the forward logs."""
-    log, topics = KafkaLog(bootstrap), Topics(cluster)
-    try:
-        return [
-            (name, decode_message(record.value))
-            for name in NODES
-            for record in read_to_end(log, topics.forward(name), timeout_s=30)
-        ]
-    finally:
-        log.close()
-
-
-def user_rows(write: Write, tags: tuple[str, ...]) -> pa.Table:
-    """The rows of a message as a user table again."""
-    rows = decode_rows(write.rows)
-    series = rows.column(SERIES_COLUMN)
-    columns = tag_columns(series.dictionary.to_pylist(), tags)
-    dictionaries = {
-        name: pa.DictionaryArray.from_arrays(series.indices, values).cast(pa.string()).dictionary_encode()
-        for name, values in columns.items()
-    }
-    return pa.table({**dictionaries, **{name: rows.column(name) for name in rows.schema.names[1:]}})
-
-
-def stored_checksums(bootstrap: str, cluster: str, table: str, tags: tuple[str, ...]) -> pa.Table:
-    """Checksums of what the forward logs hold of a table."""
-    bodies = [message.body for _, message in messages(bootstrap, cluster)]
-    found = [user_rows(body, tags) for body in bodies if isinstance(body, Write) and body.table == table]
-    return total([checksums(rows, tags) for rows in found])
-
-
-def dicts(bootstrap: str, cluster: str, table: str = "t") -> list[dict[str, Any]]:
-    """All rows of a table with the tag `host` in the forward logs, by time."""
-    bodies = [message.body for _, message in messages(bootstrap, cluster)]
-    found = [body for body in bodies if isinstance(body, Write) and body.table == table]
-    rows = [row for body in found for row in user_rows(body, ("host",)).to_pylist()]
-    return sorted(rows, key=lambda row: (row["time"], str(row)))
 
 
 @pytest.mark.parametrize("disorder", [False, True])

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import structlog
 import typer
 from typer.testing import CliRunner
 
@@ -176,6 +178,13 @@ def test_what_must_be_given_says_how(tmp_path: Path) -> None:
 def test_secrets_are_known_by_name(name: str, secret: bool) -> None:
     """Passwords, keys and tokens of librdkafka are secret; file names and users are not."""
     assert secret is is_secret(name)
+
+
+@pytest.fixture(autouse=True)
+def restored_logging() -> Iterator[None]:
+    """structlog's configuration belongs to the whole process; put it back."""
+    yield
+    structlog.reset_defaults()
 
 
 def run_show(*arguments: str) -> tuple[int, str, str]:

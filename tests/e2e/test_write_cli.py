@@ -1,0 +1,275 @@
+"""`headrace write` as a user runs it: every format, bad lines, and what it says when it cannot."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import structlog
+from typer.testing import CliRunner
+
+from connectors.kafka.broker import BrokerInfo
+from headrace.cli.main import build_app
+from headrace.workload import iot
+from headrace.workload.checksum import compare, workload_checksums
+from headrace.workload.encode import line_protocol_bytes
+from tests.forward_logs import create_cluster, dicts, stored_checksums
+
+pytestmark = pytest.mark.broker
+SECOND = 1_000_000_000
+
+
+@dataclass(frozen=True)
+class Written:
+    """How a run ended; `document` is what it printed with `--json`."""
+
+    code: int
+    document: dict[str, Any]
+    errors: str
+
+
+@dataclass(frozen=True)
+class Shell:
+    """Runs `headrace write` against one cluster."""
+
+    directory: Path
+    bootstrap: str
+    cluster: str
+
+    def write(self, file: str, *arguments: str, environment: dict[str, str] | None = None) -> Written:
+        """Write a file with `--json`, in this process."""
+        with pytest.MonkeyPatch.context() as patch:
+            patch.chdir(self.directory)
+            for name, value in {**self.variables(), **(environment or {})}.items():
+                patch.setenv(name, value)
+            done = CliRunner().invoke(build_app(), ["write", file, "--json", "--database", "db", *arguments])
+        return Written(done.exit_code, json.loads(done.stdout or "{}"), done.stderr)
+
+    def run(self, file: str, *arguments: str, data: bytes = b"") -> Written:
+        """The same in a process of its own, with `data` on standard input."""
+        command = [sys.executable, "-m", "headrace", "write", file, "--json", "--database", "db", *arguments]
+        variables = {**os.environ, **self.variables(), "PYTHONPATH": str(Path(__file__).parents[2])}
+        done = subprocess.run(command, input=data, capture_output=True, cwd=self.directory, env=variables, timeout=120)
+        return Written(done.returncode, json.loads(done.stdout or b"{}"), done.stderr.decode())
+
+    def variables(self) -> dict[str, str]:
+        """What the environment says of the cluster."""
+        return {"HEADRACE__CLUSTER__NAME": self.cluster, "HEADRACE__CLUSTER__BOOTSTRAP": self.bootstrap}
+
+    def file(self, name: str, content: str | bytes) -> str:
+        """A file to write; its name."""
+        path = self.directory / name
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+        return name
+
+    def rows(self, table: str, tags: tuple[str, ...] = ("host",)) -> list[dict[str, Any]]:
+        """What the log holds of a table."""
+        return dicts(self.bootstrap, self.cluster, table, tags)
+
+
+@pytest.fixture(autouse=True)
+def restored_logging() -> Iterator[None]:
+    """structlog's configuration belongs to the whole process; put it back."""
+    yield
+    structlog.reset_defaults()
+
+
+@pytest.fixture(scope="module")
+def born(broker: BrokerInfo) -> str:
+    """One cluster for all tests here; each writes tables of its own."""
+    name = f"t{uuid.uuid4().hex[:12]}"
+    create_cluster(broker.bootstrap, name)
+    return name
+
+
+@pytest.fixture
+def shell(tmp_path: Path, broker: BrokerInfo, born: str) -> Shell:
+    """A shell in an empty directory."""
+    return Shell(tmp_path, broker.bootstrap, born)
+
+
+@pytest.fixture
+def table() -> str:
+    """A table that no other test writes."""
+    return f"t{uuid.uuid4().hex[:8]}"
+
+
+def expect(written: Written, rows: int, points: int, rejected: int = 0) -> None:
+    """Check a run that went well, or well but for bad lines."""
+    assert (3 if rejected else 0) == written.code, written.errors
+    assert {"rows": rows, "points": points, "rejected": rejected} == {
+        name: written.document[name] for name in ("rows", "points", "rejected")
+    }
+    assert written.document["seconds"] >= 0
+
+
+def test_a_fleet_in_line_protocol_arrives_whole(shell: Shell) -> None:
+    """Both tables of one gzipped file, with missing and late rows, have the checksums of the workload."""
+    workload = iot(30, duration_s=1_800, seed=3, disorder=True)
+    lines = b"".join(line_protocol_bytes(name, rows) for name, rows in workload.batches(5_000))
+    written = shell.run(shell.file("fleet.lp.gz", gzip.compress(lines, 1)))
+    expect(written, workload.rows, workload.points)
+    for name, expected in workload_checksums(workload).items():
+        assert [] == compare(expected, stored_checksums(shell.bootstrap, shell.cluster, name, workload.tags))
+
+
+def test_bad_lines_are_told_with_their_numbers_and_good_ones_written(shell: Shell, table: str) -> None:
+    """Broken lines, no time, NaN where none can be, bytes that are no text: told on stderr, counted, exit code 3."""
+    lines = [
+        f"{table},host=a v=1 1",
+        "no fields here",
+        f"{table},host=a v=2 2",
+        f"{table},host=a v=3",
+        f"{table},host=a v=maybe 4",
+        f'{table},host=a v="text" 5',
+        "",
+        "# a comment",
+        f"{table},host=a v=6 99999999999999999999",
+        f"{table},host=b v=7 7",
+    ]
+    content = "\n".join(lines).encode() + b"\n" + table.encode() + b",host=\xff v=8 8\n"
+    written = shell.write(shell.file("readings.lp", content), "--format", "influx")
+    expect(written, 3, 3, rejected=6)
+    told = [line.partition(":")[0] for line in written.errors.splitlines()]
+    assert ["line 2", "line 4", "line 5", "line 6", "line 9", "line 11"] == told
+    assert [(1, 1.0), (2, 2.0), (7, 7.0)] == [(row["time"], row["v"]) for row in shell.rows(table)]
+
+
+def test_many_bad_lines_are_counted_after_the_first_twenty(shell: Shell, table: str) -> None:
+    """A file of nothing but noise does not flood the terminal."""
+    written = shell.write(shell.file("noise.lp", "noise\n" * 50 + f"{table} v=1 1\n"))
+    expect(written, 1, 1, rejected=50)
+    assert [f"line {number}" for number in range(1, 21)] == [
+        line.partition(":")[0] for line in written.errors.splitlines()[:-1]
+    ]
+    assert "and 30 more were not taken" == written.errors.splitlines()[-1]
+
+
+def test_a_line_that_clashes_with_its_table_is_refused_also_in_a_later_file(shell: Shell, table: str) -> None:
+    """The types of the table hold for every file: other types are bad lines, whole numbers fit into decimals."""
+    expect(shell.write(shell.file("first.lp", f"{table},host=a v=1.5,up=true 1\n")), 1, 2)
+    written = shell.write(
+        shell.file("second.lp", f'{table},host=a v="x" 2\n{table},host=a v=2i 3\n{table},v=a up=t 4\n')
+    )
+    expect(written, 1, 1, rejected=2)
+    assert [(1, 1.5), (3, 2.0)] == [(row["time"], row["v"]) for row in shell.rows(table)]
+
+
+def test_a_row_that_fits_no_message_is_a_bad_line(shell: Shell, table: str) -> None:
+    """A text of 18 MB that compresses to more than a message is refused by its line; the lines around it are written."""
+    noise = os.urandom(9_000_000).hex()
+    content = f'{table},host=a v="x" 1\n{table},host=a v="{noise}" 2\n{table},host=a v="y" 3\n'
+    written = shell.write(shell.file("large.lp", content))
+    expect(written, 2, 2, rejected=1)
+    assert written.errors.startswith(f"line 2: a row of db.{table} takes ")
+    assert ["x", "y"] == [row["v"] for row in shell.rows(table)]
+
+
+def test_json_lines_from_standard_input(shell: Shell, table: str) -> None:
+    """Numbers are float64, tags are named, static tags are added, times are of the unit given."""
+    lines = [
+        {"ts": 1, "host": "a", "v": 1, "note": "x"},
+        {"ts": 2, "host": "b", "v": 2.5, "site": "south"},
+        {"host": "c", "v": 3},
+    ]
+    data = b"".join(json.dumps(line).encode() + b"\n" for line in lines) + b"not json\n"
+    written = shell.run(
+        "-", "--format", "json", "--table", table, "--tags", "host,site", "--tag", "site=north", "--time-column", "ts",
+        "--time-unit", "s", data=data,
+    )  # fmt: skip
+    expect(written, 2, 3, rejected=2)
+    assert [
+        {"time": SECOND, "host": "a", "site": "north", "v": 1.0},
+        {"time": 2 * SECOND, "host": "b", "site": "south", "v": 2.5},
+    ] == [{name: row[name] for name in ("time", "host", "site", "v")} for row in shell.rows(table, ("host", "site"))]
+
+
+def test_csv_with_a_time_format_and_a_delimiter(shell: Shell, table: str) -> None:
+    """Columns by header, quoted text, empty cells as no value, text times of a given form."""
+    content = 'when;host;v;note\n01.02.2026 03:04;a;1;"x;y"\n01.02.2026 03:05;b;;z\nsoon;a;1;x\n'
+    written = shell.write(
+        shell.file("readings.csv", content), "--table", table, "--tags", "host", "--time-column", "when",
+        "--time-format", "%d.%m.%Y %H:%M", "--delimiter", ";",
+    )  # fmt: skip
+    expect(written, 2, 3, rejected=1)
+    assert written.errors.startswith("line 4: ")
+    assert [("a", 1, "x;y"), ("b", None, "z")] == [(row["host"], row["v"], row["note"]) for row in shell.rows(table)]
+
+
+def test_parquet_in_row_groups(shell: Shell, table: str) -> None:
+    """Typed columns keep their types; a row without a time is refused by its number; a file without rows makes the table."""
+    rows = pa.table(
+        {
+            "time": pa.array([1, 2, None, 4], pa.timestamp("us")),
+            "host": pa.array(["a", "b", "c", None]),
+            "v": pa.array([1, 2, 3, 4], pa.int32()),
+            "w": pa.array([0.5, None, 1.5, float("nan")], pa.float32()),
+        }
+    )
+    path = shell.directory / "readings.parquet"
+    pq.write_table(rows, path, row_group_size=2)
+    written = shell.write(str(path), "--table", table, "--tags", "host")
+    expect(written, 3, 5, rejected=1)
+    assert written.errors.startswith("row 3: ")
+    assert [(1_000, "a", 1), (2_000, "b", 2), (4_000, None, 4)] == [
+        (row["time"], row["host"], row["v"]) for row in shell.rows(table)
+    ]
+    pq.write_table(rows.slice(0, 0), path)
+    expect(shell.write(str(path), "--table", f"{table}_empty", "--tags", "host"), 0, 0)
+
+
+def test_an_empty_file_is_no_error(shell: Shell) -> None:
+    """Nothing to write is written."""
+    expect(shell.write(shell.file("empty.lp", "")), 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "code", "expected"),
+    [
+        (["missing.lp"], {}, 2, "there is no file missing.lp"),
+        (["readings"], {}, 2, "does not say its format"),
+        (["readings", "--format", "xml"], {}, 2, "--format xml is unknown"),
+        (["readings.lp", "--time-unit", "h"], {}, 2, "--time-unit h is unknown"),
+        (["readings.lp", "--tag", "site"], {}, 2, "--tag site is not KEY=VALUE"),
+        (["readings.lp", "-X", "linger.mss=5"], {}, 2, "librdkafka refuses its settings"),
+        (["readings.lp"], {"HEADRACE__WRITE__QUORUMS": "2"}, 2, "no setting 'write.quorums'"),
+        (["readings.lp", "--cluster", "nowhere"], {}, 1, "cluster 'nowhere' does not exist"),
+        (["readings.lp", "--quorum", "4"], {}, 1, "quorum 4 is more than the 3 members"),
+        (["readings.json", "--format", "json"], {}, 1, "table"),
+        (["readings.parquet", "--table", "t"], {}, 1, "readings.parquet"),
+    ],
+)
+def test_what_cannot_be_done_is_said_in_one_line(
+    shell: Shell, arguments: list[str], environment: dict[str, str], code: int, expected: str
+) -> None:
+    """Mistakes on the command line end with 2, what fails with 1; the error is JSON with `--json`, and stdout is empty."""
+    for name in ("readings", "readings.lp", "readings.json", "readings.parquet"):
+        shell.file(name, "t,host=a v=1 1\n")
+    written = shell.write(*arguments, environment=environment)
+    assert (code, {}) == (written.code, written.document), written.errors
+    assert expected in json.loads(written.errors.splitlines()[-1])["error"]["message"]
+
+
+def test_a_quorum_that_nobody_confirms_is_an_unknown_state(shell: Shell, table: str) -> None:
+    """Without live nodes two copies are never reported as done; the rows are in the log."""
+    written = shell.write(
+        shell.file("one.lp", f"{table},host=a v=1 1\n"),
+        "--quorum",
+        "2",
+        environment={"HEADRACE__WRITE__QUORUM_TIMEOUT_MS": "200"},
+    )
+    assert (1, {}) == (written.code, written.document)
+    error = json.loads(written.errors.splitlines()[-1])["error"]
+    assert ("QuorumTimeout", True) == (error["type"], error["state_unknown"])
+    assert [1] == [row["time"] for row in shell.rows(table)]
