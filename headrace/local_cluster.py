@@ -132,6 +132,8 @@ class LocalCluster:
     def start_node(self, name: str, extra: Sequence[str] = ()) -> None:
         """Start one node's process; it is not waited for."""
         node = self.node(name)
+        if self._alive(node):
+            raise ClusterRunning(f"node {name} is running", action="stop it first")
         node.http = node.http or f"127.0.0.1:{free_port()}"
         command = [
             *(sys.executable, "-m", "headrace", "node", "run", "--cluster", self.cluster, "--id", name),
@@ -175,7 +177,6 @@ class LocalCluster:
     def kill(self, name: str, signal_number: int = signal.SIGKILL) -> None:
         """Send a node a signal; after SIGKILL the process is gone when this returns."""
         node = self.node(name)
-        # Asked this way, a child that ended by itself is reaped.
         if not self._alive(node):
             return
         os.kill(node.pid, signal_number)
@@ -185,7 +186,7 @@ class LocalCluster:
     def stop_node(self, name: str) -> None:
         """End a node cleanly, by force when it takes too long."""
         node = self.node(name)
-        if node.running:
+        if self._alive(node):
             os.kill(node.pid, signal.SIGCONT)
             os.kill(node.pid, signal.SIGTERM)
             if not self._await_end(node, STOP_TIMEOUT_S):
@@ -220,6 +221,7 @@ class LocalCluster:
         return f"http://{self.node(name).http}"
 
     def _alive(self, node: NodeProcess) -> bool:
+        """Whether the node's process runs; a child of ours that ended is reaped by asking."""
         child = self._children.get(node.pid)
         return child.poll() is None if child is not None else node.running
 
