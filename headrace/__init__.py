@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from connectors.formats.parsed import FormatError
+    from connectors.http import NodeUnreachable
     from connectors.log.port import LogUnavailable
     from consumers.membership.cluster import NoCluster
     from consumers.membership.forwarding import WriteFailed, WriteUnknown
     from consumers.membership.quorum import QuorumTimeout, QuorumTooLarge
-    from headrace._ask import QueryFailed, QueryResult
+    from consumers.query.errors import QueryError
+    from headrace._answers import QueryResult
     from headrace.client import Client, NoNode, Writer, connect
     from headrace.settings import SettingsInvalid
     from schemas.errors import HeadraceError, StateUnknown
@@ -25,8 +27,9 @@ _HOMES = {
     "LogUnavailable": "connectors.log.port",
     "NoCluster": "consumers.membership.cluster",
     "NoNode": "headrace.client",
-    "QueryFailed": "headrace._ask",
-    "QueryResult": "headrace._ask",
+    "NodeUnreachable": "connectors.http",
+    "QueryError": "consumers.query.errors",
+    "QueryResult": "headrace._answers",
     "QuorumTimeout": "consumers.membership.quorum",
     "QuorumTooLarge": "consumers.membership.quorum",
     "SchemaError": "schemas.tables",
@@ -48,7 +51,8 @@ __all__ = [
     "LogUnavailable",
     "NoCluster",
     "NoNode",
-    "QueryFailed",
+    "NodeUnreachable",
+    "QueryError",
     "QueryResult",
     "QuorumTimeout",
     "QuorumTooLarge",

@@ -15,12 +15,17 @@ from datetime import date, datetime
 from types import TracebackType
 from typing import Any
 
+import pyarrow as pa
+
+from connectors.http import NodeRefused, NodeUnreachable
 from connectors.log.deadline import Deadline
 from consumers.membership import writer as membership
 from consumers.membership.deleter import delete_rows
 from consumers.membership.writer import Cluster, WriterSettings, normal_rows
+from consumers.query.errors import QueryError
 from consumers.replication.status import StatusBoard
-from headrace._ask import NodeUnreachable, QueryFailed, QueryResult, ask
+from consumers.serve.client import AnswerCut, NodeClient
+from headrace._answers import QueryResult
 from headrace._connection import CONNECT_TIMEOUT_S, close_cluster, open_cluster
 from headrace._frames import arrow_table
 from headrace.settings import Settings, load_settings
@@ -30,6 +35,8 @@ from schemas.tables import TIME_COLUMN, TableSchema
 
 FIND_TIMEOUT_S = 10.0
 RETRY_S = 0.2
+ANSWER_TIMEOUT_S = 600.0
+GRACE_S = 15.0
 
 Time = int | str | date | datetime
 
@@ -110,7 +117,8 @@ class Client:
     def query(self, sql: str, *, timeout_ms: int | None = None, node: str | None = None) -> QueryResult:
         """The answer to a SQL query, from any live node, or from the one at the URL `node`.
 
-        It contains everything this client wrote before. Raises QueryFailed with what is wrong with the query, NoNode when none answers.
+        It contains everything this client wrote before. Raises the QueryError that the node raised, NodeUnreachable, and NoNode when
+        none was heard.
         """
         after = self.flush()
         deadline = Deadline(FIND_TIMEOUT_S)
@@ -118,8 +126,8 @@ class Client:
             failure: HeadraceError | None = None
             for url in [node] if node else self._nodes(deadline):
                 try:
-                    answer = ask(url, sql, after=after, timeout_ms=timeout_ms)
-                except (QueryFailed, NodeUnreachable) as error:
+                    answer = _ask(url, sql, after, timeout_ms)
+                except (QueryError, NodeRefused, NodeUnreachable, AnswerCut) as error:
                     if not error.retriable:
                         raise
                     failure = error
@@ -261,6 +269,13 @@ class Writer:
             self._writer.__exit__(kind, error, trace)
         finally:
             self._client._note(self._writer.newest(), closed=self)
+
+
+def _ask(url: str, sql: str, after: Mapping[str, int], timeout_ms: int | None) -> QueryResult:
+    wait_s = ANSWER_TIMEOUT_S if timeout_ms is None else timeout_ms / 1_000 + GRACE_S
+    pieces = NodeClient(url, answer_timeout_s=wait_s).query(sql, format="arrow", after=after, timeout_ms=timeout_ms)
+    with pa.ipc.open_stream(pa.py_buffer(b"".join(pieces))) as reader:
+        return QueryResult(reader.read_all())
 
 
 def live_nodes(board: StatusBoard) -> list[str]:

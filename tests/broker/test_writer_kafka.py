@@ -375,16 +375,19 @@ def test_a_query_goes_to_a_live_node_and_asks_for_what_was_written(broker: Broke
 
 
 @pytest.mark.parametrize(
-    ("answer", "expected"),
+    ("answer", "error", "expected"),
     [
-        ((400, refusal("QueryInvalid", retriable=False)), r"^no \(do\)$"),
-        ((404, b"<html>"), "answered 404"),
+        ((400, refusal("UnknownTable", retriable=False)), headrace.QueryError, r"^no \(do\)$"),
+        ((400, refusal("RequestInvalid", retriable=False)), headrace.HeadraceError, r"^no \(do\)$"),
+        ((404, b"<html>"), headrace.HeadraceError, "HTTP 404"),
     ],
 )
-def test_a_refused_query_is_told_as_the_node_says(shared: Shared, answer: tuple[int, bytes], expected: str) -> None:
+def test_a_refused_query_is_told_as_the_node_says(
+    shared: Shared, answer: tuple[int, bytes], error: type[Exception], expected: str
+) -> None:
     """What is wrong with the query is raised at once; another node would say the same."""
     with node(answer) as (url, asked):
-        with pytest.raises(headrace.QueryFailed, match=expected):
+        with pytest.raises(error, match=expected):
             shared.client.query("SELECT", node=url)
         assert 1 == len(asked)
 

@@ -1,0 +1,41 @@
+"""What a query gives back to Python."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+
+
+class QueryResult:
+    """The rows of an answer. It also exports an Arrow stream, so DuckDB, polars and pandas read it as it is."""
+
+    def __init__(self, table: pa.Table) -> None:
+        self._table = table
+
+    def __len__(self) -> int:
+        return int(self._table.num_rows)
+
+    def __repr__(self) -> str:
+        return f"<QueryResult of {len(self):,} rows: {', '.join(self._table.column_names)}>"
+
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
+        return self._table.__arrow_c_stream__(requested_schema)
+
+    def to_arrow(self) -> pa.Table:
+        """A pyarrow Table; `time` columns are timestamps in nanoseconds, UTC."""
+        return self._table
+
+    def to_pandas(self) -> Any:
+        """A pandas DataFrame."""
+        return self._table.to_pandas()
+
+    def to_polars(self) -> Any:
+        """A polars DataFrame."""
+        import polars
+
+        return polars.from_arrow(self._table)
+
+    def to_dicts(self) -> list[dict[str, Any]]:
+        """One dict a row, for small answers."""
+        return list(self._table.to_pylist())
