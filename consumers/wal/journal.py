@@ -24,6 +24,7 @@ from consumers.wal.records import Placed, decode
 BUFFERS_MAX = 512
 """Buffers handed to one system call; the kernel takes 1,024."""
 
+REWRITE_BYTES = 1 << 20
 HEADER_READ_BYTES = 1 << 17
 
 
@@ -132,6 +133,18 @@ class Journal:
         self._files.truncate(self._descriptor, offset)
         self._files.sync_data(self._descriptor)
         self.end = self.reserved = offset
+
+    def rewrite(self, start: int, end: int) -> None:
+        """Writes the bytes between two offsets once more, unchanged, so that the next sync really takes them to the disk.
+
+        After a failed sync the kernel calls its pages clean, and a later one, even of another process, succeeds without
+        writing them.
+        """
+        while start < end:
+            data = self.read(start, min(end - start, REWRITE_BYTES))
+            assert data, "only bytes that were read before are written again"
+            self._write([data], start, len(data))
+            start += len(data)
 
     def trim(self) -> None:
         """Gives the reserve back; for an orderly close, needs no sync."""

@@ -60,11 +60,12 @@ class Damage:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """`last` is the end of the prefix; `cuts` make the files say the same. With `damage` the cuts would lose durable
-    transactions.
+    """`last` is the end of the prefix, of which all up to `durable` is known to be on disk; `cuts` make the files say the
+    same. With `damage` the cuts would lose durable transactions.
     """
 
     last: int
+    durable: int
     cuts: tuple[Cut, ...]
     damage: Damage | None
 
@@ -77,7 +78,7 @@ def decide(scans: Sequence[Scan], snapshot_transaction: int, durable: int = 0) -
     evidence = max([durable, *(scan.evidence() for scan in scans)])
     cuts = tuple(cut for scan in scans if (cut := _cut(scan, last)) is not None)
     damage = _locate(scans, last, evidence) if evidence > last else None
-    return Verdict(last, cuts, damage)
+    return Verdict(last, max(evidence, snapshot_transaction), cuts, damage)
 
 
 def prefix_end(scans: Sequence[Scan], start: int) -> int:

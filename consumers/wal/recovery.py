@@ -11,15 +11,18 @@
    evidence.
 6. Decision (`prefix.decide`): the prefix, the cuts that make the files say the same, or damage.
 7. Replay: snapshot, then the prefix in the order of transactions.
-8. Cuts, each synced, then a sync of every journal that was read: what recovery returned does not disappear in the next
-   power cut.
+8. Cuts, each synced; then what no frame says was durable is written once more, and every journal that was read is
+   synced: what recovery returned does not disappear in the next power cut, also when the last thing the process before
+   met was a failed sync.
 """
 
 from __future__ import annotations
 
 import time
+from bisect import bisect_right
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from pathlib import Path
 
 from connectors.files import PARTIAL_SUFFIX, FileLayer
@@ -69,7 +72,7 @@ class Survey:
     snapshot: SnapshotReader | None
     journals: dict[int, Journal] = field(default_factory=dict)
     scans: list[Scan] = field(default_factory=list)
-    verdict: Verdict = field(default_factory=lambda: Verdict(0, (), None))
+    verdict: Verdict = field(default_factory=lambda: Verdict(0, 0, (), None))
 
     @property
     def start(self) -> int:
@@ -102,6 +105,8 @@ def survey_files(files: FileLayer, directory: Path, new: Manifest | None) -> Sur
     """Passes 1 to 6. With `new` None nothing at all is changed, and a directory without a log is an error."""
     names = files.names(directory)
     if new is not None:
+        # A killed process may have renamed without syncing: nothing may be deleted on the word of such a name.
+        files.sync_directory(directory)
         _remove_partials(files, directory, names)
     manifest = _read_manifest(files, directory, names, new)
     survey = Survey(manifest, read_snapshot(files, directory, manifest))
@@ -279,12 +284,16 @@ def make_true(files: FileLayer, survey: Survey) -> None:
     """Pass 8. A crash between two cuts is harmless: the first missing transaction stays missing, so the next recovery
     decides the same.
     """
-    for cut in survey.verdict.cuts:
+    verdict = survey.verdict
+    for cut in verdict.cuts:
         survey.journals[cut.number].cut(cut.offset)
         files.step("recovery: journal cut")
     for scan in survey.scans:
-        if scan.frames:
-            survey.journals[scan.number].sync()
+        first = bisect_right(scan.frames, verdict.durable, key=itemgetter(0))
+        beyond = bisect_right(scan.frames, verdict.last, key=itemgetter(0))
+        if first < beyond:
+            survey.journals[scan.number].rewrite(scan.frames[first].offset, scan.frames[beyond - 1].end)
+        survey.journals[scan.number].sync()
     files.step("recovery: journals synced")
 
 
