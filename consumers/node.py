@@ -469,6 +469,7 @@ class Node:
             position=self.runner.position(topic),
             durable_offset=self.runner.durable_offset(topic),
             sealed_version=group.sealed_version,
+            sealed_offset=group.sealed_offset,
             chain_version=chain_version,
             chain=chain,
             recovery_done=self.runner.position(topic) if total else 0,

@@ -40,6 +40,7 @@ class Status:
     position: int
     durable_offset: int
     sealed_version: int
+    sealed_offset: int
     chain_version: int
     chain: bytes
     recovery_done: int

@@ -106,6 +106,7 @@ class Group:
         state = GroupState.from_bytes(store.state) if store.state is not None else GroupState()
         self.replica = Replica(members, state)
         self.sealed_version = state.frontier
+        self.sealed_offset = state.offset
         self.fault = ""
         self.waiting = ""
         self.storing_fault = ""
@@ -116,6 +117,7 @@ class Group:
         self._queue: deque[JournalEntry] = deque()
         self._queue_bytes = 0
         self._changed = threading.Condition()
+        self._seal_offsets: dict[int, int] = {}
         self._pending_jobs: deque[Future[None]] = deque()
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name=f"apply-{name}", daemon=True)
@@ -276,6 +278,7 @@ class Group:
             (database, table): self._schema(database, table, version)
             for (database, table), version in action.tables.items()
         }
+        self._seal_offsets[action.version] = self.replica.state.offset
         self._submit(self.store.freeze(action.version, self._era, action.state, schemas))
 
     def _submit(self, job: StoreJob) -> None:
@@ -305,7 +308,8 @@ class Group:
             _log.exception("storing failed", group=self.name)
             return
         if isinstance(job, SealJob):
-            self.sealed_version = max(self.sealed_version, job.version)
+            self.sealed_offset = self._seal_offsets.pop(job.version)
+            self.sealed_version = job.version
             self._on_sealed(self.name, job.version)
 
     def _run_until_done(self, job: StoreJob) -> None:

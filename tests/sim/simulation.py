@@ -1,0 +1,259 @@
+"""One simulated schedule: nodes, writers, readers and faults from a seed, invariants after every event, and convergence at the end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from consumers.replication.status import StatusBoard
+from schemas.framing import FrameInvalid
+from schemas.messages import Claim, Message, ProducerPosition, Write, decode_message, encode_message
+from schemas.records import Role
+from tests.sim.node import GROUP, SimNode
+from tests.sim.world import World
+
+FAULT_MS = 30_000
+HEAL_MS = 30_000
+WRITERS = 3
+
+
+class InvariantBroken(AssertionError):
+    """A schedule that does what must never happen; the last events are in the message."""
+
+
+@dataclass(slots=True)
+class Pending:
+    """A write that was appended: its offset once the log has it, and the quorum it waits for."""
+
+    write: str
+    quorum: int
+    asked_ms: int
+
+
+@dataclass
+class Simulation:
+    """Runs one seed; `members` are the nodes of the one group."""
+
+    seed: int
+    verbose: bool = False
+    nodes: dict[str, SimNode] = field(default_factory=dict)
+    pending: list[Pending] = field(default_factory=list)
+    acknowledged: dict[str, int] = field(default_factory=dict)
+    history: dict[int, bytes] = field(default_factory=dict)
+    leaders: dict[int, str] = field(default_factory=dict)
+    served: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.world = World(self.seed, self.verbose)
+        random = self.world.random
+        count = random.choice((1, 2, 3, 3, 3, 4, 5))
+        members = tuple(f"n{number}" for number in range(1, count + 1))
+        for name in members:
+            self.nodes[name] = SimNode(self.world, name, members, self.nodes)
+        self.members = members
+        self.written = 0
+        self.log_index = self.status_index = 0
+        self.board = StatusBoard()
+        self.checked: dict[str, tuple[int, int, Role]] = {}
+        self.offsets: dict[str, int] = {}
+        self.log_epoch = 0
+
+    def run(self) -> None:
+        """Faults for a while, then a healed world that must converge. Raises InvariantBroken."""
+        for node in self.nodes.values():
+            self.world.after(self.world.random.uniform(0, 2_000), node.start)
+        for number in range(WRITERS):
+            self._write(f"writer{number}")
+        self.world.after(1_000, self._fault)
+        self.world.after(100, self._read)
+        self.world.run_until(FAULT_MS, self._check)
+        self._heal()
+        self.world.run_until(FAULT_MS + HEAL_MS, self._check)
+        self._check_converged()
+
+    # Clients.
+
+    def _write(self, writer: str) -> None:
+        random = self.world.random
+        if self.world.now_ms < FAULT_MS:
+            self.written += 1
+            name = f"w{self.written}"
+            body = Write("db", "t", 1, 1, random.randint(1, 8), name.encode())
+            value = encode_message(Message(ProducerPosition(writer, self.written, 0), body))
+            self.pending.append(Pending(name, random.randint(1, len(self.members)), self.world.now_ms))
+            self.world.send(writer, self.world.forward, value)
+            self.world.after(random.uniform(20, 600), lambda: self._write(writer))
+
+    def _acknowledge(self) -> None:
+        """What writers are told, by a board of their own."""
+        for waiting in list(self.pending):
+            offset = self.offsets.get(waiting.write)
+            if offset is None:
+                continue
+            if waiting.quorum == 1 or self.board.durable_copies(GROUP, self.members, "t", offset) >= waiting.quorum:
+                self.pending.remove(waiting)
+                self.acknowledged[waiting.write] = offset
+                self._check_copies(waiting, offset)
+
+    def _check_copies(self, waiting: Pending, offset: int) -> None:
+        if waiting.quorum == 1:
+            return
+        recently = self.world.now_ms - 3_000
+        copies = sum(
+            node.disk.durable_offset() >= offset or node.disk.wiped_ms > recently for node in self.nodes.values()
+        )
+        self._require(
+            copies >= waiting.quorum, f"{waiting.write} was acknowledged with {waiting.quorum}, {copies} disks hold it"
+        )
+
+    def _read(self) -> None:
+        node = self.nodes[self.world.random.choice(self.members)]
+        if node.serves():
+            version = node.replica.state.version
+            self._require(
+                version >= self.served.get(node.name, 0),
+                f"{node.name} served version {version} after {self.served.get(node.name)}",
+            )
+            self.served[node.name] = version
+        self.world.after(self.world.random.uniform(20, 200), self._read)
+
+    # Faults.
+
+    def _fault(self) -> None:
+        random = self.world.random
+        if self.world.now_ms >= FAULT_MS:
+            return
+        node = self.nodes[random.choice(self.members)]
+        fault = random.choice(
+            (
+                "kill",
+                "kill",
+                "pause",
+                "pause",
+                "wipe",
+                "full",
+                "cut sends",
+                "cut reads",
+                "cut both",
+                "cut link",
+                "garbage",
+            )
+        )
+        self.world.note(f"fault: {fault} {node.name}")
+        heal_ms = random.uniform(500, 12_000)
+        if fault == "garbage":
+            self.world.send("stranger", self.world.forward, bytes(random.randrange(256) for _ in range(12)))
+        elif fault == "kill" and node.running:
+            node.kill()
+            self.world.after(heal_ms, lambda: node.start() if not node.running else None)
+        elif fault == "wipe" and node.running and self._may_wipe(node):
+            node.kill()
+            node.wipe()
+            self.served.pop(node.name, None)
+            self.world.after(heal_ms, lambda: node.start() if not node.running else None)
+        elif fault == "pause" and node.running:
+            node.paused = True
+            self.world.after(heal_ms, lambda: setattr(node, "paused", False))
+        elif fault == "full":
+            node.disk.full = True
+            disk = node.disk
+            self.world.after(heal_ms, lambda: setattr(disk, "full", False))
+        elif fault.startswith("cut"):
+            self._cut(fault, node.name, heal_ms)
+        self.world.after(random.uniform(200, 6_000), self._fault)
+
+    def _cut(self, fault: str, name: str, heal_ms: float) -> None:
+        world = self.world
+        if fault in ("cut sends", "cut both"):
+            world.sends_cut.add(name)
+            world.after(heal_ms, lambda: world.sends_cut.discard(name))
+        if fault in ("cut reads", "cut both"):
+            world.reads_cut.add(name)
+            world.after(heal_ms, lambda: world.reads_cut.discard(name))
+        if fault == "cut link":
+            link = (name, world.random.choice(self.members))
+            world.links_cut.add(link)
+            world.after(heal_ms, lambda: world.links_cut.discard(link))
+
+    def _may_wipe(self, victim: SimNode) -> bool:
+        """Losing the last disk that holds what was trimmed is losing the data, in any system: leave one."""
+        begin = self.world.forward.begin
+        return begin == 0 or any(
+            node is not victim and node.disk.durable_offset() + 1 >= begin and not node.disk.full
+            for node in self.nodes.values()
+        )
+
+    def _heal(self) -> None:
+        self.world.note("healed")
+        for cut in (self.world.sends_cut, self.world.reads_cut, self.world.links_cut):
+            cut.clear()
+        for node in self.nodes.values():
+            node.disk.full = False
+            node.paused = False
+            if not node.running:
+                node.start()
+
+    # Invariants.
+
+    def _check(self) -> None:
+        news = self.world.status.records[self.status_index :]
+        for record in news:
+            self.status_index += 1
+            self.board.hear(record.timestamp_ms, record.value)
+        if news or len(self.world.forward.records) > self.log_index:
+            self._read_log()
+            self._acknowledge()
+        for node in self.nodes.values():
+            seen = (node.life, node.replica.state.version, node.decision.role) if node.running else None
+            if seen is not None and self.checked.get(node.name) != seen:
+                self.checked[node.name] = seen
+                self._check_node(node)
+
+    def _read_log(self) -> None:
+        for record in self.world.forward.records[self.log_index :]:
+            self.log_index += 1
+            try:
+                body = decode_message(record.value).body
+            except FrameInvalid:
+                continue
+            if isinstance(body, Write):
+                self.offsets.setdefault(body.rows.decode(), record.offset)
+            elif isinstance(body, Claim) and body.leadership.epoch == self.log_epoch + 1:
+                self.log_epoch += 1
+                self.leaders[self.log_epoch] = body.leadership.incarnation
+
+    def _check_node(self, node: SimNode) -> None:
+        state = node.replica.state
+        if state.version:
+            known = self.history.setdefault(state.version, state.chain)
+            self._require(known == state.chain, f"{node.name} has another content at version {state.version}")
+        if state.leader is not None:
+            expected = self.leaders.get(state.epoch)
+            self._require(
+                expected == state.leader.incarnation,
+                f"{node.name} sees {state.leader} lead epoch {state.epoch}, not {expected}",
+            )
+
+    def _check_converged(self) -> None:
+        log_version = len(self.world.forward.records)
+        for node in self.nodes.values():
+            self._require(node.serves(), f"{node.name} does not serve: {node.decision} {node._reason()}")
+            self._require(
+                node.replica.state.version == log_version,
+                f"{node.name} is at {node.replica.state.version} of {log_version}",
+            )
+            missing = [write for write in self.acknowledged if write not in node.visible]
+            self._require(not missing, f"{node.name} lost acknowledged {missing[:5]}")
+        contents = {name: node.visible for name, node in self.nodes.items()}
+        first = contents[self.members[0]]
+        for name, content in contents.items():
+            self._require(content == first, f"{name} and {self.members[0]} hold other rows at the same version")
+        leading = [node.name for node in self.nodes.values() if node.decision.role is Role.LEADER]
+        self._require(leading == [self.members[0]], f"leaders at the end: {leading}")
+
+    def _require(self, holds: bool, what: str) -> None:
+        if not holds:
+            tail = "\n".join(self.world.lines[-40:])
+            raise InvariantBroken(f"seed {self.seed}, {self.world.now_ms} ms: {what}\n{tail}")
+
+
+__all__ = ["GROUP", "InvariantBroken", "Simulation"]
