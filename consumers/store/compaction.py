@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from consumers.store.names import SegmentName
-from consumers.store.scan import pending
+from consumers.store.pruning import pending
 from consumers.store.segment import SegmentEntry
 from consumers.store.settings import StoreSettings
 from consumers.store.tombstones import Tombstone

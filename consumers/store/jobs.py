@@ -21,9 +21,11 @@ from consumers.store.errors import JobOutOfTurn, JobSuperseded
 from consumers.store.files import SegmentFiles
 from consumers.store.index import BucketKey, Index, IndexChanges
 from consumers.store.last import decode_last, encode_last, hide_last, last_of_segment, merge_last
+from consumers.store.live import LiveSummaries
 from consumers.store.memtable import KnownTable, Memtable, TableKey, by_rank, newer
 from consumers.store.names import SegmentName
-from consumers.store.scan import pending
+from consumers.store.overlap import Overlaps
+from consumers.store.pruning import pending
 from consumers.store.segment import Runs, SegmentEntry, encode_segment, read_rows, schema_of_file
 from consumers.store.settings import StoreSettings
 from consumers.store.sorting import SortedTable, sort_table
@@ -42,6 +44,8 @@ class StoreParts:
     index: Index
     view: StoreView
     runs: RunsCache
+    overlaps: Overlaps
+    live: LiveSummaries
     commit_lock: threading.Lock = field(default_factory=threading.Lock)
     queue: deque[StoreJob] = field(default_factory=deque)
 

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from consumers.store.kernel import field_column, order_rows, runs_of
+from consumers.store.kernel import field_column
 from consumers.store.segment import SegmentRows
 from consumers.store.series import series_mask, tag_column
 from consumers.store.tombstones import Tombstone
@@ -29,17 +29,7 @@ def last_of_segment(rows: SegmentRows, era: int) -> pa.RecordBatch:
     """The newest row of each series of a segment."""
     ends = np.cumsum(rows.runs.lengths) - 1
     fields = {name: values.take(pa.array(ends)) for name, values in rows.fields.items()}
-    return _batch(rows.runs.keys, rows.times[ends], era, fields)
-
-
-def last_of_batches(batches: Sequence[pa.RecordBatch], era: int, fields: Mapping[str, FieldType]) -> pa.RecordBatch:
-    """The newest row of each series of row batches of one era, lowest rank first."""
-    ordering = order_rows(batches)
-    starts, codes, lengths = runs_of(ordering.codes)
-    ends = starts + lengths - 1
-    rows = pa.array(ordering.rows[ends])
-    columns = {name: field_column(batches, name, kind).take(rows) for name, kind in fields.items()}
-    return _batch(ordering.keys.take(pa.array(codes)), ordering.times[ends], era, columns)
+    return last_batch(rows.runs.keys, rows.times[ends], np.full(len(ends), era, np.int64), fields)
 
 
 def merge_last(batches: Sequence[pa.RecordBatch], fields: Mapping[str, FieldType]) -> pa.RecordBatch:
@@ -81,7 +71,8 @@ def hide_last(batch: pa.RecordBatch, tombstones: Iterable[Tombstone], era_max: i
 def no_last(fields: Mapping[str, FieldType]) -> pa.RecordBatch:
     """The last rows of a table that has none."""
     columns = {name: pa.array([], kind.arrow) for name, kind in fields.items()}
-    return _batch(pa.array([], pa.string()), np.empty(0, np.int64), 0, columns)
+    empty = np.empty(0, np.int64)
+    return last_batch(pa.array([], pa.string()), empty, empty, columns)
 
 
 def has_stale(batch: pa.RecordBatch) -> bool:
@@ -120,7 +111,8 @@ def decode_last(data: bytes) -> pa.RecordBatch:
         return reader.read_next_batch()
 
 
-def _batch(keys: pa.Array, times: np.ndarray, era: int, fields: Mapping[str, pa.Array]) -> pa.RecordBatch:
-    eras, stale = np.full(len(times), era, np.int64), np.zeros(len(times), np.bool_)
+def last_batch(keys: pa.Array, times: np.ndarray, eras: np.ndarray, fields: Mapping[str, pa.Array]) -> pa.RecordBatch:
+    """Last rows, none of them stale, from columns."""
+    stale = np.zeros(len(times), np.bool_)
     columns = [keys, pa.array(times), pa.array(eras), pa.array(stale), *fields.values()]
     return pa.RecordBatch.from_arrays(columns, names=[*_FIXED, *fields])

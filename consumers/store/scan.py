@@ -1,49 +1,30 @@
-"""Reading one table: which files can be read as they are, and everything else merged.
+"""Reading one table: the files that stand as they are, and everything else merged.
 
-A file can be read as it is when, within the time asked for, no other file of its slice and bucket and no unsealed batch has rows in its time
-range (they might be the same rows with a higher or lower rank), and no delete that is not yet applied to it touches it. All other rows are
-merged here: each (series, time) once, the highest rank wins, deletes applied.
+Which is which says consumers.store.pruning. What is merged has each (series, time) once, the highest rank wins, deletes are applied.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from consumers.store.files import SegmentFiles
-from consumers.store.kernel import field_column, gather, order_rows
-from consumers.store.memtable import LiveBatch
-from consumers.store.segment import Runs, SegmentEntry, read_rows
+from consumers.store.kernel import field_column, gather, order_rows, unify_series
+from consumers.store.overlap import Overlaps
+from consumers.store.pruning import Question, RunsOf, candidates_of, pending, split
+from consumers.store.segment import SegmentEntry, read_rows
 from consumers.store.series import Mask, series_mask, tag_column
-from consumers.store.tombstones import Tombstone, rows_between, survivors
+from consumers.store.tombstones import rows_between, survivors
 from consumers.store.view import TableView
 from schemas.payload import SERIES_COLUMN, SERIES_TYPE
 from schemas.tables import TIME_COLUMN, TableSchema
-
-RunsOf = Callable[[str], Runs]
-
-
-@dataclass(frozen=True, slots=True)
-class Question:
-    """What a scan is asked for: columns (None = all), time in [start_ns, end_ns), and for each tag the values allowed ("" = absent)."""
-
-    columns: frozenset[str] | None = None
-    start_ns: int | None = None
-    end_ns: int | None = None
-    tags: Mapping[str, Sequence[str]] | None = None
-
-    def takes(self, column: str) -> bool:
-        """True if the answer needs this column."""
-        return self.columns is None or column in self.columns
 
 
 class Scan:
@@ -77,91 +58,67 @@ class Scan:
 
 
 def answer(
-    view: TableView, question: Question, files: SegmentFiles, runs_of: RunsOf
+    view: TableView, question: Question, files: SegmentFiles, runs_of: RunsOf, overlaps: Overlaps, live_is_unique: bool
 ) -> tuple[list[SegmentEntry], pa.Table]:
-    """The files that stand as they are, and the merged rest."""
-    candidates, wanted = _candidates(view.entries, question, runs_of)
-    live = [batch for batch in view.live if _meets(batch.min_time_ns, batch.max_time_ns, question)]
-    clean, dirty = split(candidates, live, view.tombstones, question, runs_of)
+    """The files that stand as they are, and the merged rest. `live_is_unique`: no two visible unsealed rows share series and time."""
+    candidates, wanted = candidates_of(view.entries, question, runs_of)
+    live = [batch for batch in view.live if question.meets(batch.min_time_ns, batch.max_time_ns)]
+    clean, dirty = split(candidates, live, view.tombstones, question, runs_of, overlaps)
     fields = [name for name, _ in view.schema.fields if question.takes(name)]
     ranked: list[tuple[tuple[int, int], pa.RecordBatch]] = []
     for entry in dirty:
-        runs = runs_of(entry.name)
-        rows = read_rows(
-            files.path(entry.name), entry, runs, fields, question.start_ns, question.end_ns, wanted.get(entry.name)
-        )
+        runs, mask = runs_of(entry.name), wanted.get(entry.name)
+        rows = read_rows(files.path(entry.name), entry, runs, fields, question.start_ns, question.end_ns, mask)
         ranked.append(((entry.era, entry.first_version), survivors(rows, pending(entry, view.tombstones))))
     masks = _MaskOf(question.tags or {})
     for batch in live:
-        rows = rows_between(batch.visible(view.tombstones), question.start_ns, question.end_ns)
+        narrow = _columns(batch.visible(view.tombstones), fields)
+        rows = rows_between(narrow, question.start_ns, question.end_ns)
         ranked.append(((batch.era, batch.version), masks.keep(rows)))
     ranked.sort(key=lambda pair: pair[0])
-    return clean, merge([rows for _, rows in ranked if len(rows)], view.schema, question)
+    batches = [rows for _, rows in ranked if len(rows)]
+    return clean, merge(batches, view.schema, question, live_is_unique and not dirty)
 
 
-def pending(entry: SegmentEntry, tombstones: Iterable[Tombstone]) -> list[Tombstone]:
-    """The deletes that hide rows of a segment and are not yet applied to it."""
-    return [
-        each
-        for each in tombstones
-        if (each.database, each.table) == (entry.database, entry.table)
-        and each.version > entry.cleaned_version
-        and each.outranks(entry.era, entry.last_version)
-        and each.touches(entry.min_time_ns, entry.max_time_ns)
-    ]
-
-
-def split(
-    candidates: Sequence[SegmentEntry],
-    live: Sequence[LiveBatch],
-    tombstones: Sequence[Tombstone],
-    question: Question,
-    runs_of: RunsOf,
-) -> tuple[list[SegmentEntry], list[SegmentEntry]]:
-    """Candidates that can be read as they are, and those that must be merged."""
-    unsealed = _union(_clip(batch.min_time_ns, batch.max_time_ns, question) for batch in live)
-    crowded = _crowded(candidates, question)
-    clean: list[SegmentEntry] = []
-    dirty: list[SegmentEntry] = []
-    for entry in candidates:
-        low, high = _clip(entry.min_time_ns, entry.max_time_ns, question)
-        hidden = any(each.covers(runs_of(entry.name).keys).any() for each in pending(entry, tombstones))
-        (dirty if hidden or entry.name in crowded or _hits(unsealed, low, high) else clean).append(entry)
-    return clean, dirty
-
-
-def merge(batches: Sequence[pa.RecordBatch], schema: TableSchema, question: Question) -> pa.Table:
-    """Row batches, lowest rank first, as one table in the form users see, each (series, time) once."""
-    if not batches:
-        batches = [_no_rows()]
+def merge(batches: Sequence[pa.RecordBatch], schema: TableSchema, question: Question, unique: bool) -> pa.Table:
+    """Row batches, lowest rank first, as one table in the form users see, each (series, time) once; `unique` says they are that already."""
+    batches = batches or [_no_rows()]
+    if unique:
+        keys, codes = unify_series(batches)
+        times = np.concatenate([batch.column(1).to_numpy(zero_copy_only=True) for batch in batches])
+        return _user_table(batches, schema, question, keys, codes, times, None)
     ordering = order_rows(batches)
-    columns: dict[str, pa.Array] = {
-        tag: tag_column(ordering.keys, tag, ordering.codes.astype(np.int32))
-        for tag in schema.tags
-        if question.takes(tag)
-    }
-    columns[TIME_COLUMN] = pa.array(ordering.times)
+    return _user_table(batches, schema, question, ordering.keys, ordering.codes, ordering.times, ordering.rows)
+
+
+def _user_table(
+    batches: Sequence[pa.RecordBatch],
+    schema: TableSchema,
+    question: Question,
+    keys: pa.StringArray,
+    codes: npt.NDArray[Any],
+    times: npt.NDArray[np.int64],
+    rows: npt.NDArray[np.int64] | None,
+) -> pa.Table:
+    """Tags, time and fields asked for; of the batches laid end to end all rows, or `rows` in that order."""
+    columns: dict[str, pa.Array] = {tag: tag_column(keys, tag, codes) for tag in schema.tags if question.takes(tag)}
+    columns[TIME_COLUMN] = pa.array(times)
     for name, kind in schema.fields:
         if question.takes(name):
-            columns[name] = pc.cast(gather(field_column(batches, name, kind), ordering.rows), kind.arrow)
+            column = field_column(batches, name, kind)
+            columns[name] = pc.cast(column if rows is None else gather(column, rows), kind.arrow)
     return pa.table(columns)
+
+
+def _columns(rows: pa.RecordBatch, fields: Sequence[str]) -> pa.RecordBatch:
+    held = set(rows.schema.names)
+    return rows.select([SERIES_COLUMN, TIME_COLUMN, *(name for name in fields if name in held)])
 
 
 def _no_rows() -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(
         [pa.array([], SERIES_TYPE), pa.array([], pa.int64())], [SERIES_COLUMN, TIME_COLUMN]
     )
-
-
-def _candidates(
-    entries: Iterable[SegmentEntry], question: Question, runs_of: RunsOf
-) -> tuple[list[SegmentEntry], dict[str, Mask]]:
-    """Segments that may hold an answer, and for each which of its series are asked for (only when tags are)."""
-    found = [entry for entry in entries if entry.overlaps(question.start_ns, question.end_ns)]
-    if not question.tags:
-        return found, {}
-    masks = {entry.name: series_mask(runs_of(entry.name).keys, question.tags) for entry in found}
-    return [entry for entry in found if masks[entry.name].any()], masks
 
 
 class _MaskOf:
@@ -181,47 +138,3 @@ class _MaskOf:
         if not self._mask.any():
             return rows.slice(0, 0)
         return rows.filter(pa.array(self._mask[series.indices.to_numpy(zero_copy_only=True)]))
-
-
-def _meets(min_time_ns: int, max_time_ns: int, question: Question) -> bool:
-    after_start = question.start_ns is None or max_time_ns >= question.start_ns
-    return after_start and (question.end_ns is None or min_time_ns < question.end_ns)
-
-
-def _clip(min_time_ns: int, max_time_ns: int, question: Question) -> tuple[int, int]:
-    low = min_time_ns if question.start_ns is None else max(min_time_ns, question.start_ns)
-    high = max_time_ns if question.end_ns is None else min(max_time_ns, question.end_ns - 1)
-    return low, high
-
-
-def _union(intervals: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Closed intervals as sorted disjoint ones."""
-    merged: list[tuple[int, int]] = []
-    for low, high in sorted(intervals):
-        if merged and low <= merged[-1][1]:
-            merged[-1] = (merged[-1][0], max(high, merged[-1][1]))
-        else:
-            merged.append((low, high))
-    return merged
-
-
-def _hits(union: list[tuple[int, int]], low: int, high: int) -> bool:
-    position = bisect_right(union, high, key=lambda interval: interval[0]) - 1
-    return position >= 0 and union[position][1] >= low
-
-
-def _crowded(candidates: Iterable[SegmentEntry], question: Question) -> set[str]:
-    """Segments that share their slice, bucket and part of their time range with another one."""
-    places: dict[tuple[int, int], list[tuple[int, int, str]]] = defaultdict(list)
-    for entry in candidates:
-        low, high = _clip(entry.min_time_ns, entry.max_time_ns, question)
-        places[(entry.slice_number, entry.bucket)].append((low, high, entry.name))
-    crowded: set[str] = set()
-    for spans in places.values():
-        reach, holder = None, ""
-        for low, high, name in sorted(spans):
-            if reach is not None and low <= reach:
-                crowded |= {name, holder}
-            if reach is None or high > reach:
-                reach, holder = high, name
-    return crowded

@@ -15,8 +15,8 @@ footer (all text):
     headrace.content_digest   see consumers.store.digest
 
 The runs. The index holds for each segment its series: an Arrow IPC stream (zstd) of one batch `key` (utf8, a series key), `rows` (int64, how
-many rows of the file are its own), in file order. With it a reader knows the series of every row without decoding a tag column, and prunes row
-groups by tags exactly.
+many rows of the file are its own), `first`, `last` (int64, ns, its first and last time), in file order. With it a reader knows the series of
+every row without decoding a tag column, prunes row groups by tags exactly, and mostly sees that two files share no row without reading either.
 """
 
 from __future__ import annotations
@@ -92,14 +92,22 @@ class SegmentEntry:
 
 @dataclass(frozen=True, slots=True)
 class Runs:
-    """The series of a segment in file order and how many rows each has."""
+    """The series of a segment in file order, how many rows each has, and its first and last time."""
 
     keys: pa.StringArray
     lengths: Int64s
+    first_ns: Int64s
+    last_ns: Int64s
+
+    @classmethod
+    def of_times(cls, keys: pa.StringArray, lengths: Int64s, times: Int64s) -> Runs:
+        """The runs of rows sorted by (series, time)."""
+        ends = np.cumsum(lengths)
+        return cls(keys, lengths, times[ends - lengths], times[ends - 1])
 
     def to_bytes(self) -> bytes:
         """The value of the runs in the index."""
-        batch = pa.record_batch({"key": self.keys, "rows": self.lengths})
+        batch = pa.record_batch({"key": self.keys, "rows": self.lengths, "first": self.first_ns, "last": self.last_ns})
         options = pa.ipc.IpcWriteOptions(compression="zstd", use_threads=False)
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, batch.schema, options=options) as writer:
@@ -111,7 +119,7 @@ class Runs:
         """The inverse of `to_bytes`."""
         with pa.ipc.open_stream(data) as reader:
             batch = reader.read_next_batch()
-        return cls(batch.column(0), batch.column(1).to_numpy())
+        return cls(batch.column(0), *(batch.column(index).to_numpy() for index in (1, 2, 3)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,9 +197,10 @@ def digest_of_file(path: Path) -> str:
             metadata = {key.decode(): value.decode() for key, value in (file.metadata.metadata or {}).items()}
         split = table.schema.names.index(TIME_COLUMN)
         tags = {name: table.column(name).combine_chunks() for name in table.schema.names[:split]}
-        runs = runs_of_tags(metadata[METADATA_PREFIX + "table"], tags, table.num_rows)
+        times = _nanoseconds(table.column(TIME_COLUMN))
+        runs = runs_of_tags(metadata[METADATA_PREFIX + "table"], tags, times)
         fields = {name: table.column(name).combine_chunks() for name in table.schema.names[split + 1 :]}
-        return content_digest(runs.keys, runs.lengths, _nanoseconds(table.column(TIME_COLUMN)), fields)
+        return content_digest(runs.keys, runs.lengths, times, fields)
     except (pa.ArrowException, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise StoreDamaged(f"segment {path} cannot be read: {error!r}") from error
 
@@ -209,10 +218,11 @@ def schema_of_file(path: Path, entry: SegmentEntry) -> TableSchema:
     return TableSchema(entry.database, entry.table, entry.schema_version, tuple(schema.names[:split]), known)
 
 
-def runs_of_tags(table: str, tags: Mapping[str, pa.Array], rows: int) -> Runs:
+def runs_of_tags(table: str, tags: Mapping[str, pa.Array], times: Int64s) -> Runs:
     """The runs of rows sorted by series, found again in their tag columns."""
+    rows = len(times)
     if not tags:
-        return Runs(series_keys(table, {"": pa.array([""])}), np.array([rows], np.int64))
+        return Runs.of_times(series_keys(table, {"": pa.array([""])}), np.array([rows], np.int64), times)
     changed = np.zeros(rows, np.bool_)
     changed[:1] = True
     for values in tags.values():
@@ -220,7 +230,7 @@ def runs_of_tags(table: str, tags: Mapping[str, pa.Array], rows: int) -> Runs:
         changed[1:] |= codes[1:] != codes[:-1]
     starts = np.flatnonzero(changed)
     heads = {name: values.take(pa.array(starts)) for name, values in tags.items()}
-    return Runs(series_keys(table, heads), np.diff(np.append(starts, rows)))
+    return Runs.of_times(series_keys(table, heads), np.diff(np.append(starts, rows)), times)
 
 
 def _metadata(group: str, name: SegmentName, schema: TableSchema, digest: str) -> dict[str, str]:

@@ -23,9 +23,10 @@ class SortedTable:
     def rows_of(self, part: Part) -> SegmentRows:
         """The rows of one slice and bucket."""
         rows = self.ordering.rows[part.start : part.stop]
-        runs = Runs(self.ordering.keys.take(pa.array(part.series)), part.lengths)
+        times = self.ordering.times[part.start : part.stop]
+        runs = Runs.of_times(self.ordering.keys.take(pa.array(part.series)), part.lengths, times)
         fields = {name: gather(column, rows) for name, column in self.columns.items()}
-        return SegmentRows(runs, self.ordering.times[part.start : part.stop], fields)
+        return SegmentRows(runs, times, fields)
 
 
 def sort_table(batches: Sequence[pa.RecordBatch], database: DatabaseSchema, schema: TableSchema) -> SortedTable:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import groupby
 from pathlib import Path
 
 import pyarrow as pa
@@ -13,11 +12,14 @@ from consumers.store.compaction import Compaction, plan_compaction
 from consumers.store.files import SegmentFiles, typed_errors
 from consumers.store.index import Index
 from consumers.store.jobs import CompactJob, DropJob, SealJob, StoreParts
-from consumers.store.last import has_stale, hide_last, last_of_batches, last_table, merge_last, no_last, series_in
+from consumers.store.last import has_stale, hide_last, last_table, merge_last, series_in
+from consumers.store.live import LiveSummaries
 from consumers.store.memtable import KnownTable, MemtableSize, TableKey, live_batch
 from consumers.store.names import path_component
+from consumers.store.overlap import Overlaps
+from consumers.store.pruning import Question
 from consumers.store.recovery import check_segments, remove_orphans
-from consumers.store.scan import Question, Scan, answer
+from consumers.store.scan import Scan, answer
 from consumers.store.segment import SegmentEntry
 from consumers.store.settings import StoreSettings
 from consumers.store.snapshot import write_snapshot
@@ -64,7 +66,8 @@ class Store:
             index.close()
             raise
         runs = RunsCache(index.runs, settings.runs_cache_entries)
-        return cls(StoreParts(group, settings, files, index, StoreView(content), runs))
+        overlaps = Overlaps(files, runs.get)
+        return cls(StoreParts(group, settings, files, index, StoreView(content), runs, overlaps, LiveSummaries()))
 
     @property
     def state(self) -> bytes | None:
@@ -158,7 +161,8 @@ class Store:
         pinned = [entry.name for entry in view.entries]
         question = Question(None if columns is None else frozenset(columns), start_ns, end_ns, dict(tags or {}))
         try:
-            clean, rows = answer(view, question, parts.files, parts.runs.get)
+            unique = parts.live.of(view).unique
+            clean, rows = answer(view, question, parts.files, parts.runs.get, parts.overlaps, unique)
         except BaseException:
             parts.files.release(pinned)
             raise
@@ -176,14 +180,9 @@ class Store:
             sealed = [batch for batch in map(parts.last, keys) if batch is not None]
             era_max, frontier = parts.view.era_max, parts.view.frontier
         newly = [each for each in view.tombstones if each.version > frontier]
-        fields = view.schema.field_types()
-        batches = [hide_last(series_in(batch, wanted), newly, era_max) for batch in sealed]
-        for era, group in groupby(view.live, key=lambda batch: batch.era):
-            rows = [batch.visible(view.tombstones) for batch in group]
-            batches.append(series_in(last_of_batches(rows, era, fields), wanted))
-        if not batches:
-            return last_table(no_last(fields), view.schema)
-        merged = merge_last(batches, fields)
+        batches = [hide_last(batch, newly, era_max) for batch in sealed]
+        batches = [series_in(batch, wanted) for batch in (*batches, parts.live.of(view).last)]
+        merged = merge_last(batches, view.schema.field_types())
         return None if has_stale(merged) else last_table(merged, view.schema)
 
     def segments(self) -> list[SegmentEntry]:

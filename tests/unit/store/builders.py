@@ -69,9 +69,18 @@ def answer_of(tables: Iterable[pa.Table], tags: Sequence[str]) -> Answer:
     return found
 
 
-def scanned(scan: Scan, tags: Sequence[str]) -> Answer:
-    """Both halves of a scan together."""
-    return answer_of([scan.table, *(read_file(path) for path in scan.files)], tags)
+def scanned(scan: Scan, schema: TableSchema) -> Answer:
+    """Both halves of a scan together, under the newest schema of the table."""
+    return answer_of([scan.table, *(widened(read_file(path), schema) for path in scan.files)], schema.tags)
+
+
+def widened(table: pa.Table, schema: TableSchema) -> pa.Table:
+    """A file with the types of a newer schema, as a query's view casts them."""
+    types = schema.field_types()
+    for index, name in enumerate(table.schema.names):
+        if name in types and table.schema.types[index] != types[name].arrow:
+            table = table.set_column(index, name, table.column(name).cast(types[name].arrow))
+    return table
 
 
 def read_file(path: Path) -> pa.Table:
@@ -82,7 +91,7 @@ def read_file(path: Path) -> pa.Table:
 def contents(store: Store, schema: TableSchema = CPU, **question: Any) -> Answer:
     """What a scan of the table answers."""
     with store.scan(schema.database, schema.table, **question) as scan:
-        return scanned(scan, schema.tags)
+        return scanned(scan, schema)
 
 
 def expected(rows: Iterable[Row]) -> Answer:

@@ -41,18 +41,41 @@ def test_a_higher_era_wins_over_a_later_version(store: Store) -> None:
     assert [1, 2] == sorted(entry.era for entry in store.segments())
 
 
-def test_clean_files_are_named_and_the_rest_is_merged(store: Store) -> None:
-    """Files that nothing overlaps are handed out as they are; a late row brings only the files of its time into the merge."""
-    write(store, 1, [(A, 10, {"busy": 1}), (A, 20, {"busy": 2})])
+def test_files_that_share_no_row_are_handed_out_as_they_are(store: Store) -> None:
+    """Overlap in time alone brings nothing into the merge: not between files, not between files and late unsealed rows; a shared row does, and
+    only the files that have it."""
+    write(store, 1, [(A, 10, {"busy": 1}), (A, 30, {"busy": 2})])
     seal(store, 2)
-    write(store, 3, [(A, HOUR_NS, {"busy": 3})])
+    write(store, 3, [(A, 20, {"busy": 3}), (A, 40, {"busy": 4}), (A, HOUR_NS, {"busy": 5})])
     seal(store, 4)
+    write(store, 5, [(A, 15, {"busy": 6}), (B, 10, {"busy": 7})])
     with store.scan("plant", "cpu") as scan:
-        assert (2, 0) == (len(scan.files), scan.table.num_rows)
-    write(store, 5, [(A, 15, {"busy": 4})])
+        assert (3, 2) == (len(scan.files), scan.table.num_rows)
+    write(store, 6, [(A, 40, {"busy": 8}), (A, 17, {"busy": 9})])
     with store.scan("plant", "cpu") as scan:
-        assert [store.segments_directory / store.segments()[1].name] == scan.files
-        assert [10, 15, 20] == scan.table.column("time").to_pylist()
+        assert {10, 15, 17, 20, 40} == set(scan.table.column("time").to_pylist())
+        assert 2 == len(scan.files)
+    seal(store, 7)
+    with store.scan("plant", "cpu") as scan:
+        assert {10, 15, 17, 20, 40} == set(scan.table.column("time").to_pylist())
+    with store.scan("plant", "cpu", end_ns=12) as scan:
+        assert 0 == scan.table.num_rows
+        assert 0 < len(scan.files)
+
+
+def test_live_rows_are_known_to_be_unique_or_not(store: Store) -> None:
+    """Repeated, upserted and late unsealed rows are each answered once, whatever was asked before they came."""
+    rows: list[Row] = [(A, 10, {"busy": 1}), (B, 10, {"busy": 2})]
+    write(store, 1, rows)
+    assert expected(rows) == contents(store)
+    write(store, 2, [(A, 11, {"busy": 3})])
+    assert store._parts.live.of(store._parts.view.table("plant", "cpu")).unique
+    assert expected([*rows, (A, 11, {"busy": 3})]) == contents(store)
+    write(store, 3, [(A, 10, {"busy": 4}), (B, 9, {"busy": 5})])
+    assert not store._parts.live.of(store._parts.view.table("plant", "cpu")).unique
+    assert expected(
+        [(A, 10, {"busy": 4}), (B, 10, {"busy": 2}), (A, 11, {"busy": 3}), (B, 9, {"busy": 5})]
+    ) == contents(store)
 
 
 def test_a_pruned_scan_returns_the_columns_asked_for(store: Store) -> None:
