@@ -11,6 +11,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -60,6 +61,10 @@ class DataDirectoryForeign(HeadraceError):
 
 class DataDirectoryDamaged(HeadraceError):
     """A data directory whose identity cannot be read."""
+
+
+class DataDirectoryUnusable(HeadraceError):
+    """A data directory that cannot be read or written."""
 
 
 class ReplicationUnsupported(HeadraceError):
@@ -157,6 +162,7 @@ class Node:
         self._server: Server | None = None
         self.started = False
         self.broadcast = Broadcast(self.log, self.topics.status, settings.node, self.incarnation, self.statuses)
+        self._opened = ExitStack()
         self._stopping = threading.Event()
         self._ends: dict[str, int] = {}
         self._log_answered_s = time.monotonic()
@@ -169,21 +175,28 @@ class Node:
 
         A node that is not `speaking` only follows its logs: it broadcasts nothing and leads nothing.
         """
+        try:
+            self._open(on_progress)
+        except OSError as error:
+            raise DataDirectoryUnusable(
+                f"data directory {self.settings.data_directory} cannot be used: {error.strerror or error}",
+                action="free space, mend the disk or the permissions, then start the node again",
+            ) from error
+        self._start_threads(speaking)
+
+    def _open(self, on_progress: Callable[[str], None]) -> None:
         settings = self.settings
         directory = create_directories(settings.data_directory)
-        self._directory_lock = DirectoryLock(directory, purpose="data directory")
-        try:
-            self.identity = Identity.load(directory, settings.cluster, settings.node)
-            self.slot_table = self._join(on_progress)
-            self.tables = TableLog(self.log, self.topics)
-            self.tables.refresh(settings.startup_timeout_s)
-            self._check_topics()
-            self.identity.save(directory)
-            self._open_groups(directory, on_progress)
-        except BaseException:
-            self._directory_lock.release()
-            raise
-        self._start_threads(speaking)
+        lock = DirectoryLock(directory, purpose="data directory")
+        self._opened.callback(lock.release)
+        self.identity = Identity.load(directory, settings.cluster, settings.node)
+        self.slot_table = self._join(on_progress)
+        self.tables = TableLog(self.log, self.topics)
+        self._opened.callback(self.tables.close)
+        self.tables.refresh(settings.startup_timeout_s)
+        self._check_topics()
+        self.identity.save(directory)
+        self._open_groups(directory, on_progress)
 
     def _join(self, on_progress: Callable[[str], None]) -> SlotTable:
         """Join the cluster, waiting for a broker that is not there yet."""
@@ -223,13 +236,16 @@ class Node:
         settings = self.settings
         names = self.slot_table.groups_of(settings.node)
         self.journal = Journal(directory / "journal", names)
+        self._opened.callback(self.journal.close)
         self.groups: dict[str, Group] = {}
         cursors: dict[str, Cursor] = {}
         for name in names:
             topic = self.topics.forward(name)
             store = Store.open(directory, name, settings.store)
+            self._opened.callback(store.close)
             group = Group(name, self.slot_table.group(name), 1, store, self.tables, settings.limits, self._sealed)
             self.groups[topic] = group
+            self._opened.callback(group.stop)
             cursors[topic] = self._recover(group, on_progress)
         self.journal.release_recovered()
         limits = settings.limits
@@ -292,7 +308,7 @@ class Node:
     # Shut-down, top down.
 
     def stop(self) -> None:
-        """Stop every thread and give up the directory. What was journaled is found again at the next start."""
+        """Stop every thread and give up the directory, also after a start that failed. What was journaled is found again at the next start."""
         self._stopping.set()
         if self._server is not None:
             self._server.stop()
@@ -306,11 +322,7 @@ class Node:
             self._follower.join(10.0)
             self._watcher.join(10.0)
             self._commit_offsets()
-            for group in self.groups.values():
-                group.store.close()
-            self.journal.close()
-            self.tables.close()
-            self._directory_lock.release()
+        self._opened.close()
         self.log.close()
 
     # What operators ask of it.

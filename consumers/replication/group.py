@@ -190,6 +190,8 @@ class Group:
         while (entry := self._next()) is not None:
             try:
                 self._apply(entry)
+            except GroupStopping:
+                return
             except HeadraceError as error:
                 self.fail(f"record {entry.version} at offset {entry.offset}: {error}")
             except Exception as error:
@@ -296,6 +298,8 @@ class Group:
             return
         try:
             self._run_until_done(job)
+        except GroupStopping:
+            return
         except JobSuperseded as error:
             # Two plans of one leader overlapped: on every replica the same one is void.
             _log.info("compaction void", group=self.name, version=job.version, error=str(error))
@@ -317,11 +321,15 @@ class Group:
         while not self._stopping:
             try:
                 job.run()
+                if self.storing_fault:
+                    _log.info("storing goes on", group=self.name, version=job.version)
                 self.storing_fault = ""
                 return
             except HeadraceError as error:
                 if not error.retriable:
                     raise
+                if self.storing_fault != str(error):
+                    _log.error("storing waits", group=self.name, version=job.version, reason=str(error))
                 self.storing_fault = str(error)
                 with self._changed:
                     self._changed.wait_for(lambda: self._stopping, self._limits.job_retry_s)

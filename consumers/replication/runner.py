@@ -159,11 +159,14 @@ class Runner:
         try:
             self._journal.append({self._groups[topic].name: found for topic, found in entries.items()})
         except (HeadraceError, OSError) as error:
+            if self.journal_fault != str(error):
+                _log.error("journal refused", error=str(error), state_unknown=isinstance(error, StateUnknown))
             self.journal_fault = str(error)
-            _log.error("journal refused", error=str(error), state_unknown=isinstance(error, StateUnknown))
             self._stopping.wait(self._limits.journal_retry_s)
             self._mend_journal()
             return False
+        if self.journal_fault:
+            _log.info("journal takes records again")
         self.journal_fault = ""
         return True
 

@@ -62,15 +62,20 @@ def run(
             http=http,
             settings=settings,
         )
-        stopping = threading.Event()
-        _on_signals(stopping)
+        starting, stopping = threading.Event(), threading.Event()
         running = Node(resolved)
+        starting.set()
+        _on_signals(starting, stopping)
         try:
             running.start(output.note)
             running.serve(*address)
+            starting.clear()
             output.note(f"node {resolved.node} serves on {running.http_address}")
             stopping.wait()
+        except _StoppedEarly:
+            output.note(f"node {resolved.node} was stopped before it served")
         finally:
+            starting.clear()
             running.stop()
 
 
@@ -140,10 +145,19 @@ def parse_address(text: str) -> tuple[str, int]:
     return host, int(port)
 
 
-def _on_signals(stopping: threading.Event) -> None:
+class _StoppedEarly(BaseException):
+    """A signal to stop that came while the node was starting."""
+
+
+def _on_signals(starting: threading.Event, stopping: threading.Event) -> None:
+    """A signal ends the wait for it, and a start at whatever it waits for: nothing of it is lost, since a kill would lose nothing either."""
+
     def stop(number: int, frame: FrameType | None) -> None:
         del number, frame
         stopping.set()
+        if starting.is_set():
+            starting.clear()
+            raise _StoppedEarly
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
