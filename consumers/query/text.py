@@ -26,20 +26,7 @@ def json_text(column: pa.Array) -> pa.Array:
 
 def csv_text(column: pa.Array) -> pa.Array:
     """Every value of a column as a CSV cell; nulls are empty."""
-    kind = column.type
-    if pa.types.is_dictionary(kind):
-        return (
-            csv_text(column.dictionary).take(column.indices)
-            if len(column.dictionary)
-            else pa.nulls(len(column), pa.string())
-        )
-    if _is_text(kind):
-        return pc.fill_null(_csv_quoted(column.cast(pa.string())), "")
-    if pa.types.is_floating(kind):
-        return pc.fill_null(column.cast(pa.string()), "")
-    if pa.types.is_nested(kind):
-        return pc.fill_null(_csv_quoted(_json(column)), "")
-    return pc.fill_null(_plain(column), "")
+    return pc.fill_null(_csv(column), "")
 
 
 def plain_text(column: pa.Array) -> pa.Array:
@@ -50,7 +37,6 @@ def plain_text(column: pa.Array) -> pa.Array:
         kind = column.type
     if pa.types.is_timestamp(kind):
         text = pc.replace_substring_regex(_iso(column), r"\.?0*Z$", "")
-        text = pc.replace_substring_regex(text, r"T(\d\d:\d\d)$", r"T\1:00")
         return pc.fill_null(pc.replace_substring(text, "T", " "), "")
     if _is_text(kind):
         return pc.fill_null(column.cast(pa.string()), "")
@@ -59,15 +45,23 @@ def plain_text(column: pa.Array) -> pa.Array:
     return pc.fill_null(_json(column) if pa.types.is_nested(kind) else _plain(column), "")
 
 
+def _csv(column: pa.Array) -> pa.Array:
+    """The same with nulls left null."""
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        return _csv(column.dictionary).take(column.indices)
+    if _is_text(kind):
+        return _csv_quoted(column.cast(pa.string()))
+    if pa.types.is_floating(kind):
+        return column.cast(pa.string())
+    return _csv_quoted(_json(column)) if pa.types.is_nested(kind) else _plain(column)
+
+
 def _json(column: pa.Array) -> pa.Array:
     """The same with nulls left null."""
     kind = column.type
     if pa.types.is_dictionary(kind):
-        return (
-            _json(column.dictionary).take(column.indices)
-            if len(column.dictionary)
-            else pa.nulls(len(column), pa.string())
-        )
+        return _json(column.dictionary).take(column.indices)
     if _is_text(kind):
         return _json_quoted(column.cast(pa.string()))
     if pa.types.is_floating(kind):
@@ -104,7 +98,8 @@ def _iso(column: pa.Array) -> pa.Array:
     kind = column.type
     text = column.cast(pa.timestamp(kind.unit)).cast(pa.string())
     day, rest = pc.utf8_slice_codeunits(text, 0, _DATE_END), pc.utf8_slice_codeunits(text, _DATE_END + 1)
-    if pc.any(pc.not_equal(pc.utf8_length(day), _DATE_END)).as_py() or pc.any(pc.starts_with(text, "-")).as_py():
+    between = pc.utf8_slice_codeunits(text, _DATE_END, _DATE_END + 1)
+    if pc.any(pc.not_equal(between, " ")).as_py():
         # A year before 0 or after 9999 is longer.
         split = pc.split_pattern(text, " ")
         day, rest = pc.list_element(split, 0), pc.list_element(split, 1)

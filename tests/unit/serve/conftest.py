@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
+import structlog
 
 from consumers.query.engine import QueryEngine, QuerySettings
 from consumers.serve.app import create_app
@@ -51,6 +52,12 @@ class FakeNode:
 
     def metrics(self) -> str:
         return "# TYPE headrace_rows_total counter\nheadrace_rows_total 5\n"
+
+
+@pytest.fixture(autouse=True)
+def own_logging() -> None:
+    """Logging as it is by default: commands that ran before may have left it on a stream that is closed by now."""
+    structlog.reset_defaults()
 
 
 @pytest.fixture

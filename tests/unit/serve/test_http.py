@@ -1,0 +1,264 @@
+"""The routes of a node over a real socket."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import httpx
+import pyarrow as pa
+import pytest
+
+from consumers.query.errors import TooManyQueries
+from tests.unit.serve.conftest import FakeNode
+
+ENDLESS = "SELECT count(*) FROM range(1000000000000) a(i) WHERE i % 7 = 3"
+LONG = "SELECT i, sin(i) AS s FROM range(500000000) t(i)"
+
+
+def eventually(holds: Callable[[], bool]) -> bool:
+    """Whether something comes true within a generous time."""
+    for _ in range(400):
+        if holds():
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def test_health_says_yes_and_why_not(client: httpx.Client, node: FakeNode) -> None:
+    """Each health route answers 200 when all is well, and 503 with reasons as JSON when not."""
+    for route in ("live", "ready", "startup"):
+        assert (200, {"ok": True, "reasons": []}) == (
+            (answer := client.get(f"/health/{route}")).status_code,
+            answer.json(),
+        )
+    node.reasons = ["group n1: recovering"]
+    node.started = node.is_live = False
+    answer = client.get("/health/ready")
+    assert (503, {"ok": False, "reasons": ["group n1: recovering"]}) == (answer.status_code, answer.json())
+    assert 503 == client.get("/health/startup").status_code
+    assert 503 == client.get("/health/live").status_code
+
+
+def test_metrics_are_prometheus_text(client: httpx.Client) -> None:
+    """The node's metrics are passed on under the media type that Prometheus expects."""
+    answer = client.get("/metrics")
+    assert "headrace_rows_total 5" in answer.text
+    assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+
+
+def test_status_is_the_nodes_own_with_its_queries(client: httpx.Client) -> None:
+    """Status carries what the node says, and the counters of queries beside their limits."""
+    client.get("/api/v1/query", params={"q": "SELECT 1"})
+    status = client.get("/api/v1/status").json()
+    assert ("n1", True) == (status["node"], status["ready"])
+    assert (1, 2) == (status["queries"]["succeeded"], status["queries"]["queries_max"])
+
+
+def test_tables_list_their_columns(client: httpx.Client) -> None:
+    """Every table with its tags and its fields under their types."""
+    expected = {
+        "database": "iot",
+        "table": "readings",
+        "version": 1,
+        "tags": ["name"],
+        "fields": [{"name": "velocity", "type": "float64"}],
+        "retention_ns": None,
+    }
+    assert [expected] == client.get("/api/v1/tables").json()
+
+
+def test_a_query_by_get_and_by_post(client: httpx.Client) -> None:
+    """The same question in both forms has the same answer."""
+    sql = "SELECT name, count(*) AS n FROM iot.readings GROUP BY ALL ORDER BY ALL"
+    expected = [{"name": "truck_1", "n": 8}, {"name": "truck_2", "n": 7}]
+    assert expected == client.get("/api/v1/query", params={"q": sql}).json()
+    assert expected == client.post("/api/v1/query", json={"sql": sql}).json()
+
+
+def test_formats_have_their_media_types(client: httpx.Client) -> None:
+    """JSON, CSV and Arrow come under their own types."""
+    csv = client.post("/api/v1/query", json={"sql": "SELECT 1 AS a", "format": "csv"})
+    assert ("text/csv; charset=utf-8", "a\n1\n") == (csv.headers["content-type"], csv.text)
+    arrow = client.get("/api/v1/query", params={"q": "SELECT 1 AS a", "format": "arrow"})
+    assert [{"a": 1}] == pa.ipc.open_stream(arrow.content).read_all().to_pylist()
+    assert "application/json" == client.get("/api/v1/query", params={"q": "SELECT 1"}).headers["content-type"]
+
+
+@pytest.mark.parametrize(
+    ("sql", "kind"),
+    [
+        ("DROP TABLE iot.readings", "NotReadOnly"),
+        ("SELECT * FROM read_text('x')", "FunctionRefused"),
+        ("SELECT * FROM iot.reading", "UnknownTable"),
+        ("SELECT nothing FROM iot.readings", "QueryInvalid"),
+        ("SELEC 1", "QueryInvalid"),
+    ],
+)
+def test_a_bad_query_is_400_with_kind_message_and_action(client: httpx.Client, sql: str, kind: str) -> None:
+    """Errors are JSON of one shape."""
+    answer = client.post("/api/v1/query", json={"sql": sql})
+    error = answer.json()["error"]
+    assert (400, kind, False) == (answer.status_code, error["kind"], error["retriable"])
+    assert error["message"]
+    assert "action" in error
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {},
+        {"sql": ""},
+        {"sql": 5},
+        {"sql": "SELECT 1", "format": "xml"},
+        {"sql": "SELECT 1", "formt": "json"},
+        {"sql": "SELECT 1", "timeout_ms": 0},
+        {"sql": "SELECT 1", "timeout_ms": "5"},
+        {"sql": "SELECT 1", "limit": True},
+        {"sql": "SELECT 1", "after": ["n1"]},
+        {"sql": "SELECT 1", "after": {"n1": "5"}},
+        ["SELECT 1"],
+    ],
+)
+def test_a_request_that_is_no_question_is_refused(client: httpx.Client, document: object) -> None:
+    """Every part of a request is checked, and the message names the part."""
+    answer = client.post("/api/v1/query", json=document)
+    assert (400, "RequestInvalid") == (answer.status_code, answer.json()["error"]["kind"])
+
+
+@pytest.mark.parametrize(
+    "query", ["", "q=", "q=SELECT+1&limit=x", "q=SELECT+1&after=x", "q=SELECT+1&timeout_ms=-1", "q=SELECT+1&sql=x&z=1"]
+)
+def test_a_link_that_is_no_question_is_refused(client: httpx.Client, query: str) -> None:
+    """The same for questions in the address."""
+    assert "RequestInvalid" == client.get(f"/api/v1/query?{query}").json()["error"]["kind"]
+
+
+def test_bodies_are_bounded_and_are_json(client: httpx.Client) -> None:
+    """More than a megabyte, another content type, and broken JSON are refused."""
+    large = client.post(
+        "/api/v1/query", content=b'{"sql": "' + b"x" * 1_100_000 + b'"}', headers={"content-type": "application/json"}
+    )
+    assert (413, "RequestTooLarge") == (large.status_code, large.json()["error"]["kind"])
+    assert (
+        400
+        == client.post(
+            "/api/v1/query", content=b'{"sql": "SELECT 1"}', headers={"content-type": "text/plain"}
+        ).status_code
+    )
+    assert (
+        400 == client.post("/api/v1/query", content=b'{"sql"', headers={"content-type": "application/json"}).status_code
+    )
+    assert (
+        400
+        == client.post("/api/v1/query", content=b"\xff\xfe", headers={"content-type": "application/json"}).status_code
+    )
+
+
+def test_a_node_that_is_not_ready_answers_no_query(client: httpx.Client, node: FakeNode) -> None:
+    """An unsynced node refuses with 503, its reasons, and when to come back."""
+    node.reasons = ["group n1: diverged"]
+    answer = client.get("/api/v1/query", params={"q": "SELECT 1"})
+    assert (503, "NotReady", "1") == (answer.status_code, answer.json()["error"]["kind"], answer.headers["retry-after"])
+    assert "diverged" in answer.json()["error"]["message"]
+
+
+def test_a_query_out_of_time_is_504(client: httpx.Client) -> None:
+    """The time a request asks for is kept."""
+    answer = client.post("/api/v1/query", json={"sql": ENDLESS, "timeout_ms": 100})
+    assert (504, "QueryTimeout") == (answer.status_code, answer.json()["error"]["kind"])
+
+
+def test_one_query_too_many_is_503_while_health_still_answers(client: httpx.Client, node: FakeNode) -> None:
+    """With every place taken a query is refused at once, may be retried, and nothing else waits."""
+    held = [node.engine.query(LONG) for _ in range(node.engine.settings.queries_max)]
+    answer = client.get("/api/v1/query", params={"q": "SELECT 1"})
+    assert (503, TooManyQueries.__name__, "1") == (
+        answer.status_code,
+        answer.json()["error"]["kind"],
+        answer.headers["retry-after"],
+    )
+    assert 200 == client.get("/health/live").status_code
+    for result in held:
+        result.close()
+    assert 200 == client.get("/api/v1/query", params={"q": "SELECT 1"}).status_code
+
+
+def test_health_answers_while_every_place_is_waiting_for_first_rows(client: httpx.Client, node: FakeNode) -> None:
+    """Queries that compute without giving rows keep no other request from being answered."""
+    asked = {"sql": ENDLESS, "timeout_ms": 3_000}
+    askers = [
+        threading.Thread(target=lambda: httpx.post(f"{client.base_url}/api/v1/query", json=asked, timeout=30))
+        for _ in range(2)
+    ]
+    for asker in askers:
+        asker.start()
+    assert eventually(lambda: node.engine.statistics.running == 2)
+    assert 200 == client.get("/health/live").status_code
+    assert 2 == client.get("/api/v1/status").json()["queries"]["running"]
+    for asker in askers:
+        asker.join()
+
+
+def test_a_client_that_leaves_takes_its_query_along(client: httpx.Client, node: FakeNode) -> None:
+    """A query whose client has gone is ended, before its first row and in the middle of its answer."""
+    with pytest.raises(httpx.ReadTimeout):
+        client.post("/api/v1/query", json={"sql": ENDLESS}, timeout=0.3)
+    assert eventually(lambda: node.engine.statistics.running == 0)
+    with client.stream("POST", "/api/v1/query", json={"sql": LONG, "format": "csv"}) as answer:
+        assert next(answer.iter_bytes())
+        assert 1 == node.engine.statistics.running
+    assert eventually(lambda: node.engine.statistics.running == 0)
+
+
+def test_an_answer_that_fails_midway_is_cut_not_ended(client: httpx.Client, node: FakeNode) -> None:
+    """Nobody can take the first part of an answer for the whole: the connection breaks without an end."""
+    sql = "SELECT CASE WHEN i = 900000 THEN error('boom') ELSE i END AS i FROM range(1000000) t(i)"
+    with pytest.raises(httpx.RemoteProtocolError):
+        client.post("/api/v1/query", json={"sql": sql})
+    assert eventually(lambda: node.engine.statistics.running == 0)
+
+
+def test_a_long_answer_comes_whole(client: httpx.Client) -> None:
+    """Three hundred thousand rows stream through the socket without loss; `limit` cuts them."""
+    sql = "SELECT i FROM range(300000) t(i)"
+    assert 300_000 == len(client.post("/api/v1/query", json={"sql": sql}).json())
+    assert [{"i": 0}, {"i": 1}] == client.post("/api/v1/query", json={"sql": sql, "limit": 2}).json()
+
+
+def test_what_is_not_there_is_json_too(client: httpx.Client) -> None:
+    """Unknown paths and wrong methods have the shape of every other error."""
+    assert (404, "Http") == ((answer := client.get("/nothing")).status_code, answer.json()["error"]["kind"])
+    assert 405 == client.delete("/api/v1/query").status_code
+
+
+def test_a_fault_of_the_node_is_500_without_details(
+    client: httpx.Client, node: FakeNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What breaks inside is logged there and not told to clients."""
+
+    def broken() -> dict[str, object]:
+        raise RuntimeError("the inside of the node")
+
+    monkeypatch.setattr(node, "status", broken)
+    answer = client.get("/api/v1/status")
+    assert (500, "Internal") == (answer.status_code, answer.json()["error"]["kind"])
+    assert "inside" not in answer.text
+
+
+@pytest.mark.parametrize("path", ["/", "/static/page.js", "/static/chart.js", "/static/style.css", "/static/icon.svg"])
+def test_the_page_needs_nothing_from_elsewhere(client: httpx.Client, path: str) -> None:
+    """The page and its parts come from the node itself and name no other host."""
+    answer = client.get(path)
+    assert 200 == answer.status_code
+    others = answer.text.replace("http://www.w3.org/2000/svg", "")
+    assert "http://" not in others
+    assert "https://" not in others
+    assert "default-src 'self'" in answer.headers["content-security-policy"]
+
+
+def test_static_files_are_only_those_of_the_page(client: httpx.Client) -> None:
+    """Paths do not climb out of the page's folder."""
+    assert 404 == client.get("/static/../app.py").status_code
+    assert 404 == client.get("/static/%2e%2e/app.py").status_code

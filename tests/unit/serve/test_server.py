@@ -1,0 +1,61 @@
+"""The thread that listens."""
+
+from __future__ import annotations
+
+import socket
+import threading
+
+import httpx
+import pytest
+
+from consumers.serve.app import create_app
+from consumers.serve.server import AddressInUse, Server
+from tests.unit.serve.conftest import FakeNode
+
+
+def test_port_0_takes_a_free_one_and_says_which(node: FakeNode) -> None:
+    """The address is known when `start` returns, and answers at once."""
+    server = Server(create_app(node), "127.0.0.1", 0)
+    url = server.start()
+    assert url == server.url
+    assert 200 == httpx.get(f"{url}/health/live").status_code
+    server.stop()
+
+
+def test_a_taken_address_is_named(node: FakeNode) -> None:
+    """An address in use is a typed error with the address in it, and the one who has it goes on."""
+    first = Server(create_app(node))
+    port = int(first.start().rsplit(":", 1)[1])
+    with pytest.raises(AddressInUse, match=str(port)):
+        Server(create_app(node), "127.0.0.1", port).start()
+    assert 200 == httpx.get(f"{first.url}/health/live").status_code
+    first.stop()
+
+
+def test_an_address_of_no_machine_here_is_named(node: FakeNode) -> None:
+    """An address that is not one of this machine's is refused the same way."""
+    with pytest.raises(AddressInUse, match=r"192\.0\.2\.1"):
+        Server(create_app(node), "192.0.2.1", 0).start()
+
+
+def test_stop_frees_the_port_and_ends_the_thread(node: FakeNode) -> None:
+    """After `stop` the port can be taken again, no thread is left, and stopping again is fine."""
+    server = Server(create_app(node))
+    port = int(server.start().rsplit(":", 1)[1])
+    server.stop()
+    server.stop()
+    assert "http" not in {thread.name for thread in threading.enumerate()}
+    with socket.create_server(("127.0.0.1", port)):
+        pass
+
+
+def test_stop_does_not_wait_for_a_client_that_reads_nothing(node: FakeNode) -> None:
+    """An answer that nobody reads is cut, and its query ends."""
+    server = Server(create_app(node))
+    url = server.start()
+    with httpx.stream(
+        "GET", f"{url}/api/v1/query", params={"q": "SELECT i FROM range(500000000) t(i)"}, timeout=30
+    ) as answer:
+        assert next(answer.iter_bytes())
+        server.stop()
+    assert "http" not in {thread.name for thread in threading.enumerate()}
