@@ -138,6 +138,9 @@ class Duties:
                     self._turn(topic, group)
                 except HeadraceError as error:
                     _log.warning("duty not done", group=group.name, error=str(error))
+                except Exception:
+                    # A thread that ends here would leave the group without a leader for good.
+                    _log.exception("duty failed", group=group.name)
 
     def _turn(self, topic: str, group: Group) -> None:
         decision = self._decide(topic)
