@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -35,6 +36,7 @@ RECORD_BYTES_MAX = 16 * 1024 * 1024
 PRODUCER_QUEUE_KBYTES = 65_536
 CONSUMER_QUEUE_KBYTES = 65_536
 FULL_QUEUE_TIMEOUT_S = 300.0
+NEW_TOPIC_POLL_S = 0.05
 _MISSING = {
     KafkaError.UNKNOWN_TOPIC_OR_PART,
     KafkaError._UNKNOWN_TOPIC,
@@ -83,6 +85,19 @@ class KafkaLog:
                 raise _log_error(error.args[0], topic) from error
         except TimeoutError as error:
             raise self._unavailable() from error
+        self._await_topic(topic)
+
+    def _await_topic(self, topic: str) -> None:
+        """A broker may answer for a moment that it does not know the topic that was made just now."""
+        deadline = Deadline(REQUEST_TIMEOUT_S)
+        while True:
+            try:
+                self.describe(topic)
+                return
+            except (TopicMissing, LogUnavailable):
+                if deadline.passed():
+                    raise
+                time.sleep(NEW_TOPIC_POLL_S)
 
     def describe(self, topic: str) -> TopicState:
         """See Log."""
