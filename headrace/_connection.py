@@ -56,7 +56,11 @@ def _wait_for_slot_table(
             return read_slot_table(log, topics, max(1.0, deadline.left_s()))
         except LogUnavailable as error:
             if deadline.passed():
-                raise
+                raise LogUnavailable(
+                    f"Kafka at {log.bootstrap} does not answer: {error.message}",
+                    action="check the address and the broker",
+                    retriable=True,
+                ) from error
             on_wait(f"waiting for Kafka at {log.bootstrap}: {error.message}")
 
 

@@ -174,7 +174,7 @@ def _run(output: Output, writing: FileWriting, file: str, form: str, options: Fo
     """Write, beside a bar of bytes, or of rows where the number of bytes is not known."""
     total = None if file == STANDARD_INPUT else Path(file).stat().st_size
     shown = 0
-    with output.progress("writing", total, "rows" if total is None else "bytes") as advance:
+    with output.progress("writing", total, "rows" if total is None else "B") as advance:
         for progress in writing.write(file, form, options):
             reached = progress.rows if total is None else progress.bytes_read
             advance(reached - shown)

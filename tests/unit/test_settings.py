@@ -218,3 +218,19 @@ def test_config_show_fails_on_a_bad_setting(tmp_path: Path, monkeypatch: pytest.
     code, text, errors = run_show()
     assert (2, "") == (code, text)
     assert errors.startswith("error: store.seal_rows = 'x'")
+
+
+def test_every_setting_is_documented() -> None:
+    """The page for operators has each setting with its default and its meaning."""
+    page = (Path(__file__).parents[2] / "docs/operating/settings.md").read_text()
+    for row in Settings().shown():
+        default = "none" if row.value in ("", ()) else f"`{row.value}`"
+        assert f"| `{row.name}` | {default} | {row.meaning} |" in page
+
+
+def test_the_sample_on_the_page_is_valid(tmp_path: Path) -> None:
+    """Whoever copies the sample gets what it says."""
+    page = (Path(__file__).parents[2] / "docs/operating/settings.md").read_text()
+    settings = load(tmp_path, page.split("```toml\n")[1].split("```")[0])
+    assert ("plant", 2) == (settings.cluster.name, settings.write.quorum)
+    assert {"security.protocol", "sasl.password"} == set(settings.kafka)
