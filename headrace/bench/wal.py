@@ -1,0 +1,364 @@
+"""`headrace bench wal`: the write-ahead log beside NiFi's two, RocksDB's, and what the disk can do, leg by leg in one
+run.
+
+Every figure is updates per second, medians over rounds whose legs are interleaved in changing order. A leg of ours
+counts only if what it wrote is recovered.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import statistics
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from connectors.kafka.jars import resolve_jars
+from connectors.kafka.java import find_java
+from consumers.wal import BytesSerde, Put, WriteAheadLog
+from schemas.errors import HeadraceError
+
+KEYS_PER_CALLER = 1_000
+PREALLOCATED_BYTES = 64 << 20
+SIZES = (100, 65_536)
+CALLERS = (1, 4, 8)
+WARMUP_SHARE = 0.3
+
+OURS = "headrace"
+SEQUENTIAL = "nifi sequential"
+PARTITIONED = "nifi partitioned"
+ROCKSDB = "rocksdb"
+LIMIT = "limit: a file each"
+
+TARGETS = (
+    ("8 callers, 100 B, synced", SEQUENTIAL, 2.5),
+    ("8 callers, 100 B, synced", PARTITIONED, 0.6),
+    ("8 callers, 64 KB, synced", SEQUENTIAL, 2.0),
+    ("8 callers, 64 KB, synced", LIMIT, 0.7),
+    ("recover 100 B", SEQUENTIAL, 0.6),
+    ("recover 64 KB", SEQUENTIAL, 1.0),
+)
+"""(figure, peer, least ratio of ours to the peer's)."""
+
+
+class ContentLost(HeadraceError):
+    """What a leg wrote was not recovered: its figure is worth nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One kind of load."""
+
+    callers: int
+    size: int
+    sync: bool
+
+    @property
+    def name(self) -> str:
+        """Name in the result."""
+        size = f"{self.size} B" if self.size < 1_024 else f"{self.size >> 10} KB"
+        return (
+            f"{self.callers} caller{'s' if self.callers > 1 else ''}, {size}, {'synced' if self.sync else 'unsynced'}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """The settings of a run."""
+
+    directory: Path
+    seconds: float
+    rounds: int
+    recover_updates: int
+    recover_large_updates: int
+    class_path: str
+    java: str
+    peers: bool
+
+
+def run(options: Mapping[str, str]) -> dict[str, Any]:
+    """Options: seconds (a leg), rounds, recover (updates of 100 B), recover_large (of 64 KB), peers (0 = ours and the
+    limit only), dir.
+    """
+    directory = Path(tempfile.mkdtemp(prefix="headrace-wal-", dir=options.get("dir") or None))
+    peers = options.get("peers", "1") != "0"
+    class_path = os.pathsep.join(str(jar) for jar in resolve_jars("bench").nifi) if peers else ""
+    bench = Bench(
+        directory,
+        float(options.get("seconds", "1")),
+        int(options.get("rounds", "3")),
+        int(options.get("recover", "1000000")),
+        int(options.get("recover_large", "10000")),
+        class_path,
+        str(find_java()) if peers else "",
+        peers,
+    )
+    try:
+        _compile_peer(bench)
+        updates = _measure_updates(bench)
+        recovery = _measure_recovery(bench)
+        limits = {"fdatasync_per_second": _fdatasync_rate(bench), "sequential_write_mb_per_second": _write_rate(bench)}
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+    figures = {**updates, **recovery}
+    return {
+        "settings": {"seconds": bench.seconds, "rounds": bench.rounds, "keys_per_caller": KEYS_PER_CALLER},
+        "figures": figures,
+        "limits": limits,
+        "targets": [_target(figures, *target) for target in TARGETS if target[1] in figures[target[0]]],
+        "content": "every leg of ours recovered what it wrote",
+    }
+
+
+def table(result: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The result as rows for people: updates per second, for recovery records per second."""
+    rows = []
+    for name, systems in result["figures"].items():
+        figures = ", ".join(f"{system} {figure['median']:,.0f}" for system, figure in systems.items())
+        rows.append((name, figures))
+    for name, figure in result["limits"].items():
+        rows.append((f"limit: {name.replace('_', ' ')}", f"{figure:,.0f}"))
+    for target in result["targets"]:
+        met = "met" if target["met"] else "missed"
+        rows.append(
+            (
+                f"{target['figure']} against {target['peer']}",
+                f"{target['ratio']:.2f} of at least {target['least']} ({met})",
+            )
+        )
+    return rows
+
+
+def _target(figures: Mapping[str, Any], figure: str, peer: str, least: float) -> dict[str, Any]:
+    ratio = figures[figure][OURS]["median"] / figures[figure][peer]["median"]
+    return {"figure": figure, "peer": peer, "ratio": round(ratio, 3), "least": least, "met": ratio >= least}
+
+
+def _summary(values: list[float]) -> dict[str, float]:
+    return {"median": round(statistics.median(values)), "min": round(min(values)), "max": round(max(values))}
+
+
+def _measure_updates(bench: Bench) -> dict[str, dict[str, dict[str, float]]]:
+    systems: dict[str, Callable[[Bench, Case, Path], float]] = {OURS: _ours, LIMIT: _limit}
+    if bench.peers:
+        systems |= {SEQUENTIAL: _nifi("sequential"), PARTITIONED: _nifi("partitioned"), ROCKSDB: _rocksdb}
+    figures = {}
+    for case in (Case(callers, size, sync) for sync in (True, False) for size in SIZES for callers in CALLERS):
+        values: dict[str, list[float]] = {name: [] for name in systems}
+        for _ in range(bench.rounds):
+            for name in random.sample(list(systems), len(systems)):
+                with _fresh(bench) as directory:
+                    values[name].append(systems[name](bench, case, directory))
+        figures[case.name] = {name: _summary(of) for name, of in values.items()}
+    return figures
+
+
+@contextmanager
+def _fresh(bench: Bench) -> Iterator[Path]:
+    directory = Path(tempfile.mkdtemp(dir=bench.directory))
+    try:
+        yield directory
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _drive(callers: int, seconds: float, update: Callable[[int, int], None]) -> tuple[float, list[int]]:
+    """Calls `update(caller, count)` from that many threads; returns (calls per second after the warm-up, calls by
+    caller in all).
+    """
+    counts = [0] * callers
+    measured = [0] * callers
+    go = threading.Event()
+    times = [0.0, 0.0]
+
+    def work(caller: int) -> None:
+        go.wait()
+        count = 0
+        clock = time.perf_counter
+        while clock() < times[0]:
+            update(caller, count)
+            count += 1
+        begun = count
+        while clock() < times[1]:
+            update(caller, count)
+            count += 1
+        counts[caller], measured[caller] = count, count - begun
+
+    threads = [threading.Thread(target=work, args=(caller,)) for caller in range(callers)]
+    for thread in threads:
+        thread.start()
+    times[0] = time.perf_counter() + seconds * WARMUP_SHARE
+    times[1] = times[0] + seconds
+    go.set()
+    for thread in threads:
+        thread.join()
+    return sum(measured) / seconds, counts
+
+
+def _ours(bench: Bench, case: Case, directory: Path) -> float:
+    value = os.urandom(case.size)
+    log = WriteAheadLog(directory, BytesSerde())
+    log.recover()
+
+    def update(caller: int, count: int) -> None:
+        log.update([Put((b"%d-%d" % (caller, count % KEYS_PER_CALLER), value))], sync=case.sync)
+
+    rate, counts = _drive(case.callers, bench.seconds, update)
+    log.close()
+    again = WriteAheadLog(directory, BytesSerde())
+    state = again.recover()
+    again.close()
+    expected = sum(min(count, KEYS_PER_CALLER) for count in counts)
+    if len(state) != expected or any(state[b"%d-0" % caller][1] != value for caller in range(case.callers)):
+        raise ContentLost(f"{case.name}: {len(state)} records were recovered instead of {expected}")
+    return rate
+
+
+def _rocksdb(bench: Bench, case: Case, directory: Path) -> float:
+    from rocksdict import Options, Rdict, WriteBatch, WriteOptions
+
+    options = Options(raw_mode=True)
+    options.create_if_missing(True)
+    database = Rdict(str(directory / "db"), options=options)
+    how = WriteOptions()
+    how.sync = case.sync
+    value = os.urandom(case.size)
+
+    def update(caller: int, count: int) -> None:
+        batch = WriteBatch(raw_mode=True)
+        batch.put(b"%d-%d" % (caller, count % KEYS_PER_CALLER), value)
+        database.write(batch, write_opt=how)
+
+    rate, _ = _drive(case.callers, bench.seconds, update)
+    database.close()
+    return rate
+
+
+def _limit(bench: Bench, case: Case, directory: Path) -> float:
+    """pwrite, and fdatasync when asked for, to a preallocated file of each caller's own: no log, no order, no recovery."""
+    value = os.urandom(case.size)
+    files = [os.open(directory / str(caller), os.O_RDWR | os.O_CREAT) for caller in range(case.callers)]
+    for file in files:
+        os.posix_fallocate(file, 0, PREALLOCATED_BYTES)
+    slots = PREALLOCATED_BYTES // case.size
+
+    def update(caller: int, count: int) -> None:
+        os.pwrite(files[caller], value, count % slots * case.size)
+        if case.sync:
+            os.fdatasync(files[caller])
+
+    try:
+        return _drive(case.callers, bench.seconds, update)[0]
+    finally:
+        for file in files:
+            os.close(file)
+
+
+def _compile_peer(bench: Bench) -> None:
+    source = Path(__file__).parent / "peers" / "NifiWal.java"
+    compiler = Path(bench.java).with_name("javac")
+    if bench.peers and compiler.exists():
+        command = [
+            str(compiler),
+            "-nowarn",
+            "-cp",
+            bench.class_path,
+            "-d",
+            str(bench.directory / "classes"),
+            str(source),
+        ]
+        subprocess.run(command, check=True, capture_output=True)
+
+
+def _run_peer(bench: Bench, *arguments: str) -> dict[str, float]:
+    classes = bench.directory / "classes"
+    source = Path(__file__).parent / "peers" / "NifiWal.java"
+    compiled = classes.exists()
+    class_path = os.pathsep.join([str(classes), bench.class_path]) if compiled else bench.class_path
+    command = [bench.java, "-Xmx2g", "-cp", class_path, "NifiWal" if compiled else str(source), *arguments]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    if done.returncode != 0:
+        raise HeadraceError(f"the NiFi peer failed: {done.stderr.strip()[-500:]}")
+    result: dict[str, float] = json.loads(done.stdout)
+    return result
+
+
+def _nifi(kind: str) -> Callable[[Bench, Case, Path], float]:
+    def measure(bench: Bench, case: Case, directory: Path) -> float:
+        seconds, warmup = str(bench.seconds), str(max(bench.seconds * WARMUP_SHARE, 0.5))
+        load = ("update", str(case.callers), str(case.size), str(case.sync).lower(), seconds, warmup)
+        result = _run_peer(bench, kind, str(directory / "nifi"), *load)
+        return result["updates"] / result["nanoseconds"] * 1e9
+
+    return measure
+
+
+def _measure_recovery(bench: Bench) -> dict[str, dict[str, dict[str, float]]]:
+    figures = {}
+    for size, count in ((100, bench.recover_updates), (65_536, bench.recover_large_updates)):
+        with _fresh(bench) as directory:
+            _fill(directory / OURS, count, size)
+            systems: dict[str, Callable[[], float]] = {OURS: lambda at=directory / OURS, n=count: _recover(at, n)}  # type: ignore[misc]
+            if bench.peers:
+                # NiFi checkpoints when it recovers, so each round needs a new copy.
+                for kind, name in (("sequential", SEQUENTIAL), ("partitioned", PARTITIONED)):
+                    _run_peer(bench, kind, str(directory / kind), "fill", str(count), str(size))
+                    systems[name] = lambda at=directory / kind, k=kind: _recover_peer(bench, k, at)  # type: ignore[misc]
+            values: dict[str, list[float]] = {name: [] for name in systems}
+            for _ in range(bench.rounds):
+                for name in random.sample(list(systems), len(systems)):
+                    values[name].append(count / systems[name]())
+            name = f"recover {size} B" if size < 1_024 else f"recover {size >> 10} KB"
+            figures[name] = {system: _summary(of) for system, of in values.items()}
+    return figures
+
+
+def _fill(directory: Path, count: int, size: int) -> None:
+    log = WriteAheadLog(directory, BytesSerde(), checkpoint_bytes=None, checkpoint_age_ms=None)
+    log.recover()
+    value = os.urandom(size)
+    for index in range(count):
+        log.update([Put((b"%08d" % index, value))], sync=index == count - 1)
+    log.close()
+
+
+def _recover(directory: Path, count: int) -> float:
+    log = WriteAheadLog(directory, BytesSerde(), checkpoint_bytes=None, checkpoint_age_ms=None)
+    begun = time.perf_counter()
+    state = log.recover()
+    seconds = time.perf_counter() - begun
+    log.close()
+    if len(state) != count:
+        raise ContentLost(f"{len(state)} records were recovered instead of {count}")
+    return seconds
+
+
+def _recover_peer(bench: Bench, kind: str, filled: Path) -> float:
+    with _fresh(bench) as directory:
+        shutil.copytree(filled, directory / "copy")
+        return _run_peer(bench, kind, str(directory / "copy"), "recover")["nanoseconds"] / 1e9
+
+
+def _fdatasync_rate(bench: Bench) -> int:
+    with _fresh(bench) as directory:
+        return round(_limit(bench, Case(1, 4_096, True), directory))
+
+
+def _write_rate(bench: Bench) -> int:
+    """One file, 256 MiB in pieces of 1 MiB, synced at the end: MB/s."""
+    piece = os.urandom(1 << 20)
+    with _fresh(bench) as directory, open(directory / "file", "wb", buffering=0) as file:
+        begun = time.perf_counter()
+        for _ in range(256):
+            file.write(piece)
+        os.fdatasync(file.fileno())
+        return round(256 * (1 << 20) / 1e6 / (time.perf_counter() - begun))

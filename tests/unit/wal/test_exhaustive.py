@@ -1,0 +1,184 @@
+"""A small log, cut and flipped at every byte of every file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from consumers.wal import BytesSerde, Delete, LogDamaged, Put, WriteAheadLog
+from tests.unit.wal.disk import SimulatedDisk
+
+DIRECTORY = Path("/log")
+LARGE = bytes(range(250)) * 17
+
+
+def open_log(disk: SimulatedDisk, partitions: int = 2) -> WriteAheadLog:
+    """A log that does nothing by itself."""
+    return WriteAheadLog(
+        DIRECTORY,
+        BytesSerde(),
+        partitions,
+        sync_interval_ms=None,
+        checkpoint_bytes=None,
+        checkpoint_age_ms=None,
+        preallocate_bytes=64,
+        files=disk,
+    )
+
+
+def write_history(disk: SimulatedDisk, sync: bool, checkpoint: bool = False) -> tuple[list[dict[Any, Any]], int]:
+    """Seven transactions in two partitions; returns (states after 0, 1, … transactions, how many a frame calls durable)."""
+    states: list[dict[Any, Any]] = [{}]
+    log = open_log(disk)
+    log.recover()
+    history: list[list[Any]] = [
+        [Put((b"a", b"1"))],
+        [Put((b"b", b"22")), Put((b"c", b"333"))],
+        [Put((b"a", LARGE))],
+        [Delete(b"b")],
+        [Put((b"d", b""))],
+        [Put((b"a", b"4")), Delete(b"c")],
+        [Put((b"e", b"5"))],
+    ]
+    for index, records in enumerate(history):
+        after = dict(states[-1])
+        for record in records:
+            if isinstance(record, Put):
+                after[record.record[0]] = record.record
+            else:
+                after.pop(record.key, None)
+        states.append(after)
+        if checkpoint and index == 4:
+            log.checkpoint()
+        # One synced in the middle: the frames after it say so.
+        log.update(records, sync=sync and index == 3, partition=index % 2)
+    return states, 4 if sync else 0
+
+
+def recover_copy(disk: SimulatedDisk) -> dict[Any, Any]:
+    """Recovers twice and checks that the second finds the same and changes nothing."""
+    first = dict(open_log(disk).recover())
+    sizes = disk.sizes()
+    log = open_log(disk)
+    assert first == dict(log.recover())
+    assert sizes == disk.sizes()
+    assert log.report is not None
+    assert () == log.report.dropped
+    return first
+
+
+def check(disk: SimulatedDisk, states: list[dict[Any, Any]], durable: int) -> str:
+    """The outcome is a prefix, or an error that names a file and an offset; what is called durable is never dropped silently."""
+    try:
+        state = recover_copy(disk)
+    except LogDamaged as damage:
+        assert damage.file.parent == DIRECTORY
+        assert damage.offset >= 0
+        return "damage"
+    assert state in states[durable:]
+    return "whole" if state == states[-1] else "prefix"
+
+
+def files_of(disk: SimulatedDisk, start: str) -> list[str]:
+    """Names of the files that start so."""
+    return [name for name in disk.sizes() if name.startswith(start)]
+
+
+@pytest.mark.parametrize("sync", [False, True])
+def test_journals_cut_at_every_byte(sync: bool) -> None:
+    """A journal that ends early gives a prefix, unless a frame elsewhere says that what is missing was durable."""
+    disk = SimulatedDisk()
+    states, durable = write_history(disk, sync)
+    outcomes = set()
+    for name in files_of(disk, "journal"):
+        for end in range(len(disk.content(name))):
+            copy = disk.copy()
+            del copy.content(name)[end:]
+            outcomes.add(check(copy, states, durable))
+    assert outcomes == ({"whole", "prefix", "damage"} if sync else {"whole", "prefix"})
+
+
+@pytest.mark.parametrize("sync", [False, True])
+def test_journals_zeroed_from_every_byte(sync: bool) -> None:
+    """A journal that ends in zeros is treated like one that ends early."""
+    disk = SimulatedDisk()
+    states, durable = write_history(disk, sync)
+    outcomes = set()
+    for name in files_of(disk, "journal"):
+        size = len(disk.content(name))
+        for end in range(size):
+            copy = disk.copy()
+            copy.content(name)[end:] = bytes(size - end)
+            outcomes.add(check(copy, states, durable))
+    assert outcomes == ({"whole", "prefix", "damage"} if sync else {"whole", "prefix"})
+
+
+@pytest.mark.parametrize(("sync", "checkpoint"), [(False, False), (True, False), (True, True)])
+def test_journals_flipped_at_every_byte(sync: bool, checkpoint: bool) -> None:
+    """A flipped bit never changes a recovered record: the outcome is a prefix or damage, and damage where it was durable."""
+    disk = SimulatedDisk()
+    states, durable = write_history(disk, sync, checkpoint)
+    outcomes = set()
+    for name in files_of(disk, "journal"):
+        for position in range(len(disk.content(name))):
+            copy = disk.copy()
+            copy.content(name)[position] ^= 1 << position % 8
+            outcomes.add(check_flipped(copy, states, durable))
+    assert "prefix" in outcomes
+    assert not sync or "damage" in outcomes
+
+
+def check_flipped(disk: SimulatedDisk, states: list[dict[Any, Any]], durable: int) -> str:
+    """As `check`; a value that the snapshot refers to is checked when it is read."""
+    try:
+        return check(disk, states, durable)
+    except LogDamaged as damage:
+        assert "value" in damage.reason
+        return "damage"
+
+
+@pytest.mark.parametrize("name", ["snapshot", "manifest"])
+def test_snapshot_and_manifest_cut_or_flipped_at_every_byte(name: str) -> None:
+    """They are replaced in one step, so any wrong byte in them is damage and says where."""
+    disk = SimulatedDisk()
+    write_history(disk, sync=True, checkpoint=True)
+    for position in range(len(disk.content(name))):
+        flipped, cut = disk.copy(), disk.copy()
+        flipped.content(name)[position] ^= 1 << position % 8
+        del cut.content(name)[position:]
+        for damaged in (flipped, cut):
+            with pytest.raises(LogDamaged) as caught:
+                open_log(damaged).recover()
+            assert name == caught.value.file.name
+
+
+@pytest.mark.parametrize("start", ["journal", "snapshot", "manifest"])
+def test_each_missing_file_is_an_error(start: str) -> None:
+    """A file that the log needs and does not find is an error that names it."""
+    disk = SimulatedDisk()
+    write_history(disk, sync=True, checkpoint=True)
+    for name in files_of(disk, start):
+        copy = disk.copy()
+        copy.unlink(DIRECTORY / name)
+        with pytest.raises(LogDamaged) as caught:
+            open_log(copy).recover()
+        assert name == caught.value.file.name
+
+
+def test_later_transactions_are_cut_in_all_partitions() -> None:
+    """When a transaction is lost from one partition, later ones disappear from the others' files too, and the report says so."""
+    disk = SimulatedDisk()
+    states, _ = write_history(disk, sync=False)
+    first, second = sorted(files_of(disk, "journal"))
+    sizes = disk.sizes()
+    del disk.content(second)[70:]
+    log = open_log(disk)
+    assert states[1] == dict(log.recover())
+    assert disk.sizes()[first] < sizes[first]
+    assert log.report is not None
+    assert 2 == len(log.report.dropped)
+    assert any("3 transactions (3 to 7)" in line for line in log.report.dropped)
+    assert 2 == log.update([Put((b"z", b"9"))], sync=True, partition=1)
+    assert states[1] | {b"z": (b"z", b"9")} == dict(open_log(disk).recover())
