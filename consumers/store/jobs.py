@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -20,6 +20,7 @@ from consumers.store.compaction import are_neighbours, output_name
 from consumers.store.errors import JobOutOfTurn, JobSuperseded
 from consumers.store.files import SegmentFiles
 from consumers.store.index import BucketKey, Index, IndexChanges
+from consumers.store.kernel import Part
 from consumers.store.last import decode_last, encode_last, hide_last, last_of_segment, merge_last
 from consumers.store.live import LiveSummaries
 from consumers.store.memtable import KnownTable, Memtable, TableKey, by_rank, newer
@@ -138,8 +139,7 @@ class SealJob(StoreJob):
         return KnownTable(known.database, known.schema if given is None else given)
 
     def _execute(self) -> None:
-        for table, known in sorted(self._known.items()):
-            self._seal_table(table, known)
+        self._write_segments()
         parts, written = self._parts, list(self._written.values())
         entries = [each.entry for each in written]
         parts.files.sync_directories(entry.name for entry in entries)
@@ -160,39 +160,40 @@ class SealJob(StoreJob):
             )
         self._memtable, self._written = Memtable(), {}
 
-    def _seal_table(self, table: TableKey, known: KnownTable) -> None:
-        """Writes the segments of one table, one era after the other; those a failed earlier run has written stay."""
+    def _write_segments(self) -> None:
+        """Writes every segment of the seal, those of one table while the next is sorted; those a failed earlier run has written stay."""
+        with ThreadPoolExecutor(self._parts.settings.encode_threads, thread_name_prefix="seal") as pool:
+            running = [
+                pool.submit(self._write, name, known.schema, rows, part)
+                for table, known in sorted(self._known.items())
+                for era, rows in self._sorted(table, known)
+                for name, part in self._named(known.schema, era, rows)
+                if name.relative not in self._written
+            ]
+            try:
+                for each in running:
+                    each.result()
+            finally:
+                pool.shutdown(wait=True, cancel_futures=True)
+
+    def _sorted(self, table: TableKey, known: KnownTable) -> Iterator[tuple[int, SortedTable]]:
+        """The visible rows of one table, each era by itself: a segment has one era."""
         relevant = [each for each in self._tombstones if (each.database, each.table) == table]
         for era, group in groupby(by_rank(self._memtable.batches[table]), key=lambda batch: batch.era):
             batches = [rows for rows in (batch.visible(relevant) for batch in group) if len(rows)]
             if batches:
-                self._write_parts(sort_table(batches, known.database, known.schema), known.schema, era)
+                yield era, sort_table(batches, known.database, known.schema)
 
-    def _write_parts(self, rows: SortedTable, schema: TableSchema, era: int) -> None:
-        names = [
-            SegmentName(
-                schema.database, schema.table, part.slice_number, part.bucket, era, self._first_version, self.version
-            )
-            for part in rows.parts
-        ]
+    def _named(self, schema: TableSchema, era: int, rows: SortedTable) -> Iterator[tuple[SegmentName, Part]]:
+        place, ranks = (schema.database, schema.table), (era, self._first_version, self.version)
+        for part in rows.parts:
+            yield SegmentName(*place, part.slice_number, part.bucket, *ranks), part
 
-        def write(index: int) -> None:
-            if names[index].relative not in self._written:
-                self._written[names[index].relative] = self._write(names[index], schema, rows, index)
-
-        threads = min(self._parts.settings.encode_threads, len(names))
-        if threads <= 1:
-            for index in range(len(names)):
-                write(index)
-            return
-        with ThreadPoolExecutor(threads, thread_name_prefix="seal") as pool:
-            list(pool.map(write, range(len(names))))
-
-    def _write(self, name: SegmentName, schema: TableSchema, rows: SortedTable, index: int) -> _Written:
-        segment = rows.rows_of(rows.parts[index])
+    def _write(self, name: SegmentName, schema: TableSchema, rows: SortedTable, part: Part) -> None:
+        segment = rows.rows_of(part)
         encoded = encode_segment(self._parts.group, name, schema, segment, self.version, self._parts.settings)
         self._parts.files.write(name.relative, encoded.data)
-        return _Written(encoded.entry, encoded.runs, last_of_segment(segment, name.era))
+        self._written[name.relative] = _Written(encoded.entry, encoded.runs, last_of_segment(segment, name.era))
 
     def _last_rows(self, written: Sequence[_Written]) -> dict[BucketKey, pa.RecordBatch]:
         """The new last rows of every bucket that a segment or a delete of this seal has touched."""

@@ -54,12 +54,21 @@ def pending(entry: SegmentEntry, tombstones: Iterable[Tombstone]) -> list[Tombst
 def candidates_of(
     entries: Iterable[SegmentEntry], question: Question, runs_of: RunsOf
 ) -> tuple[list[SegmentEntry], dict[str, Mask]]:
-    """Segments that may hold an answer, and for each which of its series are asked for (only when tags are)."""
+    """Segments that may hold an answer, and for each which of its series are, in the time asked for (only when tags are given)."""
     found = [entry for entry in entries if entry.overlaps(question.start_ns, question.end_ns)]
     if not question.tags:
         return found, {}
-    masks = {entry.name: series_mask(runs_of(entry.name).keys, question.tags) for entry in found}
+    masks = {entry.name: _wanted(runs_of(entry.name), question) for entry in found}
     return [entry for entry in found if masks[entry.name].any()], masks
+
+
+def _wanted(runs: Runs, question: Question) -> Mask:
+    mask = series_mask(runs.keys, question.tags or {})
+    if question.start_ns is not None:
+        mask &= runs.last_ns >= question.start_ns
+    if question.end_ns is not None:
+        mask &= runs.first_ns < question.end_ns
+    return mask
 
 
 def split(

@@ -19,8 +19,8 @@ class StoreSettings:
     """Fewest neighbouring small files of one slice and bucket that are worth merging."""
     compaction_rows_max: int = 4_000_000
     """Most rows a merged file may have: a merge holds them in memory."""
-    runs_cache_entries: int = 1_024
-    """Series lists of segments kept decoded in memory."""
+    runs_cache_series: int = 500_000
+    """Series of segments kept decoded in memory, summed over their lists (about 200 bytes each)."""
     index_write_buffer_bytes: int = 2 << 20
     """RocksDB write buffer of each column family; a node opens one index a group."""
     index_open_files_max: int = 64

@@ -65,7 +65,7 @@ class Store:
         except BaseException:
             index.close()
             raise
-        runs = RunsCache(index.runs, settings.runs_cache_entries)
+        runs = RunsCache(index.runs, settings.runs_cache_series)
         overlaps = Overlaps(files, runs.get)
         return cls(StoreParts(group, settings, files, index, StoreView(content), runs, overlaps, LiveSummaries()))
 

@@ -177,10 +177,11 @@ class StoreView:
 class RunsCache:
     """The series lists of segments, decoded, the least recently used thrown out. Thread-safe."""
 
-    def __init__(self, load: Callable[[str], Runs], entries_max: int) -> None:
-        """`load` reads the runs of a segment by name."""
+    def __init__(self, load: Callable[[str], Runs], series_max: int) -> None:
+        """`load` reads the runs of a segment by name; lists of more than `series_max` series together are not kept."""
         self._load = load
-        self._entries_max = entries_max
+        self._series_max = series_max
+        self._series = 0
         self._lock = threading.Lock()
         self._held: OrderedDict[str, Runs] = OrderedDict()
 
@@ -193,7 +194,10 @@ class RunsCache:
                 return found
         loaded = self._load(name)
         with self._lock:
-            self._held[name] = loaded
-            while len(self._held) > self._entries_max:
-                self._held.popitem(last=False)
+            if name not in self._held:
+                self._held[name] = loaded
+                self._series += len(loaded.keys)
+            while self._series > self._series_max and len(self._held) > 1:
+                _, dropped = self._held.popitem(last=False)
+                self._series -= len(dropped.keys)
         return loaded
