@@ -1,0 +1,146 @@
+"""A node refuses a data directory that is not its own, or that it cannot use, with one clear line, and changes nothing in it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from connectors.kafka.broker import BrokerInfo
+from headrace.local_cluster import LocalCluster
+from headrace.workload.workload import iot
+from tests.e2e.actions import connected, headrace, local_cluster, seal, write_workload
+from tests.e2e.conftest import MakeDisk
+
+
+@pytest.fixture(scope="module")
+def cluster(broker: BrokerInfo, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    """A cluster of one node that holds sealed and unsealed rows and is stopped."""
+    made = local_cluster(tmp_path_factory.mktemp("cluster"), broker.bootstrap, "directories", 1)
+    made.start()
+    try:
+        with connected(made) as shared:
+            write_workload(shared, iot(10, duration_s=60))
+            seal(made)
+            write_workload(shared, iot(5, duration_s=60))
+        made.stop()
+        yield made
+    finally:
+        made.kill("n1")
+
+
+@pytest.fixture
+def directory(cluster: LocalCluster, tmp_path: Path) -> Path:
+    """A copy of the stopped node's data directory."""
+    return Path(shutil.copytree(cluster.data_directory("n1"), tmp_path / "data"))
+
+
+def run_node(
+    cluster: LocalCluster, directory: Path, *more: str, name: str = "", node: str = "n1"
+) -> subprocess.CompletedProcess[str]:
+    """`headrace node run` on a directory, to its end."""
+    return headrace(
+        *("node", "run", "--cluster", name or cluster.cluster, "--id", node, "--nodes", node, "--replication", "1"),
+        *("--bootstrap", cluster.bootstrap, "--data-dir", str(directory), "--http", "127.0.0.1:0", *more),
+        timeout_s=60.0,
+        environment={"HEADRACE__NODE__STARTUP_TIMEOUT_S": "5"},
+    )
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    """Every file below a directory; a lock file's text tells only who held it last."""
+    return {
+        str(path.relative_to(directory)): path.read_bytes()
+        for path in sorted(directory.rglob("*"))
+        if path.is_file() and path.name != "lock"
+    }
+
+
+def assert_refused(done: subprocess.CompletedProcess[str], *words: str) -> None:
+    """The command failed with one line that says these words, and nothing but what to do about it after it."""
+    assert 1 == done.returncode, done.stderr
+    lines = [line for line in done.stderr.splitlines() if line.startswith("error:")]
+    assert 1 == len(lines), done.stderr
+    assert "Traceback" not in done.stderr
+    for word in words:
+        assert word in lines[0]
+
+
+def test_a_directory_of_another_cluster_is_refused(cluster: LocalCluster, directory: Path) -> None:
+    """The error names both clusters, and the directory stays as it is."""
+    before = contents(directory)
+    assert_refused(run_node(cluster, directory, name="another"), "belongs to cluster 'directories', not 'another'")
+    assert before == contents(directory)
+
+
+def test_a_directory_of_another_node_is_refused(cluster: LocalCluster, directory: Path) -> None:
+    """The error names both nodes, and the directory stays as it is."""
+    before = contents(directory)
+    assert_refused(run_node(cluster, directory, node="n9"), "belongs to node 'n1', not 'n9'")
+    assert before == contents(directory)
+
+
+def test_a_directory_of_another_format_is_refused(cluster: LocalCluster, directory: Path) -> None:
+    """The error names the format found and the one that is understood."""
+    identity = json.loads((directory / "node.json").read_text())
+    (directory / "node.json").write_text(json.dumps({**identity, "format": 99}))
+    before = contents(directory)
+    assert_refused(run_node(cluster, directory), "format 99", "reads 1")
+    assert before == contents(directory)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"format": 1}', "\x00\xff"])
+def test_a_damaged_identity_is_refused(cluster: LocalCluster, directory: Path, text: str) -> None:
+    """The error names the file that cannot be read."""
+    (directory / "node.json").write_bytes(text.encode("latin-1"))
+    assert_refused(run_node(cluster, directory), "node.json")
+
+
+def test_a_directory_that_another_process_holds_is_refused(cluster: LocalCluster) -> None:
+    """The error names the process, which goes on undisturbed."""
+    cluster.start_node("n1")
+    try:
+        cluster.wait_ready()
+        pid = cluster.node("n1").pid
+        assert_refused(run_node(cluster, cluster.data_directory("n1")), f"held by the process with pid {pid}")
+        assert cluster.node("n1").running
+    finally:
+        cluster.stop_node("n1")
+
+
+def test_a_read_only_disk_is_refused(
+    cluster: LocalCluster, directory: Path, tmp_path: Path, small_disk: MakeDisk
+) -> None:
+    """The error says that the file system is read-only."""
+    disk = tmp_path / "disk"
+    small_disk(disk, 64)
+    shutil.copytree(directory, disk, dirs_exist_ok=True)
+    subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+    assert_refused(run_node(cluster, disk), "ead-only file system")
+
+
+def test_a_file_in_place_of_a_directory_is_refused(cluster: LocalCluster, tmp_path: Path) -> None:
+    """The error names the path."""
+    (tmp_path / "data").write_text("mine")
+    assert_refused(run_node(cluster, tmp_path / "data"), str(tmp_path / "data"))
+    assert "mine" == (tmp_path / "data").read_text()
+
+
+def test_a_missing_segment_is_named(cluster: LocalCluster, directory: Path) -> None:
+    """A store whose segment is gone is not opened as if nothing were missing."""
+    segment = next(directory.rglob("*.parquet"))
+    segment.unlink()
+    assert_refused(run_node(cluster, directory), segment.name)
+
+
+def test_a_cluster_born_with_other_settings_is_refused(cluster: LocalCluster, tmp_path: Path) -> None:
+    """A node that was started for another set of nodes names the setting that differs."""
+    done = headrace(
+        *("node", "run", "--cluster", cluster.cluster, "--id", "n2", "--nodes", "n1,n2", "--replication", "2"),
+        *("--bootstrap", cluster.bootstrap, "--data-dir", str(tmp_path / "n2")),
+    )
+    assert_refused(done, "born with other settings", "nodes is n1", "n1,n2")
