@@ -49,7 +49,7 @@ from schemas.records import Create, Role, Status
 
 DIRECTORY_FORMAT = 1
 IDENTITY_FILE = "node.json"
-ENDS_INTERVAL_S = 0.5
+ENDS_INTERVAL_S = 1.0
 SEAL_TIMEOUT_S = 30.0
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _log = structlog.get_logger(__name__)
@@ -528,7 +528,7 @@ class Node:
                 self._ends[topic] = state.end
                 if state.topic_id != self.identity.topics[topic]:
                     group.fail(f"topic {topic} was made again under this node; the data is kept; restore the log")
-            if turn % 10 == 0:
+            if turn % 5 == 0:
                 self._commit_offsets()
 
     def _commit_offsets(self) -> None:

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 NOUNS = (
+    "demo",
     "broker",
     "up",
     "node",

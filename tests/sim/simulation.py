@@ -97,7 +97,7 @@ class Simulation:
     def _check_copies(self, waiting: Pending, offset: int) -> None:
         if waiting.quorum == 1:
             return
-        recently = self.world.now_ms - 3_000
+        recently = self.world.now_ms - 5_000
         copies = sum(
             node.disk.durable_offset() >= offset or node.disk.wiped_ms > recently for node in self.nodes.values()
         )

@@ -1,0 +1,49 @@
+"""The demo's proofs: every node holds exactly what was produced, and all of them hold the same."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import pyarrow as pa
+
+from connectors.log.kafka import KafkaLog
+from connectors.log.topics import Topics
+from consumers.membership.cluster import read_slot_table
+from consumers.membership.operations import Operations
+from headrace.bench.content import read_table
+from headrace.demo.stage import DATABASE, Stage
+from headrace.workload.checksum import checksums, compare
+
+VERIFY_TIMEOUT_S = 60.0
+
+
+def check_tables(stage: Stage, when: str, expected: Mapping[str, pa.Table], tags: Mapping[str, Sequence[str]]) -> None:
+    """Compare every table at every node with per-series checksums of what was produced."""
+    problems: list[str] = []
+    rows = 0
+    for node in stage.cluster.file.nodes:
+        for table, wanted in expected.items():
+            found = read_table(stage.cluster.url(node.name), DATABASE, table)
+            rows += found.num_rows
+            problems += [
+                f"{node.name} {table}: {line}" for line in compare(wanted, checksums(found, list(tags[table])))
+            ]
+    stage.check(f"every row once, on every node, {when}", problems, f"{rows:,} rows compared by series")
+
+
+def check_replicas(stage: Stage, when: str) -> None:
+    """What `headrace verify` does: chains and segment digests of all members."""
+    log, topics = KafkaLog(stage.cluster.bootstrap), Topics(stage.cluster.cluster)
+    operations = Operations(log, topics, read_slot_table(log, topics))
+    try:
+        verdicts = operations.verify(VERIFY_TIMEOUT_S, lambda _line: None)
+    finally:
+        operations.close()
+        log.close()
+    problems = [difference for verdict in verdicts for difference in verdict.differences]
+    problems += [f"{node} did not answer for group {verdict.group}" for verdict in verdicts for node in verdict.missing]
+    versions = sum(verdict.version for verdict in verdicts)
+    segments = sum(verdict.segments for verdict in verdicts)
+    stage.check(
+        f"replicas equal {when}", problems, f"{versions} records, {segments} segments, by chain and content digest"
+    )

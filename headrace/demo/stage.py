@@ -1,0 +1,58 @@
+"""What the steps of the demo share: the cluster, the checks that were made, the figures that were seen."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from headrace.cli.output import Output
+from headrace.local_cluster import LocalCluster
+
+CLUSTER = "demo"
+DATABASE = "demo"
+FLEET_TOPIC = f"{CLUSTER}.ingest.fleet"
+MACHINE_TOPIC = f"{CLUSTER}.ingest.machine"
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One promise and whether it held."""
+
+    name: str
+    ok: bool
+    detail: str
+
+
+@dataclass(slots=True)
+class Stage:
+    """One run of the demo."""
+
+    cluster: LocalCluster
+    output: Output
+    checks: list[Check] = field(default_factory=list)
+    figures: dict[str, float] = field(default_factory=dict)
+    steps: list[tuple[str, float]] = field(default_factory=list)
+
+    def check(self, name: str, problems: list[str], detail: str) -> None:
+        """Note a promise: it held if there are no problems."""
+        self.checks.append(Check(name, not problems, "; ".join(problems[:3]) if problems else detail))
+
+    def say(self, text: str) -> None:
+        """A line for people; nothing with --json."""
+        if not self.output.json_output:
+            self.output.line(text)
+
+    @contextmanager
+    def step(self, number: int, title: str) -> Iterator[None]:
+        """A part of the demo, announced, and timed."""
+        self.say(f"\n[{number}] {title}")
+        started = time.monotonic()
+        yield
+        self.steps.append((title, time.monotonic() - started))
+
+    @property
+    def ok(self) -> bool:
+        """Whether every promise held."""
+        return all(check.ok for check in self.checks)
