@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 
 from connectors.log.deadline import Deadline
 from consumers.query.source import Scan
@@ -36,16 +37,15 @@ class LocalSource:
         tags: Mapping[str, Sequence[str]] | None,
     ) -> Sequence[Scan]:
         """See TableSource."""
-        scans: list[Scan] = []
-        try:
-            for group in self._groups():
-                scans.append(
+        with ExitStack() as opened:
+            scans = [
+                opened.enter_context(
                     group.store.scan(database, table, columns=columns, start_ns=start_ns, end_ns=end_ns, tags=tags)
                 )
-        except BaseException:
-            for scan in scans:
-                scan.__exit__(None, None, None)
-            raise
+                for group in self._groups()
+            ]
+            # All are open: they are the caller's now.
+            opened.pop_all()
         return scans
 
     def wait_for(self, offsets: Mapping[str, int], timeout_s: float) -> bool:

@@ -42,6 +42,8 @@ def plain_text(column: pa.Array) -> pa.Array:
         return pc.fill_null(column.cast(pa.string()), "")
     if pa.types.is_floating(kind):
         return pc.fill_null(column.cast(pa.string()), "")
+    if pa.types.is_list(kind) and _is_text(kind.value_type):
+        return pc.fill_null(pc.binary_join(column, ", "), "")
     return pc.fill_null(_json(column) if pa.types.is_nested(kind) else _plain(column), "")
 
 

@@ -21,6 +21,7 @@ from starlette.staticfiles import StaticFiles
 
 from consumers.query.engine import RETRY_AFTER_S
 from consumers.serve.fences import Fence
+from consumers.serve.metrics import query_metrics
 from consumers.serve.queries import Asking, http_status
 from consumers.serve.requests import query_request
 from consumers.serve.view import NodeView
@@ -76,7 +77,8 @@ class _Surface:
         return _health(is_ready, reasons)
 
     async def metrics(self, _request: Request) -> Response:
-        return PlainTextResponse(await asyncio.to_thread(self._node.metrics), media_type=METRICS_MEDIA_TYPE)
+        text = await asyncio.to_thread(lambda: self._node.metrics() + query_metrics(self._node.engine))
+        return PlainTextResponse(text, media_type=METRICS_MEDIA_TYPE)
 
     async def status(self, _request: Request) -> Response:
         return _json(await asyncio.to_thread(self._status))

@@ -26,6 +26,7 @@ function linesOf(rows) {
     }
   }
   const all = [...lines].map(([name, points]) => ({ name, points: points.sort((a, b) => a[0] - b[0]) }));
+  all.sort((a, b) => a.name.localeCompare(b.name, "en", { numeric: true }));
   const drawn = all.slice(0, LINES_MAX);
   const moments = new Set(drawn.flatMap((line) => line.points.map((point) => point[0])));
   return moments.size < 2 ? null : { time, lines: drawn, hidden: all.length - drawn.length };
@@ -46,6 +47,16 @@ function ticks(low, high, count) {
   const found = [];
   for (let value = Math.ceil(low / step) * step; value <= high + step / 1e6; value += step) found.push(Math.abs(value) < step / 1e6 ? 0 : value);
   return found;
+}
+
+const TIME_STEPS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400, 172800, 604800, 2592000, 7776000, 31536000];
+
+/** Round moments within [from, to], eight of them at most. */
+function timeTicks(from, to) {
+  const step = 1000 * (TIME_STEPS.find((seconds) => (to - from) / (1000 * seconds) <= 8) || Math.ceil((to - from) / 8000));
+  const found = [];
+  for (let moment = Math.ceil(from / step) * step; moment <= to; moment += step) found.push(moment);
+  return found.length > 1 ? found : [from, to];
 }
 
 function shortNumber(value) {
@@ -81,10 +92,9 @@ function drawChart(place, rows) {
     picture.append(svg("line", { class: "axis", x1: edge.left, x2: width - edge.right, y1: y(value), y2: y(value) }));
     picture.append(svg("text", { x: edge.left - 8, y: y(value) + 4, "text-anchor": "end" }, shortNumber(value)));
   }
-  for (let part = 0; part <= 6; part++) {
-    const moment = from + ((to - from) * part) / 6;
-    const anchor = part === 0 ? "start" : part === 6 ? "end" : "middle";
-    picture.append(svg("text", { x: x(moment), y: height - 6, "text-anchor": anchor }, shortTime(moment, to - from)));
+  for (const moment of timeTicks(from, to)) {
+    const place = Math.min(Math.max(x(moment), edge.left + 14), width - edge.right - 20);
+    picture.append(svg("text", { x: place, y: height - 6, "text-anchor": "middle" }, shortTime(moment, to - from)));
   }
   found.lines.forEach((line, number) => {
     const path = line.points.map((point, index) => `${index ? "L" : "M"}${x(point[0]).toFixed(1)} ${y(point[1]).toFixed(1)}`).join("");

@@ -149,6 +149,7 @@ def test_plain_text_is_for_people() -> None:
     assert ["1970-01-01 00:00:00", "1970-01-01 00:00:01.5", "1970-01-01 00:01:00.000000001", ""] == plain_text(
         moments
     ).to_pylist()
+    assert ["a, b", ""] == plain_text(pa.array([["a", "b"], None])).to_pylist()
     assert ["a\n", ""] == plain_text(pa.array(["a\n", None])).to_pylist()
     assert ["nan", "1.5", ""] == plain_text(pa.array([math.nan, 1.5, None])).to_pylist()
 

@@ -48,6 +48,17 @@ def test_metrics_are_prometheus_text(client: httpx.Client) -> None:
     assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
 
 
+def test_metrics_count_queries_by_outcome_beside_their_limits(client: httpx.Client) -> None:
+    """Answers, failures and timeouts are told apart, and every limit is there to compare with."""
+    for asked in ({"sql": "SELECT * FROM iot.readings"}, {"sql": "SELEC"}, {"sql": ENDLESS, "timeout_ms": 50}):
+        client.post("/api/v1/query", json=asked)
+    lines = client.get("/metrics").text.splitlines()
+    for outcome, count in (("answered", 1), ("failed", 1), ("timed_out", 1), ("refused", 0)):
+        assert f'headrace_queries_total{{outcome="{outcome}"}} {count}.0' in lines
+    assert "headrace_query_files_scanned_total 1.0" in lines
+    assert 'headrace_query_limit{name="queries_max"} 2.0' in lines
+
+
 def test_status_is_the_nodes_own_with_its_queries(client: httpx.Client) -> None:
     """Status carries what the node says, and the counters of queries beside their limits."""
     client.get("/api/v1/query", params={"q": "SELECT 1"})
