@@ -1,0 +1,77 @@
+"""A process that writes to a log until it is killed at a named step; run by `test_wal_kill`."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sys
+
+from connectors.files import FileLayer
+from consumers.wal import BytesSerde, Delete, Put, WriteAheadLog
+
+KEYS = 12
+PARTITIONS = 3
+UPDATES = 60
+
+
+def records_of(transaction: int) -> list[Put | Delete]:
+    """What the transaction with this number does, the same in every process."""
+    chance = random.Random(transaction)
+    records: list[Put | Delete] = []
+    for _ in range(chance.randint(1, 3)):
+        key = b"key-%d" % chance.randrange(KEYS)
+        if chance.random() < 0.25:
+            records.append(Delete(key))
+        else:
+            size = 5_000 if chance.random() < 0.3 else chance.randrange(60)
+            records.append(Put((key, b"%d:" % transaction + bytes(size))))
+    return records
+
+
+def state_after(transactions: int) -> dict[bytes, tuple[bytes, bytes]]:
+    """The records after that many transactions."""
+    state: dict[bytes, tuple[bytes, bytes]] = {}
+    for transaction in range(1, transactions + 1):
+        for record in records_of(transaction):
+            if isinstance(record, Put):
+                state[record.record[0]] = record.record
+            else:
+                state.pop(record.key, None)
+    return state
+
+
+class KillingFiles(FileLayer):
+    """Real files; kills this process at the nth time that a step is reached."""
+
+    def __init__(self, step: str, nth: int) -> None:
+        self._step = step
+        self._left = nth
+
+    def step(self, name: str) -> None:
+        if name == self._step:
+            self._left -= 1
+            if self._left <= 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+
+def main(directory: str, step: str, nth: str, seed: str) -> None:
+    """Writes and acknowledges on stdout, one line a transaction, until killed or done."""
+    chance = random.Random(int(seed))
+    log = WriteAheadLog(
+        directory, BytesSerde(), PARTITIONS, sync_interval_ms=None, checkpoint_bytes=None, files=KillingFiles(step, int(nth))
+    )
+    log.recover()
+    for _ in range(UPDATES):
+        transaction = log.last_transaction + 1
+        assert transaction == log.update(
+            records_of(transaction), sync=chance.random() < 0.3, partition=chance.randrange(PARTITIONS)
+        )
+        os.write(1, b"%d\n" % transaction)
+        if chance.random() < 0.1:
+            log.checkpoint()
+    log.close()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
