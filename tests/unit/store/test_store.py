@@ -41,6 +41,28 @@ def test_a_higher_era_wins_over_a_later_version(store: Store) -> None:
     assert [1, 2] == sorted(entry.era for entry in store.segments())
 
 
+@pytest.mark.parametrize("seals", [(), (2,), (4,), (2, 4)])
+def test_a_lower_era_never_covers_whatever_is_sealed(store: Store, home: Path, seals: tuple[int, ...]) -> None:
+    """The higher era wins over a lower one that comes later, with each of them in memory or in a file, for rows and for last rows, and after
+    reopening."""
+    write(store, 1, [(A, 1, {"busy": 2})], era=2)
+    if 2 in seals:
+        seal(store, 2)
+    write(store, 3, [(A, 1, {"busy": 1})], era=1)
+    if 4 in seals:
+        seal(store, 4)
+    want = expected([(A, 1, {"busy": 2})])
+    assert want == contents(store)
+    last = store.last_rows("plant", "cpu")
+    assert last is not None
+    assert [2] == last.column("busy").to_pylist()
+    if 4 in seals:
+        store.close()
+        again = Store.open(home, "n1", SETTINGS)
+        assert want == contents(again)
+        again.close()
+
+
 def test_files_that_share_no_row_are_handed_out_as_they_are(store: Store) -> None:
     """Overlap in time alone brings nothing into the merge: not between files, not between files and late unsealed rows; a shared row does, and
     only the files that have it."""
