@@ -26,7 +26,7 @@ from connectors.formats.parsed import (
 )
 from connectors.formats.pieces import Assembly, Columns, Piece, Rejections, ascending
 from connectors.formats.records import Records, records_of
-from connectors.formats.tags import encoded, with_static_tags
+from connectors.formats.tags import encoded, seen_tags
 from connectors.formats.templates import Template, chunk_of, match
 from connectors.formats.text_columns import convert
 from connectors.formats.times import times_of_text
@@ -106,9 +106,7 @@ def parse_csv(
     else:
         header = Header(header.names, options)
     rejections = Rejections()
-    assembly = Assembly(
-        options, lines, rejections, lambda keys, rows: with_static_tags(keys, rows, options), keep_lines
-    )
+    assembly = Assembly(options, lines, rejections, lambda keys, rows: seen_tags(keys, rows, options), keep_lines)
     if header is None:
         return assembly.parsed(())
     if default_times is None:

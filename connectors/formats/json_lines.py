@@ -22,7 +22,8 @@ from connectors.formats.lines import Booleans, Integers, Lines
 from connectors.formats.matcher import Matcher
 from connectors.formats.parsed import TIME_ABSENT, DefaultTimes, FormatOptions, OptionsError, Parsed, default_times_of
 from connectors.formats.pieces import Assembly, Piece, Rejections, ascending, in_order, joined_array
-from connectors.formats.tags import encoded, with_static_tags
+from connectors.formats.scanned import ScannedRows
+from connectors.formats.tags import encoded, seen_tags
 from connectors.formats.templates import Matched, Template
 from connectors.formats.times import times_of_text
 from connectors.formats.values import (
@@ -93,16 +94,6 @@ class _Group:
         self.fields.append(fields)
 
 
-@dataclass(slots=True)
-class _ScannedRows:
-    """Rows of one signature that came from the scanner; times are still text, `where` names the element of an array."""
-
-    lines: list[int] = field(default_factory=list)
-    times: list[str | None] = field(default_factory=list)
-    tags: list[tuple[str | None, ...]] = field(default_factory=list)
-    values: list[tuple[float | int | bool | str | None, ...]] = field(default_factory=list)
-
-
 def parse_json_lines(
     lines: Lines, options: FormatOptions, default_times: DefaultTimes, *, keep_lines: bool = False, fast: bool = True
 ) -> Parsed:
@@ -112,7 +103,7 @@ def parse_json_lines(
     parser = _Parser(lines, options, default_times)
     parser.run(fast=fast)
     assembly = Assembly(
-        options, lines, parser.rejections, lambda keys, rows: with_static_tags(keys, rows, options), keep_lines
+        options, lines, parser.rejections, lambda keys, rows: seen_tags(keys, rows, options), keep_lines
     )
     return assembly.parsed(parser.pieces())
 
@@ -127,7 +118,7 @@ class _Parser:
         self._tags = frozenset(options.tags)
         self._default_times = default_times
         self._groups: dict[Signature, _Group] = defaultdict(_Group)
-        self._scanned: dict[Signature, _ScannedRows] = defaultdict(_ScannedRows)
+        self._scanned: ScannedRows[dict[str, str | None], str | None] = ScannedRows()
 
     def run(self, *, fast: bool) -> None:
         """Read every line into groups or refusals."""
@@ -142,24 +133,18 @@ class _Parser:
                 left = matcher.leave(first, last, rows) if fast else rows
                 for row in left.tolist():
                     self._scan(first + row, first + row)
-        self._close_scanned()
 
     def pieces(self) -> Iterator[Piece]:
         """The rows, a piece for each table and set of columns."""
         for (table, tag_names, signature), group in self._groups.items():
-            lines, times = np.concatenate(group.lines), np.concatenate(group.times)
-            order = None if ascending(lines) else pa.array(np.argsort(lines, kind="stable"))
-            tags = {
-                name: in_order(joined_array([part[place] for part in group.tags]), order)
-                for place, name in enumerate(tag_names)
-            }
+            tags = {name: joined_array([part[place] for part in group.tags]) for place, name in enumerate(tag_names)}
             fields = {
-                name: in_order(joined_array([part[place] for part in group.fields]), order)
-                for place, (name, _) in enumerate(signature)
+                name: joined_array([part[place] for part in group.fields]) for place, (name, _) in enumerate(signature)
             }
-            if order is not None:
-                lines, times = lines[order], times[order]
-            yield Piece(table, lines, times, tags, fields)
+            yield from _in_line_order(
+                Piece(table, np.concatenate(group.lines), np.concatenate(group.times), tags, fields)
+            )
+        yield from self._scanned_pieces()
 
     def _shape_of(self, line: int) -> _Shape | None:
         text = self.lines.text(line)
@@ -265,12 +250,7 @@ class _Parser:
     def _keep(self, line: int, reading: Mapping[str, Scalar]) -> None:
         table = self._table(reading)
         time = self._time(line, reading)
-        tags, fields = self._tags_of(reading), self._fields_of(table, reading)
-        rows = self._scanned[(table, tuple(tags), tuple((name, kind) for name, (kind, _) in fields.items()))]
-        rows.lines.append(line)
-        rows.times.append(time)
-        rows.tags.append(tuple(tags.values()))
-        rows.values.append(tuple(value for _, value in fields.values()))
+        self._scanned.add(table, line, self._tags_of(reading), time, self._fields_of(table, reading))
 
     def _table(self, reading: Mapping[str, Scalar]) -> str:
         if self.options.table_column is None:
@@ -323,30 +303,32 @@ class _Parser:
             raise BadLine(f"the number of member {name!r} does not fit float64")
         return FieldType.FLOAT64, number
 
-    def _close_scanned(self) -> None:
-        for signature, rows in self._scanned.items():
-            _, tag_names, fields = signature
-            lines = np.array(rows.lines, np.int64)
-            texts = pl.Series(rows.times, dtype=pl.String)
+    def _scanned_pieces(self) -> Iterator[Piece]:
+        for table, part in self._scanned.parts():
+            lines = part.lines
+            texts = pl.Series(part.times, dtype=pl.String)
             defaults = pl.Series(values=self._defaults(lines))
             times = times_of_text(texts, self.options).zip_with(texts.is_not_null(), defaults)
             good = times.is_not_null()
-            if not good.all():
-                bad = (~good).to_numpy()
-                self.rejections.add(
-                    lines[bad], [f"the time {text[:60]!r} cannot be read" for text in texts.filter(~good)]
-                )
+            bad = texts.filter(~good)
+            self.rejections.add(lines[(~good).to_numpy()], [f"the time {text[:60]!r} cannot be read" for text in bad])
             mask = pa.array(good.to_numpy())
-            tags = [
-                encoded(pa.array([row[place] for row in rows.tags], pa.string()).filter(mask))
-                for place in range(len(tag_names))
-            ]
-            columns = [
-                pa.array([row[place] for row in rows.values], kind.arrow).filter(mask)
-                for place, (_, kind) in enumerate(fields)
-            ]
-            self._groups[signature].add(lines[good.to_numpy()], times.filter(good).to_numpy(), tags, columns)
-        self._scanned.clear()
+            tags = {
+                name: encoded(pa.array([row.get(name) for row in part.keys], pa.string()).filter(mask))
+                for name in self.options.tags
+            }
+            fields = {name: column.filter(mask) for name, column in part.columns().items()}
+            yield from _in_line_order(Piece(table, lines[good.to_numpy()], times.drop_nulls().to_numpy(), tags, fields))
+
+
+def _in_line_order(piece: Piece) -> Iterator[Piece]:
+    if not len(piece.lines):
+        return
+    order = None if ascending(piece.lines) else pa.array(np.argsort(piece.lines, kind="stable"))
+    tags = {name: in_order(column, order) for name, column in piece.keys.items()}
+    fields = {name: in_order(column, order) for name, column in piece.fields.items()}
+    taken = slice(None) if order is None else order.to_numpy()
+    yield Piece(piece.table, piece.lines[taken], piece.times[taken], tags, fields)
 
 
 def whole_documents(lines: Lines, wanted: Booleans) -> dict[int, int]:

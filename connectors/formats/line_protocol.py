@@ -19,9 +19,10 @@ from connectors.formats.line_scanner import BadLine, OpenString, ScannedField, S
 from connectors.formats.lines import Booleans, Integers, Lines
 from connectors.formats.matcher import Matcher
 from connectors.formats.parsed import TIME_ABSENT, DefaultTimes, FormatOptions, Parsed, default_times_of
-from connectors.formats.pieces import Assembly, Columns, Piece, Rejections, joined_array
+from connectors.formats.pieces import Assembly, Columns, Piece, Rejections, ascending, joined_array
 from connectors.formats.records import Records, records_of
-from connectors.formats.series import UNREADABLE, Codes, SeriesRegistry
+from connectors.formats.scanned import ScannedRows
+from connectors.formats.series import Codes, SeriesRegistry
 from connectors.formats.templates import Matched, Template
 from connectors.formats.times import scaled
 from connectors.formats.values import arrow_of, booleans, both, finite_floats, integers, plain_strings, usable
@@ -39,7 +40,6 @@ class _Shape:
     template: Template
     fields: Signature
     timed: bool
-    checked: set[int] = field(default_factory=set)
 
 
 @dataclass(slots=True)
@@ -57,16 +57,6 @@ class _Group:
         self.series.append(series)
         self.times.append(times)
         self.columns.append(columns)
-
-
-@dataclass(slots=True)
-class _ScannedRows:
-    """Rows of one signature that came from the scanner."""
-
-    lines: list[int] = field(default_factory=list)
-    series: list[int] = field(default_factory=list)
-    times: list[int] = field(default_factory=list)
-    values: list[tuple[float | int | bool | str, ...]] = field(default_factory=list)
 
 
 def parse_line_protocol(
@@ -97,7 +87,7 @@ class _Parser:
         self.rejections = Rejections()
         self._default_times = default_times
         self._groups: dict[Signature, _Group] = defaultdict(_Group)
-        self._scanned: dict[Signature, _ScannedRows] = defaultdict(_ScannedRows)
+        self._scanned: ScannedRows[int, int] = ScannedRows()
 
     def run(self, *, fast: bool) -> None:
         """Read every line into groups or refusals."""
@@ -116,7 +106,6 @@ class _Parser:
 
     def pieces(self) -> Iterator[Piece]:
         """The rows, one piece for each table and set of fields."""
-        self._close_scanned()
         for signature, group in self._groups.items():
             lines, series, times = (
                 np.concatenate(group.lines),
@@ -124,17 +113,22 @@ class _Parser:
                 np.concatenate(group.times),
             )
             columns = [joined_array([part[place] for part in group.columns]) for place in range(len(signature))]
-            ordered = bool(np.all(lines[1:] >= lines[:-1]))
-            order = np.arange(len(lines)) if ordered else np.argsort(lines, kind="stable")
-            for table, rows in self.registry.tables_of(series[order]).items():
-                if rows is None and ordered:
-                    yield Piece(table, lines, times, {"series": pa.array(series)}, _named(signature, columns))
-                    continue
-                taken = order if rows is None else order[rows]
-                chosen = [column.take(pa.array(taken)) for column in columns]
-                yield Piece(
-                    table, lines[taken], times[taken], {"series": pa.array(series[taken])}, _named(signature, chosen)
-                )
+            named = {name: column for (name, _), column in zip(signature, columns, strict=True)}
+            yield from self._by_table(lines, series, times, named)
+        for _, part in self._scanned.parts():
+            series, times = np.array(part.keys, np.int32), np.array(part.times, np.int64)
+            yield from self._by_table(part.lines, series, times, part.columns())
+
+    def _by_table(self, lines: Integers, series: Codes, times: Integers, columns: Columns) -> Iterator[Piece]:
+        """The rows cut by the table of their series, each piece in order of the lines."""
+        order = None if ascending(lines) else np.argsort(lines, kind="stable")
+        for table, rows in self.registry.tables_of(series if order is None else series[order]).items():
+            taken = rows if order is None else order if rows is None else order[rows]
+            if taken is None:
+                yield Piece(table, lines, times, {"series": pa.array(series)}, columns)
+            else:
+                chosen = {name: column.take(pa.array(taken)) for name, column in columns.items()}
+                yield Piece(table, lines[taken], times[taken], {"series": pa.array(series[taken])}, chosen)
 
     def tag_columns(self, keys: Columns, _: int) -> Columns:
         """Tag columns from the series numbers."""
@@ -152,10 +146,8 @@ class _Parser:
         """Keep the rows of a match that mean beyond doubt what the scanner would read; answers which lines those are."""
         texts = matched.texts
         series = self.registry.numbers(texts[0])
-        self._check_shape(shape, series)
-        allowed = np.array([*(number in shape.checked for number in range(len(self.registry.tables))), False])
         times, good = self._times(shape, first + matched.rows, texts[-1])
-        good = both(good, allowed[series])
+        good = both(good, self.registry.without_fields((name for name, _ in shape.fields), series))
         columns: list[pl.Series] = []
         for (_, kind), text in zip(shape.fields, texts[1:], strict=False):
             values, valid = _column(kind, text)
@@ -168,13 +160,6 @@ class _Parser:
         if len(kept):
             self._groups[shape.fields].add(first + kept, series, times, [arrow_of(values) for values in columns])
         return kept
-
-    def _check_shape(self, shape: _Shape, series: Codes) -> None:
-        """Add to `shape.checked` the series of these rows whose tags are not also fields of the shape."""
-        names = {name for name, _ in shape.fields}
-        for number in self.registry.distinct(series[series != UNREADABLE]):
-            if number not in shape.checked and names.isdisjoint(self.registry.tags[number]):
-                shape.checked.add(number)
 
     def _times(self, shape: _Shape, lines: Integers, texts: pl.Series) -> tuple[Integers, Booleans | None]:
         if not shape.timed:
@@ -198,16 +183,13 @@ class _Parser:
             self.rejections.add([first], str(error))
 
     def _keep(self, line: int, scanned: ScannedLine) -> None:
-        number = self.registry.number(scanned.series.table, scanned.series.tags)
+        tags = {name for name, _ in (*scanned.series.tags, *self.options.static_tags)}
         for one in scanned.fields:
-            if one.name in self.registry.tags[number]:
+            if one.name in tags:
                 raise BadLine(f"{one.name!r} is both a tag and a field")
+        number = self.registry.number(scanned.series)
         time = self._scanned_time(line, scanned)
-        rows = self._scanned[tuple((one.name, one.kind) for one in scanned.fields)]
-        rows.lines.append(line)
-        rows.series.append(number)
-        rows.times.append(time)
-        rows.values.append(tuple(one.value for one in scanned.fields))
+        self._scanned.add("", line, number, time, {one.name: (one.kind, one.value) for one in scanned.fields})
 
     def _scanned_time(self, line: int, scanned: ScannedLine) -> int:
         if scanned.time is not None:
@@ -216,16 +198,6 @@ class _Parser:
         if default == TIME_ABSENT:
             raise BadLine("the line has no time")
         return default
-
-    def _close_scanned(self) -> None:
-        for signature, rows in self._scanned.items():
-            columns = [
-                pa.array(values, kind.arrow)
-                for (_, kind), values in zip(signature, zip(*rows.values, strict=True), strict=True)
-            ]
-            lines, times = np.array(rows.lines, np.int64), np.array(rows.times, np.int64)
-            self._groups[signature].add(lines, np.array(rows.series, np.int32), times, columns)
-        self._scanned.clear()
 
 
 def line_records(lines: Lines) -> Records:
@@ -286,7 +258,3 @@ def _column(kind: FieldType, texts: pl.Series) -> tuple[pl.Series, Booleans | No
         else booleans(texts)
     )
     return values, usable(values)
-
-
-def _named(signature: Signature, columns: list[pa.Array]) -> Columns:
-    return {name: column for (name, _), column in zip(signature, columns, strict=True)}

@@ -127,10 +127,14 @@ def _plain_series(text: str) -> Series | None:
     halves = [pair.split("=") for pair in pairs]
     if " " in text or not table or any(len(half) != 2 or not half[1] for half in halves) or text[0] == "#":
         return None
-    names = {half[0] for half in halves}
-    if len(names) != len(halves) or _name_error("table", table) or any(_name_error("tag", name) for name in names):
+    if _name_error("table", table) or not _tag_names_fit(tuple(half[0] for half in halves)):
         return None
     return Series(table, tuple((name, value) for name, value in halves), len(text))
+
+
+@lru_cache(maxsize=4_096)
+def _tag_names_fit(names: tuple[str, ...]) -> bool:
+    return len(set(names)) == len(names) and not any(_name_error("tag", name) for name in names)
 
 
 def ends_in_escape(text: str) -> bool:

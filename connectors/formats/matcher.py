@@ -14,6 +14,8 @@ from connectors.formats.templates import Chunk, Matched, Template, chunk_of, mat
 TEMPLATES_MAX = 64
 NEW_TEMPLATES_PER_CHUNK = 8
 SCAN_AT_ONCE = 24
+# A shape is kept for the next chunks only if it took more than one in so many of the lines it was tried on.
+WORTH_SHARE = 256
 
 
 class Shape(Protocol):
@@ -73,7 +75,7 @@ class Matcher(Generic[S]):
         if len(left) and left[0] == sample:
             odd.append(sample)
             left = left[1:]
-        if shape is not None and len(rows) - len(left) > 1:
+        if shape is not None and (len(rows) - len(left)) * WORTH_SHARE > len(rows):
             self.shapes.append(shape)
         return left
 

@@ -42,24 +42,19 @@ class Piece:
 class Rejections:
     """The lines that are not taken, with the reason of each."""
 
-    _lines: list[Integers] = field(default_factory=list)
-    _reasons: list[pa.Array] = field(default_factory=list)
+    _lines: list[int] = field(default_factory=list)
+    _reasons: list[str] = field(default_factory=list)
 
     def add(self, lines: Sequence[int] | Integers, reasons: str | Sequence[str]) -> None:
         """Refuse `lines`, all for one reason or each for its own."""
-        numbers = np.asarray(lines, np.int64)
-        self._lines.append(numbers)
-        repeated = isinstance(reasons, str)
-        self._reasons.append(
-            pa.repeat(pa.scalar(reasons), len(numbers)) if repeated else pa.array(reasons, pa.string())
-        )
+        numbers = lines.tolist() if isinstance(lines, np.ndarray) else lines
+        self._lines.extend(numbers)
+        self._reasons.extend([reasons] * len(numbers) if isinstance(reasons, str) else reasons)
 
     def table(self, lines: Lines | None) -> pa.Table:
         """All of them in order of the input, the first reason of each line; with message numbers when the input was messages."""
-        numbers = np.concatenate(self._lines) if self._lines else np.empty(0, np.int64)
-        reasons = pa.chunked_array(self._reasons, pa.string())
-        numbers, first = np.unique(numbers, return_index=True)
-        reasons = reasons.take(pa.array(first))
+        numbers, first = np.unique(np.array(self._lines, np.int64), return_index=True)
+        reasons = pa.array([self._reasons[place] for place in first], pa.string())
         if lines is None or lines.messages is None or lines.numbers is None:
             return pa.table([pa.array(numbers), reasons], schema=REJECTED_LINES)
         return pa.table(
@@ -131,7 +126,10 @@ class Assembly:
         """The rows of a piece that fit `types`; the others are refused. A row without the field that clashes fits."""
         folded = {name.lower(): name for name in types}
         tags = {*self.options.declared_tags.get(piece.table, ()), *dict(self.options.static_tags)}
-        for name, values in list(piece.fields.items()):
+        for name in list(piece.fields):
+            values = piece.fields.get(name)
+            if values is None:
+                continue
             problem = _problem(name, kind_of(values), types.get(name), folded.get(name.lower(), name), name in tags)
             if problem is not None:
                 present = values.is_valid()

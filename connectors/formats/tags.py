@@ -33,3 +33,10 @@ def with_static_tags(tags: Columns, rows: int, options: FormatOptions) -> Column
         elif own.null_count:
             complete[name] = encoded(pc.fill_null(own.cast(pa.string()), value))
     return {name: complete[name].cast(TAG_TYPE) for name in sorted(complete)}
+
+
+def seen_tags(tags: Columns, rows: int, options: FormatOptions) -> Columns:
+    """The tag columns that any of the rows has, and the static tags."""
+    return with_static_tags(
+        {name: column for name, column in tags.items() if column.null_count < len(column)}, rows, options
+    )

@@ -229,3 +229,27 @@ def test_options_that_make_no_sense_are_refused() -> None:
         FormatOptions(tags=("time",))
     with pytest.raises(OptionsError, match="unknown format"):
         parse_buffer("xml", b"", FormatOptions())
+
+
+def test_many_series_are_read_together_as_one_by_one() -> None:
+    """Tags of very many series come out right whether they have one shape or several, escapes, other orders or impossible names."""
+    kinds = ("host=h{0},site=s", "site=s,host=h{0}", "host=h\\ {0}", "a=b", "host=h{0},time=x", "host=h{0},v=x")
+    lines = [f"m,{kinds[number % 6].format(number)} v={number} {number}" for number in range(3000)]
+    parsed = influx("\n".join(lines))
+    expected = {0: "h{}", 1: "h{}", 2: "h {}", 3: None}
+    for row in parsed.tables["m"].to_pylist():
+        host = expected[row["time"] % 6]
+        assert (host and host.format(row["time"])) == row["host"]
+        assert ("s" if row["time"] % 6 < 2 else None) == row["site"]
+    assert [4, 5] * 500 == [rejected.line % 6 for rejected in parsed.rejections()]
+
+
+def test_lines_that_all_have_other_fields() -> None:
+    """Fields may come and go from line to line; every value lands in its row and column."""
+    wanted = [{f"f{place}": float(number) for place in range(12) if (number >> place) & 1} for number in range(1, 3000)]
+    text = "\n".join(
+        "m " + ",".join(f"{name}={value}" for name, value in row.items()) + f" {row_number}"
+        for row_number, row in enumerate(wanted)
+    )
+    rows = influx(text).tables["m"].drop_columns(["time", "__line"]).to_pylist()
+    assert wanted == [{name: value for name, value in row.items() if value is not None} for row in rows]
