@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 from connectors.log.deadline import Deadline
 from consumers.query.source import Scan
 from consumers.replication.group import Group
+from consumers.store import TableUnknown
 from schemas.tables import Catalogue, TableSchema
 
 
@@ -36,14 +37,15 @@ class LocalSource:
         end_ns: int | None,
         tags: Mapping[str, Sequence[str]] | None,
     ) -> Sequence[Scan]:
-        """See TableSource."""
+        """See TableSource; a group that was never sent rows of the table has nothing to scan."""
+        scans: list[Scan] = []
         with ExitStack() as opened:
-            scans = [
-                opened.enter_context(
-                    group.store.scan(database, table, columns=columns, start_ns=start_ns, end_ns=end_ns, tags=tags)
-                )
-                for group in self._groups()
-            ]
+            for group in self._groups():
+                with suppress(TableUnknown):
+                    scan = group.store.scan(
+                        database, table, columns=columns, start_ns=start_ns, end_ns=end_ns, tags=tags
+                    )
+                    scans.append(opened.enter_context(scan))
             # All are open: they are the caller's now.
             opened.pop_all()
         return scans
