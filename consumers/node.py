@@ -75,10 +75,6 @@ class SealUnconfirmed(StateUnknown):
     """A seal that was appended and not read back in time."""
 
 
-class LogReplaced(HeadraceError):
-    """A forward topic that was made again since this node stored its data."""
-
-
 @dataclass(frozen=True, slots=True)
 class NodeSettings:
     """What one node is started with. `kafka` holds librdkafka settings, verbatim."""
@@ -167,6 +163,7 @@ class Node:
         self._ends: dict[str, int] = {}
         self._log_answered_s = time.monotonic()
         self._reached: set[str] = set()
+        self._replaced: dict[str, str] = {}
 
     # Start-up, bottom up.
 
@@ -215,9 +212,13 @@ class Node:
             try:
                 return join_cluster(self.log, self.topics, create)
             except LogUnavailable as error:
-                if deadline.passed() or self._stopping.is_set():
-                    raise
                 on_progress(f"waiting for Kafka at {settings.bootstrap}: {error.message}")
+                if deadline.passed() or self._stopping.is_set():
+                    raise LogUnavailable(
+                        f"Kafka at {settings.bootstrap} did not answer within {settings.startup_timeout_s:g} s",
+                        action="check the address and the broker, then start the node again",
+                        retriable=True,
+                    ) from error
                 self._stopping.wait(1.0)
 
     def _check_topics(self) -> None:
@@ -226,9 +227,9 @@ class Node:
             state = self.log.describe(topic)
             known = self.identity.topics.setdefault(topic, state.topic_id)
             if known != state.topic_id:
-                raise LogReplaced(
-                    f"topic {topic} was made again since this node stored its data (id {known} is now {state.topic_id})",
-                    action="restore the log, or move the data directory away to follow the new one; nothing was changed",
+                self._replaced[topic] = (
+                    f"topic {topic} was made again since this node stored its data (id {known} is now {state.topic_id}); "
+                    "the data is kept; restore the log, or move the data directory away to follow the new one"
                 )
             self._ends[topic] = state.end
 
@@ -247,6 +248,8 @@ class Node:
             self.groups[topic] = group
             self._opened.callback(group.stop)
             cursors[topic] = self._recover(group, on_progress)
+            if topic in self._replaced:
+                group.fail(self._replaced[topic])
         self.journal.release_recovered()
         limits = settings.limits
         consumer = f"headrace-{settings.cluster}-{settings.node}"
