@@ -37,7 +37,9 @@ class Stage:
 
     def check(self, name: str, problems: list[str], detail: str) -> None:
         """Note a promise: it held if there are no problems."""
-        self.checks.append(Check(name, not problems, "; ".join(problems[:3]) if problems else detail))
+        made = Check(name, not problems, "; ".join(problems[:3]) if problems else detail)
+        self.checks.append(made)
+        self.say(f"    {chr(0x2713) if made.ok else chr(0x2717)} {made.name}: {made.detail}")
 
     def say(self, text: str) -> None:
         """A line for people; nothing with --json."""
