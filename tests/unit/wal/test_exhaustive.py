@@ -74,9 +74,7 @@ def check(disk: SimulatedDisk, states: list[dict[Any, Any]], durable: int) -> st
     try:
         state = recover_copy(disk)
     except LogDamaged as damage:
-        assert damage.file.parent == DIRECTORY
-        assert damage.offset >= 0
-        return "damage"
+        return "damage" if damage.file.parent == DIRECTORY and damage.offset >= 0 else "nowhere"
     assert state in states[durable:]
     return "whole" if state == states[-1] else "prefix"
 
@@ -127,6 +125,7 @@ def test_journals_flipped_at_every_byte(sync: bool, checkpoint: bool) -> None:
             copy.content(name)[position] ^= 1 << position % 8
             outcomes.add(check_flipped(copy, states, durable))
     assert "prefix" in outcomes
+    assert outcomes <= {"whole", "prefix", "damage"}
     assert not sync or "damage" in outcomes
 
 
@@ -135,8 +134,7 @@ def check_flipped(disk: SimulatedDisk, states: list[dict[Any, Any]], durable: in
     try:
         return check(disk, states, durable)
     except LogDamaged as damage:
-        assert "value" in damage.reason
-        return "damage"
+        return "damage" if "value" in damage.reason else "elsewhere"
 
 
 @pytest.mark.parametrize("name", ["snapshot", "manifest"])

@@ -42,7 +42,7 @@ def opened(directory: Path, files: FileLayer | None = None, serde: Any = None, *
 def recovered(directory: Path, files: FileLayer | None = None) -> dict[bytes, bytes]:
     """Values by key after another recovery."""
     log = WriteAheadLog(directory, BytesSerde(), files=files, sync_interval_ms=None)
-    state = {key: value for key, value in log.recover().values()}
+    state = dict(log.recover().values())
     log.close()
     return state
 
@@ -251,11 +251,11 @@ def test_disk_full_at_every_point(free: int) -> None:
         try:
             log.update([Put((key, b"x" * 50))], sync=True, partition=index % 2)
             expected[key] = b"x" * 50
-        except UpdateFailed as error:
-            assert errno.ENOSPC == error.errno
+        except UpdateFailed:
             sizes = disk.sizes()
-            with pytest.raises(UpdateFailed):
+            with pytest.raises(UpdateFailed) as caught:
                 log.update([Put((key, b"x" * 50))], partition=index % 2)
+            assert errno.ENOSPC == caught.value.errno
             assert sum(disk.sizes().values()) <= sum(sizes.values())
             assert len(sizes) == len(disk.sizes())
     with contextlib.suppress(CheckpointFailed):
@@ -290,16 +290,17 @@ def test_a_full_disk_is_survived_without_restart(small_disk: Path) -> None:
     log = opened(small_disk / "log")
     expected = {}
     value = os.urandom(50_000)
-    with pytest.raises(UpdateFailed) as caught:
+    with contextlib.suppress(UpdateFailed):
         for index in range(100):
             log.update([Put((b"%d" % index, value))], sync=True)
             expected[b"%d" % index] = value
-    assert errno.ENOSPC == caught.value.errno
+    assert len(expected) < 100
     assert len(expected) > 10
     sizes = {path.name: path.stat().st_size for path in (small_disk / "log").iterdir()}
     for _ in range(3):
-        with pytest.raises(UpdateFailed):
+        with pytest.raises(UpdateFailed) as caught:
             log.update([Put((b"no", value))])
+        assert errno.ENOSPC == caught.value.errno
     assert sizes == {path.name: path.stat().st_size for path in (small_disk / "log").iterdir()}
     log.update([Delete(b"0")], sync=True)
     del expected[b"0"]

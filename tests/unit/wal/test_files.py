@@ -92,9 +92,8 @@ def test_a_held_directory_names_the_holder(tmp_path: Path) -> None:
             DirectoryLock(tmp_path, purpose="journal")
         assert holder.pid == caught.value.pid
         holder.kill()
-    with DirectoryLock(tmp_path, purpose="journal"):
-        with pytest.raises(DirectoryHeld, match="this very process"):
-            DirectoryLock(tmp_path)
+    with DirectoryLock(tmp_path, purpose="journal"), pytest.raises(DirectoryHeld, match="this very process"):
+        DirectoryLock(tmp_path)
     DirectoryLock(tmp_path).release()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import random
 from pathlib import Path
@@ -211,10 +212,8 @@ class LogMachine(RuleBasedStateMachine):
 
     def stop_during_recovery(self, any_sectors: bool) -> None:
         self.disk.crash_in(self.disk.random.randint(1, 12))
-        try:
+        with contextlib.suppress(Crash):
             self.new_log().recover()
-        except Crash:
-            pass
         self.disk.crash_in(None)
         self.disk = self.disk.crash(any_sectors=any_sectors)
 
