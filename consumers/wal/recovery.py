@@ -72,6 +72,7 @@ class Survey:
     snapshot: SnapshotReader | None
     journals: dict[int, Journal] = field(default_factory=dict)
     scans: list[Scan] = field(default_factory=list)
+    missing: list[int] = field(default_factory=list)
     verdict: Verdict = field(default_factory=lambda: Verdict(0, 0, (), None))
 
     @property
@@ -102,7 +103,9 @@ def recover_files(files: FileLayer, directory: Path, serde: tuple[str, int], new
 
 
 def survey_files(files: FileLayer, directory: Path, new: Manifest | None) -> Survey:
-    """Passes 1 to 6. With `new` None nothing at all is changed, and a directory without a log is an error."""
+    """Passes 1 to 6. With `new` None nothing at all is changed, a directory without a log is an error, and journals that
+    are missing are noted instead of raised.
+    """
     names = files.names(directory)
     if new is not None:
         # A killed process may have renamed without syncing: nothing may be deleted on the word of such a name.
@@ -110,7 +113,7 @@ def survey_files(files: FileLayer, directory: Path, new: Manifest | None) -> Sur
         _remove_partials(files, directory, names)
     manifest = _read_manifest(files, directory, names, new)
     survey = Survey(manifest, read_snapshot(files, directory, manifest))
-    _open_journals(files, directory, survey)
+    _open_journals(files, directory, survey, note_missing=new is None)
     if new is not None:
         _remove_unnamed_journals(files, directory, names, survey)
     replay_from = survey.snapshot.header.replay_from if survey.snapshot else 0
@@ -178,11 +181,14 @@ class _Handle:
         self._files.close(self._descriptor)
 
 
-def _open_journals(files: FileLayer, directory: Path, survey: Survey) -> None:
+def _open_journals(files: FileLayer, directory: Path, survey: Survey, note_missing: bool) -> None:
     for number, partition in survey.manifest.journals:
         try:
             journal = Journal.open(files, directory, number, partition)
         except FileNotFoundError as error:
+            if note_missing:
+                survey.missing.append(number)
+                continue
             raise FileMissing(
                 Path(error.filename or directory), 0, "a journal that the manifest names does not exist"
             ) from None
