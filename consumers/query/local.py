@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress, suppress
+from contextlib import ExitStack, suppress
 
 from connectors.log.deadline import Deadline
 from consumers.query.source import Scan
 from consumers.replication.group import Group
-from consumers.store import TableUnknown
 from consumers.store import TableUnknown
 from schemas.tables import Catalogue, TableSchema
 
