@@ -6,10 +6,8 @@ the log.
 
 from __future__ import annotations
 
-import json
 import threading
 import time
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -20,7 +18,7 @@ from typing import Any
 
 import structlog
 
-from connectors.files import DirectoryLock, create_directories, write_atomically
+from connectors.files import DirectoryLock, create_directories
 from connectors.log.deadline import Deadline
 from connectors.log.kafka import KafkaLog
 from connectors.log.port import Log, LogUnavailable
@@ -33,6 +31,7 @@ from consumers.query.local import LocalSource
 from consumers.replication.broadcast import Broadcast, boot_ns
 from consumers.replication.duties import Duties, NotLeader, RolePolicy, SealPolicy, new_incarnation
 from consumers.replication.group import Group
+from consumers.replication.identity import DataDirectoryForeign, DataDirectoryUnusable, Identity
 from consumers.replication.journal import Journal, JournalEntry
 from consumers.replication.limits import ReplicationLimits
 from consumers.replication.roles import GroupView, MemberView
@@ -47,24 +46,10 @@ from schemas.errors import HeadraceError, StateUnknown
 from schemas.framing import FORMAT
 from schemas.records import Create, Role, Status
 
-DIRECTORY_FORMAT = 1
-IDENTITY_FILE = "node.json"
 ENDS_INTERVAL_S = 1.0
 SEAL_TIMEOUT_S = 30.0
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _log = structlog.get_logger(__name__)
-
-
-class DataDirectoryForeign(HeadraceError):
-    """A data directory of another node, another cluster or another format."""
-
-
-class DataDirectoryDamaged(HeadraceError):
-    """A data directory whose identity cannot be read."""
-
-
-class DataDirectoryUnusable(HeadraceError):
-    """A data directory that cannot be read or written."""
 
 
 class ReplicationUnsupported(HeadraceError):
@@ -94,54 +79,6 @@ class NodeSettings:
     limits: ReplicationLimits = field(default_factory=ReplicationLimits)
     query: QuerySettings = field(default_factory=QuerySettings)
     kafka: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(slots=True)
-class Identity:
-    """Who a data directory belongs to; `topics` maps a forward topic to the id it had when its data was stored."""
-
-    cluster: str
-    node: str
-    store: str
-    topics: dict[str, str]
-
-    @classmethod
-    def load(cls, directory: Path, cluster: str, node: str) -> Identity:
-        """The directory's identity, new for an empty directory. Raises DataDirectoryForeign, DataDirectoryDamaged."""
-        path = directory / IDENTITY_FILE
-        if not path.exists():
-            return cls(cluster, node, uuid.uuid4().hex, {})
-        try:
-            content = json.loads(path.read_bytes())
-            if content["format"] != DIRECTORY_FORMAT:
-                raise DataDirectoryForeign(
-                    f"data directory {directory} has format {content['format']}, this build reads {DIRECTORY_FORMAT}",
-                    action="use the build that wrote it, or another directory",
-                )
-            found = cls(content["cluster"], content["node"], content["store"], dict(content["topics"]))
-        except (ValueError, KeyError, TypeError) as error:
-            raise DataDirectoryDamaged(
-                f"{path} is damaged: {error!r}",
-                action="restore that file, or move the data directory away: the node recovers from the log",
-            ) from error
-        for name, theirs, mine in (("cluster", found.cluster, cluster), ("node", found.node, node)):
-            if theirs != mine:
-                raise DataDirectoryForeign(
-                    f"data directory {directory} belongs to {name} {theirs!r}, not {mine!r}",
-                    action="use another --data-dir",
-                )
-        return found
-
-    def save(self, directory: Path) -> None:
-        """Write it durably."""
-        content = {
-            "format": DIRECTORY_FORMAT,
-            "cluster": self.cluster,
-            "node": self.node,
-            "store": self.store,
-            "topics": self.topics,
-        }
-        write_atomically(directory / IDENTITY_FILE, json.dumps(content, indent=1, sort_keys=True).encode())
 
 
 class Node:

@@ -18,8 +18,9 @@ from connectors.log.kafka import KafkaLog
 from connectors.log.port import Log
 from connectors.log.topics import Topics
 from consumers.membership.cluster import read_slot_table
-from consumers.node import IDENTITY_FILE, Identity, Node, NodeSettings
+from consumers.node import Node, NodeSettings
 from consumers.replication.broadcast import StatusReader
+from consumers.replication.identity import IDENTITY_FILE, Identity
 from schemas.errors import HeadraceError
 
 STALL_TIMEOUT_S = 30.0
