@@ -14,11 +14,12 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any
 
 import structlog
 import typer
 
+from headrace.cli.advance import Advance
 from schemas.errors import HeadraceError, StateUnknown
 
 EXIT_FAILED = 1
@@ -36,12 +37,6 @@ class UsageInvalid(HeadraceError):
     """The command line asks for something that makes no sense."""
 
     exit_code = EXIT_USAGE
-
-
-class Advance(Protocol):
-    """Moves a progress display on by `count`; `total` replaces the expected end when it becomes known."""
-
-    def __call__(self, count: int, total: int | None = None) -> None: ...
 
 
 class Output:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-if TYPE_CHECKING:
-    from headrace.cli.output import Advance
+from headrace.cli.advance import Advance
 
 
 class RateColumn(ProgressColumn):
