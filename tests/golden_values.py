@@ -1,0 +1,209 @@
+"""One value of everything that is written to a topic or a disk, and its golden file: the bytes of a released version.
+
+    python -m tests.golden_values            write the golden files of the current version that are not there yet
+    python -m tests.golden_values --replace  write them all anew; only while the version is not released
+
+A later version gets a directory of its own. What lies in an older one is never touched: it is what users have on their disks.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from consumers.replication import journal
+from consumers.replication.state import GroupState, ProducerState
+from consumers.store.names import SegmentName
+from consumers.store.segment import Runs, SegmentRows, encode_segment
+from consumers.store.settings import StoreSettings
+from schemas.messages import (
+    Anchor,
+    Body,
+    Claim,
+    Compact,
+    Delete,
+    Drop,
+    Leadership,
+    Message,
+    ProducerPosition,
+    Seal,
+    TableVersion,
+    Write,
+    decode_message,
+    encode_message,
+    with_digest,
+)
+from schemas.payload import decode_rows, encode_rows, row_schema
+from schemas.records import (
+    Create,
+    Role,
+    Status,
+    decode_membership,
+    decode_schema_change,
+    decode_status,
+    encode_membership,
+    encode_schema_change,
+    encode_status,
+)
+from schemas.tables import DatabaseChange, FieldType, TableChange, TableSchema
+
+VERSION = "0.1.0"
+DIRECTORY = Path(__file__).parent / "unit" / "golden"
+
+FIELDS = (
+    ("flow", FieldType.FLOAT64),
+    ("note", FieldType.STRING),
+    ("running", FieldType.BOOL),
+    ("starts", FieldType.INT64),
+)
+SERIES = ("pumps,pump=p1,site=north", "pumps,pump=p\\ 2")
+TIMES = (1_767_225_600_000_000_000, 1_767_225_610_000_000_001, -1)
+COLUMNS = ([12.5, None, float("inf")], ["on", "", None], [True, None, False], [2**62, -1, None])
+DIGEST = "segment.parquet"
+
+
+@dataclass(frozen=True, slots=True)
+class Golden:
+    """A value, and how it becomes bytes and is read back; `schema` is the Avro schema it is written with, if any."""
+
+    name: str
+    value: Any
+    encode: Callable[[Any], bytes]
+    decode: Callable[[bytes], Any]
+    schema: str = ""
+
+
+def rows() -> pa.RecordBatch:
+    """A row batch with every type, nulls, and a series without one of its tags."""
+    series = pa.DictionaryArray.from_arrays(pa.array([0, 0, 1], pa.int32()), pa.array(SERIES))
+    fields = [pa.array(values, kind.arrow) for values, (_, kind) in zip(COLUMNS, FIELDS, strict=True)]
+    return pa.record_batch([series, pa.array(TIMES, pa.int64()), *fields], schema=row_schema(FIELDS))
+
+
+def segment_bytes() -> bytes:
+    """The same rows as a segment."""
+    schema = TableSchema("plant", "pumps", 2, ("pump", "site"), FIELDS)
+    name = SegmentName("plant", "pumps", 20_454, 3, 1, 5, 9)
+    # In order of series and time: the second series sorts before the first.
+    order = [2, 0, 1]
+    times = np.array([TIMES[index] for index in order], np.int64)
+    runs = Runs.of_times(pa.array([SERIES[1], SERIES[0]]), np.array([1, 2], np.int64), times)
+    fields = {
+        kind[0]: pa.array([values[index] for index in order], kind[1].arrow)
+        for kind, values in zip(FIELDS, COLUMNS, strict=True)
+    }
+    encoded = encode_segment("n1", name, schema, SegmentRows(runs, times, fields), 0, StoreSettings())
+    return bytes(encoded.data.to_pybytes())
+
+
+def goldens() -> list[Golden]:
+    """Everything that has a golden file, but the segment, which is compared by digest."""
+    payload = b"not decoded with its message"
+    leader, anchor = Leadership(3, "n1", "0123456789abcdef"), Anchor(41, 40, bytes(range(16)))
+    bodies: list[Body] = [
+        Write("plant", "pumps", 2, 1, 3, payload),
+        Delete("plant", "pumps", {"pump": ("p1", "p2"), "site": ("",)}, None, TIMES[0]),
+        Seal(leader, anchor, (TableVersion("plant", "pumps", 2),)),
+        Drop(leader, "plant", "pumps", TIMES[0]),
+        Compact(leader, "plant", "pumps", ("a.parquet", "b.parquet")),
+        Claim(leader, anchor, 2_000_000, 268_435_456),
+    ]
+    messages = [with_digest(Message(ProducerPosition("ä-producer", 7, 1 << 40), body)) for body in bodies]
+    return [
+        *(
+            Golden(f"forward-{type(message.body).__name__.lower()}", message, encode_message, decode_message, "forward")
+            for message in messages
+        ),
+        Golden("status", _status(), encode_status, decode_status, "status"),
+        _change("table-database", DatabaseChange("plant", 3_600_000_000_000, 4)),
+        _change("table-change", TableChange("plant", "pumps", 1, ("pump", "site"), FIELDS, 86_400_000_000_000)),
+        Golden(
+            "membership-create",
+            ("n1", Create(("n1", "n2", "n3"), 3, 10_000)),
+            lambda pair: encode_membership(*pair),
+            decode_membership,
+            "membership",
+        ),
+        Golden("state", _state(), GroupState.to_bytes, GroupState.from_bytes, "state"),
+        Golden("rows", rows(), lambda batch: bytes(encode_rows(batch, "zstd").to_pybytes()), decode_rows),
+        Golden("journal-entry", _entry(), journal._encode, partial(journal._decode, "n1", 9)),
+    ]
+
+
+def _change(name: str, change: DatabaseChange | TableChange) -> Golden:
+    return Golden(name, ("a-writer", change), lambda pair: encode_schema_change(*pair), decode_schema_change, "table")
+
+
+def _status() -> Status:
+    return Status(
+        node="n1",
+        incarnation="0123456789abcdef",
+        store="store",
+        http="http://127.0.0.1:8080",
+        flight="",
+        group="n2",
+        topic_id="topic-id",
+        role=Role.FOLLOWER,
+        eligible=True,
+        epoch=3,
+        version=300,
+        offset=310,
+        position=311,
+        durable_offset=310,
+        sealed_version=256,
+        sealed_offset=260,
+        chain_version=256,
+        chain=bytes(range(16)),
+        recovery_done=5,
+        recovery_total=9,
+        format=1,
+        reason="why not",
+        sent_boot_ns=123_456_789_000,
+    )
+
+
+def _state() -> GroupState:
+    return GroupState(
+        version=300,
+        offset=310,
+        chain=bytes(range(16)),
+        record_digest=bytes(range(16, 32)),
+        epoch=3,
+        leader=Leadership(3, "n1", "0123456789abcdef"),
+        frontier=256,
+        unsealed_rows=44,
+        unsealed_bytes=4_400,
+        seal_rows=2_000_000,
+        seal_bytes=268_435_456,
+        tables={("plant", "pumps"): 2},
+        producers={"a-writer": ProducerState(7, 299, {(0, bytes(16)), (1, bytes(range(16)))})},
+    )
+
+
+def _entry() -> journal.JournalEntry:
+    headers = (("format", b"1"), ("ä", b""))
+    return journal.JournalEntry("n1", 9, 12, 1_767_225_600_000, headers, b"the record's value")
+
+
+def main(replace: bool) -> None:
+    """Write the golden files of the current version."""
+    folder = DIRECTORY / VERSION
+    folder.mkdir(parents=True, exist_ok=True)
+    files = {f"{golden.name}.bin": partial(golden.encode, golden.value) for golden in goldens()}
+    files[DIGEST] = segment_bytes
+    for name, encode in files.items():
+        path = folder / name
+        if replace or not path.exists():
+            path.write_bytes(encode())
+            print(path)
+
+
+if __name__ == "__main__":
+    main("--replace" in sys.argv[1:])

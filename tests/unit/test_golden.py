@@ -1,0 +1,80 @@
+"""Golden files: what a released version wrote is read by this one, for ever."""
+
+from __future__ import annotations
+
+import json
+from importlib import resources
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from consumers.store.segment import METADATA_PREFIX, digest_of_file
+from schemas.framing import HEADER_BYTES, codec
+from tests.golden_values import DIGEST, DIRECTORY, VERSION, Golden, goldens
+
+VERSIONS = sorted(path.name for path in DIRECTORY.iterdir() if path.is_dir())
+GOLDENS = {golden.name: golden for golden in goldens()}
+
+
+def same(one: object, other: object) -> bool:
+    """Equality, also of record batches with NaN-free content."""
+    if isinstance(one, pa.RecordBatch):
+        return isinstance(other, pa.RecordBatch) and one.equals(other)
+    return one == other
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("golden", GOLDENS.values(), ids=lambda golden: golden.name)
+def test_what_was_released_is_read(golden: Golden, version: str) -> None:
+    """Today's code gives the value that the bytes of a released version were made of."""
+    path = DIRECTORY / version / f"{golden.name}.bin"
+    if not path.exists():
+        assert version != VERSION, f"{path.name} is missing: python -m tests.golden_values"
+        return
+    assert same(golden.value, golden.decode(path.read_bytes()))
+
+
+@pytest.mark.parametrize("golden", GOLDENS.values(), ids=lambda golden: golden.name)
+def test_what_is_written_today_is_what_was_released(golden: Golden) -> None:
+    """The same value gives the same bytes, so a changed format cannot go out without a golden file of its own.
+
+    Rows are left out: their bytes depend on the version of Arrow, their content does not.
+    """
+    if golden.name == "rows":
+        assert same(golden.value, golden.decode(golden.encode(golden.value)))
+        return
+    assert (DIRECTORY / VERSION / f"{golden.name}.bin").read_bytes() == golden.encode(golden.value)
+
+
+def test_every_schema_has_a_golden_file() -> None:
+    """Each schema, as it is today, is one that a golden file was written with."""
+    names = [entry.name.removesuffix(".avsc") for entry in resources.files("schemas").iterdir()]
+    names = [name for name in names if resources.files("schemas").joinpath(f"{name}.avsc").is_file()]
+    assert {golden.schema for golden in GOLDENS.values() if golden.schema} == set(names)
+    prefixes = {path.read_bytes()[:HEADER_BYTES] for path in DIRECTORY.glob("*/*.bin")}
+    assert {name for name in names if codec(name).prefix in prefixes} == set(names)
+
+
+def test_every_kind_of_message_has_a_golden_file() -> None:
+    """Every branch of the union is written once."""
+    schema = json.loads(resources.files("schemas").joinpath("forward.avsc").read_text("utf-8"))
+    union = next(field["type"] for field in schema["fields"] if field["name"] == "body")
+    written = {name.removeprefix("forward-") for name in GOLDENS if name.startswith("forward-")}
+    assert {kind["name"].lower() for kind in union} == written
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_released_segment_keeps_its_content(version: str) -> None:
+    """Its rows are read as they were written, and give the digest in its footer, by which replicas are compared."""
+    path: Path = DIRECTORY / version / DIGEST
+    metadata = pq.read_metadata(path).metadata
+    assert digest_of_file(path) == metadata[f"{METADATA_PREFIX}content_digest".encode()].decode()
+    table = pq.read_table(path)
+    assert ["pump", "site", "time", "flow", "note", "running", "starts"] == table.column_names
+    assert [("p 2", None), ("p1", "north"), ("p1", "north")] == list(
+        zip(table.column("pump").to_pylist(), table.column("site").to_pylist(), strict=True)
+    )
+    assert [float("inf"), 12.5, None] == table.column("flow").to_pylist()
+    assert [None, 2**62, -1] == table.column("starts").to_pylist()
