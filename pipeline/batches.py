@@ -12,16 +12,17 @@ from dataclasses import replace
 import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
-from pyspark import TaskContext
+from pyspark import Accumulator, TaskContext
 
 from connectors.formats.parse import parse_messages
 from connectors.formats.parsed import LINE_COLUMN, MESSAGE_COLUMN, REJECTED_MESSAGES, Parsed
 from consumers.membership.cut import PAYLOAD_BYTES_MAX, cut, encode_writes
 from pipeline.access import ClusterAccess, cluster_access
+from pipeline.counts import Counts, TaskCounts
 from pipeline.fitting import Columns, check_table_name, columns_of, fits, oldest_fitting, refused_columns
 from pipeline.job import IngestJob
 from pipeline.pending import Flushed, PendingRows
-from pipeline.records import Counts, dead_letters, forward_record
+from pipeline.records import dead_letters, forward_record
 from schemas.errors import HeadraceError
 from schemas.messages import Message, ProducerPosition, Write, body_digest, encode_message
 from schemas.tables import SchemaError, TableSchema, TypeClash
@@ -39,13 +40,18 @@ class NotStreaming(HeadraceError):
     """The task belongs to no micro-batch, so its messages would have no place in their producer's order."""
 
 
-def batch_function(job: IngestJob) -> Callable[[RecordBatches], RecordBatches]:
+def batch_function(job: IngestJob, tally: Accumulator[TaskCounts]) -> Callable[[RecordBatches], RecordBatches]:
     """The function for `mapInArrow`: raw messages (`RAW_COLUMNS`) in, `RECORD_SCHEMA` out. What it closes over are plain values."""
 
     def forward(batches: RecordBatches) -> RecordBatches:
         access = cluster_access(job)
         access.begin_task()
-        return ingest(batches, job, access, task_position())
+        position = task_position()
+
+        def report(counts: Counts) -> None:
+            tally.add(TaskCounts({(position.batch, position.sequence >> SEQUENCE_BITS): counts}))
+
+        return ingest(batches, job, access, position, report)
 
     return forward
 
@@ -60,12 +66,19 @@ def task_position() -> ProducerPosition:
     return ProducerPosition(query, int(batch), context.partitionId() << SEQUENCE_BITS)
 
 
-def ingest(batches: RecordBatches, job: IngestJob, access: ClusterAccess, position: ProducerPosition) -> RecordBatches:
-    """The Kafka records that come of raw messages: forward messages and dead letters."""
+def ingest(
+    batches: RecordBatches,
+    job: IngestJob,
+    access: ClusterAccess,
+    position: ProducerPosition,
+    report: Callable[[Counts], None],
+) -> RecordBatches:
+    """The Kafka records that come of raw messages: forward messages and dead letters. Reports its counts when all is handed out."""
     task = IngestTask(job, access, position)
     for batch in batches:
         yield from task.take(batch)
     yield from task.finish()
+    report(task.counts)
 
 
 class IngestTask:
@@ -84,14 +97,14 @@ class IngestTask:
         self._pending = PendingRows(len(access.slot_table.headers))
         self._schemas: dict[tuple[str, Columns], TableSchema] = {}
         self._refusals: dict[tuple[str, Columns], str] = {}
-        self._uncounted = Counts()
         self._chain = b""
+        self.counts = Counts()
 
     def take(self, raw: pa.RecordBatch) -> RecordBatches:
         """Parse a batch of raw messages; what is full leaves at once."""
         if raw.num_rows == 0:
             return
-        self._uncounted += Counts(bytes=_value_bytes(raw), newest_ms=pc.max(_times_ms(raw)).as_py())
+        self.counts += Counts(bytes=_value_bytes(raw), newest_ms=pc.max(_times_ms(raw)).as_py())
         parsed = self._parse(raw)
         rejected = [parsed.rejected]
         if not self._all_fit(raw, parsed):
@@ -177,10 +190,10 @@ class IngestTask:
         slot_table = self._access.slot_table
         for part in cut(slot_table, self._database, flushed.schema, flushed.rows):
             topic = self._access.forward_topic(part.group)
-            for write, points in _writes(flushed.schema, slot_table.version, part.rows, self._job.compression):
-                counts = replace(self._uncounted, rows=write.row_count, points=points)
-                self._uncounted = Counts()
-                yield forward_record(topic, encode_message(Message(self._next(write), write)), counts)
+            points = sum(len(column) - column.null_count for column in part.rows.columns[2:])
+            self.counts += Counts(part.rows.num_rows, points)
+            for write in encode_writes(flushed.schema, slot_table.version, part.rows, self._job.compression):
+                yield forward_record(topic, encode_message(Message(self._next(write), write)))
 
     def _next(self, write: Write) -> ProducerPosition:
         """The position of the next message, which is `write`."""
@@ -190,6 +203,7 @@ class IngestTask:
 
     def _dead_letters(self, raw: pa.RecordBatch, rejected: pa.Table) -> RecordBatches:
         if rejected.num_rows:
+            self.counts += Counts(rejected=rejected.num_rows)
             yield dead_letters(
                 self._job.topic, raw, rejected.sort_by([("message", "ascending"), ("line", "ascending")])
             )
@@ -217,17 +231,6 @@ def _text_lengths(column: pa.ChunkedArray) -> pa.ChunkedArray:
         return pc.binary_length(column)
     chunks = (pc.binary_length(chunk.dictionary).take(chunk.indices) for chunk in column.chunks)
     return pa.chunked_array(chunks, pa.int32())
-
-
-def _writes(
-    schema: TableSchema, slot_table_version: int, rows: pa.RecordBatch, compression: str
-) -> Iterator[tuple[Write, int]]:
-    """The messages of one group's rows, with the points in each."""
-    first = 0
-    for write in encode_writes(schema, slot_table_version, rows, compression):
-        part = rows.slice(first, write.row_count)
-        yield write, sum(len(column) - column.null_count for column in part.columns[2:])
-        first += write.row_count
 
 
 def _times_ms(raw: pa.RecordBatch) -> pa.Array:

@@ -19,6 +19,15 @@ class KafkaLost(QueryFailed):
     """Kafka stopped answering while the query ran."""
 
 
+class SparkStumbled(QueryFailed):
+    """A known fault of Spark that a new start of the query passes over, nothing lost."""
+
+
+# Spark 4.1.1 cannot report on a micro-batch that it has run again from its offset log, and ends the query once that batch is committed.
+_STUMBLED = (
+    "KafkaMicroBatchStream$.metrics",
+    'IterableOps.map(scala.Function1)" because the return value of "scala.Option.get()"',
+)
 _LOST = ("Some data may have been lost", "KAFKA_DATA_LOSS", "OffsetOutOfRangeException", "failOnDataLoss")
 _AWAY = (
     "org.apache.kafka.common.errors.TimeoutException",
@@ -39,6 +48,8 @@ def explain(error: Exception, topic: str) -> QueryFailed:
     """The error behind a StreamingQueryException; `retriable` when starting the query again may help."""
     text = str(error)
     own = _OWN_ERROR.findall(text)
+    if any(mark in text for mark in _STUMBLED):
+        return SparkStumbled("Spark could not report on a batch that it ran again", retriable=True)
     if any(mark in text for mark in _LOST):
         return RawDataLost(
             f"topic {topic} no longer holds messages that were not read yet: it was trimmed or made again",
@@ -59,5 +70,6 @@ def explain(error: Exception, topic: str) -> QueryFailed:
             f"topic {topic}, or a topic of the cluster, does not exist any more", action="do not delete topics in use"
         )
     causes = _CAUSE.findall(text)
-    told = causes[-1][1] if causes else next((line for line in text.splitlines() if line.strip()), "no reason given")
-    return QueryFailed(f"the query ended: {told[:300]}", action="look into its spark.log")
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    told = causes[-1][1] if causes else lines[0] if lines else "no reason given"
+    return QueryFailed(f"the query ended: {told[:500]}", action="look into its spark.log")

@@ -10,12 +10,11 @@ import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import pyarrow as pa
+from pyspark import Accumulator
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.streaming.query import StreamingQuery
 
 from connectors.formats.parse import parse_messages
@@ -26,11 +25,12 @@ from connectors.log.topics import Topics, dlq
 from consumers.membership.cluster import KEEP_FOREVER, read_slot_table
 from consumers.membership.tables import TableLog
 from pipeline.batches import RAW_COLUMNS, batch_function
-from pipeline.failures import QueryFailed, explain
+from pipeline.counts import TaskCounts, TaskCountsParam
+from pipeline.failures import QueryFailed, SparkStumbled, explain
 from pipeline.java_settings import java_settings
 from pipeline.job import IngestJob
-from pipeline.progress import METRICS_NAME, IngestProgress, ProgressTally
-from pipeline.records import COUNT_COLUMNS, RECORD_COLUMNS, RECORD_DDL
+from pipeline.progress import UNKNOWN, IngestProgress, lag_records, progress_of
+from pipeline.records import RECORD_DDL
 from schemas.errors import HeadraceError
 
 MESSAGES_PER_BATCH_MAX = 1_000_000
@@ -41,6 +41,7 @@ BROKER_WAIT_S = 30.0
 BROKER_LOST_WAIT_S = 600.0
 STOP_WAIT_S = 10.0
 POLL_S = 0.25
+STUMBLES_MAX = 5
 
 Say = Callable[[str], None]
 
@@ -123,31 +124,33 @@ def raw_messages(session: SparkSession, job: IngestJob, messages_per_batch_max: 
         "failOnDataLoss": "true",
         "maxOffsetsPerTrigger": str(messages_per_batch_max),
         "groupIdPrefix": f"headrace-{job.cluster}-ingest",
-        **_kafka_options(job, "consumer"),
+        **kafka_options(job, "consumer"),
     }
     return session.readStream.format("kafka").options(**options).load().select(*RAW_COLUMNS)
 
 
-def forward_records(raw: DataFrame, job: IngestJob) -> DataFrame:
-    """Kafka records for the forward and the dead-letter topics, made of raw messages; their counts go into the query's progress."""
-    records = raw.mapInArrow(batch_function(job), RECORD_DDL)  # type: ignore[arg-type]
-    sums = [F.sum(name).alias(name) for name in COUNT_COLUMNS if name != "newest_ms"]
-    return records.observe(METRICS_NAME, F.max("newest_ms").alias("newest_ms"), *sums).select(*RECORD_COLUMNS)
+def forward_records(raw: DataFrame, job: IngestJob, tally: Accumulator[TaskCounts]) -> DataFrame:
+    """Kafka records for the forward and the dead-letter topics, made of raw messages; tasks count in `tally`."""
+    return raw.mapInArrow(batch_function(job, tally), RECORD_DDL)  # type: ignore[arg-type]
 
 
-def start_query(session: SparkSession, job: IngestJob, run: RunOptions) -> StreamingQuery:
+def start_query(
+    session: SparkSession, job: IngestJob, run: RunOptions, tally: Accumulator[TaskCounts] | None = None
+) -> StreamingQuery:
     """The running query. Raises SpeculationRefused."""
     check_session(session)
-    records = forward_records(raw_messages(session, job, run.messages_per_batch_max), job)
-    writer = (
-        records.writeStream.format("kafka")
-        .queryName(f"ingest {job.topic}")
-        .option("checkpointLocation", run.checkpoint)
-    )
-    writer = writer.options(**_kafka_options(job, "producer"))
+    counted = tally or new_tally(session)
+    records = forward_records(raw_messages(session, job, run.messages_per_batch_max), job, counted)
+    writer = records.writeStream.format("kafka").queryName(f"ingest {job.topic}")
+    writer = writer.option("checkpointLocation", run.checkpoint).options(**kafka_options(job, "producer"))
     if run.available_now:
         return writer.trigger(availableNow=True).start()
     return writer.trigger(processingTime=f"{round(run.interval_s * 1_000)} milliseconds").start()
+
+
+def new_tally(session: SparkSession) -> Accumulator[TaskCounts]:
+    """Where the tasks of a job count."""
+    return session.sparkContext.accumulator(TaskCounts(), TaskCountsParam())
 
 
 def run_ingest(
@@ -163,43 +166,61 @@ def run_ingest(
 
     Raises QueryFailed (RawDataLost, KafkaLost), SpeculationRefused.
     """
-    tally = ProgressTally()
+    watch = _Watch(new_tally(session), on_progress, should_stop)
+    stumbles = 0
     while True:
-        query = start_query(session, job, run)
+        query = start_query(session, job, run, watch.tally)
         try:
-            _watch(query, tally, on_progress, should_stop)
-            return tally.at(_now_ms())
+            watch.follow(query)
+            return watch.progress()
         except StreamingQueryException as error:
             failure = explain(error, job.topic)
             if not failure.retriable or should_stop():
                 raise failure from error
-            _outlast(failure, job, run, say)
+            stumbles += isinstance(failure, SparkStumbled)
+            if stumbles > STUMBLES_MAX:
+                raise failure from error
+            if not isinstance(failure, SparkStumbled):
+                _outlast(failure, job, run, say)
         finally:
             query.stop()
 
 
-def _watch(
-    query: StreamingQuery,
-    tally: ProgressTally,
-    on_progress: Callable[[IngestProgress], None],
-    should_stop: Callable[[], bool],
-) -> None:
-    """Follow a query until it ends or is to stop; a stop waits for the end of the running micro-batch, but not for long."""
-    ended = False
-    while not ended and not should_stop():
+@dataclass(slots=True)
+class _Watch:
+    """Follows the queries of one run, one after the other."""
+
+    tally: Accumulator[TaskCounts]
+    on_progress: Callable[[IngestProgress], None]
+    should_stop: Callable[[], bool]
+    lag: int = UNKNOWN
+
+    def progress(self) -> IngestProgress:
+        """What was done so far."""
+        return progress_of(self.tally.value, self.lag, time.time_ns() // 1_000_000)
+
+    def follow(self, query: StreamingQuery) -> None:
+        """Return when the query ends or is to stop; a stop waits for the end of the running micro-batch, but not for long."""
+        ended = False
+        while not ended and not self.should_stop():
+            ended = self._wait(query)
+        if ended:
+            return
+        deadline, batches = Deadline(STOP_WAIT_S), self.progress().batches
+        while query.isActive and query.status["isTriggerActive"] and not deadline.passed():
+            self._wait(query)
+            if self.progress().batches > batches:
+                break
+        query.stop()
+
+    def _wait(self, query: StreamingQuery) -> bool:
+        """Whether the query has ended, after a moment."""
         ended = bool(query.awaitTermination(POLL_S))  # type: ignore[arg-type]
-        tally.take(_reports(query))
-        on_progress(tally.at(_now_ms()))
-    if ended:
-        return
-    deadline, batches = Deadline(STOP_WAIT_S), tally.at(_now_ms()).batches
-    while query.isActive and query.status["isTriggerActive"] and not deadline.passed():
-        query.awaitTermination(POLL_S)  # type: ignore[arg-type]
-        tally.take(_reports(query))
-        if tally.at(_now_ms()).batches > batches:
-            break
-    query.stop()
-    tally.take(_reports(query))
+        newest = query.lastProgress
+        if newest is not None:
+            self.lag = lag_records(json.loads(newest.json))
+        self.on_progress(self.progress())
+        return ended
 
 
 def _outlast(failure: QueryFailed, job: IngestJob, run: RunOptions, say: Say) -> None:
@@ -216,15 +237,7 @@ def _outlast(failure: QueryFailed, job: IngestJob, run: RunOptions, say: Say) ->
     say("Kafka answers again")
 
 
-def _reports(query: StreamingQuery) -> list[dict[str, Any]]:
-    return [json.loads(report.json) for report in query.recentProgress]
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000
-
-
-def _kafka_options(job: IngestJob, role: str) -> dict[str, str]:
+def kafka_options(job: IngestJob, role: str) -> dict[str, str]:
     """Options of Spark's Kafka source (`consumer`) or sink (`producer`)."""
     ours = {
         "consumer": {

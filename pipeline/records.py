@@ -1,9 +1,8 @@
-"""What the ingest task hands to Spark's Kafka sink: Arrow batches of Kafka records, and beside each record what it counts for."""
+"""What the ingest task hands to Spark's Kafka sink: Arrow batches of Kafka records."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
@@ -20,8 +19,6 @@ from connectors.log.topics import (
 from schemas.framing import format_headers
 
 HEADER_TYPE = pa.struct([("key", pa.string()), ("value", pa.binary())])
-RECORD_COLUMNS = ("topic", "partition", "key", "value", "headers")
-COUNT_COLUMNS = ("rows", "points", "rejected", "bytes", "newest_ms")
 RECORD_SCHEMA = pa.schema(
     [
         ("topic", pa.string()),
@@ -29,42 +26,18 @@ RECORD_SCHEMA = pa.schema(
         ("key", pa.binary()),
         ("value", pa.binary()),
         ("headers", pa.list_(HEADER_TYPE)),
-        *((name, pa.int64()) for name in COUNT_COLUMNS),
     ]
 )
-RECORD_DDL = (
-    "topic string, partition int, key binary, value binary, headers array<struct<key: string, value: binary>>, "
-    "rows bigint, points bigint, rejected bigint, bytes bigint, newest_ms bigint"
-)
+RECORD_DDL = "topic string, partition int, key binary, value binary, headers array<struct<key: string, value: binary>>"
 """`RECORD_SCHEMA` as Spark writes it."""
 
 REASON_BYTES_MAX = 1_000
 
 
-@dataclass(frozen=True, slots=True)
-class Counts:
-    """What was read and written: rows and points in forward messages, bad lines, bytes read, the newest Kafka timestamp (-1 before any)."""
-
-    rows: int = 0
-    points: int = 0
-    rejected: int = 0
-    bytes: int = 0
-    newest_ms: int = -1
-
-    def __add__(self, other: Counts) -> Counts:
-        return Counts(
-            self.rows + other.rows,
-            self.points + other.points,
-            self.rejected + other.rejected,
-            self.bytes + other.bytes,
-            max(self.newest_ms, other.newest_ms),
-        )
-
-
-def forward_record(topic: str, value: bytes, counts: Counts) -> pa.RecordBatch:
+def forward_record(topic: str, value: bytes) -> pa.RecordBatch:
     """One forward message as a record of partition 0."""
     headers = [{"key": name, "value": content} for name, content in format_headers()]
-    columns = [[topic], [0], [None], [value], [headers], *([getattr(counts, name)] for name in COUNT_COLUMNS)]
+    columns = [[topic], [0], [None], [value], [headers]]
     arrays = [pa.array(column, kind) for column, kind in zip(columns, RECORD_SCHEMA.types, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=RECORD_SCHEMA)
 
@@ -89,17 +62,14 @@ def dead_letters(topic: str, raw: pa.RecordBatch, rejected: pa.Table) -> pa.Reco
         DLQ_OFFSET_HEADER: chosen["offset"].cast(pa.string()),
         DLQ_LINE_HEADER: pc.add(grouped["line_min"].combine_chunks(), 1).cast(pa.string()),
     }
-    columns = {
-        "topic": pa.repeat(pa.scalar(dlq(topic)), count),
-        "partition": pa.nulls(count, pa.int32()),
-        "key": chosen["key"].cast(pa.binary()),
-        "value": chosen["value"].cast(pa.binary()),
-        "headers": _headers(headers, count),
-        "rejected": bad_lines.cast(pa.int64()),
-        "newest_ms": pa.repeat(pa.scalar(-1, pa.int64()), count),
-    }
-    zero = pa.repeat(pa.scalar(0, pa.int64()), count)
-    return pa.RecordBatch.from_arrays([columns.get(name, zero) for name in RECORD_SCHEMA.names], schema=RECORD_SCHEMA)
+    columns = [
+        pa.repeat(pa.scalar(dlq(topic)), count),
+        pa.nulls(count, pa.int32()),
+        chosen["key"].cast(pa.binary()),
+        chosen["value"].cast(pa.binary()),
+        _headers(headers, count),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=RECORD_SCHEMA)
 
 
 def _reasons(first: pa.Array, bad_lines: pa.Array) -> pa.Array:

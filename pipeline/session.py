@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import atexit
 import os
+import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkRuntimeError
@@ -27,6 +30,7 @@ ARROW_RECORDS_MAX = 32_768
 ARROW_BYTES_MAX = 32 * 1024 * 1024
 DRIVER_MEMORY = "1g"
 PARALLELISM = 2
+END_TIMEOUT_S = 30.0
 
 # What the jobs rely on, whoever starts the session.
 JOB_SETTINGS: Mapping[str, str] = {
@@ -80,15 +84,17 @@ def open_session(
     *,
     log_file: Path | None = None,
     settings: Mapping[str, str] | None = None,
+    keep_open: Sequence[int] = (),
     progress: Progress | None = None,
 ) -> SparkSession:
     """The process's session, opened now if there is none; `settings` win over ours.
 
-    Whatever the JVM and its Python workers print goes to `log_file` (None: to this process's stderr). Needs no network once the jars are in
-    the cache. Raises SparkUnavailable, JarsUnavailable, JavaUnusable.
+    Whatever the JVM and its Python workers print goes to `log_file` (None: to this process's stderr). A JVM that is started now keeps the
+    descriptors `keep_open`, and with them the locks they hold, until it ends. Needs no network once the jars are in the cache. Raises
+    SparkUnavailable, JarsUnavailable, JavaUnusable.
     """
-    if SparkContext._active_spark_context is None and not is_submitted():
-        _launch(name, log_file, dict(settings or {}), progress)
+    if SparkContext._gateway is None and not is_submitted():
+        _launch(name, log_file, dict(settings or {}), keep_open, progress)
     builder = SparkSession.builder.appName(name)
     for key, value in {**JOB_SETTINGS, **(settings or {})}.items():
         builder = builder.config(key, value)
@@ -113,7 +119,32 @@ def local_settings(jars: list[Path], logging_file: Path) -> dict[str, str]:
     }
 
 
-def _launch(name: str, log_file: Path | None, settings: Mapping[str, str], progress: Progress | None) -> None:
+def close_session(session: SparkSession) -> None:
+    """Stop the session, and the JVM too when it is our own: returns when that has ended."""
+    session.stop()
+    gateway = SparkContext._gateway
+    process: subprocess.Popen[bytes] | None = getattr(gateway, "proc", None)
+    if gateway is None or process is None:
+        return
+    gateway.shutdown()
+    SparkContext._gateway = SparkContext._jvm = None
+    if process.stdin is not None:
+        # The JVM ends when its standard input does.
+        process.stdin.close()
+    try:
+        process.wait(END_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _launch(
+    name: str,
+    log_file: Path | None,
+    settings: Mapping[str, str],
+    keep_open: Sequence[int],
+    progress: Progress | None,
+) -> None:
     """Start the JVM and connect the process to it."""
     find_java()
     jars = resolve_jars(progress=progress).spark
@@ -123,15 +154,15 @@ def _launch(name: str, log_file: Path | None, settings: Mapping[str, str], progr
     logging_file.write_text(_LOGGING)
     conf = SparkConf(loadDefaults=False).setAppName(name)
     conf.setAll(list({**local_settings(jars, logging_file), **settings}.items()))
-    try:
-        if log_file is None:
-            gateway = launch_gateway(conf)  # type: ignore[no-untyped-call]
-        else:
-            with log_file.open("ab") as output:
-                gateway = launch_gateway(conf, {"stdout": output, "stderr": output})  # type: ignore[no-untyped-call]
-    except PySparkRuntimeError as error:
-        where = f"look into {log_file}" if log_file else "its own words stand above"
-        raise SparkUnavailable("Spark's Java process ended while starting", action=where) from error
+    child: dict[str, Any] = {"pass_fds": tuple(keep_open)}
+    with log_file.open("ab") if log_file else nullcontext() as output:
+        if output is not None:
+            child |= {"stdout": output, "stderr": output}
+        try:
+            gateway = launch_gateway(conf, child)  # type: ignore[no-untyped-call]
+        except PySparkRuntimeError as error:
+            where = f"look into {log_file}" if log_file else "its own words stand above"
+            raise SparkUnavailable("Spark's Java process ended while starting", action=where) from error
     SparkContext._ensure_initialized(gateway=gateway, conf=conf)
 
 

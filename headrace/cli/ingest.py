@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from headrace.cli.node import BootstrapOption, ClusterOption
 from headrace.cli.output import JsonOption, Output, SettingsOption, UsageInvalid, parse_settings, run_command
+from headrace.cli.write import format_options
 
 if TYPE_CHECKING:
-    from connectors.formats.parsed import FormatOptions
+    from pipeline.ingest import RunOptions
+    from pipeline.job import IngestJob
     from pipeline.progress import IngestProgress
 
 FORMATS = ("influx", "json")
@@ -26,119 +30,99 @@ def register(app: typer.Typer) -> None:
     app.add_typer(ingest, name="ingest")
 
 
+@ingest.callback()
+def group() -> None:
+    """From raw topics into the cluster, through Spark Structured Streaming."""
+
+
 @ingest.command()
 def run(
-    cluster: Annotated[str, typer.Option("--cluster", metavar="C", help="Name of the cluster.")],
-    bootstrap: Annotated[str, typer.Option("--bootstrap", metavar="B", help="Address of Kafka.")],
     topic: Annotated[str, typer.Option("--topic", metavar="T", help="The raw topic; made if it is not there.")],
-    database: Annotated[
-        str, typer.Option("--database", metavar="DB", help="Database that takes the rows; made if it is not there.")
-    ],
-    format_name: Annotated[
-        str, typer.Option("--format", metavar="F", help="influx (line protocol) or json (one object a line).")
-    ] = "influx",
-    table: Annotated[str | None, typer.Option("--table", help="Table of all rows.")] = None,
+    database: Annotated[str, typer.Option("--database", metavar="DB", help="Database to write into.")],
+    form: Annotated[str, typer.Option("--format", metavar="influx|json", help="Format of the raw messages.")],
+    cluster: ClusterOption = None,
+    bootstrap: BootstrapOption = None,
+    table: Annotated[str | None, typer.Option("--table", metavar="T", help="Table of every row.")] = None,
     table_column: Annotated[
-        str | None, typer.Option("--table-column", help="JSON member that names the table.")
+        str | None, typer.Option("--table-column", metavar="C", help="Member that names the table.")
     ] = None,
-    tags: Annotated[str, typer.Option("--tags", metavar="A,B", help="Columns that identify a series.")] = "",
+    tags: Annotated[str, typer.Option("--tags", metavar="A,B", help="Members that identify a series.")] = "",
     tag: Annotated[
-        list[str] | None, typer.Option("--tag", metavar="KEY=VALUE", help="A tag added to every row; may be repeated.")
+        list[str] | None, typer.Option("--tag", metavar="KEY=VALUE", help="A tag for every row; may be repeated.")
     ] = None,
-    time_column: Annotated[str, typer.Option("--time-column", help="Column of the time.")] = "time",
-    time_unit: Annotated[str, typer.Option("--time-unit", help="Unit of whole-number times: ns, us, ms or s.")] = "ns",
+    time_column: Annotated[str, typer.Option("--time-column", metavar="C", help="Member with the time.")] = "time",
+    time_unit: Annotated[str, typer.Option("--time-unit", metavar="ns|us|ms|s", help="Unit of integer times.")] = "ns",
     time_format: Annotated[
-        str | None, typer.Option("--time-format", metavar="FMT", help="strptime form of times that are text.")
+        str | None, typer.Option("--time-format", metavar="FMT", help="Form of text times (strptime); else ISO 8601.")
     ] = None,
     available_now: Annotated[bool, typer.Option("--available-now", help="Stop at the topic's present end.")] = False,
     checkpoint: Annotated[
-        str | None,
-        typer.Option(
-            "--checkpoint", metavar="D", help="Where the query keeps how far it came; made if it is not there."
-        ),
+        str | None, typer.Option("--checkpoint", metavar="D", help="Where the query keeps how far it came.")
     ] = None,
-    data_dir: Annotated[Path, typer.Option("--data-dir", metavar="D", help="Parent of the default checkpoint.")] = Path(
-        ".headrace"
-    ),
+    data_dir: Annotated[
+        Path, typer.Option("--data-dir", metavar="D", help="Parent of the checkpoint when none is given.")
+    ] = Path(".headrace"),
     max_messages: Annotated[
-        int, typer.Option("--max-messages", min=1, help="Most raw messages in one micro-batch (maxOffsetsPerTrigger).")
+        int, typer.Option("--max-messages", metavar="N", min=1, help="Most raw messages in one micro-batch.")
     ] = 1_000_000,
     interval_s: Annotated[
-        float, typer.Option("--interval-s", min=0.0, help="Least time between two micro-batches.")
+        float, typer.Option("--interval-s", metavar="S", min=0.0, help="Least time from one micro-batch to the next.")
     ] = 1.0,
-    wait_s: Annotated[float, typer.Option("--wait-s", min=0.0, help="How long to wait for Kafka at the start.")] = 30.0,
+    wait_s: Annotated[
+        float, typer.Option("--wait-s", metavar="S", min=0.0, help="How long to wait for Kafka at the start.")
+    ] = 30.0,
     settings: SettingsOption = None,
     json_output: JsonOption = False,
 ) -> None:
-    """Write the readings of a raw topic into a cluster; what cannot be read goes to the topic `dlq.TOPIC`."""
+    """Write the readings of a raw topic into a cluster. Lines that cannot be read go to the topic dlq.TOPIC."""
     with run_command(json_output) as output:
-        if format_name not in FORMATS:
-            raise UsageInvalid(f"--format {format_name} is not read from topics", action="use influx or json")
+        if form not in FORMATS:
+            raise UsageInvalid(f"--format {form} is not read from topics", action=f"choose one of {', '.join(FORMATS)}")
+        options = format_options(table, table_column, tags, tag or [], time_column, time_unit, time_format)
+        from headrace.settings import load_settings
         from pipeline.checkpoint import default_checkpoint
         from pipeline.ingest import RunOptions
         from pipeline.job import IngestJob
 
+        loaded = load_settings(
+            {"cluster.name": cluster, "cluster.bootstrap": bootstrap, "kafka": parse_settings(settings)}
+        )
         job = IngestJob(
-            cluster,
-            bootstrap,
+            loaded.cluster.name,
+            loaded.cluster.bootstrap,
             topic,
             database,
-            "json" if format_name == "json" else "influx",
-            table_options(table, table_column, tags, tag or [], time_column, time_unit, time_format),
-            tuple(sorted(parse_settings(settings).items())),
+            "json" if form == "json" else "influx",
+            options,
+            tuple(sorted(loaded.kafka.items())),
+            loaded.write.compression,
         )
         place = checkpoint or default_checkpoint(data_dir, job)
-        options = RunOptions(place, available_now, max_messages, interval_s, wait_s)
-        _run(output, job, options)
+        _run(output, job, RunOptions(place, available_now, max_messages, interval_s, wait_s))
 
 
-def table_options(
-    table: str | None,
-    table_column: str | None,
-    tags: str,
-    static_tags: list[str],
-    time_column: str,
-    time_unit: str,
-    time_format: str | None,
-) -> FormatOptions:
-    """The table options of the command line as a value. Raises UsageInvalid, OptionsError."""
-    from connectors.formats.parsed import NS_PER_UNIT, FormatOptions
-
-    pairs = [text.partition("=") for text in static_tags]
-    if wrong := [name for name, separator, _ in pairs if not separator or not name]:
-        raise UsageInvalid(f"--tag {wrong[0]} is not KEY=VALUE", action="for example --tag site=north")
-    if time_unit not in NS_PER_UNIT:
-        raise UsageInvalid(f"--time-unit {time_unit} is no unit", action=f"use one of {', '.join(NS_PER_UNIT)}")
-    return FormatOptions(
-        table=table,
-        table_column=table_column,
-        tags=tuple(name.strip() for name in tags.split(",") if name.strip()),
-        static_tags=tuple((name, value) for name, _, value in pairs),
-        time_column=time_column,
-        time_unit=time_unit,  # type: ignore[arg-type]
-        time_format=time_format,
-    )
-
-
-def _run(output: Output, job: Any, options: Any) -> None:
-    import time
-
+def _run(output: Output, job: IngestJob, options: RunOptions) -> None:
     from headrace.cli.ingest_display import live_display
     from pipeline.checkpoint import held_checkpoint
     from pipeline.ingest import prepare, run_ingest
-    from pipeline.session import open_session
+    from pipeline.session import close_session, open_session
 
     started_s = time.monotonic()
-    with _stop_signals() as stop, held_checkpoint(options.checkpoint, job) as log_file:
+    with _stop_signals() as received, held_checkpoint(options.checkpoint, job, say=output.note) as held:
         prepare(job, options, output.note)
-        session = open_session(f"headrace ingest {job.topic}", log_file=log_file, progress=output.note)
+        session = open_session(
+            f"headrace ingest {job.topic}",
+            log_file=held.log_file if held else None,
+            keep_open=held.descriptors if held else (),
+            progress=output.note,
+        )
         try:
             with live_display(job.topic) as show:
                 progress = run_ingest(
-                    session, job, options, on_progress=show, should_stop=lambda: bool(stop), say=output.note
+                    session, job, options, on_progress=show, should_stop=lambda: bool(received), say=output.note
                 )
         finally:
-            session.stop()
+            close_session(session)
     _report(output, job.topic, progress, time.monotonic() - started_s)
 
 
@@ -151,9 +135,9 @@ def _report(output: Output, topic: str, progress: IngestProgress, seconds: float
         "batches": progress.batches,
         "seconds": round(seconds, 3),
     }
-    text = f"{counts.rows} rows ({counts.points} points) written in {progress.batches} batches, {seconds:.1f} s"
+    text = f"{counts.rows:,} rows, {counts.points:,} points in {progress.batches:,} batches, {seconds:.1f} s"
     if counts.rejected:
-        text += f"; {counts.rejected} bad lines are in dlq.{topic}"
+        text += f"; {counts.rejected:,} lines were not taken, their messages are in dlq.{topic}"
     output.result(document, text)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import pyarrow as pa
 
@@ -12,6 +12,7 @@ from connectors.log.topics import Topics
 from consumers.membership.cluster import join_cluster
 from pipeline.access import ClusterAccess
 from pipeline.batches import ingest
+from pipeline.counts import Counts
 from pipeline.job import IngestJob
 from pipeline.records import RECORD_SCHEMA
 from schemas.messages import ProducerPosition
@@ -59,22 +60,27 @@ def raw_batch(
 
 
 def attempt(
-    log: MemoryLog, job: IngestJob, batches: Sequence[pa.RecordBatch], batch: int = 0, partition: int = 0
-) -> Iterator[dict[str, object]]:
+    log: MemoryLog,
+    job: IngestJob,
+    batches: Sequence[pa.RecordBatch],
+    batch: int = 0,
+    report: Callable[[Counts], None] = lambda _counts: None,
+) -> Iterator[str]:
     """One attempt of one task; each record is appended to its topic just before it is handed out, so stopping to ask is a crash."""
     access = ClusterAccess(log, TOPICS)
     access.begin_task()
     appender = log.appender()
-    for records in ingest(iter(batches), job, access, ProducerPosition("query", batch, partition << 40)):
+    for records in ingest(iter(batches), job, access, ProducerPosition("query", batch, 0), report):
         assert records.schema == RECORD_SCHEMA
         for record in records.to_pylist():
             headers = [(header["key"], header["value"]) for header in record["headers"]]
             appender.append(record["topic"], record["value"] or b"", key=record["key"], headers=headers)
-            yield record
+            yield record["topic"]
 
 
-def run_whole(
-    log: MemoryLog, job: IngestJob, batches: Sequence[pa.RecordBatch], batch: int = 0
-) -> list[dict[str, object]]:
-    """One attempt to its end."""
-    return list(attempt(log, job, batches, batch))
+def run_whole(log: MemoryLog, job: IngestJob, batches: Sequence[pa.RecordBatch], batch: int = 0) -> Counts:
+    """One attempt to its end; what it counted."""
+    counted: list[Counts] = []
+    for _ in attempt(log, job, batches, batch, counted.append):
+        pass
+    return counted[0]

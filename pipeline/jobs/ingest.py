@@ -1,0 +1,93 @@
+"""The ingest job for a plain `spark-submit`; see docs/operating/ingest.md. The same as `headrace ingest run`, without its display."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+import time
+from pathlib import Path
+
+if __name__ == "__main__":
+    # Spark puts this file's folder on the path; the packages lie two above, unless they are installed or shipped as a zip.
+    sys.path.append(str(Path(__file__).resolve().parents[2]))
+
+from connectors.formats.parsed import FormatOptions
+from pipeline.checkpoint import held_checkpoint
+from pipeline.ingest import INTERVAL_S, MESSAGES_PER_BATCH_MAX, RunOptions, prepare, run_ingest
+from pipeline.job import IngestJob
+from pipeline.session import open_session
+from schemas.errors import HeadraceError
+
+
+def parser() -> argparse.ArgumentParser:
+    """The options of the job, named as those of `headrace ingest run`."""
+    options = argparse.ArgumentParser(description="Write the readings of a raw topic into a cluster.")
+    for name in ("cluster", "bootstrap", "topic", "database", "checkpoint"):
+        options.add_argument(f"--{name}", required=True)
+    options.add_argument("--format", choices=("influx", "json"), required=True)
+    options.add_argument("--table")
+    options.add_argument("--table-column")
+    options.add_argument("--tags", default="", help="comma-separated")
+    options.add_argument("--tag", action="append", default=[], metavar="KEY=VALUE")
+    options.add_argument("--time-column", default="time")
+    options.add_argument("--time-unit", choices=("ns", "us", "ms", "s"), default="ns")
+    options.add_argument("--time-format")
+    options.add_argument("--available-now", action="store_true")
+    options.add_argument("--max-messages", type=int, default=MESSAGES_PER_BATCH_MAX)
+    options.add_argument("--interval-s", type=float, default=INTERVAL_S)
+    options.add_argument("-X", dest="settings", action="append", default=[], metavar="KEY=VALUE")
+    return options
+
+
+def main(arguments: list[str]) -> int:
+    """Run the job; the exit code. Prints the counts as one JSON object."""
+    given = parser().parse_args(arguments)
+    stopped: list[int] = []
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda received, _frame: stopped.append(received))
+    started_s = time.monotonic()
+    try:
+        job = _job(given)
+        run = RunOptions(given.checkpoint, given.available_now, given.max_messages, given.interval_s)
+        with held_checkpoint(run.checkpoint, job):
+            prepare(job, run, _say)
+            session = open_session(f"headrace ingest {job.topic}")
+            try:
+                done = run_ingest(session, job, run, should_stop=lambda: bool(stopped), say=_say)
+            finally:
+                session.stop()
+    except HeadraceError as error:
+        _say(f"error: {error}")
+        return 1
+    counts = done.counts
+    document = {"rows": counts.rows, "points": counts.points, "rejected": counts.rejected, "batches": done.batches}
+    sys.stdout.write(json.dumps({**document, "seconds": round(time.monotonic() - started_s, 3)}) + "\n")
+    return 0
+
+
+def _job(given: argparse.Namespace) -> IngestJob:
+    options = FormatOptions(
+        table=given.table,
+        table_column=given.table_column,
+        tags=tuple(name.strip() for name in given.tags.split(",") if name.strip()),
+        static_tags=tuple(_pairs(given.tag)),
+        time_column=given.time_column,
+        time_unit=given.time_unit,
+        time_format=given.time_format,
+    )
+    settings = tuple(sorted(_pairs(given.settings)))
+    return IngestJob(given.cluster, given.bootstrap, given.topic, given.database, given.format, options, settings)
+
+
+def _pairs(texts: list[str]) -> list[tuple[str, str]]:
+    return [(name, value) for name, _, value in (text.partition("=") for text in texts)]
+
+
+def _say(message: str) -> None:
+    sys.stderr.write(f"{message}\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

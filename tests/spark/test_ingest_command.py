@@ -1,0 +1,174 @@
+"""`headrace ingest run` and the plain `spark-submit` job, as processes: what they print, how they end, and what kill -9 leaves."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from connectors.kafka.jars import resolve_jars
+from headrace.workload import iot
+from headrace.workload.checksum import checksums, compare, workload_checksums
+from headrace.workload.encode import to_line_protocol
+from tests.spark.conftest import Station
+from tests.spark.stored import forward_logs, stored_tables
+
+ROOT = Path(__file__).resolve().parents[2]
+WAIT_S = 240
+
+
+def command(station: Station, *more: str) -> list[str]:
+    """`headrace ingest run` on the station's raw topic, line protocol, database db."""
+    given = ["--cluster", station.topics.cluster, "--bootstrap", station.bootstrap, "--topic", station.raw]
+    checkpoint = str(station.directory / "deep" / "er" / "checkpoint")
+    return [
+        *(sys.executable, "-m", "headrace", "ingest", "run", *given),
+        *("--database", "db", "--format", "influx", "--checkpoint", checkpoint, *more),
+    ]
+
+
+def finished(line: list[str]) -> subprocess.CompletedProcess[str]:
+    """Run to the end, output captured."""
+    return subprocess.run(line, capture_output=True, text=True, timeout=WAIT_S, check=False, cwd=ROOT)
+
+
+@contextmanager
+def running(line: list[str]) -> Iterator[subprocess.Popen[str]]:
+    """A process in a group of its own, killed with all its children at the end."""
+    process = subprocess.Popen(
+        line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, start_new_session=True
+    )
+    with process:
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def forwarded(station: Station) -> int:
+    """How many forward messages there are."""
+    return sum(map(len, forward_logs(station.log, station.topics).values()))
+
+
+def wait_for_more(station: Station, than: int, process: subprocess.Popen[str]) -> None:
+    """Return once there are more forward messages."""
+    deadline = time.monotonic() + WAIT_S
+    while forwarded(station) <= than:
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline, "nothing was forwarded"
+        time.sleep(0.3)
+
+
+def test_available_now_prints_one_object_and_keeps_bad_records(station: Station) -> None:
+    """The checkpoint's parents are made; a bad record is counted and kept in the dead-letter topic; the exit code is 0 all the same."""
+    station.create_raw(partitions=1)
+    bad = b"t,host=a x=1 7\n\xfe\x00bad"
+    station.produce([b"t,host=a x=1,y=2 5", bad], keys=[None, b"k\x00"])
+    done = finished(command(station, "--available-now", "--json"))
+    assert 0 == done.returncode, done.stderr
+    document = json.loads(done.stdout)
+    assert document.pop("seconds") > 0
+    assert {"rows": 2, "points": 3, "rejected": 1, "batches": 1} == document
+    assert "" == done.stderr
+    [letter] = station.dead_letters()
+    assert (b"k\x00", bad) == (letter.key, letter.value)
+
+
+def test_without_a_broker_there_is_one_clear_line(tmp_path: Path) -> None:
+    """Nothing listens there: the command says which address does not answer, and fails."""
+    given = ["--cluster", "c", "--bootstrap", "127.0.0.1:9", "--topic", "raw", "--database", "db", "--format", "influx"]
+    line = [sys.executable, "-m", "headrace", "ingest", "run", *given, "--data-dir", str(tmp_path), "--wait-s", "0.5"]
+    done = finished(line)
+    assert 1 == done.returncode
+    assert "" == done.stdout
+    error, action = done.stderr.splitlines()[-2:]
+    assert error.startswith("error: Kafka at 127.0.0.1:9 does not answer")
+    assert "broker" in action
+
+
+def test_an_unknown_cluster_and_a_foreign_checkpoint_are_refused(station: Station) -> None:
+    """Before Spark starts: no cluster of that name; a checkpoint of another database."""
+    line = command(station, "--available-now")
+    unknown = finished([*line, "--cluster", "nobody"])
+    assert 1 == unknown.returncode
+    assert "'nobody' does not exist" in unknown.stderr
+    foreign = finished([*line, "--database", "other"])
+    assert 1 == foreign.returncode
+    assert "checkpoint" in foreign.stderr
+    assert len(foreign.stderr.splitlines()) == 2
+
+
+def test_options_that_make_no_sense_are_refused(station: Station) -> None:
+    """A format that is not read from topics, JSON without a table: exit codes 2 and 1, one line and what to do."""
+    csv = finished([*command(station), "--format", "csv"])
+    assert 2 == csv.returncode
+    assert "csv" in csv.stderr
+    json_without_table = finished([*command(station, "--available-now"), "--format", "json"])
+    assert 1 == json_without_table.returncode
+    assert "table" in json_without_table.stderr
+
+
+def test_kill_9_within_and_between_micro_batches_leaves_the_content_exact(station: Station) -> None:
+    """The driver is killed while it writes, and started again from its checkpoint; SIGTERM at the end stops it cleanly with its counts."""
+    fleet = iot(trucks=60, duration_s=4_000, disorder=True)
+    chance = random.Random(11)
+    lines = [line.encode() for line in to_line_protocol("readings", fleet.read("readings")).to_pylist()]
+    station.create_raw(partitions=2)
+    station.produce(lines, partitions=2)
+    line = command(station, "--max-messages", "4000", "--interval-s", "0", "--json")
+    for _ in range(2):
+        with running(line) as process:
+            wait_for_more(station, forwarded(station), process)
+            time.sleep(chance.uniform(0, 0.4))
+            process.kill()
+    with running(line) as process:
+        deadline = time.monotonic() + WAIT_S
+        while len(stored_tables(station.log, station.topics)["readings"]) < fleet.rows_of("readings"):
+            assert process.poll() is None, process.communicate()
+            assert time.monotonic() < deadline, "rows are missing"
+            time.sleep(2.0)
+        process.send_signal(signal.SIGTERM)
+        stdout, stderr = process.communicate(timeout=WAIT_S)
+    assert 0 == process.returncode, stderr
+    assert {"rows", "points", "rejected", "batches", "seconds"} == set(json.loads(stdout))
+    found = checksums(stored_tables(station.log, station.topics)["readings"], fleet.tags)
+    assert [] == compare(workload_checksums(fleet)["readings"], found)
+
+
+def test_plain_spark_submit_runs_the_same_job(station: Station) -> None:
+    """Spark's own launcher with the connector's jars and the job's script is all it takes."""
+    station.create_raw(partitions=1)
+    station.produce([b"t,host=a x=1 5", b"bad"])
+    submit = str(Path(sys.executable).with_name("spark-submit"))
+    jars = ",".join(str(jar) for jar in resolve_jars().spark)
+    local = [
+        "--master",
+        "local[1]",
+        "--conf",
+        "spark.driver.host=127.0.0.1",
+        "--conf",
+        "spark.driver.bindAddress=127.0.0.1",
+    ]
+    local += ["--conf", "spark.ui.enabled=false", "--jars", jars]
+    options = command(station, "--available-now")[5:]
+    done = subprocess.run(
+        [submit, *local, str(ROOT / "pipeline" / "jobs" / "ingest.py"), *options],
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+        check=False,
+        env={**os.environ, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"},
+        cwd=station.directory,
+    )
+    assert 0 == done.returncode, done.stderr
+    document = json.loads(done.stdout.splitlines()[-1])
+    assert (1, 1, 1) == (document["rows"], document["rejected"], document["batches"])
+    assert 1 == stored_tables(station.log, station.topics)["t"].num_rows
