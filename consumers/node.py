@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -28,23 +28,21 @@ from consumers.membership.slots import SLOTS_DEFAULT, SlotTable
 from consumers.membership.tables import TableLog
 from consumers.query.engine import QueryEngine, QuerySettings
 from consumers.query.local import LocalSource
-from consumers.replication.broadcast import Broadcast, boot_ns
+from consumers.replication.broadcast import Broadcast
 from consumers.replication.duties import Duties, NotLeader, RolePolicy, SealPolicy, new_incarnation
 from consumers.replication.group import Group
 from consumers.replication.identity import DataDirectoryForeign, DataDirectoryUnusable, Identity
 from consumers.replication.journal import Journal, JournalEntry
 from consumers.replication.limits import ReplicationLimits
-from consumers.replication.roles import GroupView, MemberView
 from consumers.replication.runner import Cursor, Runner
-from consumers.replication.status import OFFLINE_MS
 from consumers.serve.admin import admin_routes
 from consumers.serve.app import create_app
 from consumers.serve.report import metrics_text, status_report
 from consumers.serve.server import Server
+from consumers.standing import Standing
 from consumers.store import Store, StoreSettings
 from schemas.errors import HeadraceError, StateUnknown
-from schemas.framing import FORMAT
-from schemas.records import Create, Role, Status
+from schemas.records import Create, Role
 
 ENDS_INTERVAL_S = 1.0
 SEAL_TIMEOUT_S = 30.0
@@ -94,12 +92,12 @@ class Node:
         self.started_at = datetime.now(UTC).isoformat(timespec="seconds")
         self._server: Server | None = None
         self.started = False
-        self.broadcast = Broadcast(self.log, self.topics.status, settings.node, self.incarnation, self.statuses)
+        self.broadcast = Broadcast(
+            self.log, self.topics.status, settings.node, self.incarnation, lambda: self.standing.statuses()
+        )
         self._opened = ExitStack()
         self._stopping = threading.Event()
         self._ends: dict[str, int] = {}
-        self._log_answered_s = time.monotonic()
-        self._reached: set[str] = set()
         self._replaced: dict[str, str] = {}
 
     # Start-up, bottom up.
@@ -191,6 +189,15 @@ class Node:
         limits = settings.limits
         consumer = f"headrace-{settings.cluster}-{settings.node}"
         self.runner = Runner(self.log, consumer, self.groups, cursors, self.journal, limits, self._durable)
+        self.standing = Standing(
+            self.identity,
+            self.incarnation,
+            self.groups,
+            self.runner,
+            self.broadcast,
+            self._ends,
+            settings.roles.take_back_ms,
+        )
 
     def _recover(self, group: Group, on_progress: Callable[[str], None]) -> Cursor:
         """Apply a group's journal beyond its store; where to read on from."""
@@ -223,10 +230,11 @@ class Node:
             self.settings.node,
             self.incarnation,
             self.settings.seal,
-            self.view,
+            self.standing.view,
             self.broadcast.speak_now,
             lambda database, table: self.tables.catalogue.newest(database, table).retention_ns,
         )
+        self.standing.decision = self.duties.decision
         for group in self.groups.values():
             group.start()
         self.runner.start()
@@ -242,7 +250,7 @@ class Node:
         server = Server(create_app(self, loopback=host in LOOPBACK, operations=admin_routes(self)), host, port)
         server.start()
         self._server = server
-        self.http_address = server.url
+        self.http_address = self.standing.http_address = server.url
         self.broadcast.speak_now()
 
     # Shut-down, top down.
@@ -312,7 +320,7 @@ class Node:
 
     def role(self, topic: str) -> Role:
         """Role in the group of a forward topic."""
-        return self.duties.role(topic)
+        return self.duties.decision(topic).role
 
     def topic_of(self, group_name: str) -> str | None:
         """The forward topic of one of this node's groups."""
@@ -320,66 +328,15 @@ class Node:
 
     def end(self, topic: str) -> int:
         """The end of a forward log when it was last looked at."""
-        return self._ends[topic]
-
-    def caught_up(self, group: Group) -> bool:
-        """Whether the group has once reached the end of its log since this process started, and applied what it read."""
-        topic = self.topics.forward(group.name)
-        if topic not in self._reached:
-            read = self.runner.position(topic) >= self._ends[topic]
-            applied = group.applied.offset >= self.runner.durable_offset(topic)
-            if read and applied:
-                self._reached.add(topic)
-        return topic in self._reached
+        return self.standing.end(topic)
 
     def reason(self, topic: str) -> str:
-        """What keeps a group from serving at this node, empty when nothing does."""
-        group = self.groups[topic]
-        if group.fault:
-            return group.fault
-        if group.waiting or group.storing_fault:
-            return f"waiting for {group.waiting}" if group.waiting else group.storing_fault
-        if self.runner.journal_fault:
-            return f"journal: {self.runner.journal_fault}"
-        if not self.caught_up(group):
-            return f"recovering: read up to offset {self.runner.position(topic)} of {self._ends[topic]}"
-        return ""
-
-    def view(self, topic: str, steady_ms: int) -> GroupView:
-        """What this node knows of a group, for the role decision."""
-        group, board = self.groups[topic], self.broadcast.board
-        members = tuple(self._member(topic, group.name, node) for node in group.members)
-        return GroupView(
-            members=members,
-            node=self.settings.node,
-            leader=group.applied.leader,
-            claim_age_ms=board.newest_ms - group.applied.claimed_ms,
-            log_answers=time.monotonic() - self._log_answered_s < OFFLINE_MS / 1_000,
-            fenced=self.broadcast.fenced,
-            steady_ms=steady_ms,
-            take_back_ms=self.settings.roles.take_back_ms,
-        )
-
-    def _member(self, topic: str, group_name: str, node: str) -> MemberView:
-        if node == self.settings.node:
-            return MemberView(node, self.incarnation, not self.broadcast.fenced, not self.reason(topic))
-        status = self.broadcast.board.status(group_name, node)
-        if status is None:
-            return MemberView(node, "", False, False)
-        return MemberView(node, status.incarnation, self.broadcast.board.alive(group_name, node), status.eligible)
+        """What keeps a group from being in sync here, empty when nothing does."""
+        return self.standing.reason(topic)
 
     def ready(self) -> tuple[bool, list[str]]:
         """Whether every group here serves, and the reasons why not."""
-        if self.broadcast.fenced:
-            return False, [
-                "this node's own status was not read back within 3 s: it is starting, was stopped, or is cut off from Kafka"
-            ]
-        reasons = [
-            f"group {group.name}: {self.reason(topic) or self.duties.reason(topic)}"
-            for topic, group in self.groups.items()
-            if self.reason(topic) or self.duties.role(topic) is Role.UNSYNCED
-        ]
-        return not reasons, reasons
+        return self.standing.ready()
 
     def startup_done(self) -> bool:
         """Whether the data is open and the logs are followed."""
@@ -396,40 +353,6 @@ class Node:
     def metrics(self) -> str:
         """The metrics in the text form of Prometheus."""
         return metrics_text(self)
-
-    def statuses(self) -> Sequence[Status]:
-        """What this node says of each of its groups."""
-        return [self._status(topic, group) for topic, group in self.groups.items()]
-
-    def _status(self, topic: str, group: Group) -> Status:
-        applied, reason = group.applied, self.reason(topic) or self.duties.reason(topic)
-        chain_version, chain = group.chain_mark
-        total = 0 if self.caught_up(group) else self._ends[topic]
-        return Status(
-            node=self.settings.node,
-            incarnation=self.incarnation,
-            store=self.identity.store,
-            http=self.http_address,
-            flight="",
-            group=group.name,
-            topic_id=self.identity.topics[topic],
-            role=self.duties.role(topic),
-            eligible=not self.reason(topic),
-            epoch=applied.epoch,
-            version=applied.version,
-            offset=applied.offset,
-            position=self.runner.position(topic),
-            durable_offset=self.runner.durable_offset(topic),
-            sealed_version=group.sealed_version,
-            sealed_offset=group.sealed_offset,
-            chain_version=chain_version,
-            chain=chain,
-            recovery_done=self.runner.position(topic) if total else 0,
-            recovery_total=total,
-            format=FORMAT,
-            reason=reason,
-            sent_boot_ns=boot_ns(),
-        )
 
     # Threads that belong to no group.
 
@@ -464,8 +387,7 @@ class Node:
                 except HeadraceError as error:
                     group.fail(f"{error}; the data is kept")
                     continue
-                self._log_answered_s = time.monotonic()
-                self._ends[topic] = state.end
+                self.standing.note_end(topic, state.end)
                 if state.topic_id != self.identity.topics[topic]:
                     group.fail(f"topic {topic} was made again under this node; the data is kept; restore the log")
             if turn % 5 == 0:

@@ -149,7 +149,7 @@ def _await_end(node: Node, on_progress: Callable[[int, int], None]) -> None:
         faults = [f"group {group.name}: {group.fault}" for group in node.groups.values() if group.fault]
         if faults:
             raise HeadraceError(faults[0], action="mend the log, then replay again; nothing was replaced")
-        if all(node.caught_up(group) for group in node.groups.values()):
+        if all(node.standing.caught_up(topic) for topic in node.groups):
             return
         if done > newest:
             newest, stalled = done, Deadline(STALL_TIMEOUT_S)

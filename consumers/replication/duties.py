@@ -69,7 +69,7 @@ class _Asked:
 
 
 class Duties:
-    """The thread that claims and seals. `role` may be read by any thread."""
+    """The thread that claims and seals. `decision` may be read by any thread."""
 
     def __init__(
         self,
@@ -113,18 +113,14 @@ class Duties:
             self._thread.join(10.0)
             self._appender.close()
 
-    def role(self, topic: str) -> Role:
-        """The role of this node in the group of a topic."""
-        return self._decisions[topic].role
-
-    def reason(self, topic: str) -> str:
-        """Why the node has no role in the group, empty when it has one."""
-        return self._decisions[topic].reason
+    def decision(self, topic: str) -> Decision:
+        """The newest decision on the group of a topic."""
+        return self._decisions[topic]
 
     def seal(self, topic: str) -> None:
         """Append a Seal now. Raises NotLeader."""
         group = self._groups[topic]
-        if self.role(topic) is not Role.LEADER:
+        if self._decisions[topic].role is not Role.LEADER:
             leader = group.applied.leader.node if group.applied.leader else "nobody"
             raise NotLeader(
                 f"group {group.name} is led by {leader}, not by {self._node}", action="ask that node", retriable=True
@@ -144,7 +140,7 @@ class Duties:
 
     def _turn(self, topic: str, group: Group) -> None:
         decision = self._decide(topic)
-        if decision.role is not self.role(topic):
+        if decision.role is not self._decisions[topic].role:
             _log.info("role", group=group.name, role=str(decision.role), reason=decision.reason)
             self._on_change()
         self._decisions[topic] = decision

@@ -1,0 +1,144 @@
+"""How a node stands in its groups: what it has reached, what keeps it from serving, and what it tells the others.
+
+Everything here is looked up at the moment it is asked; nothing is decided (that is `consumers.replication.roles`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from consumers.replication.broadcast import Broadcast, boot_ns
+from consumers.replication.group import Group
+from consumers.replication.identity import Identity
+from consumers.replication.roles import Decision, GroupView, MemberView
+from consumers.replication.runner import Runner
+from consumers.replication.status import OFFLINE_MS
+from schemas.framing import FORMAT
+from schemas.records import Role, Status
+
+FENCED = "this node's own status was not read back within 3 s: it is starting, was stopped, or is cut off from Kafka"
+
+
+class Standing:
+    """Answers for all groups of one node. `decision(topic)` and `http_address` are set once there is somebody who knows them."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        incarnation: str,
+        groups: Mapping[str, Group],
+        runner: Runner,
+        broadcast: Broadcast,
+        ends: Mapping[str, int],
+        take_back_ms: int,
+    ) -> None:
+        self._identity = identity
+        self._incarnation = incarnation
+        self._groups = groups
+        self._runner = runner
+        self._broadcast = broadcast
+        self._ends = dict(ends)
+        self._take_back_ms = take_back_ms
+        self._log_answered_s = time.monotonic()
+        self._reached: set[str] = set()
+        self.decision: Callable[[str], Decision] = lambda _topic: Decision(Role.UNSYNCED, False, "no role yet")
+        self.http_address = ""
+
+    def end(self, topic: str) -> int:
+        """The end of a forward log when it was last looked at."""
+        return self._ends[topic]
+
+    def note_end(self, topic: str, end: int) -> None:
+        """The log has answered, and ends there."""
+        self._log_answered_s = time.monotonic()
+        self._ends[topic] = end
+
+    def caught_up(self, topic: str) -> bool:
+        """Whether the group has once reached the end of its log since this process started, and applied what it read."""
+        if topic not in self._reached:
+            read = self._runner.position(topic) >= self._ends[topic]
+            applied = self._groups[topic].applied.offset >= self._runner.durable_offset(topic)
+            if read and applied:
+                self._reached.add(topic)
+        return topic in self._reached
+
+    def reason(self, topic: str) -> str:
+        """What keeps a group from being in sync at this node, empty when nothing does."""
+        group = self._groups[topic]
+        if group.fault:
+            return group.fault
+        if group.waiting or group.storing_fault:
+            return f"waiting for {group.waiting}" if group.waiting else group.storing_fault
+        if self._runner.journal_fault:
+            return f"journal: {self._runner.journal_fault}"
+        if not self.caught_up(topic):
+            return f"recovering: read up to offset {self._runner.position(topic)} of {self._ends[topic]}"
+        return ""
+
+    def ready(self) -> tuple[bool, list[str]]:
+        """Whether every group here serves, and the reasons why not."""
+        if self._broadcast.fenced:
+            return False, [FENCED]
+        reasons = [
+            f"group {group.name}: {self.reason(topic) or self.decision(topic).reason}"
+            for topic, group in self._groups.items()
+            if self.reason(topic) or self.decision(topic).role is Role.UNSYNCED
+        ]
+        return not reasons, reasons
+
+    def view(self, topic: str, steady_ms: int) -> GroupView:
+        """What this node knows of a group, for the role decision."""
+        group, board = self._groups[topic], self._broadcast.board
+        return GroupView(
+            members=tuple(self._member(topic, group.name, node) for node in group.members),
+            node=self._identity.node,
+            leader=group.applied.leader,
+            claim_age_ms=board.newest_ms - group.applied.claimed_ms,
+            log_answers=time.monotonic() - self._log_answered_s < OFFLINE_MS / 1_000,
+            fenced=self._broadcast.fenced,
+            steady_ms=steady_ms,
+            take_back_ms=self._take_back_ms,
+        )
+
+    def _member(self, topic: str, group_name: str, node: str) -> MemberView:
+        if node == self._identity.node:
+            return MemberView(node, self._incarnation, not self._broadcast.fenced, not self.reason(topic))
+        status = self._broadcast.board.status(group_name, node)
+        if status is None:
+            return MemberView(node, "", False, False)
+        return MemberView(node, status.incarnation, self._broadcast.board.alive(group_name, node), status.eligible)
+
+    def statuses(self) -> Sequence[Status]:
+        """What this node says of each of its groups."""
+        return [self._status(topic, group) for topic, group in self._groups.items()]
+
+    def _status(self, topic: str, group: Group) -> Status:
+        applied, reason = group.applied, self.reason(topic) or self.decision(topic).reason
+        chain_version, chain = group.chain_mark
+        total = 0 if self.caught_up(topic) else self._ends[topic]
+        return Status(
+            node=self._identity.node,
+            incarnation=self._incarnation,
+            store=self._identity.store,
+            http=self.http_address,
+            flight="",
+            group=group.name,
+            topic_id=self._identity.topics[topic],
+            role=self.decision(topic).role,
+            eligible=not self.reason(topic),
+            epoch=applied.epoch,
+            version=applied.version,
+            offset=applied.offset,
+            position=self._runner.position(topic),
+            durable_offset=self._runner.durable_offset(topic),
+            sealed_version=group.sealed_version,
+            sealed_offset=group.sealed_offset,
+            chain_version=chain_version,
+            chain=chain,
+            recovery_done=self._runner.position(topic) if total else 0,
+            recovery_total=total,
+            format=FORMAT,
+            reason=reason,
+            sent_boot_ns=boot_ns(),
+        )
