@@ -117,9 +117,16 @@ class LocalCluster:
         return self.directory / name
 
     def start(self, on_progress: Callable[[str], None] = lambda _line: None) -> None:
-        """Start the broker, then every node, and wait until all are ready."""
+        """Start the broker, then every node, and wait until all are ready; when that fails, whatever was started is stopped."""
         if any(node.running for node in self.file.nodes):
             raise ClusterRunning(f"the cluster in {self.directory} is running", action="stop it with: headrace down")
+        try:
+            self._start(on_progress)
+        except BaseException:
+            self.stop()
+            raise
+
+    def _start(self, on_progress: Callable[[str], None]) -> None:
         self.directory.mkdir(parents=True, exist_ok=True)
         if self._own_broker:
             on_progress("starting Kafka")

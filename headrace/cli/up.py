@@ -32,11 +32,7 @@ def up(
 
         known = (directory / FILE_NAME).exists()
         local = LocalCluster.load(directory) if known else LocalCluster(directory, cluster, nodes)
-        try:
-            local.start(output.note)
-        except BaseException:
-            local.stop()
-            raise
+        local.start(output.note)
         document = {**asdict(local.file), "dir": str(directory)}
         rows = [(node.name, local.url(node.name), node.pid) for node in local.file.nodes]
 
