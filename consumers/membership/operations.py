@@ -6,7 +6,7 @@ compared at one version that all of them have passed.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
@@ -22,6 +22,7 @@ from schemas.errors import HeadraceError, StateUnknown
 from schemas.records import Role, Status
 
 LEADER_TIMEOUT_S = 15.0
+SETTLE_TIMEOUT_S = 20.0
 
 
 class NoLeader(HeadraceError):
@@ -114,13 +115,22 @@ class Operations:
             self._reader.follow(0.2)
         version = min((each.version for each in live), default=0)
         sealed_version = min((each.sealed_version for each in live), default=0)
-        evidence, missing = [], [member for member in members if member not in {each.node for each in live}]
-        for status in live:
-            try:
-                evidence.append(_evidence(status, group, version, sealed_version))
-            except (NodeUnreachable, NodeRefused):
-                missing.append(status.node)
+        evidence = self._settled_evidence(live, group, version, sealed_version)
+        missing = [member for member in members if member not in {each.node for each in evidence}]
         return compare(group, version, sealed_version, evidence, missing)
+
+    def _settled_evidence(
+        self, live: Sequence[Status], group: str, version: int, sealed_version: int
+    ) -> list[MemberEvidence]:
+        """What members show when all are done with the same work on their files: it runs beside the log, here sooner and there later."""
+        deadline = Deadline(SETTLE_TIMEOUT_S)
+        while True:
+            shown = [each for status in live if (each := _evidence(status, group, version, sealed_version)) is not None]
+            newest = max((each.stored_version for each in shown), default=-1)
+            settled = [each for each in shown if each.stored_version == newest >= 0]
+            if len(settled) == len(live) or deadline.passed():
+                return settled
+            self._reader.follow(0.2)
 
     def _live(self, group: str) -> list[Status]:
         return self._reader.board.live(group, self._slot_table.group(group))
@@ -131,7 +141,10 @@ def _has_passed(status: Status, end: int) -> bool:
     return status.position >= end and status.offset == status.durable_offset
 
 
-def _evidence(status: Status, group: str, version: int, sealed_version: int) -> MemberEvidence:
+def _evidence(status: Status, group: str, version: int, sealed_version: int) -> MemberEvidence | None:
     query = f"group={quote(group)}&version={version}&sealed_version={sealed_version}"
-    answer: dict[str, Any] = call_node(f"{status.http}/api/v1/evidence?{query}")
-    return MemberEvidence(status.node, answer["chain"], answer["digests"])
+    try:
+        answer: dict[str, Any] = call_node(f"{status.http}/api/v1/evidence?{query}")
+    except (NodeUnreachable, NodeRefused):
+        return None
+    return MemberEvidence(status.node, answer["chain"], answer["digests"], answer["stored_version"])

@@ -119,6 +119,8 @@ class Group:
         self._changed = threading.Condition()
         self._seal_offsets: dict[int, int] = {}
         self._pending_jobs: deque[Future[None]] = deque()
+        self._files_version = state.frontier
+        self._jobs_open = 0
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name=f"apply-{name}", daemon=True)
 
@@ -132,6 +134,12 @@ class Group:
         with self._changed:
             behind = self.applied.version - version
             return self._chains[-1 - behind] if 0 <= behind < len(self._chains) else None
+
+    @property
+    def stored_version(self) -> int:
+        """The newest record that changed the set of files (a seal, a merge, a drop), -1 while such work is under way."""
+        with self._changed:
+            return -1 if self._jobs_open else self._files_version
 
     @property
     def queue_bytes(self) -> int:
@@ -242,6 +250,7 @@ class Group:
             self._seal(action)
         elif isinstance(action, DropSlices):
             drop = action.drop
+            self._files_version = action.version
             job = self.store.drop(action.version, self._era, drop.database, drop.table, drop.before_ns)
             if job is not None:
                 self._submit(job)
@@ -284,6 +293,9 @@ class Group:
         self._submit(self.store.freeze(action.version, self._era, action.state, schemas))
 
     def _submit(self, job: StoreJob) -> None:
+        with self._changed:
+            self._files_version = job.version
+            self._jobs_open += 1
         self._wait_for_jobs(self._limits.job_backlog)
         self._pending_jobs.append(self._jobs.submit(self._run_job, job))
 
@@ -315,6 +327,8 @@ class Group:
             self.sealed_offset = self._seal_offsets.pop(job.version)
             self.sealed_version = job.version
             self._on_sealed(self.name, job.version)
+        with self._changed:
+            self._jobs_open -= 1
 
     def _run_until_done(self, job: StoreJob) -> None:
         """Run a job, again and again while what stops it may pass (a full disk); a stopping group leaves it to the next start."""

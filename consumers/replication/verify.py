@@ -8,11 +8,16 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class MemberEvidence:
-    """What one member shows: its chain at the compared version, and its segments that end at or below the compared frontier."""
+    """What one member shows: its chain at the compared version, and its segments that end at or below the compared frontier.
+
+    `stored_version` is the newest record whose work on files is done, -1 while some of it is under way: only members that show the same one
+    have the same set of files.
+    """
 
     node: str
     chain: str
     digests: Mapping[str, str]
+    stored_version: int = 0
 
 
 @dataclass(frozen=True, slots=True)
