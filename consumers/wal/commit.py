@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from consumers.wal.errors import DurabilityUnknown, LogFailed
 from consumers.wal.writer import Transaction, Writer
 
+_WRITTEN_BEFORE_FAILURE = "transaction {} is written, but a sync failed before it was durable"
+
 SAMPLES_MAX = 1_024
 """Newest synced updates and groups that the metrics look back on."""
 
@@ -55,6 +57,12 @@ class GroupCommit:
     def commit(self, transaction: Transaction) -> None:
         """Writes the transaction and returns when it is durable with everything before it, or with its `error` set."""
         begun = time.perf_counter_ns()
+        if transaction.encoded.values:
+            # Copying many bytes is worth overlapping with the sync that is under way.
+            with self._writer.lock:
+                self._writer.append((transaction,))
+            if transaction.error is not None:
+                return
         gate = None
         with self._lock:
             self._waiting.append(transaction)
@@ -109,7 +117,10 @@ class GroupCommit:
 
     def _write_and_sync(self, group: list[Transaction]) -> None:
         with self._writer.lock:
-            self._writer.append(group)
+            self._writer.append([member for member in group if member.number == 0])
+            for member in group:
+                if member.error is None and member.era != self._writer.era:
+                    member.error = DurabilityUnknown(_WRITTEN_BEFORE_FAILURE.format(member.number), member.number)
             self._writer.files.step("update: group written")
         written = [member for member in group if member.error is None]
         self.group_sizes.append(len(group))

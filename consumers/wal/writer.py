@@ -20,12 +20,13 @@ from consumers.wal.values import Entry, ValueReference
 class Transaction:
     """One update on its way: encoded, then written (`number` > 0) or refused (`error`)."""
 
-    __slots__ = ("appointed", "encoded", "error", "gate", "number", "partition")
+    __slots__ = ("appointed", "encoded", "era", "error", "gate", "number", "partition")
 
     def __init__(self, encoded: Encoded, partition: int) -> None:
         self.encoded = encoded
         self.partition = partition
         self.number = 0
+        self.era = 0
         self.error: BaseException | None = None
         self.gate: Any = None
         self.appointed = False
@@ -55,6 +56,7 @@ class Writer:
         self.last = recovered.last
         self.durable = recovered.last
         self.failure: str | None = None
+        self.era = 0
         self.bytes_written = 0
         self.snapshot_transaction = recovered.snapshot.transaction if recovered.snapshot else 0
         self.replay_from = recovered.snapshot.replay_from if recovered.snapshot else 0
@@ -76,6 +78,8 @@ class Writer:
         """Under the lock: writes transactions in order and applies them; sets `number` or `error` of each. Never raises
         an `Exception`.
         """
+        if not transactions:
+            return
         if self.failure is not None:
             for transaction in transactions:
                 transaction.error = LogFailed(self.failure)
@@ -124,6 +128,7 @@ class Writer:
         for transaction, journal, values_offset in places:
             self.last += 1
             transaction.number = self.last
+            transaction.era = self.era
             self._apply(transaction.encoded, journal, values_offset)
 
     def _write(self, plan: dict[Journal, list[Buffer]]) -> None:
@@ -164,6 +169,8 @@ class Writer:
         durable.
         """
         if self.failure is None:
+            # What was written in an earlier era and not synced then is lost to a checkpoint, however the next sync ends.
+            self.era += 1
             doubtful = (
                 f"transactions {self.durable + 1} to {self.last} are in doubt"
                 if self.last > self.durable

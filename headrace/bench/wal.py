@@ -28,7 +28,8 @@ from consumers.wal import BytesSerde, Put, WriteAheadLog
 from schemas.errors import HeadraceError
 
 KEYS_PER_CALLER = 1_000
-PREALLOCATED_BYTES = 64 << 20
+RESERVE_BYTES = 1 << 20
+REWRITTEN_BYTES = 8 << 20
 SIZES = (100, 65_536)
 CALLERS = (1, 4, 8)
 WARMUP_SHARE = 0.3
@@ -38,6 +39,7 @@ SEQUENTIAL = "nifi sequential"
 PARTITIONED = "nifi partitioned"
 ROCKSDB = "rocksdb"
 LIMIT = "limit: a file each"
+REWRITE = "limit: rewriting"
 
 TARGETS = (
     ("8 callers, 100 B, synced", SEQUENTIAL, 2.5),
@@ -148,7 +150,7 @@ def _summary(values: list[float]) -> dict[str, float]:
 
 
 def _measure_updates(bench: Bench) -> dict[str, dict[str, dict[str, float]]]:
-    systems: dict[str, Callable[[Bench, Case, Path], float]] = {OURS: _ours, LIMIT: _limit}
+    systems: dict[str, Callable[[Bench, Case, Path], float]] = {OURS: _ours, LIMIT: _limit, REWRITE: _rewrite}
     if bench.peers:
         systems |= {SEQUENTIAL: _nifi("sequential"), PARTITIONED: _nifi("partitioned"), ROCKSDB: _rocksdb}
     figures = {}
@@ -244,12 +246,37 @@ def _rocksdb(bench: Bench, case: Case, directory: Path) -> float:
 
 
 def _limit(bench: Bench, case: Case, directory: Path) -> float:
-    """pwrite, and fdatasync when asked for, to a preallocated file of each caller's own: no log, no order, no recovery."""
+    """pwrite, and fdatasync when asked for, to the end of a file of each caller's own: no log, no order, no recovery.
+
+    Like our journals the files are preallocated 1 MiB at a time.
+    """
+    value = os.urandom(case.size)
+    files = [os.open(directory / str(caller), os.O_RDWR | os.O_CREAT) for caller in range(case.callers)]
+    reserved = [0] * case.callers
+
+    def update(caller: int, count: int) -> None:
+        if (count + 1) * case.size > reserved[caller]:
+            os.posix_fallocate(files[caller], reserved[caller], RESERVE_BYTES)
+            reserved[caller] += RESERVE_BYTES
+        os.pwrite(files[caller], value, count * case.size)
+        if case.sync:
+            os.fdatasync(files[caller])
+
+    try:
+        return _drive(case.callers, bench.seconds, update)[0]
+    finally:
+        for file in files:
+            os.close(file)
+
+
+def _rewrite(bench: Bench, case: Case, directory: Path) -> float:
+    """The same over the same 8 MiB of each file again and again, which no log can do: neither space nor pages are ever new."""
     value = os.urandom(case.size)
     files = [os.open(directory / str(caller), os.O_RDWR | os.O_CREAT) for caller in range(case.callers)]
     for file in files:
-        os.posix_fallocate(file, 0, PREALLOCATED_BYTES)
-    slots = PREALLOCATED_BYTES // case.size
+        os.pwrite(file, bytes(REWRITTEN_BYTES), 0)
+        os.fsync(file)
+    slots = REWRITTEN_BYTES // case.size
 
     def update(caller: int, count: int) -> None:
         os.pwrite(files[caller], value, count % slots * case.size)

@@ -399,6 +399,32 @@ def test_a_group_whose_sync_fails_fails_for_all_of_it(tmp_path: Path, monkeypatc
     assert {b"good": b"1"} == recovered(tmp_path)
 
 
+def test_a_caller_between_write_and_sync_learns_of_a_failure_that_is_over(tmp_path: Path) -> None:
+    """A transaction that was written before a failure and taken out by the checkpoint after it is never called durable."""
+    log = opened(tmp_path)
+    log.update([Put((b"good", b"1"))], sync=True)
+    outcome: list[object] = []
+
+    def work() -> None:
+        try:
+            outcome.append(log.update([Put((b"large", bytes(5_000)))], sync=True))
+        except DurabilityUnknown as error:
+            outcome.append(error.transaction)
+
+    with log._commit._lock:
+        thread = threading.Thread(target=work)
+        thread.start()
+        wait_until(lambda: log.last_transaction == 2)
+        with log._writer.lock:
+            log._writer.fail("injected")
+        log.checkpoint()
+        assert 3 == log.update([Put((b"later", b"2"))])
+    thread.join(60)
+    assert [2] == outcome
+    log.close()
+    assert {b"good": b"1", b"later": b"2"} == recovered(tmp_path)
+
+
 def test_one_bad_write_in_a_group_fails_one_caller(tmp_path: Path) -> None:
     """When the journal of one caller cannot be made, the others of its group are written, and ids have no hole."""
 
