@@ -1,0 +1,129 @@
+"""Leaders and followers that die, stop and come back: another leads, nobody serves what he should not, and all end equal."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import threading
+from pathlib import Path
+
+import pytest
+
+import headrace as product
+from connectors.kafka.broker import BrokerInfo
+from headrace.local_cluster import LocalCluster
+from headrace.workload.workload import iot
+from tests.e2e.actions import (
+    assert_holds,
+    connected,
+    eventually,
+    eventually_says,
+    group_status,
+    readiness,
+    running_cluster,
+    seal,
+    verify,
+    write_workload,
+)
+
+pytestmark = pytest.mark.slow
+WORKLOAD = iot(200, duration_s=600)
+FENCE_S = 3.0
+
+
+@pytest.fixture
+def cluster(broker: BrokerInfo, cluster_name: str, tmp_path: Path):
+    """Three nodes that seal by themselves every few thousand rows."""
+    with running_cluster(tmp_path, broker.bootstrap, cluster_name, store_seal_rows="4000") as made:
+        yield made
+
+
+def leads(cluster: LocalCluster, name: str, group: str, leader: str) -> bool:
+    """Whether a node knows this leader of a group, and is ready."""
+    return leader == group_status(cluster, name, group)["leader"] and readiness(cluster, name)[0]
+
+
+def test_the_header_dies_and_another_leads_until_it_is_back(cluster: LocalCluster) -> None:
+    """A dead leader is followed by another one, which seals; the returning header has everything and follows."""
+    with connected(cluster) as shared:
+        write_workload(shared, WORKLOAD, 5_000)
+        cluster.kill("n1")
+        write_workload(shared, WORKLOAD, 5_000)
+        write_workload(shared, WORKLOAD, 5_000)
+    eventually(lambda: group_status(cluster, "n2", "n1")["leader"] in ("n2", "n3"), "another leader of group n1")
+    eventually(lambda: readiness(cluster, "n2")[0] and readiness(cluster, "n3")[0], "two nodes that serve")
+    assert {"n2", "n3"} == set(next(each for each in seal(cluster) if each["group"] == "n1")["members"])
+    cluster.start_node("n1")
+    cluster.wait_ready()
+    assert "follower" == group_status(cluster, "n1", "n1")["role"]
+    assert_holds(cluster, WORKLOAD)
+    seal(cluster)
+    verify(cluster)
+
+
+def test_one_of_three_serves_nothing_but_goes_on_taking_records(cluster: LocalCluster) -> None:
+    """Without a majority the last node says so and confirms no quorum of two; it takes and seals records, and serves when others are back."""
+    with connected(cluster) as shared:
+        write_workload(shared, WORKLOAD, 5_000)
+        cluster.kill("n2")
+        cluster.kill("n3")
+        assert "not a majority" in eventually_says(cluster, "n1", "of 3 members are online")
+        before = {group: group_status(cluster, "n1", group) for group in ("n1", "n2", "n3")}
+        write_workload(shared, WORKLOAD, 2_000)
+        write_workload(shared, WORKLOAD, 2_000)
+    for group, stood in before.items():
+        eventually(
+            lambda group=group, stood=stood: group_status(cluster, "n1", group)["frontier"] > stood["frontier"],
+            f"a seal of group {group} without its leader",
+        )
+    with product.connect(cluster.bootstrap, cluster.cluster) as client:
+        row = [{"time": 0, "pump": "p1", "flow": 1.0}]
+        with client.writer("fleet", "pumps", ["pump"], quorum=2) as pair, pytest.raises(product.QuorumTimeout):
+            pair.write(row)
+    cluster.start_node("n2")
+    cluster.start_node("n3")
+    cluster.wait_ready()
+    assert_holds(cluster, WORKLOAD)
+    seal(cluster)
+    verify(cluster)
+
+
+def first_answer(connection: socket.socket) -> bytes:
+    """The status line of what a node answers to a request that was sent while it was stopped."""
+    return connection.recv(4_096).split(b"\r\n")[0]
+
+
+def ask_while_stopped(cluster: LocalCluster, name: str, path: str) -> socket.socket:
+    """A request that lies in the node's socket until the node goes on."""
+    host, port = cluster.node(name).http.split(":")
+    connection = socket.create_connection((host, int(port)), timeout=30)
+    connection.sendall(f"GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
+    return connection
+
+
+@pytest.mark.parametrize("name", ["n2", "n3"])
+def test_a_stopped_node_that_goes_on_serves_nothing_until_it_is_heard_again(cluster: LocalCluster, name: str) -> None:
+    """The first answers after SIGCONT are refusals; its group has another leader, and the node becomes a follower with everything."""
+    with connected(cluster) as shared:
+        write_workload(shared, WORKLOAD, 5_000)
+        cluster.kill(name, signal.SIGSTOP)
+        other = next(each.name for each in cluster.file.nodes if each.name != name)
+        eventually(lambda: leads(cluster, other, name, other) or not_led_by(cluster, other, name), "another leader")
+        write_workload(shared, WORKLOAD, 3_000)
+        threading.Event().wait(FENCE_S)
+        paths = ["/health/ready", "/api/v1/query?q=SELECT%20count(*)%20FROM%20fleet.readings", "/health/ready"]
+        connections = [ask_while_stopped(cluster, name, path) for path in paths]
+        cluster.kill(name, signal.SIGCONT)
+        for connection in connections:
+            with connection:
+                assert b"503" in first_answer(connection)
+    cluster.wait_ready()
+    eventually(lambda: "follower" == group_status(cluster, name, name)["role"], "a leader that came back follows")
+    assert_holds(cluster, WORKLOAD)
+    seal(cluster)
+    verify(cluster)
+
+
+def not_led_by(cluster: LocalCluster, asked: str, group: str) -> bool:
+    """Whether a node knows another leader of a group than its header."""
+    return group_status(cluster, asked, group)["leader"] not in ("", group)

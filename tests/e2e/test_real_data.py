@@ -1,0 +1,72 @@
+"""Real sensor data, with its gaps and duplicate times, comes back as DuckDB reads it from the files: the last of equal times wins."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import duckdb
+import pytest
+
+from connectors.kafka.broker import BrokerInfo
+from headrace.local_cluster import LocalCluster
+from tests.e2e.actions import ask, headrace, running_cluster, seal, verify
+
+REAL = Path(__file__).parents[3] / "shared" / "data" / "real"
+FILES = sorted(REAL.glob("nab_*.csv"))
+
+pytestmark = pytest.mark.skipif(not FILES, reason="the folder with real data is not here")
+
+
+def expected(file: Path) -> list[tuple[int, float]]:
+    """(time in ns, value) of a file, the last row of each time, in order of time."""
+    return duckdb.sql(
+        f"""SELECT epoch_ns(timestamp), value
+        FROM (SELECT *, row_number() OVER () AS number FROM read_csv('{file}', parallel = false))
+        QUALIFY row_number() OVER (PARTITION BY timestamp ORDER BY number DESC) = 1 ORDER BY 1"""
+    ).fetchall()
+
+
+def write(cluster: LocalCluster, file: Path) -> dict[str, int]:
+    """Write a file as a table of its name, one series."""
+    done = headrace(
+        *("write", str(file), "--cluster", cluster.cluster, "--bootstrap", cluster.bootstrap, "--database", "nab"),
+        *("--format", "csv", "--table", file.stem, "--tag", "sensor=one", "--time-column", "timestamp", "--json"),
+    )
+    assert 0 == done.returncode, done.stderr
+    written: dict[str, int] = json.loads(done.stdout)
+    return written
+
+
+def found(cluster: LocalCluster, name: str, file: Path) -> list[tuple[int, float]]:
+    """The same as `expected`, from a node."""
+    rows = ask(cluster.url(name), f"SELECT epoch_ns(time) AS at, value FROM nab.{file.stem} ORDER BY time")
+    return list(zip(rows["at"].to_pylist(), rows["value"].to_pylist(), strict=True))
+
+
+def test_every_file_comes_back_bit_by_bit_from_every_node(
+    broker: BrokerInfo, cluster_name: str, tmp_path: Path
+) -> None:
+    """Written twice, unsealed and sealed, in live rows and in segments: the same times and the same bits of every value."""
+    with running_cluster(tmp_path, broker.bootstrap, cluster_name) as cluster:
+        for file in FILES:
+            written = write(cluster, file)
+            assert written["rows"] == duckdb.sql(f"SELECT count(*) FROM '{file}'").fetchall()[0][0]
+            assert 0 == written["rejected"]
+        verify(cluster)
+        assert_equal(cluster)
+        seal(cluster)
+        for file in FILES:
+            write(cluster, file)
+        verify(cluster)
+        assert_equal(cluster)
+        seal(cluster)
+        assert_equal(cluster)
+
+
+def assert_equal(cluster: LocalCluster) -> None:
+    """Every node holds every file."""
+    for file in FILES:
+        rows = expected(file)
+        for node in cluster.file.nodes:
+            assert rows == found(cluster, node.name, file), f"{file.name} at {node.name}"

@@ -1,0 +1,118 @@
+"""`headrace up` and `down`: a whole cluster in one command, that keeps its data, stops cleanly and leaves nothing behind."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from headrace.local_cluster import LocalCluster
+from headrace.workload.workload import iot
+from tests.e2e.actions import assert_holds, connected, eventually, headrace, write_workload
+
+pytestmark = [pytest.mark.slow, pytest.mark.broker]
+WORKLOAD = iot(50, duration_s=600)
+CLEAN_STOP_S = 15.0
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Iterator[Path]:
+    """Where a cluster lives; whatever runs there at the end is killed."""
+    yield tmp_path / "cluster"
+    for process in processes(tmp_path):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+
+
+def processes(directory: Path) -> list[psutil.Process]:
+    """Every process whose command line names a directory."""
+    found = []
+    for process in psutil.process_iter(["cmdline", "status"]):
+        words = process.info["cmdline"] or []
+        ours = process.pid != os.getpid() and process.info["status"] != psutil.STATUS_ZOMBIE
+        if ours and any(str(directory) in word for word in words):
+            found.append(process)
+    return found
+
+
+def up(directory: Path) -> subprocess.CompletedProcess[str]:
+    """`headrace up` with two nodes."""
+    return headrace("up", "--nodes", "2", "--dir", str(directory), "--json")
+
+
+def down(directory: Path) -> subprocess.CompletedProcess[str]:
+    """`headrace down`."""
+    return headrace("down", "--dir", str(directory), "--json")
+
+
+def test_up_and_down_keep_data_and_leave_nothing_running(directory: Path) -> None:
+    """A second up is refused, a second down finds nothing to do, an up after it has every row; stopped nodes are gone without a trace."""
+    started = up(directory)
+    assert 0 == started.returncode, started.stderr
+    assert {"n1", "n2"} == {node["name"] for node in json.loads(started.stdout)["nodes"]}
+    again = up(directory)
+    assert 1 == again.returncode
+    assert "is running" in again.stderr
+    cluster = LocalCluster.load(directory)
+    with connected(cluster) as shared:
+        write_workload(shared, WORKLOAD, 5_000)
+    assert_holds(cluster, WORKLOAD)
+    for _ in range(2):
+        stopped = down(directory)
+        assert 0 == stopped.returncode, stopped.stderr
+        assert [] == processes(directory)
+    assert [] == list(directory.glob("n*/**/*.partial"))
+    assert 0 == up(directory).returncode
+    cluster = LocalCluster.load(directory)
+    assert_holds(cluster, WORKLOAD)
+    assert_stops_quickly(cluster)
+    assert 0 == down(directory).returncode
+    assert [] == processes(directory)
+
+
+def assert_stops_quickly(cluster: LocalCluster) -> None:
+    """SIGTERM ends a node by itself, soon, without a complaint, and its directory is free."""
+    pid = cluster.node("n1").pid
+    process, started = psutil.Process(pid), time.monotonic()
+    process.send_signal(signal.SIGTERM)
+    eventually(lambda: not psutil.pid_exists(pid) or process.status() == psutil.STATUS_ZOMBIE, "a node that ended")
+    assert CLEAN_STOP_S > time.monotonic() - started
+    log = (cluster.directory / "n1.log").read_text()
+    assert "Traceback" not in log
+    assert "error" not in log
+
+
+@pytest.mark.parametrize("after_s", [0.0, 2.0, 4.0])
+def test_an_interrupted_up_leaves_nothing_running(directory: Path, after_s: float) -> None:
+    """Ctrl-C at any moment of a start stops what was started, and the next start works."""
+    command = [sys.executable, "-m", "headrace", "up", "--nodes", "2", "--dir", str(directory)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
+        assert child.stderr is not None
+        assert b"Kafka" in child.stderr.readline()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(after_s)
+        child.send_signal(signal.SIGINT)
+        _, said = child.communicate(timeout=60)
+    assert child.returncode in (0, 130), said
+    if child.returncode == 130:
+        assert [] == processes(directory)
+        assert b"Traceback" not in said
+        assert 0 == up(directory).returncode
+    assert 0 == down(directory).returncode
+    assert [] == processes(directory)
+
+
+def test_down_where_nothing_was_started_says_so(tmp_path: Path) -> None:
+    """It is an error that names the directory."""
+    done = headrace("down", "--dir", str(tmp_path))
+    assert 1 == done.returncode
+    assert str(tmp_path) in done.stderr
