@@ -101,15 +101,17 @@ class GroupCommit:
 
     def _lead(self) -> None:
         group: list[Transaction] = []
+        settled = False
         try:
             with self.sync_lock:
                 with self._lock:
                     group, self._waiting = self._waiting, []
                 self._write_and_sync(group)
+            settled = True
         finally:
             for member in group:
-                if member.number == 0 and member.error is None:
-                    member.error = LogFailed("the leader of the group was interrupted before it wrote")
+                if not settled and member.error is None:
+                    member.error = _interrupted(member)
                 if member.gate is not None:
                     member.gate.release()
             with self._lock:
@@ -154,9 +156,9 @@ class GroupCommit:
         checkpoint.
         """
         writer = self._writer
-        with writer.lock:
-            target, dirty = writer.take_dirty()
         try:
+            with writer.lock:
+                target, dirty = writer.take_dirty()
             for journal in dirty:
                 journal.sync()
                 self.syncs += 1
@@ -166,3 +168,11 @@ class GroupCommit:
             raise
         writer.files.step("update: journals synced")
         writer.durable = target
+
+
+def _interrupted(member: Transaction) -> LogFailed | DurabilityUnknown:
+    if member.number:
+        return DurabilityUnknown(
+            f"the leader of the group was interrupted before transaction {member.number} was durable"
+        )
+    return LogFailed("the leader of the group was interrupted before it wrote")

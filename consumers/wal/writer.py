@@ -125,11 +125,16 @@ class Writer:
             places.append((transaction, journal, start + len(frame)))
             ends[journal] = start + len(frame) + encoded.values_length
         self._write(plan)
-        for transaction, journal, values_offset in places:
-            self.last += 1
-            transaction.number = self.last
-            transaction.era = self.era
-            self._apply(transaction.encoded, journal, values_offset)
+        try:
+            for transaction, journal, values_offset in places:
+                self._apply(transaction.encoded, journal, values_offset)
+                self.last += 1
+                transaction.number = self.last
+                transaction.era = self.era
+        except BaseException as error:
+            # The frames are in the files already: only a checkpoint can take them out again.
+            self.fail(f"a written transaction could not be applied: {error!r}")
+            raise
 
     def _write(self, plan: dict[Journal, list[Buffer]]) -> None:
         starts: dict[Journal, int] = {}

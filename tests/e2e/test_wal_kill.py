@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -79,6 +80,49 @@ def kill_repeatedly(directory: Path, kills: int, seed: int) -> None:
         before, last = max(last, acknowledged), recover_twice(directory)
         assert before <= last <= before + 1
         assert runs < 2 * kills + len(STEPS), "the steps are no longer reached"
+
+
+def kill_threads(directory: Path, after_lines: int) -> dict[int, int]:
+    """Kills a process of six writing threads after so many acknowledgements; returns the last one of each caller."""
+    command = [sys.executable, "-m", "tests.e2e.wal_worker", str(directory), "threads", "6"]
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    acknowledged: dict[int, int] = {}
+    with subprocess.Popen(command, cwd=REPOSITORY, env=environment, stdout=subprocess.PIPE) as worker:
+        assert worker.stdout is not None
+        for number, line in enumerate(worker.stdout):
+            if number == after_lines:
+                worker.kill()
+            caller, count = map(int, line.split())
+            acknowledged[caller] = max(acknowledged.get(caller, 0), count)
+    return acknowledged
+
+
+def test_nothing_acknowledged_to_many_callers_is_lost_by_kill_9(tmp_path: Path) -> None:
+    """Six threads share syncs and checkpoints happen by themselves; after each kill every caller finds its last count or a newer one."""
+    for after_lines in (50, 1_000, 2_500):
+        acknowledged = kill_threads(tmp_path / "log", after_lines)
+        assert len(acknowledged) >= 2
+        log = WriteAheadLog(tmp_path / "log", BytesSerde(), PARTITIONS)
+        state = log.recover()
+        for caller, count in acknowledged.items():
+            recovered = int(state[b"caller-%d" % caller][1].split(b":")[0])
+            assert count <= recovered <= count + 1
+        log.close()
+
+
+def test_every_named_step_is_killed_at() -> None:
+    """The list of steps is that of the code, but for the two that need a torn tail or a failed sync; the simulated disk has those."""
+    named = set()
+    for path in (REPOSITORY / "consumers" / "wal").glob("*.py"):
+        named |= set(re.findall(r'step\(f?"([^"]+)"\)', path.read_text()))
+    replaced = {
+        f"{name}{step.removeprefix('{path.name}')}"
+        for name in ("manifest", "snapshot")
+        for step in named
+        if "{" in step
+    }
+    expected = {step for step in named if "{" not in step} | replaced
+    assert expected - {"recovery: journal cut", "checkpoint: state rebuilt"} == set(STEPS)
 
 
 def test_nothing_acknowledged_is_lost_by_kill_9(tmp_path: Path) -> None:

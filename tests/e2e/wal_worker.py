@@ -6,6 +6,7 @@ import os
 import random
 import signal
 import sys
+import threading
 
 from connectors.files import FileLayer
 from consumers.wal import BytesSerde, Delete, Put, WriteAheadLog
@@ -55,11 +56,36 @@ class KillingFiles(FileLayer):
                 os.kill(os.getpid(), signal.SIGKILL)
 
 
+def write_from_threads(directory: str, callers: int) -> None:
+    """Many callers at once, each with a key of its own that counts up; acknowledged on stdout as `caller count`."""
+    log = WriteAheadLog(directory, BytesSerde(), PARTITIONS, sync_interval_ms=5, checkpoint_bytes=200_000)
+    state = dict(log.recover())
+
+    def work(caller: int) -> None:
+        key = b"caller-%d" % caller
+        count = int(state[key][1].split(b":")[0]) if key in state else 0
+        while True:
+            count += 1
+            padding = bytes(6_000 if count % 5 == 0 else 20)
+            log.update(
+                [Put((key, b"%d:" % count + padding))], sync=count % 4 > 0, partition=None if count % 2 else caller % 3
+            )
+            os.write(1, b"%d %d\n" % (caller, count))
+
+    for caller in range(callers):
+        threading.Thread(target=work, args=(caller,)).start()
+
+
 def main(directory: str, step: str, nth: str, seed: str) -> None:
     """Writes and acknowledges on stdout, one line a transaction, until killed or done."""
     chance = random.Random(int(seed))
     log = WriteAheadLog(
-        directory, BytesSerde(), PARTITIONS, sync_interval_ms=None, checkpoint_bytes=None, files=KillingFiles(step, int(nth))
+        directory,
+        BytesSerde(),
+        PARTITIONS,
+        sync_interval_ms=None,
+        checkpoint_bytes=None,
+        files=KillingFiles(step, int(nth)),
     )
     log.recover()
     for _ in range(UPDATES):
@@ -74,4 +100,7 @@ def main(directory: str, step: str, nth: str, seed: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    if sys.argv[2] == "threads":
+        write_from_threads(sys.argv[1], int(sys.argv[3]))
+    else:
+        main(*sys.argv[1:])

@@ -240,7 +240,7 @@ class LogMachine(RuleBasedStateMachine):
         self.recover()
 
 
-def run_machine(examples: int, steps: int) -> None:
+def run_machine(examples: int, steps: int, same_every_time: bool = True) -> None:
     """Runs the machine with garbage collected at the end: simulated descriptors are closed by their owners' end."""
     run_state_machine_as_test(
         LogMachine,
@@ -248,6 +248,8 @@ def run_machine(examples: int, steps: int) -> None:
             max_examples=examples,
             stateful_step_count=steps,
             deadline=None,
+            derandomize=same_every_time,
+            print_blob=True,
             suppress_health_check=list(HealthCheck),
             database=None,
         ),
@@ -264,4 +266,4 @@ def test_recovered_state_is_a_prefix_with_every_synced_transaction() -> None:
 @pytest.mark.timeout(7_200)
 def test_recovered_state_is_a_prefix_long() -> None:
     """The same over ten thousand and more longer histories."""
-    run_machine(12_000, 40)
+    run_machine(12_000, 40, same_every_time=False)
