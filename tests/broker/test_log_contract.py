@@ -9,7 +9,16 @@ import pytest
 from connectors.kafka.broker import BrokerInfo, EmbeddedBroker
 from connectors.log.kafka import KafkaLog
 from connectors.log.memory import MemoryLog
-from connectors.log.port import Log, LogTruncated, LogUnavailable, Reader, Record, RecordTooLarge, TopicMissing, read_to_end
+from connectors.log.port import (
+    Log,
+    LogTruncated,
+    LogUnavailable,
+    Reader,
+    Record,
+    RecordTooLarge,
+    TopicMissing,
+    read_to_end,
+)
 from schemas.errors import HeadraceError
 
 
@@ -176,7 +185,9 @@ def test_transaction_markers_on_a_real_broker_do_not_hide_the_end(broker: Broker
 
 
 @pytest.mark.broker
-def test_a_broker_restart_in_the_middle_loses_and_repeats_nothing(own_broker: EmbeddedBroker, cluster_name: str) -> None:
+def test_a_broker_restart_in_the_middle_loses_and_repeats_nothing(
+    own_broker: EmbeddedBroker, cluster_name: str
+) -> None:
     """Appender and reader ride out a broker that is stopped and started again."""
     log = KafkaLog(own_broker.start().bootstrap)
     log.create_topic(cluster_name, {})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 
 import pytest
 
@@ -15,18 +16,22 @@ _DURABLE_OFFSET = Disk.durable_offset
 SOAK_SEEDS = 20_000
 
 
+def run_seeds(seeds: Iterable[int], *, verbose: bool = False) -> None:
+    """Run each seed's schedule. Raises InvariantBroken, which names the seed."""
+    for seed in seeds:
+        Simulation(seed, verbose).run()
+
+
 def test_no_schedule_breaks_an_invariant() -> None:
     """The first seeds, or the one of SEED alone, keep every invariant and converge once healed."""
     seed = os.environ.get("SEED")
-    for number in [int(seed)] if seed else range(SEEDS):
-        Simulation(number, verbose=seed is not None).run()
+    run_seeds([int(seed)] if seed else range(SEEDS), verbose=seed is not None)
 
 
 @pytest.mark.soak
 def test_many_schedules() -> None:
     """The long form; a failing seed is printed and replays with SEED=… alone."""
-    for number in range(SEEDS, SOAK_SEEDS):
-        Simulation(number).run()
+    run_seeds(range(SEEDS, SOAK_SEEDS))
 
 
 def test_a_seed_replays() -> None:
@@ -48,13 +53,11 @@ def test_the_simulator_notices_forgotten_producers(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(GroupState, "from_bytes", forgetful)
     with pytest.raises(InvariantBroken, match="hold other rows"):
-        for seed in range(200):
-            Simulation(seed).run()
+        run_seeds(range(200))
 
 
 def test_the_simulator_notices_early_acknowledgement(monkeypatch: pytest.MonkeyPatch) -> None:
     """The harness can fail: a node that calls a record durable before it is on its disk breaks a quorum."""
     monkeypatch.setattr(Disk, "durable_offset", lambda disk: max(0, _DURABLE_OFFSET(disk) - 5))
     with pytest.raises(InvariantBroken, match="was acknowledged with"):
-        for seed in range(50):
-            Simulation(seed).run()
+        run_seeds(range(50))

@@ -7,7 +7,18 @@ import pytest
 from consumers.replication.replica import ApplyWrite, Ignored, Replica, SealNow
 from consumers.replication.state import GroupState
 from schemas.framing import FormatTooNew
-from schemas.messages import NO_CHAIN, Anchor, Body, Claim, Leadership, Message, ProducerPosition, Seal, Write, encode_message
+from schemas.messages import (
+    NO_CHAIN,
+    Anchor,
+    Body,
+    Claim,
+    Leadership,
+    Message,
+    ProducerPosition,
+    Seal,
+    Write,
+    encode_message,
+)
 
 ANCHOR = Anchor(-1, 0, NO_CHAIN)
 MEMBERS = ("n1", "n2", "n3")
@@ -91,7 +102,9 @@ def test_only_the_leader_of_the_newest_claim_seals(feed: Feed) -> None:
 def test_the_log_seals_by_itself_at_the_size_of_the_claim(feed: Feed) -> None:
     """A backlog longer than the memtable never waits for a Seal that stands behind it; every replica seals at the same record."""
     feed.take(Claim(Leadership(1, "n1", "a"), ANCHOR, 10, 1_000_000), producer="a")
-    kinds = [[type(action).__name__ for action in feed.take(write(4, b"%d" % number), batch=number)] for number in range(6)]
+    kinds = [
+        [type(action).__name__ for action in feed.take(write(4, b"%d" % number), batch=number)] for number in range(6)
+    ]
     assert [["ApplyWrite"], ["ApplyWrite"], ["ApplyWrite", "SealNow"]] * 2 == kinds
 
 
