@@ -46,43 +46,47 @@ def batch_function(job: IngestJob, tally: Accumulator[TaskCounts]) -> Callable[[
     def forward(batches: RecordBatches) -> RecordBatches:
         access = cluster_access(job)
         access.begin_task()
-        position = task_position()
-
-        def report(counts: Counts) -> None:
-            tally.add(TaskCounts({(position.batch, position.sequence >> SEQUENCE_BITS): counts}))
-
-        return ingest(batches, job, access, position, report)
+        return ingest(batches, job, access, *micro_batch(), tally.add)
 
     return forward
 
 
-def task_position() -> ProducerPosition:
-    """Producer = the streaming query (kept in its checkpoint), batch = the micro-batch; the sequence begins with the task's partition."""
+def micro_batch() -> tuple[str, int]:
+    """(the streaming query, as its checkpoint names it; the micro-batch): producer and batch of this task's messages. Raises NotStreaming."""
     context = TaskContext.get()
     query = context.getLocalProperty(QUERY_PROPERTY) if context else None
     batch = context.getLocalProperty(BATCH_PROPERTY) if context else None
-    if context is None or query is None or batch is None:
+    if query is None or batch is None:
         raise NotStreaming("ingest runs as a streaming query only", action="start it with: headrace ingest run")
-    return ProducerPosition(query, int(batch), context.partitionId() << SEQUENCE_BITS)
+    return query, int(batch)
 
 
 def ingest(
     batches: RecordBatches,
     job: IngestJob,
     access: ClusterAccess,
-    position: ProducerPosition,
-    report: Callable[[Counts], None],
+    query: str,
+    batch: int,
+    report: Callable[[TaskCounts], None],
 ) -> RecordBatches:
-    """The Kafka records that come of raw messages: forward messages and dead letters. Reports its counts when all is handed out."""
-    task = IngestTask(job, access, position)
-    for batch in batches:
-        yield from task.take(batch)
-    yield from task.finish()
-    report(task.counts)
+    """The Kafka records that come of one topic partition's raw messages: forward messages and dead letters.
+
+    Reports its counts when all is handed out.
+    """
+    task = None
+    for raw in batches:
+        if raw.num_rows:
+            # Spark numbers its tasks anew at every attempt; only Kafka's number of the partition stays.
+            partition = raw["partition"][0].as_py()
+            task = task or IngestTask(job, access, ProducerPosition(query, batch, partition << SEQUENCE_BITS))
+            yield from task.take(raw)
+    if task is not None:
+        yield from task.finish()
+        report(TaskCounts({(batch, task.partition): task.counts}))
 
 
 class IngestTask:
-    """One task: rows that wait, and the next sequence number. Not thread-safe.
+    """One stretch of a topic partition: rows that wait, and the next sequence number. Not thread-safe.
 
     The sequence number of a message is the partition and a hash of all messages before it in the task. Were it a mere count, a task that is run
     again and gives another first message but the same second one would see the first applied and the second dropped as a repeat, with the
@@ -98,12 +102,12 @@ class IngestTask:
         self._schemas: dict[tuple[str, Columns], TableSchema] = {}
         self._refusals: dict[tuple[str, Columns], str] = {}
         self._chain = b""
+        self.partition = position.sequence >> SEQUENCE_BITS
         self.counts = Counts()
 
     def take(self, raw: pa.RecordBatch) -> RecordBatches:
-        """Parse a batch of raw messages; what is full leaves at once."""
-        if raw.num_rows == 0:
-            return
+        """Parse raw messages, at least one; what is full leaves at once."""
+        assert raw["partition"][-1].as_py() == self.partition, "a task that reads two partitions has no order to keep"
         self.counts += Counts(bytes=_value_bytes(raw), newest_ms=pc.max(_times_ms(raw)).as_py())
         parsed = self._parse(raw)
         rejected = [parsed.rejected]

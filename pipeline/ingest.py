@@ -79,7 +79,7 @@ def prepare(job: IngestJob, run: RunOptions, say: Say) -> None:
     topics = Topics(job.cluster)
     log = KafkaLog(job.bootstrap, dict(job.settings))
     try:
-        wait_for_broker(log, topics, run.broker_wait_s, say)
+        wait_for_broker(log, job.bootstrap, topics, run.broker_wait_s, say)
         read_slot_table(log, topics)
         tables = TableLog(log, topics)
         tables.ensure_database(job.database)
@@ -90,7 +90,7 @@ def prepare(job: IngestJob, run: RunOptions, say: Say) -> None:
         log.close()
 
 
-def wait_for_broker(log: Log, topics: Topics, timeout_s: float, say: Say) -> None:
+def wait_for_broker(log: Log, bootstrap: str, topics: Topics, timeout_s: float, say: Say) -> None:
     """Return once Kafka answers; says so when that takes a while. Raises LogUnavailable after `timeout_s`."""
     deadline = Deadline(timeout_s)
     told = False
@@ -99,9 +99,11 @@ def wait_for_broker(log: Log, topics: Topics, timeout_s: float, say: Say) -> Non
             log.describe(topics.membership)
         except TopicMissing:
             return
-        except LogUnavailable:
+        except LogUnavailable as error:
             if deadline.passed():
-                raise
+                raise LogUnavailable(
+                    f"Kafka at {bootstrap} does not answer", action="check the address and the broker", retriable=True
+                ) from error
             if not told:
                 say(f"Kafka does not answer yet; waiting up to {timeout_s:g} s")
                 told = True
@@ -227,7 +229,7 @@ def _outlast(failure: QueryFailed, job: IngestJob, run: RunOptions, say: Say) ->
     say(f"{failure.message}; waiting up to {run.broker_lost_wait_s:g} s for it")
     log = KafkaLog(job.bootstrap, dict(job.settings))
     try:
-        wait_for_broker(log, Topics(job.cluster), run.broker_lost_wait_s, lambda _message: None)
+        wait_for_broker(log, job.bootstrap, Topics(job.cluster), run.broker_lost_wait_s, lambda _message: None)
     except LogUnavailable:
         raise failure from None
     finally:

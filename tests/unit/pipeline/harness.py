@@ -12,10 +12,9 @@ from connectors.log.topics import Topics
 from consumers.membership.cluster import join_cluster
 from pipeline.access import ClusterAccess
 from pipeline.batches import ingest
-from pipeline.counts import Counts
+from pipeline.counts import Counts, TaskCounts
 from pipeline.job import IngestJob
 from pipeline.records import RECORD_SCHEMA
-from schemas.messages import ProducerPosition
 from schemas.records import Create
 
 TOPICS = Topics("c")
@@ -64,13 +63,13 @@ def attempt(
     job: IngestJob,
     batches: Sequence[pa.RecordBatch],
     batch: int = 0,
-    report: Callable[[Counts], None] = lambda _counts: None,
+    report: Callable[[TaskCounts], None] = lambda _counts: None,
 ) -> Iterator[str]:
     """One attempt of one task; each record is appended to its topic just before it is handed out, so stopping to ask is a crash."""
     access = ClusterAccess(log, TOPICS)
     access.begin_task()
     appender = log.appender()
-    for records in ingest(iter(batches), job, access, ProducerPosition("query", batch, 0), report):
+    for records in ingest(iter(batches), job, access, "query", batch, report):
         assert records.schema == RECORD_SCHEMA
         for record in records.to_pylist():
             headers = [(header["key"], header["value"]) for header in record["headers"]]
@@ -80,7 +79,7 @@ def attempt(
 
 def run_whole(log: MemoryLog, job: IngestJob, batches: Sequence[pa.RecordBatch], batch: int = 0) -> Counts:
     """One attempt to its end; what it counted."""
-    counted: list[Counts] = []
-    for _ in attempt(log, job, batches, batch, counted.append):
+    counted = TaskCounts()
+    for _ in attempt(log, job, batches, batch, counted.merge):
         pass
-    return counted[0]
+    return counted.total()[0]
