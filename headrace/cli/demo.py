@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from typing import Annotated
 
@@ -27,6 +28,8 @@ def demo(
     with run_command(json_output) as output:
         from headrace.demo.scenario import run
 
+        # Whoever ends the demo, nothing it started stays: SIGTERM takes the way of Ctrl-C.
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
         ok = run(output, directory, trucks, keep)
     if not ok:
         raise typer.Exit(1)

@@ -22,6 +22,7 @@ NOUNS = (
     "bench",
     "replay",
     "generate",
+    "wal",
     "config",
 )
 """Modules of `headrace.cli` in the order of `headrace --help`.

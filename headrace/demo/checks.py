@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import pyarrow as pa
 
@@ -31,15 +32,16 @@ def check_tables(stage: Stage, when: str, expected: Mapping[str, pa.Table], tags
     stage.check(f"every row once, on every node, {when}", problems, f"{rows:,} rows compared by series")
 
 
+def seal(stage: Stage) -> None:
+    """What `headrace seal` does, so that the segments of all members can be compared."""
+    with _operations(stage) as operations:
+        operations.seal_all(VERIFY_TIMEOUT_S, lambda _line: None)
+
+
 def check_replicas(stage: Stage, when: str) -> None:
     """What `headrace verify` does: chains and segment digests of all members."""
-    log, topics = KafkaLog(stage.cluster.bootstrap), Topics(stage.cluster.cluster)
-    operations = Operations(log, topics, read_slot_table(log, topics))
-    try:
+    with _operations(stage) as operations:
         verdicts = operations.verify(VERIFY_TIMEOUT_S, lambda _line: None)
-    finally:
-        operations.close()
-        log.close()
     problems = [difference for verdict in verdicts for difference in verdict.differences]
     problems += [f"{node} did not answer for group {verdict.group}" for verdict in verdicts for node in verdict.missing]
     versions = sum(verdict.version for verdict in verdicts)
@@ -47,3 +49,14 @@ def check_replicas(stage: Stage, when: str) -> None:
     stage.check(
         f"replicas equal {when}", problems, f"{versions} records, {segments} segments, by chain and content digest"
     )
+
+
+@contextmanager
+def _operations(stage: Stage) -> Iterator[Operations]:
+    log, topics = KafkaLog(stage.cluster.bootstrap), Topics(stage.cluster.cluster)
+    operations = Operations(log, topics, read_slot_table(log, topics))
+    try:
+        yield operations
+    finally:
+        operations.close()
+        log.close()

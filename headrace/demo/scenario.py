@@ -12,7 +12,7 @@ import pyarrow as pa
 
 import headrace
 from headrace.cli.output import Output
-from headrace.demo.checks import check_replicas, check_tables
+from headrace.demo.checks import check_replicas, check_tables, seal
 from headrace.demo.load import TABLE, Load
 from headrace.demo.readings import fleet, produce
 from headrace.demo.show import answers, summary
@@ -65,6 +65,7 @@ def _play(stage: Stage, trucks: int) -> None:
     with stage.step(5, "kill -9 of a node while a writer goes on; it comes back by itself"):
         written = _kill_under_load(stage)
         expected[TABLE], tags[TABLE] = checksums(written, _cpu_tags()), _cpu_tags()
+        seal(stage)
         check_replicas(stage, "after kill -9")
         check_tables(stage, "after kill -9", expected, tags)
     with stage.step(6, "a node loses its disk; it is rebuilt from the topics"):

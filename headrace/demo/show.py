@@ -12,9 +12,9 @@ FLEETS = f"""
 SELECT fleet, count(DISTINCT name) AS trucks, round(avg(velocity), 1) AS mean_kmh, round(max(fuel_consumption), 1) AS most_fuel
 FROM {DATABASE}.readings GROUP BY fleet ORDER BY fleet
 """
-LOWEST_FUEL = f"""
-SELECT name, driver, round(arg_max(fuel_state, time), 3) AS fuel, max(time) AS seen
-FROM {DATABASE}.diagnostics GROUP BY name, driver ORDER BY fuel LIMIT 3
+HEAVIEST = f"""
+SELECT name, driver, round(avg(current_load)) AS mean_load, max(time) AS last_seen
+FROM {DATABASE}.diagnostics GROUP BY name, driver ORDER BY mean_load DESC LIMIT 3
 """
 ONE_TRUCK = f"""
 SELECT time_bucket(INTERVAL '1 minute', time) AS minute, avg(velocity) AS kmh
@@ -36,7 +36,7 @@ def sparkline(values: Sequence[float | None]) -> str:
 
 def answers(stage: Stage, rows_of: Any) -> None:
     """Ask, and show what comes back; `rows_of(sql)` gives dicts."""
-    for title, sql in (("the fleets, from line protocol", FLEETS), ("who should refuel", LOWEST_FUEL)):
+    for title, sql in (("the fleets, from line protocol", FLEETS), ("who carries most", HEAVIEST)):
         rows = rows_of(sql)
         if rows and not stage.output.json_output:
             stage.output.table(tuple(rows[0]), [tuple(row.values()) for row in rows], title)
