@@ -1,0 +1,255 @@
+"""`headrace bench spark`: raw topic to forward logs through Spark, beside the limit (Kafka source → noop) and stock Spark in the same run.
+
+All legs are streaming queries over the same topics with the same source settings, in turn, several rounds after one that warms up; a ratio is the
+median over the rounds of two legs of one round. Ours ends in the broker; the limit and stock Spark (`from_json`, one Arrow stream a batch) end
+in the noop sink, which favours them. A leg whose row count is wrong has no figures.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import psutil
+import pyarrow as pa
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+
+from connectors.formats.parsed import FormatOptions
+from connectors.kafka.broker import EmbeddedBroker
+from connectors.log.kafka import KafkaLog
+from connectors.log.topics import Topics
+from consumers.membership.cluster import join_cluster
+from headrace.workload import cpu
+from headrace.workload.encode import to_json_lines, to_line_protocol
+from pipeline.counts import TaskCounts
+from pipeline.ingest import RunOptions, forward_records, kafka_options, new_tally, prepare, raw_messages
+from pipeline.job import IngestJob
+from pipeline.session import close_session, open_session
+from schemas.errors import HeadraceError
+from schemas.records import Create
+
+HOSTS = 1_000
+INTERVAL_S = 10
+MESSAGES_MAX = 1_000_000_000
+FORMATS = ("influx", "json")
+BARS = {"of_source_one": 0.5, "of_stock_one": 1.3, "of_stock_many": 3.0}
+
+
+class BenchInvalid(HeadraceError):
+    """A leg did not read or write what it should have."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leg:
+    """One query: wall seconds of its micro-batches, CPU seconds of Spark's processes."""
+
+    seconds: float
+    cpu_seconds: float
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What all legs share."""
+
+    session: SparkSession
+    bootstrap: str
+    directory: Path
+    rows: int
+    fields: tuple[str, ...]
+    tags: tuple[str, ...]
+
+    def job(self, form: str, shape: str) -> IngestJob:
+        """Ours, on the topic of one format with one or many rows a message."""
+        options = FormatOptions(table="cpu", tags=self.tags) if form == "json" else FormatOptions()
+        return IngestJob("bench", self.bootstrap, f"{form}.{shape}", "bench", form, options)  # type: ignore[arg-type]
+
+
+def run(options: Mapping[str, str]) -> dict[str, Any]:
+    """Options: `rows` a topic, `rounds`, `partitions`, `lines` in a message of many. Raises BenchInvalid."""
+    rows = int(options.get("rows", "400000")) // HOSTS * HOSTS
+    rounds, partitions = int(options.get("rounds", "3")), int(options.get("partitions", "2"))
+    lines = int(options.get("lines", "500"))
+    with tempfile.TemporaryDirectory(prefix="headrace-bench-") as directory:
+        broker = EmbeddedBroker(Path(directory) / "broker")
+        bootstrap = broker.start().bootstrap
+        try:
+            fields, tags = _fill(bootstrap, rows, partitions, lines)
+            session = open_session("headrace bench spark", log_file=Path(directory) / "spark.log")
+            try:
+                bench = Bench(session, bootstrap, Path(directory), rows, fields, tags)
+                return {"rows": rows, "partitions": partitions, "lines": lines} | _measure(bench, rounds)
+            finally:
+                close_session(session)
+        finally:
+            broker.stop()
+
+
+def table(result: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
+    """The figures for people."""
+    shown = [("rows a topic", f"{result['rows']:,}"), ("partitions", str(result["partitions"]))]
+    for name, figures in result["legs"].items():
+        each = f"{figures['rows_per_second']:,.0f} rows/s, {figures['rows_per_cpu_second']:,.0f} rows per CPU-second"
+        shown.append((name, each))
+    for name, figures in result["ratios"].items():
+        bar = f", at least {figures['bar']}" if figures["bar"] else ""
+        shown.append((name, f"{figures['median']:.2f} ({figures['least']:.2f} to {figures['most']:.2f}){bar}"))
+    return shown
+
+
+def _measure(bench: Bench, rounds: int) -> dict[str, Any]:
+    """All legs in turn, `rounds` times after a round that warms up."""
+    legs: dict[str, Callable[[], Leg]] = {}
+    for shape in ("one", "many"):
+        for form in FORMATS:
+            job = bench.job(form, shape)
+            prepare(job, RunOptions(""), lambda _line: None)
+            legs[f"source {form} {shape}"] = _leg_of(_source, bench, job)
+            legs[f"ours {form} {shape}"] = _leg_of(_ours, bench, job)
+        legs[f"stock json {shape}"] = _leg_of(_stock, bench, bench.job("json", shape))
+    measured: dict[str, list[Leg]] = {name: [] for name in legs}
+    for number in range(rounds + 1):
+        for name, leg in legs.items():
+            result = leg()
+            if number:
+                measured[name].append(result)
+    return {
+        "legs": {name: _figures(bench.rows, taken) for name, taken in measured.items()},
+        "ratios": _ratios(measured),
+    }
+
+
+def _leg_of(measure: Callable[[Bench, IngestJob], Leg], bench: Bench, job: IngestJob) -> Callable[[], Leg]:
+    return lambda: measure(bench, job)
+
+
+def _figures(rows: int, legs: Sequence[Leg]) -> dict[str, float]:
+    return {
+        "rows_per_second": round(median(rows / leg.seconds for leg in legs)),
+        "rows_per_cpu_second": round(median(rows / leg.cpu_seconds for leg in legs)),
+    }
+
+
+def _ratios(measured: Mapping[str, Sequence[Leg]]) -> dict[str, dict[str, float | None]]:
+    """Speed of ours over that of the source alone and of stock Spark, by format and shape."""
+    ratios: dict[str, dict[str, float | None]] = {}
+    for shape in ("one", "many"):
+        for form in FORMATS:
+            for kind, peer in (("of_source", f"source {form} {shape}"), ("of_stock", f"stock json {shape}")):
+                ours = measured[f"ours {form} {shape}"]
+                each = [peers.seconds / own.seconds for own, peers in zip(ours, measured[peer], strict=True)]
+                figures = {"median": median(each), "least": min(each), "most": max(each)}
+                ratios[f"{kind}_{shape}_{form}"] = {
+                    **{name: round(value, 3) for name, value in figures.items()},
+                    "bar": BARS.get(f"{kind}_{shape}"),
+                }
+    return ratios
+
+
+def _source(bench: Bench, job: IngestJob) -> Leg:
+    """Kafka source → noop."""
+    return _run(bench, raw_messages(bench.session, job, MESSAGES_MAX), "noop", {})
+
+
+def _ours(bench: Bench, job: IngestJob) -> Leg:
+    """The whole of ingest: parsed, cut, written to the forward logs with acks=all."""
+    tally = new_tally(bench.session)
+    records = forward_records(raw_messages(bench.session, job, MESSAGES_MAX), job, tally)
+    leg = _run(bench, records, "kafka", kafka_options(job, "producer"))
+    _check(job, tally.value, bench.rows)
+    return leg
+
+
+def _check(job: IngestJob, tasks: TaskCounts, rows: int) -> None:
+    counts, _ = tasks.total()
+    if (counts.rows, counts.rejected) != (rows, 0):
+        raise BenchInvalid(f"{job.topic}: {counts.rows} rows and {counts.rejected} bad lines instead of {rows} rows")
+
+
+def _stock(bench: Bench, job: IngestJob) -> Leg:
+    """Stock Spark: lines split where there are many, `from_json`, then each Arrow batch as one compressed Arrow stream."""
+    text = F.col("value").cast("string")
+    members = ", ".join([f"{tag} string" for tag in bench.tags] + [f"{field} double" for field in bench.fields])
+    lines = F.explode(F.split(text, "\n")) if job.topic.endswith("many") else text
+    raw = raw_messages(bench.session, job, MESSAGES_MAX).select(lines.alias("line"))
+    rows = raw.select(F.from_json("line", f"time bigint, {members}").alias("row")).select("row.*")
+    return _run(bench, rows.mapInArrow(_arrow_streams, "value binary"), "noop", {})  # type: ignore[arg-type]
+
+
+def _arrow_streams(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    import pyarrow
+
+    for batch in batches:
+        sink = pyarrow.BufferOutputStream()
+        with pyarrow.ipc.new_stream(
+            sink, batch.schema, options=pyarrow.ipc.IpcWriteOptions(compression="zstd")
+        ) as writer:
+            writer.write_batch(batch)
+        yield pyarrow.RecordBatch.from_pydict(
+            {"value": pyarrow.array([sink.getvalue().to_pybytes()], pyarrow.binary())}
+        )
+
+
+def _run(bench: Bench, frame: DataFrame, sink: str, options: Mapping[str, str]) -> Leg:
+    """Run a query to the end of its topic; planning and checkpoint counted, starting the query not."""
+    checkpoint = str(bench.directory / "checkpoints" / uuid.uuid4().hex)
+    writer = frame.writeStream.format(sink).options(**options).option("checkpointLocation", checkpoint)
+    before = _cpu_seconds()
+    query = writer.trigger(availableNow=True).start()
+    query.awaitTermination()
+    cpu_seconds = _cpu_seconds() - before
+    reports = [json.loads(report.json) for report in query.recentProgress]
+    milliseconds = sum(report["durationMs"]["triggerExecution"] for report in reports if report["numInputRows"])
+    return Leg(milliseconds / 1_000, cpu_seconds)
+
+
+def _cpu_seconds() -> float:
+    """Of Spark's JVM and its Python workers; not of the broker."""
+    used = 0.0
+    for process in psutil.Process(os.getpid()).children(recursive=True):
+        try:
+            times = process.cpu_times()
+        except psutil.Error:
+            continue
+        used += times.user + times.system
+    return used
+
+
+def _fill(bootstrap: str, rows: int, partitions: int, lines: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Make the cluster and the raw topics `{format}.{one|many}`; (fields, tags) of their rows."""
+    log = KafkaLog(bootstrap)
+    join_cluster(log, Topics("bench"), Create(("n1", "n2", "n3"), 3, 10_000))
+    log.close()
+    workload = cpu(HOSTS, duration_s=rows // HOSTS * INTERVAL_S, interval_s=INTERVAL_S)
+    data = workload.read("cpu")
+    for form in FORMATS:
+        texts = to_line_protocol("cpu", data) if form == "influx" else to_json_lines(data)
+        encoded = [text.encode() for text in texts.to_pylist()]
+        many = [b"\n".join(encoded[at : at + lines]) for at in range(0, len(encoded), lines)]
+        _produce(bootstrap, f"{form}.one", encoded, partitions)
+        _produce(bootstrap, f"{form}.many", many, partitions)
+    fields = tuple(name for name in data.column_names if name not in (*workload.tags, "time"))
+    return fields, workload.tags
+
+
+def _produce(bootstrap: str, topic: str, values: Sequence[bytes], partitions: int) -> None:
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    admin.create_topics([NewTopic(topic, partitions, 1)])[topic].result(30)
+    settings = {"linger.ms": 20, "batch.size": 1_000_000, "queue.buffering.max.messages": 2_000_000}
+    producer = Producer({"bootstrap.servers": bootstrap, "compression.type": "lz4", **settings})
+    for number, value in enumerate(values):
+        producer.produce(topic, value, partition=number * partitions // len(values))
+        if number % 1_000 == 0:
+            producer.poll(0)
+    if producer.flush(120):
+        raise BenchInvalid(f"the raw topic {topic} could not be filled")
