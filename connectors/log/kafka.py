@@ -125,6 +125,20 @@ class KafkaLog:
                 offsets=[TopicPartition(topic, 0, offset) for topic, offset in offsets.items()], asynchronous=False
             )
 
+    def trim(self, topic: str, before: int) -> None:
+        """See Log."""
+        partition = TopicPartition(topic, 0, before)
+        try:
+            self._admin().delete_records([partition], request_timeout=REQUEST_TIMEOUT_S)[partition].result(
+                timeout=REQUEST_TIMEOUT_S * 2
+            )
+        except KafkaException as error:
+            if error.args[0].code() in _REFUSED:
+                raise AppendFailed(f"topic {topic} may not be trimmed: {error.args[0].str()}") from error
+            raise _log_error(error.args[0], topic) from error
+        except TimeoutError as error:
+            raise self._unavailable() from error
+
     def appender(self) -> KafkaAppender:
         """See Log."""
         settings = {

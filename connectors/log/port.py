@@ -136,6 +136,10 @@ class Log(Protocol):
         """Publish progress for lag tools; nobody recovers from it."""
         ...
 
+    def trim(self, topic: str, before: int) -> None:
+        """Forget every record below an offset, for good. Raises TopicMissing, LogUnavailable, and AppendFailed when that is not allowed."""
+        ...
+
     def appender(self) -> Appender:
         """A new appender."""
         ...
