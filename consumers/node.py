@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -34,15 +34,19 @@ from consumers.replication.group import Group
 from consumers.replication.identity import DataDirectoryForeign, DataDirectoryUnusable, Identity
 from consumers.replication.journal import Journal, JournalEntry
 from consumers.replication.limits import ReplicationLimits
+from consumers.replication.recoverer import Recoverer
 from consumers.replication.runner import Cursor, Runner
+from consumers.replication.transfer import Snapshot, finish_swap, finish_swaps
+from consumers.replication.trimming import Trimming
 from consumers.serve.admin import admin_routes
 from consumers.serve.app import create_app
 from consumers.serve.report import metrics_text, status_report
 from consumers.serve.server import Server
+from consumers.serve.snapshots import SnapshotRefused, SnapshotShelf, snapshot_routes
 from consumers.standing import Standing
 from consumers.store import Store, StoreSettings
 from schemas.errors import HeadraceError, StateUnknown
-from schemas.records import Create, Role
+from schemas.records import Create, Role, Status
 
 ENDS_INTERVAL_S = 1.0
 SEAL_TIMEOUT_S = 30.0
@@ -128,6 +132,8 @@ class Node:
         self.tables.refresh(settings.startup_timeout_s)
         self._check_topics()
         self.identity.save(directory)
+        self.shelf = SnapshotShelf(directory)
+        finish_swaps(directory)
         self._open_groups(directory, on_progress)
 
     def _join(self, on_progress: Callable[[str], None]) -> SlotTable:
@@ -177,18 +183,16 @@ class Node:
         cursors: dict[str, Cursor] = {}
         for name in names:
             topic = self.topics.forward(name)
-            store = Store.open(directory, name, settings.store)
-            self._opened.callback(store.close)
-            group = Group(name, self.slot_table.group(name), 1, store, self.tables, settings.limits, self._sealed)
-            self.groups[topic] = group
-            self._opened.callback(group.stop)
+            group = self.groups[topic] = self._open_group(name)
             cursors[topic] = self._recover(group, on_progress)
             if topic in self._replaced:
                 group.fail(self._replaced[topic])
         self.journal.release_recovered()
         limits = settings.limits
         consumer = f"headrace-{settings.cluster}-{settings.node}"
-        self.runner = Runner(self.log, consumer, self.groups, cursors, self.journal, limits, self._durable)
+        self.runner = Runner(
+            self.log, consumer, self.groups, cursors, self.journal, limits, self._durable, self._trimmed
+        )
         self.standing = Standing(
             self.identity,
             self.incarnation,
@@ -198,6 +202,13 @@ class Node:
             self._ends,
             settings.roles.take_back_ms,
         )
+
+    def _open_group(self, name: str) -> Group:
+        store = Store.open(self.settings.data_directory, name, self.settings.store)
+        self._opened.callback(store.close)
+        group = Group(name, self.slot_table.group(name), 1, store, self.tables, self.settings.limits, self._sealed)
+        self._opened.callback(group.stop)
+        return group
 
     def _recover(self, group: Group, on_progress: Callable[[str], None]) -> Cursor:
         """Apply a group's journal beyond its store; where to read on from."""
@@ -215,13 +226,15 @@ class Node:
             group.recover(self.journal.recovered(group.name, begin), note)
         except HeadraceError as error:
             group.fail(str(error))
-        state = group.replica.state
-        return Cursor(state.version, state.offset, state.record_digest)
+        if newest <= begin:
+            self.journal.forget_all(group.name, newest)
+        return _cursor(group)
 
     def _start_threads(self, speaking: bool) -> None:
-        groups = list(self.groups.values())
-        source = LocalSource(lambda: groups, self.tables.catalogue)
-        self.engine = QueryEngine(source, [group.store.segments_directory for group in groups], self.settings.query)
+        source = LocalSource(lambda: list(self.groups.values()), self.tables.catalogue)
+        directories = [group.store.segments_directory for group in self.groups.values()]
+        self.engine = QueryEngine(source, directories, self.settings.query)
+        self._speaking = speaking
         self._follower = threading.Thread(target=self._follow_tables, name="tables", daemon=True)
         self._watcher = threading.Thread(target=self._watch_ends, name="ends", daemon=True)
         self.duties = Duties(
@@ -233,6 +246,20 @@ class Node:
             self.standing.view,
             self.broadcast.speak_now,
             lambda database, table: self.tables.catalogue.newest(database, table).retention_ns,
+            Trimming(self.log, self._live, self.limits.log_keep_records),
+        )
+        self.recoverer = Recoverer(
+            self.log,
+            self.name,
+            self.settings.data_directory,
+            self.groups,
+            self.identity.topics,
+            self._live,
+            self.runner.durable_offset,
+            self._install,
+            self._resume,
+            self.limits.recoveries_max,
+            self.limits.recovery_bytes_per_second,
         )
         self.standing.decision = self.duties.decision
         for group in self.groups.values():
@@ -241,13 +268,15 @@ class Node:
         if speaking:
             self.broadcast.start()
             self.duties.start()
+            self.recoverer.start()
         self._follower.start()
         self._watcher.start()
         self.started = True
 
     def serve(self, host: str, port: int) -> None:
         """Serve HTTP; port 0 takes a free one. Raises AddressInUse."""
-        server = Server(create_app(self, loopback=host in LOOPBACK, operations=admin_routes(self)), host, port)
+        operations = [*admin_routes(self), *snapshot_routes(self)]
+        server = Server(create_app(self, loopback=host in LOOPBACK, operations=operations), host, port)
         server.start()
         self._server = server
         self.http_address = self.standing.http_address = server.url
@@ -262,6 +291,7 @@ class Node:
             self._server.stop()
         if self.started:
             self.engine.close()
+            self.recoverer.stop()
             self.duties.stop()
             self.runner.stop()
             for group in self.groups.values():
@@ -301,6 +331,58 @@ class Node:
             "digests": digests,
             "stored_version": stored_version if stored_version == group.stored_version else -1,
         }
+
+    def make_snapshot(self, group_name: str) -> Snapshot:
+        """The files of a group that is in sync here, for another member. Raises SnapshotRefused."""
+        topic = self.topic_of(group_name)
+        if topic is None:
+            raise SnapshotRefused(f"group {group_name!r} is not at node {self.name}")
+        if reason := self.reason(topic):
+            raise SnapshotRefused(f"group {group_name} is not in sync at node {self.name}: {reason}", retriable=True)
+        group = self.groups[topic]
+        return self.shelf.make(group_name, self.identity.topics[topic], group.era, group.store)
+
+    # Recovery from another member's files.
+
+    def _live(self, group_name: str, members: Sequence[str]) -> list[Status]:
+        return self.broadcast.board.live(group_name, members)
+
+    def _trimmed(self, topic: str, needed: int, log_begin: int) -> None:
+        """The log begins behind what a group has: it recovers; a node without a voice only says so."""
+        self.standing.start_over(topic)
+        if self._speaking:
+            self.recoverer.begin(topic, needed, log_begin)
+            self.broadcast.speak_now()
+            return
+        self.groups[topic].fail(
+            f"topic {topic} begins at offset {log_begin} and {needed} is needed: the log was trimmed; "
+            "start the node instead, it recovers from the files of another member"
+        )
+
+    def _install(self, topic: str) -> None:
+        """A verified copy of a group takes the place of its store, and the group reads its log on from there."""
+        old = self.groups[topic]
+        newest = self.runner.durable_version(topic)
+        old.stop()
+        old.store.close()
+        finish_swap(self.settings.data_directory, old.directory_name)
+        self.journal.forget_all(old.name, newest)
+        group = self._open_group(old.name)
+        group.start()
+        # The cursor first: whoever finds the new group must not find the old place in its log.
+        self.runner.rejoin(topic, _cursor(group))
+        self.groups[topic] = group
+        self._follow_again(topic)
+
+    def _resume(self, topic: str) -> None:
+        """The log holds what a group needs after all."""
+        self.groups[topic].recovery = None
+        self._follow_again(topic)
+
+    def _follow_again(self, topic: str) -> None:
+        self.standing.start_over(topic)
+        self.runner.rejoin(topic, None)
+        self.broadcast.speak_now()
 
     # What the node knows of itself.
 
@@ -391,12 +473,18 @@ class Node:
                 self.standing.note_end(topic, state.end)
                 if state.topic_id != self.identity.topics[topic]:
                     group.fail(f"topic {topic} was made again under this node; the data is kept; restore the log")
+            self.shelf.expire()
             if turn % 5 == 0:
                 self._commit_offsets()
 
     def _commit_offsets(self) -> None:
         consumer = f"headrace-{self.settings.cluster}-{self.settings.node}"
         self.log.commit(consumer, {topic: self.runner.durable_offset(topic) + 1 for topic in self.groups})
+
+
+def _cursor(group: Group) -> Cursor:
+    state = group.replica.state
+    return Cursor(state.version, state.offset, state.record_digest)
 
 
 def installed_version() -> str:

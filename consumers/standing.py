@@ -63,11 +63,17 @@ class Standing:
                 self._reached.add(topic)
         return topic in self._reached
 
+    def start_over(self, topic: str) -> None:
+        """The group has lost its log, or has got it back: it is in sync only once it has reached the end again."""
+        self._reached.discard(topic)
+
     def reason(self, topic: str) -> str:
         """What keeps a group from being in sync at this node, empty when nothing does."""
         group = self._groups[topic]
         if group.fault:
             return group.fault
+        if group.recovery is not None:
+            return group.recovery.reason
         if group.waiting or group.storing_fault:
             return f"waiting for {group.waiting}" if group.waiting else group.storing_fault
         if self._runner.journal_fault:
@@ -116,7 +122,7 @@ class Standing:
     def _status(self, topic: str, group: Group) -> Status:
         applied, reason = group.applied, self.reason(topic) or self.decision(topic).reason
         chain_version, chain = group.chain_mark
-        total = 0 if self.caught_up(topic) else self._ends[topic]
+        done, total = self._progress(topic, group)
         return Status(
             node=self._identity.node,
             incarnation=self._incarnation,
@@ -136,9 +142,15 @@ class Standing:
             sealed_offset=group.sealed_offset,
             chain_version=chain_version,
             chain=chain,
-            recovery_done=self._runner.position(topic) if total else 0,
+            recovery_done=done,
             recovery_total=total,
             format=FORMAT,
             reason=reason,
             sent_boot_ns=boot_ns(),
         )
+
+    def _progress(self, topic: str, group: Group) -> tuple[int, int]:
+        """(done, of how many) of a recovery: bytes while files are copied, then offsets of the log; zeros when there is nothing to recover."""
+        if group.recovery is not None:
+            return group.recovery.bytes_done, group.recovery.bytes_total
+        return (0, 0) if self.caught_up(topic) else (self._runner.position(topic), self._ends[topic])

@@ -81,15 +81,17 @@ class Duties:
         view: Callable[[str, int], GroupView],
         on_change: Callable[[], None],
         retention_ns: Callable[[str, str], int | None],
+        trim: Callable[[str, Group], None] = lambda _topic, _group: None,
     ) -> None:
         self._log = log
-        self._groups = dict(groups)
+        self._groups = groups
         self._node = node
         self._incarnation = incarnation
         self._policy = policy
         self._view = view
         self._on_change = on_change
         self._retention_ns = retention_ns
+        self._trim = trim
         self._upkeep_after_s = dict.fromkeys(groups, 0.0)
         self._batch = 0
         self._producer = f"{node}/{incarnation}"
@@ -158,7 +160,7 @@ class Duties:
             self._upkeep(topic, group)
 
     def _upkeep(self, topic: str, group: Group) -> None:
-        """Merge small segments and drop slices past their table's retention, one round at a time."""
+        """Merge small segments, drop slices past their table's retention and trim the log, one round at a time."""
         if time.monotonic() < self._upkeep_after_s[topic] or group.store.pending_jobs():
             return
         self._upkeep_after_s[topic] = time.monotonic() + UPKEEP_INTERVAL_S
@@ -177,6 +179,7 @@ class Duties:
             )
             if before_ns is not None and known is not None and oldest_ns < before_ns // known.slice_ns * known.slice_ns:
                 self._append(topic, Drop(leadership, database, table, before_ns))
+        self._trim(topic, group)
 
     def _decide(self, topic: str) -> Decision:
         since_s = self._follower_since_s.get(topic)

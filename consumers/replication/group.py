@@ -82,6 +82,18 @@ class Tables(Protocol):
         ...
 
 
+class Recovering(Protocol):
+    """How a recovery from another member's files goes."""
+
+    bytes_done: int
+    bytes_total: int
+
+    @property
+    def reason(self) -> str:
+        """How far it is, or what it waits for."""
+        ...
+
+
 class Group:
     """A data group at this node. `enqueue` is called by the consuming thread; the properties may be read by any."""
 
@@ -108,6 +120,7 @@ class Group:
         self.sealed_version = state.frontier
         self.sealed_offset = state.offset
         self.fault = ""
+        self.recovery: Recovering | None = None
         self.waiting = ""
         self.storing_fault = ""
         self.applied = Applied.of(state, 0)
@@ -140,6 +153,21 @@ class Group:
         """The newest record that changed the set of files (a seal, a merge, a drop), -1 while such work is under way."""
         with self._changed:
             return -1 if self._jobs_open else self._files_version
+
+    @property
+    def directory_name(self) -> str:
+        """What its directories are called, wherever they lie."""
+        return self.store.segments_directory.name
+
+    @property
+    def era(self) -> int:
+        """Era of the rows it takes."""
+        return self._era
+
+    @property
+    def follows(self) -> bool:
+        """Whether it takes records: neither stopped nor waiting for another member's files."""
+        return not self.fault and self.recovery is None
 
     @property
     def queue_bytes(self) -> int:

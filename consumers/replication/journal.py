@@ -92,6 +92,11 @@ class Journal:
             self._wal.update(deletes, sync=False, partition=self._partitions[group])
             self._oldest[group] = up_to_version + 1
 
+    def forget_all(self, group: str, newest_version: int) -> None:
+        """Delete every entry of a group, whose newest is given: another member's files hold more. What comes next need not join on."""
+        self.forget(group, newest_version)
+        self._oldest.pop(group, None)
+
     def checkpoint(self) -> None:
         """Write down what lives, delete what does not, and end the refusal that follows a failed sync."""
         self._wal.checkpoint()

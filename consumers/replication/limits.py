@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ReplicationLimits:
-    """`*_bytes` count the bytes of message values."""
+    """`*_bytes` count the bytes of message values; 0 bytes a second is no limit, 0 records to keep means all."""
 
     poll_records: int = 64
     poll_timeout_s: float = 0.1
@@ -17,3 +17,6 @@ class ReplicationLimits:
     job_backlog: int = 1
     schema_wait_s: float = 5.0
     chain_history: int = 65_536
+    recoveries_max: int = 2
+    recovery_bytes_per_second: int = 0
+    log_keep_records: int = 0

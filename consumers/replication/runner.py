@@ -43,14 +43,22 @@ class Runner:
         journal: Journal,
         limits: ReplicationLimits,
         on_durable: Callable[[], None],
+        on_trimmed: Callable[[str, int, int], None],
     ) -> None:
+        """`topics` may get other values while the runner runs, each for a topic whose group did not follow. `on_trimmed(topic, needed, begin)` is
+        told that a log does not hold what its group needs; it stops the group or makes it recover."""
         self._on_durable = on_durable
+        self._on_trimmed = on_trimmed
         self._log = log
         self._name = name
-        self._groups = dict(topics)
+        self._groups = topics
         self._durable = dict(cursors)
         self._read = dict(cursors)
         self._comparing: set[str] = set()
+        self._reading: list[str] = []
+        self._rejoining: dict[str, Cursor | None] = {}
+        self._lock = threading.Lock()
+        self._changed = threading.Event()
         self._journal = journal
         self._limits = limits
         self._positions = {topic: cursor.offset + 1 for topic, cursor in cursors.items()}
@@ -68,8 +76,15 @@ class Runner:
     def stop(self) -> None:
         """Stop after the poll in hand."""
         self._stopping.set()
+        self._changed.set()
         if self._thread.is_alive():
             self._thread.join(30.0)
+
+    def rejoin(self, topic: str, cursor: Cursor | None) -> None:
+        """Read the log of a group that did not follow on from a cursor, which another member's files have reached; None: from where it was."""
+        with self._lock:
+            self._rejoining[topic] = cursor or self._rejoining.get(topic)
+            self._changed.set()
 
     @property
     def alive(self) -> bool:
@@ -80,38 +95,67 @@ class Runner:
         """Every record of the topic up to this offset survives a crash of this node."""
         return self._durable[topic].offset
 
+    def durable_version(self, topic: str) -> int:
+        """Version of the record at the durable offset."""
+        return self._durable[topic].version
+
     def position(self, topic: str) -> int:
         """Next offset to be read: everything readable below it has been journaled and handed on."""
         return self._positions[topic]
 
     def _run(self) -> None:
         while not self._stopping.is_set():
-            reader = self._open()
-            if reader is None:
-                return
             try:
-                while not self._stopping.is_set():
-                    self._turn(reader)
+                self._follow()
             except (LogTruncated, TopicMissing) as error:
                 self._stop_broken_topics(error)
             except HeadraceError as error:
                 self.log_fault = str(error)
                 _log.warning("log not readable", error=str(error))
                 self._stopping.wait(self._limits.journal_retry_s)
-            finally:
-                reader.close()
+
+    def _follow(self) -> None:
+        """Read every group that follows until one of them is to be read otherwise, or the log cannot be read."""
+        self._take_rejoining()
+        reader = self._open()
+        if reader is None:
+            self._changed.wait()
+            return
+        try:
+            while not self._changed.is_set():
+                self._turn(reader)
+        finally:
+            reader.close()
+
+    def _take_rejoining(self) -> None:
+        with self._lock:
+            if not self._stopping.is_set():
+                self._changed.clear()
+            for topic, cursor in self._rejoining.items():
+                if cursor is not None:
+                    self._durable[topic] = cursor
+                    self._positions[topic] = cursor.offset + 1
+            self._rejoining = {}
 
     def _open(self) -> Reader | None:
-        """A reader of every group that is not stopped; its last journaled record is read again and compared."""
-        live = [topic for topic, group in self._groups.items() if not group.fault]
-        if not live:
-            self._stopping.wait()
-            return None
+        """A reader of every group that follows its log, None when there is none.
+
+        The last journaled record is read again and compared, unless the log was trimmed right behind it.
+        """
+        starts: dict[str, int] = {}
+        self._comparing = set()
+        for topic in [topic for topic, group in self._groups.items() if group.follows]:
+            offset, begin = self._durable[topic].offset, self._log.describe(topic).begin
+            if offset + 1 < begin:
+                self._on_trimmed(topic, offset + 1, begin)
+                continue
+            starts[topic] = max(begin, offset)
+            if offset >= 0 and begin <= offset:
+                self._comparing.add(topic)
         self._read = dict(self._durable)
-        self._comparing = {topic for topic in live if self._durable[topic].offset >= 0}
         self._paused = set()
-        starts = {topic: max(0, self._durable[topic].offset) for topic in live}
-        return self._log.reader(starts, name=self._name)
+        self._reading = list(starts)
+        return self._log.reader(starts, name=self._name) if starts else None
 
     def _turn(self, reader: Reader) -> None:
         self._apply_back_pressure(reader)
@@ -131,7 +175,7 @@ class Runner:
             self._groups[topic].enqueue(found)
         if entries:
             self._on_durable()
-        for topic in self._groups:
+        for topic in self._reading:
             if topic not in self._paused and not self._groups[topic].fault:
                 self._positions[topic] = max(reader.position(topic), self._read[topic].offset + 1)
 
@@ -184,7 +228,7 @@ class Runner:
             reader.seek(topic, self._durable[topic].offset + 1)
 
     def _apply_back_pressure(self, reader: Reader) -> None:
-        full = {topic for topic, group in self._groups.items() if group.full} - self._paused
+        full = {topic for topic in self._reading if self._groups[topic].full} - self._paused
         drained = {topic for topic in self._paused if self._groups[topic].drained}
         if full:
             reader.pause(full)
@@ -195,7 +239,7 @@ class Runner:
     def _stop_broken_topics(self, error: HeadraceError) -> None:
         """Find out which topic is gone or does not hold what it must, and stop its group; the others go on."""
         for topic, group in self._groups.items():
-            if group.fault:
+            if not group.follows:
                 continue
             try:
                 state = self._log.describe(topic)
@@ -205,7 +249,9 @@ class Runner:
                 self._stopping.wait(self._limits.journal_retry_s)
             else:
                 needed = self._durable[topic].offset + 1
-                if not state.begin <= needed <= state.end:
+                if needed < state.begin:
+                    self._on_trimmed(topic, needed, state.begin)
+                elif needed > state.end:
                     group.fail(
                         f"topic {topic} holds offsets {state.begin} to {state.end}, this node needs {needed}: {error.message}; "
                         "the data is kept; restore the log, or move the data directory away to follow the new one"

@@ -125,7 +125,11 @@ def resolve(
             startup_timeout_s=loaded.node.startup_timeout_s,
             seal=SealPolicy(store.seal_rows, store.seal_bytes, store.seal_age_ms),
             store=StoreSettings(encode_threads=store.encode_threads),
-            limits=ReplicationLimits(apply_queue_bytes=store.apply_queue_bytes),
+            limits=ReplicationLimits(
+                apply_queue_bytes=store.apply_queue_bytes,
+                recovery_bytes_per_second=store.recovery_bytes_per_second,
+                log_keep_records=store.log_keep_records,
+            ),
             query=QuerySettings(
                 memory_limit_mb=loaded.query.memory_limit_mb,
                 threads=loaded.query.threads,

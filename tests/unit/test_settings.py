@@ -38,6 +38,8 @@ DEFAULTS = {
     "store.seal_age_ms": 300_000,
     "store.apply_queue_bytes": 67_108_864,
     "store.encode_threads": 2,
+    "store.log_keep_records": 0,
+    "store.recovery_bytes_per_second": 0,
     "query.memory_limit_mb": 1_000,
     "query.threads": 2,
     "query.timeout_ms": 60_000,

@@ -1,0 +1,80 @@
+"""A log that was trimmed, and a node that lost its disk: files of another member first, then the log."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from connectors.kafka.broker import BrokerInfo
+from connectors.log.kafka import KafkaLog
+from connectors.log.topics import Topics
+from headrace.local_cluster import LocalCluster
+from headrace.workload.workload import iot
+from tests.e2e.actions import (
+    assert_holds,
+    connected,
+    eventually,
+    eventually_says,
+    log_text,
+    running_cluster,
+    seal,
+    write_workload,
+)
+
+pytestmark = pytest.mark.slow
+WORKLOAD = iot(200, duration_s=600)
+LATE = iot(100, duration_s=600)
+
+
+@pytest.fixture
+def cluster(broker: BrokerInfo, cluster_name: str, tmp_path: Path) -> Iterator[LocalCluster]:
+    """Three nodes whose leaders keep the last two records of each log, and that copy files slowly enough to be killed meanwhile."""
+    variables = {"store_seal_rows": "4000", "store_log_keep_records": "2", "store_recovery_bytes_per_second": "150000"}
+    with running_cluster(tmp_path, broker.bootstrap, cluster_name, **variables) as made:
+        yield made
+
+
+def begins(cluster: LocalCluster) -> dict[str, int]:
+    """Where the log of each group begins."""
+    log, topics = KafkaLog(cluster.bootstrap), Topics(cluster.cluster)
+    try:
+        return {node.name: log.describe(topics.forward(node.name)).begin for node in cluster.file.nodes}
+    finally:
+        log.close()
+
+
+def write_and_trim(cluster: LocalCluster) -> None:
+    """Everything is written and sealed, and every log has lost its beginning."""
+    with connected(cluster) as shared:
+        write_workload(shared, WORKLOAD, 3_000)
+    seal(cluster)
+    eventually(lambda: all(begins(cluster).values()), "logs that were trimmed")
+
+
+def copying(cluster: LocalCluster, name: str) -> bool:
+    """Whether bytes of another member's files have come to a node."""
+    found = (cluster.data_directory(name) / "recovering").rglob("*")
+    return any(path.is_file() and path.stat().st_size for path in found)
+
+
+def test_a_wiped_node_recovers_from_files_though_source_and_receiver_die_meanwhile(cluster: LocalCluster) -> None:
+    """A source and the recovering node itself are killed while files are copied; in the end all three nodes hold the same and everything."""
+    write_and_trim(cluster)
+    cluster.kill("n3")
+    cluster.wipe("n3")
+    cluster.start_node("n3")
+    eventually(lambda: copying(cluster, "n3"), "files on their way")
+    assert "recovering files from" in eventually_says(cluster, "n3", "files")
+    source = "n1" if "source=n1" in log_text(cluster, "n3") else "n2"
+    cluster.kill(source)
+    cluster.kill("n3")
+    cluster.start_node("n3")
+    cluster.start_node(source)
+    cluster.wait_ready()
+    assert "recovered from files" in log_text(cluster, "n3")
+    assert_holds(cluster, WORKLOAD)
+    for node in cluster.file.nodes:
+        for leftover in ("recovering", "recovered", "replaced"):
+            assert not list((cluster.data_directory(node.name) / leftover).glob("*")), f"{leftover} at {node.name}"
