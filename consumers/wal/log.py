@@ -120,8 +120,12 @@ class WriteAheadLog:
 
     def _state_of(self, recovered: Recovered) -> dict[Any, Any]:
         serde, entries = self._serde, recovered.entries
-        referenced = any(type(entry) is ValueReference for entry in entries.values())
-        if loads_pairs(serde):
+        kinds = set(map(type, entries.values()))
+        referenced = ValueReference in kinds
+        if loads_pairs(serde) and kinds <= {bytes}:
+            # A million items of a mapping are a million pairs already.
+            loaded = dict(zip(entries, entries.items(), strict=True))
+        elif loads_pairs(serde):
             loaded = {
                 key: (key, entry) if type(entry) is bytes else _load_small(serde, key, entry)
                 for key, entry in entries.items()

@@ -7,10 +7,15 @@ transaction that any valid frame, any journal header or the snapshot says was du
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import chain
+from operator import itemgetter
 
 from consumers.wal.frames import Frame
+
+_transaction = itemgetter(0)
 
 
 @dataclass(slots=True)
@@ -84,6 +89,11 @@ def decide(scans: Sequence[Scan], snapshot_transaction: int, durable: int = 0) -
 def prefix_end(scans: Sequence[Scan], start: int) -> int:
     """The last transaction of the longest run start + 1, start + 2, … in which each one is there exactly once."""
     total = sum(len(scan.frames) for scan in scans)
+    # The usual case, a whole log of a million transactions, at the speed of sorted runs.
+    if sorted(map(_transaction, chain.from_iterable(scan.frames for scan in scans))) == list(
+        range(start + 1, start + 1 + total)
+    ):
+        return start + total
     seen = bytearray(total)
     for scan in scans:
         for frame in scan.frames:
@@ -96,7 +106,7 @@ def prefix_end(scans: Sequence[Scan], start: int) -> int:
 
 
 def _cut(scan: Scan, last: int) -> Cut | None:
-    late = [frame for frame in scan.frames if frame.transaction > last]
+    late = scan.frames[bisect_right(scan.frames, last, key=_transaction) :]
     beyond = tuple(transaction for _, transaction, _ in scan.beyond)
     if late:
         transactions = tuple(frame.transaction for frame in late) + beyond
