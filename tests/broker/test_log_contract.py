@@ -212,3 +212,24 @@ def test_no_broker_is_said_in_one_line() -> None:
     with pytest.raises(LogUnavailable) as raised:
         log.describe("any")
     assert raised.value.retriable
+
+
+def test_a_trimmed_log_begins_where_it_was_trimmed_to(log: Log, cluster_name: str) -> None:
+    """What lies below is gone for every reader, what lies above stays; trimming less than before changes nothing; a missing topic is named."""
+    topic = f"{cluster_name}.trimmed"
+    log.create_topic(topic, {})
+    append(log, topic, [b"a", b"b", b"c"])
+    log.trim(topic, 2)
+    state = log.describe(topic)
+    assert (2, 3) == (state.begin, state.end)
+    reader = log.reader({topic: 2})
+    assert [b"c"] == [record.value for record in take(reader, 1)]
+    reader.close()
+    lost = log.reader({topic: 1})
+    with pytest.raises(LogTruncated):
+        take(lost, 1)
+    lost.close()
+    log.trim(topic, 3)
+    assert 3 == log.describe(topic).begin
+    with pytest.raises((TopicMissing, LogUnavailable)):
+        log.trim(f"{cluster_name}.missing", 1)
