@@ -1,0 +1,233 @@
+"""The parts of the pipeline that need no Spark: checkpoint, counts, lag, causes of failure, the shipped package, settings of Java clients."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+import sys
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from connectors.files import DirectoryHeld
+from pipeline.checkpoint import CheckpointBusy, CheckpointForeign, default_checkpoint, held_checkpoint, local_folder
+from pipeline.counts import BATCHES_KEPT, Counts, TaskCounts
+from pipeline.failures import KafkaLost, QueryFailed, RawDataLost, SparkStumbled, explain
+from pipeline.fitting import Columns, oldest_fitting, refused_columns
+from pipeline.java_settings import java_settings
+from pipeline.package import build_package
+from pipeline.progress import lag_records, progress_of
+from pipeline.records import dead_letters
+from schemas.tables import FieldType, TableSchema
+from tests.unit.pipeline.harness import influx_job, raw_batch
+
+
+def test_a_checkpoint_is_made_with_its_parents_and_held_once(tmp_path: Path) -> None:
+    """A second opener is refused while the first holds it, and welcome after."""
+    place = str(tmp_path / "a" / "b")
+    with held_checkpoint(place, influx_job()) as held:
+        assert held is not None
+        assert held.log_file.parent.is_dir()
+        with pytest.raises(DirectoryHeld), held_checkpoint(place, influx_job()):
+            pass
+    with held_checkpoint(place, influx_job()) as held:
+        assert held is not None
+
+
+@pytest.mark.parametrize(
+    "change", [{"cluster": "other"}, {"topic": "other"}, {"database": "other"}, {"format": "json"}]
+)
+def test_a_checkpoint_of_another_job_is_refused(tmp_path: Path, change: dict[str, str]) -> None:
+    """Cluster, topic, database and format must be those that the checkpoint began with; the message names what differs."""
+    with held_checkpoint(str(tmp_path), influx_job()):
+        pass
+    other = replace(influx_job(), **change)  # type: ignore[arg-type]
+    with pytest.raises(CheckpointForeign, match=next(iter(change))), held_checkpoint(str(tmp_path), other):
+        pass
+
+
+def test_a_checkpoint_that_an_old_jvm_still_writes_is_waited_for(tmp_path: Path) -> None:
+    """The lock that a JVM inherits outlives its driver: the next run says that it waits, and gives up after its time."""
+    with held_checkpoint(str(tmp_path), influx_job()) as held:
+        assert held is not None
+        inherited = os.dup(held.descriptors[0])
+    said: list[str] = []
+    try:
+        busy = held_checkpoint(str(tmp_path), influx_job(), wait_s=0.2, say=said.append)
+        with pytest.raises(CheckpointBusy, match="Java process"), busy:
+            pass
+        assert 1 == len(said)
+    finally:
+        fcntl.flock(inherited, fcntl.LOCK_UN)
+        os.close(inherited)
+    with held_checkpoint(str(tmp_path), influx_job()) as held:
+        assert held is not None
+
+
+def test_a_checkpoint_elsewhere_is_left_to_spark() -> None:
+    """A URL of another file system has no local folder; plain paths and file URLs have."""
+    assert local_folder("hdfs://name/checkpoints/a") is None
+    assert Path("/x/y") == local_folder("file:///x/y")
+    assert Path.cwd() / "x" == local_folder("x")
+    with held_checkpoint("s3a://bucket/a", influx_job()) as held:
+        assert held is None
+
+
+def test_each_topic_and_database_has_a_checkpoint_of_its_own(tmp_path: Path) -> None:
+    """The default lies under the cluster's folder, and odd characters stay out of it."""
+    default = default_checkpoint(tmp_path, replace(influx_job(), topic="c.ingest.a", database="d/../b"))
+    assert tmp_path / "c" / "ingest" / "c.ingest.a-d_.._b" == Path(default)
+
+
+def test_a_task_that_ran_twice_counts_once() -> None:
+    """Its second report replaces the first; sums and batches stay right when old batches are folded."""
+    tally = TaskCounts()
+    for batch in range(3 * BATCHES_KEPT):
+        for partition in range(2):
+            for rows in (5, 1):
+                tally.merge(TaskCounts({(batch, partition): Counts(rows, 2 * rows, 0, 10, batch)}))
+    counts, batches = tally.total()
+    assert 3 * BATCHES_KEPT == batches
+    assert Counts(2 * batches, 4 * batches, 0, 20 * batches, batches - 1) == counts
+    assert len(tally.tasks) <= 2 * BATCHES_KEPT
+
+
+def test_lag_is_counted_over_partitions_and_unknown_without_a_report() -> None:
+    """Records behind, seconds from the newest message read, 0 at the end, -1 while nobody knows."""
+    report = {"sources": [{"endOffset": '{"t":{"0":5,"1":7}}', "latestOffset": {"t": {"0": 9, "1": 7, "2": 3}}}]}
+    assert 7 == lag_records(report)
+    assert -1 == lag_records({"sources": [{"endOffset": {"t": {"0": 5}}, "latestOffset": None}]})
+    tasks = TaskCounts({(0, 0): Counts(1, 1, 0, 1, 4_000)})
+    assert [(7, 2.0), (0, 0.0), (-1, -1)] == [
+        (progress.lag_records, progress.lag_seconds)
+        for progress in (progress_of(tasks, lag, 6_000) for lag in (7, 0, -1))
+    ]
+    assert -1 == progress_of(TaskCounts(), 7, 6_000).lag_seconds
+
+
+@pytest.mark.parametrize(
+    ("story", "kind", "retriable"),
+    [
+        (
+            "java.lang.IllegalStateException: Partition t-0's offset was changed. Some data may have been lost",
+            RawDataLost,
+            False,
+        ),
+        ("x\nconnectors.log.port.LogUnavailable: Kafka at b does not answer (check)\n", KafkaLost, True),
+        ("org.apache.kafka.common.errors.TimeoutException: Timeout of 60000ms expired", KafkaLost, True),
+        (
+            "NullPointerException at org.apache.spark.sql.kafka010.KafkaMicroBatchStream$.metrics(…)",
+            SparkStumbled,
+            True,
+        ),
+        ("org.apache.kafka.common.errors.RecordTooLargeException: The message is 99 bytes", QueryFailed, False),
+        ("x\nconsumers.membership.cluster.NoCluster: cluster 'c' does not exist\n", QueryFailed, False),
+        ("Caused by: java.io.IOException: No space left on device", QueryFailed, False),
+        ("", QueryFailed, False),
+    ],
+)
+def test_a_failed_query_says_why_in_one_line(story: str, kind: type[QueryFailed], retriable: bool) -> None:
+    """Each cause has its class, says whether to try again, and names no stack frame."""
+    failure = explain(RuntimeError(story), "raw")
+    assert (kind, retriable) == (type(failure), failure.retriable)
+    assert "\n" not in failure.message
+
+
+def test_the_causes_own_words_are_kept() -> None:
+    """What a worker or the operating system said comes through."""
+    assert (
+        "No space left"
+        in explain(RuntimeError("Caused by: java.io.IOException: No space left on device"), "raw").message
+    )
+    own = explain(RuntimeError("x\nconsumers.membership.cluster.NoCluster: cluster 'c' does not exist\n"), "raw")
+    assert "cluster 'c' does not exist" == own.message
+
+
+def test_the_oldest_version_that_holds_the_columns_is_chosen() -> None:
+    """A later version would do as well, but a repeated batch must name the one that its first attempt named."""
+    first = TableSchema("d", "t", 1, ("host",), (("x", FieldType.INT64),))
+    second = TableSchema("d", "t", 2, ("host",), (("x", FieldType.INT64), ("y", FieldType.BOOL)))
+    third = TableSchema("d", "t", 3, ("host", "rack"), (("x", FieldType.FLOAT64), ("y", FieldType.BOOL)))
+    versions = (first, second, third)
+    assert first == oldest_fitting(versions, Columns(("host",), (("x", FieldType.INT64),)))
+    assert second == oldest_fitting(versions, Columns((), (("y", FieldType.BOOL),)))
+    assert third == oldest_fitting(versions, Columns(("host",), (("x", FieldType.FLOAT64),)))
+    assert oldest_fitting(versions, Columns((), (("x", FieldType.STRING),))) is None
+
+
+def test_only_the_columns_that_clash_are_refused() -> None:
+    """Each refused column with its reason; the others may go on."""
+    table = TableSchema("d", "t", 1, ("host",), (("x", FieldType.INT64),))
+    columns = Columns(("host", "x"), (("X", FieldType.INT64), ("new", FieldType.BOOL)))
+    assert {"x", "X"} == set(refused_columns(table, columns))
+
+
+def test_dead_letters_of_a_batch_are_made_at_once() -> None:
+    """One record for each bad message, in order, with headers of its own."""
+    raw = raw_batch([b"a", b"b", b"c"], first_offset=40, keys=[b"k", None, b"\x00"])
+    rejected = pa.table({"message": [0, 2, 2], "line": [3, 0, 5], "reason": ["one", "two", "three"]})
+    records = dead_letters("raw", raw, rejected).to_pylist()
+    assert [("dlq.raw", b"k", b"a"), ("dlq.raw", b"\x00", b"c")] == [
+        (record["topic"], record["key"], record["value"]) for record in records
+    ]
+    headers = [{header["key"]: header["value"] for header in record["headers"]} for record in records]
+    assert [b"one", b"two (and 1 more bad lines)"] == [each["__dlq.errors.reason"] for each in headers]
+    assert [(b"40", b"4"), (b"42", b"1")] == [
+        (each["__dlq.errors.offset"], each["__dlq.errors.line"]) for each in headers
+    ]
+
+
+def test_the_package_is_whole_and_the_same_every_time(tmp_path: Path) -> None:
+    """Code, Avro schemas and Ivy files of our packages; equal content gives an equal file."""
+    first, second = build_package(tmp_path), build_package(tmp_path / "..")
+    try:
+        assert (first.name, first.read_bytes()) == (second.name, second.read_bytes())
+    finally:
+        second.unlink()
+    names = set(zipfile.ZipFile(first).namelist())
+    assert {
+        "schemas/forward.avsc",
+        "connectors/kafka/ivy.xml",
+        "pipeline/batches.py",
+        "consumers/membership/cut.py",
+    } <= names
+    assert not any(name.startswith(("headrace/", "tests/")) for name in names)
+
+
+def test_the_package_works_from_the_zip(tmp_path: Path) -> None:
+    """A Python that has nothing but the zip imports the worker's code and reads the schemas out of it."""
+    package = build_package(tmp_path)
+    program = (
+        f"import sys; sys.path.insert(0, {str(package)!r})\n"
+        "import pipeline.batches, schemas.framing\n"
+        "assert '.zip' in schemas.framing.__file__, schemas.framing.__file__\n"
+        "assert len(schemas.framing.codec('forward').prefix) == 10\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path, check=False, timeout=120
+    )
+    assert (0, "") == (done.returncode, done.stderr)
+
+
+def test_settings_that_reach_the_broker_hold_for_java_clients() -> None:
+    """librdkafka's names become Java's; tuning is left out."""
+    given = {
+        "security.protocol": "SASL_SSL",
+        "sasl.mechanisms": "SCRAM-SHA-512",
+        "sasl.username": 'us"er',
+        "sasl.password": "pa\\ss",
+        "ssl.ca.location": "/etc/ca.pem",
+        "queue.buffering.max.kbytes": "5",
+    }
+    jaas = 'org.apache.kafka.common.security.scram.ScramLoginModule required username="us\\"er" password="pa\\\\ss";'
+    assert {
+        "security.protocol": "SASL_SSL",
+        "sasl.mechanism": "SCRAM-SHA-512",
+        "sasl.jaas.config": jaas,
+        "ssl.truststore.location": "/etc/ca.pem",
+        "ssl.truststore.type": "PEM",
+    } == java_settings(given)
