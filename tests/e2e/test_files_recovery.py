@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+import uuid
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -17,22 +18,24 @@ from tests.e2e.actions import (
     connected,
     eventually,
     eventually_says,
+    group_status,
     log_text,
     running_cluster,
     seal,
+    status,
     write_workload,
 )
 
 pytestmark = pytest.mark.slow
 WORKLOAD = iot(200, duration_s=600)
-LATE = iot(100, duration_s=600)
 
 
-@pytest.fixture
-def cluster(broker: BrokerInfo, cluster_name: str, tmp_path: Path) -> Iterator[LocalCluster]:
+@pytest.fixture(scope="module")
+def cluster(broker: BrokerInfo, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     """Three nodes whose leaders keep the last two records of each log, and that copy files slowly enough to be killed meanwhile."""
     variables = {"store_seal_rows": "4000", "store_log_keep_records": "2", "store_recovery_bytes_per_second": "150000"}
-    with running_cluster(tmp_path, broker.bootstrap, cluster_name, **variables) as made:
+    directory, name = tmp_path_factory.mktemp("trimmed"), f"t{uuid.uuid4().hex[:12]}"
+    with running_cluster(directory, broker.bootstrap, name, **variables) as made:
         yield made
 
 
@@ -64,17 +67,38 @@ def test_a_wiped_node_recovers_from_files_though_source_and_receiver_die_meanwhi
     write_and_trim(cluster)
     cluster.kill("n3")
     cluster.wipe("n3")
+    said = len(log_text(cluster, "n3"))
     cluster.start_node("n3")
     eventually(lambda: copying(cluster, "n3"), "files on their way")
     assert "recovering files from" in eventually_says(cluster, "n3", "files")
-    source = "n1" if "source=n1" in log_text(cluster, "n3") else "n2"
+    source = "n1" if "source=n1" in log_text(cluster, "n3")[said:] else "n2"
     cluster.kill(source)
     cluster.kill("n3")
     cluster.start_node("n3")
     cluster.start_node(source)
     cluster.wait_ready()
-    assert "recovered from files" in log_text(cluster, "n3")
+    assert "recovered from files" in log_text(cluster, "n3")[said:]
     assert_holds(cluster, WORKLOAD)
     for node in cluster.file.nodes:
         for leftover in ("recovering", "recovered", "replaced"):
             assert not list((cluster.data_directory(node.name) / leftover).glob("*")), f"{leftover} at {node.name}"
+
+
+def test_a_node_that_was_stopped_while_its_log_went_recovers_in_place(cluster: LocalCluster) -> None:
+    """SIGSTOP, the log is trimmed beyond what the node has, SIGCONT: it serves nothing until other files are in the place of its own."""
+    with connected(cluster) as shared:
+        write_workload(
+            shared,
+            WORKLOAD,
+            2_000,
+            before_batch=lambda number: cluster.kill("n3", signal.SIGSTOP) if number == 3 else None,
+        )
+    eventually(lambda: group_status(cluster, "n1", "n3")["leader"] in ("n1", "n2"), "another leader of group n3")
+    seal(cluster)
+    ends = {group["group"]: group["frontier"] for group in status(cluster, "n1")["groups"]}
+    eventually(lambda: all(begins(cluster)[name] >= ends[name] - 5 for name in ends), "logs that were trimmed")
+    said = len(log_text(cluster, "n3"))
+    cluster.kill("n3", signal.SIGCONT)
+    eventually(lambda: "recovered from files" in log_text(cluster, "n3")[said:], "a recovery from files")
+    cluster.wait_ready()
+    assert_holds(cluster, WORKLOAD)
