@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import shutil
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -20,9 +21,9 @@ from consumers.membership.tables import TableLog
 from consumers.membership.writer import Cluster, Writer
 from consumers.node import Node, NodeSettings
 from consumers.replay import replay
-from consumers.replication import duties
+from consumers.replication import duties, recoverer
 from consumers.replication.limits import ReplicationLimits
-from consumers.replication.transfer import Snapshot, digest_of
+from consumers.replication.transfer import Snapshot, Source, TransferStopped, Watcher, digest_of, fetch
 from consumers.store import TableUnknown
 from schemas.errors import HeadraceError
 
@@ -109,16 +110,7 @@ class Nodes:
             topic = self.topics.forward(name)
             before = self.log.describe(topic).end
 
-            def sealed(name: str = name) -> bool:
-                for node in self.running.values():
-                    try:
-                        node.seal(name)
-                        return True
-                    except HeadraceError:
-                        continue
-                return False
-
-            eventually(sealed, f"a seal of group {name}")
+            eventually(lambda name=name: sealed_by_any(list(self.running.values()), name), f"a seal of group {name}")
             eventually(lambda topic=topic, before=before: self.log.describe(topic).begin >= before, "a trimmed log")
 
     def holds_everything(self, name: str) -> None:
@@ -248,3 +240,75 @@ def test_a_log_trimmed_beyond_every_member_stops_the_group_with_choices(one: Nod
     with pytest.raises(HeadraceError, match="recovers from the files of another member"):
         replay(one.settings("n1"), may_replace=True, on_progress=lambda _done, _total: None, log=one.log)
     assert kept == sorted((one.directory / "n1").rglob("*.parquet"))
+
+
+def test_a_copy_that_the_log_no_longer_joins_on_is_not_taken(three: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trimmed past the copy while it was made, as for a receiver that was silent: it plans again and takes a newer one."""
+    three.write()
+    three.seal_and_trim()
+    three.stop("n3")
+    shutil.rmtree(three.directory / "n3")
+    copies: list[int] = []
+
+    def fetch_late(source: Source, directory: Path, watcher: Watcher) -> Snapshot:
+        snapshot = fetch(source, directory, watcher)
+        if snapshot.group == "n1":
+            copies.append(snapshot.offset)
+            if len(copies) == 1:
+                three.write()
+                trim_past(three, "n1")
+        return snapshot
+
+    monkeypatch.setattr(recoverer, "fetch", fetch_late)
+    three.start("n3")
+    three.holds_everything("n3")
+    assert len(copies) > 1
+    assert copies[-1] > copies[0]
+
+
+def trim_past(nodes: Nodes, group: str) -> None:
+    """Seal a group and trim its log to there, whoever holds it back."""
+    members = [nodes.running[name] for name in ("n1", "n2")]
+    topic = nodes.topics.forward(group)
+    before = [node.groups[topic].sealed_offset for node in members]
+    eventually(lambda: sealed_by_any(members, group), "a seal")
+    eventually(
+        lambda: all(node.groups[topic].sealed_offset > old for node, old in zip(members, before, strict=True)), "files"
+    )
+    nodes.log.trim(topic, min(node.groups[topic].sealed_offset for node in members) + 1)
+
+
+def sealed_by_any(members: Sequence[Node], group: str) -> bool:
+    """Whether the leader is among the members, and has sealed."""
+    for node in members:
+        with suppress(HeadraceError):
+            node.seal(group)
+            return True
+    return False
+
+
+def test_the_reason_tells_progress_and_names_what_holds_it_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files, bytes, rate and time left while bytes come; after a time without any, the cause."""
+    recovery = recoverer.Recovery(3, 10, threading.Event(), 0)
+    assert "begins at offset 10, 3 is needed" in recovery.reason
+    recovery.copies_from("n2")
+    recovery.begin(4, 8_000_000)
+    recovery.have(1_000_000)
+    recovery.received(1_000_000)
+    recovery.file_done()
+    assert "recovering files from n2: 1 of 4 files, 2.0 of 8.0 MB" in recovery.reason
+    assert (2_000_000, 8_000_000) == (recovery.bytes_done, recovery.bytes_total)
+    monkeypatch.setattr(recoverer, "STALL_S", 0.0)
+    assert "n2 sends nothing" in recovery.reason
+    recovery.failed("n2: no route to host")
+    assert recovery.reason.startswith("no progress for")
+    assert "no route to host" in recovery.reason
+
+
+def test_a_copy_ends_when_the_node_stops() -> None:
+    """The next byte is one too many; what has come stays for the next start."""
+    stopping = threading.Event()
+    recovery = recoverer.Recovery(3, 10, stopping, 1)
+    stopping.set()
+    with pytest.raises(TransferStopped):
+        recovery.received(1_000_000)
