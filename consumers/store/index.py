@@ -99,14 +99,14 @@ class Index:
 
     def runs(self, name: str) -> Runs:
         """The series of a segment; raises StoreDamaged if there are none."""
-        data = self._families["series"].get(name.encode())
+        data = self._family("series").get(name.encode())
         if data is None:
             raise StoreDamaged(f"index {self.directory} has no series of segment {name}")
         return Runs.from_bytes(data)
 
     def last(self, key: BucketKey) -> bytes | None:
         """The last rows of one bucket."""
-        found: bytes | None = self._families["last"].get(_bucket_key(key))
+        found: bytes | None = self._family("last").get(_bucket_key(key))
         return found
 
     def commit(self, changes: IndexChanges) -> None:
@@ -178,16 +178,27 @@ class Index:
             self._failed = True
             raise _typed(error, self.directory) from error
 
+    def _family(self, name: str) -> Rdict:
+        family = self._families.get(name)
+        if family is None:
+            raise StoreFull(f"index {self.directory} is closed until its disk has space")
+        return family
+
     def _items(self, family: str) -> Iterator[tuple[bytes, bytes]]:
         yield from self._families[family].items()
 
     def _close_handles(self) -> None:
+        """Closes what is open. After a failed write RocksDB's close fails too, having closed: there is nothing left in it to save, since every
+        commit that succeeded was synced."""
         # rocksdict keeps the database, and its lock, as long as any handle lives.
         self._handles.clear()
-        for family in self._families.values():
-            family.close()
-        self._families.clear()
-        self._database.close()
+        families, self._families = list(self._families.values()), {}
+        for each in (*families, self._database):
+            try:
+                each.close()
+            except Exception:
+                if not self._failed:
+                    raise
 
 
 def _typed(error: Exception, directory: Path) -> StoreError:
