@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -18,6 +19,7 @@ from connectors.formats.parse import parse_messages
 from connectors.formats.parsed import LINE_COLUMN, MESSAGE_COLUMN, REJECTED_MESSAGES, Parsed
 from consumers.membership.cut import PAYLOAD_BYTES_MAX, cut, encode_writes
 from pipeline.access import ClusterAccess, cluster_access
+from pipeline.checkpoint import make_batch_durable
 from pipeline.counts import Counts, TaskCounts
 from pipeline.fitting import Columns, check_table_name, columns_of, fits, oldest_fitting, refused_columns
 from pipeline.job import IngestJob
@@ -40,13 +42,21 @@ class NotStreaming(HeadraceError):
     """The task belongs to no micro-batch, so its messages would have no place in their producer's order."""
 
 
-def batch_function(job: IngestJob, tally: Accumulator[TaskCounts]) -> Callable[[RecordBatches], RecordBatches]:
-    """The function for `mapInArrow`: raw messages (`RAW_COLUMNS`) in, `RECORD_SCHEMA` out. What it closes over are plain values."""
+def batch_function(
+    job: IngestJob, tally: Accumulator[TaskCounts], checkpoint: Path | None = None
+) -> Callable[[RecordBatches], RecordBatches]:
+    """The function for `mapInArrow`: raw messages (`RAW_COLUMNS`) in, `RECORD_SCHEMA` out. What it closes over are plain values.
+
+    `checkpoint` is the query's checkpoint where that is a local folder of this machine.
+    """
 
     def forward(batches: RecordBatches) -> RecordBatches:
         access = cluster_access(job)
         access.begin_task()
-        return ingest(batches, job, access, *micro_batch(), tally.add)
+        query, batch = micro_batch()
+        if checkpoint is not None:
+            make_batch_durable(checkpoint, batch)
+        return ingest(batches, job, access, query, batch, tally.add)
 
     return forward
 

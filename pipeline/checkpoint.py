@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from connectors.files import DirectoryLock, create_directories, write_atomically
+from connectors.files import DirectoryLock, create_directories, fsync_directory, fsync_file, write_atomically
 from connectors.log.deadline import Deadline
 from pipeline.job import IngestJob
 from schemas.errors import HeadraceError
@@ -89,6 +89,18 @@ def held_checkpoint(
             yield HeldCheckpoint(log_file, (descriptor,))
         finally:
             os.close(descriptor)
+
+
+def make_batch_durable(folder: Path, batch: int) -> None:
+    """Sync what Spark wrote down about a micro-batch, which it does not do itself, before the first message of it is sent.
+
+    Were that lost with the power, Spark would number other messages with batches that replicas already know, and replicas would drop them.
+    """
+    offsets = folder / "offsets"
+    for path in (folder / "metadata", offsets / str(batch)):
+        fsync_file(path)
+    for directory in (offsets, folder):
+        fsync_directory(directory)
 
 
 def _wait_for_writer(descriptor: int, folder: Path, wait_s: float, say: Callable[[str], None]) -> None:

@@ -25,6 +25,7 @@ from connectors.log.topics import Topics, dlq
 from consumers.membership.cluster import KEEP_FOREVER, read_slot_table
 from consumers.membership.tables import TableLog
 from pipeline.batches import RAW_COLUMNS, batch_function
+from pipeline.checkpoint import local_folder
 from pipeline.counts import TaskCounts, TaskCountsParam
 from pipeline.failures import QueryFailed, SparkStumbled, explain
 from pipeline.java_settings import java_settings
@@ -131,9 +132,16 @@ def raw_messages(session: SparkSession, job: IngestJob, messages_per_batch_max: 
     return session.readStream.format("kafka").options(**options).load().select(*RAW_COLUMNS)
 
 
-def forward_records(raw: DataFrame, job: IngestJob, tally: Accumulator[TaskCounts]) -> DataFrame:
+def forward_records(raw: DataFrame, job: IngestJob, tally: Accumulator[TaskCounts], checkpoint: str) -> DataFrame:
     """Kafka records for the forward and the dead-letter topics, made of raw messages; tasks count in `tally`."""
-    return raw.mapInArrow(batch_function(job, tally), RECORD_DDL)  # type: ignore[arg-type]
+    local = is_local(raw.sparkSession)
+    function = batch_function(job, tally, local_folder(checkpoint) if local else None)
+    return raw.mapInArrow(function, RECORD_DDL)  # type: ignore[arg-type]
+
+
+def is_local(session: SparkSession) -> bool:
+    """Whether tasks run on this machine, so that a local checkpoint is within their reach."""
+    return (session.sparkContext.master or "").startswith("local")
 
 
 def start_query(
@@ -142,7 +150,7 @@ def start_query(
     """The running query. Raises SpeculationRefused."""
     check_session(session)
     counted = tally or new_tally(session)
-    records = forward_records(raw_messages(session, job, run.messages_per_batch_max), job, counted)
+    records = forward_records(raw_messages(session, job, run.messages_per_batch_max), job, counted, run.checkpoint)
     writer = records.writeStream.format("kafka").queryName(f"ingest {job.topic}")
     writer = writer.option("checkpointLocation", run.checkpoint).options(**kafka_options(job, "producer"))
     if run.available_now:

@@ -69,6 +69,10 @@ class Bench:
     fields: tuple[str, ...]
     tags: tuple[str, ...]
 
+    def new_checkpoint(self) -> str:
+        """A checkpoint that does not exist yet."""
+        return str(self.directory / "checkpoints" / uuid.uuid4().hex)
+
     def job(self, form: str, shape: str) -> IngestJob:
         """Ours, on the topic of one format with one or many rows a message."""
         options = FormatOptions(table="cpu", tags=self.tags) if form == "json" else FormatOptions()
@@ -158,14 +162,15 @@ def _ratios(measured: Mapping[str, Sequence[Leg]]) -> dict[str, dict[str, float 
 
 def _source(bench: Bench, job: IngestJob) -> Leg:
     """Kafka source → noop."""
-    return _run(bench, raw_messages(bench.session, job, MESSAGES_MAX), "noop", {})
+    return _run(raw_messages(bench.session, job, MESSAGES_MAX), "noop", {}, bench.new_checkpoint())
 
 
 def _ours(bench: Bench, job: IngestJob) -> Leg:
     """The whole of ingest: parsed, cut, written to the forward logs with acks=all."""
     tally = new_tally(bench.session)
-    records = forward_records(raw_messages(bench.session, job, MESSAGES_MAX), job, tally)
-    leg = _run(bench, records, "kafka", kafka_options(job, "producer"))
+    checkpoint = bench.new_checkpoint()
+    records = forward_records(raw_messages(bench.session, job, MESSAGES_MAX), job, tally, checkpoint)
+    leg = _run(records, "kafka", kafka_options(job, "producer"), checkpoint)
     _check(job, tally.value, bench.rows)
     return leg
 
@@ -183,7 +188,8 @@ def _stock(bench: Bench, job: IngestJob) -> Leg:
     lines = F.explode(F.split(text, "\n")) if job.topic.endswith("many") else text
     raw = raw_messages(bench.session, job, MESSAGES_MAX).select(lines.alias("line"))
     rows = raw.select(F.from_json("line", f"time bigint, {members}").alias("row")).select("row.*")
-    return _run(bench, rows.mapInArrow(_arrow_streams, "value binary"), "noop", {})  # type: ignore[arg-type]
+    arrow = rows.mapInArrow(_arrow_streams, "value binary")  # type: ignore[arg-type]
+    return _run(arrow, "noop", {}, bench.new_checkpoint())
 
 
 def _arrow_streams(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -200,9 +206,8 @@ def _arrow_streams(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch
         )
 
 
-def _run(bench: Bench, frame: DataFrame, sink: str, options: Mapping[str, str]) -> Leg:
+def _run(frame: DataFrame, sink: str, options: Mapping[str, str], checkpoint: str) -> Leg:
     """Run a query to the end of its topic; planning and checkpoint counted, starting the query not."""
-    checkpoint = str(bench.directory / "checkpoints" / uuid.uuid4().hex)
     writer = frame.writeStream.format(sink).options(**options).option("checkpointLocation", checkpoint)
     before = _cpu_seconds()
     query = writer.trigger(availableNow=True).start()

@@ -69,7 +69,12 @@ class Station:
     def produce(self, values: Sequence[bytes], keys: Sequence[bytes | None] | None = None, partitions: int = 1) -> None:
         """Append raw messages, in turn to each partition."""
         producer = Producer(
-            {"bootstrap.servers": self.bootstrap, "linger.ms": 20, "queue.buffering.max.messages": 1_000_000}
+            {
+                "bootstrap.servers": self.bootstrap,
+                "linger.ms": 20,
+                "queue.buffering.max.messages": 1_000_000,
+                "log_level": 0,
+            }
         )
         for number, value in enumerate(values):
             producer.produce(self.raw, value, key=keys[number] if keys else None, partition=number % partitions)

@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from connectors.kafka.jars import resolve_jars
 from headrace.workload import iot
 from headrace.workload.checksum import checksums, compare, workload_checksums
@@ -116,6 +118,8 @@ def test_options_that_make_no_sense_are_refused(station: Station) -> None:
     assert "table" in json_without_table.stderr
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_kill_9_within_and_between_micro_batches_leaves_the_content_exact(station: Station) -> None:
     """The driver is killed while it writes, and started again from its checkpoint; SIGTERM at the end stops it cleanly with its counts."""
     fleet = iot(trucks=60, duration_s=4_000, disorder=True)
@@ -143,6 +147,7 @@ def test_kill_9_within_and_between_micro_batches_leaves_the_content_exact(statio
     assert [] == compare(workload_checksums(fleet)["readings"], found)
 
 
+@pytest.mark.slow
 def test_plain_spark_submit_runs_the_same_job(station: Station) -> None:
     """Spark's own launcher with the connector's jars and the job's script is all it takes."""
     station.create_raw(partitions=1)

@@ -14,7 +14,14 @@ import pyarrow as pa
 import pytest
 
 from connectors.files import DirectoryHeld
-from pipeline.checkpoint import CheckpointBusy, CheckpointForeign, default_checkpoint, held_checkpoint, local_folder
+from pipeline.checkpoint import (
+    CheckpointBusy,
+    CheckpointForeign,
+    default_checkpoint,
+    held_checkpoint,
+    local_folder,
+    make_batch_durable,
+)
 from pipeline.counts import BATCHES_KEPT, Counts, TaskCounts
 from pipeline.failures import KafkaLost, QueryFailed, RawDataLost, SparkStumbled, explain
 from pipeline.fitting import Columns, oldest_fitting, refused_columns
@@ -81,6 +88,17 @@ def test_each_topic_and_database_has_a_checkpoint_of_its_own(tmp_path: Path) -> 
     """The default lies under the cluster's folder, and odd characters stay out of it."""
     default = default_checkpoint(tmp_path, replace(influx_job(), topic="c.ingest.a", database="d/../b"))
     assert tmp_path / "c" / "ingest" / "c.ingest.a-d_.._b" == Path(default)
+
+
+def test_a_batch_is_durable_before_its_messages_are_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The query's name, the batch's offsets and both folders are synced."""
+    (tmp_path / "offsets").mkdir()
+    for name in ("metadata", "offsets/7"):
+        (tmp_path / name).write_text("x")
+    synced: list[str] = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(os.readlink(f"/proc/self/fd/{descriptor}")))
+    make_batch_durable(tmp_path, 7)
+    assert {str(tmp_path / name) for name in ("", "metadata", "offsets", "offsets/7")} == set(synced)
 
 
 def test_a_task_that_ran_twice_counts_once() -> None:
