@@ -81,7 +81,7 @@ class Bench:
 
 def run(options: Mapping[str, str]) -> dict[str, Any]:
     """Options: `rows` a topic, `rounds`, `partitions`, `lines` in a message of many. Raises BenchInvalid."""
-    rows = int(options.get("rows", "400000")) // HOSTS * HOSTS
+    rows = int(options.get("rows", "1000000")) // HOSTS * HOSTS
     rounds, partitions = int(options.get("rounds", "3")), int(options.get("partitions", "2"))
     lines = int(options.get("lines", "500"))
     with tempfile.TemporaryDirectory(prefix="headrace-bench-") as directory:
