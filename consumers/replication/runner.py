@@ -203,7 +203,7 @@ class Runner:
         try:
             self._journal.append({self._groups[topic].name: found for topic, found in entries.items()})
         except (HeadraceError, OSError) as error:
-            if self.journal_fault != str(error):
+            if not self.journal_fault:
                 _log.error("journal refused", error=str(error), state_unknown=isinstance(error, StateUnknown))
             self.journal_fault = str(error)
             self._stopping.wait(self._limits.journal_retry_s)

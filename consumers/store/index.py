@@ -18,6 +18,7 @@ while it works.
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -70,6 +71,7 @@ class Index:
         self.directory = directory
         self._settings = settings
         self._failed = False
+        self._opening = threading.Lock()
         self._open()
         found = self._families["state"].get(b"format")
         if found is None:
@@ -112,10 +114,7 @@ class Index:
     def commit(self, changes: IndexChanges) -> None:
         """Makes `changes` durable in one synced batch. After an error the outcome is open until the same changes have been committed again;
         the index is opened anew first, since RocksDB refuses writes after a failed one."""
-        if self._failed:
-            self._close_handles()
-            self._open()
-            self._failed = False
+        self._reopen_failed()
         self._write(self._batch(changes))
 
     def checkpoint(self, directory: Path) -> None:
@@ -181,8 +180,20 @@ class Index:
     def _family(self, name: str) -> Rdict:
         family = self._families.get(name)
         if family is None:
-            raise StoreFull(f"index {self.directory} is closed until its disk has space")
+            # A seal reads before it commits: whoever comes first opens the index again.
+            self._reopen_failed()
+            family = self._families.get(name)
+        if family is None:
+            raise StoreUnwritable(f"index {self.directory} is closed")
         return family
+
+    def _reopen_failed(self) -> None:
+        """Opens the index anew after a failed write. Raises StoreFull, and then stays closed until the next call."""
+        with self._opening:
+            if self._failed:
+                self._close_handles()
+                self._open()
+                self._failed = False
 
     def _items(self, family: str) -> Iterator[tuple[bytes, bytes]]:
         yield from self._families[family].items()

@@ -62,3 +62,18 @@ def test_commits_fail_while_the_disk_is_full_and_go_on_when_it_is_not(small_disk
     assert again.load().frontier == 6
     assert again.last(("d", "t", 1)) is not None
     again.close()
+
+
+def test_a_reader_opens_the_index_again_too(small_disk: Path) -> None:
+    """A seal reads before it commits, so a read must not wait for a commit to open what a full disk has closed."""
+    index = Index(small_disk / "index", StoreSettings())
+    index.commit(change(1))
+    filler = fill(small_disk)
+    for number in range(2, 6):
+        with pytest.raises(StoreFull):
+            index.commit(change(number))
+    filler.unlink()
+    assert index.last(("d", "t", 1)) is not None
+    index.commit(change(6))
+    assert index.load().frontier == 6
+    index.close()
