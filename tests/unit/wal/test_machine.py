@@ -224,7 +224,10 @@ class LogMachine(RuleBasedStateMachine):
         self.log = self.new_log()
         assert recovered == values_of(self.log.recover())
         assert last == self.log.last_transaction
-        assert sizes == self.disk.sizes()
+        # Bytes of a failed sync at the end of an old journal, which only large values keep, may be gone after a power cut.
+        again = self.disk.sizes()
+        assert set(sizes) == set(again)
+        assert all(again[name] <= size for name, size in sizes.items())
         assert () == self.log.report.dropped
 
     def now(self) -> State:
