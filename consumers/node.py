@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -26,6 +26,7 @@ from connectors.log.topics import Topics
 from consumers.membership.cluster import join_cluster
 from consumers.membership.slots import SLOTS_DEFAULT, SlotTable
 from consumers.membership.tables import TableLog
+from consumers.mending import Mending
 from consumers.query.engine import QueryEngine, QuerySettings
 from consumers.query.local import LocalSource
 from consumers.replication.broadcast import Broadcast
@@ -34,9 +35,8 @@ from consumers.replication.group import Group
 from consumers.replication.identity import DataDirectoryForeign, DataDirectoryUnusable, Identity
 from consumers.replication.journal import Journal, JournalEntry
 from consumers.replication.limits import ReplicationLimits
-from consumers.replication.recoverer import Recoverer
 from consumers.replication.runner import Cursor, Runner
-from consumers.replication.transfer import Snapshot, finish_swap, finish_swaps
+from consumers.replication.transfer import Snapshot, finish_swaps
 from consumers.replication.trimming import Trimming
 from consumers.serve.admin import admin_routes
 from consumers.serve.app import create_app
@@ -44,9 +44,9 @@ from consumers.serve.report import metrics_text, status_report
 from consumers.serve.server import Server
 from consumers.serve.snapshots import SnapshotRefused, SnapshotShelf, snapshot_routes
 from consumers.standing import Standing
-from consumers.store import Store, StoreSettings
+from consumers.store import Store, StoreDamaged, StoreSettings
 from schemas.errors import HeadraceError, StateUnknown
-from schemas.records import Create, Role, Status
+from schemas.records import Create, Role
 
 ENDS_INTERVAL_S = 1.0
 SEAL_TIMEOUT_S = 30.0
@@ -204,7 +204,13 @@ class Node:
         )
 
     def _open_group(self, name: str) -> Group:
-        store = Store.open(self.settings.data_directory, name, self.settings.store)
+        try:
+            store = Store.open(self.settings.data_directory, name, self.settings.store)
+        except StoreDamaged as error:
+            aside = Store.set_aside(self.settings.data_directory, name)
+            self.journal.forget_all(name, self.journal.newest_version(name))
+            _log.error("store damaged, set aside", group=name, directory=str(aside), error=str(error))
+            store = Store.open(self.settings.data_directory, name, self.settings.store)
         self._opened.callback(store.close)
         group = Group(name, self.slot_table.group(name), 1, store, self.tables, self.settings.limits, self._sealed)
         self._opened.callback(group.stop)
@@ -228,12 +234,14 @@ class Node:
             group.fail(str(error))
         if newest <= begin:
             self.journal.forget_all(group.name, newest)
-        return _cursor(group)
+        return Cursor.of(group.replica.state)
 
     def _start_threads(self, speaking: bool) -> None:
         source = LocalSource(lambda: list(self.groups.values()), self.tables.catalogue)
         directories = [group.store.segments_directory for group in self.groups.values()]
-        self.engine = QueryEngine(source, directories, self.settings.query)
+        self.engine = QueryEngine(
+            source, directories, self.settings.query, on_unreadable=lambda: self.mending.scrubber.hurry()
+        )
         self._speaking = speaking
         self._follower = threading.Thread(target=self._follow_tables, name="tables", daemon=True)
         self._watcher = threading.Thread(target=self._watch_ends, name="ends", daemon=True)
@@ -246,20 +254,19 @@ class Node:
             self.standing.view,
             self.broadcast.speak_now,
             lambda database, table: self.tables.catalogue.newest(database, table).retention_ns,
-            Trimming(self.log, self._live, self.limits.log_keep_records),
+            Trimming(self.log, self.broadcast.live, self.limits.log_keep_records),
         )
-        self.recoverer = Recoverer(
+        self.mending = Mending(
             self.log,
-            self.name,
             self.settings.data_directory,
+            self.identity,
             self.groups,
-            self.identity.topics,
-            self._live,
-            self.runner.durable_offset,
-            self._install,
-            self._resume,
-            self.limits.recoveries_max,
-            self.limits.recovery_bytes_per_second,
+            self.journal,
+            self.runner,
+            self.standing,
+            self.broadcast,
+            self._open_group,
+            self.limits,
         )
         self.standing.decision = self.duties.decision
         for group in self.groups.values():
@@ -268,7 +275,7 @@ class Node:
         if speaking:
             self.broadcast.start()
             self.duties.start()
-            self.recoverer.start()
+            self.mending.start()
         self._follower.start()
         self._watcher.start()
         self.started = True
@@ -291,7 +298,7 @@ class Node:
             self._server.stop()
         if self.started:
             self.engine.close()
-            self.recoverer.stop()
+            self.mending.stop()
             self.duties.stop()
             self.runner.stop()
             for group in self.groups.values():
@@ -342,47 +349,15 @@ class Node:
         group = self.groups[topic]
         return self.shelf.make(group_name, self.identity.topics[topic], group.era, group.store)
 
-    # Recovery from another member's files.
-
-    def _live(self, group_name: str, members: Sequence[str]) -> list[Status]:
-        return self.broadcast.board.live(group_name, members)
-
     def _trimmed(self, topic: str, needed: int, log_begin: int) -> None:
         """The log begins behind what a group has: it recovers; a node without a voice only says so."""
-        self.standing.start_over(topic)
         if self._speaking:
-            self.recoverer.begin(topic, needed, log_begin)
-            self.broadcast.speak_now()
+            self.mending.trimmed(topic, needed, log_begin)
             return
         self.groups[topic].fail(
             f"topic {topic} begins at offset {log_begin} and {needed} is needed: the log was trimmed; "
             "start the node instead, it recovers from the files of another member"
         )
-
-    def _install(self, topic: str) -> None:
-        """A verified copy of a group takes the place of its store, and the group reads its log on from there."""
-        old = self.groups[topic]
-        newest = self.runner.durable_version(topic)
-        old.stop()
-        old.store.close()
-        finish_swap(self.settings.data_directory, old.directory_name)
-        self.journal.forget_all(old.name, newest)
-        group = self._open_group(old.name)
-        group.start()
-        # The cursor first: whoever finds the new group must not find the old place in its log.
-        self.runner.rejoin(topic, _cursor(group))
-        self.groups[topic] = group
-        self._follow_again(topic)
-
-    def _resume(self, topic: str) -> None:
-        """The log holds what a group needs after all."""
-        self.groups[topic].recovery = None
-        self._follow_again(topic)
-
-    def _follow_again(self, topic: str) -> None:
-        self.standing.start_over(topic)
-        self.runner.rejoin(topic, None)
-        self.broadcast.speak_now()
 
     # What the node knows of itself.
 
@@ -480,11 +455,6 @@ class Node:
     def _commit_offsets(self) -> None:
         consumer = f"headrace-{self.settings.cluster}-{self.settings.node}"
         self.log.commit(consumer, {topic: self.runner.durable_offset(topic) + 1 for topic in self.groups})
-
-
-def _cursor(group: Group) -> Cursor:
-    state = group.replica.state
-    return Cursor(state.version, state.offset, state.record_digest)
 
 
 def installed_version() -> str:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from consumers.replication.broadcast import Broadcast, boot_ns
-from consumers.replication.group import Group
+from consumers.replication.group import NO_CONTENT, Group
 from consumers.replication.identity import Identity
 from consumers.replication.roles import Decision, GroupView, MemberView
 from consumers.replication.runner import Runner
@@ -74,6 +74,8 @@ class Standing:
             return group.fault
         if group.recovery is not None:
             return group.recovery.reason
+        if group.disputed:
+            return group.disputed
         if group.waiting or group.storing_fault:
             return f"waiting for {group.waiting}" if group.waiting else group.storing_fault
         if self._runner.journal_fault:
@@ -122,6 +124,9 @@ class Standing:
     def _status(self, topic: str, group: Group) -> Status:
         applied, reason = group.applied, self.reason(topic) or self.decision(topic).reason
         chain_version, chain = group.chain_mark
+        stored_version, content = group.stored_content() if self.caught_up(topic) else NO_CONTENT
+        # What is wrong is no copy of anything, so it neither confirms a write nor lets the log be trimmed.
+        wrong = group.recovery is not None and group.recovery.wrong
         done, total = self._progress(topic, group)
         return Status(
             node=self._identity.node,
@@ -137,11 +142,15 @@ class Standing:
             version=applied.version,
             offset=applied.offset,
             position=self._runner.position(topic),
-            durable_offset=self._runner.durable_offset(topic),
-            sealed_version=group.sealed_version,
-            sealed_offset=group.sealed_offset,
+            durable_offset=-1 if wrong else self._runner.durable_offset(topic),
+            sealed_version=0 if wrong else group.sealed_version,
+            sealed_offset=-1 if wrong else group.sealed_offset,
             chain_version=chain_version,
             chain=chain,
+            stored_version=stored_version,
+            content=content,
+            sealed_log_bytes=group.sealed_log_bytes,
+            segment_bytes=group.segment_bytes,
             recovery_done=done,
             recovery_total=total,
             format=FORMAT,

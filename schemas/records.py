@@ -43,6 +43,10 @@ class Status:
     sealed_offset: int
     chain_version: int
     chain: bytes
+    stored_version: int
+    content: bytes
+    sealed_log_bytes: int
+    segment_bytes: int
     recovery_done: int
     recovery_total: int
     format: int

@@ -55,12 +55,15 @@ class QueryEngine:
         directories: Sequence[Path],
         settings: QuerySettings | None = None,
         clock_ns: Callable[[], int] = time.time_ns,
+        on_unreadable: Callable[[], None] = lambda: None,
     ) -> None:
-        """`directories` hold the segments, at any depth; queries can open no file outside of them."""
+        """`directories` hold the segments, at any depth; queries can open no file outside of them. `on_unreadable` is told of segments that cannot
+        be read."""
         self.settings = settings or QuerySettings()
         self.statistics = QueryStatistics()
         self._source = source
         self._clock_ns = clock_ns
+        self._on_unreadable = on_unreadable
         self._places = threading.BoundedSemaphore(self.settings.queries_max)
         self._lock = threading.Lock()
         self._database = LockedDatabase(directories, self.settings)
@@ -131,7 +134,9 @@ class QueryEngine:
         on_start: Callable[[Callable[[], None]], None] | None,
     ) -> QueryResult:
         timeout_ms = min(timeout_ms or self.settings.timeout_ms, self.settings.timeout_ms)
-        session = Session(self._database, held, self.settings.memory_limit_mb, timeout_ms, self._clock_ns() // 1_000)
+        now_us = self._clock_ns() // 1_000
+        memory_limit_mb = self.settings.memory_limit_mb
+        session = Session(self._database, held, memory_limit_mb, timeout_ms, now_us, self._on_unreadable)
         if on_start is not None:
             on_start(session.deadline.cancel)
         statement = session.check(sql)

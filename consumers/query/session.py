@@ -7,7 +7,7 @@ given back, in the reverse order, when its stack `held` is closed.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 
@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from consumers.query import guard
 from consumers.query.database import HOME_CATALOG, LockedDatabase, statement_kinds, syntax_tree
-from consumers.query.errors import QueryError
+from consumers.query.errors import QueryError, SegmentUnreadable
 from consumers.query.faults import CATALOG_PREFIX, is_broken, translate
 from consumers.query.guard import Statement
 from consumers.query.names import Resolved, TableKey
@@ -38,9 +38,17 @@ class Session:
     """A connection that runs one statement. Used by one thread at a time."""
 
     def __init__(
-        self, database: LockedDatabase, held: ExitStack, memory_limit_mb: int, timeout_ms: int, now_us: int
+        self,
+        database: LockedDatabase,
+        held: ExitStack,
+        memory_limit_mb: int,
+        timeout_ms: int,
+        now_us: int,
+        on_unreadable: Callable[[], None] = lambda: None,
     ) -> None:
-        """Opens the connection and its catalog, where `now()` has one value; the deadline starts here."""
+        """Opens the connection and its catalog, where `now()` has one value; the deadline starts here. `on_unreadable` is told of segments that
+        cannot be read."""
+        self._on_unreadable = on_unreadable
         self._database = database
         self._held = held
         self._memory_limit_mb = memory_limit_mb
@@ -106,9 +114,12 @@ class Session:
         if is_broken(error):
             self._database.reopen()
         deadline = self.deadline
-        return translate(
+        condition = translate(
             error, timed_out=deadline.expired, timeout_ms=deadline.timeout_ms, memory_limit_mb=self._memory_limit_mb
         )
+        if isinstance(condition, SegmentUnreadable):
+            self._on_unreadable()
+        return condition
 
     def _enter_catalog(self, now_us: int) -> None:
         now = f"make_timestamp({now_us})"

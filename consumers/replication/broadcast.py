@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import structlog
 
@@ -89,6 +89,10 @@ class Broadcast:
     def speak_now(self) -> None:
         """Something changed that others should hear before the next interval; many calls make one broadcast."""
         self._changed.set()
+
+    def live(self, group: str, members: Iterable[str]) -> list[Status]:
+        """The newest statuses of the members of a group that are alive, in the order given."""
+        return self.board.live(group, members)
 
     @property
     def fenced(self) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import xxhash
 
 CHAIN_INTERVAL = 256
@@ -10,6 +12,11 @@ CHAIN_INTERVAL = 256
 def record_digest(value: bytes) -> bytes:
     """xxh3-128 of one record's value."""
     return xxhash.xxh3_128_digest(value)
+
+
+def content_digest(digests: Mapping[str, str]) -> bytes:
+    """xxh3-128 over the names and content digests of a group's segments: equal on two replicas that hold the same files."""
+    return xxhash.xxh3_128_digest("\n".join(f"{name} {digest}" for name, digest in sorted(digests.items())).encode())
 
 
 def next_chain(chain: bytes, digest: bytes) -> bytes:

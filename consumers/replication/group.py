@@ -16,9 +16,10 @@ from typing import Protocol
 import pyarrow as pa
 import structlog
 
-from consumers.replication.chain import CHAIN_INTERVAL
+from consumers.replication.chain import CHAIN_INTERVAL, content_digest
 from consumers.replication.journal import JournalEntry
 from consumers.replication.limits import ReplicationLimits
+from consumers.replication.progress import Progress
 from consumers.replication.replica import (
     Action,
     ApplyDelete,
@@ -30,12 +31,13 @@ from consumers.replication.replica import (
     SealNow,
 )
 from consumers.replication.state import GroupState
-from consumers.store import JobSuperseded, SealJob, Store, StoreJob
+from consumers.store import JobSuperseded, SealJob, Store, StoreDamaged, StoreJob
 from schemas.errors import HeadraceError
 from schemas.messages import NO_CHAIN, Leadership
 from schemas.payload import PayloadInvalid, decode_rows
 from schemas.tables import DatabaseSchema, FieldType, TableSchema
 
+NO_CONTENT = (-1, NO_CHAIN)
 _log = structlog.get_logger(__name__)
 
 
@@ -52,6 +54,7 @@ class Applied:
     frontier: int = 0
     unsealed_rows: int = 0
     claimed_ms: int = 0
+    log_bytes: int = 0
 
     @classmethod
     def of(cls, state: GroupState, timestamp_ms: int, before: Applied | None = None) -> Applied:
@@ -67,6 +70,7 @@ class Applied:
             state.frontier,
             state.unsealed_rows,
             claimed_ms,
+            state.log_bytes,
         )
 
 
@@ -87,6 +91,11 @@ class Recovering(Protocol):
 
     bytes_done: int
     bytes_total: int
+    wrong: bool
+
+    def progress(self) -> Progress:
+        """Its figures."""
+        ...
 
     @property
     def reason(self) -> str:
@@ -119,9 +128,13 @@ class Group:
         self.replica = Replica(members, state)
         self.sealed_version = state.frontier
         self.sealed_offset = state.offset
+        self.sealed_log_bytes = state.log_bytes
+        self.segment_bytes = _bytes_of(store)
         self.fault = ""
         self.recovery: Recovering | None = None
         self.waiting = ""
+        self.disputed = ""
+        self.damage = ""
         self.storing_fault = ""
         self.applied = Applied.of(state, 0)
         self.chain_mark: tuple[int, bytes] = (0, NO_CHAIN)
@@ -130,7 +143,8 @@ class Group:
         self._queue: deque[JournalEntry] = deque()
         self._queue_bytes = 0
         self._changed = threading.Condition()
-        self._seal_offsets: dict[int, int] = {}
+        self._seals: dict[int, tuple[int, int]] = {}
+        self._content: tuple[int, bytes] = NO_CONTENT
         self._pending_jobs: deque[Future[None]] = deque()
         self._files_version = state.frontier
         self._jobs_open = 0
@@ -153,6 +167,17 @@ class Group:
         """The newest record that changed the set of files (a seal, a merge, a drop), -1 while such work is under way."""
         with self._changed:
             return -1 if self._jobs_open else self._files_version
+
+    def stored_content(self) -> tuple[int, bytes]:
+        """(stored version, digest over names and content digests of all segments there); NO_CONTENT while files are worked on."""
+        version = self.stored_version
+        if version == self._content[0]:
+            return self._content
+        content = content_digest(self.store.digests())
+        if version < 0 or self.stored_version != version:
+            return NO_CONTENT
+        self._content = (version, content)
+        return self._content
 
     @property
     def directory_name(self) -> str:
@@ -317,7 +342,7 @@ class Group:
             (database, table): self._schema(database, table, version)
             for (database, table), version in action.tables.items()
         }
-        self._seal_offsets[action.version] = self.replica.state.offset
+        self._seals[action.version] = (self.replica.state.offset, self.replica.state.log_bytes)
         self._submit(self.store.freeze(action.version, self._era, action.state, schemas))
 
     def _submit(self, job: StoreJob) -> None:
@@ -344,6 +369,10 @@ class Group:
             # Two plans of one leader overlapped: on every replica the same one is void.
             _log.info("compaction void", group=self.name, version=job.version, error=str(error))
             job.cancel()
+        except StoreDamaged as error:
+            self.damage = error.message
+            self.fail(f"storing at version {job.version}: {error}")
+            return
         except HeadraceError as error:
             self.fail(f"storing at version {job.version}: {error}")
             return
@@ -352,10 +381,12 @@ class Group:
             _log.exception("storing failed", group=self.name)
             return
         if isinstance(job, SealJob):
-            self.sealed_offset = self._seal_offsets.pop(job.version)
+            self.sealed_offset, self.sealed_log_bytes = self._seals.pop(job.version)
             self.sealed_version = job.version
             self._on_sealed(self.name, job.version)
+        segment_bytes = _bytes_of(self.store)
         with self._changed:
+            self.segment_bytes = segment_bytes
             self._jobs_open -= 1
 
     def _run_until_done(self, job: StoreJob) -> None:
@@ -376,6 +407,10 @@ class Group:
                 with self._changed:
                     self._changed.wait_for(lambda: self._stopping, self._limits.job_retry_s)
         raise GroupStopping(f"group {self.name} is stopping")
+
+
+def _bytes_of(store: Store) -> int:
+    return sum(entry.size_bytes for entry in store.segments())
 
 
 class GroupStopping(HeadraceError):

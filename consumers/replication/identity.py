@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from connectors.files import write_atomically
@@ -31,12 +31,14 @@ class DataDirectoryUnusable(HeadraceError):
 
 @dataclass(slots=True)
 class Identity:
-    """Who a data directory belongs to; `topics` maps a forward topic to the id it had when its data was stored."""
+    """Who a data directory belongs to; `topics` maps a forward topic to the id it had when its data was stored, `wrong` one whose group
+    holds what its log does not say, and is still to be recovered, to why."""
 
     cluster: str
     node: str
     store: str
     topics: dict[str, str]
+    wrong: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def load(cls, directory: Path, cluster: str, node: str) -> Identity:
@@ -51,7 +53,8 @@ class Identity:
                     f"data directory {directory} has format {content['format']}, this build reads {DIRECTORY_FORMAT}",
                     action="use the build that wrote it, or another directory",
                 )
-            found = cls(content["cluster"], content["node"], content["store"], dict(content["topics"]))
+            topics, wrong = dict(content["topics"]), dict(content.get("wrong", {}))
+            found = cls(content["cluster"], content["node"], content["store"], topics, wrong)
         except (ValueError, KeyError, TypeError) as error:
             raise DataDirectoryDamaged(
                 f"{path} is damaged: {error!r}",
@@ -65,6 +68,10 @@ class Identity:
                 )
         return found
 
+    def renew(self) -> None:
+        """Other data from now on: what was said of the old is not held against the new."""
+        self.store = uuid.uuid4().hex
+
     def save(self, directory: Path) -> None:
         """Write it durably."""
         content = {
@@ -73,5 +80,6 @@ class Identity:
             "node": self.node,
             "store": self.store,
             "topics": self.topics,
+            "wrong": self.wrong,
         }
         write_atomically(directory / IDENTITY_FILE, json.dumps(content, indent=1, sort_keys=True).encode())

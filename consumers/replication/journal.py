@@ -96,6 +96,7 @@ class Journal:
         """Delete every entry of a group, whose newest is given: another member's files hold more. What comes next need not join on."""
         self.forget(group, newest_version)
         self._oldest.pop(group, None)
+        self._recovered.pop(group, None)
 
     def checkpoint(self) -> None:
         """Write down what lives, delete what does not, and end the refusal that follows a failed sync."""

@@ -20,3 +20,5 @@ class ReplicationLimits:
     recoveries_max: int = 2
     recovery_bytes_per_second: int = 0
     log_keep_records: int = 0
+    scrub_bytes_per_second: int = 64 * 1024 * 1024
+    scrub_interval_s: float = 86_400.0

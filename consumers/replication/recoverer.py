@@ -1,4 +1,5 @@
-"""Recovers groups whose log no longer holds what they need: files of another member first, then the log (docs/internals/recovery.md).
+"""Recovers groups from the files of another member: those whose log no longer holds what they need, that are far behind, or that hold what the log
+does not say (docs/internals/recovery.md).
 
 One thread looks which groups wait and plans, a small pool copies. A group under recovery is unsynced, reads nothing and keeps the data it has until
 a complete, verified copy takes its place.
@@ -15,9 +16,11 @@ from pathlib import Path
 import structlog
 
 from connectors.log.port import Log
+from consumers.replication.arbiter import read_chain
 from consumers.replication.group import Group
-from consumers.replication.recovery import RecoveryPlan, Way, plan_recovery
-from consumers.replication.sources import HttpSource
+from consumers.replication.progress import Recovery
+from consumers.replication.recovery import Costs, Need, RecoveryPlan, Way, plan_recovery
+from consumers.replication.sources import HttpSource, chain_of_member
 from consumers.replication.state import GroupState
 from consumers.replication.transfer import (
     PARTS,
@@ -28,6 +31,7 @@ from consumers.replication.transfer import (
     SourceFailed,
     TransferStopped,
     commit_copy,
+    commit_nothing,
     fetch,
     is_committed,
 )
@@ -36,97 +40,13 @@ from schemas.errors import HeadraceError
 from schemas.records import Status
 
 TURN_S = 0.5
-STALL_S = 30.0
 FAILED_SHUN_S = 2.0
 CORRUPT_SHUN_S = 600.0
-CHOICES = (
-    "the data is kept; start the members that have the files, or restore the topic; when neither is possible, write the "
-    "segments of this directory, which are Parquet, into a new cluster with headrace write"
-)
 _log = structlog.get_logger(__name__)
 
 
-class Recovery:
-    """How the recovery of one group goes: a Watcher for the copying thread, a text and two numbers for everyone else."""
-
-    def __init__(self, needed: int, log_begin: int, stopping: threading.Event, bytes_per_second: int) -> None:
-        self._why = f"the log begins at offset {log_begin}, {needed} is needed"
-        self._stopping = stopping
-        self._bytes_per_second = bytes_per_second
-        self._moved_s = self._begun_s = time.monotonic()
-        self._received = 0
-        self._source = ""
-        self._trouble = ""
-        self._files = 0
-        self._files_done = 0
-        self.bytes_done = 0
-        self.bytes_total = 0
-
-    def waits(self, reason: str) -> None:
-        """Nobody to copy from."""
-        self._source = ""
-        self._why = reason
-
-    def failed(self, trouble: str) -> None:
-        """An attempt ended without success."""
-        self._trouble = trouble
-
-    def copies_from(self, source: str) -> None:
-        """A new attempt."""
-        self._source = source
-        self._begun_s, self._received = time.monotonic(), 0
-
-    def begin(self, files: int, total_bytes: int) -> None:
-        """See Watcher."""
-        self._files, self._files_done = files, 0
-        self.bytes_done, self.bytes_total = 0, total_bytes
-        self._begun_s, self._received = time.monotonic(), 0
-
-    def have(self, size_bytes: int) -> None:
-        """See Watcher."""
-        self.bytes_done += size_bytes
-        self._check()
-
-    def received(self, size_bytes: int) -> None:
-        """See Watcher; waits as long as the rate limit asks for."""
-        self.bytes_done += size_bytes
-        self._received += size_bytes
-        self._moved_s = time.monotonic()
-        self._check()
-
-    def _check(self) -> None:
-        due_s = self._received / self._bytes_per_second if self._bytes_per_second else 0.0
-        if self._stopping.wait(max(0.0, self._begun_s + due_s - time.monotonic())):
-            raise TransferStopped("the node is stopping")
-
-    def lost(self, size_bytes: int) -> None:
-        """See Watcher."""
-        self.bytes_done -= size_bytes
-
-    def file_done(self) -> None:
-        """See Watcher."""
-        self._files_done += 1
-
-    @property
-    def reason(self) -> str:
-        """What an operator reads: how far it is, or what it waits for, and after 30 s without progress the cause."""
-        still_s = time.monotonic() - self._moved_s
-        trouble = f"; last trouble: {self._trouble}" if self._trouble else ""
-        stalled = f"no progress for {still_s:.0f} s: " if still_s >= STALL_S else ""
-        if not self._source:
-            return f"{stalled}{self._why}{trouble}; {CHOICES}"
-        rate = self._received / max(0.001, time.monotonic() - self._begun_s)
-        left = (self.bytes_total - self.bytes_done) / rate if rate else 0.0
-        figures = (
-            f"{self._files_done} of {self._files} files, {self.bytes_done / 1e6:.1f} of {self.bytes_total / 1e6:.1f} MB, "
-            f"{rate / 1e6:.1f} MB/s, {left:.0f} s left"
-        )
-        cause = f"{self._source} sends nothing" if stalled and not trouble else ""
-        return f"{stalled}{cause}{' ' if cause else ''}recovering files from {self._source}: {figures}{trouble}"
-
-
 class Recoverer:
-    """The threads of it. `begin` may be called by any; `install(topic)` is called when a copy waits to take the place of the group's store."""
+    """The threads of it. `begin` may be called by any thread."""
 
     def __init__(
         self,
@@ -137,12 +57,18 @@ class Recoverer:
         topic_ids: Mapping[str, str],
         live: Callable[[str, Sequence[str]], list[Status]],
         durable_offset: Callable[[str], int],
+        behind: Callable[[str], bool],
         install: Callable[[str], None],
         resume: Callable[[str], None],
+        leave: Callable[[str], None],
         at_once_max: int,
         bytes_per_second: int,
         source: Callable[[str, str], Source] = HttpSource,
+        chain_of: Callable[[str, str, int], bytes | None] = chain_of_member,
+        costs: Costs | None = None,
     ) -> None:
+        """`behind(topic)`: whether a group has not reached the end of its log yet. `install(topic)` puts a committed copy in the place of the group's
+        store, `resume(topic)` lets it follow its log again, `leave(topic)` is told that it stops following."""
         self._log = log
         self._node = node
         self._data_directory = data_directory
@@ -150,12 +76,17 @@ class Recoverer:
         self._topic_ids = topic_ids
         self._live = live
         self._durable_offset = durable_offset
+        self._behind = behind
         self._install = install
         self._resume = resume
+        self._leave = leave
         self._at_once_max = at_once_max
         self._bytes_per_second = bytes_per_second
         self._source = source
+        self._chain_of = chain_of
+        self._costs = costs or Costs()
         self._recoveries: dict[str, Recovery] = {}
+        self._trusted: dict[str, frozenset[str] | None] = {}
         self._busy: set[str] = set()
         self._shunned_until_s: dict[tuple[str, str], float] = {}
         self._stopping = threading.Event()
@@ -173,37 +104,44 @@ class Recoverer:
             self._thread.join(10.0)
         self._pool.shutdown(wait=True)
 
-    def begin(self, topic: str, needed: int, log_begin: int) -> None:
-        """The log of a group does not hold what it needs: from now on it recovers."""
+    def begin(self, topic: str, why: str, *, wrong: bool = False, trusted: frozenset[str] | None = None) -> None:
+        """From now on a group recovers. `wrong`: what it holds is not what the log says, and nothing of it counts; see Need for `trusted`."""
         group = self._groups[topic]
-        _log.warning("log does not hold what is needed", group=group.name, needed=needed, log_begin=log_begin)
-        recovery = self._recoveries[topic] = Recovery(needed, log_begin, self._stopping, self._bytes_per_second)
+        if group.recovery is not None and (group.recovery.wrong or not wrong):
+            return
+        _log.warning("group recovers", group=group.name, why=why)
+        recovery = self._recoveries[topic] = Recovery(why, wrong, self._stopping, self._bytes_per_second)
+        self._trusted[topic] = trusted
         group.recovery = recovery
+        self._leave(topic)
 
     def _run(self) -> None:
         while not self._stopping.wait(TURN_S):
             for topic, group in self._groups.items():
-                recovery = self._recoveries.get(topic)
-                if (
-                    recovery is None
-                    or group.recovery is not recovery
-                    or topic in self._busy
-                    or len(self._busy) >= self._at_once_max
-                ):
+                if topic in self._busy or len(self._busy) >= self._at_once_max:
                     continue
                 try:
-                    self._turn(topic, group, recovery)
+                    self._turn(topic, group)
                 except HeadraceError as error:
-                    recovery.failed(str(error))
+                    self._trouble(topic, str(error))
                 except Exception as error:
-                    recovery.failed(repr(error))
+                    self._trouble(topic, repr(error))
                     _log.exception("recovery failed", group=group.name)
 
-    def _turn(self, topic: str, group: Group, recovery: Recovery) -> None:
+    def _trouble(self, topic: str, trouble: str) -> None:
+        if (recovery := self._recoveries.get(topic)) is not None:
+            recovery.failed(trouble)
+
+    def _turn(self, topic: str, group: Group) -> None:
+        recovery = self._recoveries.get(topic)
+        if recovery is None or group.recovery is not recovery:
+            if group.follows and self._behind(topic):
+                self._consider(topic, group)
+            return
         live = self._sources(topic, group)
-        needed, begin = self._durable_offset(topic) + 1, self._log.describe(topic).begin
-        plan = plan_recovery(needed, begin, self._node, live)
-        if is_committed(self._data_directory, group.directory_name) or plan.way is Way.FILES:
+        plan = plan_recovery(self._need(topic, group, recovery.wrong), live, self._costs)
+        committed = is_committed(self._data_directory, group.directory_name)
+        if committed or plan.way in (Way.FILES, Way.REBUILD):
             self._busy.add(topic)
             url = next((status.http for status in live if status.node == plan.source), "")
             self._pool.submit(self._recover, topic, group, recovery, plan, url)
@@ -211,6 +149,20 @@ class Recoverer:
             self._resume(topic)
         else:
             recovery.waits(plan.reason)
+
+    def _consider(self, topic: str, group: Group) -> None:
+        """A group that reads its log on may have a shorter way."""
+        plan = plan_recovery(self._need(topic, group, False), self._sources(topic, group), self._costs)
+        if plan.way is Way.FILES:
+            self.begin(topic, plan.reason)
+
+    def _need(self, topic: str, group: Group, wrong: bool) -> Need:
+        begin, applied = self._log.describe(topic).begin, group.applied
+        next_offset = self._durable_offset(topic) + 1
+        trusted = self._trusted.get(topic) if wrong else None
+        return Need(
+            self._node, next_offset, begin, applied.version, applied.log_bytes, wrong, trusted, whole=begin == 0
+        )
 
     def _sources(self, topic: str, group: Group) -> list[Status]:
         """Live members that follow the same topic, say where they are, and were not found bad lately."""
@@ -227,7 +179,10 @@ class Recoverer:
         shun_s = FAILED_SHUN_S
         try:
             if not is_committed(self._data_directory, group.directory_name):
-                self._copy(topic, group, recovery, plan.source, url)
+                if plan.way is Way.REBUILD:
+                    commit_nothing(self._data_directory, group.directory_name)
+                else:
+                    self._copy(topic, group, recovery, plan.source, url)
             self._install(topic)
             _log.info("recovered from files", group=group.name, source=plan.source, bytes=recovery.bytes_total)
             return
@@ -251,16 +206,32 @@ class Recoverer:
         directory = self._data_directory / RECOVERING / group.directory_name
         _log.info("copying files", group=group.name, source=source)
         recovery.copies_from(source)
-        snapshot = fetch(self._source(url, group.name), directory, recovery)
+        snapshot = fetch(self._source(url, group.name), directory, recovery, own=self._data_directory)
         if (snapshot.group, snapshot.topic_id) != (group.name, self._topic_ids[topic]):
             raise SourceCorrupt(f"the snapshot is of group {snapshot.group} in topic {snapshot.topic_id}")
         check_copy(directory, snapshot)
+        self._compare(topic, group, snapshot, source)
         begin = self._log.describe(topic).begin
         if snapshot.offset + 1 < begin:
             raise SourceFailed(
                 f"the copy ends at offset {snapshot.offset} and the log begins at {begin} by now", retriable=True
             )
         commit_copy(self._data_directory, group.directory_name)
+
+    def _compare(self, topic: str, group: Group, snapshot: Snapshot, source: str) -> None:
+        """The source may be wrong without knowing it: ask the log where it is whole, else another member that is not known to be wrong. Raises
+        SourceCorrupt, and SourceFailed while it is not settled who is wrong."""
+        if self._log.describe(topic).begin == 0:
+            chain = read_chain(self._log, topic, snapshot.version, self._stopping.is_set)
+            if chain is not None and chain.hex() != snapshot.chain:
+                raise SourceCorrupt(f"its chain at version {snapshot.version} is not that of the log")
+            return
+        for status in self._live(group.name, group.members):
+            if status.node not in (self._node, source) and status.durable_offset >= 0 and status.http:
+                chain = self._chain_of(status.http, group.name, snapshot.version)
+                if chain is not None and chain.hex() != snapshot.chain:
+                    words = f"its chain at version {snapshot.version} is not that of {status.node}"
+                    raise SourceFailed(words, retriable=True)
 
 
 def check_copy(directory: Path, snapshot: Snapshot) -> None:

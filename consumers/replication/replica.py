@@ -87,6 +87,7 @@ class Replica:
         state.offset = offset
         state.record_digest = digest
         state.chain = next_chain(state.chain, digest)
+        state.log_bytes += len(value)
         state.unsealed_bytes += len(value)
         return self._full(self._decide(value))
 

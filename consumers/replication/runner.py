@@ -17,6 +17,7 @@ from consumers.replication.chain import record_digest
 from consumers.replication.group import Group
 from consumers.replication.journal import Journal, JournalEntry
 from consumers.replication.limits import ReplicationLimits
+from consumers.replication.state import GroupState
 from schemas.errors import HeadraceError, StateUnknown
 
 _log = structlog.get_logger(__name__)
@@ -29,6 +30,11 @@ class Cursor:
     version: int
     offset: int
     digest: bytes
+
+    @classmethod
+    def of(cls, state: GroupState) -> Cursor:
+        """Behind the newest record of a state."""
+        return cls(state.version, state.offset, state.record_digest)
 
 
 class Runner:

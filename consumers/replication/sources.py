@@ -58,3 +58,13 @@ class HttpSource:
         with contextlib.suppress(NodeUnreachable, NodeRefused):
             url = f"{self._url}/api/v1/snapshots/{quote(snapshot.id, safe='')}"
             call_node(url, method="DELETE", timeout_s=RELEASE_TIMEOUT_S)
+
+
+def chain_of_member(url: str, group: str, version: int) -> bytes | None:
+    """A member's chain after a record, None when it does not say."""
+    query = urlencode({"group": group, "version": version, "sealed_version": 0})
+    try:
+        answer = call_node(f"{url.rstrip('/')}/api/v1/evidence?{query}", timeout_s=ANSWER_TIMEOUT_S)
+        return bytes.fromhex(answer["chain"])
+    except (NodeUnreachable, NodeRefused, ValueError, KeyError, TypeError):
+        return None

@@ -30,6 +30,7 @@ class GroupState:
     offset: int = -1
     chain: bytes = NO_CHAIN
     record_digest: bytes = NO_CHAIN
+    log_bytes: int = 0
     epoch: int = 0
     leader: Leadership | None = None
     frontier: int = 0
@@ -55,6 +56,7 @@ class GroupState:
                 "offset": self.offset,
                 "chain": self.chain,
                 "record_digest": self.record_digest,
+                "log_bytes": self.log_bytes,
                 "epoch": self.epoch,
                 "leader_node": leader.node,
                 "leader_incarnation": leader.incarnation,
@@ -96,6 +98,7 @@ _PLAIN = (
     "offset",
     "chain",
     "record_digest",
+    "log_bytes",
     "epoch",
     "frontier",
     "unsealed_rows",

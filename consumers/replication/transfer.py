@@ -142,15 +142,25 @@ class Watcher(Protocol):
         ...
 
 
-def fetch(source: Source, directory: Path, watcher: Watcher) -> Snapshot:
+def fetch(
+    source: Source,
+    directory: Path,
+    watcher: Watcher,
+    own: Path | None = None,
+    on_listing: Callable[[Snapshot], None] = lambda _snapshot: None,
+) -> Snapshot:
     """Bring a snapshot of a source into `directory`, complete, verified and durable. Raises SourceFailed, SourceCorrupt, TransferStopped, OSError.
 
-    After any error a later call, with the same or another source, goes on with what is there.
+    Segments that the data directory `own` has are linked instead of copied, and verified like any other. `on_listing` is called before any
+    file is copied. After any error a later call, with the same or another source, goes on with what is there.
     """
     snapshot = source.open()
     try:
+        on_listing(snapshot)
         create_directories(directory)
         _remove_others(directory, snapshot)
+        if own is not None:
+            _link_own(own, directory, snapshot)
         watcher.begin(len(snapshot.files), snapshot.total_bytes)
         for file in sorted(snapshot.files, key=lambda file: (not file.path.startswith(PARTS[0]), file.path)):
             _fetch_file(source, snapshot, file, directory, watcher)
@@ -232,6 +242,23 @@ def _remove_others(directory: Path, snapshot: Snapshot) -> None:
                 path.unlink()
 
 
+def _link_own(own: Path, directory: Path, snapshot: Snapshot) -> None:
+    """Segments never change once they have their name, so a link is as good as a copy; whether this one is good its digest says."""
+    for file in snapshot.files:
+        here, target = own / file.path, directory / file.path
+        if file.path.startswith(f"{PARTS[0]}/") and not target.exists() and _size(here) == file.size_bytes:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            os.link(here, target)
+
+
+def _size(path: Path) -> int:
+    """Size in bytes, -1 for a file that is not there."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return -1
+
+
 def _check_path(file: SnapshotFile) -> None:
     path = PurePosixPath(file.path)
     plain = str(path) == file.path and not path.is_absolute() and ".." not in path.parts and "\0" not in file.path
@@ -246,6 +273,15 @@ def commit_copy(data_directory: Path, group: str) -> None:
     """From here on the copy in `recovering` takes the place of the group's store: `finish_swap` does it, now or at the next start."""
     create_directories(data_directory / RECOVERED)
     rename_durably(data_directory / RECOVERING / group, data_directory / RECOVERED / group)
+
+
+def commit_nothing(data_directory: Path, group: str) -> None:
+    """Decide for a store without anything in it: what the group holds is wrong, and the log has everything."""
+    copy = data_directory / RECOVERING / group
+    shutil.rmtree(copy, ignore_errors=True)
+    for part in PARTS:
+        create_directories(copy / part / group)
+    commit_copy(data_directory, group)
 
 
 def is_committed(data_directory: Path, group: str) -> bool:

@@ -6,16 +6,19 @@ import errno
 import os
 import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pyarrow as pa
+import xxhash
 
 from connectors.files import PARTIAL_SUFFIX, fsync_directory
 from consumers.store.errors import StoreError, StoreFull, StoreUnwritable
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+_LOST = (errno.EIO, errno.ENOENT, errno.EUCLEAN, errno.EBADMSG)
+PIECE_BYTES = 1 << 20
 
 
 class SegmentFiles:
@@ -86,6 +89,20 @@ class SegmentFiles:
         with self._lock:
             gone, self._doomed = self._doomed, set()
         self._unlink(gone)
+
+    def digest(self, name: str, on_bytes: Callable[[int], None]) -> str:
+        """xxh3-128 of a file's bytes in hex; empty when the disk does not give them."""
+        digest = xxhash.xxh3_128()
+        try:
+            with self.path(name).open("rb") as data:
+                while piece := data.read(PIECE_BYTES):
+                    digest.update(piece)
+                    on_bytes(len(piece))
+        except OSError as error:
+            if error.errno in _LOST:
+                return ""
+            raise os_error(error, self.path(name)) from error
+        return digest.hexdigest()
 
     def found(self) -> Iterator[tuple[str, int]]:
         """Name and size in bytes of every file below the root."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import count
 from pathlib import Path
 
 import pyarrow as pa
 
-from connectors.files import create_directories
+from connectors.files import create_directories, rename_durably
 from consumers.store.compaction import Compaction, plan_compaction
 from consumers.store.files import SegmentFiles, typed_errors
 from consumers.store.index import Index
@@ -29,6 +30,7 @@ from schemas.tables import DatabaseSchema, TableSchema
 
 INDEX_DIRECTORY = "index"
 SEGMENTS_DIRECTORY = "segments"
+DAMAGED_DIRECTORY = "damaged"
 
 
 class Store:
@@ -68,6 +70,19 @@ class Store:
         runs = RunsCache(index.runs, settings.runs_cache_series)
         overlaps = Overlaps(files, runs.get)
         return cls(StoreParts(group, settings, files, index, StoreView(content), runs, overlaps, LiveSummaries()))
+
+    @staticmethod
+    def set_aside(data_directory: Path, group: str) -> Path:
+        """Moves what is stored of a group, and cannot be opened, to `{data}/damaged/{group}-{n}`; nothing is deleted. Where it lies now."""
+        component = path_component(group)
+        damaged = create_directories(Path(data_directory) / DAMAGED_DIRECTORY)
+        aside = next(place for number in count(1) if not (place := damaged / f"{component}-{number}").exists())
+        with typed_errors(aside):
+            for part in (SEGMENTS_DIRECTORY, INDEX_DIRECTORY):
+                if (place := Path(data_directory) / part / component).exists():
+                    create_directories(aside)
+                    rename_durably(place, aside / part)
+        return aside
 
     @property
     def state(self) -> bytes | None:
@@ -192,6 +207,19 @@ class Store:
     def digests(self) -> dict[str, str]:
         """Segment name to content digest; equal on every replica after the same seals and merges."""
         return {entry.name: entry.content_digest for entry in self.segments()}
+
+    def is_rotted(self, name: str, on_bytes: Callable[[int], None] = lambda _size: None) -> bool:
+        """Whether a segment of the catalogue has other bytes than were sealed, or cannot be read; False for one that is gone by now.
+
+        `on_bytes(size)` is called for every piece that was read, and may raise to stop.
+        """
+        files = self._parts.files
+        files.pin([name])
+        try:
+            entry = self._parts.view.entry(name)
+            return entry is not None and files.digest(name, on_bytes) != entry.file_digest
+        finally:
+            files.release([name])
 
     def tables(self) -> list[TableKey]:
         """(database, table) of every table that has or had rows, sorted."""

@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from consumers.replication.recovery import Way, plan_recovery, trim_before
+from consumers.replication.chain import content_digest, next_chain, record_digest
+from consumers.replication.divergence import Finding, Kind, Marks
+from consumers.replication.recovery import Costs, Need, Way, plan_recovery, trim_before
 from consumers.replication.replica import ApplyWrite, Replica, SealNow
 from consumers.replication.roles import Decision, GroupView, MemberView, decide
 from consumers.replication.state import GroupState
@@ -22,6 +24,8 @@ GROUP = "g"
 HEADERS = (("format", b"1"),)
 SEAL_ROWS = 40
 TAKE_BACK_MS = 8_000
+MARK_INTERVAL = 16
+COSTS = Costs(log_bytes_per_second=1e4, file_bytes_per_second=1e6, worth_s=0.5)
 
 
 @dataclass(slots=True)
@@ -33,9 +37,14 @@ class Disk:
     sealed: dict[str, int] = field(default_factory=dict)
     full: bool = False
     wiped_ms: int = -1_000_000
+    wrong: str = ""
+    rotted: bool = False
+    tampered: bool = False
 
     def durable_offset(self) -> int:
-        """Newest offset such that everything up to it is on this disk."""
+        """Newest offset such that everything up to it is on this disk, and right as far as is known."""
+        if self.wrong:
+            return -1
         newest = max(self.journal, default=0)
         if newest:
             return self.journal[newest].offset
@@ -67,6 +76,11 @@ class SimNode:
         self.replica = Replica(self.members, state)
         self.visible = dict(self.disk.sealed)
         self.sealed_version, self.sealed_offset = state.frontier, state.offset
+        self.sealed_log_bytes = state.log_bytes
+        self.marks, self.chains, self.mark = Marks(self.name), {state.version: state.chain}, (0, bytes(16))
+        self.shunned: set[str] = set()
+        self.disputed, self.tampered = "", self.disk.tampered
+        self.trusted: frozenset[str] | None = None
         self.unsynced: list[SimRecord[bytes]] = []
         self.board, self.board_at = StatusBoard(), max(self.world.status.begin, self.world.status.end - 200)
         self.read_back_ms = -OFFLINE_MS
@@ -91,6 +105,7 @@ class SimNode:
             (80, self._listen),
             (150, self._duties),
             (1_000, self._trim),
+            (400, self._inspect),
         ):
             self._every(every_ms, step)
 
@@ -125,10 +140,19 @@ class SimNode:
         if self.name in self.world.reads_cut or self.unsynced or self.copying:
             return
         next_offset = self.durable_offset + 1
-        plan = plan_recovery(next_offset, self.world.forward.begin, self.name, self.board.live(GROUP, self.members))
-        if plan.way is Way.FILES:
+        state, begin = self.replica.state, self.world.forward.begin
+        wrong, trusted = bool(self.disk.wrong), self.trusted if self.disk.wrong else None
+        need = Need(self.name, next_offset, begin, state.version, state.log_bytes, wrong, trusted, begin == 0)
+        live = [status for status in self.board.live(GROUP, self.members) if status.node not in self.shunned]
+        plan = plan_recovery(need, live, COSTS)
+        if plan.way is Way.FILES and (need.wrong or next_offset < begin or not self.reached_end):
             self._copy_from(plan.source)
-        if plan.way is not Way.LOG:
+            self.reached_end = False
+            return
+        if plan.way is Way.REBUILD:
+            self._replace(Disk(full=self.disk.full, wiped_ms=self.disk.wiped_ms), "nothing, to begin anew")
+            return
+        if plan.way is Way.WAIT:
             self.reached_end = False
             return
         records = self.world.forward.read(next_offset, self.world.random.randint(1, 40))
@@ -163,16 +187,21 @@ class SimNode:
                 self._seal(action, record.offset)
         if self.replica.state.epoch != epoch:
             self.claimed_ms = record.timestamp_ms
+        state = self.replica.state
+        self.chains[state.version] = state.chain
+        if state.version % MARK_INTERVAL == 0:
+            self.mark = (state.version, state.chain)
 
     def _seal(self, action: SealNow, offset: int) -> None:
         """The store commits some time later, all or nothing; then the journal forgets what the segments hold."""
-        life, content = self.life, dict(self.visible)
+        life, content, log_bytes = self.life, dict(self.visible), self.replica.state.log_bytes
+        tampered = self.tampered
 
         def commit() -> None:
             if self.life != life or self.disk.full or action.version <= self.sealed_version:
                 return
-            self.disk.state, self.disk.sealed = action.state, content
-            self.sealed_version, self.sealed_offset = action.version, offset
+            self.disk.state, self.disk.sealed, self.disk.tampered = action.state, content, tampered
+            self.sealed_version, self.sealed_offset, self.sealed_log_bytes = action.version, offset, log_bytes
             for version in [version for version in self.disk.journal if version <= action.version]:
                 del self.disk.journal[version]
 
@@ -192,16 +221,89 @@ class SimNode:
             if not peer.running or peer.paused or cut or peer.disk.state is None:
                 self.world.note(f"{self.name} could not copy from {source}")
                 return
-            self.disk = Disk(state=peer.disk.state, sealed=dict(peer.disk.sealed), wiped_ms=self.disk.wiped_ms)
-            self.world.note(f"{self.name} has the files of {source}")
-            self.life += 1
-            self.start()
+            found = GroupState.from_bytes(peer.disk.state)
+            whole = self.world.forward.begin == 0
+            if whole and found.chain != self._chain_of_log(found.version):
+                self.world.note(f"{self.name} found the files of {source} not to be what the log says")
+                self.shunned.add(source)
+                return
+            if peer.disk.wrong or peer.disk.rotted:
+                self.world.note(f"{source} refuses its files to {self.name}")
+                return
+            copy = Disk(
+                state=peer.disk.state,
+                sealed=dict(peer.disk.sealed),
+                full=self.disk.full,
+                wiped_ms=self.disk.wiped_ms,
+                tampered=peer.disk.tampered,
+            )
+            self._replace(copy, f"the files of {source}")
 
         self.world.after(self.world.random.uniform(50, 3_000), finish)
+
+    def _replace(self, disk: Disk, what: str) -> None:
+        """Other data takes the place of what is here."""
+        self.disk = disk
+        self.world.note(f"{self.name} has {what}")
+        self.life += 1
+        self.start()
+
+    # What is found wrong.
+
+    def tamper(self) -> None:
+        """A fault of hardware or code in this process: from here on it counts and holds something else than the others."""
+        self.tampered = True
+        self.replica.state.chain = record_digest(self.replica.state.chain)
+        if self.visible:
+            del self.visible[self.world.random.choice(sorted(self.visible))]
+
+    def found_wrong(self, why: str, trusted: frozenset[str] | None = None) -> None:
+        """As consumers.mending does it: remembered on the disk until other data has taken its place."""
+        if not self.disk.wrong:
+            self.world.note(f"{self.name} holds wrong data: {why}")
+            self.disk.wrong, self.trusted = why, trusted
+            self.disk.wiped_ms = self.world.now_ms
+            self.reached_end = False
+
+    def _inspect(self) -> None:
+        """As consumers.replication.inspector and scrub do it; the truth is the log's own chain where the log is whole."""
+        if self.disk.rotted and self.world.random.random() < 0.3:
+            self.found_wrong("a file has changed")
+        if self.disk.wrong or self.copying or not self.reached_end:
+            return
+        for status in self.board.live(GROUP, self.members):
+            if status.node != self.name or status.store == self._store():
+                self.marks.hear(status)
+        dispute = self.marks.dispute(self.chains.get)
+        if dispute is None:
+            self.disputed = ""
+            return
+        whole = self.world.forward.begin == 0
+        truth = self._chain_of_log(dispute.version) if whole and dispute.kind is Kind.RECORDS else None
+        finding = dispute.judge(len(self.members), truth)
+        if finding is Finding.RIGHT:
+            self.marks.settle(dispute)
+            self.disputed = ""
+        elif finding is Finding.WRONG or (dispute.kind is Kind.FILES and whole):
+            self.found_wrong(str(dispute), dispute.right(len(self.members), truth))
+        else:
+            self.disputed = str(dispute)
+
+    def _chain_of_log(self, version: int) -> bytes:
+        chain = bytes(16)
+        for record in self.world.forward.records[:version]:
+            chain = next_chain(chain, record_digest(record.value))
+        return chain
+
+    def _store(self) -> str:
+        """Identity of the data: another one after every start is as good as another one after every replacement."""
+        return f"{self.name}/{self.life}"
 
     # What is said and heard.
 
     def _reason(self) -> str:
+        if self.disk.wrong or self.disputed:
+            return self.disk.wrong or self.disputed
         if self.disk.full:
             return "disk full"
         return "" if self.reached_end and not self.copying else "recovering"
@@ -211,7 +313,7 @@ class SimNode:
         status = Status(
             node=self.name,
             incarnation=self.incarnation,
-            store="",
+            store=self._store(),
             http="",
             flight="",
             group=GROUP,
@@ -222,11 +324,15 @@ class SimNode:
             version=state.version,
             offset=state.offset,
             position=state.offset + 1,
-            durable_offset=self.durable_offset,
-            sealed_version=self.sealed_version,
-            sealed_offset=self.sealed_offset,
-            chain_version=0,
-            chain=bytes(16),
+            durable_offset=-1 if self.disk.wrong else self.durable_offset,
+            sealed_version=0 if self.disk.wrong else self.sealed_version,
+            sealed_offset=-1 if self.disk.wrong else self.sealed_offset,
+            chain_version=self.mark[0],
+            chain=self.mark[1],
+            stored_version=self.sealed_version if self.reached_end else -1,
+            content=content_digest({write: str(version) for write, version in self.disk.sealed.items()}),
+            sealed_log_bytes=self.sealed_log_bytes,
+            segment_bytes=0,
             recovery_done=0,
             recovery_total=0,
             format=1,
@@ -317,7 +423,7 @@ class SimNode:
         self.world.send(self.name, self.world.forward, value)
 
     def _trim(self) -> None:
-        if self.decision.role is Role.LEADER:
+        if self.decision.role is Role.LEADER and self.world.trims:
             live = self.board.live(GROUP, self.members)
             before = trim_before(live, self.members, self.sealed_offset, self.world.forward.end - 30)
             if before > self.world.forward.begin:

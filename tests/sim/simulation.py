@@ -136,6 +136,8 @@ class Simulation:
                 "cut both",
                 "cut link",
                 "garbage",
+                "rot",
+                "tamper",
             )
         )
         self.world.note(f"fault: {fault} {node.name}")
@@ -150,6 +152,10 @@ class Simulation:
             node.wipe()
             self.served.pop(node.name, None)
             self.world.after(heal_ms, lambda: node.start() if not node.running else None)
+        elif fault == "rot" and node.running and self._may_rot(node):
+            node.disk.rotted = bool(node.disk.sealed)
+        elif fault == "tamper" and node.running and not self.world.trims and len(self.members) > 1:
+            node.tamper()
         elif fault == "pause" and node.running:
             node.paused = True
             self.world.after(heal_ms, lambda: setattr(node, "paused", False))
@@ -178,7 +184,18 @@ class Simulation:
         """Losing the last disk that holds what was trimmed is losing the data, in any system: leave one."""
         begin = self.world.forward.begin
         return begin == 0 or any(
-            node is not victim and node.disk.durable_offset() + 1 >= begin and not node.disk.full
+            node is not victim and node.disk.durable_offset() + 1 >= begin and not (node.disk.full or node.disk.rotted)
+            for node in self.nodes.values()
+        )
+
+    def _may_rot(self, victim: SimNode) -> bool:
+        """The log may be trimmed before the rot is found, so somebody else must have everything now."""
+        begin = self.world.forward.begin
+        return not self.world.trims or any(
+            node is not victim
+            and node.running
+            and node.disk.durable_offset() + 1 >= max(1, begin)
+            and not (node.disk.full or node.disk.rotted)
             for node in self.nodes.values()
         )
 
@@ -223,6 +240,9 @@ class Simulation:
 
     def _check_node(self, node: SimNode) -> None:
         state = node.replica.state
+        if node.tampered:
+            self._require(not (node.disk.wrong and node.serves()), f"{node.name} serves what it knows to be wrong")
+            return
         if state.version:
             known = self.history.setdefault(state.version, state.chain)
             self._require(known == state.chain, f"{node.name} has another content at version {state.version}")

@@ -54,6 +54,7 @@ class World:
     def __init__(self, seed: int, verbose: bool = False) -> None:
         self.random = random.Random(seed)
         self.now_ms = 0
+        self.trims = self.random.random() < 0.6
         self.forward: SimTopic[bytes] = SimTopic()
         self.status: SimTopic[Status] = SimTopic()
         self.verbose = verbose

@@ -21,8 +21,9 @@ from consumers.membership.tables import TableLog
 from consumers.membership.writer import Cluster, Writer
 from consumers.node import Node, NodeSettings
 from consumers.replay import replay
-from consumers.replication import duties, recoverer
+from consumers.replication import duties, progress, recoverer
 from consumers.replication.limits import ReplicationLimits
+from consumers.replication.progress import Recovery
 from consumers.replication.transfer import Snapshot, Source, TransferStopped, Watcher, digest_of, fetch
 from consumers.store import TableUnknown
 from schemas.errors import HeadraceError
@@ -42,7 +43,8 @@ def eventually(condition: Callable[[], bool], what: str) -> None:
 class Nodes:
     """Nodes of one cluster in one process."""
 
-    def __init__(self, directory: Path, names: tuple[str, ...]) -> None:
+    def __init__(self, directory: Path, names: tuple[str, ...], keep_records: int = 1) -> None:
+        self.keep_records = keep_records
         self.directory = directory
         self.names = names
         self.log = MemoryLog(clock_ms=lambda: time.time_ns() // 1_000_000)
@@ -60,7 +62,7 @@ class Nodes:
             "memory",
             self.directory / name,
             slots=60,
-            limits=ReplicationLimits(log_keep_records=1),
+            limits=ReplicationLimits(log_keep_records=self.keep_records),
         )
 
     def start(self, *names: str) -> None:
@@ -74,6 +76,23 @@ class Nodes:
         """Stop nodes."""
         for name in names:
             self.running.pop(name).stop()
+
+    def wipe(self, name: str) -> None:
+        """Stop a node and take its disk away."""
+        self.stop(name)
+        shutil.rmtree(self.directory / name)
+
+    def seal(self) -> None:
+        """Every group seals."""
+        for name in self.names:
+            eventually(lambda name=name: sealed_by_any(list(self.running.values()), name), f"a seal of group {name}")
+
+    def fill(self, topic: str, records: int) -> None:
+        """Records that no version could have written: counted, and nothing else."""
+        appender = self.log.appender()
+        for number in range(records):
+            appender.append(topic, f"no message {number}".encode())
+        appender.close()
 
     def ready(self) -> None:
         """Wait until all that run are ready."""
@@ -144,9 +163,11 @@ def one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Nodes]:
     yield from _running(tmp_path, monkeypatch, ("n1",))
 
 
-def _running(directory: Path, monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...]) -> Iterator[Nodes]:
+def _running(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...], keep_records: int = 1
+) -> Iterator[Nodes]:
     monkeypatch.setattr(duties, "UPKEEP_INTERVAL_S", 0.1)
-    nodes = Nodes(directory, names)
+    nodes = Nodes(directory, names, keep_records)
     try:
         nodes.start(*names)
         nodes.ready()
@@ -250,8 +271,8 @@ def test_a_copy_that_the_log_no_longer_joins_on_is_not_taken(three: Nodes, monke
     shutil.rmtree(three.directory / "n3")
     copies: list[int] = []
 
-    def fetch_late(source: Source, directory: Path, watcher: Watcher) -> Snapshot:
-        snapshot = fetch(source, directory, watcher)
+    def fetch_late(source: Source, directory: Path, watcher: Watcher, own: Path) -> Snapshot:
+        snapshot = fetch(source, directory, watcher, own)
         if snapshot.group == "n1":
             copies.append(snapshot.offset)
             if len(copies) == 1:
@@ -289,7 +310,7 @@ def sealed_by_any(members: Sequence[Node], group: str) -> bool:
 
 def test_the_reason_tells_progress_and_names_what_holds_it_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files, bytes, rate and time left while bytes come; after a time without any, the cause."""
-    recovery = recoverer.Recovery(3, 10, threading.Event(), 0)
+    recovery = Recovery("the log begins at offset 10, 3 is needed", False, threading.Event(), 0)
     assert "begins at offset 10, 3 is needed" in recovery.reason
     recovery.copies_from("n2")
     recovery.begin(4, 8_000_000)
@@ -298,7 +319,7 @@ def test_the_reason_tells_progress_and_names_what_holds_it_up(monkeypatch: pytes
     recovery.file_done()
     assert "recovering files from n2: 1 of 4 files, 2.0 of 8.0 MB" in recovery.reason
     assert (2_000_000, 8_000_000) == (recovery.bytes_done, recovery.bytes_total)
-    monkeypatch.setattr(recoverer, "STALL_S", 0.0)
+    monkeypatch.setattr(progress, "STALL_S", 0.0)
     assert "n2 sends nothing" in recovery.reason
     recovery.failed("n2: no route to host")
     assert recovery.reason.startswith("no progress for")
@@ -308,7 +329,7 @@ def test_the_reason_tells_progress_and_names_what_holds_it_up(monkeypatch: pytes
 def test_a_copy_ends_when_the_node_stops() -> None:
     """The next byte is one too many; what has come stays for the next start."""
     stopping = threading.Event()
-    recovery = recoverer.Recovery(3, 10, stopping, 1)
+    recovery = Recovery("why", False, stopping, 1)
     stopping.set()
     with pytest.raises(TransferStopped):
         recovery.received(1_000_000)

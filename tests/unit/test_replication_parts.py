@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from connectors.log.port import Record
 from consumers.replication.chain import next_chain, record_digest
 from consumers.replication.journal import Journal, JournalBroken, JournalEntry
-from consumers.replication.recovery import Way, plan_recovery, trim_before
+from consumers.replication.recovery import Costs, Need, Way, plan_recovery, trim_before
 from consumers.replication.status import StatusBoard
 from consumers.replication.verify import MemberEvidence, compare, exit_code
 from schemas.records import Role, Status, decode_status, encode_status
@@ -34,6 +35,10 @@ STATUS = Status(
     sealed_offset=6,
     chain_version=0,
     chain=bytes(16),
+    stored_version=-1,
+    content=bytes(16),
+    sealed_log_bytes=0,
+    segment_bytes=0,
     recovery_done=0,
     recovery_total=0,
     format=1,
@@ -71,14 +76,40 @@ def test_copies_count_only_live_members_of_the_same_topic() -> None:
     assert board.durable_copies("g", members, "t", 11) == 1
 
 
+def need(next_offset: int, log_begin: int, **others: Any) -> Need:
+    """What n1 has, at version 3 after 1 KB of records."""
+    return Need("n1", next_offset, log_begin, **{"version": 3, "log_bytes": 1_000, "whole": log_begin == 0, **others})
+
+
 def test_recovery_follows_the_log_where_it_reaches() -> None:
-    """Own journal and log first; files only below the trim point, from the eligible member whose files reach furthest; else waiting."""
+    """Own journal and log first; files below the trim point, from the eligible member whose files reach furthest; else waiting."""
     near, far = replace(STATUS, node="n2", sealed_offset=30), replace(STATUS, node="n3", sealed_offset=40)
-    assert plan_recovery(20, 20, "n1", []).way is Way.LOG
-    assert plan_recovery(19, 20, "n1", [near, far]).source == "n3"
-    assert plan_recovery(19, 20, "n1", [near, replace(far, eligible=False)]).source == "n2"
-    stuck = plan_recovery(19, 50, "n1", [near, far, replace(STATUS, node="n1", sealed_offset=99)])
+    assert plan_recovery(need(20, 20), []).way is Way.LOG
+    assert plan_recovery(need(19, 20), [near, far]).source == "n3"
+    assert plan_recovery(need(19, 20), [near, replace(far, eligible=False)]).source == "n2"
+    stuck = plan_recovery(need(19, 50), [near, far, replace(STATUS, node="n1", sealed_offset=99)])
     assert (Way.WAIT, True) == (stuck.way, "offset 50" in stuck.reason)
+
+
+def test_recovery_takes_files_where_they_are_cheaper() -> None:
+    """A long log to read against few bytes of files: files; a short one, or files that reach no further than own data: the log."""
+    costs = Costs(log_bytes_per_second=100.0, file_bytes_per_second=1_000.0, worth_s=10.0)
+    far = replace(STATUS, node="n2", sealed_log_bytes=1_000 + 3_000, segment_bytes=10_000)
+    assert plan_recovery(need(4, 0), [far], costs).way is Way.FILES
+    assert plan_recovery(need(4, 0), [replace(far, sealed_log_bytes=1_000 + 1_900)], costs).way is Way.LOG
+    assert plan_recovery(need(4, 0), [replace(far, segment_bytes=30_000)], costs).way is Way.LOG
+    assert plan_recovery(need(4, 0, version=5), [far], costs).way is Way.LOG
+    assert plan_recovery(need(4, 0), [replace(far, sealed_version=0)], costs).way is Way.LOG
+
+
+def test_wrong_data_is_replaced_only_by_what_is_trusted() -> None:
+    """Files of a member that was found right, else the whole log from its beginning, else an operator."""
+    one, two = replace(STATUS, node="n2"), replace(STATUS, node="n3", sealed_offset=9)
+    assert plan_recovery(need(20, 0, wrong=True), [one, two]).source == "n3"
+    assert plan_recovery(need(20, 0, wrong=True, trusted=frozenset({"n2"})), [one, two]).source == "n2"
+    assert plan_recovery(need(20, 0, wrong=True, trusted=frozenset()), [one, two]).way is Way.REBUILD
+    assert plan_recovery(need(20, 0, wrong=True), []).way is Way.REBUILD
+    assert plan_recovery(need(20, 5, wrong=True), []).way is Way.WAIT
 
 
 def test_the_log_is_trimmed_only_below_what_all_live_members_have_sealed() -> None:
