@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -35,7 +35,9 @@ from consumers.replication.group import Group
 from consumers.replication.identity import DataDirectoryForeign, DataDirectoryUnusable, Identity
 from consumers.replication.journal import Journal, JournalEntry
 from consumers.replication.limits import ReplicationLimits
+from consumers.replication.progress import Progress
 from consumers.replication.runner import Cursor, Runner
+from consumers.replication.scrub import Scrubber
 from consumers.replication.transfer import Snapshot, finish_swaps
 from consumers.replication.trimming import Trimming
 from consumers.serve.admin import admin_routes
@@ -49,6 +51,7 @@ from schemas.errors import HeadraceError, StateUnknown
 from schemas.records import Create, Role
 
 ENDS_INTERVAL_S = 1.0
+HELD_BACK_TURNS = 15
 SEAL_TIMEOUT_S = 30.0
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _log = structlog.get_logger(__name__)
@@ -102,6 +105,7 @@ class Node:
         self._opened = ExitStack()
         self._stopping = threading.Event()
         self._ends: dict[str, int] = {}
+        self._held_back_end: dict[str, int] = {}
         self._replaced: dict[str, str] = {}
 
     # Start-up, bottom up.
@@ -388,6 +392,19 @@ class Node:
         """The end of a forward log when it was last looked at."""
         return self.standing.end(topic)
 
+    @property
+    def scrubber(self) -> Scrubber:
+        """Reads its files again."""
+        return self.mending.scrubber
+
+    def progress(self, topic: str) -> Progress | None:
+        """How a recovery of the group goes, None while there is none."""
+        return self.standing.progress(topic)
+
+    def held_back(self, topic: str) -> int:
+        """Offsets of a forward topic that nobody can read because of an open transaction."""
+        return self.standing.held_back(topic)
+
     def reason(self, topic: str) -> str:
         """What keeps a group from being in sync here, empty when nothing does."""
         return self.standing.reason(topic)
@@ -446,11 +463,21 @@ class Node:
                     group.fail(f"{error}; the data is kept")
                     continue
                 self.standing.note_end(topic, state.end)
+                if turn % HELD_BACK_TURNS == 0:
+                    self._look_for_open_transactions(topic, state.end)
                 if state.topic_id != self.identity.topics[topic]:
                     group.fail(f"topic {topic} was made again under this node; the data is kept; restore the log")
             self.shelf.expire()
             if turn % 5 == 0:
                 self._commit_offsets()
+
+    def _look_for_open_transactions(self, topic: str, end: int) -> None:
+        """What stands behind an open transaction is read by nobody, and no error says so: look again and again, and tell once it lasts."""
+        with suppress(HeadraceError):
+            held_back = max(0, self.log.written_end(topic) - end)
+            lasts = held_back > 0 and self._held_back_end.get(topic) == end
+            self._held_back_end[topic] = end
+            self.standing.note_held_back(topic, held_back if lasts else 0)
 
     def _commit_offsets(self) -> None:
         consumer = f"headrace-{self.settings.cluster}-{self.settings.node}"

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from consumers.replication.broadcast import Broadcast, boot_ns
 from consumers.replication.group import NO_CONTENT, Group
 from consumers.replication.identity import Identity
+from consumers.replication.progress import Progress, Reading
 from consumers.replication.roles import Decision, GroupView, MemberView
 from consumers.replication.runner import Runner
 from consumers.replication.status import OFFLINE_MS
@@ -42,6 +43,8 @@ class Standing:
         self._take_back_ms = take_back_ms
         self._log_answered_s = time.monotonic()
         self._reached: set[str] = set()
+        self._held_back: dict[str, int] = {}
+        self._reading = {topic: Reading(runner.position(topic)) for topic in groups}
         self.decision: Callable[[str], Decision] = lambda _topic: Decision(Role.UNSYNCED, False, "no role yet")
         self.http_address = ""
 
@@ -53,6 +56,24 @@ class Standing:
         """The log has answered, and ends there."""
         self._log_answered_s = time.monotonic()
         self._ends[topic] = end
+        self._reading[topic].note(self._runner.position(topic))
+
+    def note_held_back(self, topic: str, offsets: int) -> None:
+        """So many offsets of a log lie behind a transaction that somebody left open."""
+        self._held_back[topic] = offsets
+
+    def held_back(self, topic: str) -> int:
+        """Offsets that nobody can read because of an open transaction, when last looked at."""
+        return self._held_back.get(topic, 0)
+
+    def progress(self, topic: str) -> Progress | None:
+        """How the recovery of a group goes, None while there is nothing to recover."""
+        recovery = self._groups[topic].recovery
+        if recovery is not None:
+            return recovery.progress()
+        if self.caught_up(topic):
+            return None
+        return self._reading[topic].progress(self._runner.position(topic), self._ends[topic])
 
     def caught_up(self, topic: str) -> bool:
         """Whether the group has once reached the end of its log since this process started, and applied what it read."""
@@ -66,6 +87,7 @@ class Standing:
     def start_over(self, topic: str) -> None:
         """The group has lost its log, or has got it back: it is in sync only once it has reached the end again."""
         self._reached.discard(topic)
+        self._reading[topic] = Reading(self._runner.position(topic))
 
     def reason(self, topic: str) -> str:
         """What keeps a group from being in sync at this node, empty when nothing does."""
@@ -81,7 +103,7 @@ class Standing:
         if self._runner.journal_fault:
             return f"journal: {self._runner.journal_fault}"
         if not self.caught_up(topic):
-            return f"recovering: read up to offset {self._runner.position(topic)} of {self._ends[topic]}"
+            return self._reading[topic].reason(self._runner.position(topic), self._ends[topic])
         return ""
 
     def ready(self) -> tuple[bool, list[str]]:
@@ -127,7 +149,7 @@ class Standing:
         stored_version, content = group.stored_content() if self.caught_up(topic) else NO_CONTENT
         # What is wrong is no copy of anything, so it neither confirms a write nor lets the log be trimmed.
         wrong = group.recovery is not None and group.recovery.wrong
-        done, total = self._progress(topic, group)
+        done, total = _done_of(self.progress(topic))
         return Status(
             node=self._identity.node,
             incarnation=self._incarnation,
@@ -158,8 +180,11 @@ class Standing:
             sent_boot_ns=boot_ns(),
         )
 
-    def _progress(self, topic: str, group: Group) -> tuple[int, int]:
-        """(done, of how many) of a recovery: bytes while files are copied, then offsets of the log; zeros when there is nothing to recover."""
-        if group.recovery is not None:
-            return group.recovery.bytes_done, group.recovery.bytes_total
-        return (0, 0) if self.caught_up(topic) else (self._runner.position(topic), self._ends[topic])
+
+def _done_of(progress: Progress | None) -> tuple[int, int]:
+    """(done, of how many) of a recovery: bytes while files are copied, then offsets of the log; zeros when there is nothing to recover."""
+    if progress is None:
+        return 0, 0
+    if progress.way == "log":
+        return progress.offsets_done, progress.offsets_total
+    return progress.bytes_done, progress.bytes_total

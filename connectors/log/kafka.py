@@ -12,8 +12,17 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicCollection, TopicPartition
-from confluent_kafka.admin import AdminClient
+from confluent_kafka import (
+    Consumer,
+    IsolationLevel,
+    KafkaError,
+    KafkaException,
+    Message,
+    Producer,
+    TopicCollection,
+    TopicPartition,
+)
+from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
 from confluent_kafka.cimpl import NewTopic
 
 from connectors.log.deadline import Deadline
@@ -110,6 +119,21 @@ class KafkaLog:
         except TimeoutError as error:
             raise self._unavailable() from error
         return TopicState(topic_id, begin, end)
+
+    def written_end(self, topic: str) -> int:
+        """See Log."""
+        partition = TopicPartition(topic, 0)
+        future = self._admin().list_offsets(
+            {partition: OffsetSpec.latest()},  # type: ignore[no-untyped-call]
+            isolation_level=IsolationLevel.READ_UNCOMMITTED,
+            request_timeout=REQUEST_TIMEOUT_S,
+        )[partition]
+        try:
+            return int(future.result(timeout=REQUEST_TIMEOUT_S * 2).offset)
+        except KafkaException as error:
+            raise _log_error(error.args[0], topic) from error
+        except TimeoutError as error:
+            raise self._unavailable() from error
 
     def reader(self, starts: Mapping[str, int], *, name: str = "") -> KafkaReader:
         """See Log."""

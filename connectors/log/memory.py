@@ -43,6 +43,7 @@ class MemoryLog:
         self._record_bytes_max = record_bytes_max
         self.committed: dict[tuple[str, str], int] = {}
         self.unavailable = False
+        self.held_back: dict[str, int] = {}
 
     def create_topic(self, topic: str, settings: Mapping[str, str]) -> None:
         """See Log."""
@@ -61,6 +62,10 @@ class MemoryLog:
         with self._changed:
             found = self.topic(topic)
             return TopicState(found.topic_id, found.begin, found.end)
+
+    def written_end(self, topic: str) -> int:
+        """See Log; `held_back` of a test lie behind the end."""
+        return self.describe(topic).end + self.held_back.get(topic, 0)
 
     def gap(self, topic: str, offsets: int = 1) -> None:
         """Use up offsets without a record, as a transaction marker does."""

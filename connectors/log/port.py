@@ -128,6 +128,11 @@ class Log(Protocol):
         """Raises TopicMissing, LogUnavailable."""
         ...
 
+    def written_end(self, topic: str) -> int:
+        """The end of everything appended: behind `describe(topic).end` lie records of transactions that are open. Raises TopicMissing,
+        LogUnavailable."""
+        ...
+
     def reader(self, starts: Mapping[str, int], *, name: str = "") -> Reader:
         """A reader of these topics from these offsets; `name` is the consumer group shown to lag tools."""
         ...

@@ -1,4 +1,4 @@
-"""How the recovery of one group from files goes: counted by the copying thread, read by everyone else."""
+"""How the recovery of one group goes: counted by the thread that copies or reads, shown to everyone else."""
 
 from __future__ import annotations
 
@@ -17,18 +17,55 @@ CHOICES = (
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Figures of a recovery. `way` is files, rebuild or wait; `seconds_left` is -1 while nothing moves; `still_s` counts since the last byte."""
+    """Figures of a recovery. `way` is files, log or wait; `per_second` counts bytes of files or offsets of the log; `seconds_left` is -1 while
+    nothing moves; `still_s` counts since something last did."""
 
     way: str
-    source: str
-    files_done: int
-    files_total: int
-    bytes_done: int
-    bytes_total: int
-    bytes_per_second: float
-    seconds_left: float
-    still_s: float
-    trouble: str
+    source: str = ""
+    files_done: int = 0
+    files_total: int = 0
+    bytes_done: int = 0
+    bytes_total: int = 0
+    offsets_done: int = 0
+    offsets_total: int = 0
+    per_second: float = 0.0
+    seconds_left: float = -1.0
+    still_s: float = 0.0
+    trouble: str = ""
+
+
+class Reading:
+    """How a group that has not reached the end of its log gets on. `note` is called by one thread now and then."""
+
+    def __init__(self, offset: int) -> None:
+        """Begins at an offset, now."""
+        self._begun_s = self._moved_s = time.monotonic()
+        self._from = self._offset = offset
+
+    def note(self, offset: int) -> None:
+        """So far it has read by now."""
+        if offset != self._offset:
+            self._offset, self._moved_s = offset, time.monotonic()
+
+    def progress(self, offset: int, end: int) -> Progress:
+        """The figures at an offset of a log that ends at `end`."""
+        now = time.monotonic()
+        rate = max(0, offset - self._from) / max(0.001, now - self._begun_s)
+        return Progress(
+            way="log",
+            offsets_done=offset,
+            offsets_total=end,
+            per_second=rate,
+            seconds_left=(end - offset) / rate if rate else -1.0,
+            still_s=now - self._moved_s if offset < end else 0.0,
+        )
+
+    def reason(self, offset: int, end: int) -> str:
+        """What an operator reads."""
+        now = self.progress(offset, end)
+        stalled = f"no progress for {now.still_s:.0f} s: " if now.still_s >= STALL_S else ""
+        left = f", {now.per_second:.0f} offsets/s, {now.seconds_left:.0f} s left" if now.seconds_left >= 0 else ""
+        return f"{stalled}recovering: read up to offset {offset} of {end}{left}"
 
 
 class Recovery:
@@ -106,7 +143,7 @@ class Recovery:
             files_total=self._files,
             bytes_done=self.bytes_done,
             bytes_total=self.bytes_total,
-            bytes_per_second=rate,
+            per_second=rate,
             seconds_left=left_s,
             still_s=now - self._moved_s,
             trouble=self._trouble,
@@ -122,7 +159,7 @@ class Recovery:
             return f"{stalled}{self._why}{trouble}; {CHOICES}"
         figures = (
             f"{now.files_done} of {now.files_total} files, {now.bytes_done / 1e6:.1f} of {now.bytes_total / 1e6:.1f} MB, "
-            f"{now.bytes_per_second / 1e6:.1f} MB/s, {max(0.0, now.seconds_left):.0f} s left"
+            f"{now.per_second / 1e6:.1f} MB/s, {max(0.0, now.seconds_left):.0f} s left"
         )
         cause = f"{now.source} sends nothing " if stalled and not trouble else ""
         because = f" because {self._cause}" if self.wrong else ""

@@ -16,7 +16,9 @@ from consumers.replication.broadcast import Broadcast
 from consumers.replication.group import Group
 from consumers.replication.journal import Journal
 from consumers.replication.limits import ReplicationLimits
+from consumers.replication.progress import Progress
 from consumers.replication.runner import Runner
+from consumers.replication.scrub import Scrubber
 from schemas.records import Role
 
 
@@ -32,6 +34,11 @@ class Reported(Protocol):
     runner: Runner
     journal: Journal
     broadcast: Broadcast
+
+    @property
+    def scrubber(self) -> Scrubber:
+        """Reads its files again."""
+        ...
 
     @property
     def cluster(self) -> str:
@@ -56,6 +63,14 @@ class Reported(Protocol):
         """End of a forward topic when last looked at."""
         ...
 
+    def progress(self, topic: str) -> Progress | None:
+        """How a recovery of the group goes, None while there is none."""
+        ...
+
+    def held_back(self, topic: str) -> int:
+        """Offsets of a forward topic that nobody can read because of an open transaction."""
+        ...
+
     def reason(self, topic: str) -> str:
         """Why the group does not serve here, empty when it does."""
         ...
@@ -77,6 +92,7 @@ def status_report(node: Reported) -> dict[str, Any]:
         "http": node.http_address,
         "ready": ready,
         "reasons": reasons,
+        "warnings": [_open_transaction(topic, node.held_back(topic)) for topic in node.groups if node.held_back(topic)],
         "replication": node.slot_table.replication,
         "nodes": list(node.slot_table.nodes),
         "slot_table_version": node.slot_table.version,
@@ -92,11 +108,14 @@ def group_report(node: Reported, topic: str, group: Group) -> dict[str, Any]:
     """One group at this node."""
     applied, segments, memtable = group.applied, group.store.segments(), group.store.unsealed()
     lag_records = max(0, node.end(topic) - 1 - applied.offset)
+    progress = node.progress(topic)
     return {
         "group": group.name,
         "topic": topic,
         "role": str(node.role(topic)),
         "reason": node.reason(topic),
+        "recovery": asdict(progress) if progress is not None else None,
+        "held_back": node.held_back(topic),
         "epoch": applied.epoch,
         "leader": applied.leader.node if applied.leader else "",
         "version": applied.version,
@@ -117,6 +136,13 @@ def group_report(node: Reported, topic: str, group: Group) -> dict[str, Any]:
         "members": list(group.members),
         "slots": len(node.slot_table.slots_of(group.name)),
     }
+
+
+def _open_transaction(topic: str, offsets: int) -> str:
+    return (
+        f"a transaction left open in topic {topic} keeps {offsets} offsets from being read, by anybody; nothing of Headrace writes in transactions: "
+        "find the producer (kafka-transactions.sh find-hanging) and abort it"
+    )
 
 
 def lag_seconds(node: Reported, applied_ms: int, lag_records: int) -> float:
@@ -155,6 +181,12 @@ def metrics_text(node: Reported) -> str:
         _gauge(
             registry, name, help_text, {(group,): float(report[key]) for group, report in reports.items()}, ("group",)
         )
+    for name, (key, help_text) in _RECOVERY_METRICS.items():
+        moving = {(group,): float(report["recovery"][key]) for group, report in reports.items() if report["recovery"]}
+        _gauge(registry, name, help_text, moving, ("group",))
+    scrubber = node.scrubber
+    scrubbed = {("checked",): float(scrubber.files_checked), ("rotted",): float(scrubber.files_rotted)}
+    _gauge(registry, "headrace_scrub_files", "Segments read again and compared with their digest", scrubbed, ("found",))
     roles = {(group, str(role)): float(report["role"] == role) for group, report in reports.items() for role in Role}
     _gauge(registry, "headrace_role", "1 for the role this node has in a group", roles, ("group", "role"))
     ignored = {
@@ -175,9 +207,20 @@ def metrics_text(node: Reported) -> str:
     return generate_latest(registry).decode()
 
 
+_RECOVERY_METRICS = {
+    "headrace_recovery_files_done": ("files_done", "Files that are here and verified, while a group copies files"),
+    "headrace_recovery_files_total": ("files_total", "Files of the copy"),
+    "headrace_recovery_bytes_done": ("bytes_done", "Bytes that are here, while a group copies files"),
+    "headrace_recovery_bytes_total": ("bytes_total", "Bytes of the copy"),
+    "headrace_recovery_offsets_done": ("offsets_done", "Next offset to be read, while a group reads its log"),
+    "headrace_recovery_offsets_total": ("offsets_total", "End of that log"),
+    "headrace_recovery_seconds_left": ("seconds_left", "Seconds that a recovery still takes at its pace; -1 unknown"),
+    "headrace_recovery_still_seconds": ("still_s", "Seconds since a recovery last moved"),
+}
 _GROUP_METRICS = {
     "headrace_version": ("version", "Newest record applied"),
     "headrace_epoch": ("epoch", "Epoch of the newest accepted claim"),
+    "headrace_held_back_records": ("held_back", "Offsets that an open transaction keeps from being read"),
     "headrace_lag_records": ("lag_records", "Offsets between the end of the log and the newest record applied"),
     "headrace_lag_seconds": ("lag_seconds", "Age of the newest record applied while there are newer ones; -1 unknown"),
     "headrace_durable_offset": ("durable_offset", "Newest offset that survives a crash of this node"),

@@ -40,6 +40,14 @@ def _show(output: Output, found: Mapping[str, Any]) -> None:
     output.line(f"{found.get('cluster', '?')} / {found.get('node', '?')}: {ready}")
     for reason in found.get("reasons", ()):
         output.line(f"  {reason}")
+    for warning in found.get("warnings", ()):
+        output.line(f"  warning: {warning}")
+    recovering = [(group["group"], group["recovery"]) for group in found.get("groups", ()) if group.get("recovery")]
+    if recovering:
+        output.table(
+            ("recovering", "by", "files", "bytes", "offsets", "done", "left s", "still s"),
+            [_recovery(name, recovery) for name, recovery in recovering],
+        )
     output.table(
         (
             "group",
@@ -87,6 +95,21 @@ def _show(output: Output, found: Mapping[str, Any]) -> None:
                 for member in members
             ],
         )
+
+
+def _recovery(name: str, recovery: Mapping[str, Any]) -> tuple[Any, ...]:
+    kind = "bytes" if recovery["bytes_total"] else "offsets"
+    done, total = recovery[f"{kind}_done"], recovery[f"{kind}_total"]
+    return (
+        name,
+        f"{recovery['way']} of {recovery['source']}" if recovery["source"] else recovery["way"],
+        f"{recovery['files_done']} of {recovery['files_total']}" if recovery["files_total"] else "-",
+        f"{_size(recovery['bytes_done'])} of {_size(recovery['bytes_total'])}" if recovery["bytes_total"] else "-",
+        f"{recovery['offsets_done']} of {recovery['offsets_total']}" if recovery["offsets_total"] else "-",
+        f"{100 * done / total:.0f} %" if total else "-",
+        round(recovery["seconds_left"], 1),
+        round(recovery["still_s"], 1),
+    )
 
 
 def _number(values: Mapping[str, Any], name: str) -> Any:

@@ -185,6 +185,27 @@ def test_transaction_markers_on_a_real_broker_do_not_hide_the_end(broker: Broker
 
 
 @pytest.mark.broker
+def test_an_open_transaction_is_seen_as_what_lies_behind_the_end(broker: BrokerInfo, cluster_name: str) -> None:
+    """Records of a transaction that nobody ended, and all behind them, are readable by nobody; the log says how many they are."""
+    from confluent_kafka import Producer
+
+    log = KafkaLog(broker.bootstrap)
+    log.create_topic(cluster_name, {})
+    append(log, cluster_name, [b"before"])
+    producer = Producer({"bootstrap.servers": broker.bootstrap, "transactional.id": cluster_name})
+    producer.init_transactions(30)
+    producer.begin_transaction()
+    producer.produce(cluster_name, b"held", partition=0)
+    producer.flush(20)
+    append(log, cluster_name, [b"behind"])
+    assert (1, 3) == (log.describe(cluster_name).end, log.written_end(cluster_name))
+    producer.abort_transaction(20)
+    assert [b"before", b"behind"] == [record.value for record in read_to_end(log, cluster_name, timeout_s=20)]
+    assert log.describe(cluster_name).end == log.written_end(cluster_name)
+    log.close()
+
+
+@pytest.mark.broker
 def test_a_broker_restart_in_the_middle_loses_and_repeats_nothing(
     own_broker: EmbeddedBroker, cluster_name: str
 ) -> None:

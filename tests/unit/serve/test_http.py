@@ -225,7 +225,7 @@ def test_a_client_that_leaves_takes_its_query_along(client: httpx.Client, node: 
 
 def test_an_answer_that_fails_midway_is_cut_not_ended(client: httpx.Client, node: FakeNode) -> None:
     """Nobody can take the first part of an answer for the whole: the connection breaks without an end."""
-    sql = "SELECT CASE WHEN i = 900000 THEN error('boom') ELSE i END AS i FROM range(1000000) t(i)"
+    sql = "SELECT CASE WHEN i = 4900000 THEN error('boom') ELSE i END AS i FROM range(5000000) t(i)"
     with pytest.raises(httpx.RemoteProtocolError):
         client.post("/api/v1/query", json={"sql": sql})
     assert eventually(lambda: node.engine.statistics.running == 0)
