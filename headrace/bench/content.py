@@ -9,28 +9,52 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from headrace.local_cluster import LocalCluster
-from headrace.workload.checksum import checksums, compare
+from headrace.workload.checksum import checksums, compare, total
 from schemas.errors import HeadraceError
+
+CHECK_ROWS = 1_000_000
 
 
 class ContentDiffers(HeadraceError):
     """A store does not hold what was written; the run has no figures."""
 
 
-def read_table(url: str, database: str, table: str) -> pa.Table:
-    """All rows of a table at a node."""
+def read_checksums(url: str, database: str, table: str, tags: Sequence[str]) -> pa.Table:
+    """The checksums of all rows of a table at a node, which never lie in memory together."""
     body = json.dumps({"sql": f'SELECT * FROM "{database}"."{table}"', "format": "arrow"}).encode()
     request = urllib.request.Request(f"{url}/api/v1/query", data=body, headers={"content-type": "application/json"})
-    with urllib.request.urlopen(request, timeout=300) as response:
-        return pa.ipc.open_stream(response).read_all()
+    sums, held, held_rows = [], [], 0
+    with urllib.request.urlopen(request, timeout=300) as response, pa.ipc.open_stream(response) as reader:
+        for batch in reader:
+            held.append(batch)
+            held_rows += len(batch)
+            if held_rows >= CHECK_ROWS:
+                sums.append(checksums(pa.Table.from_batches(held), tags))
+                held, held_rows = [], 0
+        if held:
+            sums.append(checksums(pa.Table.from_batches(held), tags))
+    return total(sums)
+
+
+def written_checksums(written: Sequence[pa.Table]) -> pa.Table:
+    """The checksums of what was written, piece by piece."""
+    return total([checksums(rows, tag_names(rows)) for rows in written])
+
+
+def tag_names(rows: pa.Table) -> list[str]:
+    """The tags of rows as the benchmarks make them."""
+    return [field.name for field in rows.schema if pa.types.is_dictionary(field.type)]
+
+
+def check_node(url: str, database: str, table: str, tags: Sequence[str], expected: pa.Table) -> None:
+    """Compare a table at a node with the checksums of what was written. Raises ContentDiffers."""
+    differences = compare(expected, read_checksums(url, database, table, tags))
+    if differences:
+        raise ContentDiffers(f"{database}.{table} at {url}: {'; '.join(differences[:3])}")
 
 
 def check_content(local: LocalCluster, database: str, table: str, written: Sequence[pa.Table]) -> None:
     """Compare every node with what was written. Raises ContentDiffers."""
-    tags = [field.name for field in written[0].schema if pa.types.is_dictionary(field.type)]
-    expected = checksums(pa.concat_tables(written, promote_options="default"), tags)
+    expected = written_checksums(written)
     for node in local.file.nodes:
-        found = checksums(read_table(local.url(node.name), database, table), tags)
-        differences = compare(expected, found)
-        if differences:
-            raise ContentDiffers(f"{database}.{table} at node {node.name}: {'; '.join(differences[:3])}")
+        check_node(local.url(node.name), database, table, tag_names(written[0]), expected)

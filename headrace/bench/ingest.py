@@ -10,55 +10,30 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 from confluent_kafka import Consumer, TopicPartition
 
 from connectors.files import fsync_file
 from connectors.http import call_node
-from connectors.log.deadline import Deadline
 from connectors.log.kafka import KafkaLog
 from connectors.log.topics import Topics
-from consumers.membership.cluster import read_slot_table
-from consumers.membership.quorum import StatusWatch
-from consumers.membership.tables import TableLog
-from consumers.membership.writer import Cluster, Writer, WriterSettings
-from headrace.bench.content import ContentDiffers, check_content
+from consumers.membership.writer import Writer, WriterSettings
+from headrace.bench.content import ContentDiffers, check_content, tag_names
+from headrace.bench.measuring import DATABASE, Clock, Leg, Note, broker_pid, connected, node_pids, seal, silent
 from headrace.local_cluster import LocalCluster
 from headrace.workload import cpu
-from schemas.errors import HeadraceError
 
 TABLE_ROWS = 100_000
 START_NS = 1_700_000_000_000_000_000
-DATABASE = "bench"
-VISIBLE_TIMEOUT_S = 300.0
 
 
-@dataclass(frozen=True, slots=True)
-class Leg:
-    """One measured way: wall seconds, and CPU seconds by process."""
-
-    seconds: float
-    cpu_seconds: Mapping[str, float]
-
-    def per_second(self, points: int) -> float:
-        """Points per second of wall time."""
-        return points / self.seconds
-
-    def per_cpu_second(self, points: int) -> float:
-        """Points per CPU-second of all processes together."""
-        return points / sum(self.cpu_seconds.values())
-
-
-def run(options: Mapping[str, str]) -> dict[str, Any]:
+def run(options: Mapping[str, str], note: Note = silent) -> dict[str, Any]:
     """Options: hosts, rows, nodes, rounds, seed, compression, dir. Raises ContentDiffers."""
     hosts, rows = int(options.get("hosts", "4000")), int(options.get("rows", "2000000"))
     nodes, rounds = int(options.get("nodes", "1")), int(options.get("rounds", "3"))
@@ -73,8 +48,9 @@ def run(options: Mapping[str, str]) -> dict[str, Any]:
         local.start()
         bytes_per_point = wire_bytes = 0.0
         for number in range(rounds):
+            note(f"round {number + 1} of {rounds}")
             legs["parquet"].append(_parquet(tables, directory / "limit.parquet"))
-            legs["headrace"].append(_ingest(local, tables, f"cpu{number}", compression))
+            legs["headrace"].append(ingest_leg(local, broker_pid(local.broker), tables, f"cpu{number}", compression))
             legs["drain"].append(_drain(local, len(legs["drain"])))
         for number in range(rounds):
             check_content(local, DATABASE, f"cpu{number}", tables)
@@ -119,64 +95,18 @@ def table(result: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
     )
 
 
-class Clock:
-    """Wall time and the CPU time of named processes, from now."""
-
-    def __init__(self, processes: Mapping[str, Sequence[int]]) -> None:
-        self._processes = {name: [psutil.Process(pid) for pid in pids] for name, pids in processes.items()}
-        self._start_cpu_s = self._cpu_s()
-        self._start_s = time.monotonic()
-
-    def leg(self) -> Leg:
-        """What was used since."""
-        seconds = time.monotonic() - self._start_s
-        return Leg(seconds, {name: used - self._start_cpu_s[name] for name, used in self._cpu_s().items()})
-
-    def _cpu_s(self) -> dict[str, float]:
-        return {name: sum(_used_s(process) for process in found) for name, found in self._processes.items()}
-
-
-def _used_s(process: psutil.Process) -> float:
-    times = process.cpu_times()
-    return float(times.user + times.system)
-
-
-def _ingest(local: LocalCluster, tables: Sequence[pa.Table], name: str, compression: str) -> Leg:
-    log, topics = KafkaLog(local.bootstrap), Topics(local.cluster)
-    table_log, watch, appender = TableLog(log, topics), StatusWatch(log, topics), log.appender()
-    cluster = Cluster(log, topics, read_slot_table(log, topics), table_log, watch, appender)
-    tags = [field.name for field in tables[0].schema if pa.types.is_dictionary(field.type)]
-    try:
+def ingest_leg(local: LocalCluster, broker: int, tables: Sequence[pa.Table], name: str, compression: str) -> Leg:
+    """Write tables of rows and seal them at every node; the CPU of this process, of the broker with that pid and of the nodes."""
+    tags = tag_names(tables[0])
+    with connected(local.bootstrap, local.cluster) as cluster:
         writer = Writer(cluster, DATABASE, name, WriterSettings(compression=compression))
         # The schema is made before the clock starts, as it is for every later table of a stream.
         writer.write(tables[0].slice(0, 0), tags)
-        pids = {"producer": [os.getpid()], "broker": [_broker_pid(local)], "nodes": [n.pid for n in local.file.nodes]}
-        clock = Clock(pids)
+        clock = Clock({"producer": [os.getpid()], "broker": [broker], "nodes": node_pids(local)})
         for rows in tables:
             writer.write(rows, tags)
-        offsets = writer.close()
-        _seal(local, offsets)
+        seal(local, writer.close())
         return clock.leg()
-    finally:
-        appender.close()
-        watch.close()
-        table_log.close()
-        log.close()
-
-
-def _seal(local: LocalCluster, offsets: Mapping[str, int]) -> None:
-    """Seal every group and wait until every node has everything in segments."""
-    for group in offsets:
-        call_node(f"{local.url(group)}/api/v1/seal?group={group}", method="POST", timeout_s=VISIBLE_TIMEOUT_S)
-    deadline = Deadline(VISIBLE_TIMEOUT_S)
-    for node in local.file.nodes:
-        while any(
-            group["live_rows"] or group["offset"] < offsets.get(group["group"], -1)
-            for group in call_node(f"{local.url(node.name)}/api/v1/status")["groups"]
-        ):
-            if deadline.passed():
-                raise HeadraceError(f"node {node.name} has not sealed in {VISIBLE_TIMEOUT_S:g} s")
-            time.sleep(0.02)
 
 
 def _drain(local: LocalCluster, number: int) -> Leg:
@@ -195,7 +125,7 @@ def _drain(local: LocalCluster, number: int) -> Leg:
         }
     )
     starts = {topic: end * number // (number + 1) for topic, end in ends.items()}
-    clock = Clock({"consumer": [os.getpid()], "broker": [_broker_pid(local)]})
+    clock = Clock({"consumer": [os.getpid()], "broker": [broker_pid(local.broker)]})
     consumer.assign([TopicPartition(topic, 0, start) for topic, start in starts.items()])
     left = sum(ends[topic] - starts[topic] for topic in ends)
     while left > 0:
@@ -237,10 +167,4 @@ def _range(values: Sequence[float]) -> dict[str, float]:
     return {"min": min(values), "max": max(values)}
 
 
-def _broker_pid(local: LocalCluster) -> int:
-    pid = local.broker.status().pid
-    assert pid is not None, "the broker runs"
-    return pid
-
-
-__all__ = ["ContentDiffers", "run", "table"]
+__all__ = ["ContentDiffers", "ingest_leg", "run", "table"]

@@ -30,6 +30,7 @@ from connectors.kafka.broker import EmbeddedBroker
 from connectors.log.kafka import KafkaLog
 from connectors.log.topics import Topics
 from consumers.membership.cluster import join_cluster
+from headrace.bench.measuring import Note, silent
 from headrace.workload import cpu
 from headrace.workload.encode import to_json_lines, to_line_protocol
 from pipeline.counts import TaskCounts
@@ -79,7 +80,7 @@ class Bench:
         return IngestJob("bench", self.bootstrap, f"{form}.{shape}", "bench", form, options)  # type: ignore[arg-type]
 
 
-def run(options: Mapping[str, str]) -> dict[str, Any]:
+def run(options: Mapping[str, str], note: Note = silent) -> dict[str, Any]:
     """Options: `rows` a topic, `rounds`, `partitions`, `lines` in a message of many. Raises BenchInvalid."""
     rows = int(options.get("rows", "1000000")) // HOSTS * HOSTS
     rounds, partitions = int(options.get("rounds", "3")), int(options.get("partitions", "2"))
@@ -92,7 +93,7 @@ def run(options: Mapping[str, str]) -> dict[str, Any]:
             session = open_session("headrace bench spark", log_file=Path(directory) / "spark.log")
             try:
                 bench = Bench(session, bootstrap, Path(directory), rows, fields, tags)
-                return {"rows": rows, "partitions": partitions, "lines": lines} | _measure(bench, rounds)
+                return {"rows": rows, "partitions": partitions, "lines": lines} | _measure(bench, rounds, note)
             finally:
                 close_session(session)
         finally:
@@ -111,7 +112,7 @@ def table(result: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
     return shown
 
 
-def _measure(bench: Bench, rounds: int) -> dict[str, Any]:
+def _measure(bench: Bench, rounds: int, note: Note) -> dict[str, Any]:
     """All legs in turn, `rounds` times after a round that warms up."""
     legs: dict[str, Callable[[], Leg]] = {}
     for shape in ("one", "many"):
@@ -123,6 +124,7 @@ def _measure(bench: Bench, rounds: int) -> dict[str, Any]:
         legs[f"stock json {shape}"] = _leg_of(_stock, bench, bench.job("json", shape))
     measured: dict[str, list[Leg]] = {name: [] for name in legs}
     for number in range(rounds + 1):
+        note(f"round {number} of {rounds}" if number else "warming up")
         for name, leg in legs.items():
             result = leg()
             if number:

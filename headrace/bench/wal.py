@@ -25,6 +25,7 @@ from typing import Any
 from connectors.kafka.jars import resolve_jars
 from connectors.kafka.java import find_java
 from consumers.wal import BytesSerde, Put, WriteAheadLog
+from headrace.bench.measuring import Note, silent
 from schemas.errors import HeadraceError
 
 KEYS_PER_CALLER = 1_000
@@ -87,7 +88,7 @@ class Bench:
     peers: bool
 
 
-def run(options: Mapping[str, str]) -> dict[str, Any]:
+def run(options: Mapping[str, str], note: Note = silent) -> dict[str, Any]:
     """Options: seconds (a leg), rounds, recover (updates of 100 B), recover_large (of 64 KB), peers (0 = ours and the
     limit only), dir.
     """
@@ -106,7 +107,8 @@ def run(options: Mapping[str, str]) -> dict[str, Any]:
     )
     try:
         _compile_peer(bench)
-        updates = _measure_updates(bench)
+        updates = _measure_updates(bench, note)
+        note("recovery")
         recovery = _measure_recovery(bench)
         limits = {"fdatasync_per_second": _fdatasync_rate(bench), "sequential_write_mb_per_second": _write_rate(bench)}
     finally:
@@ -149,12 +151,13 @@ def _summary(values: list[float]) -> dict[str, float]:
     return {"median": round(statistics.median(values)), "min": round(min(values)), "max": round(max(values))}
 
 
-def _measure_updates(bench: Bench) -> dict[str, dict[str, dict[str, float]]]:
+def _measure_updates(bench: Bench, note: Note) -> dict[str, dict[str, dict[str, float]]]:
     systems: dict[str, Callable[[Bench, Case, Path], float]] = {OURS: _ours, LIMIT: _limit, REWRITE: _rewrite}
     if bench.peers:
         systems |= {SEQUENTIAL: _nifi("sequential"), PARTITIONED: _nifi("partitioned"), ROCKSDB: _rocksdb}
     figures = {}
     for case in (Case(callers, size, sync) for sync in (True, False) for size in SIZES for callers in CALLERS):
+        note(case.name)
         values: dict[str, list[float]] = {name: [] for name in systems}
         for _ in range(bench.rounds):
             for name in random.sample(list(systems), len(systems)):

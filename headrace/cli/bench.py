@@ -9,7 +9,13 @@ import typer
 
 from headrace.cli.output import JsonOption, UsageInvalid, run_command
 
-BENCHES = {"ingest": "headrace.bench.ingest", "wal": "headrace.bench.wal", "spark": "headrace.bench.spark_ingest"}
+BENCHES = {
+    "ingest": "headrace.bench.ingest",
+    "replication": "headrace.bench.replication",
+    "recovery": "headrace.bench.recovery",
+    "wal": "headrace.bench.wal",
+    "spark": "headrace.bench.spark_ingest",
+}
 
 
 def register(app: typer.Typer) -> None:
@@ -33,5 +39,5 @@ def bench(
             raise UsageInvalid("an option is not KEY=VALUE", action="for example -o rows=1000000")
         module = import_module(BENCHES[name])
         output.note(f"measuring {name}")
-        result = module.run({key: value for key, _, value in pairs})
+        result = module.run({key: value for key, _, value in pairs}, output.note)
         output.result(result, lambda: output.table((name, "figure"), module.table(result)))

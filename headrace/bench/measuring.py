@@ -1,0 +1,225 @@
+"""What the benchmarks of whole clusters share: clocks over processes, writing and sealing, ratios with their bars, what is printed of a run."""
+
+from __future__ import annotations
+
+import contextlib
+import platform
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import confluent_kafka
+import psutil
+import pyarrow as pa
+import xxhash
+
+from connectors.http import NodeRefused, call_node
+from connectors.kafka.broker import EmbeddedBroker
+from connectors.log.deadline import Deadline
+from connectors.log.kafka import KafkaLog
+from connectors.log.topics import Topics
+from consumers.membership.cluster import read_slot_table
+from consumers.membership.quorum import StatusWatch
+from consumers.membership.tables import TableLog
+from consumers.membership.writer import Cluster
+from headrace.local_cluster import LocalCluster
+from schemas.errors import HeadraceError
+
+DATABASE = "bench"
+VISIBLE_TIMEOUT_S = 300.0
+POLL_S = 0.02
+
+Note = Callable[[str], None]
+
+
+def silent(line: str) -> None:
+    """A Note that nobody reads."""
+    del line
+
+
+class OptionUnknown(HeadraceError):
+    """An option that the benchmark does not have."""
+
+    exit_code = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Leg:
+    """One measured way: wall seconds, and CPU seconds by process."""
+
+    seconds: float
+    cpu_seconds: Mapping[str, float]
+
+    def per_second(self, points: int) -> float:
+        """Points per second of wall time."""
+        return points / self.seconds
+
+    def per_cpu_second(self, points: int) -> float:
+        """Points per CPU-second of all processes together."""
+        return points / sum(self.cpu_seconds.values())
+
+
+class Clock:
+    """Wall time and the CPU time of named processes, from now."""
+
+    def __init__(self, processes: Mapping[str, Sequence[int]]) -> None:
+        self._processes = {name: [psutil.Process(pid) for pid in pids] for name, pids in processes.items()}
+        self._start_cpu_s = self._cpu_s()
+        self._start_s = time.monotonic()
+
+    def leg(self) -> Leg:
+        """What was used since."""
+        seconds = time.monotonic() - self._start_s
+        return Leg(seconds, {name: used - self._start_cpu_s[name] for name, used in self._cpu_s().items()})
+
+    def _cpu_s(self) -> dict[str, float]:
+        return {name: sum(used_s(process) for process in found) for name, found in self._processes.items()}
+
+
+def used_s(process: psutil.Process) -> float:
+    """CPU seconds of a process so far, user and system."""
+    times = process.cpu_times()
+    return float(times.user + times.system)
+
+
+def node_pids(local: LocalCluster) -> list[int]:
+    """The processes of a cluster's nodes."""
+    return [node.pid for node in local.file.nodes]
+
+
+def broker_pid(broker: EmbeddedBroker) -> int:
+    """The process of a running broker."""
+    pid = broker.status().pid
+    assert pid is not None, "the broker runs"
+    return pid
+
+
+def chosen(options: Mapping[str, str], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Every option with its value, of the type of its default. Raises OptionUnknown."""
+    for name in options:
+        if name not in defaults:
+            raise OptionUnknown(f"there is no option {name!r}", action=f"the options are {', '.join(defaults)}")
+    try:
+        return {name: type(default)(options.get(name, default)) for name, default in defaults.items()}
+    except ValueError as error:
+        raise OptionUnknown(f"an option is not a number: {error}") from error
+
+
+@contextlib.contextmanager
+def running_broker(directory: Path) -> Iterator[EmbeddedBroker]:
+    """A broker that ends with the block."""
+    broker = EmbeddedBroker(directory)
+    broker.start()
+    try:
+        yield broker
+    finally:
+        broker.stop()
+
+
+@contextlib.contextmanager
+def running_cluster(directory: Path, broker: EmbeddedBroker, nodes: int, **environment: str) -> Iterator[LocalCluster]:
+    """A ready cluster on a broker that runs, named after its directory; `store_seal_rows="100"` sets HEADRACE__STORE__SEAL_ROWS."""
+    variables = {f"HEADRACE__{key.replace('_', '__', 1).upper()}": value for key, value in environment.items()}
+    local = LocalCluster(directory, directory.name, nodes, variables, broker.status().bootstrap or "")
+    try:
+        local.start()
+        yield local
+    finally:
+        local.stop()
+
+
+@contextlib.contextmanager
+def connected(bootstrap: str, cluster: str) -> Iterator[Cluster]:
+    """What the writers of this process share."""
+    with contextlib.ExitStack() as stack:
+        log, topics = KafkaLog(bootstrap), Topics(cluster)
+        stack.callback(log.close)
+        slot_table, tables = read_slot_table(log, topics), TableLog(log, topics)
+        stack.callback(tables.close)
+        watch, appender = StatusWatch(log, topics), log.appender()
+        stack.callback(watch.close)
+        stack.callback(appender.close)
+        yield Cluster(log, topics, slot_table, tables, watch, appender)
+
+
+def seal(local: LocalCluster, offsets: Mapping[str, int]) -> None:
+    """Seal every group that was written to, and wait until every node has everything in segments. Raises HeadraceError when that takes too long."""
+    deadline = Deadline(VISIBLE_TIMEOUT_S)
+    for group in offsets:
+        while not _seal_group(local, group):
+            _wait(deadline, f"group {group} has no leader that seals it")
+    for node in local.file.nodes:
+        while not _sealed(local, node.name, offsets):
+            _wait(deadline, f"node {node.name} has not sealed")
+
+
+def _seal_group(local: LocalCluster, group: str) -> bool:
+    groups = call_node(f"{local.url(group)}/api/v1/status")["groups"]
+    leader = next(each["leader"] for each in groups if each["group"] == group)
+    try:
+        call_node(f"{local.url(leader or group)}/api/v1/seal?group={group}", method="POST", timeout_s=VISIBLE_TIMEOUT_S)
+    except NodeRefused as error:
+        if not error.retriable:
+            raise
+        return False
+    return True
+
+
+def _sealed(local: LocalCluster, node: str, offsets: Mapping[str, int]) -> bool:
+    groups = call_node(f"{local.url(node)}/api/v1/status")["groups"]
+    return not any(each["live_rows"] or each["offset"] < offsets.get(each["group"], -1) for each in groups)
+
+
+def _wait(deadline: Deadline, problem: str) -> None:
+    if deadline.passed():
+        raise HeadraceError(f"{problem} in {VISIBLE_TIMEOUT_S:g} s", action="see the logs of the nodes")
+    time.sleep(POLL_S)
+
+
+def summary(values: Sequence[float]) -> dict[str, float]:
+    """Median with least and most."""
+    return {"median": median(values), "min": min(values), "max": max(values)}
+
+
+def ratio(ours: Sequence[float], theirs: Sequence[float], least: float | None = None) -> dict[str, Any]:
+    """Ours over theirs, round by round, and whether the median reaches its bar."""
+    each = summary([own / other for own, other in zip(ours, theirs, strict=True)])
+    return each if least is None else {**each, "least": least, "met": each["median"] >= least}
+
+
+def ratio_text(figure: Mapping[str, Any]) -> str:
+    """A ratio for people."""
+    text = f"{figure['median']:.2f} ({figure['min']:.2f} to {figure['max']:.2f})"
+    if "met" not in figure:
+        return text
+    return f"{text}, at least {figure['least']:g}: {'met' if figure['met'] else 'missed'}"
+
+
+def percentiles(values: Sequence[float]) -> dict[str, float]:
+    """p50 and p99, and how many there are."""
+    ordered = sorted(values)
+    last = len(ordered) - 1
+    return {"p50": ordered[round(last * 0.5)], "p99": ordered[round(last * 0.99)], "count": len(ordered)}
+
+
+def content_hash(sums: pa.Table) -> str:
+    """One hash of the per-series checksums of a table, in hex."""
+    digest = xxhash.xxh3_128()
+    for line in sums.select(["series", "rows", "checksum"]).sort_by("series").to_pylist():
+        digest.update(f"{line['series']} {line['rows']} {line['checksum']}\n".encode())
+    return str(digest.hexdigest())
+
+
+def versions() -> dict[str, str]:
+    """What the figures were made with."""
+    return {
+        "python": platform.python_version(),
+        "pyarrow": pa.__version__,
+        "confluent-kafka": confluent_kafka.__version__,
+        "librdkafka": str(confluent_kafka.libversion()[0]),
+        "rocksdict": version("rocksdict"),
+    }
