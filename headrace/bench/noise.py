@@ -18,6 +18,8 @@ STEPS_A_DAY = 3_200
 DAY_NS = 86_400_000_000_000
 START_NS = 19_675 * DAY_NS
 TAGS = ("host",)
+FINITE = ~np.uint64(1 << 62)
+"""Without this bit of the exponent a double is neither infinite nor NaN."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +41,8 @@ class Noise:
             steps = min(STEPS_A_BATCH, self.rows // HOSTS - first)
             codes = pa.array(np.tile(np.arange(HOSTS, dtype=np.int32), steps))
             times = START_NS + DAY_NS // STEPS_A_DAY * np.arange(first, first + steps, dtype=np.int64)
-            values = np.random.default_rng((self.seed, first)).random((FIELDS, steps * HOSTS))
+            bits = np.random.default_rng((self.seed, first)).integers(0, 1 << 64, (FIELDS, steps * HOSTS), np.uint64)
+            values = (bits & FINITE).view(np.float64)
             columns = {TAGS[0]: pa.DictionaryArray.from_arrays(codes, hosts), "time": pa.array(np.repeat(times, HOSTS))}
             yield pa.table(columns | {f"value_{number}": pa.array(each) for number, each in enumerate(values)})
 

@@ -1,0 +1,93 @@
+"""The parts of the benchmarks: options, ratios, percentiles, hashes, noise, and legs in processes of their own."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from consumers.store import Store
+from headrace.bench.content import tag_names, written_checksums
+from headrace.bench.measuring import (
+    OptionUnknown,
+    chosen,
+    content_hash,
+    in_child,
+    percentiles,
+    ratio,
+    ratio_text,
+    summary,
+)
+from headrace.bench.noise import ROW_BYTES, TAGS, Noise
+from headrace.bench.recovery import BenchStuck
+from headrace.bench.replaying import store_digests
+from headrace.workload.checksum import compare
+from schemas.errors import HeadraceError
+
+DEFAULTS = {"rows": 100, "rate": 0.5, "dir": ""}
+
+
+def refuse(reason: str) -> None:
+    """Work of a child that fails."""
+    raise BenchStuck(reason)
+
+
+def die(code: int) -> None:
+    """Work of a child that ends without an answer."""
+    os._exit(code)
+
+
+def test_options_have_the_type_of_their_default() -> None:
+    """What is given wins, as a number where the default is one; the rest is the default."""
+    assert {"rows": 7, "rate": 0.5, "dir": "d"} == chosen({"rows": "7", "dir": "d"}, DEFAULTS)
+
+
+@pytest.mark.parametrize("options", [{"row": "7"}, {"rows": "many"}])
+def test_an_option_that_cannot_be_is_refused(options: dict[str, str]) -> None:
+    """A misspelt name and a text for a number are errors, not defaults."""
+    with pytest.raises(OptionUnknown):
+        chosen(options, DEFAULTS)
+
+
+def test_a_ratio_is_taken_round_by_round() -> None:
+    """A round that was slow for both does not count against either; the median decides about the bar."""
+    figure = ratio([10.0, 1.0, 8.0], [20.0, 2.0, 10.0], 0.6)
+    assert {"median": 0.5, "min": 0.5, "max": 0.8, "least": 0.6, "met": False} == figure
+    assert "0.50 (0.50 to 0.80), at least 0.6: missed" == ratio_text(figure)
+    assert summary([3.0, 1.0, 2.0]) == {"median": 2.0, "min": 1.0, "max": 3.0}
+
+
+def test_percentiles_are_values_that_were_measured() -> None:
+    """p50 and p99 of 1 to 101."""
+    assert {"p50": 51.0, "p99": 100.0, "count": 101} == percentiles([float(value) for value in range(101, 0, -1)])
+
+
+def test_noise_is_the_same_for_the_same_seed_and_another_for_another() -> None:
+    """Size decides how many rows there are, the seed what is in them; the hash of the content tells both."""
+    size = 60 * 1_000 * ROW_BYTES
+    noise, again, other = Noise(size, 1), Noise(size, 1), Noise(size, 2)
+    tables = list(noise.batches())
+    assert noise.rows == 60_000 == sum(rows.num_rows for rows in tables)
+    assert list(TAGS) == tag_names(tables[0])
+    assert not compare(written_checksums(tables), again.checksums())
+    assert content_hash(noise.checksums()) == content_hash(again.checksums())
+    assert content_hash(noise.checksums()) != content_hash(other.checksums())
+    times = pa.concat_tables(tables)["time"].to_numpy()
+    assert (times[1:] >= times[:-1]).all()
+
+
+def test_a_child_answers_or_says_why_not() -> None:
+    """The answer of work in another process, its error by name, and its death."""
+    assert os.getpid() != in_child(os.getpid)
+    with pytest.raises(HeadraceError, match="BenchStuck: no way"):
+        in_child(refuse, "no way")
+    with pytest.raises(HeadraceError, match="exit code 3"):
+        in_child(die, 3)
+
+
+def test_the_digests_of_an_empty_store_are_empty(tmp_path: Path) -> None:
+    """A store without segments has nothing to compare."""
+    Store.open(tmp_path, "n1").close()
+    assert {} == store_digests(tmp_path, "n1")
