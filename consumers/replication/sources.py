@@ -7,6 +7,7 @@ import http.client
 from collections.abc import Iterator
 from urllib.parse import quote, urlencode, urlsplit
 
+from connectors.files import Buffer
 from connectors.http import NodeRefused, NodeUnreachable, call_node
 from consumers.replication.transfer import PIECE_BYTES, Snapshot, SourceFailed
 
@@ -35,7 +36,7 @@ class HttpSource:
             raise SourceFailed(error.message, retriable=True) from error
         return Snapshot.parse(document)
 
-    def read(self, snapshot: Snapshot, path: str, offset: int) -> Iterator[bytes]:
+    def read(self, snapshot: Snapshot, path: str, offset: int) -> Iterator[Buffer]:
         """See Source."""
         parts = urlsplit(self._url)
         connection = http.client.HTTPConnection(parts.hostname or "", parts.port or 80, timeout=ANSWER_TIMEOUT_S)
@@ -46,8 +47,9 @@ class HttpSource:
             if response.status != http.client.OK:
                 said = response.read(1_000).decode(errors="replace")
                 raise SourceFailed(f"{self._url} answers {response.status} for {path}: {said}", retriable=True)
-            while piece := response.read1(PIECE_BYTES):
-                yield piece
+            piece = memoryview(bytearray(PIECE_BYTES))
+            while received := response.readinto(piece):
+                yield piece[:received]
         except (OSError, http.client.HTTPException) as error:
             raise SourceFailed(f"{self._url} ended while it sent {path}: {error!r}", retriable=True) from error
         finally:

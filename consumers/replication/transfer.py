@@ -9,13 +9,22 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
 
 import xxhash
 
-from connectors.files import PARTIAL_SUFFIX, create_directories, fsync_directory, rename_durably
+from connectors.files import (
+    PARTIAL_SUFFIX,
+    Buffer,
+    create_directories,
+    fsync_directory,
+    fsync_file,
+    rename_durably,
+)
 from schemas.errors import HeadraceError
 
 RECOVERING = "recovering"
@@ -27,7 +36,7 @@ REPLACED = "replaced"
 SNAPSHOTS = "snapshots"
 """`{data}/snapshots/{id}`: what this node hands out to others."""
 PARTS = ("segments", "index")
-PIECE_BYTES = 1 << 20
+PIECE_BYTES = 1 << 18
 PATH_BYTES_MAX = 1_000
 
 
@@ -109,8 +118,8 @@ class Source(Protocol):
         """Make the snapshot; it stays until it is released or was not used for some time."""
         ...
 
-    def read(self, snapshot: Snapshot, path: str, offset: int) -> Iterator[bytes]:
-        """The bytes of a file from an offset, in pieces; may end early."""
+    def read(self, snapshot: Snapshot, path: str, offset: int) -> Iterator[Buffer]:
+        """The bytes of a file from an offset, in pieces, each valid until the next one; may end early."""
         ...
 
     def release(self, snapshot: Snapshot) -> None:
@@ -162,9 +171,9 @@ def fetch(
         if own is not None:
             _link_own(own, directory, snapshot)
         watcher.begin(len(snapshot.files), snapshot.total_bytes)
-        for file in sorted(snapshot.files, key=lambda file: (not file.path.startswith(PARTS[0]), file.path)):
-            _fetch_file(source, snapshot, file, directory, watcher)
-            watcher.file_done()
+        with _Settling(watcher.file_done) as settling:
+            for file in sorted(snapshot.files, key=lambda file: (not file.path.startswith(PARTS[0]), file.path)):
+                _fetch_file(source, snapshot, file, directory, watcher, settling)
         for parent, _, _ in os.walk(directory, topdown=False):
             fsync_directory(parent)
     finally:
@@ -172,16 +181,57 @@ def fetch(
     return snapshot
 
 
+class _Settling:
+    """Syncs and renames files that are complete and verified, in a thread of its own: meanwhile the next one comes.
+
+    One file at most waits for its sync. A name is made durable by the end of `fetch`, with its directory: until then a file counts for its
+    digest only. Leaving the block waits for the last one. Raises OSError, later than the call that it belongs to.
+    """
+
+    def __init__(self, on_settled: Callable[[], None]) -> None:
+        self._on_settled = on_settled
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="settle")
+        self._running: Future[None] | None = None
+
+    def __enter__(self) -> _Settling:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        with self._pool:
+            if error is None:
+                self.wait()
+
+    def settle(self, partial: Path, target: Path) -> None:
+        """Take a partial file whose bytes are all written."""
+        self.wait()
+        self._running = self._pool.submit(self._settle, partial, target)
+
+    def wait(self) -> None:
+        """Until the file in hand is settled."""
+        running, self._running = self._running, None
+        if running is not None:
+            running.result()
+            self._on_settled()
+
+    @staticmethod
+    def _settle(partial: Path, target: Path) -> None:
+        fsync_file(partial)
+        os.rename(partial, target)
+
+
 def digest_of(path: Path) -> str:
     """xxh3-128 of a file's bytes in hex."""
     return _digest_so_far(path).hexdigest()
 
 
-def _fetch_file(source: Source, snapshot: Snapshot, file: SnapshotFile, directory: Path, watcher: Watcher) -> None:
+def _fetch_file(
+    source: Source, snapshot: Snapshot, file: SnapshotFile, directory: Path, watcher: Watcher, settling: _Settling
+) -> None:
     target = directory / file.path
     if target.exists():
         if target.stat().st_size == file.size_bytes and digest_of(target) == file.digest:
             watcher.have(file.size_bytes)
+            watcher.file_done()
             return
         target.unlink()
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -194,27 +244,25 @@ def _fetch_file(source: Source, snapshot: Snapshot, file: SnapshotFile, director
         raise SourceCorrupt(
             f"{file.path} is not what the catalogue of its sender says: digest {file.digest} is not met"
         )
-    rename_durably(partial, target)
+    settling.settle(partial, target)
 
 
 def _complete(source: Source, snapshot: Snapshot, file: SnapshotFile, partial: Path, watcher: Watcher) -> bool:
-    """Whether the partial file, read on to its end, has its digest; it is durable then, and gone otherwise. Raises SourceFailed when cut short."""
+    """Whether the partial file, read on to its end, has its digest; otherwise it is gone. Raises SourceFailed when cut short."""
     if partial.exists() and partial.stat().st_size > file.size_bytes:
         partial.unlink()
     digest = _digest_so_far(partial) if partial.exists() else xxhash.xxh3_128()
     received = partial.stat().st_size if partial.exists() else 0
     watcher.have(received)
-    with partial.open("ab") as out:
+    with partial.open("ab", buffering=0) as out:
         if received < file.size_bytes:
             for piece in source.read(snapshot, file.path, received):
                 received += len(piece)
-                out.write(piece)
+                _write(out, piece)
                 digest.update(piece)
                 watcher.received(len(piece))
                 if received > file.size_bytes:
                     break
-        out.flush()
-        os.fsync(out.fileno())
     if received < file.size_bytes:
         raise SourceFailed(f"{file.path} ended at byte {received} of {file.size_bytes}", retriable=True)
     if received == file.size_bytes and digest.hexdigest() == file.digest:
@@ -222,6 +270,12 @@ def _complete(source: Source, snapshot: Snapshot, file: SnapshotFile, partial: P
     partial.unlink()
     watcher.lost(received)
     return False
+
+
+def _write(out: FileIO, piece: Buffer) -> None:
+    view = memoryview(piece)
+    while view:
+        view = view[out.write(view) :]
 
 
 def _digest_so_far(path: Path) -> xxhash.xxh3_128:

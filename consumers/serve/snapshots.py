@@ -23,13 +23,15 @@ from starlette.routing import Route
 
 from connectors.files import create_directories
 from consumers.replication.state import GroupState
-from consumers.replication.transfer import PARTS, PIECE_BYTES, SNAPSHOTS, Snapshot, SnapshotFile, digest_of
+from consumers.replication.transfer import PARTS, SNAPSHOTS, Snapshot, SnapshotFile, digest_of
 from consumers.store import SegmentEntry
 from schemas.errors import HeadraceError
 
 SNAPSHOTS_MAX = 8
 IDLE_S = 60.0
 TRIES = 5
+PIECE_BYTES = 1 << 20
+"""Each piece costs a turn of the event loop and of a thread, so it is larger than what the receiver reads at once."""
 
 
 class SnapshotRefused(HeadraceError):

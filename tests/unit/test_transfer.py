@@ -191,6 +191,29 @@ def test_a_snapshot_of_another_instant_keeps_what_both_have(tmp_path: Path) -> N
     assert {"segments/g/db/t/3.parquet"} == set(second.sent)
 
 
+@pytest.mark.parametrize("failing", range(len(CONTENT)))
+def test_a_file_that_cannot_be_synced_is_not_taken_for_complete(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: int
+) -> None:
+    """Files are synced while the next one comes: an error of that ends the copy, whichever file it is, and a later copy is complete."""
+    synced: list[Path] = []
+
+    def fail_once(path: Path) -> None:
+        synced.append(path)
+        if len(synced) == failing + 1:
+            raise OSError("the disk is full")
+
+    monkeypatch.setattr(transfer, "fsync_file", fail_once)
+    counter = Counter()
+    with pytest.raises(OSError, match="the disk is full"):
+        fetch(good(), tmp_path, counter)
+    assert not synced[failing].with_suffix("").exists()
+    assert failing == counter.files
+    fetch(good(), tmp_path, counter)
+    assert CONTENT == found(tmp_path)
+    assert len(CONTENT) == counter.files
+
+
 @pytest.mark.parametrize("path", ["../x", "/etc/x", "segments/../../x", "journal/x", "segments//x", "", "segments/./x"])
 def test_a_listing_cannot_lead_elsewhere(path: str) -> None:
     """A path that is not plainly below segments or index is refused before anything is written."""
