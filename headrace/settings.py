@@ -24,6 +24,7 @@ PREFIX = "HEADRACE__"
 KAFKA = "kafka"
 MASK = "********"
 _SECRET = re.compile(r"password|secret|token|jaas|^ssl_key$|key\.pem$|oauthbearer\.config$")
+LOG_LEVELS = ("debug", "info", "warning", "error")
 _TRUE, _FALSE = frozenset({"true", "yes", "on", "1"}), frozenset({"false", "no", "off", "0"})
 
 
@@ -37,8 +38,15 @@ class SettingMissing(SettingsInvalid):
     """A setting that has no default and is needed now."""
 
 
-def _setting(default: Any, meaning: str, minimum: int | None = None) -> Any:
-    return field(default=default, metadata={"meaning": meaning, "minimum": minimum})
+def _setting(
+    default: Any,
+    meaning: str,
+    minimum: int | None = None,
+    maximum: int | None = None,
+    choices: tuple[str, ...] = (),
+) -> Any:
+    bounds = {"minimum": minimum, "maximum": maximum, "choices": choices}
+    return field(default=default, metadata={"meaning": meaning, **bounds})
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +80,10 @@ class StoreSettings:
     seal_age_ms: int = _setting(300_000, "or unsealed rows this old", 1)
     apply_queue_bytes: int = _setting(67_108_864, "messages that may lie between journal and memtable", 1)
     encode_threads: int = _setting(2, "threads that encode the files of a seal", 1)
+    compression_level: int = _setting(1, "zstd level of sealed files; higher is smaller and slower", 1, 22)
     log_keep_records: int = _setting(0, "records of a group's log that trimming leaves; 0 = never trim", 0)
     recovery_bytes_per_second: int = _setting(0, "most bytes that a recovery copies from another node; 0 = no limit", 0)
+    recoveries_max: int = _setting(2, "groups that are copied from other nodes at the same time", 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +93,17 @@ class QuerySettings:
     memory_limit_mb: int = _setting(1_000, "memory of all running queries", 16)
     threads: int = _setting(2, "threads of all running queries", 1)
     timeout_ms: int = _setting(60_000, "the most time that a query may take", 1)
+    queries_max: int = _setting(8, "queries that run at the same time; more are refused, to be asked again", 1)
+    spill_directory: str = _setting("", "where queries that outgrow their memory may write; empty = they fail instead")
+    spill_mb_max: int = _setting(4_000, "the most that they may write there together", 1)
+
+
+@dataclass(frozen=True, slots=True)
+class IngestSettings:
+    """What `headrace ingest run` may use; under spark-submit its own options decide."""
+
+    threads: int = _setting(2, "threads of Spark, each with one Python process", 1)
+    driver_memory_mb: int = _setting(1_024, "memory of Spark's Java process", 512)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,14 +112,18 @@ class WriteSettings:
 
     quorum: int = _setting(1, "0 = not awaited, 1 = in the log, k = durable at k members", 0)
     quorum_timeout_ms: int = _setting(2_000, "how long to wait for a quorum of 2 or more", 1)
-    compression: str = _setting("zstd", "of the rows in a message: zstd, lz4 or none; zstd is smallest")
+    compression: str = _setting(
+        "zstd", "of the rows in a message: zstd, lz4 or none; zstd is smallest", choices=("zstd", "lz4", "none")
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class LogSettings:
     """What a command says of itself on stderr."""
 
-    level: str = _setting("warning", "debug, info, warning or error")
+    level: str = _setting(
+        "warning", "debug, info, warning or error; unless it is set, a node says info", choices=LOG_LEVELS
+    )
 
 
 _SECTIONS: Mapping[str, type] = MappingProxyType(
@@ -108,6 +133,7 @@ _SECTIONS: Mapping[str, type] = MappingProxyType(
         "store": StoreSettings,
         "query": QuerySettings,
         "write": WriteSettings,
+        "ingest": IngestSettings,
         "log": LogSettings,
     }
 )
@@ -131,6 +157,7 @@ class Settings:
     store: StoreSettings = StoreSettings()
     query: QuerySettings = QuerySettings()
     write: WriteSettings = WriteSettings()
+    ingest: IngestSettings = IngestSettings()
     log: LogSettings = LogSettings()
     kafka: Mapping[str, str] = field(default_factory=dict)
     origins: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -274,10 +301,17 @@ def _parsed(name: str, value: object, origin: str) -> Any:
     converted = _PARSERS[kind](value)
     if converted is None:
         raise SettingsInvalid(f"{name} = {value!r} (from {origin}) is not {_NAMES[kind]}")
-    minimum = _known()[name].metadata["minimum"]
-    if minimum is not None and not converted >= minimum:
-        raise SettingsInvalid(f"{name} = {value!r} (from {origin}) is less than {minimum}")
-    return converted
+    bounds = _known()[name].metadata
+    given = f"{name} = {value!r} (from {origin})"
+    if bounds["minimum"] is not None and not converted >= bounds["minimum"]:
+        raise SettingsInvalid(f"{given} is less than {bounds['minimum']}")
+    if bounds["maximum"] is not None and not converted <= bounds["maximum"]:
+        raise SettingsInvalid(f"{given} is more than {bounds['maximum']}")
+    if not bounds["choices"]:
+        return converted
+    if converted.lower() not in bounds["choices"]:
+        raise SettingsInvalid(f"{given} is none of {', '.join(bounds['choices'])}")
+    return converted.lower()
 
 
 def _text(value: object) -> str | None:

@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
+from py4j.protocol import Py4JError
 from pyspark import Accumulator
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
@@ -45,6 +46,10 @@ POLL_S = 0.25
 STUMBLES_MAX = 5
 
 Say = Callable[[str], None]
+
+
+class SparkEnded(HeadraceError):
+    """Spark's JVM is gone. What was finished stands."""
 
 
 class SpeculationRefused(HeadraceError):
@@ -174,26 +179,42 @@ def run_ingest(
 ) -> IngestProgress:
     """Run a prepared job to its end, or until `should_stop`. While Kafka is away it waits and goes on from the checkpoint.
 
-    Raises QueryFailed (RawDataLost, KafkaLost), SpeculationRefused.
+    Raises QueryFailed (RawDataLost, KafkaLost), SpeculationRefused, SparkEnded.
     """
     watch = _Watch(new_tally(session), on_progress, should_stop)
+    try:
+        _run_queries(session, job, run, watch, say)
+    except (Py4JError, ConnectionError) as error:
+        # Whoever stops a whole group of processes stops the JVM too, often before us.
+        if not should_stop():
+            raise SparkEnded(
+                "Spark's Java process ended",
+                action="look into its spark.log; start it again: it goes on",
+                retriable=True,
+            ) from error
+    return watch.progress()
+
+
+def _run_queries(session: SparkSession, job: IngestJob, run: RunOptions, watch: _Watch, say: Say) -> None:
+    """Queries one after the other, until one ends as it should."""
     stumbles = 0
-    while True:
+    while not watch.should_stop():
         query = start_query(session, job, run, watch.tally)
         try:
             watch.follow(query)
-            return watch.progress()
+            return
         except StreamingQueryException as error:
+            query.stop()
             failure = explain(error, job.topic)
-            if not failure.retriable or should_stop():
+            if watch.should_stop():
+                return
+            if not failure.retriable:
                 raise failure from error
             stumbles += isinstance(failure, SparkStumbled)
             if stumbles > STUMBLES_MAX:
                 raise failure from error
             if not isinstance(failure, SparkStumbled):
                 _outlast(failure, job, run, say)
-        finally:
-            query.stop()
 
 
 @dataclass(slots=True)
@@ -204,17 +225,17 @@ class _Watch:
     on_progress: Callable[[IngestProgress], None]
     should_stop: Callable[[], bool]
     lag: int = UNKNOWN
+    ended: bool = False
 
     def progress(self) -> IngestProgress:
         """What was done so far."""
-        return progress_of(self.tally.value, self.lag, time.time_ns() // 1_000_000)
+        return replace(progress_of(self.tally.value, self.lag, time.time_ns() // 1_000_000), ended=self.ended)
 
     def follow(self, query: StreamingQuery) -> None:
         """Return when the query ends or is to stop; a stop waits for the end of the running micro-batch, but not for long."""
-        ended = False
-        while not ended and not self.should_stop():
-            ended = self._wait(query)
-        if ended:
+        while not self.ended and not self.should_stop():
+            self.ended = self._wait(query)
+        if self.ended:
             return
         deadline, batches = Deadline(STOP_WAIT_S), self.progress().batches
         while query.isActive and query.status["isTriggerActive"] and not deadline.passed():

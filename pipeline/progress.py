@@ -14,12 +14,16 @@ UNKNOWN = -1
 
 @dataclass(frozen=True, slots=True)
 class IngestProgress:
-    """What finished tasks wrote, in how many micro-batches, and how far the query is behind its topic: `lag_*` are -1 while unknown."""
+    """What finished tasks wrote, in how many micro-batches, and how far the query is behind its topic: `lag_*` are -1 while unknown.
+
+    `ended` tells that the query ended by itself, with nothing left to do.
+    """
 
     counts: Counts
     batches: int
     lag_records: int
     lag_seconds: float
+    ended: bool = False
 
 
 def progress_of(tasks: TaskCounts, lag: int, now_ms: int) -> IngestProgress:

@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import atexit
 import os
+import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
+from py4j.protocol import Py4JError
 from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkRuntimeError
 from pyspark.java_gateway import launch_gateway
@@ -98,7 +101,9 @@ def open_session(
     builder = SparkSession.builder.appName(name)
     for key, value in {**JOB_SETTINGS, **(settings or {})}.items():
         builder = builder.config(key, value)
-    session = builder.getOrCreate()
+    with _own_interrupts():
+        session = builder.getOrCreate()
+    _hush_ended_accumulators(session)
     _check_connector(session)
     _ship_package(session)
     return session
@@ -120,8 +125,9 @@ def local_settings(jars: list[Path], logging_file: Path) -> dict[str, str]:
 
 
 def close_session(session: SparkSession) -> None:
-    """Stop the session, and the JVM too when it is our own: returns when that has ended."""
-    session.stop()
+    """Stop the session, and the JVM too when it is our own: returns when that has ended. A JVM that is gone already is no error."""
+    with suppress(Py4JError, ConnectionError):
+        session.stop()
     gateway = SparkContext._gateway
     process: subprocess.Popen[bytes] | None = getattr(gateway, "proc", None)
     if gateway is None or process is None:
@@ -136,6 +142,51 @@ def close_session(session: SparkSession) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
+
+
+@contextmanager
+def end_session(session: SparkSession) -> Iterator[None]:
+    """Close the session when the context ends. Whoever interrupts it may have cut a call to the JVM in two: that JVM is killed, not asked."""
+    try:
+        yield
+    except Exception:
+        close_session(session)
+        raise
+    except BaseException:
+        process = getattr(SparkContext._gateway, "proc", None)
+        if process is not None:
+            process.kill()
+            process.wait()
+        raise
+    else:
+        close_session(session)
+
+
+@contextmanager
+def _own_interrupts() -> Iterator[None]:
+    """Keep the handler of SIGINT: PySpark puts its own in place, which cancels all jobs and raises in the middle of whatever runs."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handler = signal.getsignal(signal.SIGINT)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+
+
+def _hush_ended_accumulators(session: SparkSession) -> None:
+    """When the JVM ends before us, PySpark prints a traceback because no more counts come; the call that fails then says it better."""
+    server = session.sparkContext._accumulatorServer
+    loud = server.handle_error
+
+    def handle_error(request: Any, address: Any) -> None:
+        if not isinstance(sys.exception(), EOFError | ConnectionError):
+            loud(request, address)
+
+    server.handle_error = handle_error  # type: ignore[assignment]
 
 
 def _launch(

@@ -4,23 +4,37 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from headrace.cli.node import BootstrapOption, ClusterOption
-from headrace.cli.output import JsonOption, Output, SettingsOption, UsageInvalid, parse_settings, run_command
+from headrace.cli.output import (
+    EXIT_INTERRUPTED,
+    JsonOption,
+    Output,
+    SettingsOption,
+    UsageInvalid,
+    parse_settings,
+    run_command,
+)
+from headrace.cli.stop_signals import StopSignals, stop_signals
 from headrace.cli.write import format_options
+from schemas.errors import HeadraceError
 
 if TYPE_CHECKING:
+    from headrace.settings import IngestSettings
     from pipeline.ingest import RunOptions
     from pipeline.job import IngestJob
     from pipeline.progress import IngestProgress
 
 FORMATS = ("influx", "json")
+
+
+class StoppedEarly(HeadraceError):
+    """A run that was to reach the end of its topic was told to stop before it."""
+
 
 ingest = typer.Typer(help="From raw topics into the cluster, through Spark Structured Streaming.", no_args_is_help=True)
 
@@ -98,32 +112,49 @@ def run(
             loaded.write.compression,
         )
         place = checkpoint or default_checkpoint(data_dir, job)
-        _run(output, job, RunOptions(place, available_now, max_messages, interval_s, wait_s))
+        _run(output, job, RunOptions(place, available_now, max_messages, interval_s, wait_s), loaded.ingest)
 
 
-def _run(output: Output, job: IngestJob, options: RunOptions) -> None:
+def _run(output: Output, job: IngestJob, options: RunOptions, limits: IngestSettings) -> None:
+    started_s = time.monotonic()
+    progress = None
+    with stop_signals(output.note) as signals:
+        try:
+            progress = _ingest(output, job, options, limits, signals)
+        except KeyboardInterrupt:
+            if signals.received == signal.SIGINT:
+                raise
+    if progress is not None:
+        _report(output, job.topic, progress, time.monotonic() - started_s)
+    if signals.received == signal.SIGINT:
+        raise typer.Exit(EXIT_INTERRUPTED)
+    if options.available_now and (progress is None or not progress.ended):
+        raise StoppedEarly("stopped before the end of the topic", action="start it again: it goes on from there")
+
+
+def _ingest(
+    output: Output, job: IngestJob, options: RunOptions, limits: IngestSettings, signals: StopSignals
+) -> IngestProgress:
     from headrace.cli.ingest_display import live_display
     from pipeline.checkpoint import held_checkpoint
     from pipeline.ingest import prepare, run_ingest
-    from pipeline.session import close_session, open_session
+    from pipeline.session import end_session, open_session
 
-    started_s = time.monotonic()
-    with _stop_signals() as received, held_checkpoint(options.checkpoint, job, say=output.note) as held:
+    with held_checkpoint(options.checkpoint, job, say=output.note) as held:
         prepare(job, options, output.note)
+        signals.begin_work()
         session = open_session(
             f"headrace ingest {job.topic}",
             log_file=held.log_file if held else None,
+            settings={
+                "spark.master": f"local[{limits.threads}]",
+                "spark.driver.memory": f"{limits.driver_memory_mb}m",
+            },
             keep_open=held.descriptors if held else (),
             progress=output.note,
         )
-        try:
-            with live_display(job.topic) as show:
-                progress = run_ingest(
-                    session, job, options, on_progress=show, should_stop=lambda: bool(received), say=output.note
-                )
-        finally:
-            close_session(session)
-    _report(output, job.topic, progress, time.monotonic() - started_s)
+        with end_session(session), live_display(job.topic) as show:
+            return run_ingest(session, job, options, on_progress=show, should_stop=signals.stop, say=output.note)
 
 
 def _report(output: Output, topic: str, progress: IngestProgress, seconds: float) -> None:
@@ -139,21 +170,3 @@ def _report(output: Output, topic: str, progress: IngestProgress, seconds: float
     if counts.rejected:
         text += f"; {counts.rejected:,} lines were not taken, their messages are in dlq.{topic}"
     output.result(document, text)
-
-
-@contextmanager
-def _stop_signals() -> Iterator[list[int]]:
-    """A list that SIGTERM and SIGINT fill; a second one interrupts at once."""
-    received: list[int] = []
-
-    def note(number: int, _frame: object) -> None:
-        if received:
-            raise KeyboardInterrupt
-        received.append(number)
-
-    previous = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield received
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)

@@ -20,12 +20,12 @@ import structlog
 import typer
 
 from headrace.cli.advance import Advance
+from headrace.settings import load_settings
 from schemas.errors import HeadraceError, StateUnknown
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
-LOG_LEVEL_VARIABLE = "HEADRACE__LOG__LEVEL"
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 SettingsOption = Annotated[
@@ -103,10 +103,12 @@ class Output:
 def run_command(json_output: bool = False, *, log_level: str = "warning") -> Iterator[Output]:
     """Run a command's body: errors become one line and what to do about it, and an exit code other than 0.
 
-    1 is a failure, 130 an interruption; an error class may name its own `exit_code`. `log_level` holds unless the environment sets one.
+    1 is a failure, 130 an interruption; an error class may name its own `exit_code`. `log_level` holds unless the setting `log.level` is given.
     """
     try:
-        configure_logging(log_level, json_output=json_output)
+        settings = load_settings()
+        given = settings.origin("log.level") != "default"
+        configure_logging(settings.log.level if given else log_level, json_output=json_output)
         yield Output(json_output)
     except HeadraceError as error:
         print_error(error, json_output=json_output)
@@ -142,11 +144,8 @@ def print_error(error: HeadraceError, *, json_output: bool) -> None:
 
 
 def configure_logging(level: str = "warning", *, json_output: bool = False) -> None:
-    """Send structlog to stderr from `level` up (the environment's level wins): readable on a terminal, JSON lines with `--json`."""
-    chosen = os.environ.get(LOG_LEVEL_VARIABLE, level).lower()
-    threshold = logging.getLevelNamesMapping().get(chosen.upper())
-    if threshold is None:
-        raise UsageInvalid(f"{LOG_LEVEL_VARIABLE}={chosen} is no log level", action="use debug, info, warning or error")
+    """Send structlog to stderr from `level` (debug, info, warning, error) up: readable on a terminal, JSON lines with `--json`."""
+    threshold = logging.getLevelNamesMapping()[level.upper()]
     renderer: structlog.typing.Processor = structlog.processors.JSONRenderer()
     if not json_output:
         renderer = structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())

@@ -13,9 +13,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 
 from connectors.kafka.jars import resolve_jars
+from headrace.cli.stop_signals import STOPPING
 from headrace.workload import iot
 from headrace.workload.checksum import checksums, compare, workload_checksums
 from headrace.workload.encode import to_line_protocol
@@ -145,6 +147,75 @@ def test_kill_9_within_and_between_micro_batches_leaves_the_content_exact(statio
     assert {"rows", "points", "rejected", "batches", "seconds"} == set(json.loads(stdout))
     found = checksums(stored_tables(station.log, station.topics)["readings"], fleet.tags)
     assert [] == compare(workload_checksums(fleet)["readings"], found)
+
+
+@pytest.mark.parametrize(
+    ("number", "to_group", "code"),
+    [(signal.SIGINT, True, 130), (signal.SIGTERM, False, 0), (signal.SIGTERM, True, 0)],
+    ids=["ctrl-c", "terminate", "terminate the whole group"],
+)
+def test_a_signal_stops_a_run_with_one_line_and_its_counts(
+    station: Station, number: signal.Signals, to_group: bool, code: int
+) -> None:
+    """No traceback, whoever of the processes gets the signal: what has begun is finished, and counted."""
+    station.create_raw(partitions=1)
+    station.produce([b"t,host=a x=1,y=2 5"])
+    with running(command(station, "--json", "--interval-s", "0")) as process:
+        wait_for_more(station, 0, process)
+        (os.killpg if to_group else os.kill)(process.pid, number)
+        stdout, stderr = process.communicate(timeout=WAIT_S)
+    assert (code, [STOPPING]) == (process.returncode, stderr.splitlines())
+    document = json.loads(stdout)
+    assert (1, 2, 0) == (document["rows"], document["points"], document["rejected"])
+
+
+def test_a_run_that_was_to_reach_the_end_says_that_it_did_not(station: Station) -> None:
+    """Stopped while Spark starts, `--available-now` fails: a script must not take it for done. The next run does all of it."""
+    station.create_raw(partitions=1)
+    station.produce([b"t,host=a x=1,y=2 5"])
+    line = command(station, "--json", "--available-now")
+    with running(line) as process:
+        log = station.directory / "deep" / "er" / "checkpoint" / "headrace" / "spark.log"
+        deadline = time.monotonic() + WAIT_S
+        while not log.exists():
+            assert process.poll() is None, process.communicate()
+            assert time.monotonic() < deadline, "Spark is not started"
+            time.sleep(0.05)
+        process.send_signal(signal.SIGTERM)
+        stdout, stderr = process.communicate(timeout=WAIT_S)
+    assert 1 == process.returncode, stderr
+    assert 0 == json.loads(stdout)["rows"]
+    assert [STOPPING, "StoppedEarly"] == [stderr.splitlines()[0], json.loads(stderr.splitlines()[1])["error"]["type"]]
+    assert 1 == json.loads(finished(line).stdout)["rows"]
+
+
+def test_a_signal_ends_the_wait_for_a_broker(tmp_path: Path) -> None:
+    """Before anything has begun there is nothing to finish: Ctrl-C ends the command at once."""
+    given = ["--cluster", "c", "--bootstrap", "127.0.0.1:9", "--topic", "raw", "--database", "db", "--format", "influx"]
+    line = [sys.executable, "-m", "headrace", "ingest", "run", *given, "--data-dir", str(tmp_path), "--wait-s", "200"]
+    with running(line) as process:
+        assert process.stderr is not None
+        assert "waiting up to 200 s" in process.stderr.readline()
+        process.send_signal(signal.SIGINT)
+        stdout, stderr = process.communicate(timeout=60)
+    assert (130, "", "interrupted\n") == (process.returncode, stdout, stderr)
+
+
+def test_a_java_process_that_dies_is_one_clear_line(station: Station) -> None:
+    """Spark's JVM is killed in the middle, as the system does when memory is short: an error that names it, and no traceback."""
+    station.create_raw(partitions=1)
+    station.produce([b"t,host=a x=1,y=2 5"])
+    with running(command(station, "--interval-s", "0")) as process:
+        wait_for_more(station, 0, process)
+        [java] = [child for child in psutil.Process(process.pid).children() if "java" in child.name()]
+        java.kill()
+        stdout, stderr = process.communicate(timeout=WAIT_S)
+    assert (1, "") == (process.returncode, stdout)
+    assert ["error: Spark's Java process ended", "what to do: "] == [
+        stderr.splitlines()[0],
+        stderr.splitlines()[1][: len("what to do: ")],
+    ]
+    assert 2 == len(stderr.splitlines())
 
 
 @pytest.mark.slow

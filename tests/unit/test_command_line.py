@@ -133,6 +133,26 @@ def test_logs_go_to_stderr(capsys: pytest.CaptureFixture[str], monkeypatch: pyte
     assert "detail" == json.loads(capsys.readouterr().err)["event"]
 
 
+def test_the_log_level_of_the_file_holds_unless_the_environment_says_another(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`log.level` is a setting like any other; without it a command's own level holds."""
+    monkeypatch.delenv("HEADRACE__LOG__LEVEL", raising=False)
+    monkeypatch.chdir(tmp_path)
+    with run_command(log_level="info"):
+        structlog.get_logger().info("of the command")
+    (tmp_path / "headrace.toml").write_text('[log]\nlevel = "Error"\n')
+    with run_command(log_level="info"):
+        structlog.get_logger().warning("below the file's level")
+    monkeypatch.setenv("HEADRACE__LOG__LEVEL", "warning")
+    with run_command(log_level="info"):
+        structlog.get_logger().warning("of the environment")
+    printed = capsys.readouterr().err
+    assert [True, False, True] == [
+        text in printed for text in ("of the command", "below the file's level", "of the environment")
+    ]
+
+
 def test_unknown_log_level_is_a_usage_error(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -11,7 +11,9 @@ import structlog
 import typer
 from typer.testing import CliRunner
 
+from consumers.query.database import QuerySettings
 from headrace.cli import config
+from headrace.cli.node import resolve
 from headrace.settings import (
     MASK,
     SettingMissing,
@@ -38,14 +40,21 @@ DEFAULTS = {
     "store.seal_age_ms": 300_000,
     "store.apply_queue_bytes": 67_108_864,
     "store.encode_threads": 2,
+    "store.compression_level": 1,
     "store.log_keep_records": 0,
     "store.recovery_bytes_per_second": 0,
+    "store.recoveries_max": 2,
     "query.memory_limit_mb": 1_000,
     "query.threads": 2,
     "query.timeout_ms": 60_000,
+    "query.queries_max": 8,
+    "query.spill_directory": "",
+    "query.spill_mb_max": 4_000,
     "write.quorum": 1,
     "write.quorum_timeout_ms": 2_000,
     "write.compression": "zstd",
+    "ingest.threads": 2,
+    "ingest.driver_memory_mb": 1_024,
     "log.level": "warning",
 }
 
@@ -136,6 +145,9 @@ def test_unknown_names_are_errors_that_name_near_ones(
         ("[cluster]\nname = 5\n", {}, "is not a text"),
         ("[node]\nnodes = [1]\n", {}, "is not a list of names"),
         ('[kafka]\n"linger.ms" = [1]\n', {}, r"kafka.linger.ms \(from headrace.toml\)"),
+        ("[store]\ncompression_level = 23\n", {}, "is more than 22"),
+        ('[write]\ncompression = "rar"\n', {}, "is none of zstd, lz4, none"),
+        ("", {"HEADRACE__LOG__LEVEL": "loud"}, r"'loud' \(from HEADRACE__LOG__LEVEL\) is none of debug, info"),
         ("[store\n", {}, "is not TOML.*line 1"),
     ],
 )
@@ -220,6 +232,26 @@ def test_config_show_fails_on_a_bad_setting(tmp_path: Path, monkeypatch: pytest.
     code, text, errors = run_show()
     assert (2, "") == (code, text)
     assert errors.startswith("error: store.seal_rows = 'x'")
+
+
+def test_a_node_takes_its_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the file says about store and query arrives where it is used; a spill directory is made absolute."""
+    (tmp_path / "headrace.toml").write_text(
+        '[node]\nid = "n1"\ndata_dir = "d"\n'
+        "[store]\nseal_rows = 5\ncompression_level = 9\nrecoveries_max = 3\nencode_threads = 4\n"
+        '[query]\nqueries_max = 3\nspill_directory = "spill"\nspill_mb_max = 7\nthreads = 1\n'
+    )
+    monkeypatch.chdir(tmp_path)
+    given = resolve(
+        cluster=None, node_id=None, nodes=None, replication=None, bootstrap=None, data_dir=None, settings=None
+    )[0]
+    assert (5, 9, 4, 3) == (
+        given.seal.rows,
+        given.store.compression_level,
+        given.store.encode_threads,
+        given.limits.recoveries_max,
+    )
+    assert QuerySettings(threads=1, queries_max=3, spill_directory=tmp_path / "spill", spill_mb_max=7) == given.query
 
 
 def test_every_setting_is_documented() -> None:
