@@ -76,10 +76,13 @@ class LocalCluster:
         nodes: int = 3,
         environment: Mapping[str, str] | None = None,
         bootstrap: str = "",
+        bootstraps: Mapping[str, str] | None = None,
     ) -> None:
+        """`bootstraps` names nodes that reach Kafka at an address of their own."""
         self.directory = directory.absolute()
         self.environment = dict(environment or {})
         self._own_broker = not bootstrap
+        self._bootstraps = dict(bootstraps or {})
         self.broker = EmbeddedBroker(self.directory / "broker")
         names = [f"n{number}" for number in range(1, nodes + 1)]
         self.file = ClusterFile(cluster, bootstrap, [NodeProcess(name, "") for name in names])
@@ -145,7 +148,8 @@ class LocalCluster:
         command = [
             *(sys.executable, "-m", "headrace", "node", "run", "--cluster", self.cluster, "--id", name),
             *("--nodes", ",".join(each.name for each in self.file.nodes), "--replication", str(len(self.file.nodes))),
-            *("--bootstrap", self.bootstrap, "--data-dir", str(self.data_directory(name)), "--http", node.http),
+            *("--bootstrap", self._bootstraps.get(name, self.bootstrap)),
+            *("--data-dir", str(self.data_directory(name)), "--http", node.http),
             *extra,
         ]
         self.data_directory(name).parent.mkdir(parents=True, exist_ok=True)
