@@ -29,6 +29,7 @@ from schemas.errors import HeadraceError
 DATABASE = "fleet"
 WAIT_S = 60.0
 POLL_S = 0.05
+BLOCK_BYTES = 4_096
 
 
 @contextmanager
@@ -221,3 +222,16 @@ def eventually_says(cluster: LocalCluster, name: str, words: str, timeout_s: flo
         eventually(says, words, timeout_s)
         return heard[0]
     raise AssertionError(f"node {name} never said {words!r}; last it said {heard[0]}")
+
+
+def fill(directory: Path) -> Path:
+    """A file that takes all space of a disk."""
+    ballast, size_bytes, step_bytes = directory / "ballast", 0, 1 << 20
+    with ballast.open("wb") as file:
+        while step_bytes >= BLOCK_BYTES:
+            try:
+                os.posix_fallocate(file.fileno(), size_bytes, step_bytes)
+                size_bytes += step_bytes
+            except OSError:
+                step_bytes //= 2
+    return ballast

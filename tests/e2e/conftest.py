@@ -9,24 +9,36 @@ from pathlib import Path
 import pytest
 
 MakeDisk = Callable[[Path, int], None]
+TryDisk = Callable[[Path, int], bool]
 
 
 @pytest.fixture
-def small_disk() -> Iterator[MakeDisk]:
-    """`small_disk(directory, mebibytes)` puts a disk of that size at a directory; skips the test where nobody may mount."""
+def small_disk_if_allowed() -> Iterator[TryDisk]:
+    """`small_disk_if_allowed(directory, mebibytes)` puts a disk of that size at a directory; False where nobody may mount."""
     mounted: list[Path] = []
 
-    def make(directory: Path, mebibytes: int) -> None:
+    def make(directory: Path, mebibytes: int) -> bool:
         directory.mkdir(parents=True, exist_ok=True)
         command = ["mount", "-t", "tmpfs", "-o", f"size={mebibytes}m", "tmpfs", str(directory)]
         try:
             done = subprocess.run(command, capture_output=True, check=False)
         except OSError:
-            pytest.skip("there is no mount command here")
-        if done.returncode != 0:
-            pytest.skip("this user may not mount a small disk")
-        mounted.append(directory)
+            return False
+        if done.returncode == 0:
+            mounted.append(directory)
+        return done.returncode == 0
 
     yield make
     for directory in mounted:
         subprocess.run(["umount", "--lazy", str(directory)], check=True)
+
+
+@pytest.fixture
+def small_disk(small_disk_if_allowed: TryDisk) -> MakeDisk:
+    """`small_disk(directory, mebibytes)` puts a disk of that size at a directory; skips the test where nobody may mount."""
+
+    def make(directory: Path, mebibytes: int) -> None:
+        if not small_disk_if_allowed(directory, mebibytes):
+            pytest.skip("this user may not mount a small disk, or there is no mount command here")
+
+    return make

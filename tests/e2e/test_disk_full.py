@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from tests.e2e.actions import (
     end,
     eventually,
     eventually_says,
+    fill,
     local_cluster,
     log_text,
     seal,
@@ -29,22 +29,8 @@ from tests.e2e.actions import (
 from tests.e2e.conftest import MakeDisk
 
 DISK_MB = 48
-BLOCK_BYTES = 4_096
 STOP_S = 15.0
 WORKLOAD = iot(500, duration_s=1_200)
-
-
-def fill(directory: Path) -> Path:
-    """A file that takes all space of a disk."""
-    ballast, size_bytes, step_bytes = directory / "ballast", 0, 1 << 20
-    with ballast.open("wb") as file:
-        while step_bytes >= BLOCK_BYTES:
-            try:
-                os.posix_fallocate(file.fileno(), size_bytes, step_bytes)
-                size_bytes += step_bytes
-            except OSError:
-                step_bytes //= 2
-    return ballast
 
 
 @pytest.fixture
