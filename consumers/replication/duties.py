@@ -120,9 +120,9 @@ class Duties:
         return self._decisions[topic]
 
     def seal(self, topic: str) -> None:
-        """Append a Seal now. Raises NotLeader."""
+        """Append a Seal now. Raises NotLeader, also in a process that was stopped as a leader and has just gone on."""
         group = self._groups[topic]
-        if self._decisions[topic].role is not Role.LEADER:
+        if decide(self._view(topic, 0)).role is not Role.LEADER:
             leader = group.applied.leader.node if group.applied.leader else "nobody"
             raise NotLeader(
                 f"group {group.name} is led by {leader}, not by {self._node}", action="ask that node", retriable=True

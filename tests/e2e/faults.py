@@ -6,11 +6,12 @@ so that it never meets the only copy. Everything that happens is one readable li
 
 from __future__ import annotations
 
+import contextlib
 import random
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +20,7 @@ from connectors.kafka.broker import EmbeddedBroker
 from connectors.kafka.broker_process import free_port
 from consumers.membership.writer import Cluster
 from headrace.local_cluster import LocalCluster
-from tests.e2e.actions import ask, connected, end, fill, seal, verify
+from tests.e2e.actions import ask, connected, end, eventually_says, fill, seal, verify
 from tests.e2e.ledger import QUERY, Expectation, Ledger, Told, WritingThreads, messages_of
 from tests.e2e.proxy import Proxy, running_proxies
 
@@ -27,7 +28,9 @@ NODES = ("n1", "n2", "n3")
 SMALL_DISK_NODE = "n2"
 SMALL_DISK_MB = 192
 READY_TIMEOUT_S = 120.0
+FULL_TIMEOUT_S = 15.0
 SETTLED_S = 2.0
+SAMPLES_MIN = 1_000
 ENVIRONMENT = {
     "HEADRACE__STORE__SEAL_ROWS": "1500",
     "HEADRACE__STORE__LOG_KEEP_RECORDS": "150",
@@ -47,6 +50,7 @@ class Plan:
     seconds: float
     shortest_s: float
     longest_s: float
+    longest_stop_s: float
     quorums: tuple[int, ...] = (1, 1, 2, 2)
     pause_s: float = 0.05
 
@@ -82,7 +86,9 @@ class Stage:
 
 
 @contextmanager
-def staged(directory: Path, name: str, small_disk: Callable[[Path, int], bool]) -> Iterator[Stage]:
+def staged(
+    directory: Path, name: str, small_disk: Callable[[Path, int], bool], environment: Mapping[str, str]
+) -> Iterator[Stage]:
     """A ready cluster of three nodes, each reaching the cluster's own broker through its own proxy; nothing is left of it."""
     ports: list[int] = []
     for _ in NODES:
@@ -93,7 +99,7 @@ def staged(directory: Path, name: str, small_disk: Callable[[Path, int], bool]) 
         info = broker.start()
         proxies = stack.enter_context(running_proxies(info.proxied))
         bootstraps = {node: f"127.0.0.1:{port}" for node, port in zip(NODES, ports, strict=True)}
-        cluster = LocalCluster(directory, name, len(NODES), ENVIRONMENT, info.bootstrap, bootstraps)
+        cluster = LocalCluster(directory, name, len(NODES), environment, info.bootstrap, bootstraps)
         stack.callback(end, cluster)
         disk_fills = small_disk(cluster.data_directory(SMALL_DISK_NODE), SMALL_DISK_MB)
         cluster.start()
@@ -172,7 +178,7 @@ class FaultRun:
         self._diary.note(f"stop {name}")
         self._cluster.kill(name, signal.SIGSTOP)
         with self._one_stopped():
-            self._last()
+            self._last(self._plan.longest_stop_s)
         self._diary.note(f"continue {name}")
         self._cluster.kill(name, signal.SIGCONT)
 
@@ -194,6 +200,9 @@ class FaultRun:
     def _fill_disk(self) -> None:
         self._diary.note(f"fill the disk of {SMALL_DISK_NODE}")
         ballast = fill(self._cluster.data_directory(SMALL_DISK_NODE))
+        with contextlib.suppress(AssertionError):
+            eventually_says(self._cluster, SMALL_DISK_NODE, "No space left on device", FULL_TIMEOUT_S)
+            self._diary.note(f"{SMALL_DISK_NODE} says that its disk is full")
         self._last()
         if self._random.random() < 0.3:
             self._diary.note(f"kill {SMALL_DISK_NODE}")
@@ -238,8 +247,8 @@ class FaultRun:
     def _victim(self) -> str:
         return self._random.choice(NODES)
 
-    def _last(self) -> None:
-        threading.Event().wait(self._random.uniform(self._plan.shortest_s, self._plan.longest_s))
+    def _last(self, longest_s: float = 0.0) -> None:
+        threading.Event().wait(self._random.uniform(self._plan.shortest_s, longest_s or self._plan.longest_s))
 
     def _start(self, name: str) -> None:
         self._diary.note(f"start {name}")
@@ -265,6 +274,18 @@ class FaultRun:
         begun_s = time.monotonic()
         self._cluster.wait_ready(timeout_s=READY_TIMEOUT_S)
         self._diary.note(f"all are in sync after {time.monotonic() - begun_s:.1f} s; {self._figures()}")
+
+    def latency_ratio(self) -> float:
+        """p99 of writes with quorum 2 while one node is away, by that of a healthy cluster in the same run."""
+        found = {}
+        for name, times in (("healthy", self.healthy), ("one node away", self.one_stopped)):
+            samples = sorted(self.ledger.latencies_ms(2, times))
+            assert len(samples) >= SAMPLES_MIN, f"{len(samples)} writes with quorum 2 while {name}: too few"
+            found[name] = samples[int(len(samples) * 0.99)]
+            self._diary.note(
+                f"quorum 2, {name}: {len(samples)} writes, p50 {samples[len(samples) // 2]:.1f} ms, p99 {found[name]:.1f} ms"
+            )
+        return found["one node away"] / found["healthy"]
 
     def _figures(self) -> str:
         return ", ".join(f"{self.ledger.rows(each):,} rows {each.name.lower()}" for each in Told)

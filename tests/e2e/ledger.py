@@ -31,6 +31,7 @@ QUERY = f"SELECT pump, epoch_ns(time) AS time, write, value FROM {DATABASE}.{TAB
 START_NS = 1_700_000_000_000_000_000
 SERIES = 12
 ROWS_PER_SERIES = 4
+NOTE_BYTES = 200
 OVERWRITTEN_EVERY = 3
 OVERWRITTEN_TIMES = 16
 EXAMPLES_MAX = 5
@@ -131,7 +132,7 @@ class WritingThreads:
 
     def _write(self, writer_number: int, quorum: int, chosen: random.Random) -> None:
         try:
-            writer = Writer(self._shared, DATABASE, TABLE, WriterSettings(quorum=quorum))
+            writer = Writer(self._shared, DATABASE, TABLE, WriterSettings(quorum=quorum, compression="none"))
             while not self._stopping.wait(chosen.uniform(0, 2 * self._pause_s)):
                 number = self._ledger.next_number()
                 rows = rows_of(number, writer_number, chosen)
@@ -157,7 +158,7 @@ class WritingThreads:
 
 
 def rows_of(number: int, writer: int, chosen: random.Random) -> pa.Table:
-    """Rows of some series of one writer. `value` follows from `write`, series and time, so that a mixed-up row is noticed."""
+    """Rows of some series of one writer. `value` follows from series and time, to notice mixed-up rows; `note` is there to fill journals."""
     pumps, times = [], []
     for series in sorted(chosen.sample(range(SERIES), 4)):
         pumps += [f"w{writer}p{series}"] * ROWS_PER_SERIES
@@ -172,6 +173,7 @@ def rows_of(number: int, writer: int, chosen: random.Random) -> pa.Table:
             "time": pa.array([START_NS + each for each in times], pa.int64()),
             "write": pa.array([number] * len(pumps), pa.int64()),
             "value": pa.array([value_of(*each) for each in zip(pumps, times, strict=True)], pa.int64()),
+            "note": pa.array([f"{number:0{NOTE_BYTES}}"] * len(pumps)),
         }
     )
 

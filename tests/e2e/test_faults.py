@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
+import random
 from pathlib import Path
 
 import pytest
 
 from tests.e2e.conftest import TryDisk
-from tests.e2e.faults import Diary, FaultRun, Plan, staged
+from tests.e2e.faults import ENVIRONMENT, Diary, FaultRun, Plan, staged
 
 pytestmark = [pytest.mark.slow, pytest.mark.broker]
 SEED = 20_261
+SOAK_S = 1_800.0
 
 
 @pytest.mark.timeout(400)
@@ -20,6 +22,24 @@ def test_eight_faults_lose_no_acknowledged_row(
 ) -> None:
     """Killed, stopped, cut off, wiped, out of disk, without broker: every acknowledged row is on all three members, once, and nothing else is."""
     seed = int(os.environ.get("HEADRACE_FAULT_SEED", SEED))
-    plan = Plan(seed, faults=8, seconds=80, shortest_s=4, longest_s=7)
-    with staged(tmp_path, cluster_name, small_disk_if_allowed) as stage:
+    plan = Plan(seed, faults=8, seconds=80, shortest_s=4, longest_s=7, longest_stop_s=8)
+    with staged(tmp_path, cluster_name, small_disk_if_allowed, ENVIRONMENT) as stage:
         FaultRun(stage, plan, Diary(tmp_path / "events.txt")).run()
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(7_200)
+def test_a_hundred_faults_lose_no_acknowledged_row(
+    tmp_path: Path, cluster_name: str, small_disk_if_allowed: TryDisk
+) -> None:
+    """The same for half an hour and more; and while one node is away, a write with quorum 2 takes at most twice as long as otherwise."""
+    seed = int(os.environ.get("HEADRACE_FAULT_SEED") or random.SystemRandom().randrange(1 << 32))
+    seconds = float(os.environ.get("HEADRACE_FAULT_SECONDS", SOAK_S))
+    plan = Plan(seed, int(seconds / 16), seconds, shortest_s=5, longest_s=12, longest_stop_s=30)
+    diary = Diary(tmp_path / "events.txt")
+    with staged(tmp_path, cluster_name, small_disk_if_allowed, ENVIRONMENT) as stage:
+        run = FaultRun(stage, plan, diary)
+        run.run()
+        ratio = run.latency_ratio()
+    print(diary.text(), f"p99 with one node away / healthy: {ratio:.2f}", sep="\n")
+    assert 2 >= ratio, diary.text()
