@@ -322,11 +322,19 @@ class Node:
         if topic is None:
             raise NotLeader(f"group {group_name!r} is not at node {self.settings.node}")
         group = self.groups[topic]
-        before = group.applied.frontier
+        before = group.applied
         self.duties.seal(topic)
-        if not group.wait_for(lambda: group.applied.frontier > before, SEAL_TIMEOUT_S):
+        if not group.wait_for(
+            lambda: group.applied.frontier > before.frontier or group.applied.epoch > before.epoch, SEAL_TIMEOUT_S
+        ):
             raise SealUnconfirmed(
                 f"the seal of group {group_name} was not read back in {SEAL_TIMEOUT_S:g} s", action="seal again"
+            )
+        if group.applied.frontier <= before.frontier:
+            raise NotLeader(
+                f"another claim came into the log of group {group_name} before this seal, which does not count",
+                action="ask the new leader",
+                retriable=True,
             )
         return {"group": group_name, "version": group.applied.frontier}
 

@@ -7,6 +7,7 @@ so that it never meets the only copy. Everything that happens is one readable li
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import signal
 import threading
@@ -51,8 +52,8 @@ class Plan:
     shortest_s: float
     longest_s: float
     longest_stop_s: float
-    quorums: tuple[int, ...] = (1, 1, 2, 2)
-    pause_s: float = 0.05
+    quorums: tuple[int, ...] = (1, 1, 2, 2, 2)
+    pause_s: float = 0.04
 
 
 @dataclass
@@ -83,6 +84,12 @@ class Stage:
     proxies: dict[str, Proxy]
     shared: Cluster
     disk_fills: bool
+
+    def broker_pid(self) -> int:
+        """The broker's process."""
+        pid = self.broker.status().pid
+        assert pid is not None, "the broker does not run"
+        return pid
 
 
 @contextmanager
@@ -193,7 +200,7 @@ class FaultRun:
         self._diary.note(f"cut {name} {way}")
         self._stage.proxies[name].cut(way)
         with self._one_stopped():
-            self._last()
+            self._last(self._plan.longest_stop_s)
         self._diary.note(f"heal {name}")
         self._stage.proxies[name].heal()
 
@@ -236,7 +243,11 @@ class FaultRun:
         self._await_health()
 
     def _restart_broker(self) -> None:
-        self._diary.note("stop the broker")
+        if self._random.random() < 0.5:
+            self._diary.note("stop the broker")
+        else:
+            self._diary.note("kill the broker")
+            os.kill(self._stage.broker_pid(), signal.SIGKILL)
         self._stage.broker.stop()
         threading.Event().wait(self._random.uniform(0, 3))
         self._diary.note("start the broker")

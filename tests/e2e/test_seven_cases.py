@@ -177,7 +177,8 @@ def test_a_stale_leader_that_returns_changes_nothing(stage: Stage) -> None:
         eventually_says(cluster, old, "not read back within 3 s")
         stage.proxies[old].heal()
         cluster.wait_ready()
-        late.result()
+        code, said = late.result()
+    assert (409, True) == (code, "NotLeader" in said)
     for name in NODES:
         eventually(
             lambda name=name: group_status(cluster, name, "n1")["ignored"].get("not_leader", 0) == ignored[name] + 1,
