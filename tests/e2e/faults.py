@@ -7,7 +7,6 @@ so that it never meets the only copy. Everything that happens is one readable li
 from __future__ import annotations
 
 import contextlib
-import os
 import random
 import signal
 import threading
@@ -16,6 +15,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+
+import psutil
 
 from connectors.kafka.broker import EmbeddedBroker
 from connectors.kafka.broker_process import free_port
@@ -247,7 +248,9 @@ class FaultRun:
             self._diary.note("stop the broker")
         else:
             self._diary.note("kill the broker")
-            os.kill(self._stage.broker_pid(), signal.SIGKILL)
+            process = psutil.Process(self._stage.broker_pid())
+            process.kill()
+            process.wait()
         self._stage.broker.stop()
         threading.Event().wait(self._random.uniform(0, 3))
         self._diary.note("start the broker")
