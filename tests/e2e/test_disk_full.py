@@ -1,8 +1,8 @@
 """A node whose disk is full stops acknowledging and says so; it goes on by itself once there is space, and nothing is missing.
 
-Case 3 of the seven in which the original, TDengine 2's replication, fails: there a version is given before the record is written, so a write that fails on a
-full disk leaves a version that is used twice or missing, here with this content and there with that; and the node needs a restart. Here the
-log gives the version, a node with a full disk merely does not get further, and `verify` compares versions and content in the end.
+Case 3 of the seven in which the original, TDengine 2's replication, fails: there a version is given before the record is written, so a write that
+fails on a full disk leaves a version that is used twice or missing, here with this content and there with that; and the node needs a restart. Here
+the log gives the version, a node with a full disk merely does not get further, and `verify` compares versions and content in the end.
 """
 
 from __future__ import annotations
