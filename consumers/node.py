@@ -21,7 +21,7 @@ import structlog
 from connectors.files import DirectoryLock, create_directories
 from connectors.log.deadline import Deadline
 from connectors.log.kafka import KafkaLog
-from connectors.log.port import Log, LogUnavailable
+from connectors.log.port import Log, LogUnavailable, TopicMissing
 from connectors.log.topics import Topics
 from consumers.membership.cluster import join_cluster
 from consumers.membership.slots import SLOTS_DEFAULT, SlotTable
@@ -29,6 +29,7 @@ from consumers.membership.tables import TableLog
 from consumers.mending import Mending
 from consumers.query.engine import QueryEngine, QuerySettings
 from consumers.query.local import LocalSource
+from consumers.replication.absence import Absence
 from consumers.replication.broadcast import Broadcast
 from consumers.replication.duties import Duties, NotLeader, RolePolicy, SealPolicy, new_incarnation
 from consumers.replication.group import Group
@@ -459,17 +460,19 @@ class Node:
 
     def _watch_ends(self) -> None:
         """Look at the ends of the logs, at their identity, and publish progress for lag tools."""
-        turn = 0
+        turn, absence = 0, Absence()
         while not self._stopping.wait(ENDS_INTERVAL_S):
             turn += 1
             for topic, group in self.groups.items():
                 try:
                     state = self.log.describe(topic)
-                except LogUnavailable:
+                except TopicMissing as error:
+                    if absence.missing(topic):
+                        group.fail(f"{error}; the data is kept")
                     continue
-                except HeadraceError as error:
-                    group.fail(f"{error}; the data is kept")
+                except HeadraceError:
                     continue
+                absence.present(topic)
                 self.standing.note_end(topic, state.end)
                 if turn % HELD_BACK_TURNS == 0:
                     self._look_for_open_transactions(topic, state.end)

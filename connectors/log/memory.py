@@ -34,7 +34,9 @@ class _Topic:
 
 
 class MemoryLog:
-    """All topics of one process. `clock_ms` stamps records; `record_bytes_max` is the largest record taken."""
+    """All topics of one process. `clock_ms` stamps records; `record_bytes_max` is the largest record taken. Topics that are
+    `hidden` are said not to exist, as a broker does that has just started.
+    """
 
     def __init__(self, clock_ms: Callable[[], int] = lambda: 0, record_bytes_max: int = 64 * 1024 * 1024) -> None:
         self._topics: dict[str, _Topic] = {}
@@ -44,6 +46,7 @@ class MemoryLog:
         self.committed: dict[tuple[str, str], int] = {}
         self.unavailable = False
         self.held_back: dict[str, int] = {}
+        self.hidden: set[str] = set()
 
     def create_topic(self, topic: str, settings: Mapping[str, str]) -> None:
         """See Log."""
@@ -101,7 +104,7 @@ class MemoryLog:
         if self.unavailable:
             raise LogUnavailable("the log does not answer", retriable=True)
         found = self._topics.get(topic)
-        if found is None:
+        if found is None or topic in self.hidden:
             raise TopicMissing(f"topic {topic} does not exist")
         return found
 

@@ -6,13 +6,16 @@ count goes on where the journal ends. Nothing is handed on, shown as durable or 
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import structlog
 
-from connectors.log.port import Log, LogTruncated, LogUnavailable, Reader, Record, TopicMissing
+from connectors.log.port import Log, LogTruncated, LogUnavailable, Reader, Record, TopicMissing, TopicState
+from consumers.replication.absence import Absence
 from consumers.replication.chain import record_digest
 from consumers.replication.group import Group
 from consumers.replication.journal import Journal, JournalEntry
@@ -69,6 +72,8 @@ class Runner:
         self._limits = limits
         self._positions = {topic: cursor.offset + 1 for topic, cursor in cursors.items()}
         self._paused: set[str] = set()
+        self._absence = Absence()
+        self._reopen_s = math.inf
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="consume", daemon=True)
         self.journal_fault = ""
@@ -125,10 +130,11 @@ class Runner:
         self._take_rejoining()
         reader = self._open()
         if reader is None:
-            self._changed.wait()
+            wait_s = self._reopen_s - time.monotonic()
+            self._changed.wait(None if math.isinf(wait_s) else max(0.0, wait_s))
             return
         try:
-            while not self._changed.is_set():
+            while not self._changed.is_set() and time.monotonic() < self._reopen_s:
                 self._turn(reader)
         finally:
             reader.close()
@@ -150,8 +156,12 @@ class Runner:
         """
         starts: dict[str, int] = {}
         self._comparing = set()
+        self._reopen_s = math.inf
         for topic in [topic for topic, group in self._groups.items() if group.follows]:
-            offset, begin = self._durable[topic].offset, self._log.describe(topic).begin
+            state = self._look(topic)
+            if state is None:
+                continue
+            offset, begin = self._durable[topic].offset, state.begin
             if offset + 1 < begin:
                 self._on_trimmed(topic, offset + 1, begin)
                 continue
@@ -162,6 +172,21 @@ class Runner:
         self._paused = set()
         self._reading = list(starts)
         return self._log.reader(starts, name=self._name) if starts else None
+
+    def _look(self, topic: str) -> TopicState | None:
+        """The log of a group. None when the topic is missing: looked for again a little later, and at last the group is stopped."""
+        try:
+            state = self._log.describe(topic)
+        except TopicMissing:
+            self._reopen_s = time.monotonic() + self._limits.journal_retry_s
+            if self._absence.missing(topic):
+                self._absence.present(topic)
+                self._groups[topic].fail(
+                    f"topic {topic} is gone; the data is kept; restore the topic, or remove the cluster's data"
+                )
+            return None
+        self._absence.present(topic)
+        return state
 
     def _turn(self, reader: Reader) -> None:
         self._apply_back_pressure(reader)
@@ -248,12 +273,11 @@ class Runner:
             if not group.follows:
                 continue
             try:
-                state = self._log.describe(topic)
-            except TopicMissing:
-                group.fail(f"topic {topic} is gone; the data is kept; restore the topic, or remove the cluster's data")
+                state = self._look(topic)
             except LogUnavailable:
                 self._stopping.wait(self._limits.journal_retry_s)
-            else:
+                continue
+            if state is not None:
                 needed = self._durable[topic].offset + 1
                 if needed < state.begin:
                     self._on_trimmed(topic, needed, state.begin)

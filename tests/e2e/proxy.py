@@ -70,10 +70,21 @@ class Proxy:
         task = asyncio.current_task()
         assert task is not None
         self._connections.add(task)
-        writers = [writer]
+        try:
+            await self._join(reader, writer)
+        except asyncio.CancelledError:
+            # The proxy is closed, and nobody waits for this task.
+            pass
+        finally:
+            self._connections.discard(task)
+            writer.transport.abort()
+
+    async def _join(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             far_reader, far_writer = await asyncio.open_connection(HOST, self._target_port, limit=BUFFER_BYTES)
-            writers.append(far_writer)
+        except OSError:
+            return
+        try:
             async with asyncio.TaskGroup() as directions:
                 directions.create_task(self._pass_on(reader, far_writer, self._flows[Way.TO_BROKER]))
                 directions.create_task(self._pass_on(far_reader, writer, self._flows[Way.FROM_BROKER]))
@@ -81,9 +92,7 @@ class Proxy:
             # One end is gone; the other learns it from the end of its connection.
             pass
         finally:
-            self._connections.discard(task)
-            for each in writers:
-                each.transport.abort()
+            far_writer.transport.abort()
 
     async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, flow: asyncio.Event) -> None:
         while piece := await reader.read(PIECE_BYTES):
