@@ -6,14 +6,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from connectors.log.kafka import KafkaLog
 from connectors.log.topics import Topics
 from consumers.membership.cluster import read_slot_table
 from consumers.membership.operations import Operations
-from headrace.bench.content import read_table
+from headrace.bench.content import read_checksums
 from headrace.demo.stage import DATABASE, Stage
-from headrace.workload.checksum import checksums, compare
+from headrace.workload.checksum import compare
 
 VERIFY_TIMEOUT_S = 60.0
 
@@ -24,11 +25,9 @@ def check_tables(stage: Stage, when: str, expected: Mapping[str, pa.Table], tags
     rows = 0
     for node in stage.cluster.file.nodes:
         for table, wanted in expected.items():
-            found = read_table(stage.cluster.url(node.name), DATABASE, table)
-            rows += found.num_rows
-            problems += [
-                f"{node.name} {table}: {line}" for line in compare(wanted, checksums(found, list(tags[table])))
-            ]
+            found = read_checksums(stage.cluster.url(node.name), DATABASE, table, tags[table])
+            rows += pc.sum(found.column("rows")).as_py() or 0
+            problems += [f"{node.name} {table}: {line}" for line in compare(wanted, found)]
     stage.check(f"every row once, on every node, {when}", problems, f"{rows:,} rows compared by series")
 
 

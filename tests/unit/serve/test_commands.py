@@ -108,7 +108,7 @@ def test_the_node_comes_from_environment_or_file(
 
 def test_a_cut_answer_fails_after_what_came(client: httpx.Client) -> None:
     """Rows that came are printed, the exit code and stderr say that they are not all."""
-    sql = "SELECT CASE WHEN i = 900000 THEN error('boom') ELSE i END AS i FROM range(1000000) t(i)"
+    sql = "SELECT CASE WHEN i = 4900000 THEN error('boom') ELSE i END AS i FROM range(5000000) t(i)"
     result = run("query", sql, "--format", "csv", "--node", str(client.base_url))
     assert 1 == result.exit_code
     assert "the rows so far are not all" in result.stderr
