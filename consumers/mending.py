@@ -7,6 +7,7 @@ node that have to change together are changed together.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, MutableMapping
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import structlog
 
 from connectors.log.port import Log
 from consumers.replication.broadcast import Broadcast
+from consumers.replication.gap import GapRefused, GapSeeker, gap_document, joins, last_common_offset, new_gap
 from consumers.replication.group import Group
 from consumers.replication.identity import Identity
 from consumers.replication.inspector import Inspector
@@ -22,8 +24,15 @@ from consumers.replication.limits import ReplicationLimits
 from consumers.replication.recoverer import Recoverer
 from consumers.replication.runner import Cursor, Runner
 from consumers.replication.scrub import Scrubber
+from consumers.replication.state import LogBase
 from consumers.replication.transfer import finish_swap
 from consumers.standing import Standing
+from schemas.errors import HeadraceError
+from schemas.framing import format_headers
+from schemas.messages import Message, ProducerPosition, encode_message
+
+SEEK_INTERVAL_S = 1.0
+APPEND_TIMEOUT_S = 10.0
 
 _log = structlog.get_logger(__name__)
 
@@ -73,6 +82,10 @@ class Mending:
             log, identity.node, groups, topic_ids, lambda: identity.store, live, caught_up, self.found_wrong
         )
         self.scrubber = Scrubber(groups, limits, self.found_wrong)
+        self._log = log
+        self._seekers: dict[str, GapSeeker] = {}
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._seek_gaps, name="gaps", daemon=True)
 
     def start(self) -> None:
         """Begin; what was found wrong before the last stop is wrong still."""
@@ -81,9 +94,13 @@ class Mending:
         self.recoverer.start()
         self.inspector.start()
         self.scrubber.start()
+        self._thread.start()
 
     def stop(self) -> None:
         """Stop; a copy under way goes on at the next start."""
+        self._stopping.set()
+        if self._thread.is_alive():
+            self._thread.join(10.0)
         self.inspector.stop()
         self.scrubber.stop()
         self.recoverer.stop()
@@ -98,6 +115,8 @@ class Mending:
         _log.error("group holds wrong data", group=self._groups[topic].name, why=why)
         with self._identity_lock:
             self._identity.wrong[topic] = why
+            if (gap := self._groups[topic].gap) is not None:
+                self._identity.gaps[topic] = gap_document(gap)
             self._identity.save(self._directory)
         self.recoverer.begin(topic, why, wrong=True, trusted=trusted)
 
@@ -117,8 +136,75 @@ class Mending:
         self._follow_again(topic)
         with self._identity_lock:
             self._identity.wrong.pop(topic, None)
+            self._identity.gaps.pop(topic, None)
             self._identity.renew()
             self._identity.save(self._directory)
+
+    # A log that has lost records.
+
+    def accept_gap(self, topic: str, resume_offset: int | None) -> LogBase:
+        """An operator accepts that the log of a group lost records: one more record says where it goes on. Raises GapRefused."""
+        group = self._groups[topic]
+        state = group.replica.state
+        if not group.stuck or state.version != self._runner.durable_version(topic):
+            raise GapRefused(f"group {group.name} has not lost its log at this node", action="see headrace status")
+        log = self._log.describe(topic)
+        known_topic_id = self._identity.topics[topic]
+        gap = new_gap(
+            state, known_topic_id, log, lambda: last_common_offset(self._log, topic, group.history()), resume_offset
+        )
+        appender = self._log.appender()
+        try:
+            position = ProducerPosition(f"{self._identity.node}/gap", time.time_ns(), 0)
+            appender.append(topic, encode_message(Message(position, gap)), headers=format_headers())
+            if appender.flush(APPEND_TIMEOUT_S):
+                raise GapRefused(
+                    "the log did not take the gap in time; it may still come to stand there", retriable=True
+                )
+        finally:
+            appender.close()
+        _log.warning("gap accepted", group=group.name, resume_offset=gap.resume_offset, version=state.version)
+        return LogBase.of(gap)
+
+    def _seek_gaps(self) -> None:
+        while not self._stopping.wait(SEEK_INTERVAL_S):
+            for topic, group in list(self._groups.items()):
+                try:
+                    if group.stuck:
+                        self._seek_gap(topic, group)
+                    elif topic in self._seekers:
+                        self._seekers.pop(topic).close()
+                except HeadraceError as error:
+                    _log.warning("gap not looked for", group=group.name, error=str(error))
+
+    def _seek_gap(self, topic: str, group: Group) -> None:
+        seeker = self._seekers.get(topic)
+        if seeker is not None and seeker.topic_id != self._log.describe(topic).topic_id:
+            seeker.close()
+            seeker = None
+        if seeker is None:
+            seeker = self._seekers[topic] = GapSeeker(self._log, topic)
+        base = seeker.seek(group.replica.state.base)
+        if base is None or group.replica.state.version != self._runner.durable_version(topic):
+            return
+        self._seekers.pop(topic).close()
+        self._cross(topic, group, base)
+
+    def _cross(self, topic: str, group: Group, base: LogBase) -> None:
+        """Go on behind a gap from exactly there, or take the files of a member that could."""
+        joining = joins(base, group.replica.state)
+        with self._identity_lock:
+            self._identity.topics[topic] = base.topic_id
+            self._identity.gaps[topic] = gap_document(base)
+            self._identity.save(self._directory)
+        if not joining:
+            group.gap, group.lost = base, ""
+            self.found_wrong(topic, f"its log goes on behind version {base.version}, which is not the newest here")
+            return
+        group.join(base)
+        self._runner.rejoin(topic, Cursor.of(group.replica.state))
+        group.recovery, group.lost = None, ""
+        self._follow_again(topic)
 
     def _resume(self, topic: str) -> None:
         """The log holds what a group needs after all."""

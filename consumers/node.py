@@ -32,6 +32,7 @@ from consumers.query.local import LocalSource
 from consumers.replication.absence import Absence
 from consumers.replication.broadcast import Broadcast
 from consumers.replication.duties import Duties, NotLeader, RolePolicy, SealPolicy, new_incarnation
+from consumers.replication.gap import GapRefused, choices, gap_document, parse_gap
 from consumers.replication.group import Group
 from consumers.replication.identity import DataDirectoryForeign, DataDirectoryUnusable, Identity
 from consumers.replication.journal import Journal, JournalEntry
@@ -175,7 +176,7 @@ class Node:
             if known != state.topic_id:
                 self._replaced[topic] = (
                     f"topic {topic} was made again since this node stored its data (id {known} is now {state.topic_id}); "
-                    "the data is kept; restore the log, or move the data directory away to follow the new one"
+                    f"{choices(group)}"
                 )
             self._ends[topic] = state.end
 
@@ -191,7 +192,7 @@ class Node:
             group = self.groups[topic] = self._open_group(name)
             cursors[topic] = self._recover(group, on_progress)
             if topic in self._replaced:
-                group.fail(self._replaced[topic])
+                group.lose(self._replaced[topic])
         self.journal.release_recovered()
         limits = settings.limits
         consumer = f"headrace-{settings.cluster}-{settings.node}"
@@ -225,6 +226,7 @@ class Node:
         """Apply a group's journal beyond its store; where to read on from."""
         newest = self.journal.newest_version(group.name)
         begin = group.version
+        self._join_gap(group)
         shown = time.monotonic()
 
         def note(entry: JournalEntry) -> None:
@@ -237,9 +239,20 @@ class Node:
             group.recover(self.journal.recovered(group.name, begin), note)
         except HeadraceError as error:
             group.fail(str(error))
+        self._join_gap(group)
         if newest <= begin:
             self.journal.forget_all(group.name, newest)
         return Cursor.of(group.replica.state)
+
+    def _join_gap(self, group: Group) -> None:
+        """A gap that was accepted, or must be passed by other files, is remembered over restarts."""
+        topic = self.topics.forward(group.name)
+        if topic in self.identity.gaps:
+            gap = parse_gap(self.identity.gaps[topic])
+            if topic in self.identity.wrong:
+                group.gap = gap
+            else:
+                group.join(gap)
 
     def _start_threads(self, speaking: bool) -> None:
         source = LocalSource(lambda: list(self.groups.values()), self.tables.catalogue)
@@ -352,6 +365,13 @@ class Node:
             "stored_version": stored_version if stored_version == group.stored_version else -1,
         }
 
+    def accept_gap(self, group_name: str, resume_offset: int | None) -> dict[str, Any]:
+        """Accept that the log of a group lost records for good. Raises GapRefused."""
+        topic = self.topic_of(group_name)
+        if topic is None:
+            raise GapRefused(f"group {group_name!r} is not at node {self.name}")
+        return {"group": group_name, **gap_document(self.mending.accept_gap(topic, resume_offset))}
+
     def make_snapshot(self, group_name: str) -> Snapshot:
         """The files of a group that is in sync here, for another member. Raises SnapshotRefused."""
         topic = self.topic_of(group_name)
@@ -360,6 +380,10 @@ class Node:
         if reason := self.reason(topic):
             raise SnapshotRefused(f"group {group_name} is not in sync at node {self.name}: {reason}", retriable=True)
         group = self.groups[topic]
+        if group.sealed_for_others[0] < 1:
+            raise SnapshotRefused(
+                f"group {group_name} has not sealed what a copy needs to join its log", retriable=True
+            )
         return self.shelf.make(group_name, self.identity.topics[topic], group.era, group.store)
 
     def _trimmed(self, topic: str, needed: int, log_begin: int) -> None:
@@ -468,7 +492,7 @@ class Node:
                     state = self.log.describe(topic)
                 except TopicMissing as error:
                     if absence.missing(topic):
-                        group.fail(f"{error}; the data is kept")
+                        group.lose(f"{error}; {choices(group.name)}, once there is such a topic again")
                     continue
                 except HeadraceError:
                     continue
@@ -477,7 +501,7 @@ class Node:
                 if turn % HELD_BACK_TURNS == 0:
                     self._look_for_open_transactions(topic, state.end)
                 if state.topic_id != self.identity.topics[topic]:
-                    group.fail(f"topic {topic} was made again under this node; the data is kept; restore the log")
+                    group.lose(f"topic {topic} was made again under this node; {choices(group.name)}")
             self.shelf.expire()
             if turn % 5 == 0:
                 self._commit_offsets()

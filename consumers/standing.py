@@ -96,8 +96,10 @@ class Standing:
             return group.fault
         if group.recovery is not None:
             return group.recovery.reason
-        if group.disputed:
-            return group.disputed
+        if group.lost:
+            return group.lost
+        if group.outrun or group.disputed:
+            return group.outrun or group.disputed
         if group.waiting or group.storing_fault:
             return f"waiting for {group.waiting}" if group.waiting else group.storing_fault
         if self._runner.journal_fault:
@@ -149,6 +151,7 @@ class Standing:
         stored_version, content = group.stored_content() if self.caught_up(topic) else NO_CONTENT
         # What is wrong is no copy of anything, so it neither confirms a write nor lets the log be trimmed.
         wrong = group.recovery is not None and group.recovery.wrong
+        sealed_version, sealed_offset = group.sealed_for_others
         done, total = _done_of(self.progress(topic))
         return Status(
             node=self._identity.node,
@@ -165,14 +168,15 @@ class Standing:
             offset=applied.offset,
             position=self._runner.position(topic),
             durable_offset=-1 if wrong else self._runner.durable_offset(topic),
-            sealed_version=0 if wrong else group.sealed_version,
-            sealed_offset=-1 if wrong else group.sealed_offset,
+            sealed_version=0 if wrong else sealed_version,
+            sealed_offset=-1 if wrong else sealed_offset,
             chain_version=chain_version,
             chain=chain,
             stored_version=stored_version,
             content=content,
             sealed_log_bytes=group.sealed_log_bytes,
             segment_bytes=group.segment_bytes,
+            log_lost=bool(group.lost),
             recovery_done=done,
             recovery_total=total,
             format=FORMAT,

@@ -27,6 +27,7 @@ __all__ = [
     "Compact",
     "Delete",
     "Drop",
+    "Gap",
     "Leadership",
     "Message",
     "ProducerPosition",
@@ -140,7 +141,16 @@ class Claim:
     seal_bytes: int
 
 
-Body = Write | Delete | Seal | Drop | Compact | Claim
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """An operator accepts that the log has lost records: behind the anchor it goes on with what stands at `resume_offset` of the topic `topic_id`."""
+
+    topic_id: str
+    resume_offset: int
+    anchor: Anchor
+
+
+Body = Write | Delete | Seal | Drop | Compact | Claim | Gap
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +229,10 @@ def _compact(record: dict[str, Any]) -> Compact:
     return Compact(_leadership(record), record["database"], record["table"], tuple(record["inputs"]))
 
 
+def _gap(record: dict[str, Any]) -> Gap:
+    return Gap(record["topic_id"], record["resume_offset"], Anchor(**record["anchor"]))
+
+
 def _claim(record: dict[str, Any]) -> Claim:
     return Claim(_leadership(record), Anchor(**record["anchor"]), record["seal_rows"], record["seal_bytes"])
 
@@ -230,4 +244,5 @@ _BODIES: dict[str, Callable[[dict[str, Any]], Body]] = {
     f"{_NAMESPACE}Drop": _drop,
     f"{_NAMESPACE}Compact": _compact,
     f"{_NAMESPACE}Claim": _claim,
+    f"{_NAMESPACE}Gap": _gap,
 }

@@ -47,6 +47,7 @@ class Status:
     content: bytes
     sealed_log_bytes: int
     segment_bytes: int
+    log_lost: bool
     recovery_done: int
     recovery_total: int
     format: int

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from consumers.replication import journal
-from consumers.replication.state import GroupState, ProducerState
+from consumers.replication.state import GroupState, LogBase, ProducerState
 from consumers.store.names import SegmentName
 from consumers.store.segment import Runs, SegmentRows, encode_segment
 from consumers.store.settings import StoreSettings
@@ -30,6 +30,7 @@ from schemas.messages import (
     Compact,
     Delete,
     Drop,
+    Gap,
     Leadership,
     Message,
     ProducerPosition,
@@ -114,6 +115,7 @@ def goldens() -> list[Golden]:
         Drop(leader, "plant", "pumps", TIMES[0]),
         Compact(leader, "plant", "pumps", ("a.parquet", "b.parquet")),
         Claim(leader, anchor, 2_000_000, 268_435_456),
+        Gap("topic-id", 7, anchor),
     ]
     messages = [with_digest(Message(ProducerPosition("ä-producer", 7, 1 << 40), body)) for body in bodies]
     return [
@@ -165,6 +167,7 @@ def _status() -> Status:
         content=bytes(range(16, 32)),
         sealed_log_bytes=123_456,
         segment_bytes=4_567,
+        log_lost=False,
         recovery_done=5,
         recovery_total=9,
         format=1,
@@ -182,6 +185,7 @@ def _state() -> GroupState:
         log_bytes=7_654_321,
         epoch=3,
         leader=Leadership(3, "n1", "0123456789abcdef"),
+        base=LogBase("topic-id", 7, 40, bytes(range(16))),
         frontier=256,
         unsealed_rows=44,
         unsealed_bytes=4_400,

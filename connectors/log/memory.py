@@ -70,6 +70,13 @@ class MemoryLog:
         """See Log; `held_back` of a test lie behind the end."""
         return self.describe(topic).end + self.held_back.get(topic, 0)
 
+    def truncate(self, topic: str, end: int) -> None:
+        """Lose every record from an offset on, as an unclean leader election does."""
+        with self._changed:
+            found = self.topic(topic)
+            found.end = min(found.end, end)
+            found.records = [record for record in found.records if record.offset < end]
+
     def gap(self, topic: str, offsets: int = 1) -> None:
         """Use up offsets without a record, as a transaction marker does."""
         with self._changed:

@@ -29,6 +29,24 @@ class NoLeader(HeadraceError):
     """A group without a live leader; names it and why."""
 
 
+class GapUnacceptable(HeadraceError):
+    """A group whose log needs no gap, or that should not accept one yet."""
+
+
+class GapUnconfirmed(StateUnknown):
+    """A gap that stands in the log, and a member that did not go on behind it in time."""
+
+
+@dataclass(frozen=True, slots=True)
+class AcceptedGap:
+    """A group goes on: behind `version`, the newest record of `member`, with the record at `offset` of its log."""
+
+    group: str
+    member: str
+    version: int
+    offset: int
+
+
 class SealIncomplete(StateUnknown):
     """A seal that stands in the log but that not every live member has finished in time."""
 
@@ -94,6 +112,36 @@ class Operations:
                     f"group {group}: {late} have not sealed version {version} in time",
                     action="wait and look at headrace status",
                 )
+            self._reader.follow(0.2)
+
+    def accept_gap(self, group: str, resume_offset: int | None, missing_max: int, timeout_s: float) -> AcceptedGap:
+        """Let a group go on whose log lost records: the member that has most says so in the log. Raises GapUnacceptable, GapUnconfirmed."""
+        members, live = self._slot_table.group(group), self._live(group)
+        missing = sorted(set(members) - {each.node for each in live})
+        if len(missing) > missing_max:
+            raise GapUnacceptable(
+                f"{', '.join(missing)} of group {group} may hold more than those that are up",
+                action=f"start them, or give up what only they have: --allow-missing {len(missing)}",
+            )
+        if serving := [each.node for each in live if each.eligible]:
+            raise GapUnacceptable(
+                f"group {group} is in sync at {', '.join(serving)}",
+                action="nothing is to be accepted: the others recover from there",
+            )
+        # One that follows what is left of a log that was cut may have counted further than those that hold what was cut off.
+        losers = [each for each in live if each.log_lost] or live
+        best = max((each for each in losers if each.http), key=lambda each: each.version, default=None)
+        if best is None:
+            raise GapUnacceptable(f"no member of group {group} is up", action="start them")
+        resume = "" if resume_offset is None else f"&resume={resume_offset}"
+        answer = call_node(f"{best.http}/api/v1/accept-gap?group={quote(group)}{resume}", method="POST")
+        self._await_eligible(group, best.node, Deadline(timeout_s))
+        return AcceptedGap(group, best.node, int(answer["version"]), int(answer["offset"]))
+
+    def _await_eligible(self, group: str, node: str, deadline: Deadline) -> None:
+        while not any(each.node == node and each.eligible for each in self._live(group)):
+            if deadline.passed():
+                raise GapUnconfirmed(f"node {node} did not go on in time", action="see headrace status of that node")
             self._reader.follow(0.2)
 
     def verify(self, timeout_s: float, on_progress: Callable[[str], None]) -> list[GroupVerdict]:

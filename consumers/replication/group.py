@@ -27,10 +27,11 @@ from consumers.replication.replica import (
     CompactNow,
     DropSlices,
     Ignored,
+    LogHasGap,
     Replica,
     SealNow,
 )
-from consumers.replication.state import GroupState
+from consumers.replication.state import GroupState, LogBase
 from consumers.store import JobSuperseded, SealJob, Store, StoreDamaged, StoreJob
 from schemas.errors import HeadraceError
 from schemas.messages import NO_CHAIN, Leadership
@@ -92,6 +93,7 @@ class Recovering(Protocol):
     bytes_done: int
     bytes_total: int
     wrong: bool
+    waiting: bool
 
     def progress(self) -> Progress:
         """Its figures."""
@@ -135,11 +137,15 @@ class Group:
         self.waiting = ""
         self.disputed = ""
         self.damage = ""
+        self.lost = ""
+        self.outrun = ""
+        self.gap: LogBase | None = None
         self.storing_fault = ""
         self.applied = Applied.of(state, 0)
         self.chain_mark: tuple[int, bytes] = (0, NO_CHAIN)
         self.rows_applied = 0
         self._chains: deque[bytes] = deque([state.chain], maxlen=limits.chain_history)
+        self._offsets: deque[int] = deque([state.offset], maxlen=limits.chain_history)
         self._queue: deque[JournalEntry] = deque()
         self._queue_bytes = 0
         self._changed = threading.Condition()
@@ -161,6 +167,11 @@ class Group:
         with self._changed:
             behind = self.applied.version - version
             return self._chains[-1 - behind] if 0 <= behind < len(self._chains) else None
+
+    def history(self) -> list[tuple[int, bytes]]:
+        """(offset, chain after it) of the records that are remembered, oldest first; the first only stands for what came before."""
+        with self._changed:
+            return list(zip(self._offsets, self._chains, strict=True))
 
     @property
     def stored_version(self) -> int:
@@ -191,8 +202,20 @@ class Group:
 
     @property
     def follows(self) -> bool:
-        """Whether it takes records: neither stopped nor waiting for another member's files."""
-        return not self.fault and self.recovery is None
+        """Whether it takes records: neither stopped, nor without its log, nor waiting for another member's files."""
+        return not self.fault and not self.lost and self.recovery is None
+
+    @property
+    def stuck(self) -> bool:
+        """Whether nothing but an operator, or other members, can help: the log is lost, or does not reach what is here."""
+        return bool(self.lost) or (self.recovery is not None and self.recovery.waiting)
+
+    @property
+    def sealed_for_others(self) -> tuple[int, int]:
+        """(version, offset) up to which its files lead a copy to the log; (0, -1) while they end before a gap in the log."""
+        if self.sealed_version < self.replica.state.base.version:
+            return 0, -1
+        return self.sealed_version, self.sealed_offset
 
     @property
     def queue_bytes(self) -> int:
@@ -238,6 +261,22 @@ class Group:
                 _log.error("group stopped", group=self.name, reason=reason, version=self.version)
             self._changed.notify_all()
 
+    def lose(self, reason: str) -> None:
+        """The log does not hold what this group has; what was read is still applied, and the data is kept."""
+        if not self.lost:
+            self.lost = reason
+            _log.error("log lost", group=self.name, reason=reason, version=self.version)
+
+    def join(self, base: LogBase) -> None:
+        """The log goes on behind a gap. Called while nothing is applied; without effect on a group that has come further."""
+        with self._changed:
+            state = self.replica.state
+            if state.version <= base.version:
+                state.base = base
+            if state.version == base.version:
+                state.offset, state.record_digest = base.offset - 1, NO_CHAIN
+                self.applied = Applied.of(state, self.applied.timestamp_ms, self.applied)
+
     def stop(self, timeout_s: float = 30.0) -> None:
         """Finish the entry in hand and the running seals; what is queued stays in the journal."""
         with self._changed:
@@ -270,13 +309,18 @@ class Group:
             return entry
 
     def _apply(self, entry: JournalEntry) -> None:
-        actions = self.replica.apply(entry.offset, entry.value, entry.headers)
+        try:
+            actions = self.replica.apply(entry.offset, entry.value, entry.headers)
+        except LogHasGap as error:
+            self.gap, self.damage = error.base, error.message
+            raise
         state = self.replica.state
         assert state.version == entry.version, f"record {entry.version} of {self.name} was counted as {state.version}"
         for action in actions:
             self._act(action)
         with self._changed:
             self._chains.append(state.chain)
+            self._offsets.append(state.offset)
             self.applied = Applied.of(state, entry.timestamp_ms, self.applied)
             if state.version % CHAIN_INTERVAL == 0:
                 self.chain_mark = (state.version, state.chain)

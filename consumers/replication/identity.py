@@ -9,6 +9,7 @@ import json
 import uuid
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from connectors.files import write_atomically
 from schemas.errors import HeadraceError
@@ -32,13 +33,15 @@ class DataDirectoryUnusable(HeadraceError):
 @dataclass(slots=True)
 class Identity:
     """Who a data directory belongs to; `topics` maps a forward topic to the id it had when its data was stored, `wrong` one whose group
-    holds what its log does not say, and is still to be recovered, to why."""
+    holds what its log does not say, and is still to be recovered, to why; `gaps` one that has lost records to the gap that was accepted (see
+    consumers.replication.gap)."""
 
     cluster: str
     node: str
     store: str
     topics: dict[str, str]
     wrong: dict[str, str] = field(default_factory=dict)
+    gaps: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     @classmethod
     def load(cls, directory: Path, cluster: str, node: str) -> Identity:
@@ -54,7 +57,8 @@ class Identity:
                     action="use the build that wrote it, or another directory",
                 )
             topics, wrong = dict(content["topics"]), dict(content.get("wrong", {}))
-            found = cls(content["cluster"], content["node"], content["store"], topics, wrong)
+            gaps = dict(content.get("gaps", {}))
+            found = cls(content["cluster"], content["node"], content["store"], topics, wrong, gaps)
         except (ValueError, KeyError, TypeError) as error:
             raise DataDirectoryDamaged(
                 f"{path} is damaged: {error!r}",
@@ -81,5 +85,6 @@ class Identity:
             "store": self.store,
             "topics": self.topics,
             "wrong": self.wrong,
+            "gaps": self.gaps,
         }
         write_atomically(directory / IDENTITY_FILE, json.dumps(content, indent=1, sort_keys=True).encode())

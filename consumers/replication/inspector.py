@@ -13,7 +13,9 @@ import structlog
 from connectors.log.port import Log
 from consumers.replication.arbiter import read_chain
 from consumers.replication.divergence import Dispute, Finding, Kind, Marks
+from consumers.replication.gap import choices
 from consumers.replication.group import Group
+from consumers.replication.state import LogBase
 from schemas.errors import HeadraceError
 from schemas.records import Status
 
@@ -67,6 +69,7 @@ class Inspector:
                     _log.warning("members not compared", topic=topic, error=str(error))
 
     def _inspect(self, topic: str, group: Group) -> None:
+        self._look_for_cut(topic, group)
         if not group.follows or not self._caught_up(topic):
             return
         marks = self._marks_of(topic, group)
@@ -80,6 +83,20 @@ class Inspector:
         else:
             self._settle(topic, group, marks, dispute)
 
+    def _look_for_cut(self, topic: str, group: Group) -> None:
+        """What a member has read was in the log: a log that no longer holds it has lost it, even if nothing is missing here."""
+        log = self._log.describe(topic)
+        members = [each for each in self._live(group.name, group.members) if each.topic_id == log.topic_id]
+        cut = next((each for each in members if each.log_lost or each.durable_offset >= log.end), None)
+        if cut is None:
+            group.outrun = ""
+        elif not group.outrun:
+            group.outrun = (
+                f"topic {topic} ends at offset {log.end} and does not hold what node {cut.node} has read, up to {cut.durable_offset}: it was truncated; "
+                f"{choices(group.name)}"
+            )
+            _log.error("log cut", group=group.name, reason=group.outrun)
+
     def _marks_of(self, topic: str, group: Group) -> Marks:
         """What was shown since this group's store took its place."""
         known = self._marks.get(topic)
@@ -91,19 +108,23 @@ class Inspector:
         finding = dispute.judge(len(group.members), None)
         if finding is not Finding.RIGHT:
             group.disputed = f"{dispute}; finding out who is wrong"
-        truth = self._truth(topic, dispute)
+        truth = self._truth(topic, group, dispute)
         finding = dispute.judge(len(group.members), truth)
         _log.error("members disagree", group=group.name, dispute=str(dispute), finding=str(finding))
         if finding is Finding.RIGHT:
             marks.settle(dispute)
             group.disputed = ""
-        elif finding is Finding.WRONG or (dispute.kind is Kind.FILES and self._log.describe(topic).begin == 0):
+        elif finding is Finding.WRONG or (dispute.kind is Kind.FILES and self._whole(topic, group)):
             # Files that differ with no majority: every member in dispute makes them anew from the log, which has everything.
             self._on_wrong(topic, f"diverged: {dispute}", dispute.right(len(group.members), truth))
         else:
             group.disputed = f"{dispute}, and neither the log nor a majority says who is wrong; {OPERATORS_CHOICE}"
 
-    def _truth(self, topic: str, dispute: Dispute) -> bytes | None:
-        if dispute.kind is not Kind.RECORDS or self._log.describe(topic).begin > 0:
+    def _truth(self, topic: str, group: Group, dispute: Dispute) -> bytes | None:
+        if dispute.kind is not Kind.RECORDS or not self._whole(topic, group):
             return None
         return read_chain(self._log, topic, dispute.version, self._stopping.is_set)
+
+    def _whole(self, topic: str, group: Group) -> bool:
+        """Whether the log has every record of the group from its first."""
+        return self._log.describe(topic).begin == 0 and group.replica.state.base == LogBase()

@@ -10,8 +10,8 @@ from consumers.replication.transfer import TransferStopped
 
 STALL_S = 30.0
 CHOICES = (
-    "the data is kept; start the members that have the files, or restore the topic; when neither is possible, write the "
-    "segments of this directory, which are Parquet, into a new cluster with headrace write"
+    "the data is kept; start the members that have the files, or restore the topic; when neither is possible, let the group go on "
+    "without what its log lost: headrace accept-gap"
 )
 
 
@@ -85,10 +85,11 @@ class Recovery:
         self._files_done = 0
         self.bytes_done = 0
         self.bytes_total = 0
+        self.waiting = False
 
     def waits(self, reason: str) -> None:
         """Nobody to copy from."""
-        self._source = ""
+        self._source, self.waiting = "", True
         self._why = f"{self._cause}; {reason}" if self.wrong else reason
 
     def failed(self, trouble: str) -> None:
@@ -97,7 +98,7 @@ class Recovery:
 
     def copies_from(self, source: str) -> None:
         """A new attempt."""
-        self._source = source
+        self._source, self.waiting = source, False
         self._begun_s, self._received = time.monotonic(), 0
 
     def begin(self, files: int, total_bytes: int) -> None:

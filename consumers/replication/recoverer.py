@@ -21,7 +21,7 @@ from consumers.replication.group import Group
 from consumers.replication.progress import Recovery
 from consumers.replication.recovery import Costs, Need, RecoveryPlan, Way, plan_recovery
 from consumers.replication.sources import HttpSource, chain_of_member
-from consumers.replication.state import GroupState
+from consumers.replication.state import GroupState, LogBase
 from consumers.replication.transfer import (
     PARTS,
     RECOVERING,
@@ -161,8 +161,20 @@ class Recoverer:
         next_offset = self._durable_offset(topic) + 1
         trusted = self._trusted.get(topic) if wrong else None
         return Need(
-            self._node, next_offset, begin, applied.version, applied.log_bytes, wrong, trusted, whole=begin == 0
+            self._node,
+            next_offset,
+            begin,
+            applied.version,
+            applied.log_bytes,
+            wrong,
+            trusted,
+            self._whole(topic, begin),
         )
+
+    def _whole(self, topic: str, begin: int) -> bool:
+        """Whether the log has every record of the group from its first."""
+        group = self._groups[topic]
+        return begin == 0 and group.replica.state.base == LogBase() and group.gap is None
 
     def _sources(self, topic: str, group: Group) -> list[Status]:
         """Live members that follow the same topic, say where they are, and were not found bad lately."""
@@ -221,7 +233,7 @@ class Recoverer:
     def _compare(self, topic: str, group: Group, snapshot: Snapshot, source: str) -> None:
         """The source may be wrong without knowing it: ask the log where it is whole, else another member that is not known to be wrong. Raises
         SourceCorrupt, and SourceFailed while it is not settled who is wrong."""
-        if self._log.describe(topic).begin == 0:
+        if self._whole(topic, self._log.describe(topic).begin):
             chain = read_chain(self._log, topic, snapshot.version, self._stopping.is_set)
             if chain is not None and chain.hex() != snapshot.chain:
                 raise SourceCorrupt(f"its chain at version {snapshot.version} is not that of the log")

@@ -11,9 +11,21 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from consumers.replication.chain import next_chain, record_digest
-from consumers.replication.state import GroupState, ProducerState
+from consumers.replication.state import GroupState, LogBase, ProducerState
+from schemas.errors import HeadraceError
 from schemas.framing import FrameInvalid, check_format
-from schemas.messages import Claim, Compact, Delete, Drop, Leadership, Message, Seal, Write, decode_message
+from schemas.messages import Claim, Compact, Delete, Drop, Gap, Leadership, Message, Seal, Write, decode_message
+
+
+class LogHasGap(HeadraceError):
+    """The log has lost records that this replica never had, and an operator has accepted that: only files of another member lead behind it."""
+
+    def __init__(self, base: LogBase) -> None:
+        super().__init__(
+            f"the log lost records: it goes on at offset {base.offset} behind version {base.version}, which this replica does not stand behind",
+            action="a node recovers from the files of another member by itself",
+        )
+        self.base = base
 
 
 class Ignored(StrEnum):
@@ -79,8 +91,11 @@ class Replica:
     ignored: Counter[Ignored] = field(default_factory=Counter)
 
     def apply(self, offset: int, value: bytes, headers: tuple[tuple[str, bytes], ...]) -> list[Action]:
-        """Take the next record. Raises FormatTooNew, and then has not moved: the group stops here."""
+        """Take the next record. Raises FormatTooNew and LogHasGap, and then has not moved: the group stops here."""
         check_format(headers)
+        message = _decoded(value)
+        if message is not None and isinstance(message.body, Gap):
+            self._check_gap(message.body)
         state = self.state
         digest = record_digest(value)
         state.version += 1
@@ -89,12 +104,18 @@ class Replica:
         state.chain = next_chain(state.chain, digest)
         state.log_bytes += len(value)
         state.unsealed_bytes += len(value)
-        return self._full(self._decide(value))
+        return self._full(self._decide(message))
 
-    def _decide(self, value: bytes) -> list[Action]:
-        try:
-            message = decode_message(value)
-        except FrameInvalid:
+    def _check_gap(self, gap: Gap) -> None:
+        """A gap that this state stands behind is passed, and so is one that came too late to count. Raises LogHasGap for any other: what was
+        counted up to here is not what the log counts."""
+        found, base = LogBase.of(gap), self.state.base
+        late = base.topic_id == found.topic_id and found.offset <= base.offset
+        if found != base and not late:
+            raise LogHasGap(found)
+
+    def _decide(self, message: Message | None) -> list[Action]:
+        if message is None:
             return self._ignore(Ignored.UNDECODABLE)
         if (repeat := self._repeat(message)) is not None:
             return self._ignore(repeat)
@@ -138,6 +159,9 @@ class Replica:
             return [ApplyDelete(version, body)]
         if isinstance(body, Claim):
             return self._claim(body)
+        if isinstance(body, Gap):
+            # What lies before the gap is in no log any more: it must be in files before anybody else can have it.
+            return [self._seal()]
         if not self.leads(body.leadership):
             return self._ignore(Ignored.NOT_LEADER)
         if isinstance(body, Seal):
@@ -172,3 +196,10 @@ class Replica:
         state.unsealed_rows = 0
         state.unsealed_bytes = 0
         return SealNow(state.version, state.to_bytes(), dict(state.tables))
+
+
+def _decoded(value: bytes) -> Message | None:
+    try:
+        return decode_message(value)
+    except FrameInvalid:
+        return None

@@ -17,11 +17,13 @@ import structlog
 from connectors.log.port import Log, LogTruncated, LogUnavailable, Reader, Record, TopicMissing, TopicState
 from consumers.replication.absence import Absence
 from consumers.replication.chain import record_digest
+from consumers.replication.gap import choices
 from consumers.replication.group import Group
 from consumers.replication.journal import Journal, JournalEntry
 from consumers.replication.limits import ReplicationLimits
 from consumers.replication.state import GroupState
 from schemas.errors import HeadraceError, StateUnknown
+from schemas.messages import NO_CHAIN
 
 _log = structlog.get_logger(__name__)
 
@@ -165,8 +167,9 @@ class Runner:
             if offset + 1 < begin:
                 self._on_trimmed(topic, offset + 1, begin)
                 continue
-            starts[topic] = max(begin, offset)
-            if offset >= 0 and begin <= offset:
+            compares = begin <= offset and self._durable[topic].digest != NO_CHAIN
+            starts[topic] = offset if compares else max(begin, offset + 1)
+            if compares:
                 self._comparing.add(topic)
         self._read = dict(self._durable)
         self._paused = set()
@@ -181,9 +184,8 @@ class Runner:
             self._reopen_s = time.monotonic() + self._limits.journal_retry_s
             if self._absence.missing(topic):
                 self._absence.present(topic)
-                self._groups[topic].fail(
-                    f"topic {topic} is gone; the data is kept; restore the topic, or remove the cluster's data"
-                )
+                group = self._groups[topic]
+                group.lose(f"topic {topic} is gone; {choices(group.name)}, once there is such a topic again")
             return None
         self._absence.present(topic)
         return state
@@ -207,13 +209,13 @@ class Runner:
         if entries:
             self._on_durable()
         for topic in self._reading:
-            if topic not in self._paused and not self._groups[topic].fault:
+            if topic not in self._paused and self._groups[topic].follows:
                 self._positions[topic] = max(reader.position(topic), self._read[topic].offset + 1)
 
     def _entry(self, record: Record) -> JournalEntry | None:
         """The record with its version; None for the one that was only read again to be compared."""
         cursor, group = self._read[record.topic], self._groups[record.topic]
-        if group.fault:
+        if group.fault or group.lost:
             return None
         digest = record_digest(record.value)
         if record.topic in self._comparing:
@@ -221,9 +223,9 @@ class Runner:
             if record.offset == cursor.offset and digest == cursor.digest:
                 return None
             if record.offset <= cursor.offset:
-                group.fail(
+                group.lose(
                     f"the log holds another record at offset {record.offset} than the one this node journaled: it was truncated or made again; "
-                    "the data is kept; restore the log, or move the data directory away to follow the new one"
+                    f"{choices(group.name)}"
                 )
                 return None
         self._read[record.topic] = Cursor(cursor.version + 1, record.offset, digest)
@@ -282,7 +284,6 @@ class Runner:
                 if needed < state.begin:
                     self._on_trimmed(topic, needed, state.begin)
                 elif needed > state.end:
-                    group.fail(
-                        f"topic {topic} holds offsets {state.begin} to {state.end}, this node needs {needed}: {error.message}; "
-                        "the data is kept; restore the log, or move the data directory away to follow the new one"
+                    group.lose(
+                        f"topic {topic} holds offsets {state.begin} to {state.end}, this node needs {needed}: {error.message}; {choices(group.name)}"
                     )

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from schemas.framing import codec
-from schemas.messages import NO_CHAIN, Leadership
+from schemas.messages import NO_CHAIN, Gap, Leadership
 
 PRODUCERS_MAX = 10_000
 SEAL_ROWS_DEFAULT = 2_000_000
@@ -22,6 +22,24 @@ class ProducerState:
     seen: set[tuple[int, bytes]] = field(default_factory=set)
 
 
+@dataclass(frozen=True, slots=True)
+class LogBase:
+    """Where a log begins that has lost records for good: its offset `offset` follows the record at `version`, whose chain is `chain`.
+
+    The default is a log that has its first record.
+    """
+
+    topic_id: str = ""
+    offset: int = 0
+    version: int = 0
+    chain: bytes = NO_CHAIN
+
+    @classmethod
+    def of(cls, gap: Gap) -> LogBase:
+        """What an accepted gap says."""
+        return cls(gap.topic_id, gap.resume_offset, gap.anchor.version, gap.anchor.chain)
+
+
 @dataclass(slots=True)
 class GroupState:
     """State after the record at `version` (0 = before the first). Changed only by the replica, record by record."""
@@ -33,6 +51,7 @@ class GroupState:
     log_bytes: int = 0
     epoch: int = 0
     leader: Leadership | None = None
+    base: LogBase = LogBase()
     frontier: int = 0
     unsealed_rows: int = 0
     unsealed_bytes: int = 0
@@ -60,6 +79,10 @@ class GroupState:
                 "epoch": self.epoch,
                 "leader_node": leader.node,
                 "leader_incarnation": leader.incarnation,
+                "base_topic": self.base.topic_id,
+                "base_offset": self.base.offset,
+                "base_version": self.base.version,
+                "base_chain": self.base.chain,
                 "frontier": self.frontier,
                 "unsealed_rows": self.unsealed_rows,
                 "unsealed_bytes": self.unsealed_bytes,
@@ -83,6 +106,7 @@ class GroupState:
             if record["leader_node"]
             else None
         )
+        base = LogBase(record["base_topic"], record["base_offset"], record["base_version"], record["base_chain"])
         tables = {(entry["database"], entry["table"]): entry["schema_version"] for entry in record["tables"]}
         producers = {
             entry["producer"]: ProducerState(
@@ -90,7 +114,7 @@ class GroupState:
             )
             for entry in record["producers"]
         }
-        return cls(**plain, leader=leader, tables=tables, producers=producers)
+        return cls(**plain, leader=leader, base=base, tables=tables, producers=producers)
 
 
 _PLAIN = (

@@ -1,4 +1,4 @@
-"""What operators' commands ask of a node: seal a group it leads, and show evidence of what it holds."""
+"""What operators' commands ask of a node: seal a group it leads, show evidence of what it holds, go on behind a gap in a log."""
 
 from __future__ import annotations
 
@@ -24,9 +24,13 @@ class Administered(Protocol):
         """The chain after a record and the digests of segments up to a version."""
         ...
 
+    def accept_gap(self, group_name: str, resume_offset: int | None) -> Mapping[str, Any]:
+        """Let a group go on whose log has lost records for good. Raises GapRefused."""
+        ...
+
 
 def admin_routes(node: Administered) -> list[Route]:
-    """`POST /api/v1/seal?group=G` and `GET /api/v1/evidence?group=G&version=V&sealed_version=S`."""
+    """`POST /api/v1/seal?group=G`, `GET /api/v1/evidence?group=G&version=V&sealed_version=S`, `POST /api/v1/accept-gap?group=G[&resume=OFFSET]`."""
 
     async def seal(request: Request) -> Response:
         group = request.query_params.get("group", "")
@@ -40,7 +44,14 @@ def admin_routes(node: Administered) -> list[Route]:
             return JSONResponse({"error": {"kind": "UsageInvalid", "message": "group, version, sealed_version"}}, 400)
         return await _answer(lambda: node.evidence(group, version, sealed))
 
+    async def accept_gap(request: Request) -> Response:
+        group, resume = request.query_params.get("group", ""), request.query_params.get("resume", "")
+        if resume and not (resume.isascii() and resume.isdigit() and len(resume) < 19):
+            return JSONResponse({"error": {"kind": "UsageInvalid", "message": "resume is not an offset"}}, 400)
+        return await _answer(lambda: node.accept_gap(group, int(resume) if resume else None))
+
     return [
+        Route("/api/v1/accept-gap", accept_gap, methods=["POST"]),
         Route("/api/v1/seal", seal, methods=["POST"]),
         Route("/api/v1/evidence", evidence, methods=["GET"]),
     ]

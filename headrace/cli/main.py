@@ -21,6 +21,7 @@ NOUNS = (
     "status",
     "bench",
     "replay",
+    "accept_gap",
     "generate",
     "wal",
     "config",

@@ -333,6 +333,7 @@ class SimNode:
             content=content_digest({write: str(version) for write, version in self.disk.sealed.items()}),
             sealed_log_bytes=self.sealed_log_bytes,
             segment_bytes=0,
+            log_lost=False,
             recovery_done=0,
             recovery_total=0,
             format=1,

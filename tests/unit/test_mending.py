@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from consumers.membership.cluster import read_slot_table
+from consumers.membership.operations import AcceptedGap, GapUnacceptable, Operations
 from consumers.node import Node
 from consumers.replication import recoverer
+from consumers.replication.gap import GapRefused
 from consumers.replication.recovery import Costs
 from tests.unit.test_recoverer import Nodes, _running, eventually, spoil
 
@@ -131,3 +134,76 @@ def test_files_are_taken_where_the_log_is_the_longer_way(three: Nodes, monkeypat
     assert three.running["n3"].identity.store
     begun = [group.sealed_version for group in three.running["n3"].groups.values()]
     assert all(version > 0 for version in begun)
+
+
+def lose_logs(nodes: Nodes, how: str, group: str) -> None:
+    """The log of a group is made again, cut at its end, cut and written on, or trimmed beyond everybody."""
+    topic = nodes.topics.forward(group)
+    if how == "made again":
+        nodes.log.delete_topic(topic)
+        nodes.log.create_topic(topic, {})
+    elif how == "truncated":
+        nodes.log.truncate(topic, nodes.log.describe(topic).end - 3)
+    elif how == "refilled":
+        nodes.log.truncate(topic, nodes.log.describe(topic).end - 3)
+        nodes.fill(topic, 8)
+    else:
+        nodes.fill(topic, 5)
+        nodes.log.trim(topic, nodes.log.describe(topic).end - 1)
+
+
+@pytest.mark.parametrize("how", ["made again", "truncated", "refilled", "trimmed"])
+def test_a_lost_log_is_never_followed_silently_and_goes_on_when_told(three: Nodes, how: str) -> None:
+    """Unsynced with the choices, data kept; after accept-gap the members that stand at the gap go on, one that was behind takes files, and so does
+    one that comes with an empty directory. A restart remembers."""
+    three.write()
+    seal_all(three)
+    three.stop("n3")
+    three.write()
+    seal_all(three)
+    three.fill(three.topics.forward("n2"), 10)
+    for node in three.running.values():
+        topic = three.topics.forward("n2")
+        eventually(
+            lambda node=node, topic=topic: node.groups[topic].applied.offset + 1 == three.log.describe(topic).end,
+            "the end",
+        )
+    three.stop("n1", "n2")
+    lose_logs(three, how, "n2")
+    three.start("n1", "n2", "n3")
+    for node in three.running.values():
+        eventually(lambda node=node: "headrace accept-gap" in node.reason(topic), f"choices; {node.reason(topic)}")
+    assert not three.running["n1"].ready()[0]
+    accepted = accept(three, "n2")
+    assert accepted.member in ("n1", "n2")
+    for name in three.names:
+        three.holds_everything(name)
+    three.write()
+    three.stop("n1")
+    three.start("n1")
+    three.wipe("n3")
+    three.start("n3")
+    for name in three.names:
+        three.holds_everything(name)
+    assert len({node.groups[topic].applied.chain for node in three.running.values()}) == 1
+
+
+def test_a_gap_is_refused_where_nothing_is_lost(three: Nodes) -> None:
+    """Neither a group in sync nor one of which a member is down accepts one by mistake."""
+    three.write()
+    with pytest.raises(GapUnacceptable, match="in sync at"):
+        accept(three, "n1")
+    with pytest.raises(GapRefused, match="has not lost its log"):
+        three.running["n1"].accept_gap("n1", None)
+    three.stop("n2")
+    with pytest.raises(GapUnacceptable, match="in sync at|may hold more"):
+        accept(three, "n1")
+
+
+def accept(nodes: Nodes, group: str) -> AcceptedGap:
+    """What `headrace accept-gap` does."""
+    operations = Operations(nodes.log, nodes.topics, read_slot_table(nodes.log, nodes.topics))
+    try:
+        return operations.accept_gap(group, None, 0, 60.0)
+    finally:
+        operations.close()

@@ -39,6 +39,7 @@ STATUS = Status(
     content=bytes(16),
     sealed_log_bytes=0,
     segment_bytes=0,
+    log_lost=False,
     recovery_done=0,
     recovery_total=0,
     format=1,
