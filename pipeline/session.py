@@ -29,7 +29,7 @@ from pipeline.package import build_package
 from schemas.errors import HeadraceError
 
 SUBMITTED_VARIABLE = "PYSPARK_GATEWAY_PORT"
-ARROW_RECORDS_MAX = 32_768
+ARROW_RECORDS_MAX = 65_536
 ARROW_BYTES_MAX = 32 * 1024 * 1024
 DRIVER_MEMORY = "1g"
 PARALLELISM = 2
@@ -46,6 +46,17 @@ JOB_SETTINGS: Mapping[str, str] = {
     "spark.sql.streaming.stopTimeout": "20s",
 }
 
+# A Python worker takes apart batch after batch of the same size: it keeps the memory of one for the next instead of giving it back.
+WORKER_ENVIRONMENT: Mapping[str, str] = {
+    "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 30),
+    "MIMALLOC_PURGE_DELAY": "-1",
+    "_RJEM_MALLOC_CONF": "dirty_decay_ms:-1,muzzy_decay_ms:-1",
+    # One worker a thread of Spark: threads of its own would only take turns with it.
+    "POLARS_MAX_THREADS": "1",
+    "OMP_NUM_THREADS": "1",
+}
+
 # What a JVM of our own is started with besides.
 LOCAL_SETTINGS: Mapping[str, str] = {
     "spark.master": f"local[{PARALLELISM}]",
@@ -57,6 +68,7 @@ LOCAL_SETTINGS: Mapping[str, str] = {
     "spark.python.worker.reuse": "true",
     "spark.python.unix.domain.socket.enabled": "true",
     "spark.sql.catalogImplementation": "in-memory",
+    **{f"spark.executorEnv.{name}": value for name, value in WORKER_ENVIRONMENT.items()},
 }
 
 _LOGGING = """status = error

@@ -16,8 +16,8 @@ Bytes = npt.NDArray[np.uint8]
 
 NEWLINE, RETURN, QUOTE, BACKSLASH = 10, 13, 34, 92
 SCAN_BYTES = 1 << 17
-CHUNK_LINES = 16_384
-CHUNK_BYTES = 8 << 20
+CHUNK_LINES = 65_536
+CHUNK_BYTES = 32 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Lines:
         return self.messages is None or bool(self.messages[first] == self.messages[second])
 
     def chunks(self) -> Iterator[tuple[int, int]]:
-        """Ranges of lines small enough for the processor's cache; a single long line may exceed the byte limit."""
+        """Ranges of lines that are taken apart together: many, for every call has its price. A single long line may exceed the byte limit."""
         first = 0
         while first < self.count:
             limit = np.searchsorted(self.newlines, self.starts[first] + CHUNK_BYTES)
@@ -72,6 +72,13 @@ def positions_of(data: Bytes, *marks: int) -> Integers:
     return np.concatenate(found) if found else np.empty(0, np.int64)
 
 
+def count_of(data: Bytes, mark: int) -> int:
+    """How often the byte `mark` stands in `data`."""
+    return sum(
+        int(np.count_nonzero(data[begin : begin + SCAN_BYTES] == mark)) for begin in range(0, len(data), SCAN_BYTES)
+    )
+
+
 def lines_of_buffer(data: bytes | bytearray | memoryview | pa.Buffer) -> Lines:
     """The lines of one buffer. A last line without a newline counts; a carriage return before the newline belongs to it."""
     array = np.frombuffer(data, np.uint8)
@@ -88,12 +95,12 @@ def lines_of_messages(values: pa.Array) -> Lines:
     array = np.frombuffer(joined, np.uint8) if joined is not None else np.empty(0, np.uint8)
     bounds = np.frombuffer(offsets, np.int64)[: len(texts) + 1]
     array = array[: bounds[-1]]
-    newlines = positions_of(array, NEWLINE)
     message_ends = bounds[1:] - 1
-    if len(newlines) == len(texts):
+    if count_of(array, NEWLINE) == len(texts):
         messages = np.arange(len(texts), dtype=np.int64)
         numbers = np.zeros(len(texts), np.int64)
-        return _lines(array, newlines, messages, numbers)
+        return _lines(array, message_ends, messages, numbers)
+    newlines = positions_of(array, NEWLINE)
     last_lines = np.searchsorted(newlines, message_ends)
     per_message = np.diff(last_lines, prepend=-1)
     messages = np.repeat(np.arange(len(texts), dtype=np.int64), per_message)

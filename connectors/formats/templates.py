@@ -18,7 +18,18 @@ import numpy.typing as npt
 import polars as pl
 import pyarrow as pa
 
-from connectors.formats.lines import BACKSLASH, NEWLINE, QUOTE, RETURN, Booleans, Bytes, Integers, Lines, positions_of
+from connectors.formats.lines import (
+    BACKSLASH,
+    NEWLINE,
+    QUOTE,
+    RETURN,
+    SCAN_BYTES,
+    Booleans,
+    Bytes,
+    Integers,
+    Lines,
+    positions_of,
+)
 
 Offsets = npt.NDArray[np.int32]
 CHUNK_OFFSET_MAX = 2**31 - 1
@@ -100,8 +111,8 @@ def chunk_of(lines: Lines, first: int, last: int, separators: Sequence[int], *, 
     base = int(lines.starts[first])
     data = lines.data[base : int(lines.newlines[last - 1]) + 1]
     starts, ends = lines.starts[first:last] - base, lines.ends[first:last] - base
-    ascii_only = bool(data.max(initial=0) < 128)
-    regular = _regular(data, starts, ends, [mark for mark in separators if mark < SPACE], ascii_only)
+    ascii_only, controls = _survey(data)
+    regular = _regular(data, starts, ends, [mark for mark in separators if mark < SPACE], ascii_only, controls)
     if len(data) > CHUNK_OFFSET_MAX:
         regular[:] = False
     marks = positions_of(data, *separators, NEWLINE, QUOTE) if quoted else positions_of(data, *separators, NEWLINE)
@@ -172,9 +183,21 @@ def _columns(chunk: Chunk, template: Template, rows: Integers, offsets: Offsets)
     return Matched(chunk, rows, values if chunk.ascii else [value.cast(pl.String) for value in values], offsets)
 
 
-def _regular(data: Bytes, starts: Integers, ends: Integers, allowed: Sequence[int], ascii_only: bool) -> Booleans:
+def _survey(data: Bytes) -> tuple[bool, int]:
+    """(whether all is ASCII, how many control characters there are), in pieces that stay in the cache."""
+    ascii_only, controls = True, 0
+    for begin in range(0, len(data), SCAN_BYTES):
+        piece = data[begin : begin + SCAN_BYTES]
+        ascii_only = ascii_only and bool(piece.max() < 128)
+        controls += int(np.count_nonzero(piece < SPACE))
+    return ascii_only, controls
+
+
+def _regular(
+    data: Bytes, starts: Integers, ends: Integers, allowed: Sequence[int], ascii_only: bool, controls_found: int
+) -> Booleans:
     regular = np.ones(len(starts), np.bool_)
-    if int(np.count_nonzero(data < SPACE)) != len(starts):
+    if controls_found != len(starts):
         controls = np.flatnonzero(data < SPACE)
         controls = controls[~np.isin(data[controls], [NEWLINE, *allowed])]
         owners = _line_of(controls, starts)
