@@ -15,17 +15,11 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
+from connectors.formats.json_columns import column_values, json_numbers, some_value, tag_codes
 from connectors.formats.json_readings import Meaning
 from connectors.formats.json_scanner import Scalar, read_objects
-from connectors.formats.json_shapes import (
-    Shape,
-    Signature,
-    column_values,
-    json_numbers,
-    shape_of,
-    some_value,
-    tag_codes,
-)
+from connectors.formats.json_shapes import Shape, Signature, shape_of
+from connectors.formats.json_tags import TagRun
 from connectors.formats.line_scanner import BadLine
 from connectors.formats.lines import Booleans, Integers, Lines
 from connectors.formats.matcher import Matcher
@@ -115,12 +109,17 @@ class _Parser:
         good: Booleans | None = None
         tags: list[pa.Array] = []
         fields: list[pl.Series] = []
-        for column, texts in zip(shape.columns, matched.texts, strict=True):
+        for column, texts in zip(shape.values, matched.texts, strict=True):
+            if isinstance(column, TagRun):
+                codes_of_run, valid = column.codes(texts)
+                tags.extend(codes_of_run)
+                good = both(good, valid)
+                continue
             if column.role == "tag":
                 codes, valid = tag_codes(column, texts)
                 tags.append(codes)
             else:
-                values, valid = column_values(shape, column, texts, self.options)
+                values, valid = column_values(shape.table, column, texts, self.options)
             if column.number:
                 valid = both(valid, json_numbers(matched, texts))
             good = both(good, valid)

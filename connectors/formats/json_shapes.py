@@ -1,55 +1,37 @@
-"""The shape of JSON lines that one producer writes, and the values of many lines of one shape."""
+"""The shape of JSON lines that one producer writes."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-import polars as pl
-import pyarrow as pa
-import pyarrow.compute as pc
-
-from connectors.formats.json_readings import Meaning, Role
+from connectors.formats.json_columns import Column
+from connectors.formats.json_readings import Meaning
 from connectors.formats.json_scanner import Member, Number, plain_members
+from connectors.formats.json_tags import TagRun, runs_of
 from connectors.formats.line_scanner import BadLine
-from connectors.formats.lines import Booleans
-from connectors.formats.parsed import FormatOptions
-from connectors.formats.tags import encoded
-from connectors.formats.templates import Matched, Template
-from connectors.formats.times import times_of_text
-from connectors.formats.values import booleans, both, finite_floats, integers, plain_strings, usable
+from connectors.formats.templates import Template
 from schemas.tables import FieldType
-
-JSON_TRUE, JSON_FALSE = frozenset(("true",)), frozenset(("false",))
 
 Signature = tuple[str, tuple[str, ...], tuple[tuple[str, FieldType], ...]]
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
-    """One member of a shape: what it is for, and how its value is written. `kind` is that of a field, None for one that is always null."""
-
-    name: str
-    role: Role
-    kind: FieldType | None
-    quoted: bool
-    number: bool
-
-
-@dataclass(frozen=True, slots=True)
 class Shape:
-    """A template of JSON with the meaning of its values; its lines belong to `table`."""
+    """A template of JSON with the meaning of its values, of which a run of tags is one; its lines belong to `table`."""
 
     template: Template
     table: str
-    columns: tuple[Column, ...]
+    values: tuple[Column | TagRun, ...]
 
     @property
     def signature(self) -> Signature:
         """The columns its rows have."""
-        tags = tuple(column.name for column in self.columns if column.role == "tag")
+        columns = [
+            column for value in self.values for column in (value.columns if isinstance(value, TagRun) else (value,))
+        ]
+        tags = tuple(column.name for column in columns if column.role == "tag")
         fields = tuple(
-            (column.name, column.kind) for column in self.columns if column.role == "field" and column.kind is not None
+            (column.name, column.kind) for column in columns if column.role == "field" and column.kind is not None
         )
         return self.table, tags, fields
 
@@ -64,27 +46,8 @@ def shape_of(line: bytes, meaning: Meaning) -> Shape | None:
         columns = tuple(_column(table, member, meaning) for member in members)
     except BadLine:
         return None
-    shape = Shape(_template(line, members), table, columns)
+    shape = _with_runs(Shape(_template(line, members), table, columns), columns)
     return shape if shape.signature[2] else None
-
-
-def column_values(
-    shape: Shape, column: Column, texts: pl.Series, options: FormatOptions
-) -> tuple[pl.Series, Booleans | None]:
-    """The values of a column that is no tag, and which of them are beyond doubt what the scanner would read."""
-    plain = plain_strings(texts) if column.quoted else None
-    if column.role == "table":
-        return texts, both(plain, (texts == shape.table).fill_null(value=False).to_numpy())
-    if column.role == "time":
-        times = times_of_text(texts, options)
-        return times, both(plain, usable(times))
-    if column.quoted:
-        return texts, plain
-    if column.kind is None:
-        return texts, _null(texts).to_numpy()
-    values = _typed(column.kind, texts)
-    valid = usable(values)
-    return values, None if valid is None else valid | _null(texts).to_numpy()
 
 
 def _column(table: str, member: Member, meaning: Meaning) -> Column:
@@ -94,52 +57,20 @@ def _column(table: str, member: Member, meaning: Meaning) -> Column:
     return Column(member.name, role, kind, isinstance(value, str) and not number, number)
 
 
-def json_numbers(matched: Matched, texts: pl.Series) -> Booleans | None:
-    """Which texts are written as JSON writes numbers (or null), given that they are numbers: no plus, no leading zero, digits around the point.
-
-    Comparing text is the cheapest test there is: of all numbers only those that start with a sign or a point come before "0", and only those
-    with a zero and another digit at the start lie between "00" and "0:".
-    """
-    wrong = (texts >= "00") & (texts < "0:")
-    low = texts < "0"
-    if low.any():
-        negative = (texts >= "-0") & (texts < "-:") & ~((texts >= "-00") & (texts < "-0:"))
-        wrong |= low & ~negative
-    if matched.chunk.has_bare_point:
-        wrong |= texts.str.contains(r"\.(?:[eE]|$)")
-    return None if not wrong.any() else ~wrong.to_numpy()
-
-
-def _typed(kind: FieldType, texts: pl.Series) -> pl.Series:
-    if kind is FieldType.BOOL:
-        return booleans(texts, JSON_TRUE, JSON_FALSE)
-    return finite_floats(texts) if kind is FieldType.FLOAT64 else integers(texts)
-
-
-def tag_codes(column: Column, texts: pl.Series) -> tuple[pa.Array, Booleans | None]:
-    """A column of tags, and which of them are written plainly; every distinct text is looked at once."""
-    found = pc.dictionary_encode(texts.to_arrow())
-    distinct = pl.Series(values=pl.from_arrow(found.dictionary))
-    if column.quoted:
-        plain = plain_strings(distinct)
-    else:
-        known = finite_floats(distinct).is_not_null() | distinct.is_in(["true", "false", "null"])
-        plain = None if known.all() else known.to_numpy()
-    codes = encoded(found, absent="" if column.quoted else "null")
-    return codes, None if plain is None else plain[np.asarray(found.indices)]
-
-
-def some_value(fields: list[pl.Series]) -> Booleans | None:
-    """Which rows have a value in any of the columns."""
-    valid = [usable(values) for values in fields]
-    if any(mask is None for mask in valid):
-        return None
-    some: Booleans = np.logical_or.reduce([mask for mask in valid if mask is not None])
-    return some
-
-
-def _null(texts: pl.Series) -> pl.Series:
-    return (texts == "null").fill_null(value=False)
+def _with_runs(whole: Shape, columns: tuple[Column, ...]) -> Shape:
+    """The shape in which neighbouring tags are one value."""
+    before, after = list(whole.template.before), list(whole.template.after)
+    inner, values = [0] * len(columns), list[Column | TagRun](columns)
+    for first, last in reversed(runs_of(columns)):
+        opening = before[first][: before[first].index(b'"')]
+        ending = after[last - 1]
+        closing = ending[1:] if columns[last - 1].quoted else ending
+        heads = (before[first][len(opening) :], *before[first + 1 : last])
+        tails = (*after[first : last - 1], ending[: len(ending) - len(closing)])
+        run = TagRun(Template(heads, tails), columns[first:last])
+        before[first:last], after[first:last] = [opening], [closing]
+        inner[first:last], values[first:last] = [last - first - 1], [run]
+    return Shape(Template(tuple(before), tuple(after), inner=tuple(inner)), whole.table, tuple(values))
 
 
 def _template(line: bytes, members: list[Member]) -> Template:

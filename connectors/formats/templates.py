@@ -41,12 +41,14 @@ class Template:
     """Shape of a line: `before[c]` and `after[c]` are the bytes left and right of value c, within its separators.
 
     The first value's `before` starts at the start of the line, every other one with the separator itself; the last `after` ends the line.
-    With `open_start` the first value may hold separators (a series), otherwise a line must have exactly one less than it has values.
+    `inner` says how many separators each value holds, none if it is empty. With `open_start` the first value may hold more (a series), otherwise
+    a line must have exactly these and one less than it has values.
     """
 
     before: tuple[bytes, ...]
     after: tuple[bytes, ...]
     open_start: bool = False
+    inner: tuple[int, ...] = ()
 
     @property
     def columns(self) -> int:
@@ -58,6 +60,17 @@ class Template:
         """What stands before, between and after the values: one more than there are values."""
         inner = (after + before for after, before in zip(self.after[:-1], self.before[1:], strict=True))
         return (self.before[0], *inner, self.after[-1])
+
+    @cached_property
+    def separators(self) -> int:
+        """Separators in a line, those of an open start left out."""
+        return self.columns - 1 + sum(self.inner)
+
+    @cached_property
+    def _borders(self) -> Integers:
+        """Which separators stand between values, counted back from the end of the line."""
+        held = np.array(self.inner or (0,) * self.columns, np.int64)
+        return np.cumsum(held[:-1] + 1) - 1 - self.separators
 
     @cached_property
     def _lengths(self) -> tuple[Offsets, Offsets]:
@@ -127,9 +140,8 @@ def chunk_of(lines: Lines, first: int, last: int, separators: Sequence[int], *, 
 
 def match(chunk: Chunk, template: Template, rows: Integers) -> Matched:
     """Those of the lines `rows` (ascending, of this chunk) that have the shape of `template`."""
-    inner = template.columns - 1
-    counts = chunk.counts[rows]
-    rows = rows[counts >= inner if template.open_start else counts == inner]
+    counts, wanted = chunk.counts[rows], template.separators
+    rows = rows[counts >= wanted if template.open_start else counts == wanted]
     if not len(rows):
         return _nothing(chunk, template)
     offsets = _offsets(chunk, template, rows)
@@ -154,7 +166,7 @@ def _offsets(chunk: Chunk, template: Template, rows: Integers) -> Offsets:
     offsets[:, 0] = chunk.starts[rows]
     offsets[:, 1] = chunk.starts[rows] + before[0]
     if columns > 1:
-        separators = chunk.marks[chunk.line_marks[rows][:, None] + np.arange(1 - columns, 0)]
+        separators = chunk.marks[chunk.line_marks[rows][:, None] + template._borders]
         offsets[:, 2 : 2 * columns : 2] = separators - after[:-1]
         offsets[:, 3 : 2 * columns : 2] = separators + before[1:]
     offsets[:, 2 * columns] = chunk.ends[rows] - after[-1]

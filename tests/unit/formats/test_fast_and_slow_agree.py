@@ -101,6 +101,21 @@ def _json(chance: random.Random) -> str:
     return "{" + chance.choice((",", ", ")).join(parts) + "}"
 
 
+def _tagged_json(chance: random.Random) -> str:
+    """A reading whose tags stand side by side: alone, in front, in the middle or at the end."""
+    values = ('"a"', '"a"', '"b"', '"b, c"', '"q\\"x"', "5", "05", "1.", "null", "true", '""', '"é"', '"a:b}"', "-1.5")
+    gap, colon = chance.choice((",", ", ")), chance.choice((":", " : "))
+    tags = [f'"{name}"{colon}{chance.choice(values)}' for name in ("host", "site", "rack")]
+    if chance.random() < 0.1:
+        tags.reverse()
+    fields = [f'"real"{colon}{chance.choice(NUMBERS)}', f'"flag"{colon}true', f'"time"{colon}{chance.choice(TIMES)}']
+    place = chance.choice((0, 0, 1, 3))
+    parts = [*fields[:place], *tags, *fields[place:]]
+    if chance.random() < 0.2:
+        parts.insert(chance.randrange(len(parts)), '"model"' + colon + '"m"')
+    return "{" + gap.join(parts) + chance.choice(("}", " }"))
+
+
 def _csv(chance: random.Random) -> str:
     cells = [
         chance.choice(("1", "2020-01-01 00:00:00", "x", "")),
@@ -155,6 +170,15 @@ def test_json(data: bytes, unit: str, default: int | None) -> None:
     _agree(lambda fast: parse_json_lines(lines_of_buffer(data), options, default, keep_lines=True, fast=fast))
 
 
+@settings(max_examples=300)
+@given(_inputs(_tagged_json), st.sampled_from(((), (("site", "static"), ("model", "")))))
+def test_json_with_tags_side_by_side(data: bytes, static: tuple[tuple[str, str], ...]) -> None:
+    """Neighbouring tags are read once for all lines of a series, and mean what they mean one by one."""
+    tags = ("host", "rack", "site", "model")
+    options = FormatOptions(table="cpu", declared=DECLARED, tags=tags, static_tags=static)
+    _agree(lambda fast: parse_json_lines(lines_of_buffer(data), options, 77, fast=fast))
+
+
 @settings(max_examples=200)
 @given(_inputs(_csv), st.sampled_from((None, 77)))
 def test_csv(data: bytes, default: int | None) -> None:
@@ -180,7 +204,7 @@ def test_the_quick_way_is_taken(line: Callable[[random.Random], str], monkeypatc
     text = (
         'cpu,host=a real=1.5,whole=2i,flag=t,text="x, y" 5'
         if line is _line_protocol
-        else '{"time":5,"host":"a, b","real":1.5,"whole":2}'
+        else '{"time":5,"host":"a, b","rack":"c","real":1.5,"whole":2}'
     )
     parse = parse_line_protocol if line is _line_protocol else parse_json_lines
     scanned: list[int] = []
@@ -189,6 +213,6 @@ def test_the_quick_way_is_taken(line: Callable[[random.Random], str], monkeypatc
     monkeypatch.setattr(
         module._Parser, "_scan", lambda self, first, last: (scanned.append(first), original(self, first, last))
     )
-    parsed = parse(lines_of_buffer((text + "\n").encode() * 100), FormatOptions(table="cpu", tags=("host",)), None)
+    parsed = parse(lines_of_buffer((text + "\n").encode() * 100), FormatOptions(table="cpu", tags=("host", "rack")), None)
     assert [] == scanned
     assert 100 == parsed.rows
