@@ -12,9 +12,8 @@ import pyarrow.compute as pc
 
 from connectors.formats.json_columns import Column, json_numbers, tag_codes
 from connectors.formats.lines import Booleans, Integers, lines_of_messages
-from connectors.formats.matcher import Matcher
 from connectors.formats.pieces import joined_array
-from connectors.formats.templates import Matched, Template
+from connectors.formats.templates import Matched, Template, chunk_of, match
 from connectors.formats.values import both
 
 COMMA = 44
@@ -56,9 +55,14 @@ class _Reading:
     def read(self, texts: pa.Array) -> None:
         """Take the texts apart that have the form of the run."""
         lines = lines_of_messages(texts.cast(pa.large_binary()))
-        matcher = Matcher(lines, (COMMA,), lambda _line: None, self._take, [self.run])
         for first, last in lines.chunks():
-            matcher.leave(first, last, np.arange(last - first))
+            rows = np.arange(last - first)
+            for quoted in (False, True):
+                chunk = chunk_of(lines, first, last, (COMMA,), quoted=quoted)
+                matched = match(chunk, self.run.template, rows[chunk.regular[rows]])
+                rows = np.setdiff1d(rows, self._take(first, matched), assume_unique=True)
+                if not len(rows):
+                    break
 
     def column(self, place: int, taken: pa.Array) -> pa.Array:
         """Tag `place` of the texts numbered `taken`, in the order in which they were read."""
@@ -67,10 +71,13 @@ class _Reading:
         whole = joined_array([part[place] for part in self.tags])
         return pa.DictionaryArray.from_arrays(whole.indices.take(taken), whole.dictionary)
 
-    def _take(self, first: int, run: TagRun, matched: Matched) -> Integers:
+    def _take(self, first: int, matched: Matched) -> Integers:
+        """Keep what is written plainly; answers which rows those are."""
+        if not len(matched.rows):
+            return matched.rows
         good: Booleans | None = None
         tags: list[pa.Array] = []
-        for column, texts in zip(run.columns, matched.texts, strict=True):
+        for column, texts in zip(self.run.columns, matched.texts, strict=True):
             codes, valid = tag_codes(column, texts)
             if column.number:
                 valid = both(valid, json_numbers(matched, texts))

@@ -11,11 +11,11 @@ import numpy as np
 from connectors.formats.lines import QUOTE, Integers, Lines
 from connectors.formats.templates import Chunk, Matched, Template, chunk_of, match
 
-TEMPLATES_MAX = 64
-NEW_TEMPLATES_PER_CHUNK = 8
+TEMPLATES_MAX = 256
+POOR_IN_A_ROW = 8
 SCAN_AT_ONCE = 24
 # A shape is kept for the next chunks only if it took more than one in so many of the lines it was tried on.
-WORTH_SHARE = 256
+WORTH_SHARE = 1_024
 
 
 class Shape(Protocol):
@@ -34,7 +34,7 @@ class Matcher(Generic[S]):
     """Takes the lines of an input by their shapes; what no shape fits comes back to be scanned.
 
     `shape_of` reads one line and answers its shape (None when it has none), `take` keeps the rows of a match and answers which lines it kept.
-    Shapes are learnt from the first line that none of the known ones fits, a few a chunk and `TEMPLATES_MAX` in all.
+    Shapes are learnt from the first line that none of the known ones fits, up to `TEMPLATES_MAX` a chunk, as long as they take many lines.
     """
 
     lines: Lines
@@ -61,10 +61,12 @@ class Matcher(Generic[S]):
         for shape in self.shapes:
             rows = self._without_taken(chunk, first, shape, rows)
         odd: list[int] = []
-        for _ in range(NEW_TEMPLATES_PER_CHUNK):
-            if len(rows) <= SCAN_AT_ONCE or len(self.shapes) >= TEMPLATES_MAX:
-                break
-            rows = self._learn(chunk, first, rows, odd)
+        learnt = poor = 0
+        while len(rows) > SCAN_AT_ONCE and learnt < TEMPLATES_MAX and poor < POOR_IN_A_ROW:
+            left = self._learn(chunk, first, rows, odd)
+            # A shape costs as much as scanning a few lines: where shapes are rarer than that, looking for more of them does not pay.
+            poor = poor + 1 if len(rows) - len(left) <= SCAN_AT_ONCE else 0
+            learnt, rows = learnt + 1, left
         return np.concatenate((np.array(odd, np.int64), rows))
 
     def _learn(self, chunk: Chunk, first: int, rows: Integers, odd: list[int]) -> Integers:
@@ -75,7 +77,7 @@ class Matcher(Generic[S]):
         if len(left) and left[0] == sample:
             odd.append(sample)
             left = left[1:]
-        if shape is not None and (len(rows) - len(left)) * WORTH_SHARE > len(rows):
+        if shape is not None and len(self.shapes) < TEMPLATES_MAX and (len(rows) - len(left)) * WORTH_SHARE > len(rows):
             self.shapes.append(shape)
         return left
 

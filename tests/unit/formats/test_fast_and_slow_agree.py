@@ -213,6 +213,8 @@ def test_the_quick_way_is_taken(line: Callable[[random.Random], str], monkeypatc
     monkeypatch.setattr(
         module._Parser, "_scan", lambda self, first, last: (scanned.append(first), original(self, first, last))
     )
-    parsed = parse(lines_of_buffer((text + "\n").encode() * 100), FormatOptions(table="cpu", tags=("host", "rack")), None)
+    parsed = parse(
+        lines_of_buffer((text + "\n").encode() * 100), FormatOptions(table="cpu", tags=("host", "rack")), None
+    )
     assert [] == scanned
     assert 100 == parsed.rows
