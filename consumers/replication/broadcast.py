@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 import structlog
 
@@ -19,7 +20,8 @@ from schemas.framing import FrameInvalid, format_headers
 from schemas.records import Status, decode_status, encode_status
 
 STATUS_TAIL_RECORDS = 2_000
-COALESCE_S = 0.02
+COALESCE_S = 0.002
+REPEAT_S = INTERVAL_MS / 1_000 / 2
 _log = structlog.get_logger(__name__)
 
 
@@ -51,6 +53,28 @@ class StatusReader:
     def close(self) -> None:
         """Give up the reader."""
         self._reader.close()
+
+
+class Said:
+    """What was broadcast last of each group: what is still true need not be said again before some time has passed."""
+
+    def __init__(self) -> None:
+        self._said: dict[str, tuple[Status, float]] = {}
+
+    def news(self, statuses: Sequence[Status], now_s: float) -> list[Status]:
+        """Those of the statuses that are to be broadcast now: they say something else, or were last said long enough ago."""
+        news = []
+        for status in statuses:
+            content = replace(status, sent_boot_ns=0)
+            before, said_s = self._said.get(status.group, (None, 0.0))
+            if content != before or now_s - said_s >= REPEAT_S:
+                self._said[status.group] = content, now_s
+                news.append(status)
+        return news
+
+    def forget(self, group: str) -> None:
+        """A status was not sent after all."""
+        self._said.pop(group, None)
 
 
 class Broadcast:
@@ -100,15 +124,16 @@ class Broadcast:
         return boot_ns() - self._read_back_ns >= OFFLINE_MS * 1_000_000
 
     def _speak(self) -> None:
-        appender = self._log.appender()
+        appender, said = self._log.appender(), Said()
         try:
             while not self._stopping.is_set():
                 self._changed.clear()
-                for status in self._statuses():
+                for status in said.news(self._statuses(), time.monotonic()):
                     key = f"{status.group}/{status.node}".encode()
                     try:
                         appender.append(self._topic, encode_status(status), key=key, headers=format_headers())
                     except HeadraceError as error:
+                        said.forget(status.group)
                         _log.warning("status not sent", error=str(error))
                 appender.flush(INTERVAL_MS / 1_000)
                 self._stopping.wait(COALESCE_S)

@@ -1,0 +1,62 @@
+"""What a node broadcasts: what is new at once, everything again before anybody takes the node for dead."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from consumers.replication.broadcast import REPEAT_S, Said
+from consumers.replication.status import INTERVAL_MS
+from schemas.records import Role, Status
+
+ONE = Status(
+    node="n1",
+    incarnation="i1",
+    store="s",
+    http="http://127.0.0.1:1",
+    flight="",
+    group="one",
+    topic_id="t",
+    role=Role.FOLLOWER,
+    eligible=True,
+    epoch=1,
+    version=10,
+    offset=12,
+    position=13,
+    durable_offset=12,
+    sealed_version=5,
+    sealed_offset=6,
+    chain_version=0,
+    chain=bytes(16),
+    recovery_done=0,
+    recovery_total=0,
+    format=1,
+    reason="",
+    sent_boot_ns=7,
+)
+TWO = replace(ONE, group="two")
+
+
+def test_only_the_group_that_changed_is_said_again() -> None:
+    """A status that differs in its time of sending alone says nothing; one with a new durable offset does."""
+    said = Said()
+    assert [ONE, TWO] == said.news([ONE, TWO], 0.0)
+    later, moved = replace(ONE, sent_boot_ns=8), replace(TWO, durable_offset=13, sent_boot_ns=8)
+    assert [moved] == said.news([later, moved], 0.01)
+    assert [] == said.news([later, moved], 0.02)
+
+
+def test_everything_is_said_again_within_the_interval() -> None:
+    """A group that never changes is heard at least every interval, however often another one makes the node speak."""
+    said = Said()
+    said.news([ONE, TWO], 0.0)
+    assert [] == said.news([ONE, TWO], REPEAT_S - 0.001)
+    assert [ONE, TWO] == said.news([ONE, TWO], REPEAT_S)
+    assert 2 * REPEAT_S <= INTERVAL_MS / 1_000
+
+
+def test_what_was_not_sent_is_news_still() -> None:
+    """A status that the log did not take is tried again at the next turn."""
+    said = Said()
+    said.news([ONE, TWO], 0.0)
+    said.forget("one")
+    assert [ONE] == said.news([ONE, TWO], 0.01)
