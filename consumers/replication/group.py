@@ -182,10 +182,12 @@ class Group:
     def stored_content(self) -> tuple[int, bytes]:
         """(stored version, digest over names and content digests of all segments there); NO_CONTENT while files are worked on."""
         version = self.stored_version
+        if version < 0:
+            return NO_CONTENT
         if version == self._content[0]:
             return self._content
         content = content_digest(self.store.digests())
-        if version < 0 or self.stored_version != version:
+        if self.stored_version != version:
             return NO_CONTENT
         self._content = (version, content)
         return self._content
