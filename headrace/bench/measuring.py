@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import os
 import platform
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,6 +21,7 @@ import xxhash
 
 from connectors.http import NodeRefused, call_node
 from connectors.kafka.broker import EmbeddedBroker
+from connectors.kafka.jars import resolve_jars
 from connectors.log.deadline import Deadline
 from connectors.log.kafka import KafkaLog
 from connectors.log.topics import Topics
@@ -33,6 +35,7 @@ from schemas.errors import HeadraceError
 DATABASE = "bench"
 VISIBLE_TIMEOUT_S = 300.0
 POLL_S = 0.02
+KAFKA_JAR_PREFIX = "kafka_2.13-"
 
 Note = Callable[[str], None]
 
@@ -223,7 +226,18 @@ def versions() -> dict[str, str]:
         "confluent-kafka": confluent_kafka.__version__,
         "librdkafka": str(confluent_kafka.libversion()[0]),
         "rocksdict": version("rocksdict"),
+        "kafka": next(
+            jar.stem.rpartition("-")[2] for jar in resolve_jars().broker if jar.name.startswith(KAFKA_JAR_PREFIX)
+        ),
+        "cores": str(os.cpu_count()),
     }
+
+
+def settings_text(result: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
+    """Settings and versions of a run for people."""
+    return [
+        (name, ", ".join(f"{key} {value}" for key, value in result[name].items())) for name in ("settings", "versions")
+    ]
 
 
 def in_child(work: Callable[..., Any], *arguments: Any) -> Any:

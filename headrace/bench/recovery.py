@@ -44,6 +44,7 @@ from headrace.bench.measuring import (
     running_broker,
     running_cluster,
     seal,
+    settings_text,
     silent,
     summary,
     used_s,
@@ -111,7 +112,8 @@ def run(options: Mapping[str, str], note: Note = silent) -> dict[str, Any]:
 def table(result: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
     """The result as rows for people."""
     replay, files, restart = result["replay"], result["files"], result["restart"]
-    shown = [("replay: data", f"{replay['data']['points']:,} points of TSBS cpu, hash {replay['data']['hash']}")]
+    shown = [*settings_text(result)]
+    shown.append(("replay: data", f"{replay['data']['points']:,} points of TSBS cpu, hash {replay['data']['hash']}"))
     for name, figures in replay["legs"].items():
         wall, cpu_ = figures["points_per_second"], figures["points_per_cpu_second"]
         shown.append((f"replay: {name}", f"{_million(wall)} M points/s, {_million(cpu_)} M per CPU-second"))

@@ -40,6 +40,7 @@ from headrace.bench.measuring import (
     ratio_text,
     running_broker,
     running_cluster,
+    settings_text,
     silent,
     summary,
     versions,
@@ -124,7 +125,8 @@ def table(result: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
     """The result as rows for people."""
     work = result["work"]
     shown = [
-        ("data", f"{result['data']['points']:,} points of {result['data']['name']}, hash {result['data']['hash']}")
+        *settings_text(result),
+        ("data", f"{result['data']['points']:,} points of {result['data']['name']}, hash {result['data']['hash']}"),
     ]
     for name, figures in work["clusters"].items():
         node = figures["points_per_cpu_second_per_replica"]
