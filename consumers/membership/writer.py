@@ -157,7 +157,8 @@ class Writer:
         self.written.rows += rows.num_rows
         self.written.points += count_points(rows, (name for name, _ in schema.fields))
         if self._quorum.watched:
-            self._quorum.confirm(self.flush(), rows.num_rows)
+            newest = self.flush()
+            self._quorum.confirm({each.group: newest[each.group] for each in messages}, rows.num_rows)
 
     def _encode(self, schema: TableSchema, database: DatabaseSchema, rows: pa.Table) -> list[Forwarded]:
         slot_table, compression = self._cluster.slot_table, self._settings.compression

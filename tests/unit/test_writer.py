@@ -434,6 +434,25 @@ def test_a_quorum_is_reached_when_enough_live_members_hold_the_rows(scene: Scene
         assert {group: 1} == writer.newest()
 
 
+def test_a_write_waits_for_no_group_but_its_own(scene: Scene) -> None:
+    """A group whose members fell short of an earlier write holds up no write to another group."""
+    groups: dict[str, pa.Table] = {}
+    with scene.writer() as writer:
+        for number in range(50):
+            table = readings([f"h{number}"], [0], v=[1])
+            counts = {name: len(scene.log.topic(TOPICS.forward(name)).records) for name in NODES}
+            writer.write(table, ["host"])
+            grown = next(name for name in NODES if len(scene.log.topic(TOPICS.forward(name)).records) > counts[name])
+            groups.setdefault(grown, table)
+    (_short, short_rows), (held, held_rows), *_ = groups.items()
+    for node in NODES:
+        scene.say(node, held, 1_000)
+    with scene.writer(quorum=2, quorum_timeout_ms=200) as writer:
+        with pytest.raises(QuorumTimeout):
+            writer.write(short_rows, ["host"])
+        writer.write(held_rows, ["host"])
+
+
 def test_a_quorum_that_is_not_reached_is_an_unknown_state_that_names_who_lags(scene: Scene) -> None:
     """One member holds it, one is behind, one was never heard: the rows are in the log, and nothing is called done."""
     table, group = single_group(scene)
