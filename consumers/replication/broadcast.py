@@ -19,7 +19,7 @@ from schemas.errors import HeadraceError
 from schemas.framing import FrameInvalid, format_headers
 from schemas.records import Status, decode_status, encode_status
 
-STATUS_TAIL_RECORDS = 2_000
+STATUS_TAIL_RECORDS = 5_000
 COALESCE_S = 0.002
 REPEAT_S = INTERVAL_MS / 1_000 / 2
 _log = structlog.get_logger(__name__)

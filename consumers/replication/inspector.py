@@ -92,8 +92,8 @@ class Inspector:
             group.outrun = ""
         elif not group.outrun:
             group.outrun = (
-                f"topic {topic} ends at offset {log.end} and does not hold what node {cut.node} has read, up to {cut.durable_offset}: it was truncated; "
-                f"{choices(group.name)}"
+                f"topic {topic} ends at offset {log.end} and does not hold what node {cut.node} has read, up to {cut.durable_offset}: "
+                f"it was truncated; {choices(group.name)}"
             )
             _log.error("log cut", group=group.name, reason=group.outrun)
 

@@ -22,7 +22,7 @@ from connectors.kafka.broker import EmbeddedBroker
 from connectors.kafka.broker_process import free_port
 from consumers.membership.writer import Cluster
 from headrace.local_cluster import LocalCluster
-from tests.e2e.actions import ask, connected, end, eventually_says, fill, seal, verify
+from tests.e2e.actions import ask, connected, end, eventually, eventually_says, fill, log_text, seal, verify
 from tests.e2e.ledger import QUERY, Expectation, Ledger, Told, WritingThreads, messages_of
 from tests.e2e.proxy import Proxy, running_proxies
 
@@ -33,6 +33,8 @@ READY_TIMEOUT_S = 120.0
 FULL_TIMEOUT_S = 15.0
 SETTLED_S = 2.0
 SAMPLES_MIN = 1_000
+ROTTEN_BYTES = 16
+ROT_WORDS = "its bytes changed on this disk"
 ENVIRONMENT = {
     "HEADRACE__STORE__SEAL_ROWS": "1500",
     "HEADRACE__STORE__LOG_KEEP_RECORDS": "150",
@@ -136,6 +138,7 @@ class FaultRun:
             "cut off both ways": self._cut_both,
             "cut off one way": self._cut_one_way,
             "wiped": self._wipe,
+            "rotten file": self._rot,
             "broker": self._restart_broker,
         }
         if stage.disk_fills:
@@ -236,11 +239,18 @@ class FaultRun:
         name = self._victim()
         self._cluster.kill(name)
         files = sorted((self._cluster.data_directory(name) / "segments").rglob("*.parquet"))
-        if files:
-            chosen = self._random.choice(files)
-            self._diary.note(f"rot {chosen.relative_to(self._cluster.directory)}")
-            rot(chosen, self._random)
+        assert files, f"{name} has sealed nothing yet"
+        chosen = self._random.choice(files)
+        self._diary.note(f"kill {name} and rot {chosen.relative_to(self._cluster.directory)}")
+        rotten = rot(chosen, self._random)
+        said = len(log_text(self._cluster, name))
         self._start(name)
+
+        def found() -> bool:
+            merged = not chosen.exists() or chosen.read_bytes() != rotten
+            return merged or ROT_WORDS in log_text(self._cluster, name)[said:]
+
+        eventually(found, f"{name} finding that its file {chosen.name} rotted", READY_TIMEOUT_S)
         self._await_health()
 
     def _restart_broker(self) -> None:
@@ -324,11 +334,11 @@ class FaultRun:
         assert not wrong, "\n".join(wrong)
 
 
-def rot(path: Path, chosen: random.Random) -> None:
-    """Other bytes of the same number in the middle of a file, as a disk does it: the time of the change stays."""
-    stat = path.stat()
-    with path.open("r+b") as file:
-        file.seek(stat.st_size // 2)
-        old = file.read(16)
-        file.seek(stat.st_size // 2)
-        file.write(bytes(byte ^ chosen.randrange(1, 256) for byte in old))
+def rot(path: Path, chosen: random.Random) -> bytes:
+    """Other bytes of the same number in the middle of a file, as a disk does it; what the file holds now."""
+    content = bytearray(path.read_bytes())
+    middle = len(content) // 2
+    for place in range(middle, min(middle + ROTTEN_BYTES, len(content))):
+        content[place] ^= chosen.randrange(1, 256)
+    path.write_bytes(content)
+    return bytes(content)

@@ -29,6 +29,7 @@ ONE = Status(
     content=b"",
     sealed_log_bytes=0,
     segment_bytes=0,
+    log_lost=False,
     chain_version=0,
     chain=bytes(16),
     recovery_done=0,
