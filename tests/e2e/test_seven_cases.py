@@ -333,14 +333,13 @@ def test_recovery_under_full_write_load_finishes(stage: Stage) -> None:
 # 6
 
 
-@pytest.mark.parametrize("missing", ["n1", "n3"])
-def test_a_full_restart_with_one_member_missing_serves_again(stage: Stage, missing: str) -> None:
+def test_a_full_restart_with_one_member_missing_serves_again(stage: Stage) -> None:
     """All are killed, two come back: they lead, serve what was acknowledged and take more; the third comes later.
 
     TDengine 2: after a full restart all are unsynced, and unless every single member is online nobody becomes master, since the one that is missing
     may have the highest version: no master with two of three there.
     """
-    cluster, case = stage.cluster, f"restart{missing}x"
+    cluster, case, missing = stage.cluster, "restart", "n1"
     write_values(stage, case, 1)
     for name in NODES:
         cluster.kill(name)
