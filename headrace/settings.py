@@ -84,6 +84,10 @@ class StoreSettings:
     log_keep_records: int = _setting(0, "records of a group's log that trimming leaves; 0 = never trim", 0)
     recovery_bytes_per_second: int = _setting(0, "most bytes that a recovery copies from another node; 0 = no limit", 0)
     recoveries_max: int = _setting(2, "groups that are copied from other nodes at the same time", 1)
+    scrub_interval_s: float = _setting(
+        86_400.0, "how long after a look at all files for changed bytes the next one begins", 1
+    )
+    scrub_bytes_per_second: int = _setting(67_108_864, "most bytes of files that are looked at; 0 = no limit", 0)
 
 
 @dataclass(frozen=True, slots=True)

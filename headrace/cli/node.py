@@ -128,6 +128,8 @@ def resolve(
             limits=ReplicationLimits(
                 apply_queue_bytes=store.apply_queue_bytes,
                 recovery_bytes_per_second=store.recovery_bytes_per_second,
+                scrub_interval_s=store.scrub_interval_s,
+                scrub_bytes_per_second=store.scrub_bytes_per_second,
                 log_keep_records=store.log_keep_records,
                 recoveries_max=store.recoveries_max,
             ),

@@ -122,8 +122,11 @@ def test_a_topic_deleted_under_running_nodes_stops_its_group_only(
                 assert topic in eventually_says(cluster, node.name, "data is kept")
             others_go_on(cluster, shared)
             shared.log.create_topic(topic, {})
-            shared.appender.append(topic, b"something else", headers=format_headers())
-            shared.appender.flush(10)
+            # The old producer still remembers that there is no such topic.
+            appender = shared.log.appender()
+            appender.append(topic, b"something else", headers=format_headers())
+            assert 0 == appender.flush(10)
+            appender.close()
         cluster.kill("n3")
         cluster.start_node("n3")
         said = eventually_says(cluster, "n3", "made again")
