@@ -13,7 +13,7 @@ from enum import StrEnum
 
 from schemas.records import Status
 
-MARKS_MAX = 64
+MARKS_MAX = 16
 
 
 class Kind(StrEnum):

@@ -79,6 +79,7 @@ class SimNode:
         self.sealed_log_bytes = state.log_bytes
         self.marks, self.chains, self.mark = Marks(self.name), {state.version: state.chain}, (0, bytes(16))
         self.shunned: set[str] = set()
+        self.digested: tuple[dict[str, int], bytes] = ({}, content_digest({}))
         self.disputed, self.tampered = "", self.disk.tampered
         self.trusted: frozenset[str] | None = None
         self.unsynced: list[SimRecord[bytes]] = []
@@ -330,7 +331,7 @@ class SimNode:
             chain_version=self.mark[0],
             chain=self.mark[1],
             stored_version=self.sealed_version if self.reached_end else -1,
-            content=content_digest({write: str(version) for write, version in self.disk.sealed.items()}),
+            content=self._content(),
             sealed_log_bytes=self.sealed_log_bytes,
             segment_bytes=0,
             log_lost=False,
@@ -341,6 +342,12 @@ class SimNode:
             sent_boot_ns=self.world.now_ms,
         )
         self.world.send(self.name, self.world.status, status)
+
+    def _content(self) -> bytes:
+        if self.disk.sealed is not self.digested[0]:
+            sealed = self.disk.sealed
+            self.digested = (sealed, content_digest({write: str(version) for write, version in sealed.items()}))
+        return self.digested[1]
 
     def _listen(self) -> None:
         if self.name in self.world.reads_cut:

@@ -44,6 +44,8 @@ DEFAULTS = {
     "store.log_keep_records": 0,
     "store.recovery_bytes_per_second": 0,
     "store.recoveries_max": 2,
+    "store.scrub_interval_s": 86_400.0,
+    "store.scrub_bytes_per_second": 67_108_864,
     "query.memory_limit_mb": 1_000,
     "query.threads": 2,
     "query.timeout_ms": 60_000,
