@@ -34,7 +34,12 @@ StartOption = Annotated[
 ]
 SeedOption = Annotated[int, typer.Option("--seed", metavar="S", help="The same seed gives the same data.")]
 FormatOption = Annotated[
-    str, typer.Option("--format", metavar="parquet|arrow|influx|json", help="Format of the files.")
+    str | None,
+    typer.Option(
+        "--format",
+        metavar="parquet|arrow|influx|json",
+        help="Format of the files; without it what the name of the output ends as, and else parquet.",
+    ),
 ]
 OutputOption = Annotated[
     str,
@@ -64,7 +69,7 @@ def iot(
     interval: IntervalOption = "10s",
     start: StartOption = _DEFAULT_START,
     seed: SeedOption = 0,
-    form: FormatOption = "parquet",
+    form: FormatOption = None,
     disorder: Annotated[
         bool, typer.Option("--disorder", help="Leave out and delay rows and batches of rows, and leave out fields.")
     ] = False,
@@ -88,7 +93,7 @@ def cpu(
     interval: IntervalOption = "10s",
     start: StartOption = _DEFAULT_START,
     seed: SeedOption = 0,
-    form: FormatOption = "parquet",
+    form: FormatOption = None,
     json_output: JsonOption = False,
 ) -> None:
     """Servers: table `cpu`, 10 integer fields that walk in [0, 100], a row every 10 s per host."""
@@ -119,11 +124,11 @@ def parse_start(text: str) -> int:
     return (aware - _EPOCH) // timedelta(microseconds=1) * 1_000
 
 
-def _write(out: Output, made: Workload, form_name: str, target: str, tables_text: str) -> None:
+def _write(out: Output, made: Workload, form_name: str | None, target: str, tables_text: str) -> None:
     """Write the chosen tables, and print what was written."""
-    from headrace.workload.files import target_files, write_files, write_stream
+    from headrace.workload.files import format_of, target_files, write_files, write_stream
 
-    form = _format(form_name)
+    form = _format(form_name) if form_name is not None else format_of(target)
     tables = made.chosen(_names(tables_text) or None)
     total = sum(made.rows_of(name) for name in tables)
     started_s = time.perf_counter()

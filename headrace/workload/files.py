@@ -58,6 +58,12 @@ class Progress:
     points: int
 
 
+def format_of(output: str) -> Format:
+    """The format whose files end as this name does; Parquet for any other name."""
+    suffix = Path(output).suffix.lower()
+    return next((form for form in Format if suffix in form.suffixes), Format.PARQUET)
+
+
 def target_files(workload: Workload, form: Format, output: Path, tables: Sequence[str]) -> dict[str, Path]:
     """The file of each table.
 

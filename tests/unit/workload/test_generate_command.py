@@ -46,6 +46,17 @@ def test_prints_a_line_for_people(tmp_path: Path) -> None:
     assert result.stdout.endswith(f": {tmp_path / 'cpu.arrow'}\n")
 
 
+def test_the_name_of_the_output_says_the_format(tmp_path: Path) -> None:
+    """Without --format a file that is to end in .lp gets line protocol; a name that says nothing is a directory of Parquet."""
+    result = run("iot", "--trucks", 2, "--duration", "30s", "-o", tmp_path / "fleet.lp")
+    fleet = iot(2, duration_s=30)
+    assert 0 == result.exit_code
+    lines = b"".join(line_protocol_bytes(name, fleet.read(name)) for name in fleet.tables)
+    assert sorted(lines.splitlines()) == sorted((tmp_path / "fleet.lp").read_bytes().splitlines())
+    run("iot", "--trucks", 2, "--duration", "30s", "-o", tmp_path / "fleet.d")
+    assert (tmp_path / "fleet.d" / "readings.parquet").exists()
+
+
 def test_line_protocol_on_standard_output() -> None:
     """- writes the lines of all tables to stdout, and the counts to stderr."""
     result = run("iot", "--trucks", 2, "--duration", "30s", "--format", "influx", "--output", "-", "--json")
