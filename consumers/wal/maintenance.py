@@ -5,18 +5,37 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import Protocol
 
 import structlog
 
+from consumers.wal.writer import Writer
 from schemas.errors import HeadraceError
-
-if TYPE_CHECKING:
-    from consumers.wal.log import WriteAheadLog
-    from consumers.wal.writer import Writer
 
 TICK_MS = 200
 RETRY_MS_MAX = 60_000
+
+
+class Maintained(Protocol):
+    """A log as its maintenance needs it."""
+
+    @property
+    def directory(self) -> Path:
+        """Where it lies."""
+        ...
+
+    def sync(self) -> object:
+        """Make everything durable."""
+        ...
+
+    def checkpoint(self) -> object:
+        """Write down what lives."""
+        ...
+
+    def upkeep(self) -> bool:
+        """One round of `Maintenance.tick`; False once the log is closed."""
+        ...
 
 
 class Maintenance:
@@ -27,7 +46,7 @@ class Maintenance:
 
     def __init__(
         self,
-        log: weakref.ref[WriteAheadLog],
+        log: weakref.ref[Maintained],
         sync_interval_ms: int | None,
         checkpoint_bytes: int | None,
         checkpoint_age_ms: int | None,
@@ -82,7 +101,7 @@ class Maintenance:
         self._checkpoint_at = time.monotonic()
         self._retry_ms = min(max(1_000, self._retry_ms * 2), RETRY_MS_MAX)
 
-    def tick(self, log: WriteAheadLog, writer: Writer) -> None:
+    def tick(self, log: Maintained, writer: Writer) -> None:
         """One round: sync what is unsynced, checkpoint when due."""
         if writer.failure is not None:
             return
@@ -101,7 +120,7 @@ class Maintenance:
         return min(TICK_MS, self._sync_interval_ms or TICK_MS) / 1_000
 
 
-def _run(reference: weakref.ref[WriteAheadLog], stopping: threading.Event, seconds: float) -> None:
+def _run(reference: weakref.ref[Maintained], stopping: threading.Event, seconds: float) -> None:
     while not stopping.wait(seconds):
         log = reference()
         if log is None:
