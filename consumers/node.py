@@ -355,14 +355,14 @@ class Node:
     def evidence(self, group_name: str, version: int, sealed_version: int) -> dict[str, Any]:
         """The chain after a record, the digests of the segments that end at or below a version, and how far the work on files is."""
         group = next(group for group in self.groups.values() if group.name == group_name)
-        chain, stored_version = group.chain_at(version), group.stored_version
+        chain, stored_version = group.chain_at(version), group.files.version
         digests = {
             entry.name: entry.content_digest for entry in group.store.segments() if entry.last_version <= sealed_version
         }
         return {
             "chain": chain.hex() if chain is not None else f"not remembered (at version {group.version})",
             "digests": digests,
-            "stored_version": stored_version if stored_version == group.stored_version else -1,
+            "stored_version": stored_version if stored_version == group.files.version else -1,
         }
 
     def accept_gap(self, group_name: str, resume_offset: int | None) -> dict[str, Any]:

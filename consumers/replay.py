@@ -126,7 +126,7 @@ def _build(settings: NodeSettings, on_progress: Callable[[int, int], None], log:
         _await_end(node, on_progress)
         groups = list(node.groups.values())
         for group in groups:
-            group.drain()
+            group.files.drain()
         segments = [entry for group in groups for entry in group.store.segments()]
         return Replayed(
             records=sum(group.version for group in groups),

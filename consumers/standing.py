@@ -9,7 +9,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from consumers.replication.broadcast import Broadcast, boot_ns
-from consumers.replication.group import NO_CONTENT, Group
+from consumers.replication.files import NO_CONTENT
+from consumers.replication.group import Group
 from consumers.replication.identity import Identity
 from consumers.replication.progress import Progress, Reading
 from consumers.replication.roles import Decision, GroupView, MemberView
@@ -100,8 +101,8 @@ class Standing:
             return group.lost
         if group.outrun or group.disputed:
             return group.outrun or group.disputed
-        if group.waiting or group.storing_fault:
-            return f"waiting for {group.waiting}" if group.waiting else group.storing_fault
+        if group.waiting or group.files.waiting:
+            return f"waiting for {group.waiting}" if group.waiting else group.files.waiting
         if self._runner.journal_fault:
             return f"journal: {self._runner.journal_fault}"
         if not self.caught_up(topic):
@@ -148,7 +149,7 @@ class Standing:
     def _status(self, topic: str, group: Group) -> Status:
         applied, reason = group.applied, self.reason(topic) or self.decision(topic).reason
         chain_version, chain = group.chain_mark
-        stored_version, content = group.stored_content() if self.caught_up(topic) else NO_CONTENT
+        stored_version, content = group.files.content() if self.caught_up(topic) else NO_CONTENT
         # What is wrong is no copy of anything, so it neither confirms a write nor lets the log be trimmed.
         wrong = group.recovery is not None and group.recovery.wrong
         sealed_version, sealed_offset = group.sealed_for_others
@@ -174,8 +175,8 @@ class Standing:
             chain=chain,
             stored_version=stored_version,
             content=content,
-            sealed_log_bytes=group.sealed_log_bytes,
-            segment_bytes=group.segment_bytes,
+            sealed_log_bytes=group.files.sealed_log_bytes,
+            segment_bytes=group.files.size_bytes,
             log_lost=bool(group.lost),
             recovery_done=done,
             recovery_total=total,

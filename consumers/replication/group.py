@@ -9,14 +9,14 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
 
 import pyarrow as pa
 import structlog
 
-from consumers.replication.chain import CHAIN_INTERVAL, content_digest
+from consumers.replication.chain import CHAIN_INTERVAL
+from consumers.replication.files import GroupFiles, GroupStopping
 from consumers.replication.journal import JournalEntry
 from consumers.replication.limits import ReplicationLimits
 from consumers.replication.progress import Progress
@@ -32,13 +32,12 @@ from consumers.replication.replica import (
     SealNow,
 )
 from consumers.replication.state import GroupState, LogBase
-from consumers.store import JobSuperseded, SealJob, Store, StoreDamaged, StoreJob
+from consumers.store import Store
 from schemas.errors import HeadraceError
 from schemas.messages import NO_CHAIN, Leadership
 from schemas.payload import PayloadInvalid, decode_rows
 from schemas.tables import DatabaseSchema, FieldType, TableSchema
 
-NO_CONTENT = (-1, NO_CHAIN)
 _log = structlog.get_logger(__name__)
 
 
@@ -123,15 +122,10 @@ class Group:
         self.store = store
         self._era = era
         self._tables = tables
-        self._jobs = ThreadPoolExecutor(1, thread_name_prefix=f"store-{name}")
         self._limits = limits
-        self._on_sealed = on_sealed
         state = GroupState.from_bytes(store.state) if store.state is not None else GroupState()
         self.replica = Replica(members, state)
-        self.sealed_version = state.frontier
-        self.sealed_offset = state.offset
-        self.sealed_log_bytes = state.log_bytes
-        self.segment_bytes = _bytes_of(store)
+        self.files = GroupFiles(name, store, state, limits, on_sealed, self._files_failed)
         self.fault = ""
         self.recovery: Recovering | None = None
         self.waiting = ""
@@ -140,7 +134,6 @@ class Group:
         self.lost = ""
         self.outrun = ""
         self.gap: LogBase | None = None
-        self.storing_fault = ""
         self.applied = Applied.of(state, 0)
         self.chain_mark: tuple[int, bytes] = (0, NO_CHAIN)
         self.rows_applied = 0
@@ -149,11 +142,6 @@ class Group:
         self._queue: deque[JournalEntry] = deque()
         self._queue_bytes = 0
         self._changed = threading.Condition()
-        self._seals: dict[int, tuple[int, int]] = {}
-        self._content: tuple[int, bytes] = NO_CONTENT
-        self._pending_jobs: deque[Future[None]] = deque()
-        self._files_version = state.frontier
-        self._jobs_open = 0
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name=f"apply-{name}", daemon=True)
 
@@ -172,25 +160,6 @@ class Group:
         """(offset, chain after it) of the records that are remembered, oldest first; the first only stands for what came before."""
         with self._changed:
             return list(zip(self._offsets, self._chains, strict=True))
-
-    @property
-    def stored_version(self) -> int:
-        """The newest record that changed the set of files (a seal, a merge, a drop), -1 while such work is under way."""
-        with self._changed:
-            return -1 if self._jobs_open else self._files_version
-
-    def stored_content(self) -> tuple[int, bytes]:
-        """(stored version, digest over names and content digests of all segments there); NO_CONTENT while files are worked on."""
-        version = self.stored_version
-        if version < 0:
-            return NO_CONTENT
-        if version == self._content[0]:
-            return self._content
-        content = content_digest(self.store.digests())
-        if self.stored_version != version:
-            return NO_CONTENT
-        self._content = (version, content)
-        return self._content
 
     @property
     def directory_name(self) -> str:
@@ -215,9 +184,9 @@ class Group:
     @property
     def sealed_for_others(self) -> tuple[int, int]:
         """(version, offset) up to which its files lead a copy to the log; (0, -1) while they end before a gap in the log."""
-        if self.sealed_version < self.replica.state.base.version:
+        if self.files.sealed_version < self.replica.state.base.version:
             return 0, -1
-        return self.sealed_version, self.sealed_offset
+        return self.files.sealed_version, self.files.sealed_offset
 
     @property
     def queue_bytes(self) -> int:
@@ -251,10 +220,6 @@ class Group:
         """Whether a paused topic may go on."""
         return self._queue_bytes <= self._limits.apply_queue_bytes // 2 and not self.fault
 
-    def drain(self) -> None:
-        """Wait until every job that the applied records asked of the store is done."""
-        self._jobs.submit(lambda: None).result()
-
     def fail(self, reason: str) -> None:
         """Stop the group at this node; data is kept."""
         with self._changed:
@@ -262,6 +227,11 @@ class Group:
                 self.fault = reason
                 _log.error("group stopped", group=self.name, reason=reason, version=self.version)
             self._changed.notify_all()
+        self.files.give_up()
+
+    def _files_failed(self, reason: str, damage: str) -> None:
+        self.damage = self.damage or damage
+        self.fail(reason)
 
     def lose(self, reason: str) -> None:
         """The log does not hold what this group has; what was read is still applied, and the data is kept."""
@@ -284,9 +254,10 @@ class Group:
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
+        self.files.give_up()
         if self._thread.is_alive():
             self._thread.join(timeout_s)
-        self._jobs.shutdown(wait=True, cancel_futures=True)
+        self.files.stop()
 
     def _run(self) -> None:
         while (entry := self._next()) is not None:
@@ -349,12 +320,13 @@ class Group:
             self._seal(action)
         elif isinstance(action, DropSlices):
             drop = action.drop
-            self._files_version = action.version
             job = self.store.drop(action.version, self._era, drop.database, drop.table, drop.before_ns)
             if job is not None:
-                self._submit(job)
+                self.files.submit(job)
+            else:
+                self.files.nothing_to_do(action.version)
         elif isinstance(action, CompactNow):
-            self._submit(self.store.compact(action.version, action.compact.inputs))
+            self.files.submit(self.store.compact(action.version, action.compact.inputs))
 
     def _write(self, action: ApplyWrite) -> None:
         write = action.write
@@ -383,84 +355,13 @@ class Group:
         raise GroupStopping(f"group {self.name} is stopping")
 
     def _seal(self, action: SealNow) -> None:
-        self._wait_for_jobs(self._limits.job_backlog)
+        self.files.make_room()
         schemas = {
             (database, table): self._schema(database, table, version)
             for (database, table), version in action.tables.items()
         }
-        self._seals[action.version] = (self.replica.state.offset, self.replica.state.log_bytes)
-        self._submit(self.store.freeze(action.version, self._era, action.state, schemas))
-
-    def _submit(self, job: StoreJob) -> None:
-        with self._changed:
-            self._files_version = job.version
-            self._jobs_open += 1
-        self._wait_for_jobs(self._limits.job_backlog)
-        self._pending_jobs.append(self._jobs.submit(self._run_job, job))
-
-    def _wait_for_jobs(self, allowed: int) -> None:
-        """Memory holds what is unsealed and one frozen memtable, so a second seal waits for the first."""
-        while len(self._pending_jobs) > allowed or (self._pending_jobs and self._pending_jobs[0].done()):
-            self._pending_jobs[0].result()
-            self._pending_jobs.popleft()
-
-    def _run_job(self, job: StoreJob) -> None:
-        if self.fault:
-            return
-        try:
-            self._run_until_done(job)
-        except GroupStopping:
-            return
-        except JobSuperseded as error:
-            # Two plans of one leader overlapped: on every replica the same one is void.
-            _log.info("compaction void", group=self.name, version=job.version, error=str(error))
-            job.cancel()
-        except StoreDamaged as error:
-            self.damage = error.message
-            self.fail(f"storing at version {job.version}: {error}")
-            return
-        except HeadraceError as error:
-            self.fail(f"storing at version {job.version}: {error}")
-            return
-        except Exception as error:
-            self.fail(f"storing at version {job.version}: {error!r}")
-            _log.exception("storing failed", group=self.name)
-            return
-        if isinstance(job, SealJob):
-            self.sealed_offset, self.sealed_log_bytes = self._seals.pop(job.version)
-            self.sealed_version = job.version
-            self._on_sealed(self.name, job.version)
-        segment_bytes = _bytes_of(self.store)
-        with self._changed:
-            self.segment_bytes = segment_bytes
-            self._jobs_open -= 1
-
-    def _run_until_done(self, job: StoreJob) -> None:
-        """Run a job, again and again while what stops it may pass (a full disk); a stopping group leaves it to the next start."""
-        while not self._stopping:
-            try:
-                job.run()
-                if self.storing_fault:
-                    _log.info("storing goes on", group=self.name, version=job.version)
-                self.storing_fault = ""
-                return
-            except HeadraceError as error:
-                if not error.retriable:
-                    raise
-                if self.storing_fault != str(error):
-                    _log.error("storing waits", group=self.name, version=job.version, reason=str(error))
-                self.storing_fault = str(error)
-                with self._changed:
-                    self._changed.wait_for(lambda: self._stopping, self._limits.job_retry_s)
-        raise GroupStopping(f"group {self.name} is stopping")
-
-
-def _bytes_of(store: Store) -> int:
-    return sum(entry.size_bytes for entry in store.segments())
-
-
-class GroupStopping(HeadraceError):
-    """The group is being stopped while a record waits; the record stays in the journal."""
+        job = self.store.freeze(action.version, self._era, action.state, schemas)
+        self.files.seal(job, self.replica.state.offset, self.replica.state.log_bytes)
 
 
 def fits(schema: TableSchema, rows: pa.RecordBatch) -> bool:

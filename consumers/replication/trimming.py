@@ -33,7 +33,7 @@ class Trimming:
             return
         keep_from = group.applied.offset + 1 - self._keep_records
         live = self._live(group.name, group.members)
-        before = trim_before(live, group.members, group.sealed_offset, keep_from)
+        before = trim_before(live, group.members, group.files.sealed_offset, keep_from)
         if before > self._trimmed.get(topic, 0):
             self._log.trim(topic, before)
             self._trimmed[topic] = before

@@ -125,7 +125,7 @@ def group_report(node: Reported, topic: str, group: Group) -> dict[str, Any]:
         "durable_offset": node.runner.durable_offset(topic),
         "lag_records": lag_records,
         "lag_seconds": lag_seconds(node, applied.timestamp_ms, lag_records),
-        "sealed_version": group.sealed_version,
+        "sealed_version": group.files.sealed_version,
         "frontier": applied.frontier,
         "live_rows": memtable.rows,
         "live_bytes": memtable.bytes,

@@ -73,7 +73,7 @@ def await_end(log: MemoryLog, node: Node) -> None:
         f"the end of the log; {group.fault}",
         20.0,
     )
-    eventually(lambda: group.stored_version >= 0, "files at rest")
+    eventually(lambda: group.files.version >= 0, "files at rest")
 
 
 def rows_of(node: Node, table: str) -> Model:

@@ -38,7 +38,7 @@ def seal_all(nodes: Nodes) -> None:
 def sealed(node: Node) -> bool:
     """Whether a node has all it applied in files."""
     return all(
-        group.version and group.sealed_version >= group.applied.frontier and not group.applied.unsealed_rows
+        group.version and group.files.sealed_version >= group.applied.frontier and not group.applied.unsealed_rows
         for group in node.groups.values()
     )
 
@@ -132,7 +132,7 @@ def test_files_are_taken_where_the_log_is_the_longer_way(three: Nodes, monkeypat
     three.start("n3")
     three.holds_everything("n3")
     assert three.running["n3"].identity.store
-    begun = [group.sealed_version for group in three.running["n3"].groups.values()]
+    begun = [group.files.sealed_version for group in three.running["n3"].groups.values()]
     assert all(version > 0 for version in begun)
 
 

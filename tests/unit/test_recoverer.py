@@ -291,12 +291,13 @@ def trim_past(nodes: Nodes, group: str) -> None:
     """Seal a group and trim its log to there, whoever holds it back."""
     members = [nodes.running[name] for name in ("n1", "n2")]
     topic = nodes.topics.forward(group)
-    before = [node.groups[topic].sealed_offset for node in members]
+    before = [node.groups[topic].files.sealed_offset for node in members]
     eventually(lambda: sealed_by_any(members, group), "a seal")
     eventually(
-        lambda: all(node.groups[topic].sealed_offset > old for node, old in zip(members, before, strict=True)), "files"
+        lambda: all(node.groups[topic].files.sealed_offset > old for node, old in zip(members, before, strict=True)),
+        "files",
     )
-    nodes.log.trim(topic, min(node.groups[topic].sealed_offset for node in members) + 1)
+    nodes.log.trim(topic, min(node.groups[topic].files.sealed_offset for node in members) + 1)
 
 
 def sealed_by_any(members: Sequence[Node], group: str) -> bool:
