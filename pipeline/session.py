@@ -26,6 +26,7 @@ from pyspark.sql import SparkSession
 from connectors.kafka.jars import Progress, resolve_jars
 from connectors.kafka.java import find_java
 from pipeline.package import build_package
+from pipeline.spark_archive import archive_options
 from schemas.errors import HeadraceError
 
 SUBMITTED_VARIABLE = "PYSPARK_GATEWAY_PORT"
@@ -126,18 +127,21 @@ def is_submitted() -> bool:
     return SUBMITTED_VARIABLE in os.environ
 
 
-def local_settings(jars: list[Path], logging_file: Path) -> dict[str, str]:
+def local_settings(jars: list[Path], logging_file: Path, java_options: str = "") -> dict[str, str]:
     """The settings a JVM of our own starts with; `jars` are on the class path of driver and executors alike."""
     return {
         **LOCAL_SETTINGS,
         **JOB_SETTINGS,
         "spark.jars": ",".join(str(jar) for jar in jars),
-        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={logging_file.as_uri()} -XX:+UseParallelGC",
+        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={logging_file.as_uri()} -XX:+UseParallelGC{java_options}",
     }
 
 
-def close_session(session: SparkSession) -> None:
-    """Stop the session, and the JVM too when it is our own: returns when that has ended. A JVM that is gone already is no error."""
+def close_session(session: SparkSession, timeout_s: float = END_TIMEOUT_S) -> None:
+    """Stop the session, and the JVM too when it is our own: returns when that has ended. A JVM that is gone already is no error.
+
+    A JVM that has not ended after `timeout_s` is killed.
+    """
     with suppress(Py4JError, ConnectionError):
         session.stop()
     gateway = SparkContext._gateway
@@ -150,7 +154,7 @@ def close_session(session: SparkSession) -> None:
         # The JVM ends when its standard input does.
         process.stdin.close()
     try:
-        process.wait(END_TIMEOUT_S)
+        process.wait(timeout_s)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
@@ -209,14 +213,15 @@ def _launch(
     progress: Progress | None,
 ) -> None:
     """Start the JVM and connect the process to it."""
-    find_java()
-    jars = resolve_jars(progress=progress).spark
+    java = find_java()
+    jars = resolve_jars(progress=progress)
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     logging_file = Path(_scratch_directory()) / "log4j2.properties"
     logging_file.write_text(_LOGGING)
     conf = SparkConf(loadDefaults=False).setAppName(name)
-    conf.setAll(list({**local_settings(jars, logging_file), **settings}.items()))
+    own = local_settings(jars.spark, logging_file, archive_options(jars, java))
+    conf.setAll(list({**own, **settings}.items()))
     child: dict[str, Any] = {"pass_fds": tuple(keep_open)}
     with log_file.open("ab") if log_file else nullcontext() as output:
         if output is not None:

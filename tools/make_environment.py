@@ -139,6 +139,11 @@ def fetch_jars() -> str:
             make_archive(say)
         except HeadraceError as error:
             say(f"note: the broker does not start on this machine yet: {error.message}; {error.action}")
+        from pipeline import spark_archive
+        try:
+            spark_archive.make_archive(say)
+        except HeadraceError as error:
+            say(f"note: Spark does not start on this machine yet: {error.message}; {error.action}")
     """
     answer = subprocess.run([str(PYTHON), "-c", code], stdout=subprocess.PIPE, text=True, check=False, cwd=ROOT)
     if answer.returncode != 0:

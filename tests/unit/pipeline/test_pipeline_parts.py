@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 
 from connectors.files import DirectoryHeld
+from connectors.kafka.jars import JarSet
 from pipeline.checkpoint import (
     CheckpointBusy,
     CheckpointForeign,
@@ -29,6 +30,7 @@ from pipeline.java_settings import java_settings
 from pipeline.package import build_package
 from pipeline.progress import lag_records, progress_of
 from pipeline.records import dead_letters
+from pipeline.spark_archive import archive_options, archive_path
 from schemas.tables import FieldType, TableSchema
 from tests.unit.pipeline.harness import influx_job, raw_batch
 
@@ -249,3 +251,17 @@ def test_settings_that_reach_the_broker_hold_for_java_clients() -> None:
         "ssl.truststore.location": "/etc/ca.pem",
         "ssl.truststore.type": "PEM",
     } == java_settings(given)
+
+
+def test_the_class_archive_is_used_only_where_it_is(tmp_path: Path) -> None:
+    """Each Java and each Spark has an archive of its own beside the jars; without it the JVM starts without any option about it."""
+    java = tmp_path / "java"
+    java.write_bytes(b"program")
+    jars = JarSet(tmp_path, {})
+    archive = archive_path(jars, java)
+    assert (tmp_path, "") == (archive.parent, archive_options(jars, java))
+    archive.touch()
+    assert f"-XX:SharedArchiveFile={archive}" in archive_options(jars, java)
+    java.write_bytes(b"another program")
+    assert archive != archive_path(jars, java)
+    assert "" == archive_options(jars, java)
