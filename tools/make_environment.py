@@ -142,8 +142,8 @@ def fetch_jars() -> str:
         from pipeline import spark_archive
         try:
             spark_archive.make_archive(say)
-        except HeadraceError as error:
-            say(f"note: Spark does not start on this machine yet: {error.message}; {error.action}")
+        except Exception as error:
+            say(f"note: Spark does not start on this machine yet: {error}")
     """
     answer = subprocess.run([str(PYTHON), "-c", code], stdout=subprocess.PIPE, text=True, check=False, cwd=ROOT)
     if answer.returncode != 0:
