@@ -108,7 +108,8 @@ def table(result: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
         shown.append((name, each))
     for name, figures in result["ratios"].items():
         bar = f", at least {figures['bar']}" if figures["bar"] else ""
-        shown.append((name, f"{figures['median']:.2f} ({figures['least']:.2f} to {figures['most']:.2f}){bar}"))
+        spread = f"{figures['median']:.2f} ({figures['least']:.2f} to {figures['most']:.2f})"
+        shown.append((name, f"{spread}, {figures['per_cpu_second']:.2f} by CPU-second{bar}"))
     return shown
 
 
@@ -147,14 +148,17 @@ def _figures(rows: int, legs: Sequence[Leg]) -> dict[str, float]:
 
 
 def _ratios(measured: Mapping[str, Sequence[Leg]]) -> dict[str, dict[str, float | None]]:
-    """Speed of ours over that of the source alone and of stock Spark, by format and shape."""
+    """Speed of ours over that of the source alone and of stock Spark, by format and shape: by the clock, and by the CPU time of Spark's processes."""
     ratios: dict[str, dict[str, float | None]] = {}
     for shape in ("one", "many"):
         for form in FORMATS:
             for kind, peer in (("of_source", f"source {form} {shape}"), ("of_stock", f"stock json {shape}")):
                 ours = measured[f"ours {form} {shape}"]
                 each = [peers.seconds / own.seconds for own, peers in zip(ours, measured[peer], strict=True)]
-                figures = {"median": median(each), "least": min(each), "most": max(each)}
+                per_cpu = median(
+                    peers.cpu_seconds / own.cpu_seconds for own, peers in zip(ours, measured[peer], strict=True)
+                )
+                figures = {"median": median(each), "least": min(each), "most": max(each), "per_cpu_second": per_cpu}
                 ratios[f"{kind}_{shape}_{form}"] = {
                     **{name: round(value, 3) for name, value in figures.items()},
                     "bar": BARS.get(f"{kind}_{shape}"),
