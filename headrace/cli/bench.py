@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from importlib import import_module
 from typing import Annotated
 
@@ -38,6 +39,8 @@ def bench(
         if any(not separator for _, separator, _ in pairs):
             raise UsageInvalid("an option is not KEY=VALUE", action="for example -o rows=1000000")
         module = import_module(BENCHES[name])
+        # A killed run would leave its broker and nodes behind; this way it ends as with Ctrl-C.
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
         output.note(f"measuring {name}")
         result = module.run({key: value for key, _, value in pairs}, output.note)
         output.result(result, lambda: output.table((name, "figure"), module.table(result)))
