@@ -163,7 +163,8 @@ class Standing:
             group=group.name,
             topic_id=self._identity.topics[topic],
             role=self.decision(topic).role,
-            eligible=not self.reason(topic),
+            # Who does not hear itself must not hold up the others, however well it is heard.
+            eligible=not self.reason(topic) and not self._broadcast.fenced,
             epoch=applied.epoch,
             version=applied.version,
             offset=applied.offset,

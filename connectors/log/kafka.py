@@ -9,9 +9,10 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import structlog
 from confluent_kafka import (
     Consumer,
     IsolationLevel,
@@ -46,6 +47,8 @@ PRODUCER_QUEUE_KBYTES = 65_536
 CONSUMER_QUEUE_KBYTES = 65_536
 FULL_QUEUE_TIMEOUT_S = 300.0
 NEW_TOPIC_POLL_S = 0.05
+STALL_S = 5.0
+_log = structlog.get_logger(__name__)
 _MISSING = {
     KafkaError.UNKNOWN_TOPIC_OR_PART,
     KafkaError._UNKNOWN_TOPIC,
@@ -137,7 +140,7 @@ class KafkaLog:
 
     def reader(self, starts: Mapping[str, int], *, name: str = "") -> KafkaReader:
         """See Log."""
-        return KafkaReader(self._consumer(name or "headrace-reader"), starts)
+        return KafkaReader(lambda: self._consumer(name or "headrace-reader"), starts, self._end)
 
     def commit(self, name: str, offsets: Mapping[str, int]) -> None:
         """See Log; failures are left to the next call, since nobody depends on these offsets."""
@@ -206,6 +209,13 @@ class KafkaLog:
             )
         return int(begin), int(end)
 
+    def _end(self, topic: str) -> int:
+        """Where what can be read of a topic ends, -1 when Kafka does not answer."""
+        try:
+            return self._watermarks(topic)[1]
+        except KafkaException:
+            return -1
+
     def _consumer(self, name: str) -> Consumer:
         settings = {
             **self._base,
@@ -233,20 +243,57 @@ class KafkaLog:
 
 
 class KafkaReader:
-    """See Reader."""
+    """See Reader.
 
-    def __init__(self, consumer: Consumer, starts: Mapping[str, int]) -> None:
-        self._consumer = consumer
+    A consumer that hands out nothing although its topic goes on is replaced: librdkafka's can stand still for good when a broker restarts
+    (librdkafka issue 4492), and whoever only waits for the next record never learns of it.
+    """
+
+    def __init__(
+        self, consumer: Callable[[], Consumer], starts: Mapping[str, int], end: Callable[[str], int] = lambda _topic: -1
+    ) -> None:
+        """`consumer()` makes one, `end(topic)` asks somebody else where the topic ends, -1 for unknown."""
+        self._make_consumer = consumer
+        self._end = end
         self._positions = dict(starts)
-        self._consumer.assign([TopicPartition(topic, 0, offset) for topic, offset in starts.items()])
+        self._paused: set[str] = set()
+        self._looked_at: dict[str, int] = {}
+        self._look_s = time.monotonic() + STALL_S
+        self._consumer = consumer()
+        self._assign()
+
+    def _assign(self) -> None:
+        self._consumer.assign([TopicPartition(topic, 0, offset) for topic, offset in self._positions.items()])
+        if self._paused:
+            self._consumer.pause([TopicPartition(topic, 0) for topic in self._paused])
 
     def poll(self, max_records: int, timeout_s: float) -> list[Record]:
         """See Reader."""
+        if time.monotonic() >= self._look_s:
+            self._look_for_stall()
         first = self._consumer.poll(timeout_s)
         if first is None:
             return []
         more = self._consumer.consume(max_records - 1, 0) if max_records > 1 else []
         return [record for message in (first, *more) if (record := self._accept(message)) is not None]
+
+    def _look_for_stall(self) -> None:
+        """Replace the consumer when a topic has not moved since the last look and holds more."""
+        before, self._looked_at = self._looked_at, dict(self._positions)
+        stalled = ""
+        for topic, position in self._positions.items():
+            if topic in self._paused or before.get(topic) != position:
+                continue
+            end = self._end(topic)
+            if end < 0:
+                break
+            stalled = stalled or (topic if end > position else "")
+        if stalled:
+            _log.warning("consumer stands still and is replaced", topic=stalled)
+            self._consumer.close()
+            self._consumer = self._make_consumer()
+            self._assign()
+        self._look_s = time.monotonic() + STALL_S
 
     def _accept(self, message: Message) -> Record | None:
         topic, offset, error = message.topic() or "", message.offset(), message.error()
@@ -276,10 +323,14 @@ class KafkaReader:
 
     def pause(self, topics: Iterable[str]) -> None:
         """See Reader."""
+        topics = set(topics)
+        self._paused |= topics
         self._consumer.pause([TopicPartition(topic, 0) for topic in topics])
 
     def resume(self, topics: Iterable[str]) -> None:
         """See Reader."""
+        topics = set(topics)
+        self._paused -= topics
         self._consumer.resume([TopicPartition(topic, 0) for topic in topics])
 
     def close(self) -> None:

@@ -1,0 +1,106 @@
+"""The reader of a Kafka topic replaces a consumer that stands still although its topic goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from confluent_kafka import TopicPartition
+
+from connectors.log import kafka
+from connectors.log.kafka import KafkaReader
+
+
+class Recorded:
+    """A message as a consumer hands it out."""
+
+    def __init__(self, topic: str, offset: int) -> None:
+        self._topic, self._offset = topic, offset
+
+    def topic(self) -> str:
+        """Its topic."""
+        return self._topic
+
+    def offset(self) -> int:
+        """Its offset."""
+        return self._offset
+
+    def error(self) -> None:
+        """None: it is a record."""
+        return
+
+    def timestamp(self) -> tuple[int, int]:
+        """(kind, ms)."""
+        return 1, 0
+
+    def key(self) -> None:
+        """No key."""
+        return
+
+    def value(self) -> bytes:
+        """Its bytes."""
+        return b"value"
+
+    def headers(self) -> None:
+        """No headers."""
+        return
+
+
+class Consumer:
+    """Hands out what it is given, and notes what it is told."""
+
+    def __init__(self, messages: Sequence[Recorded] = ()) -> None:
+        self.messages = list(messages)
+        self.assigned: dict[str, int] = {}
+        self.paused: set[str] = set()
+        self.closed = False
+
+    def assign(self, partitions: Sequence[TopicPartition]) -> None:
+        """Where to read from."""
+        self.assigned = {each.topic: each.offset for each in partitions}
+
+    def pause(self, partitions: Sequence[TopicPartition]) -> None:
+        """Hand out nothing of these."""
+        self.paused |= {each.topic for each in partitions}
+
+    def poll(self, timeout_s: float) -> Recorded | None:
+        """The next message."""
+        return self.messages.pop(0) if self.messages else None
+
+    def consume(self, count: int, timeout_s: float) -> list[Recorded]:
+        """Nothing more."""
+        return []
+
+    def close(self) -> None:
+        """The end of it."""
+        self.closed = True
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Look at every poll."""
+    monkeypatch.setattr(kafka, "STALL_S", 0.0)
+
+
+def test_a_consumer_that_stands_still_is_replaced_where_it_stood() -> None:
+    """The new one begins at the next offset, and what was paused stays paused."""
+    first, second = Consumer([Recorded("a", 4)]), Consumer([Recorded("a", 5)])
+    made = [first, second]
+    reader = KafkaReader(lambda: made.pop(0), {"a": 4, "b": 7}, {"a": 6, "b": 9}.__getitem__)
+    reader.pause(["b"])
+    assert [4] == [record.offset for record in reader.poll(10, 0)]
+    assert [] == reader.poll(10, 0)
+    assert [5] == [record.offset for record in reader.poll(10, 0)]
+    assert first.closed
+    assert {"a": 5, "b": 7} == second.assigned
+    assert {"b"} == second.paused
+
+
+@pytest.mark.parametrize("end", [-1, 4])
+def test_a_consumer_at_the_end_or_without_kafka_is_kept(end: int) -> None:
+    """Nothing to read, and nobody to ask, are no reasons."""
+    only = Consumer()
+    made = [only]
+    reader = KafkaReader(lambda: made.pop(0), {"a": 4}, lambda _topic: end)
+    assert [[], [], []] == [reader.poll(10, 0) for _ in range(3)]
+    assert not only.closed
