@@ -48,6 +48,7 @@ CONSUMER_QUEUE_KBYTES = 65_536
 FULL_QUEUE_TIMEOUT_S = 300.0
 NEW_TOPIC_POLL_S = 0.05
 STALL_S = 5.0
+STALL_S_MAX = 320.0
 _log = structlog.get_logger(__name__)
 _MISSING = {
     KafkaError.UNKNOWN_TOPIC_OR_PART,
@@ -258,6 +259,7 @@ class KafkaReader:
         self._positions = dict(starts)
         self._paused: set[str] = set()
         self._looked_at: dict[str, int] = {}
+        self._patience_s = STALL_S
         self._look_s = time.monotonic() + STALL_S
         self._consumer = consumer()
         self._assign()
@@ -288,12 +290,14 @@ class KafkaReader:
             if end < 0:
                 break
             stalled = stalled or (topic if end > position else "")
+        # Over a slow line a single fetch may take long: each further consumer is given twice the time.
+        self._patience_s = min(2 * self._patience_s, STALL_S_MAX) if stalled else STALL_S
         if stalled:
             _log.warning("consumer stands still and is replaced", topic=stalled)
             self._consumer.close()
             self._consumer = self._make_consumer()
             self._assign()
-        self._look_s = time.monotonic() + STALL_S
+        self._look_s = time.monotonic() + self._patience_s
 
     def _accept(self, message: Message) -> Record | None:
         topic, offset, error = message.topic() or "", message.offset(), message.error()

@@ -104,3 +104,28 @@ def test_a_consumer_at_the_end_or_without_kafka_is_kept(end: int) -> None:
     reader = KafkaReader(lambda: made.pop(0), {"a": 4}, lambda _topic: end)
     assert [[], [], []] == [reader.poll(10, 0) for _ in range(3)]
     assert not only.closed
+
+
+def test_each_consumer_in_a_row_is_given_twice_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line that is merely slow gets through in the end; once something came, the patience is the first one again."""
+    now = [0.0]
+    monkeypatch.setattr(kafka.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(kafka, "STALL_S", 5.0)
+    made: list[Consumer] = []
+
+    def make() -> Consumer:
+        made.append(Consumer())
+        return made[-1]
+
+    reader = KafkaReader(make, {"a": 4}, lambda _topic: 100)
+    replaced = []
+    for second in range(200):
+        now[0] = float(second)
+        if second == 150:
+            made[-1].messages.append(Recorded("a", 4))
+        before = len(made)
+        reader.poll(10, 0)
+        if len(made) > before:
+            replaced.append(second)
+    assert [10, 20, 40, 80] == replaced[:4]
+    assert [165] == [second for second in replaced if 150 < second < 175]
