@@ -76,6 +76,11 @@ class Standing:
             return None
         return self._reading[topic].progress(self._runner.position(topic), self._ends[topic])
 
+    @property
+    def log_answers(self) -> bool:
+        """Whether the log has answered within the last 3 s."""
+        return time.monotonic() - self._log_answered_s < OFFLINE_MS / 1_000
+
     def caught_up(self, topic: str) -> bool:
         """Whether the group has once reached the end of its log since this process started, and applied what it read."""
         if topic not in self._reached:
@@ -128,7 +133,7 @@ class Standing:
             node=self._identity.node,
             leader=group.applied.leader,
             claim_age_ms=board.newest_ms - group.applied.claimed_ms,
-            log_answers=time.monotonic() - self._log_answered_s < OFFLINE_MS / 1_000,
+            log_answers=self.log_answers,
             fenced=self._broadcast.fenced,
             steady_ms=steady_ms,
             take_back_ms=self._take_back_ms,

@@ -41,6 +41,7 @@ from connectors.log.port import (
 )
 from schemas.errors import HeadraceError
 
+COMMIT_TIMEOUT_MS = 6_000
 REQUEST_TIMEOUT_S = 10.0
 RECORD_BYTES_MAX = 16 * 1024 * 1024
 PRODUCER_QUEUE_KBYTES = 65_536
@@ -224,6 +225,8 @@ class KafkaLog:
             "enable.auto.commit": False,
             "enable.auto.offset.store": False,
             "auto.offset.reset": "error",
+            # Nobody joins a group here; it is also how long a commit waits for a broker that is gone.
+            "session.timeout.ms": COMMIT_TIMEOUT_MS,
             "isolation.level": "read_committed",
             "enable.partition.eof": True,
             "fetch.wait.max.ms": 50,
