@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -21,7 +21,7 @@ import structlog
 from connectors.files import DirectoryLock, create_directories
 from connectors.log.deadline import Deadline
 from connectors.log.kafka import KafkaLog
-from connectors.log.port import Log, LogUnavailable, TopicMissing
+from connectors.log.port import Log, LogUnavailable
 from connectors.log.topics import Topics
 from consumers.membership.cluster import join_cluster
 from consumers.membership.slots import SLOTS_DEFAULT, SlotTable
@@ -29,7 +29,6 @@ from consumers.membership.tables import TableLog
 from consumers.mending import Mending
 from consumers.query.engine import QueryEngine, QuerySettings
 from consumers.query.local import LocalSource
-from consumers.replication.absence import Absence
 from consumers.replication.broadcast import Broadcast
 from consumers.replication.duties import Duties, NotLeader, RolePolicy, SealPolicy, new_incarnation
 from consumers.replication.gap import GapRefused, choices, gap_document, parse_gap
@@ -49,11 +48,10 @@ from consumers.serve.server import Server
 from consumers.serve.snapshots import SnapshotRefused, SnapshotShelf, snapshot_routes
 from consumers.standing import Standing
 from consumers.store import Store, StoreDamaged, StoreSettings
+from consumers.watching import Watching
 from schemas.errors import HeadraceError, StateUnknown
 from schemas.records import Create, Role
 
-ENDS_INTERVAL_S = 1.0
-HELD_BACK_TURNS = 15
 SEAL_TIMEOUT_S = 30.0
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _log = structlog.get_logger(__name__)
@@ -104,10 +102,10 @@ class Node:
         self.broadcast = Broadcast(
             self.log, self.topics.status, settings.node, self.incarnation, lambda: self.standing.statuses()
         )
+        self._consumer = f"headrace-{settings.cluster}-{settings.node}"
         self._opened = ExitStack()
         self._stopping = threading.Event()
         self._ends: dict[str, int] = {}
-        self._held_back_end: dict[str, int] = {}
         self._replaced: dict[str, str] = {}
 
     # Start-up, bottom up.
@@ -195,9 +193,8 @@ class Node:
                 group.lose(self._replaced[topic])
         self.journal.release_recovered()
         limits = settings.limits
-        consumer = f"headrace-{settings.cluster}-{settings.node}"
         self.runner = Runner(
-            self.log, consumer, self.groups, cursors, self.journal, limits, self._durable, self._trimmed
+            self.log, self._consumer, self.groups, cursors, self.journal, limits, self._durable, self._trimmed
         )
         self.standing = Standing(
             self.identity,
@@ -261,8 +258,16 @@ class Node:
             source, directories, self.settings.query, on_unreadable=lambda: self.mending.scrubber.hurry()
         )
         self._speaking = speaking
-        self._follower = threading.Thread(target=self._follow_tables, name="tables", daemon=True)
-        self._watcher = threading.Thread(target=self._watch_ends, name="ends", daemon=True)
+        self.watching = Watching(
+            self.log,
+            self._consumer,
+            self.tables,
+            self.groups,
+            self.identity.topics,
+            self.runner.durable_offset,
+            self.standing,
+            self.shelf.expire,
+        )
         self.duties = Duties(
             self.log,
             self.groups,
@@ -294,8 +299,7 @@ class Node:
             self.broadcast.start()
             self.duties.start()
             self.mending.start()
-        self._follower.start()
-        self._watcher.start()
+        self.watching.start()
         self.started = True
 
     def serve(self, host: str, port: int) -> None:
@@ -322,9 +326,7 @@ class Node:
             for group in self.groups.values():
                 group.stop()
             self.broadcast.stop()
-            self._follower.join(10.0)
-            self._watcher.join(10.0)
-            self._commit_offsets()
+            self.watching.stop()
         self._opened.close()
         self.log.close()
 
@@ -462,7 +464,7 @@ class Node:
         """The metrics in the text form of Prometheus."""
         return metrics_text(self)
 
-    # Threads that belong to no group.
+    # What its parts tell it.
 
     def _sealed(self, group_name: str, version: int) -> None:
         try:
@@ -473,52 +475,6 @@ class Node:
 
     def _durable(self) -> None:
         self.broadcast.speak_now()
-
-    def _follow_tables(self) -> None:
-        while not self._stopping.is_set():
-            try:
-                self.tables.follow(0.2)
-            except HeadraceError as error:
-                _log.warning("table log not readable", error=str(error))
-                self._stopping.wait(1.0)
-
-    def _watch_ends(self) -> None:
-        """Look at the ends of the logs, at their identity, and publish progress for lag tools."""
-        turn, absence = 0, Absence()
-        while not self._stopping.wait(ENDS_INTERVAL_S):
-            turn += 1
-            for topic, group in self.groups.items():
-                try:
-                    state = self.log.describe(topic)
-                except TopicMissing as error:
-                    if absence.missing(topic):
-                        group.lose(f"{error}; {choices(group.name)}, once there is such a topic again")
-                    continue
-                except HeadraceError:
-                    continue
-                absence.present(topic)
-                self.standing.note_end(topic, state.end)
-                if turn % HELD_BACK_TURNS == 0:
-                    self._look_for_open_transactions(topic, state.end)
-                if state.topic_id != self.identity.topics[topic]:
-                    group.lose(f"topic {topic} was made again under this node; {choices(group.name)}")
-            self.shelf.expire()
-            if turn % 5 == 0:
-                self._commit_offsets()
-
-    def _look_for_open_transactions(self, topic: str, end: int) -> None:
-        """What stands behind an open transaction is read by nobody, and no error says so: look again and again, and tell once it lasts."""
-        with suppress(HeadraceError):
-            held_back = max(0, self.log.written_end(topic) - end)
-            lasts = held_back > 0 and self._held_back_end.get(topic) == end
-            self._held_back_end[topic] = end
-            self.standing.note_held_back(topic, held_back if lasts else 0)
-
-    def _commit_offsets(self) -> None:
-        if not self.standing.log_answers:
-            return
-        consumer = f"headrace-{self.settings.cluster}-{self.settings.node}"
-        self.log.commit(consumer, {topic: self.runner.durable_offset(topic) + 1 for topic in self.groups})
 
 
 def installed_version() -> str:
