@@ -346,7 +346,7 @@ class Node:
             raise SealUnconfirmed(
                 f"the seal of group {group_name} was not read back in {SEAL_TIMEOUT_S:g} s", action="seal again"
             )
-        if group.applied.frontier <= before.frontier:
+        if group.applied.epoch > before.epoch:
             raise NotLeader(
                 f"another claim came into the log of group {group_name} before this seal, which does not count",
                 action="ask the new leader",

@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from connectors.kafka.broker import BrokerInfo
-from headrace.local_cluster import LocalCluster
+from headrace.local_cluster import LocalCluster, free_port, probe
 from headrace.workload.workload import iot
-from tests.e2e.actions import connected, headrace, local_cluster, seal, write_workload
+from tests.e2e.actions import connected, eventually, headrace, local_cluster, seal, write_workload
 from tests.e2e.conftest import MakeDisk
 
 
@@ -130,11 +131,24 @@ def test_a_file_in_place_of_a_directory_is_refused(cluster: LocalCluster, tmp_pa
     assert "mine" == (tmp_path / "data").read_text()
 
 
-def test_a_missing_segment_is_named(cluster: LocalCluster, directory: Path) -> None:
-    """A store whose segment is gone is not opened as if nothing were missing."""
+def test_a_missing_segment_is_noticed_and_the_store_made_anew(
+    cluster: LocalCluster, directory: Path, tmp_path: Path
+) -> None:
+    """A store whose segment is gone is not opened as if nothing were missing: it is set aside by name, and the group recovers from its log."""
     segment = next(directory.rglob("*.parquet"))
     segment.unlink()
-    assert_refused(run_node(cluster, directory), segment.name)
+    address, log = f"127.0.0.1:{free_port()}", tmp_path / "log"
+    command = [
+        *(sys.executable, "-m", "headrace", "node", "run", "--cluster", cluster.cluster, "--id", "n1", "--nodes", "n1"),
+        *("--replication", "1", "--bootstrap", cluster.bootstrap, "--data-dir", str(directory), "--http", address),
+    ]
+    with log.open("wb") as output, subprocess.Popen(command, stdout=output, stderr=output) as node:
+        try:
+            eventually(lambda: probe(f"http://{address}/health/ready")[0], "a node that has recovered")
+        finally:
+            node.kill()
+    assert segment.name in log.read_text()
+    assert (directory / "damaged" / "n1-1").exists()
 
 
 def test_a_cluster_born_with_other_settings_is_refused(cluster: LocalCluster, tmp_path: Path) -> None:
