@@ -49,6 +49,7 @@ def test_the_replication_bench_compares_every_replica(tmp_path: Path) -> None:
     assert_nothing_left(tmp_path)
 
 
+@pytest.mark.soak
 def test_the_recovery_bench_compares_what_came_back(tmp_path: Path) -> None:
     """Replay, files of another member and restarts end with the rows that were written; bytes copied are at least those of the rows."""
     said: list[str] = []

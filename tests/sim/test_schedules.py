@@ -52,8 +52,10 @@ def test_the_simulator_notices_forgotten_producers(monkeypatch: pytest.MonkeyPat
         return state
 
     monkeypatch.setattr(GroupState, "from_bytes", forgetful)
-    # Members compare what they hold, and mend it: the harness must see it for itself.
+    # Members compare what they hold and mend it: here nothing else is wrong, nobody mends, and the harness must see it for itself.
     monkeypatch.setattr(SimNode, "_inspect", lambda _node: None)
+    monkeypatch.setattr(SimNode, "tamper", lambda _node: None)
+    monkeypatch.setattr(Simulation, "_may_rot", lambda _simulation, _victim: False)
     with pytest.raises(InvariantBroken, match="hold other rows"):
         run_seeds(range(200))
 

@@ -151,8 +151,11 @@ def test_kill_9_within_and_between_micro_batches_leaves_the_content_exact(statio
 
 @pytest.mark.parametrize(
     ("number", "to_group", "code"),
-    [(signal.SIGINT, True, 130), (signal.SIGTERM, False, 0), (signal.SIGTERM, True, 0)],
-    ids=["ctrl-c", "terminate", "terminate the whole group"],
+    [
+        pytest.param(signal.SIGINT, True, 130, id="ctrl-c"),
+        pytest.param(signal.SIGTERM, False, 0, id="terminate", marks=pytest.mark.soak),
+        pytest.param(signal.SIGTERM, True, 0, id="terminate the whole group"),
+    ],
 )
 def test_a_signal_stops_a_run_with_one_line_and_its_counts(
     station: Station, number: signal.Signals, to_group: bool, code: int
