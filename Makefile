@@ -1,7 +1,7 @@
 .DEFAULT_GOAL := help
 .PHONY: help setup environment demo test sim bench lint type soak clean
 BIN := .venv/bin
-WORKERS ?= 4
+WORKERS ?= 3
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 SOURCES := schemas connectors consumers pipeline headrace
 

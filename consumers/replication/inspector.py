@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 import structlog
 
 from connectors.log.port import Log
+from consumers.replication.absence import Absence
 from consumers.replication.arbiter import read_chain
 from consumers.replication.divergence import Dispute, Finding, Kind, Marks
 from consumers.replication.gap import choices
@@ -46,6 +47,7 @@ class Inspector:
         self._live = live
         self._caught_up = caught_up
         self._on_wrong = on_wrong
+        self._shortness = Absence()
         self._marks: dict[str, tuple[Group, Marks]] = {}
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="inspect", daemon=True)
@@ -90,7 +92,8 @@ class Inspector:
         cut = next((each for each in members if each.log_lost or each.durable_offset >= log.end), None)
         if cut is None:
             group.outrun = ""
-        elif not group.outrun:
+            self._shortness.present(topic)
+        elif not group.outrun and self._shortness.missing(topic):
             group.outrun = (
                 f"topic {topic} ends at offset {log.end} and does not hold what node {cut.node} has read, up to {cut.durable_offset}: "
                 f"it was truncated; {choices(group.name)}"

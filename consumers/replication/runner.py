@@ -75,6 +75,7 @@ class Runner:
         self._positions = {topic: cursor.offset + 1 for topic, cursor in cursors.items()}
         self._paused: set[str] = set()
         self._absence = Absence()
+        self._shortness = Absence()
         self._reopen_s = math.inf
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="consume", daemon=True)
@@ -283,7 +284,12 @@ class Runner:
                 needed = self._durable[topic].offset + 1
                 if needed < state.begin:
                     self._on_trimmed(topic, needed, state.begin)
-                elif needed > state.end:
+                elif needed <= state.end:
+                    self._shortness.present(topic)
+                elif not self._shortness.missing(topic):
+                    # A broker that has just started may know less of its log for a moment.
+                    self._stopping.wait(self._limits.journal_retry_s)
+                else:
                     group.lose(
                         f"topic {topic} holds offsets {state.begin} to {state.end}, this node needs {needed}: {error.message}; {choices(group.name)}"
                     )
