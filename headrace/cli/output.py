@@ -13,7 +13,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Annotated, Any
 
 import structlog
@@ -158,9 +158,25 @@ def configure_logging(level: str = "warning", *, json_output: bool = False) -> N
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(threshold),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=_StderrLogger,
         cache_logger_on_first_use=False,
     )
+
+
+class _StderrLogger:
+    """Writes lines to what is stderr now. A line that cannot be written, for a full disk or a reader that went away, is dropped: a node must not lose
+    the thread that follows its log to the log of what it does."""
+
+    def __init__(self, *_names: object) -> None:
+        self._stream = sys.stderr
+
+    def msg(self, line: str) -> None:
+        """Write one line."""
+        with suppress(OSError, ValueError):
+            self._stream.write(f"{line}\n")
+            self._stream.flush()
+
+    debug = info = warning = error = critical = exception = msg
 
 
 def _no_display(count: int, total: int | None = None) -> None:

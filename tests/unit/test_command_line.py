@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import json
 import subprocess
 import sys
@@ -17,7 +19,7 @@ from typer.testing import CliRunner
 
 from headrace.cli.broker import parse_ports
 from headrace.cli.main import NOUNS, build_app
-from headrace.cli.output import Output, UsageInvalid, parse_settings, run_command
+from headrace.cli.output import Output, UsageInvalid, configure_logging, parse_settings, run_command
 from headrace.cli.progress import short_number
 from schemas.errors import HeadraceError, StateUnknown
 
@@ -232,3 +234,20 @@ def test_every_noun_is_registered() -> None:
     folder = ROOT / "headrace" / "cli"
     offering = {path.stem for path in folder.glob("*.py") if "\ndef register(" in path.read_text()}
     assert offering == set(NOUNS)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EPIPE, None])
+def test_a_log_line_that_cannot_be_written_stops_nobody(monkeypatch: pytest.MonkeyPatch, number: int | None) -> None:
+    """A full disk, a reader that went away, a closed stream: the thread that logs goes on, and what comes later is written again."""
+    configure_logging()
+    broken, good = io.StringIO(), io.StringIO()
+
+    def refuse(_line: str) -> int:
+        raise OSError(number, "refused") if number is not None else ValueError("I/O operation on closed file")
+
+    monkeypatch.setattr(broken, "write", refuse)
+    monkeypatch.setattr(sys, "stderr", broken)
+    structlog.get_logger().warning("nobody reads this")
+    monkeypatch.setattr(sys, "stderr", good)
+    structlog.get_logger().warning("read this")
+    assert "read this" in good.getvalue()
