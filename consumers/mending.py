@@ -1,7 +1,7 @@
 """Mends the groups of a node: finds data that is missing or wrong, brings other data in its place, and lets the group follow its log again.
 
-Three threads find out (the log begins too late, members disagree, a file has changed on the disk) and all of them end here, where the parts of a
-node that have to change together are changed together.
+Four threads find out (the log begins too late, members disagree, a file has changed on the disk, the log goes on behind a gap) and all of them end
+here, where the parts of a node that have to change together are changed together.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from pathlib import Path
 
 import structlog
 
+from connectors.log.append import append_one
 from connectors.log.port import Log
 from consumers.replication.broadcast import Broadcast
 from consumers.replication.gap import GapRefused, GapSeeker, gap_document, joins, last_common_offset, new_gap
@@ -26,19 +27,17 @@ from consumers.replication.runner import Cursor, Runner
 from consumers.replication.scrub import Scrubber
 from consumers.replication.state import LogBase
 from consumers.replication.transfer import finish_swap
+from consumers.replication.turns import Turns
 from consumers.standing import Standing
 from schemas.errors import HeadraceError
-from schemas.framing import format_headers
 from schemas.messages import Message, ProducerPosition, encode_message
 
 SEEK_INTERVAL_S = 1.0
-APPEND_TIMEOUT_S = 10.0
-
 _log = structlog.get_logger(__name__)
 
 
 class Mending:
-    """Owns the three threads. `groups` gets another value when other data has taken the place of a group's store."""
+    """Owns the four threads. `groups` gets another value when other data has taken the place of a group's store."""
 
     def __init__(
         self,
@@ -79,13 +78,20 @@ class Mending:
             limits.recovery_bytes_per_second,
         )
         self.inspector = Inspector(
-            log, identity.node, groups, topic_ids, lambda: identity.store, live, caught_up, self.found_wrong
+            log,
+            identity.node,
+            groups,
+            topic_ids,
+            lambda: identity.store,
+            live,
+            standing.end,
+            caught_up,
+            self.found_wrong,
         )
         self.scrubber = Scrubber(groups, limits, self.found_wrong)
         self._log = log
         self._seekers: dict[str, GapSeeker] = {}
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._seek_gaps, name="gaps", daemon=True)
+        self._gap_turns = Turns("gaps", SEEK_INTERVAL_S, self._seek_gaps)
 
     def start(self) -> None:
         """Begin; what was found wrong before the last stop is wrong still."""
@@ -94,13 +100,11 @@ class Mending:
         self.recoverer.start()
         self.inspector.start()
         self.scrubber.start()
-        self._thread.start()
+        self._gap_turns.start()
 
     def stop(self) -> None:
         """Stop; a copy under way goes on at the next start."""
-        self._stopping.set()
-        if self._thread.is_alive():
-            self._thread.join(10.0)
+        self._gap_turns.stop()
         self.inspector.stop()
         self.scrubber.stop()
         self.recoverer.stop()
@@ -143,9 +147,12 @@ class Mending:
     # A log that has lost records.
 
     def accept_gap(self, topic: str, resume_offset: int | None) -> LogBase:
-        """An operator accepts that the log of a group lost records: one more record says where it goes on. Raises GapRefused."""
+        """An operator accepts that the log of a group lost records: one more record says where it goes on. Raises GapRefused, and what appending
+        raises."""
         group = self._groups[topic]
         state = group.replica.state
+        if group.recovery is not None and group.recovery.wrong:
+            raise GapRefused(f"group {group.name} holds wrong data at this node", action="see headrace status")
         if not group.stuck or state.version != self._runner.durable_version(topic):
             raise GapRefused(f"group {group.name} has not lost its log at this node", action="see headrace status")
         log = self._log.describe(topic)
@@ -153,29 +160,20 @@ class Mending:
         gap = new_gap(
             state, known_topic_id, log, lambda: last_common_offset(self._log, topic, group.history()), resume_offset
         )
-        appender = self._log.appender()
-        try:
-            position = ProducerPosition(f"{self._identity.node}/gap", time.time_ns(), 0)
-            appender.append(topic, encode_message(Message(position, gap)), headers=format_headers())
-            if appender.flush(APPEND_TIMEOUT_S):
-                raise GapRefused(
-                    "the log did not take the gap in time; it may still come to stand there", retriable=True
-                )
-        finally:
-            appender.close()
+        position = ProducerPosition(f"{self._identity.node}/gap", time.time_ns(), 0)
+        append_one(self._log, topic, encode_message(Message(position, gap)))
         _log.warning("gap accepted", group=group.name, resume_offset=gap.resume_offset, version=state.version)
         return LogBase.of(gap)
 
     def _seek_gaps(self) -> None:
-        while not self._stopping.wait(SEEK_INTERVAL_S):
-            for topic, group in list(self._groups.items()):
-                try:
-                    if group.stuck:
-                        self._seek_gap(topic, group)
-                    elif topic in self._seekers:
-                        self._seekers.pop(topic).close()
-                except HeadraceError as error:
-                    _log.warning("gap not looked for", group=group.name, error=str(error))
+        for topic, group in list(self._groups.items()):
+            try:
+                if group.stuck:
+                    self._seek_gap(topic, group)
+                elif topic in self._seekers:
+                    self._seekers.pop(topic).close()
+            except HeadraceError as error:
+                _log.warning("gap not looked for", group=group.name, error=str(error))
 
     def _seek_gap(self, topic: str, group: Group) -> None:
         seeker = self._seekers.get(topic)
@@ -184,20 +182,20 @@ class Mending:
             seeker = None
         if seeker is None:
             seeker = self._seekers[topic] = GapSeeker(self._log, topic)
-        base = seeker.seek(group.replica.state.base)
-        if base is None or group.replica.state.version != self._runner.durable_version(topic):
+        if group.replica.state.version != self._runner.durable_version(topic):
             return
-        self._seekers.pop(topic).close()
-        self._cross(topic, group, base)
+        base = seeker.seek(group.gap or group.replica.state.base)
+        if base is not None:
+            self._cross(topic, group, base)
 
     def _cross(self, topic: str, group: Group, base: LogBase) -> None:
         """Go on behind a gap from exactly there, or take the files of a member that could."""
-        joining = joins(base, group.replica.state)
+        wrong = group.recovery is not None and group.recovery.wrong
         with self._identity_lock:
             self._identity.topics[topic] = base.topic_id
             self._identity.gaps[topic] = gap_document(base)
             self._identity.save(self._directory)
-        if not joining:
+        if wrong or not joins(base, group.replica.state):
             group.gap, group.lost = base, ""
             self.found_wrong(topic, f"its log goes on behind version {base.version}, which is not the newest here")
             return

@@ -98,10 +98,10 @@ class Standing:
     def reason(self, topic: str) -> str:
         """What keeps a group from being in sync at this node, empty when nothing does."""
         group = self._groups[topic]
-        if group.fault:
-            return group.fault
         if group.recovery is not None:
             return group.recovery.reason
+        if group.fault:
+            return group.fault
         if group.lost:
             return group.lost
         if group.outrun or group.disputed:
@@ -152,7 +152,7 @@ class Standing:
         return [self._status(topic, group) for topic, group in self._groups.items()]
 
     def _status(self, topic: str, group: Group) -> Status:
-        applied, reason = group.applied, self.reason(topic) or self.decision(topic).reason
+        applied, reason = group.applied, self.reason(topic)
         chain_version, chain = group.chain_mark
         stored_version, content = group.files.content() if self.caught_up(topic) else NO_CONTENT
         # What is wrong is no copy of anything, so it neither confirms a write nor lets the log be trimmed.
@@ -169,7 +169,7 @@ class Standing:
             topic_id=self._identity.topics[topic],
             role=self.decision(topic).role,
             # Who does not hear itself must not hold up the others, however well it is heard.
-            eligible=not self.reason(topic) and not self._broadcast.fenced,
+            eligible=not reason and not self._broadcast.fenced,
             epoch=applied.epoch,
             version=applied.version,
             offset=applied.offset,
@@ -187,7 +187,7 @@ class Standing:
             recovery_done=done,
             recovery_total=total,
             format=FORMAT,
-            reason=reason,
+            reason=reason or self.decision(topic).reason,
             sent_boot_ns=boot_ns(),
         )
 

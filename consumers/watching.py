@@ -4,7 +4,6 @@ which tables there are. Publishes progress for lag tools.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 
@@ -15,6 +14,7 @@ from consumers.membership.tables import TableLog
 from consumers.replication.absence import Absence
 from consumers.replication.gap import choices
 from consumers.replication.group import Group
+from consumers.replication.turns import Turns
 from consumers.standing import Standing
 from schemas.errors import HeadraceError
 
@@ -22,7 +22,7 @@ INTERVAL_S = 1.0
 COMMIT_TURNS = 5
 HELD_BACK_TURNS = 15
 RETRY_S = 1.0
-JOIN_S = 10.0
+TABLES_WAIT_S = 0.2
 _log = structlog.get_logger(__name__)
 
 
@@ -50,44 +50,38 @@ class Watching:
         self._each_turn = each_turn
         self._absence = Absence()
         self._held_back_end: dict[str, int] = {}
-        self._stopping = threading.Event()
-        self._threads = [
-            threading.Thread(target=self._follow_tables, name="tables", daemon=True),
-            threading.Thread(target=self._watch_ends, name="ends", daemon=True),
-        ]
+        self._turn = 0
+        self._following = Turns("tables", 0.0, self._follow_tables)
+        self._looking = Turns("ends", INTERVAL_S, self._look_at_ends)
 
     def start(self) -> None:
         """Begin."""
-        for thread in self._threads:
-            thread.start()
+        self._following.start()
+        self._looking.start()
 
     def stop(self) -> None:
         """Stop, and publish progress a last time."""
-        self._stopping.set()
-        for thread in self._threads:
-            thread.join(JOIN_S)
+        self._following.stop()
+        self._looking.stop()
         self._commit()
 
     def _follow_tables(self) -> None:
-        while not self._stopping.is_set():
-            try:
-                self._tables.follow(0.2)
-            except HeadraceError as error:
-                _log.warning("table log not readable", error=str(error))
-                self._stopping.wait(RETRY_S)
+        try:
+            self._tables.follow(TABLES_WAIT_S)
+        except HeadraceError as error:
+            _log.warning("table log not readable", error=str(error))
+            self._following.stopping.wait(RETRY_S)
 
-    def _watch_ends(self) -> None:
-        turn = 0
-        while not self._stopping.wait(INTERVAL_S):
-            turn += 1
-            for topic, group in self._groups.items():
-                with suppress(HeadraceError):
-                    self._look(topic, group, turn)
-            self._each_turn()
-            if turn % COMMIT_TURNS == 0:
-                self._commit()
+    def _look_at_ends(self) -> None:
+        self._turn += 1
+        for topic, group in self._groups.items():
+            with suppress(HeadraceError):
+                self._look(topic, group)
+        self._each_turn()
+        if self._turn % COMMIT_TURNS == 0:
+            self._commit()
 
-    def _look(self, topic: str, group: Group, turn: int) -> None:
+    def _look(self, topic: str, group: Group) -> None:
         try:
             state = self._log.describe(topic)
         except TopicMissing as error:
@@ -98,7 +92,7 @@ class Watching:
         self._standing.note_end(topic, state.end)
         if state.topic_id != self._topic_ids[topic]:
             group.lose(f"topic {topic} was made again under this node; {choices(group.name)}")
-        if turn % HELD_BACK_TURNS == 0:
+        if self._turn % HELD_BACK_TURNS == 0:
             self._look_for_open_transactions(topic, state.end)
 
     def _look_for_open_transactions(self, topic: str, end: int) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,10 +20,11 @@ from connectors.kafka.java import find_java
 
 
 def archive_path(jars: JarSet, java: Path) -> Path:
-    """Where the archive of this Spark under this Java is, or would be."""
+    """Where the archive of this Spark under this Java is, or would be: beside the Spark that it is of, with which it goes."""
     program = java.resolve()
-    identity = f"{program} {program.stat().st_size} {program.stat().st_mtime_ns} {_find_spark_home()}"  # type: ignore[no-untyped-call]
-    return jars.directory / f"spark-{hashlib.sha256(identity.encode()).hexdigest()[:12]}.jsa"
+    spark = _find_spark_home()  # type: ignore[no-untyped-call]
+    identity = f"{program} {program.stat().st_size} {program.stat().st_mtime_ns} {spark} {jars.directory.name}"
+    return Path(sys.prefix) / "spark-archive" / f"{hashlib.sha256(identity.encode()).hexdigest()[:12]}.jsa"
 
 
 def archive_options(jars: JarSet, java: Path) -> str:
@@ -42,7 +44,7 @@ def make_archive(progress: Progress | None = None) -> Path:
         return archive
     if progress is not None:
         progress("starting Spark once, so that every later start is faster")
-    # Beside the jars, since a rename works within one file system only.
+    archive.parent.mkdir(exist_ok=True)
     partial = archive.with_suffix(f".{os.getpid()}.partial")
     try:
         with tempfile.TemporaryDirectory(prefix="headrace-archive.") as temporary:

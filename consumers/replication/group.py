@@ -181,6 +181,10 @@ class Group:
         """Whether nothing but an operator, or other members, can help: the log is lost, or does not reach what is here."""
         return bool(self.lost) or (self.recovery is not None and self.recovery.waiting)
 
+    def log_is_whole(self, begin: int) -> bool:
+        """Whether its log, which begins at offset `begin`, has every record of the group from its first."""
+        return begin == 0 and self.replica.state.base == LogBase() and self.gap is None
+
     @property
     def sealed_for_others(self) -> tuple[int, int]:
         """(version, offset) up to which its files lead a copy to the log; (0, -1) while they end before a gap in the log."""

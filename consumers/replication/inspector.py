@@ -5,7 +5,6 @@ A group in dispute that is not known to be right serves nothing here. One that i
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping, Sequence
 
 import structlog
@@ -16,7 +15,7 @@ from consumers.replication.arbiter import read_chain
 from consumers.replication.divergence import Dispute, Finding, Kind, Marks
 from consumers.replication.gap import choices
 from consumers.replication.group import Group
-from consumers.replication.state import LogBase
+from consumers.replication.turns import Turns
 from schemas.errors import HeadraceError
 from schemas.records import Status
 
@@ -36,6 +35,7 @@ class Inspector:
         topic_ids: Mapping[str, str],
         store_id: Callable[[], str],
         live: Callable[[str, Sequence[str]], list[Status]],
+        end: Callable[[str], int],
         caught_up: Callable[[str], bool],
         on_wrong: Callable[[str, str, frozenset[str]], None],
     ) -> None:
@@ -45,30 +45,27 @@ class Inspector:
         self._topic_ids = topic_ids
         self._store_id = store_id
         self._live = live
+        self._end = end
         self._caught_up = caught_up
         self._on_wrong = on_wrong
         self._shortness = Absence()
         self._marks: dict[str, tuple[Group, Marks]] = {}
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="inspect", daemon=True)
+        self._turns = Turns("inspect", TURN_S, self._inspect_all)
 
     def start(self) -> None:
         """Begin."""
-        self._thread.start()
+        self._turns.start()
 
     def stop(self) -> None:
         """Stop after the record in hand."""
-        self._stopping.set()
-        if self._thread.is_alive():
-            self._thread.join(10.0)
+        self._turns.stop()
 
-    def _run(self) -> None:
-        while not self._stopping.wait(TURN_S):
-            for topic in list(self._groups):
-                try:
-                    self._inspect(topic, self._groups[topic])
-                except HeadraceError as error:
-                    _log.warning("members not compared", topic=topic, error=str(error))
+    def _inspect_all(self) -> None:
+        for topic, group in list(self._groups.items()):
+            try:
+                self._inspect(topic, group)
+            except HeadraceError as error:
+                _log.warning("members not compared", topic=topic, error=str(error))
 
     def _inspect(self, topic: str, group: Group) -> None:
         self._look_for_cut(topic, group)
@@ -87,18 +84,31 @@ class Inspector:
 
     def _look_for_cut(self, topic: str, group: Group) -> None:
         """What a member has read was in the log: a log that no longer holds it has lost it, even if nothing is missing here."""
-        log = self._log.describe(topic)
-        members = [each for each in self._live(group.name, group.members) if each.topic_id == log.topic_id]
-        cut = next((each for each in members if each.log_lost or each.durable_offset >= log.end), None)
+        cut = self._cut_of(topic, group, self._end(topic))
+        if cut is not None:
+            # The end may have moved since it was looked at last.
+            end = self._log.describe(topic).end
+            cut = self._cut_of(topic, group, end)
         if cut is None:
             group.outrun = ""
             self._shortness.present(topic)
         elif not group.outrun and self._shortness.missing(topic):
             group.outrun = (
-                f"topic {topic} ends at offset {log.end} and does not hold what node {cut.node} has read, up to {cut.durable_offset}: "
+                f"topic {topic} ends at offset {end} and does not hold what node {cut.node} has read, up to {cut.durable_offset}: "
                 f"it was truncated; {choices(group.name)}"
             )
             _log.error("log cut", group=group.name, reason=group.outrun)
+
+    def _cut_of(self, topic: str, group: Group, end: int) -> Status | None:
+        """A member that has read what a log with this end does not hold, or says so itself."""
+        return next(
+            (
+                each
+                for each in self._live(group.name, group.members)
+                if each.topic_id == self._topic_ids[topic] and (each.log_lost or each.durable_offset >= end)
+            ),
+            None,
+        )
 
     def _marks_of(self, topic: str, group: Group) -> Marks:
         """What was shown since this group's store took its place."""
@@ -117,17 +127,15 @@ class Inspector:
         if finding is Finding.RIGHT:
             marks.settle(dispute)
             group.disputed = ""
-        elif finding is Finding.WRONG or (dispute.kind is Kind.FILES and self._whole(topic, group)):
+        elif finding is Finding.WRONG or (
+            dispute.kind is Kind.FILES and group.log_is_whole(self._log.describe(topic).begin)
+        ):
             # Files that differ with no majority: every member in dispute makes them anew from the log, which has everything.
             self._on_wrong(topic, f"diverged: {dispute}", dispute.right(len(group.members), truth))
         else:
             group.disputed = f"{dispute}, and neither the log nor a majority says who is wrong; {OPERATORS_CHOICE}"
 
     def _truth(self, topic: str, group: Group, dispute: Dispute) -> bytes | None:
-        if dispute.kind is not Kind.RECORDS or not self._whole(topic, group):
+        if dispute.kind is not Kind.RECORDS or not group.log_is_whole(self._log.describe(topic).begin):
             return None
-        return read_chain(self._log, topic, dispute.version, self._stopping.is_set)
-
-    def _whole(self, topic: str, group: Group) -> bool:
-        """Whether the log has every record of the group from its first."""
-        return self._log.describe(topic).begin == 0 and group.replica.state.base == LogBase()
+        return read_chain(self._log, topic, dispute.version, self._turns.stopping.is_set)

@@ -69,10 +69,18 @@ class Reading:
 
 
 class Recovery:
-    """A Watcher for the copying thread, a text and figures for everyone else. `wrong`: what the group holds is not what the log says."""
+    """A Watcher for the copying thread, a text and figures for everyone else. `wrong` and `trusted`: see Need."""
 
-    def __init__(self, why: str, wrong: bool, stopping: threading.Event, bytes_per_second: int) -> None:
+    def __init__(
+        self,
+        why: str,
+        wrong: bool,
+        trusted: frozenset[str] | None,
+        stopping: threading.Event,
+        bytes_per_second: int,
+    ) -> None:
         self.wrong = wrong
+        self.trusted = trusted
         self._cause = why
         self._why = why
         self._stopping = stopping

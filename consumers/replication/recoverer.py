@@ -7,7 +7,6 @@ a complete, verified copy takes its place.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +20,7 @@ from consumers.replication.group import Group
 from consumers.replication.progress import Recovery
 from consumers.replication.recovery import Costs, Need, RecoveryPlan, Way, plan_recovery
 from consumers.replication.sources import HttpSource, chain_of_member
-from consumers.replication.state import GroupState, LogBase
+from consumers.replication.state import GroupState
 from consumers.replication.transfer import (
     PARTS,
     RECOVERING,
@@ -35,6 +34,7 @@ from consumers.replication.transfer import (
     fetch,
     is_committed,
 )
+from consumers.replication.turns import Turns
 from consumers.store import Store, StoreDamaged
 from schemas.errors import HeadraceError
 from schemas.records import Status
@@ -86,22 +86,18 @@ class Recoverer:
         self._chain_of = chain_of
         self._costs = costs or Costs()
         self._recoveries: dict[str, Recovery] = {}
-        self._trusted: dict[str, frozenset[str] | None] = {}
         self._busy: set[str] = set()
         self._shunned_until_s: dict[tuple[str, str], float] = {}
-        self._stopping = threading.Event()
+        self._turns = Turns("recoveries", TURN_S, self._look_after_all)
         self._pool = ThreadPoolExecutor(at_once_max, thread_name_prefix="recover")
-        self._thread = threading.Thread(target=self._run, name="recoveries", daemon=True)
 
     def start(self) -> None:
         """Begin to look after groups that wait."""
-        self._thread.start()
+        self._turns.start()
 
     def stop(self) -> None:
         """Stop; copies go on at the next start of the node."""
-        self._stopping.set()
-        if self._thread.is_alive():
-            self._thread.join(10.0)
+        self._turns.stop()
         self._pool.shutdown(wait=True)
 
     def begin(self, topic: str, why: str, *, wrong: bool = False, trusted: frozenset[str] | None = None) -> None:
@@ -110,36 +106,31 @@ class Recoverer:
         if group.recovery is not None and (group.recovery.wrong or not wrong):
             return
         _log.warning("group recovers", group=group.name, why=why)
-        recovery = self._recoveries[topic] = Recovery(why, wrong, self._stopping, self._bytes_per_second)
-        self._trusted[topic] = trusted
+        recovery = self._recoveries[topic] = Recovery(why, wrong, trusted, self._turns.stopping, self._bytes_per_second)
         group.recovery = recovery
         self._leave(topic)
 
-    def _run(self) -> None:
-        while not self._stopping.wait(TURN_S):
-            for topic, group in self._groups.items():
-                if topic in self._busy or len(self._busy) >= self._at_once_max:
-                    continue
-                try:
-                    self._turn(topic, group)
-                except HeadraceError as error:
-                    self._trouble(topic, str(error))
-                except Exception as error:
-                    self._trouble(topic, repr(error))
-                    _log.exception("recovery failed", group=group.name)
+    def _look_after_all(self) -> None:
+        for topic, group in list(self._groups.items()):
+            if topic in self._busy or len(self._busy) >= self._at_once_max:
+                continue
+            try:
+                self._look_after(topic, group)
+            except HeadraceError as error:
+                self._trouble(topic, str(error))
 
     def _trouble(self, topic: str, trouble: str) -> None:
         if (recovery := self._recoveries.get(topic)) is not None:
             recovery.failed(trouble)
 
-    def _turn(self, topic: str, group: Group) -> None:
+    def _look_after(self, topic: str, group: Group) -> None:
         recovery = self._recoveries.get(topic)
         if recovery is None or group.recovery is not recovery:
             if group.follows and self._behind(topic):
                 self._consider(topic, group)
             return
         live = self._sources(topic, group)
-        plan = plan_recovery(self._need(topic, group, recovery.wrong), live, self._costs)
+        plan = plan_recovery(self._need(topic, group, recovery), live, self._costs)
         committed = is_committed(self._data_directory, group.directory_name)
         if committed or plan.way in (Way.FILES, Way.REBUILD):
             self._busy.add(topic)
@@ -152,29 +143,22 @@ class Recoverer:
 
     def _consider(self, topic: str, group: Group) -> None:
         """A group that reads its log on may have a shorter way."""
-        plan = plan_recovery(self._need(topic, group, False), self._sources(topic, group), self._costs)
+        plan = plan_recovery(self._need(topic, group, None), self._sources(topic, group), self._costs)
         if plan.way is Way.FILES:
             self.begin(topic, plan.reason)
 
-    def _need(self, topic: str, group: Group, wrong: bool) -> Need:
+    def _need(self, topic: str, group: Group, recovery: Recovery | None) -> Need:
         begin, applied = self._log.describe(topic).begin, group.applied
-        next_offset = self._durable_offset(topic) + 1
-        trusted = self._trusted.get(topic) if wrong else None
         return Need(
-            self._node,
-            next_offset,
-            begin,
-            applied.version,
-            applied.log_bytes,
-            wrong,
-            trusted,
-            self._whole(topic, begin),
+            node=self._node,
+            next_offset=self._durable_offset(topic) + 1,
+            log_begin=begin,
+            version=applied.version,
+            log_bytes=applied.log_bytes,
+            wrong=recovery is not None and recovery.wrong,
+            trusted=recovery.trusted if recovery is not None else None,
+            whole=group.log_is_whole(begin),
         )
-
-    def _whole(self, topic: str, begin: int) -> bool:
-        """Whether the log has every record of the group from its first."""
-        group = self._groups[topic]
-        return begin == 0 and group.replica.state.base == LogBase() and group.gap is None
 
     def _sources(self, topic: str, group: Group) -> list[Status]:
         """Live members that follow the same topic, say where they are, and were not found bad lately."""
@@ -233,8 +217,8 @@ class Recoverer:
     def _compare(self, topic: str, group: Group, snapshot: Snapshot, source: str) -> None:
         """The source may be wrong without knowing it: ask the log where it is whole, else another member that is not known to be wrong. Raises
         SourceCorrupt, and SourceFailed while it is not settled who is wrong."""
-        if self._whole(topic, self._log.describe(topic).begin):
-            chain = read_chain(self._log, topic, snapshot.version, self._stopping.is_set)
+        if group.log_is_whole(self._log.describe(topic).begin):
+            chain = read_chain(self._log, topic, snapshot.version, self._turns.stopping.is_set)
             if chain is not None and chain.hex() != snapshot.chain:
                 raise SourceCorrupt(f"its chain at version {snapshot.version} is not that of the log")
             return

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from connectors.log.port import Log, LogTruncated, LogUnavailable, Reader, Record, TopicMissing, TopicState
+from connectors.log.port import Log, Reader, Record, TopicMissing
 from consumers.replication.absence import Absence
 from consumers.replication.chain import record_digest
 from consumers.replication.gap import choices
@@ -74,8 +74,7 @@ class Runner:
         self._limits = limits
         self._positions = {topic: cursor.offset + 1 for topic, cursor in cursors.items()}
         self._paused: set[str] = set()
-        self._absence = Absence()
-        self._shortness = Absence()
+        self._short = Absence()
         self._reopen_s = math.inf
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="consume", daemon=True)
@@ -121,9 +120,8 @@ class Runner:
         while not self._stopping.is_set():
             try:
                 self._follow()
-            except (LogTruncated, TopicMissing) as error:
-                self._stop_broken_topics(error)
             except HeadraceError as error:
+                # Whether a topic is gone or cut is found out where it is opened again.
                 self.log_fault = str(error)
                 _log.warning("log not readable", error=str(error))
                 self._stopping.wait(self._limits.journal_retry_s)
@@ -132,6 +130,7 @@ class Runner:
         """Read every group that follows until one of them is to be read otherwise, or the log cannot be read."""
         self._take_rejoining()
         reader = self._open()
+        self.log_fault = ""
         if reader is None:
             wait_s = self._reopen_s - time.monotonic()
             self._changed.wait(None if math.isinf(wait_s) else max(0.0, wait_s))
@@ -161,35 +160,38 @@ class Runner:
         self._comparing = set()
         self._reopen_s = math.inf
         for topic in [topic for topic, group in self._groups.items() if group.follows]:
-            state = self._look(topic)
-            if state is None:
-                continue
-            offset, begin = self._durable[topic].offset, state.begin
-            if offset + 1 < begin:
-                self._on_trimmed(topic, offset + 1, begin)
-                continue
-            compares = begin <= offset and self._durable[topic].digest != NO_CHAIN
-            starts[topic] = offset if compares else max(begin, offset + 1)
-            if compares:
-                self._comparing.add(topic)
+            start = self._start_of(topic)
+            if start is not None:
+                starts[topic] = start
         self._read = dict(self._durable)
         self._paused = set()
         self._reading = list(starts)
         return self._log.reader(starts, name=self._name) if starts else None
 
-    def _look(self, topic: str) -> TopicState | None:
-        """The log of a group. None when the topic is missing: looked for again a little later, and at last the group is stopped."""
+    def _start_of(self, topic: str) -> int | None:
+        """Where to read a group's log from; None when it is not there, or does not hold what the group needs. A broker that has just started may
+        know less than there is for a moment, so it is looked at again a little later, and only what lasts is believed."""
         try:
-            state = self._log.describe(topic)
+            log = self._log.describe(topic)
         except TopicMissing:
             self._reopen_s = time.monotonic() + self._limits.journal_retry_s
-            if self._absence.missing(topic):
-                self._absence.present(topic)
-                group = self._groups[topic]
-                group.lose(f"topic {topic} is gone; {choices(group.name)}, once there is such a topic again")
             return None
-        self._absence.present(topic)
-        return state
+        cursor, group = self._durable[topic], self._groups[topic]
+        if cursor.offset + 1 < log.begin:
+            self._on_trimmed(topic, cursor.offset + 1, log.begin)
+            return None
+        if cursor.offset >= log.end:
+            self._reopen_s = time.monotonic() + self._limits.journal_retry_s
+            if self._short.missing(topic):
+                group.lose(
+                    f"topic {topic} holds offsets {log.begin} to {log.end}, this node needs {cursor.offset + 1}; {choices(group.name)}"
+                )
+            return None
+        self._short.present(topic)
+        if log.begin <= cursor.offset and cursor.digest != NO_CHAIN:
+            self._comparing.add(topic)
+            return cursor.offset
+        return max(log.begin, cursor.offset + 1)
 
     def _turn(self, reader: Reader) -> None:
         self._apply_back_pressure(reader)
@@ -269,27 +271,3 @@ class Runner:
         if drained:
             reader.resume(drained)
         self._paused = (self._paused | full) - drained
-
-    def _stop_broken_topics(self, error: HeadraceError) -> None:
-        """Find out which topic is gone or does not hold what it must, and stop its group; the others go on."""
-        for topic, group in self._groups.items():
-            if not group.follows:
-                continue
-            try:
-                state = self._look(topic)
-            except LogUnavailable:
-                self._stopping.wait(self._limits.journal_retry_s)
-                continue
-            if state is not None:
-                needed = self._durable[topic].offset + 1
-                if needed < state.begin:
-                    self._on_trimmed(topic, needed, state.begin)
-                elif needed <= state.end:
-                    self._shortness.present(topic)
-                elif not self._shortness.missing(topic):
-                    # A broker that has just started may know less of its log for a moment.
-                    self._stopping.wait(self._limits.journal_retry_s)
-                else:
-                    group.lose(
-                        f"topic {topic} holds offsets {state.begin} to {state.end}, this node needs {needed}: {error.message}; {choices(group.name)}"
-                    )

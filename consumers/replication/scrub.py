@@ -14,6 +14,7 @@ import structlog
 
 from consumers.replication.group import Group
 from consumers.replication.limits import ReplicationLimits
+from consumers.replication.turns import Turns
 from schemas.errors import HeadraceError
 
 TURN_S = 0.5
@@ -29,43 +30,39 @@ class Scrubber:
         self._groups = groups
         self._limits = limits
         self._on_rot = on_rot
-        self._stopping = threading.Event()
         self._asked = threading.Event()
         self._due_s = 0.0
-        self._thread = threading.Thread(target=self._run, name="scrub", daemon=True)
+        self._turns = Turns("scrub", TURN_S, self._turn)
         self.files_checked = 0
         self.files_rotted = 0
 
     def start(self) -> None:
         """Begin the first round."""
-        self._thread.start()
+        self._turns.start()
 
     def stop(self) -> None:
         """Stop in the middle of a file."""
-        self._stopping.set()
-        if self._thread.is_alive():
-            self._thread.join(10.0)
+        self._turns.stop()
 
     def hurry(self) -> None:
         """Begin a round now: somebody could not read a file."""
         self._asked.set()
 
-    def _run(self) -> None:
-        while not self._stopping.wait(TURN_S):
-            for topic, group in list(self._groups.items()):
-                if group.damage and group.recovery is None:
-                    self._on_rot(topic, group.damage)
-            if time.monotonic() < self._due_s and not self._asked.is_set():
-                continue
-            self._asked.clear()
-            for topic in list(self._groups):
-                self._scrub(topic)
-            self._due_s = time.monotonic() + self._limits.scrub_interval_s
+    def _turn(self) -> None:
+        for topic, group in list(self._groups.items()):
+            if group.damage and group.recovery is None:
+                self._on_rot(topic, group.damage)
+        if time.monotonic() < self._due_s and not self._asked.is_set():
+            return
+        self._asked.clear()
+        for topic in list(self._groups):
+            self._scrub(topic)
+        self._due_s = time.monotonic() + self._limits.scrub_interval_s
 
     def _scrub(self, topic: str) -> None:
         group = self._groups[topic]
         for entry in group.store.segments():
-            if self._stopping.is_set() or not group.follows:
+            if self._turns.stopping.is_set() or not group.follows:
                 return
             try:
                 rotted = group.store.is_rotted(entry.name, self._pace)
@@ -82,7 +79,7 @@ class Scrubber:
 
     def _pace(self, size_bytes: int) -> None:
         rate = self._limits.scrub_bytes_per_second
-        if self._stopping.wait(size_bytes / rate if rate else 0.0):
+        if self._turns.stopping.wait(size_bytes / rate if rate else 0.0):
             raise ScrubStopped("the node is stopping")
 
 

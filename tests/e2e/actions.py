@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -25,10 +24,9 @@ from headrace.local_cluster import LocalCluster, probe
 from headrace.workload.checksum import checksums, compare, workload_checksums
 from headrace.workload.workload import Workload
 from schemas.errors import HeadraceError
+from tests.waiting import WAIT_S, eventually
 
 DATABASE = "fleet"
-WAIT_S = 60.0
-POLL_S = 0.05
 BLOCK_BYTES = 4_096
 
 
@@ -200,14 +198,6 @@ def readiness(cluster: LocalCluster, name: str) -> tuple[bool, str]:
 def log_text(cluster: LocalCluster, name: str) -> str:
     """All that a node has written to its log."""
     return (cluster.directory / f"{name}.log").read_text(errors="replace")
-
-
-def eventually(condition: Callable[[], bool], what: str, timeout_s: float = WAIT_S) -> None:
-    """Wait until a condition holds; fails with `what` after a time that only a broken system takes."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, f"in {timeout_s:g} s there was never: {what}"
-        time.sleep(POLL_S)
 
 
 def eventually_says(cluster: LocalCluster, name: str, words: str, timeout_s: float = WAIT_S) -> str:

@@ -22,9 +22,10 @@ from connectors.kafka.broker import EmbeddedBroker
 from connectors.kafka.broker_process import free_port
 from consumers.membership.writer import Cluster
 from headrace.local_cluster import LocalCluster
-from tests.e2e.actions import ask, connected, end, eventually, eventually_says, fill, log_text, seal, verify
+from tests.e2e.actions import ask, connected, end, eventually_says, fill, log_text, seal, verify
 from tests.e2e.ledger import QUERY, Expectation, Ledger, Told, WritingThreads, messages_of
 from tests.e2e.proxy import Proxy, running_proxies
+from tests.waiting import eventually
 
 NODES = ("n1", "n2", "n3")
 SMALL_DISK_NODE = "n2"

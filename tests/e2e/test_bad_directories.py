@@ -14,8 +14,9 @@ import pytest
 from connectors.kafka.broker import BrokerInfo
 from headrace.local_cluster import LocalCluster, free_port, probe
 from headrace.workload.workload import iot
-from tests.e2e.actions import connected, eventually, headrace, local_cluster, seal, write_workload
+from tests.e2e.actions import connected, headrace, local_cluster, seal, write_workload
 from tests.e2e.conftest import MakeDisk
+from tests.waiting import eventually
 
 
 @pytest.fixture(scope="module")

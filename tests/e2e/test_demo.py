@@ -12,7 +12,8 @@ import psutil
 import pytest
 
 from headrace.local_cluster import LocalCluster
-from tests.e2e.actions import ask, eventually, headrace
+from tests.e2e.actions import ask, headrace
+from tests.waiting import eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 TRUCKS = "20"

@@ -20,7 +20,6 @@ from tests.e2e.actions import (
     assert_holds,
     connected,
     end,
-    eventually,
     eventually_says,
     fill,
     local_cluster,
@@ -32,6 +31,7 @@ from tests.e2e.actions import (
     write_workload,
 )
 from tests.e2e.conftest import MakeDisk
+from tests.waiting import eventually
 
 DISK_MB = 48
 STOP_S = 15.0

@@ -16,7 +16,6 @@ from headrace.workload.workload import iot
 from tests.e2e.actions import (
     assert_holds,
     connected,
-    eventually,
     eventually_says,
     group_status,
     readiness,
@@ -25,6 +24,7 @@ from tests.e2e.actions import (
     verify,
     write_workload,
 )
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.slow
 WORKLOAD = iot(200, duration_s=600)

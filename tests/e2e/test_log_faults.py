@@ -26,7 +26,6 @@ from tests.e2e.actions import (
     assert_holds,
     connected,
     end,
-    eventually,
     eventually_says,
     group_status,
     headrace,
@@ -38,6 +37,7 @@ from tests.e2e.actions import (
     write,
     write_workload,
 )
+from tests.waiting import eventually
 
 STOP_S = 15.0
 MEBIBYTE = 1024 * 1024

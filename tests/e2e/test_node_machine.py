@@ -26,7 +26,7 @@ from consumers.node import Node, NodeSettings
 from consumers.replication.duties import SealPolicy
 from consumers.replication.group import Group
 from schemas.records import Role
-from tests.e2e.actions import eventually
+from tests.waiting import eventually
 
 CLUSTER = "machine"
 HOUR_NS = 3_600_000_000_000

@@ -13,7 +13,8 @@ import pytest
 
 from connectors.kafka.broker import BrokerInfo
 from headrace.local_cluster import LocalCluster
-from tests.e2e.actions import eventually, running_cluster
+from tests.e2e.actions import running_cluster
+from tests.waiting import eventually
 
 README = (Path(__file__).resolve().parents[2] / "README.md").read_text("utf-8")
 

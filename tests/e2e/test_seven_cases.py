@@ -27,7 +27,6 @@ from consumers.replication.duties import UPKEEP_INTERVAL_S
 from headrace.local_cluster import LocalCluster
 from tests.e2e.actions import (
     ask,
-    eventually,
     eventually_says,
     group_status,
     log_text,
@@ -39,6 +38,7 @@ from tests.e2e.actions import (
 )
 from tests.e2e.faults import NODES, ROT_WORDS, Stage, rot, staged
 from tests.e2e.ledger import QUERY, Expectation, Ledger, Told, WritingThreads, messages_of
+from tests.waiting import eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.broker]
 ENVIRONMENT = {
@@ -206,7 +206,7 @@ def test_the_first_action_of_a_leader_that_was_stopped_is_refused(stage: Stage) 
         await_other_leader(cluster, "n1", old)
         write_values(stage, "stopped", 2)
         cluster.kill(old, signal.SIGCONT)
-        answer = connection.recv(4_096)
+        answer = b"".join(iter(lambda: connection.recv(4_096), b""))
     assert b"409" in answer.split(b"\r\n")[0], answer
     assert b"NotLeader" in answer, answer
     cluster.wait_ready()

@@ -17,7 +17,8 @@ import pytest
 
 from headrace.local_cluster import LocalCluster
 from headrace.workload.workload import iot
-from tests.e2e.actions import assert_holds, connected, eventually, headrace, write_workload
+from tests.e2e.actions import assert_holds, connected, headrace, write_workload
+from tests.waiting import eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.broker]
 WORKLOAD = iot(50, duration_s=600)

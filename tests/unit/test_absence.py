@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,16 +13,7 @@ from consumers.node import Node, NodeSettings
 from consumers.replication import absence, duties
 from consumers.replication.absence import GONE_AFTER_S, Absence
 from schemas.framing import format_headers
-
-WAIT_S = 60.0
-
-
-def eventually(condition: Callable[[], bool], what: str) -> None:
-    """Wait until a condition holds."""
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline, f"there was never: {what}"
-        time.sleep(0.02)
+from tests.waiting import eventually
 
 
 def test_a_topic_is_gone_after_a_while_without_a_break() -> None:

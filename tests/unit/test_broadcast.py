@@ -6,38 +6,9 @@ from dataclasses import replace
 
 from consumers.replication.broadcast import REPEAT_S, Said
 from consumers.replication.status import INTERVAL_MS
-from schemas.records import Role, Status
+from tests.unit.test_replication_parts import STATUS
 
-ONE = Status(
-    node="n1",
-    incarnation="i1",
-    store="s",
-    http="http://127.0.0.1:1",
-    flight="",
-    group="one",
-    topic_id="t",
-    role=Role.FOLLOWER,
-    eligible=True,
-    epoch=1,
-    version=10,
-    offset=12,
-    position=13,
-    durable_offset=12,
-    sealed_version=5,
-    sealed_offset=6,
-    stored_version=5,
-    content=b"",
-    sealed_log_bytes=0,
-    segment_bytes=0,
-    log_lost=False,
-    chain_version=0,
-    chain=bytes(16),
-    recovery_done=0,
-    recovery_total=0,
-    format=1,
-    reason="",
-    sent_boot_ns=7,
-)
+ONE = replace(STATUS, group="one")
 TWO = replace(ONE, group="two")
 
 

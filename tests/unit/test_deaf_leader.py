@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from consumers.replication import duties
-from tests.unit.test_recoverer import Nodes, eventually
+from tests.unit.nodes import Nodes
+from tests.waiting import eventually
 
 
 @pytest.fixture

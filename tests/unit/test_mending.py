@@ -14,19 +14,22 @@ from consumers.replication import recoverer
 from consumers.replication.gap import GapRefused
 from consumers.replication.recovery import Costs
 from consumers.replication.transfer import Snapshot, Source, Watcher, fetch
-from tests.unit.test_recoverer import Nodes, _running, eventually, spoil
+from tests.unit.nodes import Nodes, running_nodes, spoil
+from tests.waiting import eventually
 
 
 @pytest.fixture
 def three(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Nodes]:
     """Three nodes that keep their whole logs."""
-    yield from _running(tmp_path, monkeypatch, ("n1", "n2", "n3"), keep_records=0)
+    with running_nodes(tmp_path, monkeypatch, ("n1", "n2", "n3"), keep_records=0) as nodes:
+        yield nodes
 
 
 @pytest.fixture
 def one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Nodes]:
     """One node alone, with the whole log."""
-    yield from _running(tmp_path, monkeypatch, ("n1",), keep_records=0)
+    with running_nodes(tmp_path, monkeypatch, ("n1",), keep_records=0) as nodes:
+        yield nodes
 
 
 def seal_all(nodes: Nodes) -> None:

@@ -253,13 +253,16 @@ def test_settings_that_reach_the_broker_hold_for_java_clients() -> None:
     } == java_settings(given)
 
 
-def test_the_class_archive_is_used_only_where_it_is(tmp_path: Path) -> None:
-    """Each Java and each Spark has an archive of its own beside the jars; without it the JVM starts without any option about it."""
+def test_the_class_archive_is_used_only_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each Java and each Spark has an archive of its own in its environment; without it the JVM starts without any option about it."""
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
     java = tmp_path / "java"
     java.write_bytes(b"program")
     jars = JarSet(tmp_path, {})
     archive = archive_path(jars, java)
-    assert (tmp_path, "") == (archive.parent, archive_options(jars, java))
+    assert archive.is_relative_to(tmp_path)
+    assert "" == archive_options(jars, java)
+    archive.parent.mkdir()
     archive.touch()
     assert f"-XX:SharedArchiveFile={archive}" in archive_options(jars, java)
     java.write_bytes(b"another program")

@@ -1,0 +1,17 @@
+"""Waiting for what must come true."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+WAIT_S = 60.0
+POLL_S = 0.02
+
+
+def eventually(condition: Callable[[], bool], what: str, timeout_s: float = WAIT_S) -> None:
+    """Wait until a condition holds; fails with `what` after a time that only a broken system takes."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"in {timeout_s:g} s there was never: {what}"
+        time.sleep(POLL_S)
