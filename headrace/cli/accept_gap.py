@@ -37,11 +37,8 @@ def accept_gap(
 ) -> None:
     """Let a group go on whose log was truncated, made again or trimmed too far: what members hold stays, what only the log had is gone."""
     with run_command(json_output) as output, cluster_session(cluster, bootstrap, settings) as session:
-        operations = session.operations()
-        try:
+        with session.operations() as operations:
             accepted = operations.accept_gap(group, resume, allow_missing, timeout)
-        finally:
-            operations.close()
         output.result(
             asdict(accepted),
             f"group {group} goes on at offset {accepted.offset}, behind version {accepted.version} of node {accepted.member}",

@@ -26,11 +26,8 @@ def seal(
 ) -> None:
     """Seal everything and wait until every live node has it in segments."""
     with run_command(json_output) as output, cluster_session(cluster, bootstrap, settings) as session:
-        operations = session.operations()
-        try:
+        with session.operations() as operations:
             sealed = operations.seal_all(timeout, output.note if not json_output else lambda _line: None)
-        finally:
-            operations.close()
         rows = [(each.group, each.version, ", ".join(each.members)) for each in sealed]
         output.result(
             {"groups": [asdict(each) for each in sealed]},

@@ -24,11 +24,16 @@ class ClusterSession:
     topics: Topics
     slot_table: SlotTable
 
-    def operations(self) -> Operations:
+    @contextmanager
+    def operations(self) -> Iterator[Operations]:
         """Commands against the running cluster."""
         from consumers.membership.operations import Operations
 
-        return Operations(self.log, self.topics, self.slot_table)
+        operations = Operations(self.log, self.topics, self.slot_table)
+        try:
+            yield operations
+        finally:
+            operations.close()
 
 
 @contextmanager

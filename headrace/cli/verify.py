@@ -32,11 +32,8 @@ def verify(
 
     code = 0
     with run_command(json_output) as output, cluster_session(cluster, bootstrap, settings) as session:
-        operations = session.operations()
-        try:
+        with session.operations() as operations:
             verdicts = operations.verify(timeout, output.note if not json_output else lambda _line: None)
-        finally:
-            operations.close()
         code = exit_code(verdicts, allow_missing)
         rows = [
             (
