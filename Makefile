@@ -2,7 +2,7 @@
 .PHONY: help setup environment demo test sim bench lint type soak clean
 BIN := .venv/bin
 WORKERS ?= 3
-PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 SOURCES := schemas connectors consumers pipeline headrace
 
 help:  ## Show this list.

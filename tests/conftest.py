@@ -19,14 +19,18 @@ settings.register_profile("explore", deadline=None, print_blob=True, suppress_he
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark tests by what they need, so that `-m "not broker and not spark"` is the quick half."""
+    """Mark tests by what they need, so that `-m "not broker and not spark"` is the quick half, and let files with slow tests come first: quick ones
+    keep all workers busy to the end."""
     for item in items:
         fixtures = getattr(item, "fixturenames", ())
         if "broker" in fixtures or "own_broker" in fixtures:
             item.add_marker(pytest.mark.broker)
         if Path(__file__).with_name("spark") in item.path.parents:
             item.add_marker(pytest.mark.spark)
+    slow = {item.path for item in items if any(map(item.get_closest_marker, ("slow", "spark")))}
+    items.sort(key=lambda item: item.path not in slow)
 
 
 @pytest.fixture(scope="session")

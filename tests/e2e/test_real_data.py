@@ -44,6 +44,7 @@ def found(cluster: LocalCluster, name: str, file: Path) -> list[tuple[int, float
     return list(zip(rows["at"].to_pylist(), rows["value"].to_pylist(), strict=True))
 
 
+@pytest.mark.slow
 def test_every_file_comes_back_bit_by_bit_from_every_node(
     broker: BrokerInfo, cluster_name: str, tmp_path: Path
 ) -> None:

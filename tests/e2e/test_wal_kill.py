@@ -97,6 +97,7 @@ def kill_threads(directory: Path, after_lines: int) -> dict[int, int]:
     return acknowledged
 
 
+@pytest.mark.slow
 def test_nothing_acknowledged_to_many_callers_is_lost_by_kill_9(tmp_path: Path) -> None:
     """Six threads share syncs and checkpoints happen by themselves; after each kill every caller finds its last count or a newer one."""
     for after_lines in (50, 1_000, 2_500):
@@ -125,6 +126,7 @@ def test_every_named_step_is_killed_at() -> None:
     assert expected - {"recovery: journal cut", "checkpoint: state rebuilt"} == set(STEPS)
 
 
+@pytest.mark.slow
 def test_nothing_acknowledged_is_lost_by_kill_9(tmp_path: Path) -> None:
     """Forty kills, at every named step at least twice: what was acknowledged, synced or not, is recovered, twice alike."""
     kill_repeatedly(tmp_path / "log", 40, seed=1)

@@ -22,6 +22,7 @@ def run_seeds(seeds: Iterable[int], *, verbose: bool = False) -> None:
         Simulation(seed, verbose).run()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(1_200)
 def test_no_schedule_breaks_an_invariant() -> None:
     """The first seeds, or the one of SEED alone, keep every invariant and converge once healed."""

@@ -10,7 +10,7 @@ import pytest
 from consumers.membership.cluster import read_slot_table
 from consumers.membership.operations import AcceptedGap, GapUnacceptable, Operations
 from consumers.node import Node
-from consumers.replication import recoverer
+from consumers.replication import absence, recoverer
 from consumers.replication.gap import GapRefused
 from consumers.replication.recovery import Costs
 from consumers.replication.transfer import Snapshot, Source, Watcher, fetch
@@ -165,9 +165,12 @@ def lose_logs(nodes: Nodes, how: str, group: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["made again", "truncated", "refilled", "trimmed"])
-def test_a_lost_log_is_never_followed_silently_and_goes_on_when_told(three: Nodes, how: str) -> None:
+def test_a_lost_log_is_never_followed_silently_and_goes_on_when_told(
+    three: Nodes, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Unsynced with the choices, data kept; after accept-gap the members that stand at the gap go on, one that was behind takes files, and so does
     one that comes with an empty directory. A restart remembers."""
+    monkeypatch.setattr(absence, "GONE_AFTER_S", 1.0)
     three.write()
     seal_all(three)
     three.stop("n3")

@@ -346,7 +346,7 @@ class LongStoreMachine(StoreMachine):
 
 StoreMachine.TestCase.settings = settings(max_examples=20, stateful_step_count=25, deadline=None)
 LongStoreMachine.TestCase.settings = settings(max_examples=1_500, stateful_step_count=40, deadline=None)
-TestStore = StoreMachine.TestCase
+TestStore = pytest.mark.slow(StoreMachine.TestCase)
 TestStore.__doc__ = "Any order of writes, deletes, seals, merges, drops and crashes leaves exactly the model's rows."
 TestStoreLong = pytest.mark.soak(LongStoreMachine.TestCase)
 TestStoreLong.__doc__ = TestStore.__doc__
