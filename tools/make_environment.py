@@ -139,9 +139,9 @@ def fetch_jars() -> str:
             make_archive(say)
         except HeadraceError as error:
             say(f"note: the broker does not start on this machine yet: {error.message}; {error.action}")
-        from pipeline import spark_archive
+        from pipeline import spark_training
         try:
-            spark_archive.make_archive(say)
+            spark_training.make_archive(say)
         except Exception as error:
             say(f"note: Spark does not start on this machine yet: {error}")
     """
