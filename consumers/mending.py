@@ -33,7 +33,12 @@ from schemas.errors import HeadraceError
 from schemas.messages import Message, ProducerPosition, encode_message
 
 SEEK_INTERVAL_S = 1.0
+LET_GO_TIMEOUT_S = 60.0
 _log = structlog.get_logger(__name__)
+
+
+class StillRead(HeadraceError):
+    """A group cannot be replaced yet: the thread that reads its log still has records for it in hand."""
 
 
 class Mending:
@@ -125,8 +130,10 @@ class Mending:
         self.recoverer.begin(topic, why, wrong=True, trusted=trusted)
 
     def _install(self, topic: str) -> None:
-        """A verified copy of a group takes the place of its store, and the group reads its log on from there."""
+        """A verified copy of a group takes the place of its store, and the group reads its log on from there. Raises StillRead."""
         old = self._groups[topic]
+        if not self._runner.let_go(topic, LET_GO_TIMEOUT_S):
+            raise StillRead(f"group {old.name} is still handed what was read of its log", retriable=True)
         newest = self._runner.durable_version(topic)
         old.stop()
         old.store.close()
@@ -166,7 +173,10 @@ class Mending:
         return LogBase.of(gap)
 
     def _seek_gaps(self) -> None:
-        for topic, group in list(self._groups.items()):
+        for topic in list(self._groups):
+            if not self.recoverer.claim(topic):
+                continue
+            group = self._groups[topic]
             try:
                 if group.stuck:
                     self._seek_gap(topic, group)
@@ -174,6 +184,8 @@ class Mending:
                     self._seekers.pop(topic).close()
             except HeadraceError as error:
                 _log.warning("gap not looked for", group=group.name, error=str(error))
+            finally:
+                self.recoverer.release(topic)
 
     def _seek_gap(self, topic: str, group: Group) -> None:
         seeker = self._seekers.get(topic)
@@ -182,7 +194,7 @@ class Mending:
             seeker = None
         if seeker is None:
             seeker = self._seekers[topic] = GapSeeker(self._log, topic)
-        if group.replica.state.version != self._runner.durable_version(topic):
+        if not self._runner.let_go(topic, 0.0) or group.replica.state.version != self._runner.durable_version(topic):
             return
         base = seeker.seek(group.gap or group.replica.state.base)
         if base is not None:

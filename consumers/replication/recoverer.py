@@ -7,6 +7,7 @@ a complete, verified copy takes its place.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -86,7 +87,9 @@ class Recoverer:
         self._chain_of = chain_of
         self._costs = costs or Costs()
         self._recoveries: dict[str, Recovery] = {}
-        self._busy: set[str] = set()
+        self._claimed: set[str] = set()
+        self._copying: set[str] = set()
+        self._claiming = threading.Lock()
         self._shunned_until_s: dict[tuple[str, str], float] = {}
         self._turns = Turns("recoveries", TURN_S, self._look_after_all)
         self._pool = ThreadPoolExecutor(at_once_max, thread_name_prefix="recover")
@@ -110,36 +113,56 @@ class Recoverer:
         group.recovery = recovery
         self._leave(topic)
 
+    def claim(self, topic: str) -> bool:
+        """Take a group in hand, alone: nobody else decides on its recovery, or replaces it, until `release`. False when somebody has it."""
+        with self._claiming:
+            if topic in self._claimed:
+                return False
+            self._claimed.add(topic)
+            return True
+
+    def release(self, topic: str) -> None:
+        """Give up a claim."""
+        with self._claiming:
+            self._claimed.discard(topic)
+
     def _look_after_all(self) -> None:
-        for topic, group in list(self._groups.items()):
-            if topic in self._busy or len(self._busy) >= self._at_once_max:
+        for topic in list(self._groups):
+            if len(self._copying) >= self._at_once_max or not self.claim(topic):
                 continue
+            copies = False
             try:
-                self._look_after(topic, group)
+                copies = self._look_after(topic, self._groups[topic])
             except HeadraceError as error:
                 self._trouble(topic, str(error))
+            finally:
+                if not copies:
+                    self.release(topic)
 
     def _trouble(self, topic: str, trouble: str) -> None:
         if (recovery := self._recoveries.get(topic)) is not None:
             recovery.failed(trouble)
 
-    def _look_after(self, topic: str, group: Group) -> None:
+    def _look_after(self, topic: str, group: Group) -> bool:
+        """Whether a copy was begun, which keeps the claim until it ends."""
         recovery = self._recoveries.get(topic)
         if recovery is None or group.recovery is not recovery:
             if group.follows and self._behind(topic):
                 self._consider(topic, group)
-            return
+            return False
         live = self._sources(topic, group)
         plan = plan_recovery(self._need(topic, group, recovery), live, self._costs)
         committed = is_committed(self._data_directory, group.directory_name)
         if committed or plan.way in (Way.FILES, Way.REBUILD):
-            self._busy.add(topic)
+            self._copying.add(topic)
             url = next((status.http for status in live if status.node == plan.source), "")
             self._pool.submit(self._recover, topic, group, recovery, plan, url)
-        elif plan.way is Way.LOG:
+            return True
+        if plan.way is Way.LOG:
             self._resume(topic)
         else:
             recovery.waits(plan.reason)
+        return False
 
     def _consider(self, topic: str, group: Group) -> None:
         """A group that reads its log on may have a shorter way."""
@@ -193,7 +216,8 @@ class Recoverer:
             recovery.failed(f"{plan.source}: {error!r}")
             _log.exception("recovery failed", group=group.name)
         finally:
-            self._busy.discard(topic)
+            self._copying.discard(topic)
+            self.release(topic)
         self._shunned_until_s[topic, plan.source] = time.monotonic() + shun_s
         _log.warning("copy not complete", group=group.name, source=plan.source, reason=recovery.reason)
 

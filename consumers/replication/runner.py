@@ -68,7 +68,8 @@ class Runner:
         self._comparing: set[str] = set()
         self._reading: list[str] = []
         self._rejoining: dict[str, Cursor | None] = {}
-        self._lock = threading.Lock()
+        self._held: frozenset[str] = frozenset()
+        self._settled = threading.Condition()
         self._changed = threading.Event()
         self._journal = journal
         self._limits = limits
@@ -93,9 +94,16 @@ class Runner:
         if self._thread.is_alive():
             self._thread.join(30.0)
 
+    def let_go(self, topic: str, timeout_s: float) -> bool:
+        """Whether this thread has nothing of a topic in hand any more, waited for: a group that does not follow may be replaced only then. What was
+        read before it stopped following is handed to it until then."""
+        with self._settled:
+            self._changed.set()
+            return self._settled.wait_for(lambda: topic not in self._held, timeout_s)
+
     def rejoin(self, topic: str, cursor: Cursor | None) -> None:
         """Read the log of a group that did not follow on from a cursor, which another member's files have reached; None: from where it was."""
-        with self._lock:
+        with self._settled:
             self._rejoining[topic] = cursor or self._rejoining.get(topic)
             self._changed.set()
 
@@ -128,7 +136,7 @@ class Runner:
 
     def _follow(self) -> None:
         """Read every group that follows until one of them is to be read otherwise, or the log cannot be read."""
-        self._take_rejoining()
+        self._settle()
         reader = self._open()
         self.log_fault = ""
         if reader is None:
@@ -141,8 +149,9 @@ class Runner:
         finally:
             reader.close()
 
-    def _take_rejoining(self) -> None:
-        with self._lock:
+    def _settle(self) -> None:
+        """Take the places to read on from, and hold the topics of the groups that follow until the next time."""
+        with self._settled:
             if not self._stopping.is_set():
                 self._changed.clear()
             for topic, cursor in self._rejoining.items():
@@ -150,16 +159,18 @@ class Runner:
                     self._durable[topic] = cursor
                     self._positions[topic] = cursor.offset + 1
             self._rejoining = {}
+            self._held = frozenset(topic for topic, group in self._groups.items() if group.follows)
+            self._settled.notify_all()
 
     def _open(self) -> Reader | None:
-        """A reader of every group that follows its log, None when there is none.
+        """A reader of every topic that is held and there, None when there is none.
 
         The last journaled record is read again and compared, unless the log was trimmed right behind it.
         """
         starts: dict[str, int] = {}
         self._comparing = set()
         self._reopen_s = math.inf
-        for topic in [topic for topic, group in self._groups.items() if group.follows]:
+        for topic in self._held:
             start = self._start_of(topic)
             if start is not None:
                 starts[topic] = start
