@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import shutil
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
 from consumers.replay import replay
 from consumers.replication import progress, recoverer
+from consumers.replication.group import Group
+from consumers.replication.journal import JournalEntry
 from consumers.replication.progress import Recovery
+from consumers.replication.recoverer import Recoverer
 from consumers.replication.transfer import Snapshot, Source, TransferStopped, Watcher, fetch
 from schemas.errors import HeadraceError
+from schemas.records import Status
 from tests.unit.nodes import Nodes, running_nodes, sealed_by_any, spoil
 from tests.waiting import eventually
 
@@ -134,6 +139,83 @@ def test_a_copy_that_the_log_no_longer_joins_on_is_not_taken(three: Nodes, monke
     three.holds_everything("n3")
     assert len(copies) > 1
     assert copies[-1] > copies[0]
+
+
+def test_a_group_is_copied_once_even_while_the_recoverer_looks_at_another_one(
+    three: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A copy that is in place while others are still planned is not made again over the group that follows by then."""
+    three.write()
+    three.seal_and_trim()
+    three.stop("n3")
+    shutil.rmtree(three.directory / "n3")
+    copies: list[str] = []
+    looks, installed = threading.Event(), threading.Event()
+    sources, release = Recoverer._sources, Recoverer.release
+
+    def place(group: str) -> int:
+        return [each.name for each in three.running["n3"].groups.values()].index(group)
+
+    def fetch_second_late(source: Source, directory: Path, watcher: Watcher, own: Path) -> Snapshot:
+        snapshot = fetch(source, directory, watcher, own)
+        copies.append(snapshot.group)
+        if place(snapshot.group) == 1:
+            looks.wait(20.0)
+        return snapshot
+
+    def look(self: Recoverer, topic: str, group: Group) -> list[Status]:
+        self._behind = lambda other: place(self._groups[other].name) == 0
+        if place(group.name) == 0 and group.recovery is None and not looks.is_set():
+            looks.set()
+            assert installed.wait(20.0)
+            # The consuming thread has not taken its new place in the log yet.
+            durable_offset = self._durable_offset
+            self._durable_offset = lambda other: -1 if place(self._groups[other].name) == 1 else durable_offset(other)
+        return sources(self, topic, group)
+
+    def released(self: Recoverer, topic: str) -> None:
+        release(self, topic)
+        if looks.is_set() and place(self._groups[topic].name) == 1:
+            installed.set()
+
+    monkeypatch.setattr(recoverer, "fetch", fetch_second_late)
+    monkeypatch.setattr(Recoverer, "_sources", look)
+    monkeypatch.setattr(Recoverer, "release", released)
+    three.start("n3")
+    three.holds_everything("n3")
+    assert installed.is_set()
+    assert sorted(copies) == ["n1", "n2", "n3"]
+
+
+def test_a_group_is_replaced_only_when_nothing_is_in_hand_for_it(three: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread that reads the log may hang in the journal with records for a group whose new files are ready: they never reach the new group."""
+    three.write()
+    three.seal()
+    node = three.running["n3"]
+    topic = three.topics.forward("n1")
+    old, append = node.groups[topic], node.journal.append
+    in_hand, go_on = threading.Event(), threading.Event()
+
+    def hang(entries: Mapping[str, Sequence[JournalEntry]]) -> None:
+        if "n1" in entries:
+            in_hand.set()
+            assert go_on.wait(60.0)
+        append(entries)
+
+    monkeypatch.setattr(node.journal, "append", hang)
+    try:
+        three.write()
+        assert in_hand.wait(60.0)
+        node.mending.found_wrong(topic, "a test says so")
+        recovered = three.directory / "n3" / "recovered" / old.directory_name
+        eventually(recovered.exists, "a copy that is complete")
+        time.sleep(0.5)
+        assert node.groups[topic] is old
+    finally:
+        go_on.set()
+    eventually(lambda: node.groups[topic] is not old, "the copy in its place")
+    three.holds_everything("n3")
+    assert not node.groups[topic].fault
 
 
 def trim_past(nodes: Nodes, group: str) -> None:
