@@ -22,6 +22,7 @@ from pipeline.access import ClusterAccess, cluster_access
 from pipeline.checkpoint import make_batch_durable
 from pipeline.counts import Counts, TaskCounts
 from pipeline.fitting import Columns, check_table_name, columns_of, fits, oldest_fitting, refused_columns
+from pipeline.gathering import gather
 from pipeline.job import IngestJob
 from pipeline.pending import Flushed, PendingRows
 from pipeline.records import dead_letters, forward_record
@@ -56,7 +57,7 @@ def batch_function(
         query, batch = micro_batch()
         if checkpoint is not None:
             make_batch_durable(checkpoint, batch)
-        return ingest(batches, job, access, query, batch, tally.add)
+        return ingest(gather(batches), job, access, query, batch, tally.add)
 
     return forward
 

@@ -30,8 +30,8 @@ from pipeline.spark_archive import archive_options
 from schemas.errors import HeadraceError
 
 SUBMITTED_VARIABLE = "PYSPARK_GATEWAY_PORT"
-ARROW_RECORDS_MAX = 65_536
-ARROW_BYTES_MAX = 32 * 1024 * 1024
+ARROW_RECORDS_MAX = 16_384
+ARROW_BYTES_MAX = 8 * 1024 * 1024
 DRIVER_MEMORY = "1g"
 PARALLELISM = 2
 END_TIMEOUT_S = 30.0

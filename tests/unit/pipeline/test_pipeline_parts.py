@@ -7,11 +7,14 @@ import os
 import subprocess
 import sys
 import zipfile
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from connectors.files import DirectoryHeld
 from connectors.kafka.jars import JarSet
@@ -26,6 +29,7 @@ from pipeline.checkpoint import (
 from pipeline.counts import BATCHES_KEPT, Counts, TaskCounts
 from pipeline.failures import KafkaLost, QueryFailed, RawDataLost, SparkStumbled, explain
 from pipeline.fitting import Columns, oldest_fitting, refused_columns
+from pipeline.gathering import gather
 from pipeline.java_settings import java_settings
 from pipeline.package import build_package
 from pipeline.progress import lag_records, progress_of
@@ -268,3 +272,15 @@ def test_the_class_archive_is_used_only_where_it_is(tmp_path: Path, monkeypatch:
     java.write_bytes(b"another program")
     assert archive != archive_path(jars, java)
     assert "" == archive_options(jars, java)
+
+
+@given(sizes=st.lists(st.integers(0, 9), max_size=30), rows_max=st.integers(1, 20), bytes_max=st.integers(1, 200))
+def test_small_batches_are_joined_in_order(sizes: Sequence[int], rows_max: int, bytes_max: int) -> None:
+    """Every row once and in order; each batch but the last is large enough, and none is larger than one more piece made it."""
+    numbers = iter(range(sum(sizes)))
+    pieces = [pa.record_batch({"number": pa.array([next(numbers) for _ in range(size)], pa.int64())}) for size in sizes]
+    joined = list(gather(iter(pieces), rows_max, bytes_max))
+    assert list(range(sum(sizes))) == [number for batch in joined for number in batch["number"].to_pylist()]
+    assert all(batch.num_rows for batch in joined)
+    assert all(batch.num_rows >= rows_max or batch.nbytes >= bytes_max for batch in joined[:-1])
+    assert all(batch.num_rows < rows_max + 9 for batch in joined)
