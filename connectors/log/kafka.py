@@ -10,6 +10,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
 from typing import Any
 
 import structlog
@@ -27,22 +28,20 @@ from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-d
 from confluent_kafka.cimpl import NewTopic
 
 from connectors.log.deadline import Deadline
+from connectors.log.kafka_admin import ANSWER_TIMEOUT_S, REQUEST_TIMEOUT_S, KafkaAdmin
+from connectors.log.kafka_errors import MISSING, REFUSED, TRUNCATED, append_error, log_error
 from connectors.log.port import (
     AppendFailed,
-    AppendUnknown,
     Headers,
-    LogTruncated,
     LogUnavailable,
     OnDelivery,
     Record,
-    RecordTooLarge,
     TopicMissing,
     TopicState,
 )
 from schemas.errors import HeadraceError
 
 COMMIT_TIMEOUT_MS = 6_000
-REQUEST_TIMEOUT_S = 10.0
 RECORD_BYTES_MAX = 16 * 1024 * 1024
 PRODUCER_QUEUE_KBYTES = 65_536
 CONSUMER_QUEUE_KBYTES = 65_536
@@ -50,20 +49,9 @@ FULL_QUEUE_TIMEOUT_S = 300.0
 NEW_TOPIC_POLL_S = 0.05
 STALL_S = 5.0
 STALL_S_MAX = 320.0
+_EARLIEST: OffsetSpec = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
+_LATEST: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]
 _log = structlog.get_logger(__name__)
-_MISSING = {
-    KafkaError.UNKNOWN_TOPIC_OR_PART,
-    KafkaError._UNKNOWN_TOPIC,
-    KafkaError._UNKNOWN_PARTITION,
-    KafkaError.UNKNOWN_TOPIC_ID,
-}
-_TRUNCATED = {KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._AUTO_OFFSET_RESET}
-_REFUSED = {
-    KafkaError.TOPIC_AUTHORIZATION_FAILED,
-    KafkaError.INVALID_RECORD,
-    KafkaError.CLUSTER_AUTHORIZATION_FAILED,
-    KafkaError.POLICY_VIOLATION,
-}
 
 
 class KafkaLog:
@@ -75,13 +63,12 @@ class KafkaLog:
             "client.id": "headrace",
             "socket.keepalive.enable": True,
             "reconnect.backoff.max.ms": 1_000,
-            "topic.metadata.refresh.interval.ms": 30_000,
+            "topic.metadata.refresh.interval.ms": 10_000,
             "topic.metadata.propagation.max.ms": 3_000,
             "log_level": 2,
         }
         self._settings = dict(settings or {})
-        self._admin_client: AdminClient | None = None
-        self._observer: Consumer | None = None
+        self._admin = KafkaAdmin({**self._base, **self._settings}, bootstrap)
         self._committers: dict[str, Consumer] = {}
         self._lock = threading.Lock()
         self.bootstrap = bootstrap
@@ -89,16 +76,16 @@ class KafkaLog:
     def create_topic(self, topic: str, settings: Mapping[str, str]) -> None:
         """See Log; `settings` are Kafka topic settings."""
         config = {"message.timestamp.type": "LogAppendTime", "max.message.bytes": str(RECORD_BYTES_MAX), **settings}
-        future = self._admin().create_topics(
-            [NewTopic(topic, 1, -1, config=config)], request_timeout=REQUEST_TIMEOUT_S
-        )[topic]
-        try:
-            future.result(timeout=REQUEST_TIMEOUT_S * 2)
-        except KafkaException as error:
-            if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
-                raise _log_error(error.args[0], topic) from error
-        except TimeoutError as error:
-            raise self._unavailable() from error
+
+        def create(client: AdminClient) -> None:
+            wanted = NewTopic(topic, 1, -1, config=config)
+            try:
+                client.create_topics([wanted], request_timeout=REQUEST_TIMEOUT_S)[topic].result(ANSWER_TIMEOUT_S)
+            except KafkaException as error:
+                if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
+                    raise
+
+        self._admin.ask(topic, create)
         self._await_topic(topic)
 
     def _await_topic(self, topic: str) -> None:
@@ -115,30 +102,18 @@ class KafkaLog:
 
     def describe(self, topic: str) -> TopicState:
         """See Log."""
-        future = self._admin().describe_topics(TopicCollection([topic]), request_timeout=REQUEST_TIMEOUT_S)[topic]
-        try:
-            topic_id = str(future.result(timeout=REQUEST_TIMEOUT_S * 2).topic_id)
-            begin, end = self._watermarks(topic)
-        except KafkaException as error:
-            raise _log_error(error.args[0], topic) from error
-        except TimeoutError as error:
-            raise self._unavailable() from error
-        return TopicState(topic_id, begin, end)
+
+        def describe(client: AdminClient) -> TopicState:
+            described = client.describe_topics(TopicCollection([topic]), request_timeout=REQUEST_TIMEOUT_S)[topic]
+            begin, end = _offset(client, topic, _EARLIEST), _offset(client, topic, _LATEST)
+            topic_id = str(described.result(ANSWER_TIMEOUT_S).topic_id)
+            return TopicState(topic_id, begin.result(ANSWER_TIMEOUT_S).offset, end.result(ANSWER_TIMEOUT_S).offset)
+
+        return self._admin.ask(topic, describe)
 
     def written_end(self, topic: str) -> int:
         """See Log."""
-        partition = TopicPartition(topic, 0)
-        future = self._admin().list_offsets(
-            {partition: OffsetSpec.latest()},  # type: ignore[no-untyped-call]
-            isolation_level=IsolationLevel.READ_UNCOMMITTED,
-            request_timeout=REQUEST_TIMEOUT_S,
-        )[partition]
-        try:
-            return int(future.result(timeout=REQUEST_TIMEOUT_S * 2).offset)
-        except KafkaException as error:
-            raise _log_error(error.args[0], topic) from error
-        except TimeoutError as error:
-            raise self._unavailable() from error
+        return self._admin.ask(topic, lambda client: _end(client, topic, IsolationLevel.READ_UNCOMMITTED))
 
     def reader(self, starts: Mapping[str, int], *, name: str = "") -> KafkaReader:
         """See Log."""
@@ -157,16 +132,18 @@ class KafkaLog:
     def trim(self, topic: str, before: int) -> None:
         """See Log."""
         partition = TopicPartition(topic, 0, before)
-        try:
-            self._admin().delete_records([partition], request_timeout=REQUEST_TIMEOUT_S)[partition].result(
-                timeout=REQUEST_TIMEOUT_S * 2
-            )
-        except KafkaException as error:
-            if error.args[0].code() in _REFUSED:
-                raise AppendFailed(f"topic {topic} may not be trimmed: {error.args[0].str()}") from error
-            raise _log_error(error.args[0], topic) from error
-        except TimeoutError as error:
-            raise self._unavailable() from error
+
+        def trim(client: AdminClient) -> None:
+            try:
+                client.delete_records([partition], request_timeout=REQUEST_TIMEOUT_S)[partition].result(
+                    ANSWER_TIMEOUT_S
+                )
+            except KafkaException as error:
+                if error.args[0].code() in REFUSED:
+                    raise AppendFailed(f"topic {topic} may not be trimmed: {error.args[0].str()}") from error
+                raise
+
+        self._admin.ask(topic, trim)
 
     def appender(self) -> KafkaAppender:
         """See Log."""
@@ -188,34 +165,16 @@ class KafkaLog:
     def close(self) -> None:
         """See Log."""
         with self._lock:
-            if self._observer is not None:
-                self._observer.close()
-                self._observer = None
             for committer in self._committers.values():
                 committer.close()
             self._committers = {}
-            self._admin_client = None
-
-    def _admin(self) -> AdminClient:
-        with self._lock:
-            if self._admin_client is None:
-                self._admin_client = AdminClient({**self._base, **self._settings})
-            return self._admin_client
-
-    def _watermarks(self, topic: str) -> tuple[int, int]:
-        with self._lock:
-            if self._observer is None:
-                self._observer = self._consumer("headrace-observer")
-            begin, end = self._observer.get_watermark_offsets(
-                TopicPartition(topic, 0), timeout=REQUEST_TIMEOUT_S, cached=False
-            )
-        return int(begin), int(end)
+        self._admin.close()
 
     def _end(self, topic: str) -> int:
-        """Where what can be read of a topic ends, -1 when Kafka does not answer."""
+        """Where what can be read of a topic ends, -1 when Kafka does not say."""
         try:
-            return self._watermarks(topic)[1]
-        except KafkaException:
+            return self._admin.ask(topic, lambda client: _end(client, topic, IsolationLevel.READ_COMMITTED))
+        except HeadraceError:
             return -1
 
     def _consumer(self, name: str) -> Consumer:
@@ -240,10 +199,17 @@ class KafkaLog:
         }
         return Consumer(settings)
 
-    def _unavailable(self) -> LogUnavailable:
-        return LogUnavailable(
-            f"Kafka at {self.bootstrap} does not answer", action="check the address and the broker", retriable=True
-        )
+
+def _end(client: AdminClient, topic: str, isolation: IsolationLevel) -> int:
+    return int(_offset(client, topic, _LATEST, isolation).result(ANSWER_TIMEOUT_S).offset)
+
+
+def _offset(
+    client: AdminClient, topic: str, which: OffsetSpec, isolation: IsolationLevel = IsolationLevel.READ_COMMITTED
+) -> Future[Any]:
+    partition = TopicPartition(topic, 0)
+    asked = client.list_offsets({partition: which}, isolation_level=isolation, request_timeout=REQUEST_TIMEOUT_S)
+    return asked[partition]
 
 
 class KafkaReader:
@@ -309,8 +275,8 @@ class KafkaReader:
                 # The end lies past transaction markers, which no record shows.
                 self._positions[topic] = max(self._positions[topic], offset or 0)
                 return None
-            if error.code() in _MISSING | _TRUNCATED:
-                raise _log_error(error, topic)
+            if error.code() in MISSING | TRUNCATED:
+                raise log_error(error, topic)
             return None
         assert offset is not None, "a record without an offset"
         self._positions[topic] = offset + 1
@@ -325,7 +291,7 @@ class KafkaReader:
         try:
             self._consumer.seek(TopicPartition(topic, 0, offset))
         except KafkaException as error:
-            raise _log_error(error.args[0], topic) from error
+            raise log_error(error.args[0], topic) from error
         self._positions[topic] = offset
 
     def pause(self, topics: Iterable[str]) -> None:
@@ -369,7 +335,7 @@ class KafkaAppender:
         def report(error: KafkaError | None, message: Message) -> None:
             if on_delivery is not None:
                 on_delivery(
-                    None if error else message.offset(), _append_error(error, topic, len(value)) if error else None
+                    None if error else message.offset(), append_error(error, topic, len(value)) if error else None
                 )
 
         while True:
@@ -383,7 +349,7 @@ class KafkaAppender:
                     ) from None
                 self._closed.wait(0.002)
             except KafkaException as error:
-                raise _append_error(error.args[0], topic, len(value)) from error
+                raise append_error(error.args[0], topic, len(value)) from error
 
     def flush(self, timeout_s: float) -> int:
         """See Appender."""
@@ -403,30 +369,3 @@ class KafkaAppender:
 def _headers(message: Message) -> tuple[tuple[str, bytes], ...]:
     pairs: list[tuple[str, bytes | None]] = list(message.headers() or ())  # type: ignore[arg-type]
     return tuple((name, value or b"") for name, value in pairs)
-
-
-def _log_error(error: KafkaError, topic: str) -> HeadraceError:
-    if error.code() in _MISSING:
-        return TopicMissing(
-            f"topic {topic} does not exist",
-            action="check the cluster's name; topics of a cluster are never deleted by us",
-        )
-    if error.code() in _TRUNCATED:
-        return LogTruncated(f"topic {topic} does not hold the offset asked for: {error.str()}")
-    return LogUnavailable(f"Kafka: {error.str()}", action="check the broker", retriable=True)
-
-
-def _append_error(error: KafkaError, topic: str, size_bytes: int) -> HeadraceError:
-    if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
-        return RecordTooLarge(
-            f"a record of {size_bytes} bytes is more than topic {topic} takes", action="send smaller batches"
-        )
-    if error.code() in _MISSING:
-        return TopicMissing(
-            f"topic {topic} does not exist", action="start the cluster's nodes first, or check its name"
-        )
-    if error.code() in _REFUSED:
-        return AppendFailed(f"topic {topic} refused a record: {error.str()}")
-    return AppendUnknown(
-        f"a record to {topic} was not confirmed: {error.str()}", action="read the log back before sending it again"
-    )
