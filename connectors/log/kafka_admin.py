@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
-from connectors.log.kafka_errors import MISSING, log_error
+from connectors.log.kafka_errors import MISSING, SILENT, log_error
 from connectors.log.port import LogUnavailable
 
 REQUEST_TIMEOUT_S = 10.0
@@ -42,20 +42,24 @@ class KafkaAdmin:
             return question(client)
         except TimeoutError as error:
             self._give_up(client)
-            raise LogUnavailable(
-                f"Kafka at {self._bootstrap} does not answer", action="check the address and the broker", retriable=True
-            ) from error
+            raise self._silent() from error
         except KafkaException as error:
+            code = error.args[0].code()
             if not fresh:
                 self._give_up(client)
-                if error.args[0].code() in MISSING:
+                if code in MISSING:
                     return self.ask(topic, question)
-            raise log_error(error.args[0], topic) from error
+            raise self._silent() if code in SILENT else log_error(error.args[0], topic) from error
 
     def close(self) -> None:
         """Give up the client."""
         with self._lock:
             self._client = None
+
+    def _silent(self) -> LogUnavailable:
+        return LogUnavailable(
+            f"Kafka at {self._bootstrap} does not answer", action="check the address and the broker", retriable=True
+        )
 
     def _current(self) -> tuple[AdminClient, bool]:
         """The client, and whether it was made a moment ago."""

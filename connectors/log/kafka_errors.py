@@ -20,6 +20,7 @@ MISSING = {
     KafkaError._UNKNOWN_PARTITION,
     KafkaError.UNKNOWN_TOPIC_ID,
 }
+SILENT = {KafkaError._TIMED_OUT, KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._RESOLVE}
 TRUNCATED = {KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._AUTO_OFFSET_RESET}
 REFUSED = {
     KafkaError.TOPIC_AUTHORIZATION_FAILED,
@@ -30,6 +31,7 @@ REFUSED = {
 
 
 def log_error(error: KafkaError, topic: str) -> HeadraceError:
+    """What an error of a question about a topic, or of reading it, means."""
     if error.code() in MISSING:
         return TopicMissing(
             f"topic {topic} does not exist",
@@ -41,6 +43,7 @@ def log_error(error: KafkaError, topic: str) -> HeadraceError:
 
 
 def append_error(error: KafkaError, topic: str, size_bytes: int) -> HeadraceError:
+    """What an error of appending a record means; AppendUnknown where the record may be in the log all the same."""
     if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
         return RecordTooLarge(
             f"a record of {size_bytes} bytes is more than topic {topic} takes", action="send smaller batches"

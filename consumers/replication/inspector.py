@@ -61,9 +61,9 @@ class Inspector:
         self._turns.stop()
 
     def _inspect_all(self) -> None:
-        for topic, group in list(self._groups.items()):
+        for topic in list(self._groups):
             try:
-                self._inspect(topic, group)
+                self._inspect(topic, self._groups[topic])
             except HeadraceError as error:
                 _log.warning("members not compared", topic=topic, error=str(error))
 
@@ -131,7 +131,9 @@ class Inspector:
             dispute.kind is Kind.FILES and group.log_is_whole(self._log.describe(topic).begin)
         ):
             # Files that differ with no majority: every member in dispute makes them anew from the log, which has everything.
-            self._on_wrong(topic, f"diverged: {dispute}", dispute.right(len(group.members), truth))
+            # Finding out may take long; data that has come in its place meanwhile is not what was judged.
+            if self._groups[topic] is group:
+                self._on_wrong(topic, f"diverged: {dispute}", dispute.right(len(group.members), truth))
         else:
             group.disputed = f"{dispute}, and neither the log nor a majority says who is wrong; {OPERATORS_CHOICE}"
 

@@ -74,7 +74,8 @@ class Scrubber:
             self.files_checked += 1
             if rotted:
                 self.files_rotted += 1
-                self._on_rot(topic, f"segment {entry.name} is not what was sealed: its bytes changed on this disk")
+                if self._groups[topic] is group:
+                    self._on_rot(topic, f"segment {entry.name} is not what was sealed: its bytes changed on this disk")
                 return
 
     def _pace(self, size_bytes: int) -> None:

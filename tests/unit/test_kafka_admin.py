@@ -61,7 +61,7 @@ def test_a_client_that_failed_is_not_asked_again_but_not_replaced_at_every_call(
     """While the broker is away there is one new client every FRESH_S, however often it is asked."""
     admin = KafkaAdmin({}, "here")
     for _ in range(10):
-        with pytest.raises(LogUnavailable):
+        with pytest.raises(LogUnavailable, match="Kafka at here does not answer"):
             admin.ask("t", failing(KafkaError._TRANSPORT, 1))
     assert clients.made == 1
     clients.now_s += FRESH_S
