@@ -312,11 +312,11 @@ class EmbeddedBroker:
     @staticmethod
     def _answers(identity: BrokerIdentity, timeout_s: float) -> bool:
         """Ask for metadata; only the broker with our cluster id counts."""
-        client = AdminClient({"bootstrap.servers": f"{HOST}:{identity.port}", "log_level": 0})
-        try:
-            return bool(client.list_topics(timeout=timeout_s).cluster_id == identity.cluster_id)
-        except KafkaException:
-            return False
+        with AdminClient({"bootstrap.servers": f"{HOST}:{identity.port}", "log_level": 0}) as client:
+            try:
+                return bool(client.list_topics(timeout=timeout_s).cluster_id == identity.cluster_id)
+            except KafkaException:
+                return False
 
     def _explain(self, output: str) -> HeadraceError:
         """The reason of a broker that ended by itself, out of what it wrote."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from confluent_kafka import KafkaException
@@ -19,8 +20,23 @@ FRESH_S = 2.0
 Answer = TypeVar("Answer")
 
 
+@dataclass(eq=False)
+class _Client:
+    """A client and how many ask it now: it may only be ended when nobody does."""
+
+    handle: AdminClient
+    made_s: float
+    askers: int = 0
+    given_up: bool = False
+
+
+# A client that the garbage collector finds is ended in whichever thread that runs in, and in one of its own librdkafka aborts the process
+# (confluent-kafka-python 2129). Errors make cycles of it, so each is held here until it was ended.
+_not_ended: set[_Client] = set()
+
+
 class KafkaAdmin:
-    """Asks, from any thread at once.
+    """Asks, from any thread at once; to be closed.
 
     A client that meets a broker which just stops or starts may believe for the life of its cache that a topic has no leader or does not exist
     (librdkafka issue 3009), and older calls may never return (2535). So only futures with a time limit are used, a client that failed is not asked
@@ -31,15 +47,14 @@ class KafkaAdmin:
         self._settings = dict(settings)
         self._bootstrap = bootstrap
         self._lock = threading.Lock()
-        self._client: AdminClient | None = None
-        self._made_s = 0.0
+        self._client: _Client | None = None
 
     def ask(self, topic: str, question: Callable[[AdminClient], Answer]) -> Answer:
         """What `question` returns. It waits for futures, at most ANSWER_TIMEOUT_S each. Raises TopicMissing, LogTruncated, LogUnavailable, and what
         else it raises."""
-        client, fresh = self._current()
+        client, fresh = self._enter()
         try:
-            return question(client)
+            return question(client.handle)
         except TimeoutError as error:
             self._give_up(client)
             raise self._silent() from error
@@ -50,35 +65,50 @@ class KafkaAdmin:
                 if code in MISSING:
                     return self.ask(topic, question)
             raise self._silent() if code in SILENT else log_error(error.args[0], topic) from error
+        finally:
+            self._leave(client)
 
     def close(self) -> None:
-        """Give up the client."""
+        """Give up the client, and end it unless it is being asked: then the last who asks does."""
         with self._lock:
-            self._client = None
+            client, self._client = self._client, None
+            if client is None:
+                return
+            client.given_up = True
+            asked = client.askers > 0
+        if not asked:
+            _end(client)
 
     def _silent(self) -> LogUnavailable:
         return LogUnavailable(
             f"Kafka at {self._bootstrap} does not answer", action="check the address and the broker", retriable=True
         )
 
-    def _current(self) -> tuple[AdminClient, bool]:
+    def _enter(self) -> tuple[_Client, bool]:
         """The client, and whether it was made a moment ago."""
         with self._lock:
             now_s = time.monotonic()
             if self._client is None:
-                self._client, self._made_s = AdminClient(self._settings), now_s
-            return self._client, now_s - self._made_s < FRESH_S
+                self._client = _Client(AdminClient(self._settings), now_s)
+                _not_ended.add(self._client)
+            self._client.askers += 1
+            return self._client, now_s - self._client.made_s < FRESH_S
 
-    def _give_up(self, client: AdminClient) -> None:
+    def _leave(self, client: _Client) -> None:
         with self._lock:
-            if self._client is not client:
-                return
-            self._client = None
-        # Other threads may wait for its answers; and its end waits for its own threads, which may hang as its calls did.
-        end = threading.Timer(ANSWER_TIMEOUT_S, _forget, ([client],))
-        end.daemon = True
-        end.start()
+            client.askers -= 1
+            over = client.given_up and not client.askers
+        if over:
+            # Its end waits for its own threads, which may hang as its calls did.
+            threading.Thread(target=_end, args=(client,), name="kafka-client-end", daemon=True).start()
+
+    def _give_up(self, client: _Client) -> None:
+        with self._lock:
+            client.given_up = True
+            if self._client is client:
+                self._client = None
 
 
-def _forget(clients: list[AdminClient]) -> None:
-    clients.clear()
+def _end(client: _Client) -> None:
+    client.handle.__exit__(None, None, None)
+    _not_ended.discard(client)

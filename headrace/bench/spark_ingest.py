@@ -272,8 +272,8 @@ def _fill(bootstrap: str, rows: int, partitions: int, lines: int) -> tuple[tuple
 
 
 def _produce(bootstrap: str, topic: str, values: Sequence[bytes], partitions: int) -> None:
-    admin = AdminClient({"bootstrap.servers": bootstrap})
-    admin.create_topics([NewTopic(topic, partitions, 1)])[topic].result(30)
+    with AdminClient({"bootstrap.servers": bootstrap}) as admin:
+        admin.create_topics([NewTopic(topic, partitions, 1)])[topic].result(30)
     settings = {"linger.ms": 20, "batch.size": 1_000_000, "queue.buffering.max.messages": 2_000_000}
     producer = Producer({"bootstrap.servers": bootstrap, "compression.type": "lz4", **settings})
     for number, value in enumerate(values):

@@ -52,8 +52,8 @@ def headrace(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 def create_topic(bootstrap: str, topic: str) -> None:
     """A topic of one partition."""
-    client = AdminClient({"bootstrap.servers": bootstrap, **QUIET})
-    client.create_topics([NewTopic(topic, 1, 1)])[topic].result(30)
+    with AdminClient({"bootstrap.servers": bootstrap, **QUIET}) as client:
+        client.create_topics([NewTopic(topic, 1, 1)])[topic].result(30)
 
 
 def produce(bootstrap: str, topic: str, value: bytes) -> None:
@@ -95,9 +95,9 @@ def test_broker_takes_messages_of_50_mb(broker: BrokerInfo, cluster_name: str) -
 
 def test_topics_are_not_made_by_accident(broker: BrokerInfo, cluster_name: str) -> None:
     """Asking for a topic that nobody created does not create it."""
-    client = AdminClient({"bootstrap.servers": broker.bootstrap, **QUIET})
-    client.list_topics(cluster_name, timeout=30)
-    assert cluster_name not in client.list_topics(timeout=30).topics
+    with AdminClient({"bootstrap.servers": broker.bootstrap, **QUIET}) as client:
+        client.list_topics(cluster_name, timeout=30)
+        assert cluster_name not in client.list_topics(timeout=30).topics
 
 
 def test_broker_listens_on_loopback_only(broker: BrokerInfo) -> None:
@@ -209,8 +209,8 @@ def test_advertised_ports_reach_the_client(tmp_path: Path) -> None:
     embedded = EmbeddedBroker(tmp_path / "data", advertise=[advertised])
     info = embedded.start()
     try:
-        client = AdminClient({"bootstrap.servers": f"{HOST}:{info.proxied[advertised]}", **QUIET})
-        brokers = client.list_topics(timeout=30).brokers
+        with AdminClient({"bootstrap.servers": f"{HOST}:{info.proxied[advertised]}", **QUIET}) as client:
+            brokers = client.list_topics(timeout=30).brokers
         assert [advertised] == [entry.port for entry in brokers.values()]
     finally:
         embedded.stop()

@@ -189,6 +189,13 @@ def group_status(cluster: LocalCluster, name: str, group: str) -> dict[str, Any]
     return found
 
 
+def follows_or_leads_anew(cluster: LocalCluster, name: str, group: str, epoch: int) -> bool:
+    """Whether a node that lost a group to the leader of `epoch` follows, or leads because the log accepted a later claim of its own: a header
+    takes its group back in time."""
+    known = group_status(cluster, name, group)
+    return bool(known["role"] == "follower" or (known["role"] == "leader" and known["epoch"] > epoch))
+
+
 def readiness(cluster: LocalCluster, name: str) -> tuple[bool, str]:
     """Whether a node is ready, and its answer as text."""
     ready, answer = probe(cluster.url(name) + "/health/ready")

@@ -17,6 +17,7 @@ from tests.e2e.actions import (
     assert_holds,
     connected,
     eventually_says,
+    follows_or_leads_anew,
     group_status,
     readiness,
     running_cluster,
@@ -53,9 +54,10 @@ def test_the_header_dies_and_another_leads_until_it_is_back(cluster: LocalCluste
     eventually(lambda: group_status(cluster, "n2", "n1")["leader"] in ("n2", "n3"), "another leader of group n1")
     eventually(lambda: readiness(cluster, "n2")[0] and readiness(cluster, "n3")[0], "two nodes that serve")
     assert {"n2", "n3"} == set(next(each for each in seal(cluster) if each["group"] == "n1")["members"])
+    epoch = group_status(cluster, "n2", "n1")["epoch"]
     cluster.start_node("n1")
     cluster.wait_ready()
-    assert "follower" == group_status(cluster, "n1", "n1")["role"]
+    assert follows_or_leads_anew(cluster, "n1", "n1", epoch)
     assert_holds(cluster, WORKLOAD)
     seal(cluster)
     verify(cluster)
@@ -109,6 +111,7 @@ def test_a_stopped_node_that_goes_on_serves_nothing_until_it_is_heard_again(clus
         cluster.kill(name, signal.SIGSTOP)
         other = next(each.name for each in cluster.file.nodes if each.name != name)
         eventually(lambda: leads(cluster, other, name, other) or not_led_by(cluster, other, name), "another leader")
+        epoch = group_status(cluster, other, name)["epoch"]
         write_workload(shared, WORKLOAD, 3_000)
         threading.Event().wait(FENCE_S)
         paths = ["/health/ready", "/api/v1/query?q=SELECT%20count(*)%20FROM%20fleet.readings", "/health/ready"]
@@ -118,7 +121,7 @@ def test_a_stopped_node_that_goes_on_serves_nothing_until_it_is_heard_again(clus
             with connection:
                 assert b"503" in first_answer(connection)
     cluster.wait_ready()
-    eventually(lambda: "follower" == group_status(cluster, name, name)["role"], "a leader that came back follows")
+    eventually(lambda: follows_or_leads_anew(cluster, name, name, epoch), "a leader that came back follows")
     assert_holds(cluster, WORKLOAD)
     seal(cluster)
     verify(cluster)

@@ -116,8 +116,8 @@ def test_a_topic_deleted_under_running_nodes_stops_its_group_only(
             seal(cluster)
             segments = sorted(cluster.data_directory("n1").rglob("*.parquet"))
             topic = shared.topics.forward("n2")
-            admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
-            admin.delete_topics([topic])[topic].result(30)
+            with AdminClient({"bootstrap.servers": cluster.bootstrap}) as admin:
+                admin.delete_topics([topic])[topic].result(30)
             for node in cluster.file.nodes:
                 assert topic in eventually_says(cluster, node.name, "data is kept")
             others_go_on(cluster, shared)

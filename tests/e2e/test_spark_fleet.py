@@ -33,8 +33,8 @@ PARTITIONS = 2
 
 def produce(bootstrap: str, topic: str, workload: Workload, lines_per_message: int) -> None:
     """The rows of all tables as line protocol on a new raw topic, each series on one partition in order of the workload."""
-    admin = AdminClient({"bootstrap.servers": bootstrap})
-    admin.create_topics([NewTopic(topic, PARTITIONS, 1)])[topic].result(60)
+    with AdminClient({"bootstrap.servers": bootstrap}) as admin:
+        admin.create_topics([NewTopic(topic, PARTITIONS, 1)])[topic].result(60)
     settings = {"linger.ms": 20, "queue.buffering.max.messages": 2_000_000, "compression.type": "lz4"}
     producer = Producer({"bootstrap.servers": bootstrap, **settings})
     for place, table in enumerate(workload.tables):

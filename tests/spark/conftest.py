@@ -63,8 +63,8 @@ class Station:
 
     def create_raw(self, partitions: int) -> None:
         """Make the raw topic."""
-        admin = AdminClient({"bootstrap.servers": self.bootstrap})
-        admin.create_topics([NewTopic(self.raw, partitions, 1)])[self.raw].result(10)
+        with AdminClient({"bootstrap.servers": self.bootstrap}) as admin:
+            admin.create_topics([NewTopic(self.raw, partitions, 1)])[self.raw].result(10)
 
     def produce(self, values: Sequence[bytes], keys: Sequence[bytes | None] | None = None, partitions: int = 1) -> None:
         """Append raw messages, in turn to each partition."""

@@ -129,9 +129,9 @@ def test_raw_messages_that_were_trimmed_before_they_were_read_stop_the_query(
     station.produce([b"t,host=a x=1 1"])
     station.run(spark, station.job())
     station.produce([b"t,host=a x=2 2", b"t,host=a x=3 3"])
-    admin = AdminClient({"bootstrap.servers": station.bootstrap})
-    [deletion] = admin.delete_records([TopicPartition(station.raw, 0, 2)]).values()
-    deletion.result(10)
+    with AdminClient({"bootstrap.servers": station.bootstrap}) as admin:
+        [deletion] = admin.delete_records([TopicPartition(station.raw, 0, 2)]).values()
+        deletion.result(10)
     with pytest.raises(RawDataLost, match="no longer holds") as raised:
         station.run(spark, station.job())
     assert "checkpoint" in raised.value.action
@@ -141,9 +141,11 @@ def test_missing_topics_are_made(spark: SparkSession, station: Station) -> None:
     """The raw topic and the dead-letter topic are there after a run; dead letters do not expire, and the broker stamps the time."""
     done = station.run(spark, station.job())
     assert (0, 0) == (done.counts.rows, done.batches)
-    admin = AdminClient({"bootstrap.servers": station.bootstrap})
-    resource = ConfigResource(ConfigResource.Type.TOPIC, dlq(station.raw))
-    settings = {entry.name: entry.value for entry in admin.describe_configs([resource])[resource].result(10).values()}
+    with AdminClient({"bootstrap.servers": station.bootstrap}) as admin:
+        resource = ConfigResource(ConfigResource.Type.TOPIC, dlq(station.raw))
+        settings = {
+            entry.name: entry.value for entry in admin.describe_configs([resource])[resource].result(10).values()
+        }
     assert ("-1", "-1", "LogAppendTime") == tuple(
         settings[name] for name in ("retention.ms", "retention.bytes", "message.timestamp.type")
     )

@@ -12,20 +12,33 @@ from confluent_kafka import KafkaError, KafkaException
 from connectors.log import kafka_admin
 from connectors.log.kafka_admin import FRESH_S, KafkaAdmin
 from connectors.log.port import LogUnavailable, TopicMissing
+from tests.waiting import eventually
+
+
+class Numbered(int):
+    """Stands for AdminClient; `ended` holds the numbers of those that were ended."""
+
+    ended: list[int]
+
+    def __exit__(self, *_of_an_error: object) -> None:
+        self.ended.append(self)
 
 
 class Clients:
-    """Stands for AdminClient; each one made has a number from 1, and the clock is ours."""
+    """Each one made has a number from 1, and the clock is ours."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.made = 0
+        self.ended: list[int] = []
         self.now_s = 100.0
         monkeypatch.setattr(kafka_admin, "AdminClient", self._make)
         monkeypatch.setattr(kafka_admin.time, "monotonic", lambda: self.now_s)
 
-    def _make(self, _settings: object) -> int:
+    def _make(self, _settings: object) -> Numbered:
         self.made += 1
-        return self.made
+        client = Numbered(self.made)
+        client.ended = self.ended
+        return client
 
 
 @pytest.fixture
@@ -93,3 +106,27 @@ def test_a_client_that_hangs_is_replaced_and_keeps_nobody_waiting(clients: Clien
     assert not thread.is_alive()
     assert admin.ask("t", lambda client: client) == 2
     assert clients.made == 2
+
+
+def test_a_client_is_ended_once_and_only_when_nobody_asks_it(clients: Clients) -> None:
+    """Whether it failed or was closed, it is ended when the last question to it is over; until then no other thread may free it."""
+    admin = KafkaAdmin({}, "here")
+
+    def close_while_asked(client: int) -> int:
+        admin.close()
+        assert clients.ended == []
+        return client
+
+    assert admin.ask("t", close_while_asked) == 1
+    eventually(lambda: clients.ended == [1], "the end of a client that was closed while it was asked")
+    clients.now_s += FRESH_S
+    assert admin.ask("t", lambda client: client) == 2
+    clients.now_s += FRESH_S
+    assert admin.ask("t", failing(KafkaError._TRANSPORT, 1)) == 2
+    with pytest.raises(LogUnavailable):
+        admin.ask("t", failing(KafkaError._TRANSPORT, 2))
+    eventually(lambda: clients.ended == [1, 2], "the end of a client that failed")
+    assert admin.ask("t", lambda client: client) == 3
+    admin.close()
+    admin.close()
+    assert clients.ended == [1, 2, 3]
