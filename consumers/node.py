@@ -47,7 +47,7 @@ from consumers.serve.report import metrics_text, status_report
 from consumers.serve.server import Server
 from consumers.serve.snapshots import SnapshotRefused, SnapshotShelf, snapshot_routes
 from consumers.standing import Standing
-from consumers.store import Store, StoreDamaged, StoreSettings
+from consumers.store import Store, StoreDamaged, StoreSettings, encoding_threads
 from consumers.watching import Watching
 from schemas.errors import HeadraceError, StateUnknown
 from schemas.records import Create, Role
@@ -183,6 +183,8 @@ class Node:
         names = self.slot_table.groups_of(settings.node)
         self.journal = Journal(directory / "journal", names)
         self._opened.callback(self.journal.close)
+        self._encoders = encoding_threads(settings.store)
+        self._opened.callback(self._encoders.shutdown)
         self.groups: dict[str, Group] = {}
         cursors: dict[str, Cursor] = {}
         for name in names:
@@ -208,12 +210,12 @@ class Node:
 
     def _open_group(self, name: str) -> Group:
         try:
-            store = Store.open(self.settings.data_directory, name, self.settings.store)
+            store = Store.open(self.settings.data_directory, name, self.settings.store, self._encoders)
         except StoreDamaged as error:
             aside = Store.set_aside(self.settings.data_directory, name)
             self.journal.forget_all(name, self.journal.newest_version(name))
             _log.error("store damaged, set aside", group=name, directory=str(aside), error=str(error))
-            store = Store.open(self.settings.data_directory, name, self.settings.store)
+            store = Store.open(self.settings.data_directory, name, self.settings.store, self._encoders)
         self._opened.callback(store.close)
         group = Group(name, self.slot_table.group(name), 1, store, self.tables, self.settings.limits, self._sealed)
         self._opened.callback(group.stop)

@@ -79,7 +79,7 @@ class StoreSettings:
     seal_bytes: int = _setting(268_435_456, "or this many bytes of unsealed messages", 1)
     seal_age_ms: int = _setting(300_000, "or unsealed rows this old", 1)
     apply_queue_bytes: int = _setting(67_108_864, "messages that may lie between journal and memtable", 1)
-    encode_threads: int = _setting(2, "threads that encode the files of a seal", 1)
+    encode_threads: int = _setting(2, "threads of the node that encode the files of seals", 1)
     compression_level: int = _setting(1, "zstd level of sealed files; higher is smaller and slower", 1, 22)
     log_keep_records: int = _setting(0, "records of a group's log that trimming leaves; 0 = never trim", 0)
     recovery_bytes_per_second: int = _setting(0, "most bytes that a recovery copies from another node; 0 = no limit", 0)

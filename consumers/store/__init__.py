@@ -18,7 +18,7 @@ from consumers.store.memtable import MemtableSize
 from consumers.store.scan import Scan
 from consumers.store.segment import SegmentEntry, digest_of_file
 from consumers.store.settings import StoreSettings
-from consumers.store.store import Store
+from consumers.store.store import Store, encoding_threads
 from consumers.store.tombstones import Tombstone
 
 __all__ = [
@@ -44,5 +44,6 @@ __all__ = [
     "TableUnknown",
     "Tombstone",
     "digest_of_file",
+    "encoding_threads",
     "plan_compaction",
 ]

@@ -10,7 +10,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, Future, wait
 from dataclasses import dataclass, field
 from itertools import groupby
 
@@ -37,7 +37,8 @@ from schemas.tables import FieldType, TableSchema
 
 @dataclass(slots=True)
 class StoreParts:
-    """What the jobs of one store share. `commit_lock` is held from an index commit to the swap in memory, and by snapshots."""
+    """What the jobs of one store share. `encoders` runs what needs CPU; `commit_lock` is held from an index commit to the swap in memory, and by
+    snapshots."""
 
     group: str
     settings: StoreSettings
@@ -47,6 +48,7 @@ class StoreParts:
     runs: RunsCache
     overlaps: Overlaps
     live: LiveSummaries
+    encoders: Executor
     commit_lock: threading.Lock = field(default_factory=threading.Lock)
     queue: deque[StoreJob] = field(default_factory=deque)
 
@@ -162,19 +164,19 @@ class SealJob(StoreJob):
 
     def _write_segments(self) -> None:
         """Writes every segment of the seal, those of one table while the next is sorted; those a failed earlier run has written stay."""
-        with ThreadPoolExecutor(self._parts.settings.encode_threads, thread_name_prefix="seal") as pool:
-            running = [
-                pool.submit(self._write, name, known.schema, rows, part)
-                for table, known in sorted(self._known.items())
-                for era, rows in self._sorted(table, known)
-                for name, part in self._named(known.schema, era, rows)
-                if name.relative not in self._written
-            ]
-            try:
-                for each in running:
-                    each.result()
-            finally:
-                pool.shutdown(wait=True, cancel_futures=True)
+        running: list[Future[None]] = []
+        try:
+            for table, known in sorted(self._known.items()):
+                for era, rows in self._sorted(table, known):
+                    for name, part in self._named(known.schema, era, rows):
+                        if name.relative not in self._written:
+                            running.append(self._parts.encoders.submit(self._write, name, known.schema, rows, part))
+            for each in running:
+                each.result()
+        finally:
+            for each in running:
+                each.cancel()
+            wait(running)
 
     def _sorted(self, table: TableKey, known: KnownTable) -> Iterator[tuple[int, SortedTable]]:
         """The visible rows of one table, each era by itself: a segment has one era."""

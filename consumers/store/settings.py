@@ -14,7 +14,7 @@ class StoreSettings:
     compression_level: int = 1
     """zstd level of segments. Not part of the content."""
     encode_threads: int = 2
-    """Threads that encode and sync the files of one seal."""
+    """Threads that encode and sync the files of seals, for all stores that share them."""
     compaction_files_min: int = 4
     """Fewest neighbouring small files of one slice and bucket that are worth merging."""
     compaction_rows_max: int = 4_000_000

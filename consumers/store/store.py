@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
 from itertools import count
 from pathlib import Path
 
@@ -33,6 +34,11 @@ SEGMENTS_DIRECTORY = "segments"
 DAMAGED_DIRECTORY = "damaged"
 
 
+def encoding_threads(settings: StoreSettings) -> Executor:
+    """Threads that are kept from seal to seal: new ones would begin with memory of their own each time. They start when first needed."""
+    return ThreadPoolExecutor(settings.encode_threads, thread_name_prefix="encode")
+
+
 class Store:
     """Rows of one data group: unsealed in memory, sealed in Parquet files, with an index that says which files count.
 
@@ -41,16 +47,24 @@ class Store:
     what a seal has committed: after a crash the caller feeds everything after the `frontier` again, and ends with the same content.
     """
 
-    def __init__(self, parts: StoreParts) -> None:
-        """Use `open`."""
+    def __init__(self, parts: StoreParts, own: Executor | None) -> None:
+        """Use `open`. `own` ends with this store."""
         self._parts = parts
+        self._own = own
         self._frozen_version = parts.view.frontier
         self._version = parts.view.frontier
 
     @classmethod
-    def open(cls, data_directory: Path, group: str, settings: StoreSettings | None = None) -> Store:
+    def open(
+        cls,
+        data_directory: Path,
+        group: str,
+        settings: StoreSettings | None = None,
+        encoders: Executor | None = None,
+    ) -> Store:
         """Opens or creates the store of `group`, after recovery (see consumers.store.recovery). Takes time by the number of segments, not by
-        their size. Raises StoreHeld, StoreFull, StoreUnwritable, StoreDamaged or StoreFormatUnknown."""
+        their size. Stores of one process share `encoders` (see `encoding_threads`), which encode the files of their seals. Raises StoreHeld,
+        StoreFull, StoreUnwritable, StoreDamaged or StoreFormatUnknown."""
         settings = settings or StoreSettings()
         root = Path(data_directory) / SEGMENTS_DIRECTORY / path_component(group)
         index_directory = Path(data_directory) / INDEX_DIRECTORY / path_component(group)
@@ -69,7 +83,10 @@ class Store:
             raise
         runs = RunsCache(index.runs, settings.runs_cache_series)
         overlaps = Overlaps(files, runs.get)
-        return cls(StoreParts(group, settings, files, index, StoreView(content), runs, overlaps, LiveSummaries()))
+        threads = encoders or encoding_threads(settings)
+        view, live = StoreView(content), LiveSummaries()
+        parts = StoreParts(group, settings, files, index, view, runs, overlaps, live, threads)
+        return cls(parts, own=None if encoders else threads)
 
     @staticmethod
     def set_aside(data_directory: Path, group: str) -> Path:
@@ -253,6 +270,8 @@ class Store:
 
     def close(self) -> None:
         """Releases the directories. Unsealed rows are not saved: the caller has them in its journal."""
+        if self._own is not None:
+            self._own.shutdown()
         self._parts.files.remove_all_doomed()
         self._parts.index.close()
 

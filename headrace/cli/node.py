@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from consumers.memory import GIVE_BACK_INTERVAL_S, give_back, keep_freed
 from headrace.cli.output import JsonOption, SettingsOption, UsageInvalid, parse_settings, run_command
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ def run(
 ) -> None:
     """Run a node in the foreground until SIGTERM or Ctrl-C, which stop it cleanly."""
     with run_command(json_output, log_level="info") as output:
+        keep_freed()
         from consumers.node import Node
 
         resolved, address = resolve(
@@ -71,7 +73,8 @@ def run(
             running.serve(*address)
             starting.clear()
             output.note(f"node {resolved.node} serves on {running.http_address}")
-            stopping.wait()
+            while not stopping.wait(GIVE_BACK_INTERVAL_S):
+                give_back()
         except _StoppedEarly:
             output.note(f"node {resolved.node} was stopped before it served")
         finally:

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from consumers.memory import keep_freed
 from headrace.cli.node import BootstrapOption, ClusterOption, DataDirectoryOption, NodeOption, resolve
 from headrace.cli.output import JsonOption, SettingsOption, run_command
 
@@ -27,6 +28,7 @@ def replay(
 ) -> None:
     """Rebuild a stopped node's store from the topics; the old one goes only when the new one is complete."""
     with run_command(json_output) as output:
+        keep_freed()
         from consumers.replay import replay as rebuild
 
         resolved, _ = resolve(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import duckdb
@@ -316,3 +317,20 @@ def test_the_documented_query_over_plain_files_gives_the_same_rows(
     ]
     assert want == expected(found)
     assert len(found) == len(want)
+
+
+def test_stores_share_encoding_threads_that_outlive_each_of_them(tmp_path: Path) -> None:
+    """Two stores seal at once on one thread; the first one's end takes nothing from the second."""
+    with ThreadPoolExecutor(1) as encoders, ThreadPoolExecutor(2) as jobs:
+        stores = [Store.open(tmp_path / name, "n1", SETTINGS, encoders) for name in ("one", "other")]
+        rows: list[Row] = [(A, 1, {"busy": 1}), (B, 2, {"busy": 2}), (A, HOUR_NS, {"busy": 3})]
+        for store in stores:
+            write(store, 1, rows)
+        for done in [jobs.submit(seal, store, 2) for store in stores]:
+            done.result()
+        stores[0].close()
+        write(stores[1], 3, [(B, 2, {"busy": 4})])
+        seal(stores[1], 4)
+        assert expected([rows[0], (B, 2, {"busy": 4}), rows[2]]) == contents(stores[1])
+        stores[1].close()
+        assert encoders.submit(lambda: "still there").result() == "still there"
