@@ -85,7 +85,7 @@ class KafkaLog:
                 if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
                     raise
 
-        self._admin.ask(topic, create)
+        self._admin.ask(topic, create, exists=False)
         self._await_topic(topic)
 
     def _await_topic(self, topic: str) -> None:

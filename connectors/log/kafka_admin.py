@@ -5,10 +5,10 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from confluent_kafka import KafkaException
+from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
 
 from connectors.log.kafka_errors import MISSING, SILENT, log_error
@@ -17,6 +17,7 @@ from connectors.log.port import LogUnavailable
 REQUEST_TIMEOUT_S = 10.0
 ANSWER_TIMEOUT_S = 2 * REQUEST_TIMEOUT_S
 FRESH_S = 2.0
+LEARNED_S = 300.0
 Answer = TypeVar("Answer")
 
 
@@ -28,6 +29,24 @@ class _Client:
     made_s: float
     askers: int = 0
     given_up: bool = False
+    learned_s: dict[str, float] = field(default_factory=dict)
+
+    def learn(self, topic: str) -> None:
+        """Let the client know the topic's leader, which it forgets after 15 minutes. Raises KafkaException.
+
+        A question about offsets whose leader the client must look up first crashes the process if any answer about topics comes in at the wrong
+        moment: the thread that asks goes on with what librdkafka's own has freed (query_leaders_async_worker in rdkafka_partition.c, 2.16.0).
+        """
+        now_s = time.monotonic()
+        if now_s - self.learned_s.get(topic, -LEARNED_S) < LEARNED_S:
+            return
+        found = self.handle.list_topics(topic, timeout=REQUEST_TIMEOUT_S).topics[topic]
+        if found.error is not None:
+            raise KafkaException(found.error)
+        for partition in found.partitions.values():
+            if partition.leader < 0:
+                raise KafkaException(partition.error or KafkaError(KafkaError.LEADER_NOT_AVAILABLE))
+        self.learned_s[topic] = now_s
 
 
 # A client that the garbage collector finds is ended in whichever thread that runs in, and in one of its own librdkafka aborts the process
@@ -44,26 +63,29 @@ class KafkaAdmin:
     """
 
     def __init__(self, settings: Mapping[str, Any], bootstrap: str) -> None:
-        self._settings = dict(settings)
+        self._settings = {"allow.auto.create.topics": False, **settings}
         self._bootstrap = bootstrap
         self._lock = threading.Lock()
         self._client: _Client | None = None
 
-    def ask(self, topic: str, question: Callable[[AdminClient], Answer]) -> Answer:
-        """What `question` returns. It waits for futures, at most ANSWER_TIMEOUT_S each. Raises TopicMissing, LogTruncated, LogUnavailable, and what
-        else it raises."""
+    def ask(self, topic: str, question: Callable[[AdminClient], Answer], *, exists: bool = True) -> Answer:
+        """What `question` returns. It waits for futures, at most ANSWER_TIMEOUT_S each; about a topic that need not exist it asks for no offsets.
+        Raises TopicMissing, LogTruncated, LogUnavailable, and what else it raises."""
         client, fresh = self._enter()
         try:
+            if exists:
+                client.learn(topic)
             return question(client.handle)
         except TimeoutError as error:
             self._give_up(client)
             raise self._silent() from error
         except KafkaException as error:
             code = error.args[0].code()
+            client.learned_s.pop(topic, None)
             if not fresh:
                 self._give_up(client)
                 if code in MISSING:
-                    return self.ask(topic, question)
+                    return self.ask(topic, question, exists=exists)
             raise self._silent() if code in SILENT else log_error(error.args[0], topic) from error
         finally:
             self._leave(client)

@@ -1,11 +1,14 @@
-"""Clients of librdkafka and Python's garbage collector."""
+"""Ways of using librdkafka that end the process, none of which is ours."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 
+import pytest
+
 from connectors.kafka.broker import BrokerInfo
+from connectors.log.kafka import KafkaLog
 
 COLLECTING = """
 import gc, sys, threading
@@ -30,7 +33,7 @@ def question(client):
     client.list_offsets({partition: OffsetSpec.latest()})[partition].add_done_callback(collect)
     assert answered.wait(60.0)
 
-admin.ask("nothing", question)
+admin.ask("nothing", question, exists=False)
 admin.close()
 closed.set()
 assert collected.wait(60.0)
@@ -43,3 +46,20 @@ def test_a_client_is_never_freed_by_the_garbage_collector_in_its_own_thread(brok
         [sys.executable, "-c", COLLECTING, broker.bootstrap], capture_output=True, text=True, timeout=120
     )
     assert (0, "") == (done.returncode, done.stderr)
+
+
+def test_librdkafka_never_looks_for_a_leader_while_it_asks_for_offsets(
+    broker: BrokerInfo, cluster_name: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It does so in two threads of which one may free what the other uses; every client knows the leader before."""
+    maker = KafkaLog(broker.bootstrap)
+    maker.create_topic(cluster_name, {})
+    maker.close()
+    log = KafkaLog(broker.bootstrap, {"debug": "metadata", "log_level": "7"})
+    log.describe(cluster_name)
+    log.written_end(cluster_name)
+    log.trim(cluster_name, 0)
+    log.close()
+    said = capfd.readouterr().err
+    assert "application requested" in said
+    assert "query partition leaders" not in said

@@ -4,21 +4,31 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from connectors.log import kafka_admin
-from connectors.log.kafka_admin import FRESH_S, KafkaAdmin
+from connectors.log.kafka_admin import FRESH_S, LEARNED_S, KafkaAdmin
 from connectors.log.port import LogUnavailable, TopicMissing
 from tests.waiting import eventually
 
 
 class Numbered(int):
-    """Stands for AdminClient; `ended` holds the numbers of those that were ended."""
+    """Stands for AdminClient; `ended` holds the numbers of those that were ended, `looked_up` what was asked of which."""
 
     ended: list[int]
+    looked_up: list[tuple[int, str]]
+    leader: int
+
+    def list_topics(self, topic: str, timeout: float) -> SimpleNamespace:
+        """One partition, with a leader as long as there is one."""
+        assert timeout > 0
+        self.looked_up.append((int(self), topic))
+        partition = SimpleNamespace(leader=self.leader, error=None)
+        return SimpleNamespace(topics={topic: SimpleNamespace(error=None, partitions={0: partition})})
 
     def __exit__(self, *_of_an_error: object) -> None:
         self.ended.append(self)
@@ -30,6 +40,8 @@ class Clients:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.made = 0
         self.ended: list[int] = []
+        self.looked_up: list[tuple[int, str]] = []
+        self.leader = 1
         self.now_s = 100.0
         monkeypatch.setattr(kafka_admin, "AdminClient", self._make)
         monkeypatch.setattr(kafka_admin.time, "monotonic", lambda: self.now_s)
@@ -37,7 +49,7 @@ class Clients:
     def _make(self, _settings: object) -> Numbered:
         self.made += 1
         client = Numbered(self.made)
-        client.ended = self.ended
+        client.ended, client.looked_up, client.leader = self.ended, self.looked_up, self.leader
         return client
 
 
@@ -130,3 +142,25 @@ def test_a_client_is_ended_once_and_only_when_nobody_asks_it(clients: Clients) -
     admin.close()
     admin.close()
     assert clients.ended == [1, 2, 3]
+
+
+def test_a_leader_is_looked_up_before_it_is_needed_and_before_it_is_forgotten(clients: Clients) -> None:
+    """Once a client and topic, again after a while or a failure, and not for a topic that need not exist."""
+    admin = KafkaAdmin({}, "here")
+    admin.ask("new", lambda client: client, exists=False)
+    for topic in ("t", "t", "u"):
+        admin.ask(topic, lambda client: client)
+    assert clients.looked_up == [(1, "t"), (1, "u")]
+    clients.now_s += LEARNED_S
+    admin.ask("t", lambda client: client)
+    with pytest.raises(LogUnavailable):
+        admin.ask("t", failing(KafkaError._TRANSPORT, 1))
+    admin.ask("t", lambda client: client)
+    assert clients.looked_up[2:] == [(1, "t"), (2, "t")]
+
+
+def test_a_topic_without_a_leader_is_asked_nothing(clients: Clients) -> None:
+    """That is what librdkafka would look up by itself, in a way that may crash."""
+    clients.leader = -1
+    with pytest.raises(LogUnavailable):
+        KafkaAdmin({}, "here").ask("t", lambda client: pytest.fail(f"asked {client}"))
