@@ -58,7 +58,7 @@ class KafkaAdmin:
     """Asks, from any thread at once; to be closed.
 
     A client that meets a broker which just stops or starts may believe for the life of its cache that a topic has no leader or does not exist
-    (librdkafka issue 3009), and older calls may never return (2535). So only futures with a time limit are used, a client that failed is not asked
+    (librdkafka issue 3009), and older calls may never return (2535). So only calls with a time limit are used, a client that failed is not asked
     again, and that a topic does not exist is believed only of a client that was made a moment ago.
     """
 
@@ -69,7 +69,7 @@ class KafkaAdmin:
         self._client: _Client | None = None
 
     def ask(self, topic: str, question: Callable[[AdminClient], Answer], *, exists: bool = True) -> Answer:
-        """What `question` returns. It waits for futures, at most ANSWER_TIMEOUT_S each; about a topic that need not exist it asks for no offsets.
+        """What `question` returns. It waits for futures alone, at most ANSWER_TIMEOUT_S each; about a topic that need not exist it asks for no offsets.
         Raises TopicMissing, LogTruncated, LogUnavailable, and what else it raises."""
         client, fresh = self._enter()
         try:
