@@ -69,7 +69,7 @@ class KafkaAdmin:
         self._client: _Client | None = None
 
     def ask(self, topic: str, question: Callable[[AdminClient], Answer], *, exists: bool = True) -> Answer:
-        """What `question` returns. It waits for futures alone, at most ANSWER_TIMEOUT_S each; about a topic that need not exist it asks for no offsets.
+        """What `question` returns. It waits for futures alone, at most ANSWER_TIMEOUT_S each, and asks for no offsets unless the topic `exists`.
         Raises TopicMissing, LogTruncated, LogUnavailable, and what else it raises."""
         client, fresh = self._enter()
         try:
