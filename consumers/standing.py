@@ -141,11 +141,14 @@ class Standing:
 
     def _member(self, topic: str, group_name: str, node: str) -> MemberView:
         if node == self._identity.node:
-            return MemberView(node, self._incarnation, not self._broadcast.fenced, not self.reason(topic))
+            epoch = self._groups[topic].applied.epoch
+            return MemberView(node, self._incarnation, not self._broadcast.fenced, not self.reason(topic), epoch)
         status = self._broadcast.board.status(group_name, node)
         if status is None:
-            return MemberView(node, "", False, False)
-        return MemberView(node, status.incarnation, self._broadcast.board.alive(group_name, node), status.eligible)
+            return MemberView(node, "", False, False, 0)
+        return MemberView(
+            node, status.incarnation, self._broadcast.board.alive(group_name, node), status.eligible, status.epoch
+        )
 
     def statuses(self) -> Sequence[Status]:
         """What this node says of each of its groups."""

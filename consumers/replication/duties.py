@@ -15,8 +15,10 @@ from dataclasses import dataclass
 import structlog
 
 from connectors.log.port import Log
+from consumers.replication.broadcast import boot_ns
 from consumers.replication.group import Group
 from consumers.replication.roles import TAKE_BACK_MS, Decision, GroupView, decide
+from consumers.replication.status import OFFLINE_MS
 from schemas.errors import HeadraceError
 from schemas.framing import format_headers
 from schemas.messages import (
@@ -37,6 +39,7 @@ TURN_S = 0.1
 READ_BACK_TIMEOUT_S = 5.0
 UPKEEP_INTERVAL_S = 5.0
 COMPACTIONS_MAX = 4
+WAKING = Decision(Role.UNSYNCED, False, "this node has not looked after its groups for 3 s")
 _log = structlog.get_logger(__name__)
 
 
@@ -69,7 +72,7 @@ class _Asked:
 
 
 class Duties:
-    """The thread that claims and seals. `decision` may be read by any thread."""
+    """The thread that claims and seals. `decision` may be asked by any thread."""
 
     def __init__(
         self,
@@ -98,6 +101,7 @@ class Duties:
         self._asked: dict[str, _Asked] = {topic: _Asked() for topic in groups}
         self._unsealed_since_s: dict[str, tuple[int, float]] = {}
         self._decisions = dict.fromkeys(groups, Decision(Role.UNSYNCED, False, "no role yet"))
+        self._looked_ns = 0
         self._follower_since_s: dict[str, float] = {}
         self._lock = threading.Lock()
         self._stopping = threading.Event()
@@ -116,36 +120,45 @@ class Duties:
             self._appender.close()
 
     def decision(self, topic: str) -> Decision:
-        """The newest decision on the group of a topic."""
-        return self._decisions[topic]
+        """The newest decision on the group of a topic; never one that is 3 s old, of before this process was stopped."""
+        return self._decisions[topic] if self._awake() else decide(self._view(topic, 0))
 
     def seal(self, topic: str) -> None:
         """Append a Seal now. Raises NotLeader, also in a process that was stopped as a leader and has just gone on."""
-        group = self._groups[topic]
-        if decide(self._view(topic, 0)).role is not Role.LEADER:
+        group, decision = self._groups[topic], decide(self._view(topic, 0))
+        if decision.role is not Role.LEADER:
             leader = group.applied.leader.node if group.applied.leader else "nobody"
+            why = decision.reason or (f"{leader} leads" if leader != self._node else "another node has claimed it")
             raise NotLeader(
-                f"group {group.name} is led by {leader}, not by {self._node}", action="ask that node", retriable=True
+                f"group {group.name} is not led by {self._node}: {why}", action="ask its leader", retriable=True
             )
         self._append_seal(topic, group)
 
     def _run(self) -> None:
         while not self._stopping.wait(TURN_S):
-            for topic, group in self._groups.items():
-                try:
-                    self._turn(topic, group)
-                except HeadraceError as error:
-                    _log.warning("duty not done", group=group.name, error=str(error))
-                except Exception:
-                    # A thread that ends here would leave the group without a leader for good.
-                    _log.exception("duty failed", group=group.name)
+            self._look()
 
-    def _turn(self, topic: str, group: Group) -> None:
-        decision = self._decide(topic)
-        if decision.role is not self._decisions[topic].role:
+    def _awake(self) -> bool:
+        return boot_ns() - self._looked_ns < OFFLINE_MS * 1_000_000
+
+    def _look(self) -> None:
+        """One turn for every group; after a stop one without a role, in which the others are heard. A stop in the middle counts too."""
+        awake, self._looked_ns = self._awake(), boot_ns()
+        for topic, group in self._groups.items():
+            try:
+                self._turn(topic, group, awake)
+            except HeadraceError as error:
+                _log.warning("duty not done", group=group.name, error=str(error))
+            except Exception:
+                # A thread that ends here would leave the group without a leader for good.
+                _log.exception("duty failed", group=group.name)
+
+    def _turn(self, topic: str, group: Group, awake: bool) -> None:
+        decision = self._decide(topic, awake)
+        before, self._decisions[topic] = self._decisions[topic], decision
+        if decision.role is not before.role:
             _log.info("role", group=group.name, role=str(decision.role), reason=decision.reason)
             self._on_change()
-        self._decisions[topic] = decision
         asked, now = self._asked[topic], (group.applied.epoch, group.applied.frontier)
         old = self._is_old(topic, group)
         if asked.applied == now and time.monotonic() < asked.until_s:
@@ -181,10 +194,10 @@ class Duties:
                 self._append(topic, Drop(leadership, database, table, before_ns))
         self._trim(topic, group)
 
-    def _decide(self, topic: str) -> Decision:
+    def _decide(self, topic: str, awake: bool) -> Decision:
         since_s = self._follower_since_s.get(topic)
         steady_ms = 0 if since_s is None else int((time.monotonic() - since_s) * 1_000)
-        decision = decide(self._view(topic, steady_ms))
+        decision = decide(self._view(topic, steady_ms)) if awake else WAKING
         if decision.role is not Role.FOLLOWER:
             self._follower_since_s.pop(topic, None)
         elif since_s is None:

@@ -19,12 +19,16 @@ TAKE_BACK_MS = 30_000
 
 @dataclass(frozen=True, slots=True)
 class MemberView:
-    """What is known of a member of the group. Of this node itself it is what holds now, not what it last broadcast."""
+    """What is known of a member of the group. Of this node itself it is what holds now, not what it last broadcast.
+
+    `epoch`: that of the newest accepted claim it has read.
+    """
 
     node: str
     incarnation: str
     alive: bool
     eligible: bool
+    epoch: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +105,11 @@ def leader_lives(view: GroupView) -> bool:
 def _under_leader(view: GroupView) -> Decision:
     assert view.leader is not None
     if view.leader.node == view.node and view.leader.incarnation == view.me.incarnation:
-        return Decision(Role.LEADER, False)
+        return Decision(Role.FOLLOWER if _superseded(view, view.leader.epoch) else Role.LEADER, False)
     is_header = view.members[0].node == view.node
     return Decision(Role.FOLLOWER, is_header and view.steady_ms >= view.take_back_ms)
+
+
+def _superseded(view: GroupView, epoch: int) -> bool:
+    """Whether a member in sync has read a claim that I have not come to: I was stopped or cut off, and hear statuses before my log."""
+    return any(member.alive and member.eligible and member.epoch > epoch for member in view.members)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -189,11 +190,18 @@ def group_status(cluster: LocalCluster, name: str, group: str) -> dict[str, Any]
     return found
 
 
-def follows_or_leads_anew(cluster: LocalCluster, name: str, group: str, epoch: int) -> bool:
-    """Whether a node that lost a group to the leader of `epoch` follows, or leads because the log accepted a later claim of its own: a header
-    takes its group back in time."""
-    known = group_status(cluster, name, group)
-    return bool(known["role"] == "follower" or (known["role"] == "leader" and known["epoch"] > epoch))
+def assert_follows_first(cluster: LocalCluster, name: str, group: str, log_before: str) -> None:
+    """Since its log was `log_before`, the first role that a node took in a group was that of a follower. It may lead by now: headers take their
+    groups back in time."""
+    taken: list[str] = []
+
+    def took_a_role() -> bool:
+        written = log_text(cluster, name).removeprefix(log_before)
+        taken[:] = re.findall(rf"\] role +group={group} .*role=(follower|leader)", written)
+        return bool(taken)
+
+    eventually(took_a_role, f"a role of {name} in group {group}")
+    assert "follower" == taken[0], taken
 
 
 def readiness(cluster: LocalCluster, name: str) -> tuple[bool, str]:

@@ -391,11 +391,12 @@ class SimNode:
 
     def _member(self, node: str) -> MemberView:
         if node == self.name:
-            return MemberView(node, self.incarnation, not self.fenced(), not self._reason())
+            epoch = self.replica.state.epoch
+            return MemberView(node, self.incarnation, not self.fenced(), not self._reason(), epoch)
         status = self.board.status(GROUP, node)
         if status is None:
-            return MemberView(node, "", False, False)
-        return MemberView(node, status.incarnation, self.board.alive(GROUP, node), status.eligible)
+            return MemberView(node, "", False, False, 0)
+        return MemberView(node, status.incarnation, self.board.alive(GROUP, node), status.eligible, status.epoch)
 
     def _duties(self) -> None:
         before, self.decision = self.decision, decide(self.view())

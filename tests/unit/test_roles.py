@@ -32,9 +32,10 @@ def view_of(in_sync: str, behind: str, offline: str, answers: str, claim: str, m
     states = {node: (True, True) for node in in_sync.split() if node != "-"}
     states |= {node: (True, False) for node in behind.split() if node != "-"}
     states |= {node: (False, True) for node in offline.split() if node != "-"}
-    members = tuple(MemberView(node, "now", *states[node]) for node in sorted(states))
     node, _, mood = me.partition(" ")
     leader, _, how = claim.partition(" ")
+    _, _, ahead = how.partition("superseded at ")
+    members = tuple(MemberView(each, "now", *states[each], 5 if each == ahead else 4) for each in sorted(states))
     return GroupView(
         members=members,
         node=node,
@@ -66,7 +67,7 @@ def views(states: list[tuple[bool, bool]], leader: int | None, fresh: bool, answ
     names = [f"n{number}" for number in range(len(states))]
     claim = Leadership(1, names[leader % len(names)], "now") if leader is not None else None
     members = tuple(
-        MemberView(name, "now", alive, eligible) for name, (alive, eligible) in zip(names, states, strict=True)
+        MemberView(name, "now", alive, eligible, 1) for name, (alive, eligible) in zip(names, states, strict=True)
     )
     return [
         GroupView(members, name, claim, 100 if fresh else 60_000, answers, False, 0)
