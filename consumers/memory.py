@@ -1,7 +1,7 @@
 """How long a node's process keeps memory that it has freed.
 
 A node fills and frees the same hundreds of MB again and again. Memory that went back to the system in between comes back as pages to be zeroed, one
-fault each, under a lock of the process that all its threads share: a fifth of a busy node's CPU time, and more on a busy machine.
+fault each, under a lock of the process that all its threads share: 7 % of a busy node's CPU time in one profile, 19 % in another.
 """
 
 from __future__ import annotations

@@ -276,6 +276,9 @@ def kafka_options(job: IngestJob, role: str) -> dict[str, str]:
             "max.poll.records": "10000",
             "max.partition.fetch.bytes": str(8 * 1024 * 1024),
             "fetch.max.bytes": str(32 * 1024 * 1024),
+            # Spark asks for the ends of a partition after every poll, and Kafka answers only when it has answered the fetch ahead: at the end of a
+            # topic every micro-batch would wait out the 500 ms that a fetch may wait for more.
+            "fetch.max.wait.ms": "10",
             "receive.buffer.bytes": str(1024 * 1024),
         },
         "producer": {

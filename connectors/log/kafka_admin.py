@@ -67,6 +67,7 @@ class KafkaAdmin:
         self._bootstrap = bootstrap
         self._lock = threading.Lock()
         self._client: _Client | None = None
+        self._closed = False
 
     def ask(self, topic: str, question: Callable[[AdminClient], Answer], *, exists: bool = True) -> Answer:
         """What `question` returns. It waits for futures alone, at most ANSWER_TIMEOUT_S each, and asks for no offsets unless the topic `exists`.
@@ -91,8 +92,9 @@ class KafkaAdmin:
             self._leave(client)
 
     def close(self) -> None:
-        """Give up the client, and end it unless it is being asked: then the last who asks does."""
+        """Give up the client, and end it unless it is being asked: then the last who asks does. Who asks later has a client for this once."""
         with self._lock:
+            self._closed = True
             client, self._client = self._client, None
             if client is None:
                 return
@@ -110,11 +112,13 @@ class KafkaAdmin:
         """The client, and whether it was made a moment ago."""
         with self._lock:
             now_s = time.monotonic()
-            if self._client is None:
-                self._client = _Client(AdminClient(self._settings), now_s)
-                _not_ended.add(self._client)
-            self._client.askers += 1
-            return self._client, now_s - self._client.made_s < FRESH_S
+            client = self._client
+            if client is None:
+                client = _Client(AdminClient(self._settings), now_s, given_up=self._closed)
+                _not_ended.add(client)
+                self._client = None if self._closed else client
+            client.askers += 1
+            return client, now_s - client.made_s < FRESH_S
 
     def _leave(self, client: _Client) -> None:
         with self._lock:

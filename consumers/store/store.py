@@ -47,10 +47,10 @@ class Store:
     what a seal has committed: after a crash the caller feeds everything after the `frontier` again, and ends with the same content.
     """
 
-    def __init__(self, parts: StoreParts, own: Executor | None) -> None:
-        """Use `open`. `own` ends with this store."""
+    def __init__(self, parts: StoreParts, own_encoders: Executor | None) -> None:
+        """Use `open`. `own_encoders` end with this store."""
         self._parts = parts
-        self._own = own
+        self._own_encoders = own_encoders
         self._frozen_version = parts.view.frontier
         self._version = parts.view.frontier
 
@@ -86,7 +86,7 @@ class Store:
         threads = encoders or encoding_threads(settings)
         view, live = StoreView(content), LiveSummaries()
         parts = StoreParts(group, settings, files, index, view, runs, overlaps, live, threads)
-        return cls(parts, own=None if encoders else threads)
+        return cls(parts, own_encoders=None if encoders else threads)
 
     @staticmethod
     def set_aside(data_directory: Path, group: str) -> Path:
@@ -270,8 +270,8 @@ class Store:
 
     def close(self) -> None:
         """Releases the directories. Unsealed rows are not saved: the caller has them in its journal."""
-        if self._own is not None:
-            self._own.shutdown()
+        if self._own_encoders is not None:
+            self._own_encoders.shutdown()
         self._parts.files.remove_all_doomed()
         self._parts.index.close()
 

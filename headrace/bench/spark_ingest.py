@@ -277,7 +277,12 @@ def _produce(bootstrap: str, topic: str, values: Sequence[bytes], partitions: in
     settings = {"linger.ms": 20, "batch.size": 1_000_000, "queue.buffering.max.messages": 2_000_000}
     producer = Producer({"bootstrap.servers": bootstrap, "compression.type": "lz4", **settings})
     for number, value in enumerate(values):
-        producer.produce(topic, value, partition=number * partitions // len(values))
+        while True:
+            try:
+                producer.produce(topic, value, partition=number * partitions // len(values))
+                break
+            except BufferError:
+                producer.poll(0.1)
         if number % 1_000 == 0:
             producer.poll(0)
     if producer.flush(120):

@@ -131,7 +131,7 @@ def test_a_client_is_ended_once_and_only_when_nobody_asks_it(clients: Clients) -
 
     assert admin.ask("t", close_while_asked) == 1
     eventually(lambda: clients.ended == [1], "the end of a client that was closed while it was asked")
-    clients.now_s += FRESH_S
+    admin = KafkaAdmin({}, "here")
     assert admin.ask("t", lambda client: client) == 2
     clients.now_s += FRESH_S
     assert admin.ask("t", failing(KafkaError._TRANSPORT, 1)) == 2
@@ -142,6 +142,15 @@ def test_a_client_is_ended_once_and_only_when_nobody_asks_it(clients: Clients) -
     admin.close()
     admin.close()
     assert clients.ended == [1, 2, 3]
+
+
+def test_who_asks_after_the_end_has_a_client_that_ends_with_the_answer(clients: Clients) -> None:
+    """A thread that is late when a node stops still gets its answer, and leaves no client behind."""
+    admin = KafkaAdmin({}, "somewhere")
+    assert admin.ask("t", int) == 1
+    admin.close()
+    assert [admin.ask("t", int), admin.ask("t", int)] == [2, 3]
+    eventually(lambda: sorted(clients.ended) == [1, 2, 3], "the end of all clients")
 
 
 def test_a_leader_is_looked_up_before_it_is_needed_and_before_it_is_forgotten(clients: Clients) -> None:
