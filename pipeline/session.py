@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -24,7 +25,7 @@ from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
 from connectors.kafka.jars import Progress, resolve_jars
-from connectors.kafka.java import find_java
+from connectors.kafka.java import find_java, java_options_given
 from pipeline.package import build_package
 from pipeline.spark_archive import archive_options
 from schemas.errors import HeadraceError
@@ -220,7 +221,8 @@ def _launch(
     logging_file = Path(_scratch_directory()) / "log4j2.properties"
     logging_file.write_text(_LOGGING)
     conf = SparkConf(loadDefaults=False).setAppName(name)
-    own = local_settings(jars.spark, logging_file, archive_options(jars, java))
+    options = "".join(f" {shlex.quote(option)}" for option in java_options_given())
+    own = local_settings(jars.spark, logging_file, archive_options(jars, java) + options)
     conf.setAll(list({**own, **settings}.items()))
     child: dict[str, Any] = {"pass_fds": tuple(keep_open)}
     with log_file.open("ab") if log_file else nullcontext() as output:

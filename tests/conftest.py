@@ -12,12 +12,16 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from connectors.kafka.broker import BrokerInfo, EmbeddedBroker
+from connectors.kafka.java import OPTIONS_VARIABLE
 
 settings.register_profile(
     "ci", deadline=None, derandomize=True, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.register_profile("explore", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+# Most of the time of a Java process that lives for seconds goes into compiling what it never repeats: the quick compiler alone is enough for tests.
+os.environ.setdefault(OPTIONS_VARIABLE, "-XX:TieredStopAtLevel=1")
 
 # In the background of a shell SIGINT is ignored, which everything that the tests start would inherit.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -21,7 +21,7 @@ from connectors.kafka import broker_process, broker_settings
 from connectors.kafka.broker_archive import archive_options
 from connectors.kafka.broker_settings import HOST, BrokerIdentity, NotABrokerDirectory
 from connectors.kafka.jars import Progress, resolve_jars
-from connectors.kafka.java import find_java
+from connectors.kafka.java import OPTIONS_VARIABLE, find_java, java_options_given
 from schemas.errors import HeadraceError
 
 START_TIMEOUT_S = 120.0
@@ -223,6 +223,7 @@ class EmbeddedBroker:
             [
                 *java,
                 *broker_settings.java_options(self.directory),
+                *java_options_given(),
                 *self._jvm_options,
                 "kafka.Kafka",
                 broker_settings.PROPERTIES_FILE,
@@ -333,6 +334,12 @@ class EmbeddedBroker:
                 f"not enough memory for a broker with {broker_settings.HEAP_MB} MB heap", action="free memory"
             )
         lines = [line.strip() for line in output.splitlines()]
+        before, refused, _ = output.partition("Error: Could not create the Java Virtual Machine")
+        if refused:
+            return BrokerStartFailed(
+                f"Java does not start: {before.strip().splitlines()[-1] if before.strip() else 'no reason given'}",
+                action=f"look at {OPTIONS_VARIABLE}",
+            )
         cause = [line for line in lines if " ERROR " in line or " FATAL " in line or "Exception" in line] or lines[-1:]
         return BrokerStartFailed(
             f"the broker ended while starting: {cause[0][:300] if cause else 'no output'}",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 from functools import lru_cache
@@ -12,6 +13,7 @@ from pathlib import Path
 from schemas.errors import HeadraceError
 
 JAVA_VERSION_MIN = 17
+OPTIONS_VARIABLE = "HEADRACE_JAVA_OPTIONS"
 
 
 class JavaUnusable(HeadraceError):
@@ -21,6 +23,14 @@ class JavaUnusable(HeadraceError):
 def find_java() -> Path:
     """Path of a `java` that is new enough: `JAVA_HOME` first, then `PATH`. Raises `JavaUnusable`."""
     return _checked_java(os.environ.get("JAVA_HOME", ""), os.environ.get("PATH", ""))
+
+
+def java_options_given() -> list[str]:
+    """Further flags for the JVMs of broker and Spark, out of the environment: words as in a shell. Raises JavaUnusable."""
+    try:
+        return shlex.split(os.environ.get(OPTIONS_VARIABLE, ""))
+    except ValueError as error:
+        raise JavaUnusable(f"{OPTIONS_VARIABLE} is not a list of words: {error}", action="close its quotes") from error
 
 
 @lru_cache(maxsize=8)

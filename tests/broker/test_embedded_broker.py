@@ -30,6 +30,7 @@ from connectors.kafka.broker import (
 from connectors.kafka.broker_process import find_broker, free_port, write_pid
 from connectors.kafka.broker_settings import HOST, IDENTITY_FILE, PID_FILE
 from connectors.kafka.broker_training import make_archive
+from connectors.kafka.java import OPTIONS_VARIABLE
 from schemas.errors import HeadraceError
 
 pytestmark = pytest.mark.broker
@@ -274,6 +275,21 @@ def test_stale_pid_of_another_process_is_left_alone(own_broker: EmbeddedBroker) 
     finally:
         other.kill()
         other.wait()
+
+
+def test_java_options_of_the_environment_are_the_brokers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They come last, so that they win over ours; one that Java does not know is named."""
+    monkeypatch.setenv(OPTIONS_VARIABLE, "-Xmx384m -XX:TieredStopAtLevel=1 '-Dplant=north hall'")
+    embedded = EmbeddedBroker(tmp_path / "data")
+    try:
+        command = psutil.Process(embedded.start().pid).cmdline()
+        assert "-Dplant=north hall" in command
+        assert "-Xmx384m" == [word for word in command if word.startswith("-Xmx")][-1]
+    finally:
+        embedded.stop()
+    monkeypatch.setenv(OPTIONS_VARIABLE, "-XX:NoSuchFlag=1")
+    with pytest.raises(BrokerStartFailed, match="NoSuchFlag"):
+        embedded.start()
 
 
 def test_wrong_setting_is_explained(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ import pytest
 
 from connectors.kafka import jars as jars_module
 from connectors.kafka.jars import JarsUnavailable, explain_ivy_failure, jar_cache_directory, proxy_options, resolve_jars
-from connectors.kafka.java import JavaUnusable, find_java, parse_java_version
+from connectors.kafka.java import OPTIONS_VARIABLE, JavaUnusable, find_java, java_options_given, parse_java_version
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -98,6 +98,15 @@ def make_environment() -> ModuleType:
 def test_java_versions_are_understood(text: str, expected: int | None) -> None:
     """The feature release is read from what old and new Javas print."""
     assert expected == parse_java_version(text)
+
+
+def test_java_options_of_the_environment_are_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Quotes hold a word together; one that is not closed is refused by the name of the variable."""
+    monkeypatch.setenv(OPTIONS_VARIABLE, "-Xss1m '-Dplant=north hall'")
+    assert ["-Xss1m", "-Dplant=north hall"] == java_options_given()
+    monkeypatch.setenv(OPTIONS_VARIABLE, "'-Dplant=north")
+    with pytest.raises(JavaUnusable, match=OPTIONS_VARIABLE):
+        java_options_given()
 
 
 def test_java_of_java_home_wins(java: FakeJava) -> None:
