@@ -121,7 +121,7 @@ class Duties:
 
     def decision(self, topic: str) -> Decision:
         """The newest decision on the group of a topic; never one that is 3 s old, of before this process was stopped."""
-        return self._decisions[topic] if self._awake() else decide(self._view(topic, 0))
+        return self._decisions[topic] if self._awake(boot_ns()) else decide(self._view(topic, 0))
 
     def seal(self, topic: str) -> None:
         """Append a Seal now. Raises NotLeader, also in a process that was stopped as a leader and has just gone on."""
@@ -138,12 +138,13 @@ class Duties:
         while not self._stopping.wait(TURN_S):
             self._look()
 
-    def _awake(self) -> bool:
-        return boot_ns() - self._looked_ns < OFFLINE_MS * 1_000_000
+    def _awake(self, now_ns: int) -> bool:
+        return now_ns - self._looked_ns < OFFLINE_MS * 1_000_000
 
     def _look(self) -> None:
         """One turn for every group; after a stop one without a role, in which the others are heard. A stop in the middle counts too."""
-        awake, self._looked_ns = self._awake(), boot_ns()
+        now_ns = boot_ns()
+        awake, self._looked_ns = self._awake(now_ns), now_ns
         for topic, group in self._groups.items():
             try:
                 self._turn(topic, group, awake)

@@ -81,7 +81,7 @@ def test_a_leader_that_hears_of_a_later_claim_before_it_reads_it_follows(three: 
         old.broadcast._note_own = lambda _heard: None
         eventually(lambda: Role.LEADER in [node.role(topic) for node in others], "another leader")
         old.broadcast._note_own = hear
-        eventually(lambda: not old.broadcast.fenced, "a leader that hears again")
+        eventually(lambda: old.role(topic) is not Role.UNSYNCED, "a role, once it hears again")
         assert (Role.FOLLOWER, 1) == (old.role(topic), group.applied.epoch)
         with pytest.raises(NotLeader, match="another node has claimed it"):
             old.seal("n1")
