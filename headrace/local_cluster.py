@@ -17,6 +17,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -186,13 +187,15 @@ class LocalCluster:
         raise NotReady(f"node {node.name} is not ready: {reasons}", action=f"see {node.name}.log")
 
     def kill(self, name: str, signal_number: int = signal.SIGKILL) -> None:
-        """Send a node a signal; after SIGKILL the process is gone when this returns."""
+        """Send a node a signal; when this returns the process is gone after SIGKILL, and all its threads stand after SIGSTOP."""
         node = self.node(name)
         if not self._alive(node):
             return
         os.kill(node.pid, signal_number)
         if signal_number == signal.SIGKILL:
             self._await_end(node, STOP_TIMEOUT_S)
+        elif signal_number == signal.SIGSTOP:
+            _await_standstill(node.pid, STOP_TIMEOUT_S)
 
     def stop_node(self, name: str) -> None:
         """End a node cleanly, by force when it takes too long."""
@@ -246,6 +249,19 @@ class LocalCluster:
 
     def _save(self) -> None:
         write_atomically(self.directory / FILE_NAME, json.dumps(asdict(self.file), indent=1).encode())
+
+
+def _await_standstill(pid: int, timeout_s: float) -> None:
+    """Return when every thread of a process stands: on a busy machine some go on for a while after the signal."""
+    deadline = Deadline(timeout_s)
+    while not deadline.passed():
+        with suppress(FileNotFoundError):
+            states = [
+                stat.read_text().rpartition(")")[2].split()[0] for stat in Path(f"/proc/{pid}/task").glob("*/stat")
+            ]
+            if set(states) <= {"T"}:
+                return
+        time.sleep(0.001)
 
 
 def probe(url: str, timeout_s: float = 5.0) -> tuple[bool, Any]:
