@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from consumers.node import Node
 from consumers.replication import broadcast, duties
 from consumers.replication.broadcast import boot_ns
 from consumers.replication.duties import WAKING, NotLeader
@@ -71,6 +72,9 @@ def test_a_leader_that_hears_of_a_later_claim_before_it_reads_it_follows(three: 
     group, may_apply = old.groups[topic], threading.Event()
     apply, hear = group._apply, old.broadcast._note_own
 
+    def spoken_epochs(listener: Node) -> set[int]:
+        return {status.epoch for status in listener.broadcast.live("n1", ("n2", "n3"))}
+
     def apply_when_told(entry: JournalEntry) -> None:
         may_apply.wait()
         apply(entry)
@@ -80,6 +84,7 @@ def test_a_leader_that_hears_of_a_later_claim_before_it_reads_it_follows(three: 
         group._apply = apply_when_told
         old.broadcast._note_own = lambda _heard: None
         eventually(lambda: Role.LEADER in [node.role(topic) for node in others], "another leader")
+        eventually(lambda: 2 in spoken_epochs(old), "a status of a member that has read the later claim")
         old.broadcast._note_own = hear
         eventually(lambda: old.role(topic) is not Role.UNSYNCED, "a role, once it hears again")
         assert (Role.FOLLOWER, 1) == (old.role(topic), group.applied.epoch)
