@@ -17,7 +17,6 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -195,7 +194,7 @@ class LocalCluster:
         if signal_number == signal.SIGKILL:
             self._await_end(node, STOP_TIMEOUT_S)
         elif signal_number == signal.SIGSTOP:
-            _await_standstill(node.pid, STOP_TIMEOUT_S)
+            self._await_standstill(node, STOP_TIMEOUT_S)
 
     def stop_node(self, name: str) -> None:
         """End a node cleanly, by force when it takes too long."""
@@ -247,21 +246,25 @@ class LocalCluster:
             time.sleep(0.02)
         return True
 
+    def _await_standstill(self, node: NodeProcess, timeout_s: float) -> None:
+        """Return when every thread of a node stands: on a busy machine some go on for a while after the signal. Raises NotReady."""
+        deadline = Deadline(timeout_s)
+        while not _stands(node.pid):
+            if deadline.passed():
+                raise NotReady(f"node {node.name} goes on after SIGSTOP", action="look at the load of this machine")
+            time.sleep(0.001)
+
     def _save(self) -> None:
         write_atomically(self.directory / FILE_NAME, json.dumps(asdict(self.file), indent=1).encode())
 
 
-def _await_standstill(pid: int, timeout_s: float) -> None:
-    """Return when every thread of a process stands: on a busy machine some go on for a while after the signal."""
-    deadline = Deadline(timeout_s)
-    while not deadline.passed():
-        with suppress(FileNotFoundError):
-            states = [
-                stat.read_text().rpartition(")")[2].split()[0] for stat in Path(f"/proc/{pid}/task").glob("*/stat")
-            ]
-            if set(states) <= {"T"}:
-                return
-        time.sleep(0.001)
+def _stands(pid: int) -> bool:
+    """Whether all threads of a process are stopped, or it has ended."""
+    try:
+        threads = [stat.read_text() for stat in Path(f"/proc/{pid}/task").glob("*/stat")]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return {thread.rpartition(")")[2].split()[0] for thread in threads} <= {"T", "Z"}
 
 
 def probe(url: str, timeout_s: float = 5.0) -> tuple[bool, Any]:

@@ -25,7 +25,7 @@ from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
 from connectors.kafka.jars import Progress, resolve_jars
-from connectors.kafka.java import find_java, java_options_given
+from connectors.kafka.java import OPTIONS_VARIABLE, find_java, java_options_given
 from pipeline.package import build_package
 from pipeline.spark_archive import archive_options
 from schemas.errors import HeadraceError
@@ -221,8 +221,7 @@ def _launch(
     logging_file = Path(_scratch_directory()) / "log4j2.properties"
     logging_file.write_text(_LOGGING)
     conf = SparkConf(loadDefaults=False).setAppName(name)
-    options = "".join(f" {shlex.quote(option)}" for option in java_options_given())
-    own = local_settings(jars.spark, logging_file, archive_options(jars, java) + options)
+    own = local_settings(jars.spark, logging_file, archive_options(jars, java) + _java_options())
     conf.setAll(list({**own, **settings}.items()))
     child: dict[str, Any] = {"pass_fds": tuple(keep_open)}
     with log_file.open("ab") if log_file else nullcontext() as output:
@@ -234,6 +233,17 @@ def _launch(
             where = f"look into {log_file}" if log_file else "its own words stand above"
             raise SparkUnavailable("Spark's Java process ended while starting", action=where) from error
     SparkContext._ensure_initialized(gateway=gateway, conf=conf)
+
+
+def _java_options() -> str:
+    """The flags that the environment has for our JVM. Raises SparkUnavailable for one that Spark refuses, with a page of text."""
+    given = java_options_given()
+    for option in given:
+        if option.startswith("-Xmx"):
+            raise SparkUnavailable(
+                f"Spark does not take {option} of {OPTIONS_VARIABLE}", action="set ingest.driver_memory_mb instead"
+            )
+    return "".join(f" {shlex.quote(option)}" for option in given)
 
 
 def _check_connector(session: SparkSession) -> None:

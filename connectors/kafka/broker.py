@@ -336,10 +336,9 @@ class EmbeddedBroker:
         lines = [line.strip() for line in output.splitlines()]
         before, refused, _ = output.partition("Error: Could not create the Java Virtual Machine")
         if refused:
-            return BrokerStartFailed(
-                f"Java does not start: {before.strip().splitlines()[-1] if before.strip() else 'no reason given'}",
-                action=f"look at {OPTIONS_VARIABLE}",
-            )
+            # Java gives its reason in the line above.
+            reason = before.strip().rpartition("\n")[2]
+            return BrokerStartFailed(f"Java does not start: {reason}", action=f"look at {OPTIONS_VARIABLE}")
         cause = [line for line in lines if " ERROR " in line or " FATAL " in line or "Exception" in line] or lines[-1:]
         return BrokerStartFailed(
             f"the broker ended while starting: {cause[0][:300] if cause else 'no output'}",

@@ -120,7 +120,7 @@ class Duties:
             self._appender.close()
 
     def decision(self, topic: str) -> Decision:
-        """The newest decision on the group of a topic; never one that is 3 s old, of before this process was stopped."""
+        """The newest decision on the group of a topic, or one made now if that is 3 s old: this process may have been stopped since."""
         return self._decisions[topic] if self._awake(boot_ns()) else decide(self._view(topic, 0))
 
     def seal(self, topic: str) -> None:

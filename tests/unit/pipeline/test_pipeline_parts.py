@@ -18,6 +18,8 @@ from hypothesis import strategies as st
 
 from connectors.files import DirectoryHeld
 from connectors.kafka.jars import JarSet
+from connectors.kafka.java import OPTIONS_VARIABLE
+from pipeline import session
 from pipeline.checkpoint import (
     CheckpointBusy,
     CheckpointForeign,
@@ -34,6 +36,7 @@ from pipeline.java_settings import java_settings
 from pipeline.package import build_package
 from pipeline.progress import lag_records, progress_of
 from pipeline.records import dead_letters
+from pipeline.session import SparkUnavailable
 from pipeline.spark_archive import archive_options, archive_path
 from schemas.tables import FieldType, TableSchema
 from tests.unit.pipeline.harness import influx_job, raw_batch
@@ -284,3 +287,13 @@ def test_small_batches_are_joined_in_order(sizes: Sequence[int], rows_max: int, 
     assert all(batch.num_rows for batch in joined)
     assert all(batch.num_rows >= rows_max or batch.nbytes >= bytes_max for batch in joined[:-1])
     assert all(batch.num_rows < rows_max + 9 for batch in joined)
+
+
+def test_java_options_of_the_environment_reach_spark_but_for_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Words with spaces stay words; a heap size, which Spark refuses with a page of text, is refused in a line that names the right setting."""
+    monkeypatch.setenv(OPTIONS_VARIABLE, "-Xss1m '-Dplant=north hall'")
+    assert " -Xss1m '-Dplant=north hall'" == session._java_options()
+    monkeypatch.setenv(OPTIONS_VARIABLE, "-Xss1m -Xmx300m")
+    with pytest.raises(SparkUnavailable, match="-Xmx300m") as refused:
+        session._java_options()
+    assert "ingest.driver_memory_mb" in str(refused.value.action)
