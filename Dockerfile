@@ -19,7 +19,8 @@ COPY pipeline pipeline
 COPY headrace headrace
 RUN pip install --constraint constraints.txt . \
     && cd / \
-    && python -c "from connectors.kafka.jars import resolve_jars; resolve_jars(progress=print)"
+    && python -c "from connectors.kafka.jars import resolve_jars; resolve_jars(progress=print)" \
+    && python -c "import connectors.formats.kernel"
 
 RUN useradd --uid 10001 --create-home headrace \
     && install --directory --owner headrace /var/lib/headrace

@@ -124,13 +124,15 @@ def install() -> None:
 
 
 def fetch_jars() -> str:
-    """Folder of the Java archives, resolved by the environment just made. Says what it does on stderr."""
+    """Folder of the Java archives, resolved by the environment just made, which also compiles what it can beforehand. Says what it does on stderr."""
     code = """if True:
         import sys
         from connectors.kafka.jars import resolve_jars
         from connectors.kafka.broker_training import make_archive
         from schemas.errors import HeadraceError
         say = lambda text: print(f"headrace: {text}", file=sys.stderr)
+        say("compiling the parser of raw lines")
+        from connectors.formats import kernel
         try:
             print(resolve_jars(progress=say).directory)
         except HeadraceError as error:

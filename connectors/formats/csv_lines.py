@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import polars as pl
 
+from connectors.formats.kinds import Kind
 from connectors.formats.line_scanner import BadLine, check_column
 from connectors.formats.lines import QUOTE, Booleans, Integers, Lines, positions_of
 from connectors.formats.parsed import (
@@ -27,7 +28,7 @@ from connectors.formats.parsed import (
 from connectors.formats.pieces import Assembly, Columns, Piece, Rejections, ascending
 from connectors.formats.records import Records, records_of
 from connectors.formats.tags import encoded, seen_tags
-from connectors.formats.templates import Template, chunk_of, match
+from connectors.formats.templates import Template, match
 from connectors.formats.text_columns import convert
 from connectors.formats.times import times_of_text
 from connectors.formats.values import arrow_of
@@ -142,9 +143,7 @@ class _Cells:
             wanted[line] = False
         if fast:
             for first, last in self.lines.chunks():
-                rows = np.flatnonzero(wanted[first:last])
-                if len(rows):
-                    self._read_chunk(first, last, rows)
+                self._read_chunk(first + np.flatnonzero(wanted[first:last]))
 
     def columns(self) -> tuple[Integers, dict[str, pl.Series]]:
         """Line numbers, ascending, and the cells of each column; empty cells are null."""
@@ -168,18 +167,17 @@ class _Cells:
             columns[name] = texts.set(texts == "", None)
         return numbers if order is None else numbers[order], columns
 
-    def _read_chunk(self, first: int, last: int, rows: Integers) -> None:
+    def _read_chunk(self, rows: Integers) -> None:
         delimiter = self.header.options.delimiter.encode()
-        chunk = chunk_of(self.lines, first, last, (delimiter[0],))
         width = len(self.header.names)
-        template = Template((b"", *[delimiter] * (width - 1)), (b"",) * width)
-        matched = match(chunk, template, rows[chunk.regular[rows]])
+        kinds = (Kind.TEXT,) * width
+        template = Template((b"", *[delimiter] * (width - 1)), (b"",) * width, kinds, separator=delimiter[0])
+        matched = match(self.lines, template, rows)
         if len(matched.rows):
-            self._numbers.append(first + matched.rows)
-            self._parts.append(matched.texts)
-        if len(matched.rows) < len(rows):
-            for row in rows[~np.isin(rows, matched.rows, assume_unique=True)].tolist():
-                self._read_record(first + row, first + row)
+            self._numbers.append(matched.rows)
+            self._parts.append([matched.texts(column) for column in range(width)])
+        for row in rows[~np.isin(rows, matched.rows, assume_unique=True)].tolist():
+            self._read_record(row, row)
 
     def _read_record(self, first: int, last: int) -> None:
         """Cut one record, made of lines `first` to `last`."""

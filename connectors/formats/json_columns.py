@@ -7,17 +7,18 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from connectors.formats.json_readings import Role
+from connectors.formats.kinds import Kind
 from connectors.formats.lines import Booleans
 from connectors.formats.parsed import FormatOptions
 from connectors.formats.tags import encoded
 from connectors.formats.templates import Matched
-from connectors.formats.times import times_of_text
-from connectors.formats.values import booleans, both, finite_floats, integers, plain_strings, usable
+from connectors.formats.times import scaled, times_of_text
+from connectors.formats.values import booleans, both, usable
 from schemas.tables import FieldType
 
+JSON_SCALAR = r"^(?:-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?|true|false|null)$"
 JSON_TRUE, JSON_FALSE = frozenset(("true",)), frozenset(("false",))
 
 
@@ -29,61 +30,48 @@ class Column:
     role: Role
     kind: FieldType | None
     quoted: bool
-    number: bool
+    value_kind: Kind
 
 
 def column_values(
-    table: str, column: Column, texts: pl.Series, options: FormatOptions
+    table: str, column: Column, matched: Matched, place: int, options: FormatOptions
 ) -> tuple[pl.Series, Booleans | None]:
     """The values of a column that is no tag, and which of them are beyond doubt what the scanner would read."""
-    plain = plain_strings(texts) if column.quoted else None
+    if column.value_kind is Kind.INTEGER:
+        values, valid = matched.integers(place)
+        if column.role == "time":
+            values = scaled(values, options.ns_per_unit)
+            valid = both(valid, usable(values))
+        return values, valid
+    if column.value_kind is Kind.FLOAT:
+        return matched.floats(place)
+    texts = matched.texts(place)
     if column.role == "table":
-        return texts, both(plain, (texts == table).fill_null(value=False).to_numpy())
+        return texts, (texts == table).to_numpy()
     if column.role == "time":
         times = times_of_text(texts, options)
-        return times, both(plain, usable(times))
+        written = None if column.quoted else usable(_scalars(texts))
+        return times, both(written, usable(times))
     if column.quoted:
-        return texts, plain
+        return texts, None
     if column.kind is None:
-        return texts, _null(texts).to_numpy()
-    values = _typed(column.kind, texts)
+        return texts, (texts == "null").to_numpy()
+    values = booleans(texts, JSON_TRUE, JSON_FALSE)
     valid = usable(values)
-    return values, None if valid is None else valid | _null(texts).to_numpy()
+    return values, None if valid is None else valid | (texts == "null").to_numpy()
 
 
-def json_numbers(matched: Matched, texts: pl.Series) -> Booleans | None:
-    """Which texts are written as JSON writes numbers (or null), given that they are numbers: no plus, no leading zero, digits around the point.
-
-    Comparing text is the cheapest test there is: of all numbers only those that start with a sign or a point come before "0", and only those
-    with a zero and another digit at the start lie between "00" and "0:".
-    """
-    wrong = (texts >= "00") & (texts < "0:")
-    low = texts < "0"
-    if low.any():
-        negative = (texts >= "-0") & (texts < "-:") & ~((texts >= "-00") & (texts < "-0:"))
-        wrong |= low & ~negative
-    if matched.chunk.has_bare_point:
-        wrong |= texts.str.contains(r"\.(?:[eE]|$)")
-    return None if not wrong.any() else ~wrong.to_numpy()
-
-
-def _typed(kind: FieldType, texts: pl.Series) -> pl.Series:
-    if kind is FieldType.BOOL:
-        return booleans(texts, JSON_TRUE, JSON_FALSE)
-    return finite_floats(texts) if kind is FieldType.FLOAT64 else integers(texts)
-
-
-def tag_codes(column: Column, texts: pl.Series) -> tuple[pa.Array, Booleans | None]:
+def tag_codes(column: Column, texts: pa.DictionaryArray) -> tuple[pa.Array, Booleans | None]:
     """A column of tags, and which of them are written plainly; every distinct text is looked at once."""
-    found = pc.dictionary_encode(texts.to_arrow())
-    distinct = pl.Series(values=pl.from_arrow(found.dictionary))
     if column.quoted:
-        plain = plain_strings(distinct)
-    else:
-        known = finite_floats(distinct).is_not_null() | distinct.is_in(["true", "false", "null"])
-        plain = None if known.all() else known.to_numpy()
-    codes = encoded(found, absent="" if column.quoted else "null")
-    return codes, None if plain is None else plain[np.asarray(found.indices)]
+        return encoded(texts), None
+    plain = usable(_scalars(pl.Series(values=pl.from_arrow(texts.dictionary))))
+    return encoded(texts, absent="null"), None if plain is None else plain[np.asarray(texts.indices)]
+
+
+def _scalars(texts: pl.Series) -> pl.Series:
+    """The texts that are numbers or words of JSON; null for the others."""
+    return texts.set(~texts.str.contains(JSON_SCALAR), None)
 
 
 def some_value(fields: list[pl.Series]) -> Booleans | None:
@@ -93,7 +81,3 @@ def some_value(fields: list[pl.Series]) -> Booleans | None:
         return None
     some: Booleans = np.logical_or.reduce([mask for mask in valid if mask is not None])
     return some
-
-
-def _null(texts: pl.Series) -> pl.Series:
-    return (texts == "null").fill_null(value=False)

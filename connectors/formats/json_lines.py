@@ -15,7 +15,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from connectors.formats.json_columns import column_values, json_numbers, some_value, tag_codes
+from connectors.formats.json_columns import column_values, some_value, tag_codes
 from connectors.formats.json_readings import Meaning
 from connectors.formats.json_scanner import Scalar, read_objects
 from connectors.formats.json_shapes import Shape, Signature, shape_of
@@ -30,8 +30,6 @@ from connectors.formats.tags import encoded, seen_tags
 from connectors.formats.templates import Matched
 from connectors.formats.times import times_of_text
 from connectors.formats.values import arrow_of, both, usable
-
-COMMA = 44
 
 
 @dataclass(slots=True)
@@ -79,17 +77,15 @@ class _Parser:
 
     def run(self, *, fast: bool) -> None:
         """Read every line into groups or refusals."""
-        matcher = Matcher(self.lines, (COMMA,), lambda line: shape_of(self.lines.text(line), self._meaning), self._take)
+        matcher = Matcher(self.lines, lambda line: shape_of(self.lines.text(line), self._meaning), self._take)
         wanted = self.lines.ends > self.lines.starts
         for first, last in whole_documents(self.lines, wanted).items():
             wanted[first : last + 1] = False
             self._scan(first, last)
         for first, last in self.lines.chunks():
-            rows = np.flatnonzero(wanted[first:last])
-            if len(rows):
-                left = matcher.leave(first, last, rows) if fast else rows
-                for row in left.tolist():
-                    self._scan(first + row, first + row)
+            rows = first + np.flatnonzero(wanted[first:last])
+            for row in (matcher.leave(rows) if fast else rows).tolist():
+                self._scan(row, row)
 
     def pieces(self) -> Iterator[Piece]:
         """The rows, a piece for each table and set of columns."""
@@ -103,25 +99,23 @@ class _Parser:
             )
         yield from self._scanned_pieces()
 
-    def _take(self, first: int, shape: Shape, matched: Matched) -> Integers:
+    def _take(self, shape: Shape, matched: Matched) -> Integers:
         """Keep the rows of a match that mean beyond doubt what the scanner would read; answers which lines those are."""
-        times = pl.Series(values=self._defaults(first + matched.rows))
+        times = pl.Series(values=self._defaults(matched.rows))
         good: Booleans | None = None
         tags: list[pa.Array] = []
         fields: list[pl.Series] = []
-        for column, texts in zip(shape.values, matched.texts, strict=True):
+        for place, column in enumerate(shape.values):
             if isinstance(column, TagRun):
-                codes_of_run, valid = column.codes(texts)
+                codes_of_run, valid = column.codes(matched.encoded(place))
                 tags.extend(codes_of_run)
                 good = both(good, valid)
                 continue
             if column.role == "tag":
-                codes, valid = tag_codes(column, texts)
+                codes, valid = tag_codes(column, matched.encoded(place))
                 tags.append(codes)
             else:
-                values, valid = column_values(shape.table, column, texts, self.options)
-            if column.number:
-                valid = both(valid, json_numbers(matched, texts))
+                values, valid = column_values(shape.table, column, matched, place, self.options)
             good = both(good, valid)
             if column.role == "time":
                 times = values
@@ -137,9 +131,7 @@ class _Parser:
                 [values.filter(keep) for values in fields],
             )
         if len(kept):
-            self._groups[shape.signature].add(
-                first + kept, times.to_numpy(), tags, [arrow_of(values) for values in fields]
-            )
+            self._groups[shape.signature].add(kept, times.to_numpy(), tags, [arrow_of(values) for values in fields])
         return kept
 
     def _defaults(self, lines: Integers) -> Integers:

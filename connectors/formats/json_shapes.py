@@ -8,9 +8,13 @@ from connectors.formats.json_columns import Column
 from connectors.formats.json_readings import Meaning
 from connectors.formats.json_scanner import Member, Number, plain_members
 from connectors.formats.json_tags import TagRun, runs_of
+from connectors.formats.kinds import Kind
 from connectors.formats.line_scanner import BadLine
 from connectors.formats.templates import Template
+from connectors.formats.values import INTEGER_TEXT
 from schemas.tables import FieldType
+
+KINDS = {FieldType.INT64: Kind.INTEGER, FieldType.FLOAT64: Kind.FLOAT}
 
 Signature = tuple[str, tuple[str, ...], tuple[tuple[str, FieldType], ...]]
 
@@ -38,7 +42,10 @@ class Shape:
 
 def shape_of(line: bytes, meaning: Meaning) -> Shape | None:
     """The shape of a line, or None when lines like it can only be scanned."""
-    members = plain_members(line)
+    try:
+        members = plain_members(line)
+    except UnicodeDecodeError:
+        return None
     if members is None or len({member.name for member in members}) < len(members):
         return None
     try:
@@ -46,34 +53,40 @@ def shape_of(line: bytes, meaning: Meaning) -> Shape | None:
         columns = tuple(_column(table, member, meaning) for member in members)
     except BadLine:
         return None
-    shape = _with_runs(Shape(_template(line, members), table, columns), columns)
+    shape = _with_runs(Shape(_template(line, members, columns), table, columns), columns)
     return shape if shape.signature[2] else None
 
 
 def _column(table: str, member: Member, meaning: Meaning) -> Column:
-    value, number = member.value, isinstance(member.value, Number)
-    role = meaning.role(member.name)
+    value, role = member.value, meaning.role(member.name)
     kind = None if role != "field" or value is None else meaning.value(table, member.name, value)[0]
-    return Column(member.name, role, kind, isinstance(value, str) and not number, number)
+    quoted = isinstance(value, str) and not isinstance(value, Number)
+    value_kind = KINDS.get(kind, Kind.TEXT) if kind is not None else Kind.TEXT
+    if role == "time" and not quoted and meaning.options.time_format is None and INTEGER_TEXT.fullmatch(str(value)):
+        value_kind = Kind.INTEGER
+    return Column(member.name, role, kind, quoted, value_kind)
 
 
 def _with_runs(whole: Shape, columns: tuple[Column, ...]) -> Shape:
     """The shape in which neighbouring tags are one value."""
     before, after = list(whole.template.before), list(whole.template.after)
-    inner, values = [0] * len(columns), list[Column | TagRun](columns)
+    kinds, quotes = list(whole.template.kinds), [0] * len(columns)
+    values = list[Column | TagRun](columns)
     for first, last in reversed(runs_of(columns)):
         opening = before[first][: before[first].index(b'"')]
         ending = after[last - 1]
         closing = ending[1:] if columns[last - 1].quoted else ending
         heads = (before[first][len(opening) :], *before[first + 1 : last])
         tails = (*after[first : last - 1], ending[: len(ending) - len(closing)])
-        run = TagRun(Template(heads, tails), columns[first:last])
+        run = TagRun(Template(heads, tails, (Kind.TEXT,) * (last - first)), columns[first:last])
         before[first:last], after[first:last] = [opening], [closing]
-        inner[first:last], values[first:last] = [last - first - 1], [run]
-    return Shape(Template(tuple(before), tuple(after), inner=tuple(inner)), whole.table, tuple(values))
+        kinds[first:last], values[first:last] = [Kind.TEXT], [run]
+        quotes[first:last] = [sum(text.count(b'"') for text in (*heads, *tails))]
+    template = Template(tuple(before), tuple(after), tuple(kinds), tuple(quotes), strict=True)
+    return Shape(template, whole.table, tuple(values))
 
 
-def _template(line: bytes, members: list[Member]) -> Template:
+def _template(line: bytes, members: list[Member], columns: tuple[Column, ...]) -> Template:
     """The template of a line whose values stand where `members` say, cut at the commas between them."""
     before, after = [], []
     start = 0
@@ -82,4 +95,4 @@ def _template(line: bytes, members: list[Member]) -> Template:
         following = line.find(b",", member.end)
         start = len(line) if following < 0 else following
         after.append(line[member.end : start])
-    return Template(tuple(before), tuple(after))
+    return Template(tuple(before), tuple(after), tuple(column.value_kind for column in columns), strict=True)

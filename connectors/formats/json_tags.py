@@ -6,17 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import polars as pl
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from connectors.formats.json_columns import Column, json_numbers, tag_codes
+from connectors.formats.json_columns import Column, tag_codes
 from connectors.formats.lines import Booleans, Integers, lines_of_messages
 from connectors.formats.pieces import joined_array
-from connectors.formats.templates import Matched, Template, chunk_of, match
+from connectors.formats.templates import Matched, Template, match
 from connectors.formats.values import both
-
-COMMA = 44
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,13 +22,12 @@ class TagRun:
     template: Template
     columns: tuple[Column, ...]
 
-    def codes(self, texts: pl.Series) -> tuple[list[pa.Array], Booleans | None]:
+    def codes(self, texts: pa.DictionaryArray) -> tuple[list[pa.Array], Booleans | None]:
         """A tag column for each of the members, and which of `texts` are written plainly; every distinct text is read once."""
-        found = pc.dictionary_encode(texts.to_arrow())
         reading = _Reading(self)
-        rows = np.asarray(found.indices)
-        plain = np.zeros(len(found.dictionary), np.bool_)
-        reading.read(found.dictionary)
+        rows = np.asarray(texts.indices)
+        plain = np.zeros(len(texts.dictionary), np.bool_)
+        reading.read(texts.dictionary)
         places = np.zeros(len(plain), np.int32)
         if reading.rows:
             read = np.concatenate(reading.rows)
@@ -56,13 +51,7 @@ class _Reading:
         """Take the texts apart that have the form of the run."""
         lines = lines_of_messages(texts.cast(pa.large_binary()))
         for first, last in lines.chunks():
-            rows = np.arange(last - first)
-            for quoted in (False, True):
-                chunk = chunk_of(lines, first, last, (COMMA,), quoted=quoted)
-                matched = match(chunk, self.run.template, rows[chunk.regular[rows]])
-                rows = np.setdiff1d(rows, self._take(first, matched), assume_unique=True)
-                if not len(rows):
-                    break
+            self._take(match(lines, self.run.template, np.arange(first, last)))
 
     def column(self, place: int, taken: pa.Array) -> pa.Array:
         """Tag `place` of the texts numbered `taken`, in the order in which they were read."""
@@ -71,25 +60,20 @@ class _Reading:
         whole = joined_array([part[place] for part in self.tags])
         return pa.DictionaryArray.from_arrays(whole.indices.take(taken), whole.dictionary)
 
-    def _take(self, first: int, matched: Matched) -> Integers:
-        """Keep what is written plainly; answers which rows those are."""
-        if not len(matched.rows):
-            return matched.rows
+    def _take(self, matched: Matched) -> None:
+        """Keep what is written plainly."""
         good: Booleans | None = None
         tags: list[pa.Array] = []
-        for column, texts in zip(self.run.columns, matched.texts, strict=True):
-            codes, valid = tag_codes(column, texts)
-            if column.number:
-                valid = both(valid, json_numbers(matched, texts))
+        for place, column in enumerate(self.run.columns):
+            codes, valid = tag_codes(column, matched.encoded(place))
             good = both(good, valid)
             tags.append(codes)
         kept = matched.rows
         if good is not None and not good.all():
             kept, tags = kept[good], [codes.filter(pa.array(good)) for codes in tags]
         if len(kept):
-            self.rows.append(first + kept)
+            self.rows.append(kept)
             self.tags.append(tags)
-        return kept
 
 
 def runs_of(columns: Sequence[Column]) -> list[tuple[int, int]]:

@@ -15,6 +15,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
+from connectors.formats.kinds import Kind
 from connectors.formats.line_scanner import BadLine, OpenString, ScannedField, ScannedLine, scan_line, time_to_ns
 from connectors.formats.lines import Booleans, Integers, Lines
 from connectors.formats.matcher import Matcher
@@ -25,10 +26,11 @@ from connectors.formats.scanned import ScannedRows
 from connectors.formats.series import Codes, SeriesRegistry
 from connectors.formats.templates import Matched, Template
 from connectors.formats.times import scaled
-from connectors.formats.values import arrow_of, booleans, both, finite_floats, integers, plain_strings, usable
+from connectors.formats.values import arrow_of, booleans, both, usable
 from schemas.tables import FieldType
 
-COMMA, SPACE, HASH = 44, 32, 35
+HASH = 35
+KINDS = {FieldType.INT64: Kind.INTEGER, FieldType.FLOAT64: Kind.FLOAT}
 
 Signature = tuple[tuple[str, FieldType], ...]
 
@@ -91,18 +93,15 @@ class _Parser:
 
     def run(self, *, fast: bool) -> None:
         """Read every line into groups or refusals."""
-        matcher = Matcher(self.lines, (COMMA, SPACE), self._shape_of, self._take)
+        matcher = Matcher(self.lines, self._shape_of, self._take)
         wanted = not_blank(self.lines)
         for first, last in line_records(self.lines).joined.items():
             wanted[first : last + 1] = False
             self._scan(first, last)
         for first, last in self.lines.chunks():
-            rows = np.flatnonzero(wanted[first:last])
-            if not len(rows):
-                continue
-            left = matcher.leave(first, last, rows) if fast else rows
-            for row in left.tolist():
-                self._scan(first + row, first + row)
+            rows = first + np.flatnonzero(wanted[first:last])
+            for row in (matcher.leave(rows) if fast else rows).tolist():
+                self._scan(row, row)
 
     def pieces(self) -> Iterator[Piece]:
         """The rows, one piece for each table and set of fields."""
@@ -142,15 +141,14 @@ class _Parser:
             return None
         return None if scanned is None else _shape(text, scanned)
 
-    def _take(self, first: int, shape: _Shape, matched: Matched) -> Integers:
+    def _take(self, shape: _Shape, matched: Matched) -> Integers:
         """Keep the rows of a match that mean beyond doubt what the scanner would read; answers which lines those are."""
-        texts = matched.texts
-        series = self.registry.numbers(texts[0])
-        times, good = self._times(shape, first + matched.rows, texts[-1])
+        series = self.registry.numbers(matched.encoded(0))
+        times, good = self._times(shape, matched)
         good = both(good, self.registry.without_fields((name for name, _ in shape.fields), series))
         columns: list[pl.Series] = []
-        for (_, kind), text in zip(shape.fields, texts[1:], strict=False):
-            values, valid = _column(kind, text)
+        for place, (_, kind) in enumerate(shape.fields, 1):
+            values, valid = _column(kind, matched, place)
             columns.append(values)
             good = both(good, valid)
         kept = matched.rows
@@ -158,15 +156,16 @@ class _Parser:
             kept, series, times = kept[good], series[good], times[good]
             columns = [values.filter(pl.Series(good)) for values in columns]
         if len(kept):
-            self._groups[shape.fields].add(first + kept, series, times, [arrow_of(values) for values in columns])
+            self._groups[shape.fields].add(kept, series, times, [arrow_of(values) for values in columns])
         return kept
 
-    def _times(self, shape: _Shape, lines: Integers, texts: pl.Series) -> tuple[Integers, Booleans | None]:
+    def _times(self, shape: _Shape, matched: Matched) -> tuple[Integers, Booleans | None]:
         if not shape.timed:
-            times = self._defaults(lines)
+            times = self._defaults(matched.rows)
             return times, times != TIME_ABSENT
-        values = scaled(integers(texts), self.options.ns_per_unit)
-        return values.fill_null(0).to_numpy(), usable(values)
+        units, valid = matched.integers(len(shape.fields) + 1)
+        values = scaled(units, self.options.ns_per_unit)
+        return values.fill_null(0).to_numpy(), both(valid, usable(values))
 
     def _defaults(self, lines: Integers) -> Integers:
         return default_times_of(self._default_times, lines)
@@ -226,18 +225,20 @@ def _reads(text: bytes) -> bool | None:
 
 def _shape(text: str, scanned: ScannedLine) -> _Shape | None:
     """The shape of a line, or None when its lines can only be scanned."""
-    before, after = [b""], [b""]
+    before, after, kinds = [b""], [b""], [Kind.SERIES]
     for place, one in enumerate(scanned.fields):
         affixes = _affixes(text, one)
         if affixes is None:
             return None
         before.append((b"," if place else b" ") + text[one.name_start : one.value_start].encode() + affixes[0])
         after.append(affixes[1])
+        kinds.append(KINDS.get(one.kind, Kind.TEXT))
     if scanned.time is not None:
         before.append(b" ")
         after.append(b"")
+        kinds.append(Kind.INTEGER)
     fields = tuple((one.name, one.kind) for one in scanned.fields)
-    return _Shape(Template(tuple(before), tuple(after), open_start=True), fields, scanned.time is not None)
+    return _Shape(Template(tuple(before), tuple(after), tuple(kinds)), fields, scanned.time is not None)
 
 
 def _affixes(text: str, one: ScannedField) -> tuple[bytes, bytes] | None:
@@ -246,15 +247,14 @@ def _affixes(text: str, one: ScannedField) -> tuple[bytes, bytes] | None:
     return (b'"', b'"') if one.kind is FieldType.STRING else (b"", b"")
 
 
-def _column(kind: FieldType, texts: pl.Series) -> tuple[pl.Series, Booleans | None]:
-    """The values of a column of matched texts, and which of them are of its kind beyond doubt."""
+def _column(kind: FieldType, matched: Matched, place: int) -> tuple[pl.Series, Booleans | None]:
+    """The values of a column, and which of them are of its kind beyond doubt."""
+    if kind is FieldType.INT64:
+        return matched.integers(place)
+    if kind is FieldType.FLOAT64:
+        return matched.floats(place)
+    texts = matched.texts(place)
     if kind is FieldType.STRING:
-        return texts, plain_strings(texts)
-    values = (
-        finite_floats(texts)
-        if kind is FieldType.FLOAT64
-        else integers(texts)
-        if kind is FieldType.INT64
-        else booleans(texts)
-    )
+        return texts, None
+    values = booleans(texts)
     return values, usable(values)

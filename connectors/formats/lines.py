@@ -13,9 +13,11 @@ import pyarrow.compute as pc
 Integers = npt.NDArray[np.int64]
 Booleans = npt.NDArray[np.bool_]
 Bytes = npt.NDArray[np.uint8]
+Words = npt.NDArray[np.uint64]
 
 NEWLINE, RETURN, QUOTE, BACKSLASH = 10, 13, 34, 92
 SCAN_BYTES = 1 << 17
+WORD_BYTES = 8
 CHUNK_LINES = 65_536
 CHUNK_BYTES = 32 << 20
 
@@ -24,11 +26,12 @@ CHUNK_BYTES = 32 << 20
 class Lines:
     """Physical lines: `data[starts[i]:ends[i]]` is line i without its terminator, `newlines[i]` the position of that terminator.
 
-    `data` always ends with a newline. `messages[i]` and `numbers[i]` say which message the line came from and which line of it it is;
-    both are None for a plain buffer, where the number is i.
+    `data` always ends with a newline; `words[i]` is its eight bytes from i on, little end first. `messages[i]` and `numbers[i]` say which message
+    the line came from and which line of it it is; both are None for a plain buffer, where the number is i.
     """
 
     data: Bytes
+    words: Words
     newlines: Integers
     starts: Integers
     ends: Integers
@@ -72,6 +75,11 @@ def positions_of(data: Bytes, *marks: int) -> Integers:
     return np.concatenate(found) if found else np.empty(0, np.int64)
 
 
+def words_of(padded: Bytes) -> Words:
+    """The eight bytes from each place of `padded` on, but for the last eight places, which are padding."""
+    return np.ndarray(len(padded) - WORD_BYTES, "<u8", padded, strides=(1,))
+
+
 def count_of(data: Bytes, mark: int) -> int:
     """How often the byte `mark` stands in `data`."""
     return sum(
@@ -80,36 +88,54 @@ def count_of(data: Bytes, mark: int) -> int:
 
 
 def lines_of_buffer(data: bytes | bytearray | memoryview | pa.Buffer) -> Lines:
-    """The lines of one buffer. A last line without a newline counts; a carriage return before the newline belongs to it."""
-    array = np.frombuffer(data, np.uint8)
-    if len(array) and array[-1] != NEWLINE:
-        array = np.append(array, np.uint8(NEWLINE))
-    return _lines(array, positions_of(array, NEWLINE))
+    """The lines of one buffer, copied. A last line without a newline counts; a carriage return before the newline belongs to it."""
+    given = np.frombuffer(data, np.uint8)
+    unended = len(given) > 0 and given[-1] != NEWLINE
+    padded = np.zeros(len(given) + unended + WORD_BYTES, np.uint8)
+    padded[: len(given)] = given
+    if unended:
+        padded[len(given)] = NEWLINE
+    return _lines(padded, positions_of(padded[:-WORD_BYTES], NEWLINE))
 
 
 def lines_of_messages(values: pa.Array) -> Lines:
     """The lines of every message of a binary array; null and empty messages have none."""
     texts = pc.fill_null(values.cast(pa.large_binary()), b"")
-    ended = pc.binary_join_element_wise(texts, pa.scalar(b"", pa.large_binary()), pa.scalar(b"\n", pa.large_binary()))
+    if not len(texts):
+        return _lines(np.zeros(WORD_BYTES, np.uint8), *(np.empty(0, np.int64) for _ in range(3)))
+    ended = pc.binary_join_element_wise(texts, _terminators(len(texts)), pa.scalar(b"", pa.large_binary()))
     _, offsets, joined = ended.buffers()
-    array = np.frombuffer(joined, np.uint8) if joined is not None else np.empty(0, np.uint8)
-    bounds = np.frombuffer(offsets, np.int64)[: len(texts) + 1]
-    array = array[: bounds[-1]]
+    bounds = np.frombuffer(offsets, np.int64)[: len(texts) + 1].copy()
+    padded = np.frombuffer(joined, np.uint8)[: bounds[-1]]
+    bounds[-1] -= WORD_BYTES
+    array = padded[:-WORD_BYTES]
     message_ends = bounds[1:] - 1
     if count_of(array, NEWLINE) == len(texts):
         messages = np.arange(len(texts), dtype=np.int64)
         numbers = np.zeros(len(texts), np.int64)
-        return _lines(array, message_ends, messages, numbers)
+        return _lines(padded, message_ends, messages, numbers)
     newlines = positions_of(array, NEWLINE)
     last_lines = np.searchsorted(newlines, message_ends)
     per_message = np.diff(last_lines, prepend=-1)
     messages = np.repeat(np.arange(len(texts), dtype=np.int64), per_message)
     first_lines = last_lines - per_message + 1
     numbers = np.arange(len(newlines), dtype=np.int64) - np.repeat(first_lines, per_message)
-    return _lines(array, newlines, messages, numbers)
+    return _lines(padded, newlines, messages, numbers)
 
 
-def _lines(data: Bytes, newlines: Integers, messages: Integers | None = None, numbers: Integers | None = None) -> Lines:
+def _terminators(count: int) -> pa.Array:
+    """A newline for each message, behind the last one also the padding."""
+    offsets = np.arange(count + 1, dtype=np.int64)
+    offsets[-1] += WORD_BYTES
+    data = np.full(offsets[-1], NEWLINE, np.uint8)
+    return pa.Array.from_buffers(pa.large_binary(), count, [None, pa.py_buffer(offsets), pa.py_buffer(data)])
+
+
+def _lines(
+    padded: Bytes, newlines: Integers, messages: Integers | None = None, numbers: Integers | None = None
+) -> Lines:
+    """Lines that end at `newlines`, of data behind which a word of padding stands."""
+    data = padded[:-WORD_BYTES]
     starts = np.empty_like(newlines)
     if len(newlines):
         starts[0] = 0
@@ -118,4 +144,4 @@ def _lines(data: Bytes, newlines: Integers, messages: Integers | None = None, nu
     filled = np.flatnonzero(ends > starts)
     returns = filled[data[ends[filled] - 1] == RETURN]
     ends[returns] -= 1
-    return Lines(data, newlines, starts, ends, messages, numbers)
+    return Lines(data, words_of(padded), newlines, starts, ends, messages, numbers)

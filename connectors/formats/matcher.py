@@ -8,8 +8,8 @@ from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 
-from connectors.formats.lines import QUOTE, Integers, Lines
-from connectors.formats.templates import Chunk, Matched, Template, chunk_of, match
+from connectors.formats.lines import Integers, Lines
+from connectors.formats.templates import Matched, Template, match
 
 TEMPLATES_MAX = 256
 POOR_IN_A_ROW = 8
@@ -38,42 +38,28 @@ class Matcher(Generic[S]):
     """
 
     lines: Lines
-    separators: tuple[int, ...]
     shape_of: Callable[[int], S | None]
-    take: Callable[[int, S, Matched], Integers]
+    take: Callable[[S, Matched], Integers]
     shapes: list[S] = field(default_factory=list)
 
-    def leave(self, first: int, last: int, rows: Integers) -> Integers:
-        """Take what fits of the lines `first + rows` (ascending, before `last`); the rest comes back, ascending.
-
-        Separators within quotes are looked at only where the quick way leaves many lines that have quotes.
-        """
-        chunk = chunk_of(self.lines, first, last, self.separators)
-        irregular = rows[~chunk.regular[rows]]
-        left = self._rows(chunk, first, rows[chunk.regular[rows]])
-        if len(left) > SCAN_AT_ONCE and bool(np.any(chunk.data == QUOTE)):
-            chunk = chunk_of(self.lines, first, last, self.separators, quoted=True)
-            irregular = np.concatenate((irregular, left[~chunk.regular[left]]))
-            left = self._rows(chunk, first, left[chunk.regular[left]])
-        return np.sort(np.concatenate((irregular, left)))
-
-    def _rows(self, chunk: Chunk, first: int, rows: Integers) -> Integers:
+    def leave(self, rows: Integers) -> Integers:
+        """Take what fits of the lines `rows` (ascending); the rest comes back, ascending."""
         for shape in self.shapes:
-            rows = self._without_taken(chunk, first, shape, rows)
+            rows = self._without_taken(shape, rows)
         odd: list[int] = []
         learnt = poor = 0
         while len(rows) > SCAN_AT_ONCE and learnt < TEMPLATES_MAX and poor < POOR_IN_A_ROW:
-            left = self._learn(chunk, first, rows, odd)
+            left = self._learn(rows, odd)
             # A shape costs as much as scanning a few lines: where shapes are rarer than that, looking for more of them does not pay.
             poor = poor + 1 if len(rows) - len(left) <= SCAN_AT_ONCE else 0
             learnt, rows = learnt + 1, left
         return np.concatenate((np.array(odd, np.int64), rows))
 
-    def _learn(self, chunk: Chunk, first: int, rows: Integers, odd: list[int]) -> Integers:
+    def _learn(self, rows: Integers, odd: list[int]) -> Integers:
         """Take all lines like the first of `rows`; that one is odd when its own shape does not fit it."""
         sample = int(rows[0])
-        shape = self.shape_of(first + sample)
-        left = rows if shape is None else self._without_taken(chunk, first, shape, rows)
+        shape = self.shape_of(sample)
+        left = rows if shape is None else self._without_taken(shape, rows)
         if len(left) and left[0] == sample:
             odd.append(sample)
             left = left[1:]
@@ -81,13 +67,13 @@ class Matcher(Generic[S]):
             self.shapes.append(shape)
         return left
 
-    def _without_taken(self, chunk: Chunk, first: int, shape: S, rows: Integers) -> Integers:
+    def _without_taken(self, shape: S, rows: Integers) -> Integers:
         if not len(rows):
             return rows
-        matched = match(chunk, shape.template, rows)
+        matched = match(self.lines, shape.template, rows)
         if not len(matched.rows):
             return rows
-        taken = self.take(first, shape, matched)
+        taken = self.take(shape, matched)
         if len(taken) == len(rows):
             return rows[:0]
         return rows[~np.isin(rows, taken, assume_unique=True)]

@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from connectors.formats.kinds import Kind
 from connectors.formats.line_scanner import BadLine, Series, check_column, read_series
 from connectors.formats.lines import Booleans, Integers, lines_of_messages
 from connectors.formats.matcher import Matcher
@@ -24,7 +24,6 @@ from connectors.formats.values import arrow_of
 Codes = npt.NDArray[np.int32]
 UNREADABLE = -1
 READ_TOGETHER = 32
-COMMA = 44
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +43,8 @@ class _Shape:
     @cached_property
     def template(self) -> Template:
         """The measurement, then the value of each tag."""
-        return Template((b"", *(f",{name}=".encode() for name in self.names)), (b"",) * (len(self.names) + 1))
+        values = len(self.names) + 1
+        return Template((b"", *(f",{name}=".encode() for name in self.names)), (b"",) * values, (Kind.TEXT,) * values)
 
 
 class SeriesRegistry:
@@ -77,17 +77,16 @@ class SeriesRegistry:
         self._singles.append(dict(series.tags))
         return self._scanned.setdefault(series, self._add(np.full(1, self._table_code(table), np.int32), names))
 
-    def numbers(self, texts: pl.Series) -> Codes:
+    def numbers(self, texts: pa.DictionaryArray) -> Codes:
         """The numbers of series given as they stand in line protocol; `UNREADABLE` where the text is not one series and nothing else."""
-        found = pc.dictionary_encode(texts.to_arrow())
-        distinct = found.dictionary.to_pylist()
+        distinct = texts.dictionary.to_pylist()
         fresh = [text for text in distinct if text not in self._known]
         if len(fresh) > READ_TOGETHER:
             fresh = self._read_together(fresh)
         for text in fresh:
             self._known[text] = self._read(text)
-        lookup = np.array([*(self._known[text] for text in distinct), UNREADABLE], np.int32)
-        numbers: Codes = lookup[np.asarray(pc.fill_null(found.indices, len(distinct)))]
+        lookup = np.array([self._known[text] for text in distinct], np.int32)
+        numbers: Codes = lookup[np.asarray(texts.indices)]
         return numbers
 
     def without_fields(self, fields: Iterable[str], numbers: Codes) -> Booleans:
@@ -157,35 +156,34 @@ class SeriesRegistry:
             series = read_series(texts[line])
             return None if series is None else _Shape(tuple(name for name, _ in series.tags))
 
-        def take(first: int, shape: _Shape, matched: Matched) -> Integers:
-            good = equals[first + matched.rows] == len(shape.names)
-            for values in matched.texts:
-                good &= (values.str.len_bytes() > 0).to_numpy()
-            return self._take_together(first, shape, matched, good, texts)
+        def take(shape: _Shape, matched: Matched) -> Integers:
+            good = equals[matched.rows] == len(shape.names)
+            for place in range(shape.template.columns):
+                good &= (matched.texts(place).str.len_bytes() > 0).to_numpy()
+            return self._take_together(shape, matched, good, texts)
 
-        matcher = Matcher(lines, (COMMA,), shape_of, take)
+        matcher = Matcher(lines, shape_of, take)
         regular = (~odd).to_numpy()
         left = [np.flatnonzero(~regular)]
         for first, last in lines.chunks():
-            left.append(first + matcher.leave(first, last, np.flatnonzero(regular[first:last])))
+            left.append(matcher.leave(first + np.flatnonzero(regular[first:last])))
         return [texts[line] for line in np.concatenate(left).tolist()]
 
-    def _take_together(
-        self, first: int, shape: _Shape, matched: Matched, good: Booleans, texts: Sequence[str]
-    ) -> Integers:
+    def _take_together(self, shape: _Shape, matched: Matched, good: Booleans, texts: Sequence[str]) -> Integers:
         """Number the good rows of a match, if their tables may have these tags; answers which rows those are."""
-        tables = pc.dictionary_encode(matched.texts[0].to_arrow())
+        tables = matched.encoded(0)
         codes, names = self._table_lookup(tables.dictionary.to_pylist(), shape.names)
         owners = codes[np.asarray(tables.indices)]
         good &= owners != UNREADABLE
         if names is None or not good.any():
             return matched.rows[:0]
         kept = matched.rows[good]
-        values = [arrow_of(values.filter(pl.Series(good))) for values in matched.texts[1:]]
+        keep = pl.Series(good)
+        values = [arrow_of(matched.texts(place + 1).filter(keep)) for place in range(len(shape.names))]
         self._close_singles()
         start = self._add(owners[good], names)
         self._blocks.append(_Block(len(kept), dict(zip(shape.names, values, strict=True))))
-        self._known.update((texts[row], start + place) for place, row in enumerate((first + kept).tolist()))
+        self._known.update((texts[row], start + place) for place, row in enumerate(kept.tolist()))
         return kept
 
     def _table_lookup(self, tables: Sequence[str], tags: Sequence[str]) -> tuple[Codes, int | None]:

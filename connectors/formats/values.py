@@ -37,13 +37,6 @@ def booleans(texts: pl.Series, true: frozenset[str] = TRUE_WORDS, false: frozens
     return is_true.set(~(is_true | texts.is_in(list(false))), None)
 
 
-def plain_strings(texts: pl.Series) -> Booleans | None:
-    """Which texts have neither a double quote nor a backslash (nor are null); None when none of them does."""
-    special = texts.str.contains('"', literal=True) | texts.str.contains("\\", literal=True)
-    plain = ~special.fill_null(value=True)
-    return None if plain.all() else plain.to_numpy()
-
-
 def arrow_of(values: pl.Series) -> pa.Array:
     """The Arrow array of a Series; text as plain `string`."""
     array = values.to_arrow()
