@@ -61,15 +61,11 @@ class Lines:
             first = last
 
 
-def positions_of(data: Bytes, *marks: int) -> Integers:
-    """Where any of the bytes `marks` stands in `data`, ascending. Works in pieces that stay in the cache."""
+def positions_of(data: Bytes, mark: int) -> Integers:
+    """Where the byte `mark` stands in `data`, ascending. Works in pieces that stay in the cache."""
     found = []
     for begin in range(0, len(data), SCAN_BYTES):
-        piece = data[begin : begin + SCAN_BYTES]
-        hits = piece == marks[0]
-        for mark in marks[1:]:
-            hits |= piece == mark
-        positions = np.flatnonzero(hits)
+        positions = np.flatnonzero(data[begin : begin + SCAN_BYTES] == mark)
         positions += begin
         found.append(positions)
     return np.concatenate(found) if found else np.empty(0, np.int64)
