@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import gc
 import time
-from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from operator import itemgetter
 
+import numpy as np
 import pyarrow as pa
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
@@ -187,23 +187,22 @@ def _without_errors(messages: list[Message], stretch: Stretch, position: int) ->
 
 def _piece(messages: list[Message], stretch: Stretch, position: int) -> tuple[pa.RecordBatch | None, int]:
     """(the messages of the stretch as columns, None for none; the position behind all that were looked at)."""
-    offsets: list[int] = list(map(Message.offset, messages))  # type: ignore[arg-type]
-    if not offsets:
+    if not messages:
         return None, position
-    position = max(position, offsets[-1] + 1)
+    offsets = np.fromiter(map(Message.offset, messages), np.int64, len(messages))
+    position = max(position, int(offsets[-1]) + 1)
     if position > stretch.end:
-        count = bisect_left(offsets, stretch.end)
-        messages, offsets = messages[:count], offsets[:count]
-        if not offsets:
+        offsets = offsets[: np.searchsorted(offsets, stretch.end)]
+        messages = messages[: len(offsets)]
+        if not messages:
             return None, position
     assert stretch.begin <= offsets[0], "Kafka handed out a message before the one that was asked for"
+    times_ms = np.fromiter(map(_TIME, map(Message.timestamp, messages)), np.int64, len(messages))
     columns = [
         pa.array(list(map(Message.key, messages)), pa.binary()),
         pa.array(list(map(Message.value, messages)), pa.binary()),
         pa.repeat(pa.scalar(stretch.partition, pa.int32()), len(messages)),
-        pa.array(offsets, pa.int64()),
-        pa.array(list(map(_TIME, map(Message.timestamp, messages))), pa.int64()).cast(
-            RAW_SCHEMA.field("timestamp").type
-        ),
+        pa.array(offsets),
+        pa.array(times_ms).cast(RAW_SCHEMA.field("timestamp").type),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=RAW_SCHEMA), position
