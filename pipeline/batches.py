@@ -1,4 +1,4 @@
-"""What a Python worker does with the raw messages of one task: parse, fit to the tables, cut by data group, and hand back Kafka records.
+"""What a Python worker does with the raw messages of one task: read, parse, fit to the tables, cut by data group, and hand back Kafka records.
 
 Runs inside `mapInArrow`. Rows keep their order within the task, and a task is a stretch of one topic partition, so of two values for one series
 and time the later one stays the later one.
@@ -6,70 +6,53 @@ and time the later one stays the later one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
-from pyspark import Accumulator, TaskContext
+from pyspark import Accumulator
 
 from connectors.formats.parse import parse_messages
 from connectors.formats.parsed import LINE_COLUMN, MESSAGE_COLUMN, REJECTED_MESSAGES, Parsed
 from consumers.membership.cut import PAYLOAD_BYTES_MAX, cut, encode_writes
 from pipeline.access import ClusterAccess, cluster_access
-from pipeline.checkpoint import make_batch_durable
 from pipeline.counts import Counts, TaskCounts
 from pipeline.fitting import Columns, check_table_name, columns_of, fits, oldest_fitting, refused_columns
 from pipeline.gathering import gather
+from pipeline.importers import forget_archives
 from pipeline.job import IngestJob
 from pipeline.pending import Flushed, PendingRows
 from pipeline.records import dead_letters, forward_record
-from schemas.errors import HeadraceError
+from pipeline.stretch import Stretch, stretch_reader
 from schemas.messages import Message, ProducerPosition, Write, body_digest, encode_message
 from schemas.tables import SchemaError, TableSchema, TypeClash
 
-RAW_COLUMNS = ("key", "value", "partition", "offset", "timestamp")
-QUERY_PROPERTY = "sql.streaming.queryId"
-BATCH_PROPERTY = "streaming.sql.batchId"
 SEQUENCE_BITS = 40
 ROW_BYTES_MAX = PAYLOAD_BYTES_MAX - 65_536
 
 RecordBatches = Iterator[pa.RecordBatch]
 
 
-class NotStreaming(HeadraceError):
-    """The task belongs to no micro-batch, so its messages would have no place in their producer's order."""
-
-
 def batch_function(
-    job: IngestJob, tally: Accumulator[TaskCounts], checkpoint: Path | None = None
+    job: IngestJob, tally: Accumulator[TaskCounts], query: str, batch: int, stretches: Sequence[Stretch]
 ) -> Callable[[RecordBatches], RecordBatches]:
-    """The function for `mapInArrow`: raw messages (`RAW_COLUMNS`) in, `RECORD_SCHEMA` out. What it closes over are plain values.
+    """The function for `mapInArrow`: the numbers of stretches in, `RECORD_SCHEMA` out. What it closes over are plain values.
 
-    `checkpoint` is the query's checkpoint where that is a local folder of this machine.
+    `query` and `batch` name the micro-batch of a streaming query: producer and batch of the messages.
     """
 
-    def forward(batches: RecordBatches) -> RecordBatches:
+    def forward(numbers: RecordBatches) -> RecordBatches:
+        forget_archives()
         access = cluster_access(job)
         access.begin_task()
-        query, batch = micro_batch()
-        if checkpoint is not None:
-            make_batch_durable(checkpoint, batch)
-        return ingest(gather(batches), job, access, query, batch, tally.add)
+        reader = stretch_reader(job)
+        for batch_of_numbers in numbers:
+            for number in batch_of_numbers.column(0).to_pylist():
+                yield from ingest(gather(reader.read(stretches[number])), job, access, query, batch, tally.add)
 
     return forward
-
-
-def micro_batch() -> tuple[str, int]:
-    """(the streaming query, as its checkpoint names it; the micro-batch): producer and batch of this task's messages. Raises NotStreaming."""
-    context = TaskContext.get()
-    query = context.getLocalProperty(QUERY_PROPERTY) if context else None
-    batch = context.getLocalProperty(BATCH_PROPERTY) if context else None
-    if query is None or batch is None:
-        raise NotStreaming("ingest runs as a streaming query only", action="start it with: headrace ingest run")
-    return query, int(batch)
 
 
 def ingest(
@@ -249,7 +232,7 @@ def _text_lengths(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def _times_ms(raw: pa.RecordBatch) -> pa.Array:
-    return pc.divide(raw["timestamp"].cast(pa.int64()), 1_000)
+    return raw["timestamp"].cast(pa.timestamp("ms", "UTC")).cast(pa.int64())
 
 
 def _value_bytes(raw: pa.RecordBatch) -> int:

@@ -44,17 +44,22 @@ _OWN_ERROR = re.compile(r"^(?:schemas|connectors|consumers|pipeline)\.[\w.]+\.(\
 _CAUSE = re.compile(r"^(?:Caused by: )?(?:[\w$]+\.)+(\w*(?:Exception|Error)): (.+)$", re.MULTILINE)
 
 
+def raw_data_lost(topic: str) -> RawDataLost:
+    """What becomes of a query whose messages are gone."""
+    return RawDataLost(
+        f"topic {topic} no longer holds messages that were not read yet: it was trimmed or made again",
+        action="keep raw messages longer; to go on without the lost ones start with a new --checkpoint",
+    )
+
+
 def explain(error: Exception, topic: str) -> QueryFailed:
     """The error behind a StreamingQueryException; `retriable` when starting the query again may help."""
     text = str(error)
     own = _OWN_ERROR.findall(text)
     if any(mark in text for mark in _STUMBLED):
         return SparkStumbled("Spark could not report on a batch that it ran again", retriable=True)
-    if any(mark in text for mark in _LOST):
-        return RawDataLost(
-            f"topic {topic} no longer holds messages that were not read yet: it was trimmed or made again",
-            action="keep raw messages longer; to go on without the lost ones start with a new --checkpoint",
-        )
+    if any(mark in text for mark in _LOST) or any(name == RawDataLost.__name__ for name, _ in own):
+        return raw_data_lost(topic)
     if own and not any(name in ("LogUnavailable", "AppendUnknown") for name, _ in own):
         return QueryFailed(own[-1][1])
     if any(mark in text for mark in _AWAY):

@@ -1,4 +1,4 @@
-"""Raw topics become forward logs: the streaming query from Kafka through `mapInArrow` to Kafka, and the loop that watches it.
+"""Raw topics become forward logs: the streaming query whose micro-batches Spark plans and our workers read, and the loop that watches it.
 
 Exactness (DESIGN 4): Spark fixes a micro-batch's offsets before it starts, so a batch that is run again reads the same messages, cuts them into
 the same records with the same (producer, batch, sequence), and replicas drop what they have already seen.
@@ -17,6 +17,7 @@ from pyspark import Accumulator
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from connectors.formats.parse import parse_messages
 from connectors.log.deadline import Deadline
@@ -25,14 +26,16 @@ from connectors.log.port import Log, LogUnavailable, TopicMissing
 from connectors.log.topics import Topics, dlq
 from consumers.membership.cluster import KEEP_FOREVER, read_slot_table
 from consumers.membership.tables import TableLog
-from pipeline.batches import RAW_COLUMNS, batch_function
-from pipeline.checkpoint import local_folder
+from pipeline.batches import batch_function
+from pipeline.checkpoint import local_folder, make_batch_durable
 from pipeline.counts import TaskCounts, TaskCountsParam
 from pipeline.failures import QueryFailed, SparkStumbled, explain
 from pipeline.java_settings import java_settings
 from pipeline.job import IngestJob
+from pipeline.micro_batch import planned_stretches, query_of
 from pipeline.progress import UNKNOWN, IngestProgress, lag_records, progress_of
 from pipeline.records import RECORD_DDL
+from pipeline.stretch import RAW_SCHEMA
 from schemas.errors import HeadraceError
 
 MESSAGES_PER_BATCH_MAX = 1_000_000
@@ -125,7 +128,7 @@ def _ensure_topic(log: Log, topic: str, settings: Mapping[str, str]) -> None:
 
 
 def raw_messages(session: SparkSession, job: IngestJob, messages_per_batch_max: int) -> DataFrame:
-    """The raw topic from its beginning (a checkpoint knows better), with the columns of `RAW_COLUMNS`."""
+    """The raw topic from its beginning (a checkpoint knows better), with the columns of `RAW_SCHEMA`."""
     options = {
         "subscribe": job.topic,
         "startingOffsets": "earliest",
@@ -134,14 +137,25 @@ def raw_messages(session: SparkSession, job: IngestJob, messages_per_batch_max: 
         "groupIdPrefix": f"headrace-{job.cluster}-ingest",
         **kafka_options(job, "consumer"),
     }
-    return session.readStream.format("kafka").options(**options).load().select(*RAW_COLUMNS)
+    return session.readStream.format("kafka").options(**options).load().select(*RAW_SCHEMA.names)
 
 
-def forward_records(raw: DataFrame, job: IngestJob, tally: Accumulator[TaskCounts], checkpoint: str) -> DataFrame:
-    """Kafka records for the forward and the dead-letter topics, made of raw messages; tasks count in `tally`."""
-    local = is_local(raw.sparkSession)
-    function = batch_function(job, tally, local_folder(checkpoint) if local else None)
-    return raw.mapInArrow(function, RECORD_DDL)  # type: ignore[arg-type]
+def forward_writer(raw: DataFrame, job: IngestJob, tally: Accumulator[TaskCounts], checkpoint: str) -> DataStreamWriter:
+    """Writes forward messages and dead letters of what `raw`, a stream of `raw_messages`, plans to read; tasks count in `tally`."""
+    folder = local_folder(checkpoint) if is_local(raw.sparkSession) else None
+
+    def forward(planned: DataFrame, batch: int) -> None:
+        query, stretches = query_of(planned, batch), planned_stretches(planned, job.topic)
+        if not stretches:
+            return
+        if folder is not None:
+            make_batch_durable(folder, batch)
+        function = batch_function(job, tally, query, batch, stretches)
+        numbers = planned.sparkSession.range(0, len(stretches), 1, len(stretches))
+        records = numbers.mapInArrow(function, RECORD_DDL)  # type: ignore[arg-type]
+        records.write.format("kafka").options(**kafka_options(job, "producer")).save()
+
+    return raw.writeStream.foreachBatch(forward).option("checkpointLocation", checkpoint)
 
 
 def is_local(session: SparkSession) -> bool:
@@ -155,9 +169,8 @@ def start_query(
     """The running query. Raises SpeculationRefused."""
     check_session(session)
     counted = tally or new_tally(session)
-    records = forward_records(raw_messages(session, job, run.messages_per_batch_max), job, counted, run.checkpoint)
-    writer = records.writeStream.format("kafka").queryName(f"ingest {job.topic}")
-    writer = writer.option("checkpointLocation", run.checkpoint).options(**kafka_options(job, "producer"))
+    raw = raw_messages(session, job, run.messages_per_batch_max)
+    writer = forward_writer(raw, job, counted, run.checkpoint).queryName(f"ingest {job.topic}")
     if run.available_now:
         return writer.trigger(availableNow=True).start()
     return writer.trigger(processingTime=f"{round(run.interval_s * 1_000)} milliseconds").start()

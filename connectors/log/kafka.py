@@ -30,6 +30,7 @@ from confluent_kafka.cimpl import NewTopic
 from connectors.log.deadline import Deadline
 from connectors.log.kafka_admin import ANSWER_TIMEOUT_S, REQUEST_TIMEOUT_S, KafkaAdmin
 from connectors.log.kafka_errors import MISSING, REFUSED, TRUNCATED, append_error, log_error
+from connectors.log.kafka_settings import client_settings, consumer_settings
 from connectors.log.port import (
     AppendFailed,
     Headers,
@@ -41,10 +42,8 @@ from connectors.log.port import (
 )
 from schemas.errors import HeadraceError
 
-COMMIT_TIMEOUT_MS = 6_000
 RECORD_BYTES_MAX = 16 * 1024 * 1024
 PRODUCER_QUEUE_KBYTES = 65_536
-CONSUMER_QUEUE_KBYTES = 65_536
 FULL_QUEUE_TIMEOUT_S = 300.0
 NEW_TOPIC_POLL_S = 0.05
 STALL_S = 5.0
@@ -58,15 +57,7 @@ class KafkaLog:
     """All topics of one Kafka cluster. `settings` are librdkafka's, verbatim, and win over ours."""
 
     def __init__(self, bootstrap: str, settings: Mapping[str, str] | None = None) -> None:
-        self._base: dict[str, Any] = {
-            "bootstrap.servers": bootstrap,
-            "client.id": "headrace",
-            "socket.keepalive.enable": True,
-            "reconnect.backoff.max.ms": 1_000,
-            "topic.metadata.refresh.interval.ms": 10_000,
-            "topic.metadata.propagation.max.ms": 3_000,
-            "log_level": 2,
-        }
+        self._base = client_settings(bootstrap)
         self._settings = dict(settings or {})
         self._admin = KafkaAdmin({**self._base, **self._settings}, bootstrap)
         self._committers: dict[str, Consumer] = {}
@@ -178,26 +169,7 @@ class KafkaLog:
             return -1
 
     def _consumer(self, name: str) -> Consumer:
-        settings = {
-            **self._base,
-            "group.id": name,
-            "enable.auto.commit": False,
-            "enable.auto.offset.store": False,
-            "auto.offset.reset": "error",
-            # Nobody joins a group here; it is also how long a commit waits for a broker that is gone.
-            "session.timeout.ms": COMMIT_TIMEOUT_MS,
-            "isolation.level": "read_committed",
-            "enable.partition.eof": True,
-            "fetch.wait.max.ms": 50,
-            "fetch.queue.backoff.ms": 5,
-            "fetch.error.backoff.ms": 50,
-            "fetch.max.bytes": 32 * 1024 * 1024,
-            "max.partition.fetch.bytes": 16 * 1024 * 1024,
-            "receive.message.max.bytes": 96 * 1024 * 1024,
-            "queued.max.messages.kbytes": CONSUMER_QUEUE_KBYTES,
-            **self._settings,
-        }
-        return Consumer(settings)
+        return Consumer(consumer_settings(self.bootstrap, name, self._settings))
 
 
 def _end(client: AdminClient, topic: str, isolation: IsolationLevel) -> int:
