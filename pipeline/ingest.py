@@ -127,15 +127,20 @@ def _ensure_topic(log: Log, topic: str, settings: Mapping[str, str]) -> None:
         log.create_topic(topic, settings)
 
 
-def raw_messages(session: SparkSession, job: IngestJob, messages_per_batch_max: int) -> DataFrame:
-    """The raw topic from its beginning (a checkpoint knows better), with the columns of `RAW_SCHEMA`."""
+def raw_messages(
+    session: SparkSession, job: IngestJob, messages_per_batch_max: int, settings: Mapping[str, str] | None = None
+) -> DataFrame:
+    """The raw topic from its beginning (a checkpoint knows better), with the columns of `RAW_SCHEMA`.
+
+    `settings` are those of Spark's consumers, for whoever lets Spark itself read; ours only plan.
+    """
     options = {
         "subscribe": job.topic,
         "startingOffsets": "earliest",
         "failOnDataLoss": "true",
         "maxOffsetsPerTrigger": str(messages_per_batch_max),
         "groupIdPrefix": f"headrace-{job.cluster}-ingest",
-        **kafka_options(job, "consumer"),
+        **_kafka_options(job, {"isolation.level": "read_committed", **(settings or {})}),
     }
     return session.readStream.format("kafka").options(**options).load().select(*RAW_SCHEMA.names)
 
@@ -153,7 +158,7 @@ def forward_writer(raw: DataFrame, job: IngestJob, tally: Accumulator[TaskCounts
         function = batch_function(job, tally, query, batch, stretches)
         numbers = planned.sparkSession.range(0, len(stretches), 1, len(stretches))
         records = numbers.mapInArrow(function, RECORD_DDL)  # type: ignore[arg-type]
-        records.write.format("kafka").options(**kafka_options(job, "producer")).save()
+        records.write.format("kafka").options(**_sink_options(job)).save()
 
     return raw.writeStream.foreachBatch(forward).option("checkpointLocation", checkpoint)
 
@@ -281,20 +286,11 @@ def _outlast(failure: QueryFailed, job: IngestJob, run: RunOptions, say: Say) ->
     say("Kafka answers again")
 
 
-def kafka_options(job: IngestJob, role: str) -> dict[str, str]:
-    """Options of Spark's Kafka source (`consumer`) or sink (`producer`)."""
-    ours = {
-        "consumer": {
-            "isolation.level": "read_committed",
-            "max.poll.records": "10000",
-            "max.partition.fetch.bytes": str(8 * 1024 * 1024),
-            "fetch.max.bytes": str(32 * 1024 * 1024),
-            # Spark asks for the ends of a partition after every poll, and Kafka answers only when it has answered the fetch ahead: at the end of a
-            # topic every micro-batch would wait out the 500 ms that a fetch may wait for more.
-            "fetch.max.wait.ms": "10",
-            "receive.buffer.bytes": str(1024 * 1024),
-        },
-        "producer": {
+def _sink_options(job: IngestJob) -> dict[str, str]:
+    """Options of Spark's Kafka sink."""
+    return _kafka_options(
+        job,
+        {
             "acks": "all",
             "enable.idempotence": "true",
             "compression.type": "none",
@@ -303,6 +299,10 @@ def kafka_options(job: IngestJob, role: str) -> dict[str, str]:
             "batch.size": str(1024 * 1024),
             "send.buffer.bytes": str(1024 * 1024),
         },
-    }[role]
+    )
+
+
+def _kafka_options(job: IngestJob, ours: Mapping[str, str]) -> dict[str, str]:
+    """Settings of a Kafka client of Spark's as options; the user's settings win over `ours`."""
     merged = {**ours, **java_settings(dict(job.settings)), "bootstrap.servers": job.bootstrap}
     return {f"kafka.{name}": value for name, value in merged.items()}

@@ -31,8 +31,6 @@ from pipeline.spark_archive import archive_options
 from schemas.errors import HeadraceError
 
 SUBMITTED_VARIABLE = "PYSPARK_GATEWAY_PORT"
-ARROW_RECORDS_MAX = 16_384
-ARROW_BYTES_MAX = 8 * 1024 * 1024
 DRIVER_MEMORY = "1g"
 PARALLELISM = 2
 END_TIMEOUT_S = 30.0
@@ -42,8 +40,6 @@ JOB_SETTINGS: Mapping[str, str] = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.shuffle.partitions": str(PARALLELISM),
     "spark.sql.adaptive.enabled": "false",
-    "spark.sql.execution.arrow.maxRecordsPerBatch": str(ARROW_RECORDS_MAX),
-    "spark.sql.execution.arrow.maxBytesPerBatch": str(ARROW_BYTES_MAX),
     "spark.sql.streaming.numRecentProgressUpdates": "32",
     "spark.sql.streaming.stopTimeout": "20s",
 }

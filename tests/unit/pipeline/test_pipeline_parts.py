@@ -9,6 +9,7 @@ import sys
 import zipfile
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pyarrow as pa
@@ -277,16 +278,30 @@ def test_the_class_archive_is_used_only_where_it_is(tmp_path: Path, monkeypatch:
     assert "" == archive_options(jars, java)
 
 
-@given(sizes=st.lists(st.integers(0, 9), max_size=30), rows_max=st.integers(1, 20), bytes_max=st.integers(1, 200))
-def test_small_batches_are_joined_in_order(sizes: Sequence[int], rows_max: int, bytes_max: int) -> None:
-    """Every row once and in order; each batch but the last is large enough, and none is larger than one more piece made it."""
-    numbers = iter(range(sum(sizes)))
-    pieces = [pa.record_batch({"number": pa.array([next(numbers) for _ in range(size)], pa.int64())}) for size in sizes]
-    joined = list(gather(iter(pieces), rows_max, bytes_max))
-    assert list(range(sum(sizes))) == [number for batch in joined for number in batch["number"].to_pylist()]
-    assert all(batch.num_rows for batch in joined)
-    assert all(batch.num_rows >= rows_max or batch.nbytes >= bytes_max for batch in joined[:-1])
-    assert all(batch.num_rows < rows_max + 9 for batch in joined)
+@given(
+    lengths=st.lists(st.none() | st.integers(0, 30), max_size=60),
+    cuts=st.lists(st.integers(0, 60), max_size=12),
+    messages_max=st.integers(1, 20),
+    bytes_max=st.integers(1, 200),
+)
+def test_pieces_are_joined_in_order_and_cut_by_their_messages_alone(
+    lengths: Sequence[int | None], cuts: Sequence[int], messages_max: int, bytes_max: int
+) -> None:
+    """Every message once and in order; a batch ends with the message that fills it, whatever pieces the messages came in."""
+    values = [None if length is None else b"v" * length for length in lengths]
+    whole = pa.record_batch(
+        {"value": pa.array(values, pa.binary()), "number": pa.array(range(len(values)), pa.int64())}
+    )
+    borders = [0, *sorted(min(cut, len(values)) for cut in cuts), len(values)]
+    pieces = [whole.slice(begin, end - begin) for begin, end in pairwise(borders)]
+    joined = list(gather(pieces, messages_max, bytes_max))
+    assert list(gather([whole], messages_max, bytes_max)) == joined
+    assert list(range(len(values))) == [number for batch in joined for number in batch["number"].to_pylist()]
+    for batch in joined:
+        sizes = [len(value or b"") for value in batch["value"].to_pylist()]
+        assert len(sizes) <= messages_max
+        assert sum(sizes[:-1]) < bytes_max
+        assert batch is joined[-1] or len(sizes) == messages_max or sum(sizes) >= bytes_max
 
 
 def test_java_options_of_the_environment_reach_spark_but_for_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:

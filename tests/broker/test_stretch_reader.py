@@ -1,0 +1,120 @@
+"""Stretches of a raw topic on a real broker: what librdkafka makes of transactions, holes, trimmed logs and topics that were made again."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pytest
+from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+
+from connectors.kafka.broker import BrokerInfo
+from connectors.log.kafka_settings import consumer_settings
+from pipeline.failures import RawDataLost
+from pipeline.stretch import READER_SETTINGS, Stretch, StretchReader
+
+
+@pytest.fixture
+def reader(broker: BrokerInfo) -> Iterator[StretchReader]:
+    """A reader with the settings of ingest, that gives up early."""
+    settings = consumer_settings(broker.bootstrap, "stretches", {}, **READER_SETTINGS)
+    reader = StretchReader(lambda: Consumer(settings), patience_s=2.0, patience_s_max=2.0)
+    yield reader
+    reader.close()
+
+
+def make_topic(bootstrap: str, topic: str, partitions: int = 1) -> None:
+    """A raw topic."""
+    with AdminClient({"bootstrap.servers": bootstrap}) as admin:
+        admin.create_topics([NewTopic(topic, partitions, 1)])[topic].result(30)
+
+
+def write(bootstrap: str, topic: str, values: list[bytes | None], *, commit: bool | None = None) -> None:
+    """Messages on partition 0: outside of a transaction, or in one that is committed or aborted."""
+    settings = {} if commit is None else {"transactional.id": f"{topic}-{commit}"}
+    producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 5, **settings})
+    if commit is not None:
+        producer.init_transactions(30)
+        producer.begin_transaction()
+    for value in values:
+        producer.produce(topic, value, partition=0)
+    assert producer.flush(30) == 0
+    if commit is not None:
+        producer.commit_transaction(30) if commit else producer.abort_transaction(30)
+
+
+def trim(bootstrap: str, topic: str, before: int) -> None:
+    """Let the log begin at an offset."""
+    with AdminClient({"bootstrap.servers": bootstrap}) as admin:
+        partition = TopicPartition(topic, 0, before)
+        admin.delete_records([partition])[partition].result(30)
+
+
+def values(pieces: Iterator[pa.RecordBatch]) -> list[bytes | None]:
+    """The values of all messages."""
+    return [value for piece in pieces for value in piece["value"].to_pylist()]
+
+
+def test_transactions_show_only_what_was_committed(
+    broker: BrokerInfo, reader: StretchReader, cluster_name: str
+) -> None:
+    """Aborted messages and markers have offsets and are nothing to wait for, in the middle of a stretch as at its end."""
+    make_topic(broker.bootstrap, cluster_name)
+    write(broker.bootstrap, cluster_name, [b"a", b"b"])
+    write(broker.bootstrap, cluster_name, [b"lost", b"lost"], commit=False)
+    write(broker.bootstrap, cluster_name, [b"c", None], commit=True)
+    write(broker.bootstrap, cluster_name, [b"lost"], commit=False)
+    # Offsets: a 0, b 1, lost 2 and 3, marker 4, c 5, tombstone 6, marker 7, lost 8, marker 9.
+    everything = [b"a", b"b", b"c", None]
+    assert everything == values(reader.read(Stretch(cluster_name, 0, 0, 10)))
+    assert [] == values(reader.read(Stretch(cluster_name, 0, 7, 10)))
+    assert [] == values(reader.read(Stretch(cluster_name, 0, 2, 5)))
+    for border in range(1, 10):
+        parts = (Stretch(cluster_name, 0, 0, border), Stretch(cluster_name, 0, border, 10))
+        assert everything == [value for part in parts for value in values(reader.read(part))]
+
+
+def test_a_log_that_was_trimmed_is_data_loss(broker: BrokerInfo, reader: StretchReader, cluster_name: str) -> None:
+    """A stretch that begins before the log does is refused, never begun later; what is still there can be read afterwards."""
+    make_topic(broker.bootstrap, cluster_name)
+    write(broker.bootstrap, cluster_name, [b"%d" % number for number in range(10)])
+    trim(broker.bootstrap, cluster_name, 4)
+    with pytest.raises(RawDataLost):
+        values(reader.read(Stretch(cluster_name, 0, 3, 10)))
+    assert [b"4", b"5"] == values(reader.read(Stretch(cluster_name, 0, 4, 6)))
+
+
+def test_a_topic_that_ends_before_the_stretch_is_data_loss(
+    broker: BrokerInfo, reader: StretchReader, cluster_name: str
+) -> None:
+    """A topic that was deleted and made again is shorter than what was planned: an error, not a wait for ever."""
+    make_topic(broker.bootstrap, cluster_name)
+    write(broker.bootstrap, cluster_name, [b"new"])
+    with pytest.raises(RawDataLost):
+        values(reader.read(Stretch(cluster_name, 0, 0, 5)))
+    with pytest.raises(RawDataLost):
+        values(reader.read(Stretch(cluster_name, 0, 3, 5)))
+
+
+def test_many_stretches_on_one_consumer_have_every_message_once(
+    broker: BrokerInfo, reader: StretchReader, cluster_name: str
+) -> None:
+    """Partitions and stretches in turn, small ones and large ones, while the topic grows: nothing twice, nothing left out, nothing of another."""
+    make_topic(broker.bootstrap, cluster_name, partitions=2)
+    producer = Producer({"bootstrap.servers": broker.bootstrap, "linger.ms": 5, "batch.num.messages": 700})
+    for number in range(20_000):
+        producer.produce(cluster_name, b"%d.%d" % (number % 2, number // 2), partition=number % 2)
+        producer.poll(0)
+    assert producer.flush(30) == 0
+    found: list[list[bytes | None]] = [[], []]
+    borders = [0, 1, 2, 500, 501, 3_000, 8_999, 9_000, 10_000]
+    for begin, end in itertools.pairwise(borders):
+        for partition in (1, 0):
+            found[partition] += values(reader.read(Stretch(cluster_name, partition, begin, end)))
+            producer.produce(cluster_name, b"more", partition=partition)
+            assert producer.flush(30) == 0
+    for partition in (0, 1):
+        assert [b"%d.%d" % (partition, number) for number in range(10_000)] == found[partition]
