@@ -16,13 +16,12 @@ from typing import TypeVar, cast
 import numba
 import numpy as np
 import numpy.typing as npt
+from numba import types
 
-from connectors.formats.kinds import Kind, State
+from connectors.formats.kinds import Ends, Glue, Kind, State, Values
 from connectors.formats.lines import BACKSLASH, NEWLINE, QUOTE, WORD_BYTES, Bytes, Integers, Words
 
-Floats = npt.NDArray[np.float64]
 Codes = npt.NDArray[np.int32]
-States = npt.NDArray[np.uint8]
 Function = TypeVar("Function", bound=Callable[..., object])
 
 SERIES, TEXT, INTEGER = int(Kind.SERIES), int(Kind.TEXT), int(Kind.INTEGER)
@@ -46,14 +45,13 @@ NULL_MASK = np.uint64(2**32 - 1)
 GOLDEN, HALF, BITS = np.uint64(0x9E3779B97F4A7C15), np.uint64(32), 8
 ONE, SEVEN, TEN, TOP_BYTE = np.uint64(1), np.uint64(7), np.uint64(10), np.uint64(56)
 
-_DATA = "Array(uint8, 1, 'C', readonly=True)"
-_NUMBERS = "Array(int64, 1, 'C', readonly=True)"
-_MASKS = "Array(uint64, 1, 'C', readonly=True)"
-_LOADS = "Array(uint64, 1, 'A', readonly=True, aligned=False)"
-_SIGNATURE = (
-    f"Tuple((int64, uint64))({_DATA}, {_LOADS}, {_NUMBERS}, {_NUMBERS}, {_NUMBERS}, {_MASKS}, {_MASKS}, {_NUMBERS}, {_NUMBERS}, "
-    f"{_NUMBERS}, {_NUMBERS}, {_NUMBERS}, int64, boolean, int64[::1], int64[:, ::1], int64[:, ::1], int64[:, ::1], float64[:, ::1], uint8[:, ::1])"
-)
+_BYTES = types.Array(types.uint8, 1, "C", readonly=True)
+_NUMBERS = types.Array(types.int64, 1, "C", readonly=True)
+_WORDS = types.Array(types.uint64, 1, "A", readonly=True, aligned=False)
+_GLUE = types.NamedTuple((types.uint64[::1], types.uint64[::1], types.int64[::1], types.int64[::1]), Glue)
+_ENDS = types.NamedUniTuple(types.int64[::1], 3, Ends)
+_COLUMNS = types.int64[:, ::1]
+_VALUES = types.NamedTuple((_COLUMNS, _COLUMNS, _COLUMNS, types.float64[:, ::1], types.uint8[:, ::1]), Values)
 
 
 def _part(function: Function) -> Function:
@@ -61,8 +59,9 @@ def _part(function: Function) -> Function:
     return cast(Function, numba.njit(function))
 
 
-def _whole(signature: str) -> Callable[[Function], Function]:
+def _whole(answer: types.Type, *arguments: types.Type) -> Callable[[Function], Function]:
     """Compile a function for arguments of these types, or load what an earlier process compiled."""
+    signature = answer(*arguments)
 
     def compiled(function: Function) -> Function:
         try:
@@ -95,12 +94,12 @@ def _lowest(marks: np.uint64) -> int:
 
 
 @_part
-def _behind_glue(words: Words, place: int, glue: Words, masks: Words, lengths: Integers, first: int, last: int) -> int:
-    """The place behind the glue made of words `first` to `last`, if it stands at `place`."""
-    for number in range(first, last):
-        if (words[place] & masks[number]) != glue[number]:
+def _behind_glue(words: Words, place: int, glue: Glue, value: int) -> int:
+    """The place behind the glue before a value, if it stands at `place`."""
+    for number in range(glue.bounds[value], glue.bounds[value + 1]):
+        if (words[place] & glue.masks[number]) != glue.words[number]:
             return NOT_TAKEN
-        place += lengths[number]
+        place += glue.lengths[number]
     return place
 
 
@@ -248,74 +247,71 @@ def _float(data: Bytes, place: int, strict: bool) -> tuple[int, int, float]:
     return end, COMPUTED, (-value if negative else value)
 
 
-@_whole(_SIGNATURE)
+@_whole(
+    types.Tuple((types.int64, types.uint64)),
+    *(
+        _BYTES,
+        _WORDS,
+        _NUMBERS,
+        _NUMBERS,
+        _NUMBERS,
+        _GLUE,
+        _ENDS,
+        types.int64,
+        types.boolean,
+        types.int64[::1],
+        _VALUES,
+    ),
+)
 def take_apart(
     data: Bytes,
     words: Words,
     starts: Integers,
     ends: Integers,
     rows: Integers,
-    glue: Words,
-    glue_masks: Words,
-    glue_lengths: Integers,
-    glue_bounds: Integers,
-    kinds: Integers,
-    stops: Integers,
-    quotes: Integers,
+    glue: Glue,
+    value_ends: Ends,
     separator: int,
     strict: bool,
     taken: Integers,
-    value_starts: Integers,
-    value_ends: Integers,
-    integers: Integers,
-    floats: Floats,
-    states: States,
+    values: Values,
 ) -> tuple[int, np.uint64]:
     """Take those of the lines `rows` apart that have the shape; answers how many, and all bytes of their texts in one.
 
-    `data` ends with a newline, and `words[i]` is its eight bytes from i on. The glue before value c, and after the last one, is words
-    `glue_bounds[c]` to `glue_bounds[c + 1]` of `glue`, under masks, with their lengths. A text ends at its byte of `stops` (a newline: with the
-    line, and then it holds no `separator`) behind so many `quotes`. `strict` numbers are those of JSON, or its null.
-
-    Filled for the n-th line taken, c being the value: `taken[n]`, its row; `value_starts[c, n]` and `value_ends[c, n]`, of numbers only where
-    they stay text; `states[c, n]` and `integers[c, n]` or `floats[c, n]`, of numbers only.
+    `data` ends with a newline, and `words[i]` is its eight bytes from i on. `strict` numbers are those of JSON, or its null. Filled: `taken[n]`, the
+    row of the n-th line taken, and column n of `values`.
     """
-    count, seen = 0, np.uint64(0)
+    count, seen, columns = 0, np.uint64(0), len(value_ends.kinds)
     for row in rows:
         place = starts[row]
-        for column in range(len(kinds)):
-            place = _behind_glue(
-                words, place, glue, glue_masks, glue_lengths, glue_bounds[column], glue_bounds[column + 1]
-            )
+        for column in range(columns):
+            place = _behind_glue(words, place, glue, column)
             if place < 0:
                 break
-            start, kind = place, kinds[column]
+            start, kind = place, value_ends.kinds[column]
             if kind in (SERIES, TEXT):
                 if kind == SERIES:
                     place, bytes_seen = _series_end(data, words, place)
                 else:
-                    place, bytes_seen = _text_end(
-                        data, words, place, ends[row], stops[column], quotes[column], separator
-                    )
+                    stop, quotes = value_ends.stops[column], value_ends.quotes[column]
+                    place, bytes_seen = _text_end(data, words, place, ends[row], stop, quotes, separator)
                 seen |= bytes_seen
-                value_starts[column, count], value_ends[column, count] = start, place
+                values.starts[column, count], values.ends[column, count] = start, place
             elif strict and (words[place] & NULL_MASK) == NULL_WORD:
                 place += NULL_BYTES
-                states[column, count] = NULL
+                values.states[column, count] = NULL
             else:
                 if kind == INTEGER:
-                    place, state, integers[column, count] = _integer(data, place, strict)
+                    place, state, values.integers[column, count] = _integer(data, place, strict)
                 else:
-                    place, state, floats[column, count] = _float(data, place, strict)
-                states[column, count] = state
+                    place, state, values.floats[column, count] = _float(data, place, strict)
+                values.states[column, count] = state
                 if state == TEXTUAL:
-                    value_starts[column, count], value_ends[column, count] = start, place
+                    values.starts[column, count], values.ends[column, count] = start, place
             if place < 0:
                 break
         else:
-            last = len(kinds)
-            place = _behind_glue(words, place, glue, glue_masks, glue_lengths, glue_bounds[last], glue_bounds[last + 1])
-            if place == ends[row]:
+            if _behind_glue(words, place, glue, columns) == ends[row]:
                 taken[count] = row
                 count += 1
     return count, seen
@@ -350,7 +346,7 @@ def _hash(words: Words, place: int, length: int) -> np.uint64:
     return np.uint64(mixed ^ (mixed >> HALF))
 
 
-@_whole(f"int64({_LOADS}, {_NUMBERS}, {_NUMBERS}, int32[::1], int32[::1], int64[::1])")
+@_whole(types.int64, _WORDS, _NUMBERS, _NUMBERS, types.int32[::1], types.int32[::1], types.int64[::1])
 def number_texts(words: Words, starts: Integers, ends: Integers, slots: Codes, codes: Codes, firsts: Integers) -> int:
     """Number the distinct texts from `starts[i]` to `ends[i]` in order of appearance; answers how many there are.
 
@@ -376,7 +372,7 @@ def number_texts(words: Words, starts: Integers, ends: Integers, slots: Codes, c
     return count
 
 
-@_whole(f"void({_LOADS}, {_NUMBERS}, {_NUMBERS}, int32[::1], Array(uint64, 1, 'A', aligned=False))")
+@_whole(types.void, _WORDS, _NUMBERS, _NUMBERS, types.int32[::1], types.Array(types.uint64, 1, "A", aligned=False))
 def join(words: Words, starts: Integers, ends: Integers, offsets: Codes, joined: Words) -> None:
     """Copy the texts from `starts[i]` to `ends[i]` one behind the other; text i then stands at bytes `offsets[i]` to `offsets[i + 1]`.
 

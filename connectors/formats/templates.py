@@ -13,15 +13,12 @@ from functools import cached_property
 from types import ModuleType
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 import pyarrow as pa
 
-from connectors.formats.kinds import Kind, State
-from connectors.formats.lines import NEWLINE, WORD_BYTES, Booleans, Bytes, Integers, Lines, Words, words_of
+from connectors.formats.kinds import Ends, Floats, Glue, Kind, State, Values
+from connectors.formats.lines import NEWLINE, WORD_BYTES, Booleans, Integers, Lines, Words, words_of
 from connectors.formats.values import finite_floats, integers
-
-Floats = npt.NDArray[np.float64]
 
 COMMA = 44
 CACHE_WAY, CACHE_STEP = 512, 24
@@ -56,41 +53,36 @@ class Template:
         return (self.before[0], *inner, self.after[-1])
 
     @cached_property
-    def glue_words(self) -> tuple[Words, Words, Integers, Integers]:
-        """The glue in words of eight bytes, their masks and lengths, and at which word the glue before each value, and after the last, begins."""
+    def glue_words(self) -> Glue:
+        """The glue in words."""
         words = [[text[at : at + WORD_BYTES] for at in range(0, len(text), WORD_BYTES)] for text in self.glue]
         flat = [word for text in words for word in text]
         values = np.array([int.from_bytes(word, "little") for word in flat], np.uint64)
         masks = np.array([(1 << (8 * len(word))) - 1 for word in flat], np.uint64)
         lengths = np.array([len(word) for word in flat], np.int64)
-        return values, masks, lengths, np.cumsum([0, *(len(text) for text in words)])
+        return Glue(values, masks, lengths, np.cumsum([0, *(len(text) for text in words)]))
 
     @cached_property
-    def value_ends(self) -> tuple[Integers, Integers, Integers]:
-        """Kind of each value, the byte at which it stops if it is a text, and the quotes in it."""
+    def value_ends(self) -> Ends:
+        """How each value ends."""
         stops = [text[0] if text else NEWLINE for text in self.glue[1:]]
         quotes = self.quotes or (0,) * self.columns
-        return np.array(self.kinds, np.int64), np.array(stops, np.int64), np.array(quotes, np.int64)
+        return Ends(np.array(self.kinds, np.int64), np.array(stops, np.int64), np.array(quotes, np.int64))
 
 
 @dataclass(frozen=True)
 class Matched:
-    """Lines that have the shape of a template, ascending, and what the kernel says of their values: arrays of (value, line)."""
+    """Lines that have the shape of a template, ascending, and what the kernel says of their values."""
 
     rows: Integers
     _words: Words
-    _starts: Integers
-    _ends: Integers
-    _integers: Integers
-    _floats: Floats
-    _states: Bytes
+    _values: Values
 
     def only(self, kept: slice | Booleans) -> Matched:
         """Some of the lines."""
-        starts, ends, integers = (part[:, kept] for part in (self._starts, self._ends, self._integers))
-        return Matched(
-            self.rows[kept], self._words, starts, ends, integers, self._floats[:, kept], self._states[:, kept]
-        )
+        starts, ends, integers, floats, states = self._values
+        values = Values(starts[:, kept], ends[:, kept], integers[:, kept], floats[:, kept], states[:, kept])
+        return Matched(self.rows[kept], self._words, values)
 
     def texts(self, column: int) -> pl.Series:
         """A column of text."""
@@ -106,17 +98,17 @@ class Matched:
 
     def integers(self, column: int) -> tuple[pl.Series, Booleans | None]:
         """A column of integers, null where null is written, and which of them are usable (None: all): those that fit int64."""
-        return self._numbers(column, self._integers, integers)
+        return self._numbers(column, self._values.integers, integers)
 
     def floats(self, column: int) -> tuple[pl.Series, Booleans | None]:
         """A column of decimal numbers, correctly rounded, null where null is written, and which are usable (None: all): the finite ones."""
-        return self._numbers(column, self._floats, finite_floats)
+        return self._numbers(column, self._values.floats, finite_floats)
 
     def _numbers(
         self, column: int, computed: Integers | Floats, read: Callable[[pl.Series], pl.Series]
     ) -> tuple[pl.Series, Booleans | None]:
         """A column of numbers; those that are only known as text are read by `read`."""
-        states = self._states[column]
+        states = self._values.states[column]
         values = _series(pa.array(np.ascontiguousarray(computed[column])))
         if not states.any():
             return values, None
@@ -131,7 +123,7 @@ class Matched:
 
     def _places(self, column: int, lines: slice | Booleans = slice(None)) -> tuple[Integers, Integers]:
         """Where the texts of a value begin and end."""
-        starts, ends = (np.ascontiguousarray(part[column, lines]) for part in (self._starts, self._ends))
+        starts, ends = (np.ascontiguousarray(part[column, lines]) for part in self._values[:2])
         return starts, ends
 
     def _joined(self, starts: Integers, ends: Integers, kind: pa.DataType = TEXT_TYPE) -> pa.Array:
@@ -155,27 +147,23 @@ def match(lines: Lines, template: Template, rows: Integers) -> Matched:
     """Those of the lines `rows` (ascending) that have the shape of `template`."""
     # A row of columns that lie a power of two apart would share the same few places of the processor's cache.
     shape = (template.columns, len(rows) // CACHE_WAY * CACHE_WAY + CACHE_WAY + CACHE_STEP)
-    taken, states = np.empty(len(rows), np.int64), np.empty(shape, np.uint8)
-    starts, ends, integers = (np.empty(shape, np.int64) for _ in range(3))
-    floats = np.empty(shape, np.float64)
+    taken = np.empty(len(rows), np.int64)
+    starts, ends, whole = (np.empty(shape, np.int64) for _ in range(3))
+    values = Values(starts, ends, whole, np.empty(shape, np.float64), np.empty(shape, np.uint8))
     count, seen = _kernel().take_apart(
         lines.data,
         lines.words,
         lines.starts,
         lines.ends,
         rows,
-        *template.glue_words,
-        *template.value_ends,
+        template.glue_words,
+        template.value_ends,
         template.separator,
         template.strict,
         taken,
-        starts,
-        ends,
-        integers,
-        floats,
-        states,
+        values,
     )
-    matched = Matched(taken, lines.words, starts, ends, integers, floats, states).only(slice(count))
+    matched = Matched(taken, lines.words, values).only(slice(count))
     if int(seen) & HIGH_BITS:
         for column, kind in enumerate(template.kinds):
             if kind in (Kind.SERIES, Kind.TEXT):
