@@ -113,6 +113,9 @@ class StretchReader:
                     self.close()
                     consumer = self._assigned(stretch, position)
                     heard_s = time.monotonic()
+        except KafkaException as error:
+            self.close()
+            raise log_error(error.args[0], stretch.topic) from error
         except BaseException:
             self.close()
             raise

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, ConfigResource
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
 from connectors.formats.parsed import FormatOptions
@@ -18,11 +20,21 @@ from headrace.workload import iot
 from headrace.workload.checksum import checksums, compare, workload_checksums
 from headrace.workload.encode import to_json_lines, to_line_protocol
 from headrace.workload.workload import Workload
-from pipeline.failures import RawDataLost
-from pipeline.ingest import RunOptions, SpeculationRefused, prepare, start_query
+from pipeline.batches import SEQUENCE_BITS
+from pipeline.failures import RawDataLost, explain
+from pipeline.ingest import (
+    RunOptions,
+    SpeculationRefused,
+    forward_writer,
+    new_tally,
+    prepare,
+    raw_messages,
+    run_ingest,
+    start_query,
+)
 from schemas.tables import FieldType
 from tests.spark.conftest import Station
-from tests.spark.stored import forward_logs, stored_tables, tables_of
+from tests.spark.stored import forward_logs, messages, stored_tables, tables_of
 
 FLEET = iot(trucks=40, duration_s=3_000, disorder=True)
 
@@ -119,6 +131,53 @@ def test_a_micro_batch_that_is_run_again_changes_nothing(spark: SparkSession, st
     assert 2 * once == sum(map(len, logs.values()))
     assert {Ignored.REPEATED: once} == tables_of(logs.values())[1]
     assert_same(FLEET, station, ("diagnostics",))
+
+
+def test_a_micro_batch_that_is_run_again_gives_the_very_same_messages(spark: SparkSession, station: Station) -> None:
+    """Byte for byte, positions included: query of the checkpoint, micro-batch, and in the sequence the partition of the raw topic."""
+    station.create_raw(partitions=2)
+    station.produce(lines_of(FLEET, "influx", "diagnostics"), partitions=2)
+    job = station.job()
+    station.run(spark, job)
+    first = {group: [each.value for each in log] for group, log in forward_logs(station.log, station.topics).items()}
+    positions = [message.position for message in messages(station.log, station.topics)]
+    checkpoint = station.directory / f"checkpoint-{job.topic}-influx-db"
+    for commit in (checkpoint / "commits").glob("*0*"):
+        commit.unlink()
+    station.run(spark, job)
+    for group, log in forward_logs(station.log, station.topics).items():
+        assert sorted(first[group]) == sorted(each.value for each in log[len(first[group]) :])
+    query = json.loads((checkpoint / "metadata").read_text())["id"]
+    assert {(query, 0)} == {(position.producer, position.batch) for position in positions}
+    assert {0, 1} == {position.sequence >> SEQUENCE_BITS for position in positions}
+
+
+def test_a_checkpoint_of_a_query_that_read_in_spark_itself_goes_on(spark: SparkSession, station: Station) -> None:
+    """What the Kafka source of Spark wrote down holds, whoever reads the messages: only those that came since are taken."""
+    station.create_raw(partitions=2)
+    job = station.job()
+    run = RunOptions(str(station.directory / "older"), True)
+    prepare(job, run, lambda _line: None)
+    station.produce([b"t,host=a x=1 1", b"t,host=b x=1 1"], partitions=2)
+    older = raw_messages(spark, job, 100).writeStream.format("noop").option("checkpointLocation", run.checkpoint)
+    older.trigger(availableNow=True).start().awaitTermination()
+    station.produce([b"t,host=c x=2 2"])
+    done = run_ingest(spark, job, run)
+    assert (1, 1) == (done.counts.rows, done.batches)
+    assert [2] == stored_tables(station.log, station.topics)["t"]["time"].to_pylist()
+
+
+def test_a_source_that_is_not_known_ends_the_query_in_one_line(spark: SparkSession, station: Station) -> None:
+    """A plan without the Kafka source's stretches is never read as nothing: the query fails, and says what it found."""
+    checkpoint = str(station.directory / "checkpoint")
+    rate = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 5).load()
+    query = forward_writer(rate, station.job(), new_tally(spark), checkpoint).start()
+    with pytest.raises(StreamingQueryException) as raised:
+        query.awaitTermination(60)
+    failure = explain(raised.value, "raw")
+    assert not failure.retriable
+    assert "in an unknown way" in failure.message
+    assert "\n" not in failure.message
 
 
 def test_raw_messages_that_were_trimmed_before_they_were_read_stop_the_query(
