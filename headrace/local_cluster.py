@@ -146,7 +146,7 @@ class LocalCluster:
             raise ClusterRunning(f"node {name} is running", action="stop it first")
         node.http = node.http or f"127.0.0.1:{free_port()}"
         command = [
-            *(sys.executable, "-m", "headrace", "node", "run", "--cluster", self.cluster, "--id", name),
+            *(sys.executable, "-P", "-m", "headrace", "node", "run", "--cluster", self.cluster, "--id", name),
             *("--nodes", ",".join(each.name for each in self.file.nodes), "--replication", str(len(self.file.nodes))),
             *("--bootstrap", self._bootstraps.get(name, self.bootstrap)),
             *("--data-dir", str(self.data_directory(name)), "--http", node.http),

@@ -35,6 +35,7 @@ from pipeline.job import IngestJob
 from pipeline.micro_batch import planned_stretches, query_of
 from pipeline.progress import UNKNOWN, IngestProgress, lag_records, progress_of
 from pipeline.records import RECORD_DDL
+from pipeline.session import is_local
 from pipeline.stretch import RAW_SCHEMA
 from schemas.errors import HeadraceError
 
@@ -161,11 +162,6 @@ def forward_writer(raw: DataFrame, job: IngestJob, tally: Accumulator[TaskCounts
         records.write.format("kafka").options(**_sink_options(job)).save()
 
     return raw.writeStream.foreachBatch(forward).option("checkpointLocation", checkpoint)
-
-
-def is_local(session: SparkSession) -> bool:
-    """Whether tasks run on this machine, so that a local checkpoint is within their reach."""
-    return (session.sparkContext.master or "").startswith("local")
 
 
 def start_query(

@@ -1,4 +1,4 @@
-"""Our own packages as one zip, so that Spark's Python workers run the code of the driver, wherever they are."""
+"""Our own packages, also as one zip, so that Spark's Python workers run the code of the driver, wherever they are."""
 
 from __future__ import annotations
 
@@ -30,13 +30,22 @@ def build_package(directory: Path | str) -> Path:
     return path
 
 
+def package_folder() -> Path:
+    """The folder (or archive) that holds our packages."""
+    return _folder(PACKAGES[0]).parent
+
+
+def _folder(package: str) -> Path:
+    spec = find_spec(package)
+    assert spec is not None, f"package {package} is not importable"
+    assert spec.submodule_search_locations, f"{package} is no package"
+    return Path(spec.submodule_search_locations[0])
+
+
 def _files() -> Iterator[tuple[str, bytes]]:
     """(name in the zip, content) of every file that is code or is read by code."""
     for package in PACKAGES:
-        spec = find_spec(package)
-        assert spec is not None, f"package {package} is not importable"
-        assert spec.submodule_search_locations, f"{package} is no package"
-        folder = Path(spec.submodule_search_locations[0])
+        folder = _folder(package)
         for path in sorted(folder.rglob("*")):
             if path.suffix in SUFFIXES and path.is_file():
                 yield f"{package}/{path.relative_to(folder).as_posix()}", path.read_bytes()

@@ -26,7 +26,7 @@ from pyspark.sql import SparkSession
 
 from connectors.kafka.jars import Progress, resolve_jars
 from connectors.kafka.java import OPTIONS_VARIABLE, find_java, java_options_given
-from pipeline.package import build_package
+from pipeline.package import build_package, package_folder
 from pipeline.spark_archive import archive_options
 from schemas.errors import HeadraceError
 
@@ -115,7 +115,7 @@ def open_session(
         session = builder.getOrCreate()
     _hush_ended_accumulators(session)
     _check_connector(session)
-    _ship_package(session)
+    _lend_packages(session)
     return session
 
 
@@ -253,10 +253,20 @@ def _check_connector(session: SparkSession) -> None:
         )
 
 
-def _ship_package(session: SparkSession) -> None:
-    """Give the Python workers this very code, once a session."""
+def is_local(session: SparkSession) -> bool:
+    """Whether tasks run on this machine: its folders, and a local checkpoint, are within their reach."""
+    return (session.sparkContext.master or "").startswith("local")
+
+
+def _lend_packages(session: SparkSession) -> None:
+    """Let the Python workers run this very code: on this machine as it lies here, where what is compiled is kept, elsewhere as an archive."""
     context = session.sparkContext
-    if not any(Path(include).name.startswith("headrace-") for include in context._python_includes or ()):
+    # Else a folder of ours' name, where the command is started, would be imported in our place.
+    context.environment["PYTHONSAFEPATH"] = "1"
+    if is_local(session):
+        folders = [str(package_folder()), *filter(None, context.environment.get("PYTHONPATH", "").split(os.pathsep))]
+        context.environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(folders))
+    elif not any(Path(include).name.startswith("headrace-") for include in context._python_includes or ()):
         context.addPyFile(str(build_package(_scratch_directory())))
 
 

@@ -6,11 +6,13 @@ multiplication or division by an exact power of ten rounds correctly (Clinger 19
 says never depends on how it was read. Lines with control characters are not taken.
 
 The machine code is kept beside the source, or in the user's cache directory: only the first process of an installation compiles, for some seconds.
+Out of an archive, as on Spark's executors, each process does: an archive lies elsewhere for every application, so what it left would never be found.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeVar, cast
 
 import numba
@@ -65,7 +67,7 @@ def _whole(answer: types.Type, *arguments: types.Type) -> Callable[[Function], F
 
     def compiled(function: Function) -> Function:
         try:
-            return cast(Function, numba.njit(signature, nogil=True, cache=True)(function))
+            return cast(Function, numba.njit(signature, nogil=True, cache=Path(__file__).is_file())(function))
         except (RuntimeError, OSError):
             # No directory takes what was compiled: then each process compiles for itself.
             return cast(Function, numba.njit(signature, nogil=True)(function))

@@ -43,7 +43,7 @@ def ingest(stage: Stage) -> dict[str, dict[str, Any]]:
 
 def _start(stage: Stage, topic: str, name: str, options: list[str]) -> subprocess.Popen[bytes]:
     command = [
-        *(sys.executable, "-m", "headrace", "ingest", "run", "--cluster", stage.cluster.cluster),
+        *(sys.executable, "-P", "-m", "headrace", "ingest", "run", "--cluster", stage.cluster.cluster),
         *("--bootstrap", stage.cluster.bootstrap, "--topic", topic, "--database", DATABASE, *options),
         *("--available-now", "--checkpoint", str(stage.cluster.directory / "checkpoints" / name), "--json"),
     ]

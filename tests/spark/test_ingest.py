@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import pyarrow as pa
 import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, ConfigResource
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
+from connectors.formats import kernel
 from connectors.formats.parsed import FormatOptions
 from connectors.log.topics import dlq
 from consumers.membership.tables import TableLog
@@ -192,6 +196,21 @@ def test_raw_messages_that_were_trimmed_before_they_were_read_stop_the_query(
     with pytest.raises(RawDataLost, match="no longer holds") as raised:
         station.run(spark, station.job())
     assert "checkpoint" in raised.value.action
+
+
+def test_workers_on_this_machine_run_the_code_as_it_lies_here(spark: SparkSession, tmp_path: Path) -> None:
+    """Not out of an archive, where nothing compiled is kept, and not what has the name of a package of ours where the command was started."""
+    answer = tmp_path / "answer"
+
+    def tell(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            from connectors.formats import kernel
+
+            answer.write_text(f"{kernel.__file__} {sys.flags.safe_path}")
+            yield batch
+
+    spark.range(1).mapInArrow(tell, "id long").write.format("noop").mode("append").save()  # type: ignore[arg-type]
+    assert f"{kernel.__file__} True" == answer.read_text()
 
 
 def test_missing_topics_are_made(spark: SparkSession, station: Station) -> None:
