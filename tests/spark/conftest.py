@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -85,13 +86,20 @@ class Station:
         return read_to_end(self.log, dlq(self.raw), timeout_s=20)
 
 
-@pytest.fixture
-def station(broker: BrokerInfo, cluster_name: str, tmp_path: Path) -> Iterator[Station]:
+@contextmanager
+def new_station(bootstrap: str, cluster: str, directory: Path) -> Iterator[Station]:
     """A cluster of three groups, born but without nodes."""
-    log = KafkaLog(broker.bootstrap)
-    topics = Topics(cluster_name)
+    log = KafkaLog(bootstrap)
+    topics = Topics(cluster)
     join_cluster(log, topics, Create(("n1", "n2", "n3"), 3, 1_000))
     try:
-        yield Station(broker.bootstrap, topics, log, tmp_path)
+        yield Station(bootstrap, topics, log, directory)
     finally:
         log.close()
+
+
+@pytest.fixture
+def station(broker: BrokerInfo, cluster_name: str, tmp_path: Path) -> Iterator[Station]:
+    """A station on the broker of all tests."""
+    with new_station(broker.bootstrap, cluster_name, tmp_path) as made:
+        yield made

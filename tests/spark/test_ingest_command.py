@@ -16,12 +16,14 @@ from pathlib import Path
 import psutil
 import pytest
 
+from connectors.kafka.broker import EmbeddedBroker
 from connectors.kafka.jars import resolve_jars
+from connectors.log.port import LogUnavailable
 from headrace.cli.stop_signals import STOPPING
 from headrace.workload import iot
 from headrace.workload.checksum import checksums, compare, workload_checksums
 from headrace.workload.encode import to_line_protocol
-from tests.spark.conftest import Station
+from tests.spark.conftest import Station, new_station
 from tests.spark.stored import forward_logs, stored_tables
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -60,6 +62,17 @@ def running(line: list[str]) -> Iterator[subprocess.Popen[str]]:
 def forwarded(station: Station) -> int:
     """How many forward messages there are."""
     return sum(map(len, forward_logs(station.log, station.topics).values()))
+
+
+def forwarded_once_there(station: Station) -> int:
+    """How many forward messages there are, asked until Kafka knows: a broker that starts answers before its topics do."""
+    deadline = time.monotonic() + WAIT_S
+    while True:
+        try:
+            return forwarded(station)
+        except LogUnavailable:
+            assert time.monotonic() < deadline, "Kafka does not come back"
+            time.sleep(0.3)
 
 
 def wait_for_more(station: Station, than: int, process: subprocess.Popen[str]) -> None:
@@ -147,6 +160,33 @@ def test_kill_9_within_and_between_micro_batches_leaves_the_content_exact(statio
     assert {"rows", "points", "rejected", "batches", "seconds"} == set(json.loads(stdout))
     found = checksums(stored_tables(station.log, station.topics)["readings"], fleet.tags)
     assert [] == compare(workload_checksums(fleet)["readings"], found)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_broker_that_is_killed_in_the_middle_leaves_the_content_exact(
+    own_broker: EmbeddedBroker, cluster_name: str, tmp_path: Path
+) -> None:
+    """Kafka goes away with kill -9 while workers read and write, once for a moment and once for longer: the run goes on by itself."""
+    fleet = iot(trucks=60, duration_s=4_000)
+    info = own_broker.start()
+    with new_station(info.bootstrap, cluster_name, tmp_path) as station:
+        lines = [line.encode() for line in to_line_protocol("readings", fleet.read("readings")).to_pylist()]
+        station.create_raw(partitions=2)
+        station.produce(lines, partitions=2)
+        with running(command(station, "--max-messages", "4000", "--interval-s", "0", "--available-now")) as process:
+            for away_s in (0.0, 15.0):
+                wait_for_more(station, forwarded_once_there(station), process)
+                broker = psutil.Process(info.pid)
+                broker.kill()
+                broker.wait(20)
+                time.sleep(away_s)
+                info = own_broker.start()
+            _, stderr = process.communicate(timeout=WAIT_S)
+        assert 0 == process.returncode, stderr
+        forwarded_once_there(station)
+        found = checksums(stored_tables(station.log, station.topics)["readings"], fleet.tags)
+        assert [] == compare(workload_checksums(fleet)["readings"], found)
 
 
 @pytest.mark.parametrize(
