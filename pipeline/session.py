@@ -6,6 +6,7 @@ Under `spark-submit` the submitter's settings hold and only what the jobs depend
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import shlex
 import signal
@@ -114,6 +115,7 @@ def open_session(
     with _own_interrupts():
         session = builder.getOrCreate()
     _hush_ended_accumulators(session)
+    _hush_py4j()
     _check_connector(session)
     _lend_packages(session)
     return session
@@ -188,6 +190,17 @@ def _own_interrupts() -> Iterator[None]:
     finally:
         signal.signal(signal.SIGINT, handler)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+
+
+def _hush_py4j() -> None:
+    """No tracebacks of py4j when Java ends under a call, or our function fails in a query: who waits for the query hears of it by exception."""
+    logging.getLogger("py4j").propagate = False
+    logging.getLogger().addFilter(_not_of_py4j)
+
+
+def _not_of_py4j(record: logging.LogRecord) -> bool:
+    """What py4j says of a broken connection, it says by the root logger."""
+    return Path(record.pathname).parent.name != "py4j"
 
 
 def _hush_ended_accumulators(session: SparkSession) -> None:

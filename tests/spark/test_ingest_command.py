@@ -244,10 +244,11 @@ def test_a_signal_ends_the_wait_for_a_broker(tmp_path: Path) -> None:
     assert (130, "", "interrupted\n") == (process.returncode, stdout, stderr)
 
 
-def test_a_java_process_that_dies_is_one_clear_line(station: Station) -> None:
-    """Spark's JVM is killed in the middle, as the system does when memory is short: an error that names it, and no traceback."""
+@pytest.mark.parametrize("messages", [1, 400_000])
+def test_a_java_process_that_dies_is_one_clear_line(station: Station, messages: int) -> None:
+    """Spark's JVM is killed, as the system does when memory is short, also in the middle of a micro-batch: an error that names it, no traceback."""
     station.create_raw(partitions=1)
-    station.produce([b"t,host=a x=1,y=2 5"])
+    station.produce([b"t,host=a x=1,y=2 5"] * messages)
     with running(command(station, "--interval-s", "0")) as process:
         wait_for_more(station, 0, process)
         [java] = [child for child in psutil.Process(process.pid).children() if "java" in child.name()]
