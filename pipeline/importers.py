@@ -10,7 +10,7 @@ def forget_archives() -> None:
     """Drop the importers of archives, which are made again, without reading anything, when a module of theirs is asked for.
 
     Before every task Spark tells all importers that there may be new files. Each importer of an archive then reads the archive's list of files,
-    once for each package in PySpark's: a tenth of a second and more of each task. An archive of ours never changes: its name is its digest.
+    once for each package in PySpark's: a tenth of a second and more of each task. No archive changes while a worker lives.
     """
     for path, importer in list(sys.path_importer_cache.items()):
         if isinstance(importer, zipimporter):

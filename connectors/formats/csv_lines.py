@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import polars as pl
 
-from connectors.formats.kinds import Kind
+from connectors.formats.kernel_types import Kind
 from connectors.formats.line_scanner import BadLine, check_column
 from connectors.formats.lines import QUOTE, Booleans, Integers, Lines, positions_of
 from connectors.formats.parsed import (

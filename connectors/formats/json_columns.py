@@ -9,7 +9,7 @@ import polars as pl
 import pyarrow as pa
 
 from connectors.formats.json_readings import Role
-from connectors.formats.kinds import Kind
+from connectors.formats.kernel_types import Kind
 from connectors.formats.lines import Booleans
 from connectors.formats.parsed import FormatOptions
 from connectors.formats.tags import encoded

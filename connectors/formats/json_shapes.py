@@ -8,7 +8,7 @@ from connectors.formats.json_columns import Column
 from connectors.formats.json_readings import Meaning
 from connectors.formats.json_scanner import Member, Number, plain_members
 from connectors.formats.json_tags import TagRun, runs_of
-from connectors.formats.kinds import Kind
+from connectors.formats.kernel_types import Kind
 from connectors.formats.line_scanner import BadLine
 from connectors.formats.templates import Template
 from connectors.formats.values import INTEGER_TEXT

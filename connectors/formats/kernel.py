@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 from numba import types
 
-from connectors.formats.kinds import Ends, Glue, Kind, State, Values
+from connectors.formats.kernel_types import Ends, Glue, Kind, State, Values
 from connectors.formats.lines import BACKSLASH, NEWLINE, QUOTE, WORD_BYTES, Bytes, Integers, Words
 
 Codes = npt.NDArray[np.int32]
@@ -28,6 +28,8 @@ Function = TypeVar("Function", bound=Callable[..., object])
 
 SERIES, TEXT, INTEGER = int(Kind.SERIES), int(Kind.TEXT), int(Kind.INTEGER)
 COMPUTED, TEXTUAL, NULL = int(State.COMPUTED), int(State.TEXTUAL), int(State.NULL)
+STAMP = "b80a2b2c5a733301"
+"""A digest of what is compiled in from elsewhere: Numba looks at this file alone to tell whether kept code is stale."""
 NOT_TAKEN = -1
 SPACE, PLUS, MINUS, POINT, ZERO, UPPER_E, LOWER_E = 32, 43, 45, 46, 48, 69, 101
 DIGITS_MAX = 19
@@ -68,8 +70,8 @@ def _whole(answer: types.Type, *arguments: types.Type) -> Callable[[Function], F
     def compiled(function: Function) -> Function:
         try:
             return cast(Function, numba.njit(signature, nogil=True, cache=Path(__file__).is_file())(function))
-        except (RuntimeError, OSError):
-            # No directory takes what was compiled: then each process compiles for itself.
+        except Exception:
+            # No directory takes what was compiled, or a power cut left a torn file there: then each process compiles for itself.
             return cast(Function, numba.njit(signature, nogil=True)(function))
 
     return compiled

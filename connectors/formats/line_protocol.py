@@ -15,7 +15,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from connectors.formats.kinds import Kind
+from connectors.formats.kernel_types import Kind
 from connectors.formats.line_scanner import BadLine, OpenString, ScannedField, ScannedLine, scan_line, time_to_ns
 from connectors.formats.lines import Booleans, Integers, Lines
 from connectors.formats.matcher import Matcher

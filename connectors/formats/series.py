@@ -11,7 +11,7 @@ import numpy.typing as npt
 import polars as pl
 import pyarrow as pa
 
-from connectors.formats.kinds import Kind
+from connectors.formats.kernel_types import Kind
 from connectors.formats.line_scanner import BadLine, Series, check_column, read_series
 from connectors.formats.lines import Booleans, Integers, lines_of_messages
 from connectors.formats.matcher import Matcher
@@ -157,10 +157,11 @@ class SeriesRegistry:
             return None if series is None else _Shape(tuple(name for name, _ in series.tags))
 
         def take(shape: _Shape, matched: Matched) -> Integers:
+            columns = [matched.texts(place) for place in range(shape.template.columns)]
             good = equals[matched.rows] == len(shape.names)
-            for place in range(shape.template.columns):
-                good &= (matched.texts(place).str.len_bytes() > 0).to_numpy()
-            return self._take_together(shape, matched, good, texts)
+            for values in columns:
+                good &= (values.str.len_bytes() > 0).to_numpy()
+            return self._take_together(shape, matched, columns[1:], good, texts)
 
         matcher = Matcher(lines, shape_of, take)
         regular = (~odd).to_numpy()
@@ -169,7 +170,9 @@ class SeriesRegistry:
             left.append(matcher.leave(first + np.flatnonzero(regular[first:last])))
         return [texts[line] for line in np.concatenate(left).tolist()]
 
-    def _take_together(self, shape: _Shape, matched: Matched, good: Booleans, texts: Sequence[str]) -> Integers:
+    def _take_together(
+        self, shape: _Shape, matched: Matched, tags: Sequence[pl.Series], good: Booleans, texts: Sequence[str]
+    ) -> Integers:
         """Number the good rows of a match, if their tables may have these tags; answers which rows those are."""
         tables = matched.encoded(0)
         codes, names = self._table_lookup(tables.dictionary.to_pylist(), shape.names)
@@ -179,7 +182,7 @@ class SeriesRegistry:
             return matched.rows[:0]
         kept = matched.rows[good]
         keep = pl.Series(good)
-        values = [arrow_of(matched.texts(place + 1).filter(keep)) for place in range(len(shape.names))]
+        values = [arrow_of(tag.filter(keep)) for tag in tags]
         self._close_singles()
         start = self._add(owners[good], names)
         self._blocks.append(_Block(len(kept), dict(zip(shape.names, values, strict=True))))

@@ -16,7 +16,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from connectors.formats.kinds import Ends, Floats, Glue, Kind, State, Values
+from connectors.formats.kernel_types import Ends, Floats, Glue, Kind, State, Values
 from connectors.formats.lines import NEWLINE, WORD_BYTES, Booleans, Integers, Lines, Words, words_of
 from connectors.formats.values import finite_floats, integers
 

@@ -5,18 +5,23 @@ from __future__ import annotations
 import math
 import os
 import re
+import shutil
 import subprocess
 import sys
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
+import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from connectors.formats.kinds import Kind
+from connectors.formats import kernel, kernel_types, lines
+from connectors.formats.kernel_types import Kind
 from connectors.formats.lines import lines_of_buffer, lines_of_messages
 from connectors.formats.templates import Matched, Template, match
 from connectors.formats.values import FLOAT_TEXT, INT64_MAX, INT64_MIN, INTEGER_TEXT
@@ -47,35 +52,33 @@ def _numbers(texts: list[str], kind: Kind, *, strict: bool = False) -> Matched:
     return match(lines, Template((b"<",), (b">",), (kind,), strict=strict), np.arange(lines.count))
 
 
+def _read(
+    texts: list[str], kind: Kind, grammar: re.Pattern[str], is_usable: Callable[[str], bool]
+) -> list[tuple[str, Any]]:
+    """The usable numbers among `texts` with the values they were read as: taken is what has the grammar, usable of that what should be."""
+    matched = _numbers(texts, kind)
+    assert [place for place, text in enumerate(texts) if grammar.fullmatch(text)] == matched.rows.tolist()
+    taken = [texts[row] for row in matched.rows.tolist()]
+    values, usable = matched.integers(0) if kind is Kind.INTEGER else matched.floats(0)
+    good = [True] * len(taken) if usable is None else usable.tolist()
+    assert [is_usable(text) for text in taken] == good
+    return [(text, value) for text, value, fine in zip(taken, values.to_list(), good, strict=True) if fine]
+
+
 @settings(max_examples=300)
 @given(st.lists(st.one_of(DECIMALS, st.floats().map(repr), st.floats(width=32).map(repr)), max_size=20))
 def test_decimal_numbers_are_those_of_python(texts: list[str]) -> None:
     """Every decimal number is rounded to the bit as Python rounds it, however long; infinite ones are unusable, anything else is not taken."""
-    matched = _numbers(texts, Kind.FLOAT)
-    wanted = [place for place, text in enumerate(texts) if FLOAT_TEXT.fullmatch(text)]
-    assert wanted == matched.rows.tolist()
-    values, usable = matched.floats(0)
-    for place, (row, value) in enumerate(zip(wanted, values.to_list(), strict=True)):
-        expected = float(texts[row])
-        assert math.isfinite(expected) == (usable is None or bool(usable[place]))
-        if math.isfinite(expected):
-            assert expected.hex() == value.hex()
+    for text, value in _read(texts, Kind.FLOAT, FLOAT_TEXT, lambda text: math.isfinite(float(text))):
+        assert float(text).hex() == value.hex()
 
 
 @settings(max_examples=300)
 @given(st.lists(st.one_of(INTEGERS, st.integers(-(2**64), 2**64).map(str), DECIMALS), max_size=20))
 def test_integers_are_exact(texts: list[str]) -> None:
     """Every integer that fits int64 is taken exactly; one that does not is unusable; anything else is not taken."""
-    matched = _numbers(texts, Kind.INTEGER)
-    wanted = [place for place, text in enumerate(texts) if INTEGER_TEXT.fullmatch(text)]
-    assert wanted == matched.rows.tolist()
-    values, usable = matched.integers(0)
-    for place, (row, value) in enumerate(zip(wanted, values.to_list(), strict=True)):
-        expected = int(texts[row])
-        fits = INT64_MIN <= expected <= INT64_MAX
-        assert fits == (usable is None or bool(usable[place]))
-        if fits:
-            assert expected == value
+    for text, value in _read(texts, Kind.INTEGER, INTEGER_TEXT, lambda text: INT64_MIN <= int(text) <= INT64_MAX):
+        assert int(text) == value
 
 
 @settings(max_examples=200)
@@ -151,3 +154,29 @@ def test_the_ends_of_a_buffer_are_read_safely(text: bytes) -> None:
     lines = lines_of_buffer(text)
     matched = match(lines, Template((b"",), (b"",), (Kind.INTEGER,)), np.arange(lines.count))
     assert [line for line in range(lines.count) if lines.text(line) == b"1"] == matched.rows.tolist()
+
+
+def test_kept_code_is_stale_when_anything_compiled_in_changes() -> None:
+    """Numba compares the kernel's file alone: whoever changes the types or constants it takes from elsewhere must change its stamp too."""
+    constants = repr((lines.BACKSLASH, lines.NEWLINE, lines.QUOTE, lines.WORD_BYTES))
+    source = Path(kernel_types.__file__).read_text()
+    assert xxhash.xxh3_64_hexdigest((source + constants).encode()) == kernel.STAMP
+
+
+def test_a_torn_file_of_kept_code_is_passed_over(tmp_path: Path) -> None:
+    """What a power cut left of the kept code costs the time to compile it, never the command."""
+    folder = tmp_path / "connectors"
+    shutil.copytree(ROOT / "connectors", folder, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "schemas", tmp_path / "schemas", ignore=shutil.ignore_patterns("__pycache__"))
+    code = "import connectors.formats.kernel as kernel; print(kernel.__file__, callable(kernel.join))"
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    for torn in (False, True):
+        kept = list((folder / "formats" / "__pycache__").glob("kernel.*.nb?"))
+        assert torn == bool(kept)
+        for file in kept:
+            file.write_bytes(b"torn")
+        answer = subprocess.run(
+            [sys.executable, "-c", code], env=environment, cwd=tmp_path, capture_output=True, text=True, check=False
+        )
+        assert answer.returncode == 0, answer.stderr
+        assert f"{folder}/formats/kernel.py True" == answer.stdout.strip()
