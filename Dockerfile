@@ -14,13 +14,14 @@ WORKDIR /opt/headrace/source
 COPY pyproject.toml constraints.txt README.md ./
 COPY schemas schemas
 COPY connectors connectors
+COPY producers producers
 COPY consumers consumers
 COPY pipeline pipeline
 COPY headrace headrace
 RUN pip install --constraint constraints.txt . \
     && cd / \
-    && python -c "from connectors.kafka.jars import resolve_jars; resolve_jars(progress=print)" \
-    && python -c "import connectors.formats.kernel"
+    && python -c "from headrace.connectors.kafka.jars import resolve_jars; resolve_jars(progress=print)" \
+    && python -c "import headrace.connectors.formats.kernel"
 
 RUN useradd --uid 10001 --create-home headrace \
     && install --directory --owner headrace /var/lib/headrace

@@ -1,40 +1,197 @@
-"""Small JSON calls to a node's HTTP surface."""
+"""The HTTP client of nodes, of the command line and of the library.
+
+One request per connection, and no pool. A dead node then costs one timeout, and no request fails because the
+node closed an idle connection a moment earlier. `http.client` also ignores `http_proxy` and its kin: a proxy
+of the user's environment must never come between two nodes.
+"""
 
 from __future__ import annotations
 
+import http.client
 import json
-import urllib.error
-import urllib.request
+from collections.abc import Iterator, Mapping
+from types import TracebackType
 from typing import Any
+from urllib.parse import urlsplit
 
-from schemas.errors import HeadraceError
+from headrace.schemas.errors import HeadraceError
+
+CHUNK_BYTES = 256 * 1024
+ERROR_BYTES_MAX = 1024 * 1024
+RETRIABLE_STATUSES = frozenset({http.client.CONFLICT, http.client.SERVICE_UNAVAILABLE})
+
+# ValueError: addresses come from outside, and a node with an unusable one cannot be reached.
+_FAILURES = (OSError, http.client.HTTPException, ValueError)
 
 
 class NodeUnreachable(HeadraceError):
-    """A node that does not answer."""
+    """A node that does not answer. `reason` is the cause in a few words."""
+
+    def __init__(self, message: str, *, action: str = "", retriable: bool = True, reason: str = "") -> None:
+        super().__init__(message, action=action, retriable=retriable)
+        self.reason = reason
 
 
 class NodeRefused(HeadraceError):
-    """A node that answered with an error, which the message repeats."""
+    """A node that answered with an error, which the message repeats.
+
+    `status` is the HTTP status and `body` the answer as text. `document` is its `error` object with
+    `message`, and `kind`, `action` and `retriable` where the node sends them; it is empty where something
+    other than a node answered.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        action: str = "",
+        retriable: bool = False,
+        status: int = 0,
+        body: str = "",
+        document: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(message, action=action, retriable=retriable)
+        self.status = status
+        self.body = body
+        self.document = document or {}
+
+
+class AnswerCut(HeadraceError):
+    """An answer that ended before its end: the bytes received so far are not all."""
+
+
+class NodeAnswer:
+    """The answer to one request, read once from front to back. A context manager that closes the connection."""
+
+    def __init__(self, connection: http.client.HTTPConnection, response: http.client.HTTPResponse) -> None:
+        self.stream = response
+        """The body as a file, for readers that take one."""
+        self._connection = connection
+
+    def chunks(self) -> Iterator[bytes]:
+        """The body in chunks as they arrive. Closes the connection at the end. Raises AnswerCut."""
+        with self:
+            try:
+                while chunk := self.stream.read1(CHUNK_BYTES):
+                    yield chunk
+                # http.client takes an early end of the connection for the end of a body with a known length.
+                if self.stream.length:
+                    raise http.client.IncompleteRead(b"", self.stream.length)
+            except _FAILURES as error:
+                raise _answer_cut() from error
+
+    def views(self) -> Iterator[memoryview]:
+        """The body in views of one buffer, each valid until the next one is taken. Raises AnswerCut.
+
+        A copied file passes through here: one buffer for all of it costs neither an allocation nor a copy per
+        chunk. An early end is not an error here, because the receiver compares the length and resumes from
+        its own offset.
+        """
+        buffer = memoryview(bytearray(CHUNK_BYTES))
+        try:
+            while received := self.stream.readinto(buffer):
+                yield buffer[:received]
+        except _FAILURES as error:
+            raise _answer_cut() from error
+
+    def json(self) -> Any:
+        """The body as JSON, None for an answer that has no body. Raises AnswerCut, ValueError."""
+        try:
+            body = self.stream.read()
+        except _FAILURES as error:
+            raise _answer_cut() from error
+        return json.loads(body) if self.stream.status != http.client.NO_CONTENT else None
+
+    def __enter__(self) -> NodeAnswer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # After a response that closes its connection, only the response still holds the socket.
+        self.stream.close()
+        self._connection.close()
+
+
+def request_node(
+    url: str,
+    *,
+    method: str = "GET",
+    document: Mapping[str, Any] | None = None,
+    timeout_s: float = 30.0,
+    connect_timeout_s: float | None = None,
+) -> NodeAnswer:
+    """The answer to one request; `document` is sent as JSON. Raises NodeUnreachable, NodeRefused.
+
+    `timeout_s` bounds each wait for the node, not the whole answer; `connect_timeout_s` replaces it while
+    connecting.
+    """
+    body = None if document is None else json.dumps(document).encode()
+    connection = None
+    try:
+        connection, target = _connection(url, connect_timeout_s or timeout_s)
+        connection.connect()
+        # Long queries compute in silence, but a connection that takes seconds means that nobody listens.
+        connection.sock.settimeout(timeout_s)
+        connection.request(method, target, body, {"content-type": "application/json"} if body else {})
+        response = connection.getresponse()
+        failure = b"" if response.status < http.client.MULTIPLE_CHOICES else response.read(ERROR_BYTES_MAX)
+    except _FAILURES as error:
+        if connection is not None:
+            connection.close()
+        raise _unreachable(url, error) from error
+    answer = NodeAnswer(connection, response)
+    if response.status < http.client.MULTIPLE_CHOICES:
+        return answer
+    with answer:
+        raise _refused(url, response.status, failure.decode(errors="replace"))
 
 
 def call_node(url: str, *, method: str = "GET", timeout_s: float = 30.0) -> Any:
     """The JSON that a node answers. Raises NodeUnreachable, NodeRefused."""
-    request = urllib.request.Request(url, method=method, data=b"" if method == "POST" else None)
-    try:
-        with urllib.request.urlopen(request, timeout=timeout_s) as response:
-            return json.load(response)
-    except urllib.error.HTTPError as error:
-        raise NodeRefused(f"{url}: {_reason(error.read())}", retriable=error.code in (409, 503)) from error
-    except (OSError, ValueError) as error:
-        raise NodeUnreachable(
-            f"{url} does not answer: {error}", action="check that the node runs", retriable=True
-        ) from error
+    with request_node(url, method=method, timeout_s=timeout_s) as answer:
+        try:
+            return answer.json()
+        except (AnswerCut, ValueError) as error:
+            raise _unreachable(url, error.__cause__ or error) from error
 
 
-def _reason(body: bytes) -> str:
+def _connection(url: str, timeout_s: float) -> tuple[http.client.HTTPConnection, str]:
+    """A connection to the node of a URL, not open yet, and the path to request there."""
+    parts = urlsplit(url)
+    if parts.scheme != "http" or not parts.hostname:
+        raise ValueError(f"{url!r} is not an http URL")
+    target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    return http.client.HTTPConnection(parts.hostname, parts.port or 80, timeout=timeout_s), target
+
+
+def _unreachable(url: str, error: BaseException) -> NodeUnreachable:
+    reason = "it took too long" if isinstance(error, TimeoutError) else str(getattr(error, "strerror", "") or error)
+    return NodeUnreachable(f"{url} does not answer: {reason}", action="check that the node runs", reason=reason)
+
+
+def _refused(url: str, status: int, body: str) -> NodeRefused:
+    document = _error_document(body)
+    reason = str(document["message"]) if document else body[:200]
+    if document.get("action"):
+        reason = f"{reason} ({document['action']})"
+    return NodeRefused(
+        f"{url}: {reason}", retriable=status in RETRIABLE_STATUSES, status=status, body=body, document=document
+    )
+
+
+def _answer_cut() -> AnswerCut:
+    return AnswerCut(
+        "the node ended the answer before its end: the rows so far are not all",
+        action="its log says why",
+        retriable=True,
+    )
+
+
+def _error_document(body: str) -> dict[str, Any]:
+    """The `error` object of a refusal; empty where something other than a node answered."""
     try:
-        error = json.loads(body)["error"]
-        return f"{error['message']} ({error['action']})" if error.get("action") else str(error["message"])
+        document = json.loads(body)["error"]
     except (ValueError, KeyError, TypeError):
-        return body.decode(errors="replace")[:200]
+        return {}
+    return document if isinstance(document, dict) and "message" in document else {}

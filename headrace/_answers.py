@@ -1,4 +1,4 @@
-"""What a query gives back to Python."""
+"""The result of a query in Python."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ import pyarrow as pa
 
 
 class QueryResult:
-    """The rows of an answer. It also exports an Arrow stream, so DuckDB, polars and pandas read it as it is."""
+    """The rows of an answer.
+
+    It also exports an Arrow stream, so DuckDB, polars and pandas read it directly.
+    """
 
     def __init__(self, table: pa.Table) -> None:
         self._table = table

@@ -7,15 +7,15 @@ from collections.abc import Callable, Iterator
 
 from confluent_kafka import KafkaException
 
-from connectors.log.deadline import Deadline
-from connectors.log.kafka import KafkaLog
-from connectors.log.port import LogUnavailable
-from connectors.log.topics import Topics
-from consumers.membership.cluster import read_slot_table
-from consumers.membership.quorum import StatusWatch
-from consumers.membership.slots import SlotTable
-from consumers.membership.tables import TableLog
-from consumers.membership.writer import Cluster
+from headrace.connectors.deadline import Deadline
+from headrace.connectors.log.kafka import KafkaLog
+from headrace.connectors.log.port import LogUnavailable
+from headrace.connectors.log.topics import Topics
+from headrace.consumers.membership.bootstrap import read_slot_table
+from headrace.consumers.membership.schema_log import SchemaLog
+from headrace.consumers.membership.slot_table import SlotTable
+from headrace.consumers.replication.heartbeat import StatusWatch
+from headrace.producers.cluster import Cluster
 from headrace.settings import Settings, SettingsInvalid
 
 CONNECT_TIMEOUT_S = 30.0
@@ -26,14 +26,16 @@ def open_cluster(
 ) -> Cluster:
     """What writers and readers of a cluster share; ended by `close_cluster`.
 
-    Waits up to `timeout_s` for a Kafka that does not answer, telling `on_wait`. Raises LogUnavailable, NoCluster, SettingsInvalid.
+    Waits up to `timeout_s` for a Kafka that does not answer, and calls `on_wait` meanwhile. Raises
+    LogUnavailable, NoCluster, SettingsInvalid.
     """
     topics = Topics(settings.cluster.name)
     log = KafkaLog(settings.cluster.bootstrap, settings.kafka)
+    # A failed connect would leave the threads and sockets of librdkafka behind in the caller's process.
     with contextlib.ExitStack() as undo, _librdkafka_refusals():
         undo.callback(log.close)
         slot_table = _wait_for_slot_table(log, topics, Deadline(timeout_s), on_wait)
-        tables = TableLog(log, topics)
+        tables = SchemaLog(log, topics)
         undo.callback(tables.close)
         tables.refresh()
         cluster = Cluster(log, topics, slot_table, tables, StatusWatch(log, topics), log.appender())
@@ -42,7 +44,9 @@ def open_cluster(
 
 
 def close_cluster(cluster: Cluster) -> None:
-    """Give everything up; what was appended and not flushed gets a moment to leave."""
+    """Close everything; records that were appended and not flushed get a moment to be sent."""
+    # The last one is closed first: the appender still flushes while the log exists. One failure does not skip
+    # the rest.
     with contextlib.ExitStack() as stack:
         for part in (cluster.log, cluster.tables, cluster.watch, cluster.appender):
             stack.callback(part.close)
@@ -66,7 +70,7 @@ def _wait_for_slot_table(
 
 @contextlib.contextmanager
 def _librdkafka_refusals() -> Iterator[None]:
-    """A property that librdkafka does not know, or a value it does not take, is a mistake in the settings."""
+    """Turn an unknown property of librdkafka, or a value it refuses, into SettingsInvalid."""
     try:
         yield
     except KafkaException as error:

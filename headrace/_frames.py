@@ -1,4 +1,4 @@
-"""Whatever Python holds rows in, as one Arrow table."""
+"""Rows in any of Python's forms as one Arrow table."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from connectors.formats.parsed import ColumnTypeError
-from schemas.errors import HeadraceError
-from schemas.tables import TIME_COLUMN
+from headrace.connectors.formats.interface import ColumnTypeError
+from headrace.schemas.errors import HeadraceError
+from headrace.schemas.tables import TIME_COLUMN
 
 _REFUSALS = (pa.ArrowException, TypeError, ValueError, OverflowError)
 
@@ -19,15 +19,16 @@ class RowsInvalid(HeadraceError):
 
 
 def arrow_table(data: Any) -> pa.Table:
-    """Rows as an Arrow table: pyarrow, polars, pandas, a list of dicts, a dict of columns, or anything that exports Arrow streams.
+    """Rows as an Arrow table: from pyarrow, polars, pandas, dicts, or anything that exports Arrow streams.
 
-    In pandas NaN means "no value"; everywhere else it is a number. A DatetimeIndex is the time when there is no such column. Raises RowsInvalid
-    and ColumnTypeError, which names the column.
+    In pandas NaN means "no value"; everywhere else it is a number. A DatetimeIndex is the time when there is
+    no such column. Raises RowsInvalid and ColumnTypeError, which names the column.
     """
     if isinstance(data, pa.Table):
         return data
     if isinstance(data, pa.RecordBatch):
         return pa.Table.from_batches([data])
+    # By name: pandas and polars take long to import, and whoever passes their objects has imported them.
     origin = type(data).__module__.partition(".")[0]
     if origin == "pandas" and hasattr(data, "columns"):
         return _from_pandas(data)
@@ -85,6 +86,7 @@ def _from_rows(rows: Sequence[Any]) -> pa.Table:
     if not all(isinstance(row, Mapping) for row in rows):
         odd = next(row for row in rows if not isinstance(row, Mapping))
         raise RowsInvalid(f"a row is a {type(odd).__name__}", action="give each row as a dict")
+    # Arrow refuses rows of mixed types as a whole. Column by column, the error names the wrong one.
     if not any(_finer_than_us(row.get(TIME_COLUMN)) for row in rows):
         try:
             return pa.Table.from_struct_array(pa.array(rows, from_pandas=False)) if any(rows) else pa.table({})
@@ -108,5 +110,5 @@ def _column(name: str, values: Any) -> pa.Array:
 
 
 def _finer_than_us(value: Any) -> bool:
-    """Whether a value is a pandas Timestamp, which Arrow would cut to microseconds where it stands alone."""
+    """Whether a value is a pandas Timestamp, which Arrow truncates to microseconds outside of pandas columns."""
     return hasattr(value, "nanosecond") and hasattr(value, "value")

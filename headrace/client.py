@@ -1,4 +1,4 @@
-"""Headrace from Python: write readings, delete them, ask for them.
+"""Headrace from Python: write, delete and query readings.
 
 with headrace.connect("127.0.0.1:9092", "headrace") as client:
     with client.writer("plant", "pumps", tags=["pump"]) as writer:
@@ -17,25 +17,26 @@ from typing import Any
 
 import pyarrow as pa
 
-from connectors.http import NodeRefused, NodeUnreachable
-from connectors.log.deadline import Deadline
-from consumers.membership import writer as membership
-from consumers.membership.deleter import delete_rows
-from consumers.membership.writer import Cluster, WriterSettings, normal_rows
-from consumers.query.errors import QueryError
-from consumers.replication.status import StatusBoard
-from consumers.serve.client import AnswerCut, NodeClient
 from headrace._answers import QueryResult
 from headrace._connection import CONNECT_TIMEOUT_S, close_cluster, open_cluster
 from headrace._frames import arrow_table
+from headrace.connectors.deadline import Deadline
+from headrace.connectors.http import AnswerCut, NodeRefused, NodeUnreachable
+from headrace.consumers.query.query_errors import QueryError
+from headrace.node_client import NodeClient
+from headrace.producers.cluster import Cluster, MemberStatuses
+from headrace.producers.deletes import delete_rows
+from headrace.producers.writer import TableWriter, WriterSettings, normal_rows
+from headrace.schemas.errors import HeadraceError
+from headrace.schemas.records import Role
+from headrace.schemas.tables import TIME_COLUMN, TableSchema
 from headrace.settings import Settings, load_settings
-from schemas.errors import HeadraceError
-from schemas.records import Role
-from schemas.tables import TIME_COLUMN, TableSchema
 
 FIND_TIMEOUT_S = 10.0
 RETRY_S = 0.2
 ANSWER_TIMEOUT_S = 600.0
+# The node ends a query at its timeout. The client waits longer, to get the error that says so and not a
+# closed socket.
 GRACE_S = 15.0
 
 Time = int | str | date | datetime
@@ -54,8 +55,9 @@ def connect(
 ) -> Client:
     """Connect to a cluster; what is not given comes from the environment and `headrace.toml`.
 
-    `librdkafka` are settings of that library, verbatim (`**{"linger.ms": 5}`) or with `_` for each dot (`linger_ms=5`, `log__level=3` for
-    `log_level`). Raises LogUnavailable when Kafka does not answer within `timeout_s`, NoCluster, SettingsInvalid.
+    `librdkafka` are settings of that library, verbatim (`**{"linger.ms": 5}`) or with `_` for each dot
+    (`linger_ms=5`, `log__level=3` for `log_level`). Raises LogUnavailable when Kafka does not answer within
+    `timeout_s`, NoCluster, SettingsInvalid.
     """
     kafka = {_property(name): value for name, value in librdkafka.items()}
     settings = load_settings({"cluster.bootstrap": bootstrap, "cluster.name": cluster, "kafka": kafka})
@@ -63,7 +65,10 @@ def connect(
 
 
 class Client:
-    """One connection to one cluster. A context manager; every method may be called from any thread. Made by `connect`."""
+    """One connection to one cluster.
+
+    A context manager; every method may be called from any thread. Made by `connect`.
+    """
 
     def __init__(self, cluster: Cluster, settings: Settings) -> None:
         self._cluster = cluster
@@ -82,13 +87,14 @@ class Client:
         quorum: int | None = None,
         quorum_timeout_ms: int | None = None,
     ) -> Writer:
-        """A writer of one table. `tags` names the columns that identify a series; those that the table has already are known.
+        """A writer of one table. `tags` names the columns that identify a series; a table keeps the tags it
+        has.
 
-        `quorum`: 0 = not awaited, 1 = in the log (the default), k = held durably by k members of the group when `write` returns. Raises
-        QuorumTooLarge when a group has fewer members.
+        `quorum`: 0 = not awaited, 1 = in the log (the default), k = held durably by k members of the group
+        when `write` returns. Raises QuorumTooLarge when a group has fewer members.
         """
         settings = self._writer_settings(quorum, quorum_timeout_ms)
-        made = Writer(self, membership.Writer(self._cluster, database, table, settings), _names(tags))
+        made = Writer(self, TableWriter(self._cluster, database, table, settings), _names(tags))
         with self._lock:
             self._writers.append(made)
         return made
@@ -103,10 +109,11 @@ class Client:
         *,
         quorum: int | None = None,
     ) -> None:
-        """Delete every row written before this call whose tags have one of the values named, with start <= time < end.
+        """Delete every row written before this call whose tags have one of the values named, with start <=
+        time < end.
 
-        What is left out does not restrict. Times are datetimes (UTC unless they say otherwise), ISO 8601, or integers that are nanoseconds.
-        Raises DeleteInvalid for a table or a tag that does not exist.
+        What is left out does not restrict. Times are datetimes (UTC without a zone), ISO 8601, or integers
+        that are nanoseconds. Raises DeleteInvalid for a table or a tag that does not exist.
         """
         self.flush()
         offsets = delete_rows(
@@ -117,17 +124,20 @@ class Client:
     def query(self, sql: str, *, timeout_ms: int | None = None, node: str | None = None) -> QueryResult:
         """The answer to a SQL query, from any live node, or from the one at the URL `node`.
 
-        It contains everything this client wrote before. Raises the QueryError that the node raised, NodeUnreachable, and NoNode when
-        none was heard.
+        It contains everything this client wrote before. Raises the QueryError that the node raised,
+        NodeUnreachable, and NoNode when no live node is known.
         """
+        # The node answers when it has applied these offsets: clients read their own writes at every node.
         after = self.flush()
         deadline = Deadline(FIND_TIMEOUT_S)
         while True:
             failure: HeadraceError | None = None
             for url in [node] if node else self._nodes(deadline):
                 try:
-                    answer = _ask(url, sql, after, timeout_ms)
+                    answer = _query_node(url, sql, after, timeout_ms)
                 except (QueryError, NodeRefused, NodeUnreachable, AnswerCut) as error:
+                    # Errors in the SQL are the same everywhere; a node that is down or behind says nothing
+                    # about the others.
                     if not error.retriable:
                         raise
                     failure = error
@@ -136,8 +146,8 @@ class Client:
                 return answer
             if deadline.passed():
                 raise failure or NoNode(
-                    f"no live node of cluster {self._cluster.topics.cluster!r} was heard",
-                    action="start its nodes, or give a node's URL",
+                    f"no live node of cluster {self._cluster.topics.cluster!r} is known",
+                    action="start its nodes, or give the URL of a node",
                     retriable=True,
                 )
             time.sleep(min(RETRY_S, deadline.left_s()))
@@ -149,7 +159,10 @@ class Client:
         return [catalogue.newest(*key) for key in sorted(catalogue.tables)]
 
     def flush(self) -> dict[str, int]:
-        """Wait for everything that this client wrote; the newest offset in each group's log. Raises WriteFailed, WriteUnknown."""
+        """Wait for everything that this client wrote; the newest offset in each group's log.
+
+        Raises WriteFailed, WriteUnknown.
+        """
         with self._lock:
             writers = list(self._writers)
         for writer in writers:
@@ -158,11 +171,12 @@ class Client:
             return dict(self._newest)
 
     def close(self) -> None:
-        """Flush and close every writer, then the connection. Raises what a writer still had to tell."""
+        """Flush and close every writer, then the connection. Raises the first error of a writer."""
         with self._lock:
             writers = list(self._writers)
         failures = []
         for writer in writers:
+            # Every writer is flushed, also behind one that fails: its rows would be lost otherwise.
             try:
                 writer.close()
             except HeadraceError as error:
@@ -180,6 +194,7 @@ class Client:
         try:
             self.close()
         except HeadraceError as also:
+            # The error of the body is the cause. One of closing must not replace it.
             if error is None:
                 raise
             error.add_note(f"also: {also}")
@@ -194,6 +209,7 @@ class Client:
 
     def _tags_of(self, database: str, table: str) -> tuple[str, ...]:
         tables = self._cluster.tables
+        # A table that this process does not know may be another client's, created since the last refresh.
         if tables.catalogue.newest(database, table).version == 0:
             tables.refresh()
         return tables.catalogue.newest(database, table).tags
@@ -208,17 +224,18 @@ class Client:
     def _nodes(self, deadline: Deadline) -> list[str]:
         """URLs of nodes to ask: the one that answered last, then those that serve most groups."""
         watch = self._cluster.watch
+        # Here and not in `connect`: a client that only writes consumes no status topic.
         watch.start()
         if not self._node:
-            watch.wait_for(lambda board: bool(live_nodes(board)), deadline.left_s())
-        found = live_nodes(watch.board)
+            watch.wait_for(lambda statuses: bool(live_nodes(statuses)), deadline.left_s())
+        found = live_nodes(watch.statuses)
         return [self._node, *(url for url in found if url != self._node)] if self._node else found
 
 
 class Writer:
     """Writes rows of one table. A context manager that flushes at its end; made by `Client.writer`."""
 
-    def __init__(self, client: Client, writer: membership.Writer, tags: tuple[str, ...]) -> None:
+    def __init__(self, client: Client, writer: TableWriter, tags: tuple[str, ...]) -> None:
         self._client = client
         self._writer = writer
         self._tags = tags
@@ -234,11 +251,13 @@ class Writer:
         return self._writer.written.points
 
     def write(self, data: Any) -> None:
-        """Write rows from pyarrow, polars, pandas, a list of dicts or a dict of columns; a large batch is far cheaper than many small ones.
+        """Write rows from pyarrow, polars, pandas, a list of dicts or a dict of columns. Large batches are
+        far cheaper.
 
-        `time` is a timestamp of any unit (UTC unless it says otherwise) or an integer of nanoseconds. New columns become fields, and numbers
-        that were whole become decimals where decimals come. With a quorum of 0 or 1, what goes wrong later is raised by a later call. Raises
-        ColumnMissing, ColumnTypeError, TimeRangeError, TypeClash and SchemaError, which name the column, before anything is written.
+        `time` is a timestamp of any unit (UTC without a zone) or an integer of nanoseconds. New columns
+        become fields; a field of whole numbers becomes one of decimals with the first decimal. With a quorum
+        of 0 or 1 a later call raises the errors of appending. Raises ColumnMissing, ColumnTypeError,
+        TimeRangeError, TypeClash and SchemaError, which name the column, before anything is written.
         """
         rows = arrow_table(data)
         if rows.num_columns == 0:
@@ -247,7 +266,10 @@ class Writer:
         self._writer.write(rows, {*self._tags, *(name for name in known if name in rows.column_names)})
 
     def flush(self) -> dict[str, int]:
-        """Wait for everything written so far; the newest offset in each group's log. Raises WriteFailed, WriteUnknown."""
+        """Wait for everything written so far; the newest offset in each group's log.
+
+        Raises WriteFailed, WriteUnknown.
+        """
         offsets = self._writer.flush()
         self._client._note(offsets)
         return offsets
@@ -271,20 +293,21 @@ class Writer:
             self._client._note(self._writer.newest(), closed=self)
 
 
-def _ask(url: str, sql: str, after: Mapping[str, int], timeout_ms: int | None) -> QueryResult:
+def _query_node(url: str, sql: str, after: Mapping[str, int], timeout_ms: int | None) -> QueryResult:
     wait_s = ANSWER_TIMEOUT_S if timeout_ms is None else timeout_ms / 1_000 + GRACE_S
-    pieces = NodeClient(url, answer_timeout_s=wait_s).query(sql, format="arrow", after=after, timeout_ms=timeout_ms)
-    with pa.ipc.open_stream(pa.py_buffer(b"".join(pieces))) as reader:
+    chunks = NodeClient(url, answer_timeout_s=wait_s).query(sql, format="arrow", after=after, timeout_ms=timeout_ms)
+    with pa.ipc.open_stream(pa.py_buffer(b"".join(chunks))) as reader:
         return QueryResult(reader.read_all())
 
 
-def live_nodes(board: StatusBoard) -> list[str]:
+def live_nodes(statuses: MemberStatuses) -> list[str]:
     """URLs of the nodes that are alive, those first that serve most groups."""
+    # A group that is not in sync is behind its log: a query that waits for newer offsets fails there with
+    # NotCaughtUp.
     serving: dict[str, int] = {}
-    for (group, node), heard in list(board.heard.items()):
-        if board.alive(group, node) and heard.status.http:
-            serves = heard.status.role is not Role.UNSYNCED
-            serving[heard.status.http] = serving.get(heard.status.http, 0) + int(serves)
+    for status in statuses.online():
+        if status.http:
+            serving[status.http] = serving.get(status.http, 0) + int(status.role is not Role.UNSYNCED)
     return sorted(serving, key=lambda url: -serving[url])
 
 

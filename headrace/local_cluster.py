@@ -1,7 +1,7 @@
 """A whole cluster on this machine: one broker and some nodes, each a process of its own, in one directory.
 
-What `headrace up`, the demo, the benchmarks and the end-to-end tests run on. Everything is found again through `cluster.json`, so a later process
-can stop what an earlier one started; processes are told apart from strangers with the same pid by their command line.
+`headrace up`, the demo, the benchmarks and the end-to-end tests run on it. `cluster.json` holds names,
+addresses and pids, so a later process can stop what an earlier one started.
 """
 
 from __future__ import annotations
@@ -14,17 +14,16 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from connectors.files import write_atomically
-from connectors.kafka.broker import EmbeddedBroker
-from connectors.log.deadline import Deadline
-from schemas.errors import HeadraceError
+from headrace.connectors.deadline import Deadline
+from headrace.connectors.files import write_atomically
+from headrace.connectors.http import NodeRefused, NodeUnreachable, call_node
+from headrace.connectors.kafka.broker import EmbeddedBroker
+from headrace.schemas.errors import HeadraceError
 
 FILE_NAME = "cluster.json"
 START_TIMEOUT_S = 60.0
@@ -36,7 +35,7 @@ class ClusterRunning(HeadraceError):
 
 
 class NodeDied(HeadraceError):
-    """A node process that ended by itself; its last words are in the message."""
+    """A node process that ended by itself; the end of its log is in the message."""
 
 
 class NotReady(HeadraceError):
@@ -90,7 +89,10 @@ class LocalCluster:
 
     @classmethod
     def load(cls, directory: Path) -> LocalCluster:
-        """The cluster that another process started in a directory. Raises HeadraceError when there is none."""
+        """The cluster that another process started in a directory.
+
+        Raises HeadraceError when there is none.
+        """
         path = directory / FILE_NAME
         if not path.exists():
             raise HeadraceError(f"no cluster was started in {directory}", action="start one with: headrace up")
@@ -120,12 +122,13 @@ class LocalCluster:
         return self.directory / name
 
     def start(self, on_progress: Callable[[str], None] = lambda _line: None) -> None:
-        """Start the broker, then every node, and wait until all are ready; when that fails, whatever was started is stopped."""
+        """Start the broker, then every node, and wait until all are ready. A failure stops all of them."""
         if any(node.running for node in self.file.nodes):
             raise ClusterRunning(f"the cluster in {self.directory} is running", action="stop it with: headrace down")
         try:
             self._start(on_progress)
         except BaseException:
+            # Also for Ctrl-C: processes in sessions of their own do not get it, and nobody would stop them.
             self.stop()
             raise
 
@@ -140,11 +143,12 @@ class LocalCluster:
         self.wait_ready()
 
     def start_node(self, name: str, extra: Sequence[str] = ()) -> None:
-        """Start one node's process; it is not waited for."""
+        """Start the process of one node, and return without waiting for it."""
         node = self.node(name)
         if self._alive(node):
             raise ClusterRunning(f"node {name} is running", action="stop it first")
         node.http = node.http or f"127.0.0.1:{free_port()}"
+        # Without -P a folder `headrace` in the current directory would be imported instead of this one.
         command = [
             *(sys.executable, "-P", "-m", "headrace", "node", "run", "--cluster", self.cluster, "--id", name),
             *("--nodes", ",".join(each.name for each in self.file.nodes), "--replication", str(len(self.file.nodes))),
@@ -159,6 +163,7 @@ class LocalCluster:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
+                # Nodes outlive `headrace up`: Ctrl-C and a closed terminal end only their own session.
                 start_new_session=True,
                 close_fds=True,
                 env={**os.environ, **self.environment},
@@ -178,7 +183,7 @@ class LocalCluster:
         reasons: Any = "no answer"
         while not deadline.passed():
             if not self._alive(node):
-                raise NodeDied(f"node {node.name} ended: {self.last_words(node.name)}", action=f"see {node.name}.log")
+                raise NodeDied(f"node {node.name} ended: {self.log_tail(node.name)}", action=f"see {node.name}.log")
             ready, reasons = probe(f"http://{node.http}/health/ready")
             if ready:
                 return
@@ -186,7 +191,7 @@ class LocalCluster:
         raise NotReady(f"node {node.name} is not ready: {reasons}", action=f"see {node.name}.log")
 
     def kill(self, name: str, signal_number: int = signal.SIGKILL) -> None:
-        """Send a node a signal; when this returns the process is gone after SIGKILL, and all its threads stand after SIGSTOP."""
+        """Send a signal; SIGKILL is awaited until the process ended, SIGSTOP until all threads stopped."""
         node = self.node(name)
         if not self._alive(node):
             return
@@ -194,12 +199,13 @@ class LocalCluster:
         if signal_number == signal.SIGKILL:
             self._await_end(node, STOP_TIMEOUT_S)
         elif signal_number == signal.SIGSTOP:
-            self._await_standstill(node, STOP_TIMEOUT_S)
+            self._await_stopped(node, STOP_TIMEOUT_S)
 
     def stop_node(self, name: str) -> None:
         """End a node cleanly, by force when it takes too long."""
         node = self.node(name)
         if self._alive(node):
+            # A process that SIGSTOP stopped handles SIGTERM only after it is continued.
             os.kill(node.pid, signal.SIGCONT)
             os.kill(node.pid, signal.SIGTERM)
             if not self._await_end(node, STOP_TIMEOUT_S):
@@ -215,6 +221,7 @@ class LocalCluster:
 
     def stop(self) -> None:
         """Stop every node, then the broker. Data stays."""
+        # Signals first, waits second: nodes end in parallel instead of one after the other.
         for node in self.file.nodes:
             if node.running:
                 os.kill(node.pid, signal.SIGCONT)
@@ -224,7 +231,7 @@ class LocalCluster:
         if self._own_broker:
             self.broker.stop()
 
-    def last_words(self, name: str, lines: int = 3) -> str:
+    def log_tail(self, name: str, lines: int = 3) -> str:
         """The end of a node's log."""
         path = self.directory / f"{name}.log"
         return " / ".join(path.read_text(errors="replace").splitlines()[-lines:]) if path.exists() else ""
@@ -234,7 +241,8 @@ class LocalCluster:
         return f"http://{self.node(name).http}"
 
     def _alive(self, node: NodeProcess) -> bool:
-        """Whether the node's process runs; a child of ours that ended is reaped by asking."""
+        """Whether the process of a node runs."""
+        # `poll` reaps a child that ended. Until then its /proc entry remains, and its pid looks alive.
         child = self._children.get(node.pid)
         return child.poll() is None if child is not None else node.running
 
@@ -246,19 +254,21 @@ class LocalCluster:
             time.sleep(0.02)
         return True
 
-    def _await_standstill(self, node: NodeProcess, timeout_s: float) -> None:
-        """Return when every thread of a node stands: on a busy machine some go on for a while after the signal. Raises NotReady."""
+    def _await_stopped(self, node: NodeProcess, timeout_s: float) -> None:
+        """Return when every thread of a node is stopped. Raises NotReady."""
+        # On a busy machine threads run on for a while after SIGSTOP: a node answered a request that came
+        # after it.
         deadline = Deadline(timeout_s)
-        while not _stands(node.pid):
+        while not _is_stopped(node.pid):
             if deadline.passed():
-                raise NotReady(f"node {node.name} goes on after SIGSTOP", action="look at the load of this machine")
+                raise NotReady(f"node {node.name} runs on after SIGSTOP", action="look at the load of this machine")
             time.sleep(0.001)
 
     def _save(self) -> None:
         write_atomically(self.directory / FILE_NAME, json.dumps(asdict(self.file), indent=1).encode())
 
 
-def _stands(pid: int) -> bool:
+def _is_stopped(pid: int) -> bool:
     """Whether all threads of a process are stopped, or it has ended."""
     try:
         threads = [stat.read_text() for stat in Path(f"/proc/{pid}/task").glob("*/stat")]
@@ -268,24 +278,25 @@ def _stands(pid: int) -> bool:
 
 
 def probe(url: str, timeout_s: float = 5.0) -> tuple[bool, Any]:
-    """(whether a health URL answers 200, what it said)."""
+    """(whether a health URL answers 200, its answer)."""
     try:
-        with urllib.request.urlopen(url, timeout=timeout_s) as response:
-            return True, json.load(response)
-    except urllib.error.HTTPError as error:
-        return False, error.read().decode(errors="replace")
-    except (OSError, ValueError) as error:
-        return False, str(error)
+        return True, call_node(url, timeout_s=timeout_s)
+    except NodeRefused as error:
+        return False, error.body
+    except NodeUnreachable as error:
+        return False, error.reason
 
 
 def free_port() -> int:
     """A loopback port that nothing listens on now."""
+    # Another process may take it before the node does; the node then reports AddressInUse.
     with socket.socket() as probe_socket:
         probe_socket.bind(("127.0.0.1", 0))
         return int(probe_socket.getsockname()[1])
 
 
 def _is_node(pid: int, name: str) -> bool:
+    # The system reuses pids, at the latest after a reboot: signals must not reach a stranger's process.
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]

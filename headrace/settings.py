@@ -1,7 +1,8 @@
 """Settings: `headrace.toml` in the current directory < environment `HEADRACE__SECTION__KEY` < flags.
 
-Every setting stands here once, with its default, its bounds and what it means. librdkafka's settings are the section `kafka`, under the names
-that librdkafka gives them. A name that is not known is an error: a misspelt setting would otherwise be silently without effect.
+Each room declares its own settings; here they become one tree. librdkafka's settings are the section `kafka`,
+under the names that librdkafka gives them. A name that is not known is an error: a misspelt setting would
+otherwise be silently without effect.
 """
 
 from __future__ import annotations
@@ -10,26 +11,32 @@ import difflib
 import os
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple, get_args
 
-from schemas.errors import HeadraceError
+from pydantic import BeforeValidator, Field, PrivateAttr, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+
+from headrace.consumers.node.settings import ServerSettings
+from headrace.schemas.errors import HeadraceError
+from headrace.schemas.settings import SettingsModel, user_settings
 
 FILE_NAME = "headrace.toml"
 PREFIX = "HEADRACE__"
 KAFKA = "kafka"
+FLAG = "flag"
 MASK = "********"
 _SECRET = re.compile(r"password|secret|token|jaas|^ssl_key$|key\.pem$|oauthbearer\.config$")
-LOG_LEVELS = ("debug", "info", "warning", "error")
-_TRUE, _FALSE = frozenset({"true", "yes", "on", "1"}), frozenset({"false", "no", "off", "0"})
+_WHOLE_NUMBER = re.compile(r"\s*[+-]?\d+(_\d+)*\s*", re.ASCII)
 
 
 class SettingsInvalid(HeadraceError):
-    """A setting that does not exist, or a value that it cannot have; names the setting and where it comes from."""
+    """A setting that does not exist or cannot have its value; names the setting and its origin."""
 
     exit_code = 2
 
@@ -38,109 +45,37 @@ class SettingMissing(SettingsInvalid):
     """A setting that has no default and is needed now."""
 
 
-def _setting(
-    default: Any,
-    meaning: str,
-    minimum: int | None = None,
-    maximum: int | None = None,
-    choices: tuple[str, ...] = (),
-) -> Any:
-    bounds = {"minimum": minimum, "maximum": maximum, "choices": choices}
-    return field(default=default, metadata={"meaning": meaning, **bounds})
+def _lower_case(value: object) -> object:
+    return value.lower() if isinstance(value, str) else value
 
 
-@dataclass(frozen=True, slots=True)
-class ClusterSettings:
-    """Which cluster, and where its Kafka is."""
-
-    name: str = _setting("headrace", "name of the cluster, the prefix of its topics")
-    bootstrap: str = _setting("127.0.0.1:9092", "Kafka's bootstrap servers, host:port separated by commas")
-    slots: int = _setting(10_000, "slots of a new cluster; fixed at its birth", 1)
+Compression = Annotated[Literal["zstd", "lz4", "none"], BeforeValidator(_lower_case)]
+LogLevel = Annotated[Literal["debug", "info", "warning", "error"], BeforeValidator(_lower_case)]
 
 
-@dataclass(frozen=True, slots=True)
-class NodeSettings:
-    """One node, and how to reach one."""
-
-    id: str = _setting("", "name of this node")
-    nodes: tuple[str, ...] = _setting((), "names of all nodes of a new cluster, this one among them")
-    replication: int = _setting(0, "nodes that hold each row; 0 = all of them", 0)
-    http: str = _setting("127.0.0.1:0", "address of this node's HTTP surface; port 0 takes a free one")
-    data_dir: str = _setting("", "directory of this node's data")
-    startup_timeout_s: float = _setting(60.0, "how long a starting node waits for Kafka", 0)
-    url: str = _setting("", "URL of the node to ask, such as http://127.0.0.1:8080; empty = any live one")
-
-
-@dataclass(frozen=True, slots=True)
-class StoreSettings:
-    """When a node seals, and what it may use for it."""
-
-    seal_rows: int = _setting(2_000_000, "a group seals when it holds this many unsealed rows", 1)
-    seal_bytes: int = _setting(268_435_456, "or this many bytes of unsealed messages", 1)
-    seal_age_ms: int = _setting(300_000, "or unsealed rows this old", 1)
-    apply_queue_bytes: int = _setting(67_108_864, "messages that may lie between journal and memtable", 1)
-    encode_threads: int = _setting(2, "threads of the node that encode the files of seals", 1)
-    compression_level: int = _setting(1, "zstd level of sealed files; higher is smaller and slower", 1, 22)
-    log_keep_records: int = _setting(0, "records of a group's log that trimming leaves; 0 = never trim", 0)
-    recovery_bytes_per_second: int = _setting(0, "most bytes that a recovery copies from another node; 0 = no limit", 0)
-    recoveries_max: int = _setting(2, "groups that are copied from other nodes at the same time", 1)
-    scrub_interval_s: float = _setting(
-        86_400.0, "how long after a look at all files for changed bytes the next one begins", 1
-    )
-    scrub_bytes_per_second: int = _setting(67_108_864, "most bytes of files that are looked at; 0 = no limit", 0)
-
-
-@dataclass(frozen=True, slots=True)
-class QuerySettings:
-    """What the queries of a node may use together."""
-
-    memory_limit_mb: int = _setting(1_000, "memory of all running queries", 16)
-    threads: int = _setting(2, "threads of all running queries", 1)
-    timeout_ms: int = _setting(60_000, "the most time that a query may take", 1)
-    queries_max: int = _setting(8, "queries that run at the same time; more are refused, to be asked again", 1)
-    spill_directory: str = _setting("", "where queries that outgrow their memory may write; empty = they fail instead")
-    spill_mb_max: int = _setting(4_000, "the most that they may write there together", 1)
-
-
-@dataclass(frozen=True, slots=True)
-class IngestSettings:
-    """What `headrace ingest run` may use; under spark-submit its own options decide."""
-
-    threads: int = _setting(2, "threads of Spark, each with one Python process", 1)
-    driver_memory_mb: int = _setting(1_024, "memory of Spark's Java process", 512)
-
-
-@dataclass(frozen=True, slots=True)
-class WriteSettings:
+class WriteSettings(SettingsModel):
     """How writers behave."""
 
-    quorum: int = _setting(1, "0 = not awaited, 1 = in the log, k = durable at k members", 0)
-    quorum_timeout_ms: int = _setting(2_000, "how long to wait for a quorum of 2 or more", 1)
-    compression: str = _setting(
-        "zstd", "of the rows in a message: zstd, lz4 or none; zstd is smallest", choices=("zstd", "lz4", "none")
+    quorum: int = Field(default=1, ge=0, description="0 = not awaited, 1 = in the log, k = durable at k members")
+    quorum_timeout_ms: int = Field(default=2_000, ge=1, description="how long to wait for a quorum of 2 or more")
+    compression: Compression = Field(
+        default="zstd", description="of the rows in a message: zstd, lz4 or none; zstd is smallest"
     )
 
 
-@dataclass(frozen=True, slots=True)
-class LogSettings:
-    """What a command says of itself on stderr."""
+class IngestSettings(SettingsModel):
+    """What `headrace ingest run` may use; under spark-submit its own options decide."""
 
-    level: str = _setting(
-        "warning", "debug, info, warning or error; unless it is set, a node says info", choices=LOG_LEVELS
+    threads: int = Field(default=2, ge=1, description="threads of Spark, each with one Python process")
+    driver_memory_mb: int = Field(default=1_024, ge=512, description="memory of Spark's Java process")
+
+
+class LogSettings(SettingsModel):
+    """What a command logs on stderr."""
+
+    level: LogLevel = Field(
+        default="warning", description="debug, info, warning or error; unless it is set, a node says info"
     )
-
-
-_SECTIONS: Mapping[str, type] = MappingProxyType(
-    {
-        "cluster": ClusterSettings,
-        "node": NodeSettings,
-        "store": StoreSettings,
-        "query": QuerySettings,
-        "write": WriteSettings,
-        "ingest": IngestSettings,
-        "log": LogSettings,
-    }
-)
 
 
 class Shown(NamedTuple):
@@ -152,22 +87,29 @@ class Shown(NamedTuple):
     meaning: str
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """All settings of one process. `kafka` maps librdkafka's names to texts; it has what was set, not librdkafka's defaults."""
+class Settings(BaseSettings, ServerSettings):
+    """All settings of one process, made by `load_settings`.
 
-    cluster: ClusterSettings = ClusterSettings()
-    node: NodeSettings = NodeSettings()
-    store: StoreSettings = StoreSettings()
-    query: QuerySettings = QuerySettings()
+    `kafka` has what was set, not librdkafka's defaults.
+    """
+
+    model_config = SettingsConfigDict(frozen=True, strict=True, extra="forbid")
+
     write: WriteSettings = WriteSettings()
     ingest: IngestSettings = IngestSettings()
     log: LogSettings = LogSettings()
-    kafka: Mapping[str, str] = field(default_factory=dict)
-    origins: Mapping[str, str] = field(default_factory=dict, repr=False)
+    _origins: Mapping[str, str] = PrivateAttr(default_factory=dict)
+
+    def __init__(self, sources: Sequence[PydanticBaseSettingsSource] = ()) -> None:
+        # Only these sources: those of pydantic-settings ignore unknown variables and cannot decode names of
+        # librdkafka. Without sources all values are the defaults, whatever the environment has.
+        super().__init__(_build_sources=(tuple(sources), {}))
 
     def value(self, name: str) -> Any:
-        """The value of a setting such as `store.seal_rows`. Raises SettingsInvalid for one that does not exist."""
+        """The value of a setting such as `store.seal_rows`.
+
+        Raises SettingsInvalid for one that does not exist.
+        """
         section, _, key = name.partition(".")
         if section == KAFKA:
             return self.kafka.get(key)
@@ -176,10 +118,13 @@ class Settings:
 
     def origin(self, name: str) -> str:
         """Where the value of a setting comes from: `default`, the file, the environment variable, or `flag`."""
-        return self.origins.get(name, "default")
+        return self._origins.get(name, "default")
 
     def require(self, name: str, flag: str = "") -> Any:
-        """The value of a setting that must have been given; `flag` is how the command line calls it. Raises SettingMissing."""
+        """The value of a setting that must have been given; `flag` is its option on the command line.
+
+        Raises SettingMissing.
+        """
         value = self.value(name)
         if value in ("", (), None):
             ways = [*([flag] if flag else []), environment_name(name), f"{name} in {FILE_NAME}"]
@@ -189,13 +134,43 @@ class Settings:
     def shown(self) -> list[Shown]:
         """Every setting, in order, as it may be shown to anyone."""
         rows = [
-            Shown(name, self.value(name), self.origin(name), item.metadata["meaning"])
-            for name, item in _known().items()
+            Shown(name, self.value(name), self.origin(name), field.description or "")
+            for name, field in _known().items()
         ]
         for key, value in sorted(self.kafka.items()):
             name = f"{KAFKA}.{key}"
             rows.append(Shown(name, MASK if is_secret(key) else value, self.origin(name), "librdkafka's"))
         return rows
+
+
+class Reading(NamedTuple):
+    """One setting as one source gives it."""
+
+    name: str
+    value: object
+    origin: str
+
+
+class _Source(PydanticBaseSettingsSource):
+    """The settings of one source as the nested values that pydantic checks."""
+
+    def __init__(self, readings: Iterable[Reading]) -> None:
+        super().__init__(Settings)
+        self.readings = {reading.name: reading for reading in readings}
+
+    def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
+        """One section."""
+        del field
+        return self()[field_name], field_name, False
+
+    def __call__(self) -> dict[str, Any]:
+        tree: dict[str, Any] = {}
+        for name, value, origin in self.readings.values():
+            section, _, key = name.partition(".")
+            tree.setdefault(section, {})[key] = (
+                _kafka_text(name, value, origin) if section == KAFKA else _typed(value, _known()[name].annotation)
+            )
+        return tree
 
 
 def load_settings(
@@ -206,20 +181,24 @@ def load_settings(
 ) -> Settings:
     """The settings of this process. Raises SettingsInvalid.
 
-    `flags` maps names such as `cluster.bootstrap` (and `kafka.linger.ms`, or `kafka` to a mapping) to values; None means not given. The
-    environment and the directory of `headrace.toml` are the process's own unless they are handed in.
+    `flags` maps names such as `cluster.bootstrap` (and `kafka.linger.ms`, or `kafka` to a mapping) to values;
+    None means not given. The environment and the directory of `headrace.toml` are the process's own unless
+    they are handed in.
     """
-    found: dict[str, tuple[object, str]] = {}
-    for name, value in _of_file((directory or Path()) / FILE_NAME):
-        found[name] = value, FILE_NAME
-    for variable, name, text in _of_environment(os.environ if environment is None else environment):
-        _check_known(name, variable)
-        found[name] = text, variable
-    for name, value in _flattened(flags):
-        if value is not None:
-            _check_known(name, "flag")
-            found[name] = value, "flag"
-    return _settings(found)
+    sources = (
+        _Source(_of_flags(flags)),
+        _Source(_of_environment(os.environ if environment is None else environment)),
+        _Source(_of_file((directory or Path()) / FILE_NAME)),
+    )
+    # The first source wins in pydantic-settings, and the last one in a dict.
+    readings = {name: reading for source in reversed(sources) for name, reading in source.readings.items()}
+    try:
+        settings = Settings(sources)
+    except ValidationError as error:
+        # The first one only: one line names what to change, and the next run names the next.
+        raise SettingsInvalid(_refusal(error.errors()[0], readings)) from None
+    settings._origins = {name: reading.origin for name, reading in readings.items()}
+    return settings
 
 
 def is_secret(name: str) -> bool:
@@ -235,24 +214,18 @@ def environment_name(name: str) -> str:
     return f"{PREFIX}{section}__{key}".upper()
 
 
-def _settings(found: Mapping[str, tuple[object, str]]) -> Settings:
-    values: dict[str, dict[str, Any]] = {name: {} for name in (*_SECTIONS, KAFKA)}
-    for name, (value, origin) in found.items():
-        section, _, key = name.partition(".")
-        if section == KAFKA:
-            values[KAFKA][key] = _kafka_text(name, value, origin)
-        else:
-            values[section][key] = _parsed(name, value, origin)
-    sections = {name: made(**values[name]) for name, made in _SECTIONS.items()}
-    origins = {name: origin for name, (_, origin) in found.items()}
-    return Settings(**sections, kafka=MappingProxyType(values[KAFKA]), origins=MappingProxyType(origins))
-
-
 @cache
-def _known() -> dict[str, Any]:
-    return {f"{section}.{item.name}": item for section, made in _SECTIONS.items() for item in fields(made)}
+def _known() -> dict[str, FieldInfo]:
+    """Every setting but librdkafka's, by name."""
+    return {
+        f"{section}.{name}": field
+        for section, holder in Settings.model_fields.items()
+        if isinstance(holder.annotation, type) and issubclass(holder.annotation, SettingsModel)
+        for name, field in user_settings(holder.annotation).items()
+    }
 
 
+# Not left to pydantic, which would take the names of internal limits, and suggests no near names.
 def _check_known(name: str, origin: str) -> None:
     section, _, key = name.partition(".")
     known = _known()
@@ -263,7 +236,32 @@ def _check_known(name: str, origin: str) -> None:
     raise SettingsInvalid(f"there is no setting {name!r} (from {origin})", action=action)
 
 
-def _of_file(path: Path) -> Iterator[tuple[str, object]]:
+# Sources.
+
+
+def _of_flags(flags: Mapping[str, object]) -> Iterator[Reading]:
+    for name, value in _flattened(flags):
+        if value is not None:
+            _check_known(name, FLAG)
+            yield Reading(name, value, FLAG)
+
+
+def _of_environment(environment: Mapping[str, str]) -> Iterator[Reading]:
+    """In a librdkafka name `_` is a dot and `__` an underscore."""
+    for variable, text in sorted(environment.items()):
+        if not variable.startswith(PREFIX):
+            continue
+        # Lower case: the names of variables are upper case by custom, those of settings and of librdkafka
+        # never are.
+        section, _, key = variable.removeprefix(PREFIX).lower().partition("__")
+        if section == KAFKA:
+            key = key.replace("__", "\0").replace("_", ".").replace("\0", "_")
+        name = f"{section}.{key}" if key else section
+        _check_known(name, variable)
+        yield Reading(name, text, variable)
+
+
+def _of_file(path: Path) -> Iterator[Reading]:
     try:
         text = path.read_text("utf-8")
     except FileNotFoundError:
@@ -276,7 +274,7 @@ def _of_file(path: Path) -> Iterator[tuple[str, object]]:
         raise SettingsInvalid(f"{path} is not TOML: {error}") from error
     for name, value in _flattened(content):
         _check_known(name, str(path))
-        yield name, value
+        yield Reading(name, value, FILE_NAME)
 
 
 def _flattened(content: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
@@ -288,77 +286,28 @@ def _flattened(content: Mapping[str, object], prefix: str = "") -> Iterator[tupl
             yield f"{prefix}{name}", value
 
 
-def _of_environment(environment: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
-    """(variable, setting, text). In a librdkafka name `_` stands for a dot and `__` for an underscore."""
-    for variable, text in sorted(environment.items()):
-        if not variable.startswith(PREFIX):
-            continue
-        section, _, key = variable.removeprefix(PREFIX).lower().partition("__")
-        if section == KAFKA:
-            key = key.replace("__", "\0").replace("_", ".").replace("\0", "_")
-        yield variable, f"{section}.{key}" if key else section, text
+# Values and refusals.
 
 
-def _parsed(name: str, value: object, origin: str) -> Any:
-    section, _, key = name.partition(".")
-    kind = get_type_hints(_SECTIONS[section])[key]
-    converted = _PARSERS[kind](value)
-    if converted is None:
-        raise SettingsInvalid(f"{name} = {value!r} (from {origin}) is not {_NAMES[kind]}")
-    bounds = _known()[name].metadata
-    given = f"{name} = {value!r} (from {origin})"
-    if bounds["minimum"] is not None and not converted >= bounds["minimum"]:
-        raise SettingsInvalid(f"{given} is less than {bounds['minimum']}")
-    if bounds["maximum"] is not None and not converted <= bounds["maximum"]:
-        raise SettingsInvalid(f"{given} is more than {bounds['maximum']}")
-    if not bounds["choices"]:
-        return converted
-    if converted.lower() not in bounds["choices"]:
-        raise SettingsInvalid(f"{given} is none of {', '.join(bounds['choices'])}")
-    return converted.lower()
-
-
-def _text(value: object) -> str | None:
-    return value if isinstance(value, str) else str(value) if isinstance(value, Path) else None
-
-
-def _integer(value: object) -> int | None:
-    if isinstance(value, str) and re.fullmatch(r"[+-]?\d+(_\d+)*", value.strip(), re.ASCII):
+def _typed(value: object, kind: Any) -> object:
+    """The value of a text for a setting of a kind; validation refuses what does not fit."""
+    if isinstance(value, Path):
+        return str(value)
+    # TOML has lists where the models have tuples, which cannot be changed behind their back.
+    if isinstance(value, list):
+        return tuple(value)
+    if not isinstance(value, str):
+        return value
+    if kind is int and _WHOLE_NUMBER.fullmatch(value):
         return int(value)
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
-
-
-def _decimal(value: object) -> float | None:
-    if isinstance(value, str):
+    if kind is float:
         try:
             return float(value)
         except ValueError:
-            return None
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
-
-
-def _boolean(value: object) -> bool | None:
-    if isinstance(value, str):
-        return True if value.lower() in _TRUE else False if value.lower() in _FALSE else None
-    return value if isinstance(value, bool) else None
-
-
-def _names(value: object) -> tuple[str, ...] | None:
-    if isinstance(value, str):
+            return value
+    if kind == tuple[str, ...]:
         return tuple(part.strip() for part in value.split(",") if part.strip())
-    if isinstance(value, list | tuple) and all(isinstance(part, str) for part in value):
-        return tuple(value)
-    return None
-
-
-_PARSERS: Mapping[Any, Any] = {str: _text, int: _integer, float: _decimal, bool: _boolean, tuple[str, ...]: _names}
-_NAMES: Mapping[Any, str] = {
-    str: "a text",
-    int: "a whole number",
-    float: "a number",
-    bool: "true or false",
-    tuple[str, ...]: "a list of names",
-}
+    return value
 
 
 def _kafka_text(name: str, value: object, origin: str) -> str:
@@ -367,3 +316,35 @@ def _kafka_text(name: str, value: object, origin: str) -> str:
     if isinstance(value, str | int | float):
         return str(value)
     raise SettingsInvalid(f"{name} (from {origin}) is not a text, a number or a boolean")
+
+
+_KINDS: Mapping[str, str] = MappingProxyType(
+    {
+        "int_type": "a whole number",
+        "float_type": "a number",
+        "string_type": "a text",
+        "tuple_type": "a list of names",
+    }
+)
+
+
+def _refusal(error: ErrorDetails, readings: Mapping[str, Reading]) -> str:
+    """pydantic's first error as one line that names the setting, its value and where it comes from."""
+    section, key, *place = map(str, error["loc"])
+    reading = readings[f"{section}.{key}"]
+    given, kind, context = (
+        f"{reading.name} = {reading.value!r} (from {reading.origin})",
+        error["type"],
+        error.get("ctx", {}),
+    )
+    if place:
+        return f"{given} is not {_KINDS['tuple_type']}"
+    if kind in _KINDS:
+        return f"{given} is not {_KINDS[kind]}"
+    if kind == "greater_than_equal":
+        return f"{given} is less than {context['ge']:g}"
+    if kind == "less_than_equal":
+        return f"{given} is more than {context['le']:g}"
+    if kind == "literal_error":
+        return f"{given} is none of {', '.join(get_args(_known()[reading.name].annotation))}"
+    return f"{given}: {error['msg']}"

@@ -1,6 +1,7 @@
-"""The folder in which a query keeps how far it came: one query and one process at a time, and never another job's.
+"""The checkpoint folder of a query: one process and one JVM at a time, and always the same job.
 
-Spark's own files lie in it beside a folder of ours. A checkpoint on a distributed file system (`hdfs://…`) is left to Spark alone.
+Our files are in a folder of their own beside Spark's. A checkpoint on a distributed file system (`hdfs://…`)
+is left to Spark alone.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from connectors.files import DirectoryLock, create_directories, fsync_directory, fsync_file, write_atomically
-from connectors.log.deadline import Deadline
-from pipeline.job import IngestJob
-from schemas.errors import HeadraceError
+from headrace.connectors.deadline import Deadline
+from headrace.connectors.files import DirectoryLock, create_directories, fsync_directory, fsync_file, write_atomically
+from headrace.pipeline.job import IngestJob
+from headrace.schemas.errors import HeadraceError
 
 OWN_FOLDER = "headrace"
 IDENTITY_FILE = "job.json"
@@ -31,11 +32,11 @@ POLL_S = 0.1
 
 
 class CheckpointForeign(HeadraceError):
-    """A checkpoint that belongs to another job; to go on from it would skip that job's data or this one's."""
+    """A checkpoint that belongs to another job: to continue from it would skip data of either job."""
 
 
 class CheckpointBusy(HeadraceError):
-    """What is left of an earlier run still writes to the checkpoint."""
+    """The JVM of an earlier run still writes to the checkpoint."""
 
 
 def default_checkpoint(data_directory: Path, job: IngestJob) -> str:
@@ -54,7 +55,9 @@ def local_folder(checkpoint: str) -> Path | None:
 
 @dataclass(frozen=True, slots=True)
 class HeldCheckpoint:
-    """A local checkpoint that is ours: where Spark's log goes, and the descriptors that Spark's JVM must keep open as long as it lives."""
+    """A locked local checkpoint: the file for Spark's log, and the descriptors that Spark's JVM must keep
+    open as long as it lives.
+    """
 
     log_file: Path
     descriptors: tuple[int, ...]
@@ -66,12 +69,12 @@ def held_checkpoint(
     job: IngestJob,
     *,
     wait_s: float = WRITER_WAIT_S,
-    say: Callable[[str], None] = lambda _message: None,
+    notify: Callable[[str], None] = lambda _message: None,
 ) -> Iterator[HeldCheckpoint | None]:
-    """Hold a checkpoint, made with its parents, for this process, its JVM and this job; None when it is not local.
+    """Lock a checkpoint for this process, its JVM and this job, or create it; None unless it is local.
 
-    A driver that is killed leaves its JVM running for some seconds, writing records and checkpoint files. So the JVM holds a lock too, which is
-    waited for up to `wait_s`. Raises CheckpointForeign, DirectoryHeld, CheckpointBusy.
+    Waits up to `wait_s` for the JVM of an earlier run. Raises CheckpointForeign, DirectoryHeld,
+    CheckpointBusy.
     """
     folder = local_folder(checkpoint)
     if folder is None:
@@ -83,19 +86,23 @@ def held_checkpoint(
         log_file = own / LOG_FILE
         if log_file.exists() and log_file.stat().st_size > LOG_BYTES_MAX:
             log_file.replace(own / f"{LOG_FILE}.1")
+        # A driver that is killed leaves its JVM running for some seconds, which writes records and checkpoint
+        # files. So the JVM inherits a second lock, which outlives the driver's.
         descriptor = os.open(own / WRITER_LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
-            _wait_for_writer(descriptor, folder, wait_s, say)
+            _wait_for_writer(descriptor, folder, wait_s, notify)
             yield HeldCheckpoint(log_file, (descriptor,))
         finally:
             os.close(descriptor)
 
 
 def make_batch_durable(folder: Path, batch: int) -> None:
-    """Sync what Spark wrote down about a micro-batch, which it does not do itself, before the first message of it is sent.
+    """Sync the offsets of a micro-batch, which Spark writes without a sync.
 
-    Were that lost with the power, Spark would number other messages with batches that replicas already know, and replicas would drop them.
+    To be called before its first message is sent.
     """
+    # Without it Spark may use a batch number twice after a power cut, and replicas would drop the messages of
+    # the second batch as repeats.
     offsets = folder / "offsets"
     for path in (folder / "metadata", offsets / str(batch)):
         fsync_file(path)
@@ -103,9 +110,9 @@ def make_batch_durable(folder: Path, batch: int) -> None:
         fsync_directory(directory)
 
 
-def _wait_for_writer(descriptor: int, folder: Path, wait_s: float, say: Callable[[str], None]) -> None:
+def _wait_for_writer(descriptor: int, folder: Path, wait_s: float, notify: Callable[[str], None]) -> None:
     deadline = Deadline(wait_s)
-    told = False
+    notified = False
     while True:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -116,14 +123,16 @@ def _wait_for_writer(descriptor: int, folder: Path, wait_s: float, say: Callable
                     f"a Java process of an earlier run still writes checkpoint {folder}",
                     action="end that process first",
                 ) from None
-        if not told:
-            say("waiting for the Java process of the run before to end")
-            told = True
+        if not notified:
+            notify("waiting for the Java process of the run before to end")
+            notified = True
         time.sleep(POLL_S)
 
 
 def _check_identity(folder: Path, path: Path, job: IngestJob) -> None:
-    """What decides where a replayed batch goes must be what it was at its first attempt."""
+    """Raises CheckpointForeign unless the job is that of the checkpoint's first run, which is recorded here."""
+    # Options of the format are left out: they may be corrected, and a replayed batch that is cut differently
+    # is applied again.
     mine = {"cluster": job.cluster, "topic": job.topic, "database": job.database, "format": job.format}
     if not path.exists():
         write_atomically(path, json.dumps(mine, indent=1) + "\n")

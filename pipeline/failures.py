@@ -1,14 +1,14 @@
-"""Why a query ended: Spark's long stories as one line and what to do about it."""
+"""Why a query ended: Spark's stack traces as one line with an action."""
 
 from __future__ import annotations
 
 import re
 
-from schemas.errors import HeadraceError
+from headrace.schemas.errors import HeadraceError
 
 
 class QueryFailed(HeadraceError):
-    """The query ended by itself. What it had finished stands; a restart goes on from its checkpoint."""
+    """The query failed. Its finished micro-batches are kept; a restart resumes from its checkpoint."""
 
 
 class RawDataLost(QueryFailed):
@@ -19,17 +19,18 @@ class KafkaLost(QueryFailed):
     """Kafka stopped answering while the query ran."""
 
 
-class SparkStumbled(QueryFailed):
-    """A known fault of Spark that a new start of the query passes over, nothing lost."""
+class SparkTransientFault(QueryFailed):
+    """A known fault of Spark that loses nothing: the query works again after a restart."""
 
 
-# Spark 4.1.1 cannot report on a micro-batch that it has run again from its offset log, and ends the query once that batch is committed.
-_STUMBLED = (
+# Spark 4.1.1 cannot report metrics of a micro-batch that it has replayed from its offset log, and ends the
+# query once that batch is committed. Its stack frame or the JVM's message about the null identifies it.
+_METRICS_FAULT = (
     "KafkaMicroBatchStream$.metrics",
     'IterableOps.map(scala.Function1)" because the return value of "scala.Option.get()"',
 )
-_LOST = ("Some data may have been lost", "KAFKA_DATA_LOSS", "OffsetOutOfRangeException", "failOnDataLoss")
-_AWAY = (
+_DATA_LOST = ("Some data may have been lost", "KAFKA_DATA_LOSS", "OffsetOutOfRangeException", "failOnDataLoss")
+_KAFKA_AWAY = (
     "org.apache.kafka.common.errors.TimeoutException",
     "TimeoutException: Timeout of",
     "DisconnectException",
@@ -40,35 +41,37 @@ _AWAY = (
     "NetworkException",
     "NotLeaderOrFollowerException",
 )
-_OWN_ERROR = re.compile(r"^(?:schemas|connectors|consumers|pipeline)\.[\w.]+\.(\w+): (.+)$", re.MULTILINE)
+# Python's traceback ends with the full name of the class: our errors in a worker arrive here as text only.
+_OWN_ERROR = re.compile(r"^headrace\.[\w.]+\.(\w+): (.+)$", re.MULTILINE)
 _CAUSE = re.compile(r"^(?:Caused by: )?(?:[\w$]+\.)+(\w*(?:Exception|Error)): (.+)$", re.MULTILINE)
 
 
 def raw_data_lost(topic: str) -> RawDataLost:
-    """What becomes of a query whose messages are gone."""
+    """The error of a query whose unread messages are gone."""
     return RawDataLost(
-        f"topic {topic} no longer holds messages that were not read yet: it was trimmed or made again",
-        action="keep raw messages longer; to go on without the lost ones start with a new --checkpoint",
+        f"topic {topic} no longer holds messages that were not read yet: it was trimmed or created again",
+        action="keep raw messages longer; to continue without the lost ones start with a new --checkpoint",
     )
 
 
 def explain(error: Exception, topic: str) -> QueryFailed:
-    """The error behind a StreamingQueryException; `retriable` when starting the query again may help."""
+    """The error behind a StreamingQueryException; `retriable` when a restart of the query may help."""
     text = str(error)
     own = _OWN_ERROR.findall(text)
-    if any(mark in text for mark in _STUMBLED):
-        return SparkStumbled("Spark could not report on a batch that it ran again", retriable=True)
-    if any(mark in text for mark in _LOST) or any(name == RawDataLost.__name__ for name, _ in own):
+    # The order matters: a trace often holds several marks, and a timeout may be the symptom of another cause.
+    if any(mark in text for mark in _METRICS_FAULT):
+        return SparkTransientFault("Spark could not report on a batch that it replayed", retriable=True)
+    if any(mark in text for mark in _DATA_LOST) or any(name == RawDataLost.__name__ for name, _ in own):
         return raw_data_lost(topic)
     if own and not any(name in ("LogUnavailable", "AppendUnknown") for name, _ in own):
         return QueryFailed(own[-1][1])
-    if any(mark in text for mark in _AWAY):
+    if any(mark in text for mark in _KAFKA_AWAY):
         return KafkaLost(
-            "Kafka stopped answering", action="check the broker; what was finished is kept", retriable=True
+            "Kafka stopped answering", action="check the broker; finished micro-batches are kept", retriable=True
         )
     if "RecordTooLargeException" in text:
         return QueryFailed(
-            "a record is larger than its topic takes", action="raise max.message.bytes of the dlq and forward topics"
+            "a record is larger than its topic allows", action="raise max.message.bytes of the dlq and forward topics"
         )
     if "UnknownTopicOrPartition" in text:
         return QueryFailed(
@@ -76,5 +79,6 @@ def explain(error: Exception, topic: str) -> QueryFailed:
         )
     causes = _CAUSE.findall(text)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    told = causes[-1][1] if causes else lines[0] if lines else "no reason given"
-    return QueryFailed(f"the query ended: {told[:500]}", action="look into its spark.log")
+    # The last "Caused by" is the innermost cause.
+    reason = causes[-1][1] if causes else lines[0] if lines else "no reason given"
+    return QueryFailed(f"the query ended: {reason[:500]}", action="look into its spark.log")

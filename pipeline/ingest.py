@@ -1,7 +1,9 @@
-"""Raw topics become forward logs: the streaming query whose micro-batches Spark plans and our workers read, and the loop that watches it.
+"""The ingest query, from a raw topic to forward topics: Spark plans its micro-batches, our workers read them,
+a loop here supervises it.
 
-Exactness (DESIGN 4): Spark fixes a micro-batch's offsets before it starts, so a batch that is run again reads the same messages, cuts them into
-the same records with the same (producer, batch, sequence), and replicas drop what they have already seen.
+Content is exact (docs/operating/ingest.md, "Exactly once"): Spark fixes the offsets of a micro-batch before
+it starts. A batch that runs again reads the same messages and gives the same records with the same (producer,
+batch, sequence), which replicas drop as repeats.
 """
 
 from __future__ import annotations
@@ -19,25 +21,31 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from connectors.formats.parse import parse_messages
-from connectors.log.deadline import Deadline
-from connectors.log.kafka import KafkaLog
-from connectors.log.port import Log, LogUnavailable, TopicMissing
-from connectors.log.topics import Topics, dlq
-from consumers.membership.cluster import KEEP_FOREVER, read_slot_table
-from consumers.membership.tables import TableLog
-from pipeline.batches import batch_function
-from pipeline.checkpoint import local_folder, make_batch_durable
-from pipeline.counts import TaskCounts, TaskCountsParam
-from pipeline.failures import QueryFailed, SparkStumbled, explain
-from pipeline.java_settings import java_settings
-from pipeline.job import IngestJob
-from pipeline.micro_batch import planned_stretches, query_of
-from pipeline.progress import UNKNOWN, IngestProgress, lag_records, progress_of
-from pipeline.records import RECORD_DDL
-from pipeline.session import is_local
-from pipeline.stretch import RAW_SCHEMA
-from schemas.errors import HeadraceError
+from headrace.connectors.deadline import Deadline
+from headrace.connectors.formats.parser import parse_messages
+from headrace.connectors.log.kafka import KafkaLog
+from headrace.connectors.log.kafka_settings import java_settings
+from headrace.connectors.log.port import Log, LogUnavailable, TopicMissing
+from headrace.connectors.log.topics import Topics, dlq
+from headrace.consumers.membership.bootstrap import KEEP_FOREVER, read_slot_table
+from headrace.consumers.membership.schema_log import SchemaLog
+from headrace.pipeline.checkpoint import local_folder, make_batch_durable
+from headrace.pipeline.failures import QueryFailed, SparkTransientFault, explain
+from headrace.pipeline.ingest_progress import (
+    UNKNOWN,
+    IngestProgress,
+    TaskCounts,
+    TaskCountsParam,
+    lag_records,
+    progress_of,
+)
+from headrace.pipeline.ingest_task import task_function
+from headrace.pipeline.job import IngestJob
+from headrace.pipeline.micro_batch import planned_offset_ranges, query_id
+from headrace.pipeline.offset_ranges import RAW_SCHEMA
+from headrace.pipeline.session import is_local
+from headrace.pipeline.sink_records import RECORD_DDL
+from headrace.schemas.errors import HeadraceError
 
 MESSAGES_PER_BATCH_MAX = 1_000_000
 RAW_MESSAGE_BYTES_MAX = 64 * 1024 * 1024
@@ -47,13 +55,13 @@ BROKER_WAIT_S = 30.0
 BROKER_LOST_WAIT_S = 600.0
 STOP_WAIT_S = 10.0
 POLL_S = 0.25
-STUMBLES_MAX = 5
+TRANSIENT_FAULTS_MAX = 5
 
-Say = Callable[[str], None]
+Notify = Callable[[str], None]
 
 
 class SparkEnded(HeadraceError):
-    """Spark's JVM is gone. What was finished stands."""
+    """Spark's JVM has exited. Finished micro-batches are kept."""
 
 
 class SpeculationRefused(HeadraceError):
@@ -62,7 +70,9 @@ class SpeculationRefused(HeadraceError):
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """How to run a job: until the topic's present end or for ever, from which checkpoint, in steps of how many messages."""
+    """How to run a job: its checkpoint, whether it stops at the topic's current end, and the size and
+    interval of micro-batches.
+    """
 
     checkpoint: str
     available_now: bool = False
@@ -80,18 +90,20 @@ def check_session(session: SparkSession) -> None:
         )
 
 
-def prepare(job: IngestJob, run: RunOptions, say: Say) -> None:
-    """Check everything that can be checked before Spark starts; make the raw topic, the dead-letter topic and the database if missing.
+def prepare(job: IngestJob, run: RunOptions, notify: Notify) -> None:
+    """Check what can be checked before Spark starts; create the raw topic, the dead-letter topic and the
+    database if they are missing.
 
     Raises LogUnavailable, NoCluster, SchemaError, FormatError.
     """
+    # Parsing nothing validates the format options at once, instead of in a worker after Spark's start.
     parse_messages(job.format, pa.array([], pa.binary()), pa.array([], pa.int64()), job.options)
     topics = Topics(job.cluster)
     log = KafkaLog(job.bootstrap, dict(job.settings))
     try:
-        wait_for_broker(log, job.bootstrap, topics, run.broker_wait_s, say)
+        wait_for_broker(log, job.bootstrap, topics, run.broker_wait_s, notify)
         read_slot_table(log, topics)
-        tables = TableLog(log, topics)
+        tables = SchemaLog(log, topics)
         tables.ensure_database(job.database)
         tables.close()
         _ensure_topic(log, job.topic, {"max.message.bytes": str(RAW_MESSAGE_BYTES_MAX)})
@@ -100,10 +112,13 @@ def prepare(job: IngestJob, run: RunOptions, say: Say) -> None:
         log.close()
 
 
-def wait_for_broker(log: Log, bootstrap: str, topics: Topics, timeout_s: float, say: Say) -> None:
-    """Return once Kafka answers; says so when that takes a while. Raises LogUnavailable after `timeout_s`."""
+def wait_for_broker(log: Log, bootstrap: str, topics: Topics, timeout_s: float, notify: Notify) -> None:
+    """Return once Kafka answers, with a notice when that takes a while.
+
+    Raises LogUnavailable after `timeout_s`.
+    """
     deadline = Deadline(timeout_s)
-    told = False
+    notified = False
     while True:
         try:
             log.describe(topics.membership)
@@ -114,9 +129,9 @@ def wait_for_broker(log: Log, bootstrap: str, topics: Topics, timeout_s: float, 
                 raise LogUnavailable(
                     f"Kafka at {bootstrap} does not answer", action="check the address and the broker", retriable=True
                 ) from error
-            if not told:
-                say(f"Kafka does not answer yet; waiting up to {timeout_s:g} s")
-                told = True
+            if not notified:
+                notify(f"Kafka does not answer yet; waiting up to {timeout_s:g} s")
+                notified = True
         else:
             return
 
@@ -131,9 +146,9 @@ def _ensure_topic(log: Log, topic: str, settings: Mapping[str, str]) -> None:
 def raw_messages(
     session: SparkSession, job: IngestJob, messages_per_batch_max: int, settings: Mapping[str, str] | None = None
 ) -> DataFrame:
-    """The raw topic from its beginning (a checkpoint knows better), with the columns of `RAW_SCHEMA`.
+    """The raw topic from its beginning (a checkpoint overrides that), with the columns of `RAW_SCHEMA`.
 
-    `settings` are those of Spark's consumers, for whoever lets Spark itself read; ours only plan.
+    `settings` are those of Spark's consumers, for queries that let Spark read; ingest uses the plan alone.
     """
     options = {
         "subscribe": job.topic,
@@ -146,18 +161,25 @@ def raw_messages(
     return session.readStream.format("kafka").options(**options).load().select(*RAW_SCHEMA.names)
 
 
-def forward_writer(raw: DataFrame, job: IngestJob, tally: Accumulator[TaskCounts], checkpoint: str) -> DataStreamWriter:
-    """Writes forward messages and dead letters of what `raw`, a stream of `raw_messages`, plans to read; tasks count in `tally`."""
+def forward_writer(
+    raw: DataFrame, job: IngestJob, counts: Accumulator[TaskCounts], checkpoint: str
+) -> DataStreamWriter:
+    """Writes the forward messages and dead letters of `raw`, a stream of `raw_messages` of which only the
+    plan is used.
+
+    Tasks add to `counts`.
+    """
     folder = local_folder(checkpoint) if is_local(raw.sparkSession) else None
 
     def forward(planned: DataFrame, batch: int) -> None:
-        query, stretches = query_of(planned, batch), planned_stretches(planned, job.topic)
-        if not stretches:
+        query, ranges = query_id(planned, batch), planned_offset_ranges(planned, job.topic)
+        if not ranges:
             return
         if folder is not None:
             make_batch_durable(folder, batch)
-        function = batch_function(job, tally, query, batch, stretches)
-        numbers = planned.sparkSession.range(0, len(stretches), 1, len(stretches))
+        # One task per range: a range is the part of one partition, and its rows have to keep their order.
+        function = task_function(job, counts, query, batch, ranges)
+        numbers = planned.sparkSession.range(0, len(ranges), 1, len(ranges))
         records = numbers.mapInArrow(function, RECORD_DDL)  # type: ignore[arg-type]
         records.write.format("kafka").options(**_sink_options(job)).save()
 
@@ -165,20 +187,19 @@ def forward_writer(raw: DataFrame, job: IngestJob, tally: Accumulator[TaskCounts
 
 
 def start_query(
-    session: SparkSession, job: IngestJob, run: RunOptions, tally: Accumulator[TaskCounts] | None = None
+    session: SparkSession, job: IngestJob, run: RunOptions, counts: Accumulator[TaskCounts] | None = None
 ) -> StreamingQuery:
-    """The running query. Raises SpeculationRefused."""
+    """Start the query. Raises SpeculationRefused."""
     check_session(session)
-    counted = tally or new_tally(session)
     raw = raw_messages(session, job, run.messages_per_batch_max)
-    writer = forward_writer(raw, job, counted, run.checkpoint).queryName(f"ingest {job.topic}")
+    writer = forward_writer(raw, job, counts or new_counts(session), run.checkpoint).queryName(f"ingest {job.topic}")
     if run.available_now:
         return writer.trigger(availableNow=True).start()
     return writer.trigger(processingTime=f"{round(run.interval_s * 1_000)} milliseconds").start()
 
 
-def new_tally(session: SparkSession) -> Accumulator[TaskCounts]:
-    """Where the tasks of a job count."""
+def new_counts(session: SparkSession) -> Accumulator[TaskCounts]:
+    """The accumulator of a job's task counts."""
     return session.sparkContext.accumulator(TaskCounts(), TaskCountsParam())
 
 
@@ -189,68 +210,73 @@ def run_ingest(
     *,
     on_progress: Callable[[IngestProgress], None] = lambda _progress: None,
     should_stop: Callable[[], bool] = lambda: False,
-    say: Say = lambda _message: None,
+    notify: Notify = lambda _message: None,
 ) -> IngestProgress:
-    """Run a prepared job to its end, or until `should_stop`. While Kafka is away it waits and goes on from the checkpoint.
+    """Run a prepared job to its end, or until `should_stop`. While Kafka is unreachable it waits, then
+    resumes from the checkpoint.
 
     Raises QueryFailed (RawDataLost, KafkaLost), SpeculationRefused, SparkEnded.
     """
-    watch = _Watch(new_tally(session), on_progress, should_stop)
+    monitor = _RunMonitor(new_counts(session), on_progress, should_stop)
     try:
-        _run_queries(session, job, run, watch, say)
+        _run_queries(session, job, run, monitor, notify)
     except (Py4JError, ConnectionError) as error:
-        # Whoever stops a whole group of processes stops the JVM too, often before us.
+        # A signal to the process group (Ctrl-C) stops the JVM too, often before this process.
         if not should_stop():
             raise SparkEnded(
                 "Spark's Java process ended",
-                action="look into its spark.log; start it again: it goes on",
+                action="look into its spark.log; start it again: it resumes from its checkpoint",
                 retriable=True,
             ) from error
-    return watch.progress()
+    return monitor.progress()
 
 
-def _run_queries(session: SparkSession, job: IngestJob, run: RunOptions, watch: _Watch, say: Say) -> None:
-    """Queries one after the other, until one ends as it should."""
-    stumbles = 0
-    while not watch.should_stop():
-        query = start_query(session, job, run, watch.tally)
+def _run_queries(session: SparkSession, job: IngestJob, run: RunOptions, monitor: _RunMonitor, notify: Notify) -> None:
+    """Run queries one after the other, until one ends without a failure that a restart can cure."""
+    transient_faults = 0
+    while not monitor.should_stop():
+        query = start_query(session, job, run, monitor.counts)
         try:
-            watch.follow(query)
+            monitor.follow(query)
             return
         except StreamingQueryException as error:
             query.stop()
             failure = explain(error, job.topic)
-            if watch.should_stop():
+            if monitor.should_stop():
                 return
             if not failure.retriable:
                 raise failure from error
-            stumbles += isinstance(failure, SparkStumbled)
-            if stumbles > STUMBLES_MAX:
+            # Limited: a fault that returns at every start would be restarted for ever, at full load.
+            transient_faults += isinstance(failure, SparkTransientFault)
+            if transient_faults > TRANSIENT_FAULTS_MAX:
                 raise failure from error
-            if not isinstance(failure, SparkStumbled):
-                _outlast(failure, job, run, say)
+            if not isinstance(failure, SparkTransientFault):
+                _wait_out_failure(failure, job, run, notify)
 
 
 @dataclass(slots=True)
-class _Watch:
-    """Follows the queries of one run, one after the other."""
+class _RunMonitor:
+    """Monitors the queries of one run, one after the other."""
 
-    tally: Accumulator[TaskCounts]
+    counts: Accumulator[TaskCounts]
     on_progress: Callable[[IngestProgress], None]
     should_stop: Callable[[], bool]
     lag: int = UNKNOWN
     ended: bool = False
 
     def progress(self) -> IngestProgress:
-        """What was done so far."""
-        return replace(progress_of(self.tally.value, self.lag, time.time_ns() // 1_000_000), ended=self.ended)
+        """Counts and lag so far."""
+        return replace(progress_of(self.counts.value, self.lag, time.time_ns() // 1_000_000), ended=self.ended)
 
     def follow(self, query: StreamingQuery) -> None:
-        """Return when the query ends or is to stop; a stop waits for the end of the running micro-batch, but not for long."""
+        """Return when the query ends or must stop; a stop waits up to STOP_WAIT_S for the end of the running
+        micro-batch.
+        """
         while not self.ended and not self.should_stop():
             self.ended = self._wait(query)
         if self.ended:
             return
+        # An interrupted micro-batch runs again as a whole at the next start: a short wait saves work.
         deadline, batches = Deadline(STOP_WAIT_S), self.progress().batches
         while query.isActive and query.status["isTriggerActive"] and not deadline.passed():
             self._wait(query)
@@ -259,7 +285,7 @@ class _Watch:
         query.stop()
 
     def _wait(self, query: StreamingQuery) -> bool:
-        """Whether the query has ended, after a moment."""
+        """Wait POLL_S and report progress; whether the query has ended."""
         ended = bool(query.awaitTermination(POLL_S))  # type: ignore[arg-type]
         newest = query.lastProgress
         if newest is not None:
@@ -268,8 +294,8 @@ class _Watch:
         return ended
 
 
-def _outlast(failure: QueryFailed, job: IngestJob, run: RunOptions, say: Say) -> None:
-    say(f"{failure.message}; waiting up to {run.broker_lost_wait_s:g} s for it")
+def _wait_out_failure(failure: QueryFailed, job: IngestJob, run: RunOptions, notify: Notify) -> None:
+    notify(f"{failure.message}; waiting up to {run.broker_lost_wait_s:g} s for it")
     log = KafkaLog(job.bootstrap, dict(job.settings))
     try:
         wait_for_broker(log, job.bootstrap, Topics(job.cluster), run.broker_lost_wait_s, lambda _message: None)
@@ -277,13 +303,14 @@ def _outlast(failure: QueryFailed, job: IngestJob, run: RunOptions, say: Say) ->
         raise failure from None
     finally:
         log.close()
-    # Kafka may answer a moment before its topics do.
+    # A broker answers before its partitions have leaders: a query that starts now would fail once more.
     time.sleep(1.0)
-    say("Kafka answers again")
+    notify("Kafka answers again")
 
 
 def _sink_options(job: IngestJob) -> dict[str, str]:
     """Options of Spark's Kafka sink."""
+    # Idempotence keeps the order of a task's records across retries. Row batches are compressed already.
     return _kafka_options(
         job,
         {
@@ -299,6 +326,6 @@ def _sink_options(job: IngestJob) -> dict[str, str]:
 
 
 def _kafka_options(job: IngestJob, ours: Mapping[str, str]) -> dict[str, str]:
-    """Settings of a Kafka client of Spark's as options; the user's settings win over `ours`."""
+    """The settings of a Kafka client of Spark as options; the user's connection settings override `ours`."""
     merged = {**ours, **java_settings(dict(job.settings)), "bootstrap.servers": job.bootstrap}
     return {f"kafka.{name}": value for name, value in merged.items()}

@@ -1,17 +1,20 @@
-"""What an ingest job is: from which raw topic, into which database, read how. Plain values that travel to Spark's Python workers."""
+"""An ingest job: its raw topic, its database and its raw format.
+
+Plain values that are pickled to Spark's Python workers.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from connectors.formats.parsed import Format, FormatOptions
+from headrace.connectors.formats.interface import Format, FormatOptions
 
 COMPRESSION = "zstd"
 
 
 @dataclass(frozen=True, slots=True)
 class IngestJob:
-    """Raw topic to forward topics. `settings` are librdkafka's, as (name, value) pairs, and win over ours."""
+    """Raw topic to forward topics. `settings` are librdkafka's, as (name, value) pairs, and override ours."""
 
     cluster: str
     bootstrap: str
@@ -19,5 +22,6 @@ class IngestJob:
     database: str
     format: Format
     options: FormatOptions = field(default_factory=FormatOptions)
+    # Pairs, not a dict: a worker keeps one Kafka client for equal settings, so they have to be hashable.
     settings: tuple[tuple[str, str], ...] = ()
     compression: str = COMPRESSION

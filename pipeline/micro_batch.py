@@ -1,7 +1,8 @@
-"""What Spark planned for a micro-batch: its name, and the stretches of the raw topic that it is to read. Runs in the driver, in `foreachBatch`.
+"""The plan of a micro-batch: its query, and the offset ranges of the raw topic that it reads. Runs in the
+driver, in `foreachBatch`.
 
-The stretches are asked of the very partitions that Spark would have read, after it has written the batch's offsets to the checkpoint: with all
-markers resolved, all losses noticed, and the same when the batch is run again.
+The ranges are those that Spark itself would read. Spark has written the batch's offsets to the checkpoint
+before: markers are resolved, losses are detected, and a replayed batch has the same ranges.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from typing import Any
 from py4j.protocol import Py4JError, Py4JJavaError, Py4JNetworkError
 from pyspark.sql import DataFrame
 
-from pipeline.stretch import Stretch
-from schemas.errors import HeadraceError
+from headrace.pipeline.offset_ranges import OffsetRange
+from headrace.schemas.errors import HeadraceError
 
 QUERY_PROPERTY = "sql.streaming.queryId"
 BATCH_PROPERTY = "streaming.sql.batchId"
@@ -20,44 +21,55 @@ SOURCE_CLASS = "org.apache.spark.sql.execution.datasources.v2.DataSourceRDD"
 
 
 class NotStreaming(HeadraceError):
-    """There is no micro-batch here, so messages would have no place in their producer's order."""
+    """No micro-batch is running, so messages would have no position among those of their producer."""
 
 
 class PlanUnknown(HeadraceError):
-    """This Spark plans a micro-batch in a way that we do not know: nothing was read."""
+    """This Spark plans a micro-batch in a way that this build does not know: nothing was read."""
 
 
-def query_of(frame: DataFrame, batch: int) -> str:
-    """The streaming query, as its checkpoint names it, whose micro-batch `batch` runs in this thread. Raises NotStreaming."""
+def query_id(frame: DataFrame, batch: int) -> str:
+    """The id, as in its checkpoint, of the streaming query whose micro-batch `batch` runs in this thread.
+
+    Raises NotStreaming.
+    """
     context = frame.sparkSession.sparkContext
     query, running = context.getLocalProperty(QUERY_PROPERTY), context.getLocalProperty(BATCH_PROPERTY)
+    # Replicas drop repeats by query and batch: with a wrong id they would apply rows twice, or drop new ones.
     if query is None or running != str(batch):
         raise NotStreaming("ingest runs as a streaming query only", action="start it with: headrace ingest run")
     return query
 
 
-def planned_stretches(frame: DataFrame, topic: str) -> list[Stretch]:
-    """What the micro-batch `frame` reads of `topic`, at most one stretch of each partition. Raises PlanUnknown."""
+def planned_offset_ranges(frame: DataFrame, topic: str) -> list[OffsetRange]:
+    """The offset ranges of `topic` that the micro-batch `frame` reads, at most one per partition.
+
+    Raises PlanUnknown.
+    """
     try:
-        stretches = _stretches(frame)
+        ranges = _offset_ranges(frame)
     except (Py4JNetworkError, Py4JJavaError):
+        # The JVM is gone, or Spark itself failed: neither is about how it plans.
         raise
     except Py4JError as error:
+        # A method or a class that this Spark does not have.
         raise _unknown(str(error).splitlines()[0]) from error
-    check_stretches(stretches, topic)
-    return stretches
+    check_offset_ranges(ranges, topic)
+    return ranges
 
 
-def check_stretches(stretches: list[Stretch], topic: str) -> None:
-    """Raises PlanUnknown for what is no stretch of `topic`, and for two stretches of one partition: they would have no order to keep."""
-    for stretch in stretches:
-        if stretch.topic != topic or not 0 <= stretch.begin < stretch.end:
-            raise _unknown(f"it reads {stretch}")
-    if len({stretch.partition for stretch in stretches}) < len(stretches):
+def check_offset_ranges(ranges: list[OffsetRange], topic: str) -> None:
+    """Raises PlanUnknown for a range of another topic, an empty range, and two ranges of one partition."""
+    for each in ranges:
+        if each.topic != topic or not 0 <= each.begin < each.end:
+            raise _unknown(f"it reads {each}")
+    # Two tasks run concurrently: their rows would reach the forward log in no defined order.
+    if len({each.partition for each in ranges}) < len(ranges):
         raise _unknown("it reads a partition in two tasks")
 
 
-def _stretches(frame: DataFrame) -> list[Stretch]:
+def _offset_ranges(frame: DataFrame) -> list[OffsetRange]:
+    # Spark has no public call for the plan of a batch; the RDD chain ends at the source's own partitions.
     rdd = frame._jdf.queryExecution().logical().rdd()
     while not (parents := rdd.dependencies()).isEmpty():
         if parents.size() != 1:
@@ -65,21 +77,22 @@ def _stretches(frame: DataFrame) -> list[Stretch]:
         rdd = parents.apply(0).rdd()
     if (found := rdd.getClass().getName()) != SOURCE_CLASS:
         raise _unknown(f"it reads a {found}")
-    return [_stretch(inputs.apply(place)) for inputs in _inputs(rdd) for place in range(inputs.size())]
+    return [_offset_range(inputs.apply(index)) for inputs in _task_inputs(rdd) for index in range(inputs.size())]
 
 
-def _inputs(rdd: Any) -> list[Any]:
-    """What each task of the source reads."""
+def _task_inputs(rdd: Any) -> list[Any]:
+    """The input partitions of each task of the source."""
     return [partition.inputPartitions() for partition in rdd.partitions()]
 
 
-def _stretch(planned: Any) -> Stretch:
+def _offset_range(planned: Any) -> OffsetRange:
     offsets = planned.offsetRange()
     partition = offsets.topicPartition()
-    return Stretch(partition.topic(), partition.partition(), offsets.fromOffset(), offsets.untilOffset())
+    return OffsetRange(partition.topic(), partition.partition(), offsets.fromOffset(), offsets.untilOffset())
 
 
 def _unknown(what: str) -> PlanUnknown:
     return PlanUnknown(
-        f"this Spark plans a micro-batch in an unknown way: {what}", action="run it with the version that is asked for"
+        f"this Spark plans a micro-batch in an unknown way: {what}",
+        action="use the version of Spark that Headrace installs",
     )

@@ -1,29 +1,35 @@
-"""Our own packages, also as one zip, so that Spark's Python workers run the code of the driver, wherever they are."""
+"""Our package in Spark's Python workers: as a folder or one zip, so that they run the driver's code, and how
+they import from it.
+"""
 
 from __future__ import annotations
 
+import os
 import sys
 import zipfile
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from zipimport import zipimporter
 
 import xxhash
 
-PACKAGES = ("schemas", "connectors", "consumers", "pipeline")
+PACKAGE = "headrace"
 SUFFIXES = (".py", ".avsc", ".xml")
-PACKAGE_NAME = "headrace-{digest}.zip"
+ARCHIVE_NAME = "headrace-{digest}.zip"
+# The oldest time that a zip can hold. With the files' own times equal content would give other bytes, and
+# Spark another file.
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 
 
 def build_package(directory: Path | str) -> Path:
-    """Write the zip into `directory`; its name carries a digest of the content, and equal content gives equal bytes."""
+    """Write the zip into `directory`, named by a digest of its content; equal content gives equal bytes."""
     files = list(_files())
     hasher = xxhash.xxh3_64()
     for name, content in files:
         hasher.update(f"{name}\0{len(content)}\0".encode())
         hasher.update(content)
-    path = Path(directory) / PACKAGE_NAME.format(digest=hasher.hexdigest())
+    path = Path(directory) / ARCHIVE_NAME.format(digest=hasher.hexdigest())
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, content in files:
             archive.writestr(zipfile.ZipInfo(name, _EPOCH), content, zipfile.ZIP_DEFLATED)
@@ -31,24 +37,41 @@ def build_package(directory: Path | str) -> Path:
 
 
 def package_folder() -> Path:
-    """The folder (or archive) that holds our packages."""
-    return _folder(PACKAGES[0]).parent
+    """The folder (or archive) that holds our package."""
+    return _package().parent
 
 
-def _folder(package: str) -> Path:
-    spec = find_spec(package)
-    assert spec is not None, f"package {package} is not importable"
-    assert spec.submodule_search_locations, f"{package} is no package"
-    return Path(spec.submodule_search_locations[0])
+def forget_archives() -> None:
+    """Drop Python's cached importers of zip archives; they are created again, without reading the archive,
+    for the next import.
+    """
+    # Before every task PySpark invalidates all importers. Each importer of an archive then reads the
+    # archive's list of files again, once for each package of PySpark: a tenth of a second and more per task.
+    # No archive changes while a worker lives.
+    for path, importer in list(sys.path_importer_cache.items()):
+        if isinstance(importer, zipimporter):
+            del sys.path_importer_cache[path]
+
+
+def _package() -> Path:
+    spec = find_spec(PACKAGE)
+    assert spec is not None, f"package {PACKAGE} is not importable"
+    assert spec.submodule_search_locations, f"{PACKAGE} is no package"
+    return Path(next(iter(spec.submodule_search_locations)))
 
 
 def _files() -> Iterator[tuple[str, bytes]]:
-    """(name in the zip, content) of every file that is code or is read by code."""
-    for package in PACKAGES:
-        folder = _folder(package)
-        for path in sorted(folder.rglob("*")):
+    """(name in the zip, content) of every file that is code or that code reads."""
+    package = _package()
+    # In a source tree the subpackages are links to folders beside the package, which `os.walk` does not
+    # follow by itself.
+    for folder, subfolders, names in os.walk(package, followlinks=True):
+        subfolders.sort()
+        for name in sorted(names):
+            path = Path(folder, name)
+            # An editor's lock is a link to nowhere with the name of a source file.
             if path.suffix in SUFFIXES and path.is_file():
-                yield f"{package}/{path.relative_to(folder).as_posix()}", path.read_bytes()
+                yield f"{PACKAGE}/{path.relative_to(package).as_posix()}", path.read_bytes()
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
-"""The Spark session of every job: small, offline, quiet, and the same wherever it is opened.
+"""The Spark session of every job: small, offline and quiet; its JVM, and the class-data archive of that JVM.
 
-Under `spark-submit` the submitter's settings hold and only what the jobs depend on is added; elsewhere a JVM of our own is started.
+Under `spark-submit` the submitter's settings apply and only what the jobs depend on is added; elsewhere this
+process starts a JVM.
 """
 
 from __future__ import annotations
@@ -14,27 +15,38 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 from py4j.protocol import Py4JError
 from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkRuntimeError
+from pyspark.find_spark_home import _find_spark_home
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
-from connectors.kafka.jars import Progress, resolve_jars
-from connectors.kafka.java import OPTIONS_VARIABLE, find_java, java_options_given
-from pipeline.package import build_package, package_folder
-from pipeline.spark_archive import archive_options
-from schemas.errors import HeadraceError
+from headrace.connectors.kafka.class_data_archive import (
+    archive_digest,
+    archive_options,
+    record_archive,
+    recording_options,
+)
+from headrace.connectors.kafka.jars import JarSet, ProgressCallback, resolve_jars
+from headrace.connectors.kafka.java import OPTIONS_VARIABLE, find_java, java_options_given
+from headrace.pipeline.package import build_package, package_folder
+from headrace.schemas.errors import HeadraceError
 
 SUBMITTED_VARIABLE = "PYSPARK_GATEWAY_PORT"
 DRIVER_MEMORY = "1g"
 PARALLELISM = 2
 END_TIMEOUT_S = 30.0
+ARCHIVE_END_TIMEOUT_S = 300.0
+# G1 runs threads of its own beside the program, on processors that the Python workers need. Also for
+# recording an archive: it is made under the collector that will use it.
+COLLECTOR_OPTION = "-XX:+UseParallelGC"
 
 # What the jobs rely on, whoever starts the session.
 JOB_SETTINGS: Mapping[str, str] = {
@@ -45,18 +57,19 @@ JOB_SETTINGS: Mapping[str, str] = {
     "spark.sql.streaming.stopTimeout": "20s",
 }
 
-# A Python worker takes apart batch after batch of the same size: it keeps the memory of one for the next instead of giving it back.
+# A Python worker parses batch after batch of the same size. It keeps the memory of one for the next: what
+# allocators return to the system comes back as pages that the kernel has to zero.
 WORKER_ENVIRONMENT: Mapping[str, str] = {
     "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
     "MALLOC_TRIM_THRESHOLD_": str(1 << 30),
     "MIMALLOC_PURGE_DELAY": "-1",
     "_RJEM_MALLOC_CONF": "dirty_decay_ms:-1,muzzy_decay_ms:-1",
-    # One worker a thread of Spark: threads of its own would only take turns with it.
+    # Spark runs one worker per core: further threads in each would compete with the other workers.
     "POLARS_MAX_THREADS": "1",
     "OMP_NUM_THREADS": "1",
 }
 
-# What a JVM of our own is started with besides.
+# Further settings of a JVM that this process starts.
 LOCAL_SETTINGS: Mapping[str, str] = {
     "spark.master": f"local[{PARALLELISM}]",
     "spark.driver.host": "127.0.0.1",
@@ -99,25 +112,25 @@ def open_session(
     log_file: Path | None = None,
     settings: Mapping[str, str] | None = None,
     keep_open: Sequence[int] = (),
-    progress: Progress | None = None,
+    progress: ProgressCallback | None = None,
 ) -> SparkSession:
-    """The process's session, opened now if there is none; `settings` win over ours.
+    """The process's session, opened if there is none; `settings` override ours.
 
-    Whatever the JVM and its Python workers print goes to `log_file` (None: to this process's stderr). A JVM that is started now keeps the
-    descriptors `keep_open`, and with them the locks they hold, until it ends. Needs no network once the jars are in the cache. Raises
-    SparkUnavailable, JarsUnavailable, JavaUnusable.
+    Output of the JVM and its Python workers goes to `log_file` (None: to this process's stderr). A JVM that
+    is started here keeps the descriptors `keep_open`, and the locks on them, until it ends. Needs no network
+    once the jars are cached. Raises SparkUnavailable, JarsUnavailable, JavaUnusable.
     """
     if SparkContext._gateway is None and not is_submitted():
         _launch(name, log_file, dict(settings or {}), keep_open, progress)
     builder = SparkSession.builder.appName(name)
     for key, value in {**JOB_SETTINGS, **(settings or {})}.items():
         builder = builder.config(key, value)
-    with _own_interrupts():
+    with _preserved_sigint_handler():
         session = builder.getOrCreate()
-    _hush_ended_accumulators(session)
-    _hush_py4j()
+    _silence_accumulator_server(session)
+    _silence_py4j()
     _check_connector(session)
-    _lend_packages(session)
+    _provide_package(session)
     return session
 
 
@@ -127,17 +140,20 @@ def is_submitted() -> bool:
 
 
 def local_settings(jars: list[Path], logging_file: Path, java_options: str = "") -> dict[str, str]:
-    """The settings a JVM of our own starts with; `jars` are on the class path of driver and executors alike."""
+    """The settings of a JVM that this process starts; `jars` are on the class path of driver and executors."""
     return {
         **LOCAL_SETTINGS,
         **JOB_SETTINGS,
         "spark.jars": ",".join(str(jar) for jar in jars),
-        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={logging_file.as_uri()} -XX:+UseParallelGC{java_options}",
+        "spark.driver.extraJavaOptions": (
+            f"-Dlog4j2.configurationFile={logging_file.as_uri()} {COLLECTOR_OPTION}{java_options}"
+        ),
     }
 
 
 def close_session(session: SparkSession, timeout_s: float = END_TIMEOUT_S) -> None:
-    """Stop the session, and the JVM too when it is our own: returns when that has ended. A JVM that is gone already is no error.
+    """Stop the session, and the JVM if this process started it; returns once the JVM has ended. One that
+    ended before is no error.
 
     A JVM that has not ended after `timeout_s` is killed.
     """
@@ -150,7 +166,7 @@ def close_session(session: SparkSession, timeout_s: float = END_TIMEOUT_S) -> No
     gateway.shutdown()
     SparkContext._gateway = SparkContext._jvm = None
     if process.stdin is not None:
-        # The JVM ends when its standard input does.
+        # PySpark's gateway exits when its standard input ends.
         process.stdin.close()
     try:
         process.wait(timeout_s)
@@ -161,13 +177,14 @@ def close_session(session: SparkSession, timeout_s: float = END_TIMEOUT_S) -> No
 
 @contextmanager
 def end_session(session: SparkSession) -> Iterator[None]:
-    """Close the session when the context ends. Whoever interrupts it may have cut a call to the JVM in two: that JVM is killed, not asked."""
+    """Close the session when the context ends; an interrupt kills the JVM."""
     try:
         yield
     except Exception:
         close_session(session)
         raise
     except BaseException:
+        # An interrupt may have cut a call to the JVM in two: another call could wait for ever.
         process = getattr(SparkContext._gateway, "proc", None)
         if process is not None:
             process.kill()
@@ -178,8 +195,10 @@ def end_session(session: SparkSession) -> Iterator[None]:
 
 
 @contextmanager
-def _own_interrupts() -> Iterator[None]:
-    """Keep the handler of SIGINT: PySpark puts its own in place, which cancels all jobs and raises in the middle of whatever runs."""
+def _preserved_sigint_handler() -> Iterator[None]:
+    """Keep the handler of SIGINT."""
+    # PySpark installs its own, which cancels all jobs and raises in the middle of running code. Signals are
+    # blocked meanwhile, so that none reaches it.
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -192,25 +211,30 @@ def _own_interrupts() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
-def _hush_py4j() -> None:
-    """No tracebacks of py4j when Java ends under a call, or our function fails in a query: who waits for the query hears of it by exception."""
+def _silence_py4j() -> None:
+    """Suppress py4j's tracebacks, when Java ends during a call or our function fails in a query: the caller
+    gets the exception.
+    """
     logging.getLogger("py4j").propagate = False
-    logging.getLogger().addFilter(_not_of_py4j)
+    logging.getLogger().addFilter(_is_not_py4j)
 
 
-def _not_of_py4j(record: logging.LogRecord) -> bool:
-    """What py4j says of a broken connection, it says by the root logger."""
+def _is_not_py4j(record: logging.LogRecord) -> bool:
+    """Whether a log record is from other code than py4j."""
+    # py4j logs broken connections with the root logger, so a level for its own logger does not help.
     return Path(record.pathname).parent.name != "py4j"
 
 
-def _hush_ended_accumulators(session: SparkSession) -> None:
-    """When the JVM ends before us, PySpark prints a traceback because no more counts come; the call that fails then says it better."""
+def _silence_accumulator_server(session: SparkSession) -> None:
+    """Suppress PySpark's traceback about a closed connection when the JVM ends first: the call that fails
+    then raises an error.
+    """
     server = session.sparkContext._accumulatorServer
-    loud = server.handle_error
+    report = server.handle_error
 
     def handle_error(request: Any, address: Any) -> None:
         if not isinstance(sys.exception(), EOFError | ConnectionError):
-            loud(request, address)
+            report(request, address)
 
     server.handle_error = handle_error  # type: ignore[assignment]
 
@@ -220,9 +244,9 @@ def _launch(
     log_file: Path | None,
     settings: Mapping[str, str],
     keep_open: Sequence[int],
-    progress: Progress | None,
+    progress: ProgressCallback | None,
 ) -> None:
-    """Start the JVM and connect the process to it."""
+    """Start the JVM and connect this process to it."""
     java = find_java()
     jars = resolve_jars(progress=progress)
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
@@ -230,8 +254,8 @@ def _launch(
     logging_file = Path(_scratch_directory()) / "log4j2.properties"
     logging_file.write_text(_LOGGING)
     conf = SparkConf(loadDefaults=False).setAppName(name)
-    own = local_settings(jars.spark, logging_file, archive_options(jars, java) + _java_options())
-    conf.setAll(list({**own, **settings}.items()))
+    archive = "".join(f" {option}" for option in archive_options(spark_archive(jars, java)))
+    conf.setAll(list({**local_settings(jars.spark, logging_file, archive + _java_options()), **settings}.items()))
     child: dict[str, Any] = {"pass_fds": tuple(keep_open)}
     with log_file.open("ab") if log_file else nullcontext() as output:
         if output is not None:
@@ -239,13 +263,16 @@ def _launch(
         try:
             gateway = launch_gateway(conf, child)  # type: ignore[no-untyped-call]
         except PySparkRuntimeError as error:
-            where = f"look into {log_file}" if log_file else "its own words stand above"
+            where = f"look into {log_file}" if log_file else "its output is above"
             raise SparkUnavailable("Spark's Java process ended while starting", action=where) from error
     SparkContext._ensure_initialized(gateway=gateway, conf=conf)
 
 
 def _java_options() -> str:
-    """The flags that the environment has for our JVM. Raises SparkUnavailable for one that Spark refuses, with a page of text."""
+    """Flags for the JVM from the environment.
+
+    Raises SparkUnavailable for one that Spark refuses, which it does with a page of text.
+    """
     given = java_options_given()
     for option in given:
         if option.startswith("-Xmx"):
@@ -256,26 +283,27 @@ def _java_options() -> str:
 
 
 def _check_connector(session: SparkSession) -> None:
-    """Raises SparkUnavailable when the Kafka connector is missing, as under a `spark-submit` without its jars."""
+    """Raises SparkUnavailable without the Kafka connector, as under a `spark-submit` without its jars."""
     jvm = session.sparkContext._jvm
     assert jvm is not None, "a session without a JVM"
     loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
     if loader.getResource("org/apache/spark/sql/kafka010/KafkaSourceProvider.class") is None:
         raise SparkUnavailable(
-            "this Spark has no Kafka connector", action='start it with --jars "$(python -m pipeline.session)"'
+            "this Spark has no Kafka connector", action='start it with --jars "$(python -m headrace.pipeline.session)"'
         )
 
 
 def is_local(session: SparkSession) -> bool:
-    """Whether tasks run on this machine: its folders, and a local checkpoint, are within their reach."""
+    """Whether tasks run on this machine, with access to its folders and to a local checkpoint."""
     return (session.sparkContext.master or "").startswith("local")
 
 
-def _lend_packages(session: SparkSession) -> None:
-    """Let the Python workers run this very code: on this machine as it lies here, where what is compiled is kept, elsewhere as an archive."""
+def _provide_package(session: SparkSession) -> None:
+    """Let the Python workers run this very code: from its folder with a local master, else from an archive."""
     context = session.sparkContext
-    # Else a folder of ours' name, where the command is started, would be imported in our place.
+    # Without it a folder named `headrace` where the command is started would be imported instead.
     context.environment["PYTHONSAFEPATH"] = "1"
+    # Compiled code is cached beside the sources: out of an archive each worker would compile again.
     if is_local(session):
         folders = [str(package_folder()), *filter(None, context.environment.get("PYTHONPATH", "").split(os.pathsep))]
         context.environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(folders))
@@ -287,11 +315,58 @@ _scratch: list[tempfile.TemporaryDirectory[str]] = []
 
 
 def _scratch_directory() -> str:
-    """A folder that lives as long as the process."""
+    """A folder that is removed when the process exits."""
+    # Spark reads the logging settings and the archive at any later time, so they cannot go with the session.
     if not _scratch:
         _scratch.append(tempfile.TemporaryDirectory(prefix="headrace-spark-"))
         atexit.register(_scratch[0].cleanup)
     return _scratch[0].name
+
+
+def spark_archive(jars: JarSet, java: Path) -> Path:
+    """Path of the class-data archive of this Spark and this Java; it need not exist.
+
+    It is removed with the environment it is in.
+    """
+    spark = _find_spark_home()  # type: ignore[no-untyped-call]
+    return Path(sys.prefix) / "spark-archive" / f"{archive_digest(java, spark, jars.directory.name)}.jsa"
+
+
+def make_spark_archive(progress: ProgressCallback | None = None) -> Path:
+    """Run a small query once and archive its classes; an archive that exists is kept. Returns its path;
+    raises what a start raises.
+
+    Takes the process's only Spark session: there must be none yet.
+    """
+    archive = spark_archive(resolve_jars(progress=progress), find_java())
+    if archive.exists():
+        return archive
+    if progress is not None:
+        progress("starting Spark once, so that every later start is faster")
+    record_archive(archive, _record_query)
+    return archive
+
+
+def _record_query(partial: Path, directory: Path) -> None:
+    options = " ".join((*recording_options(partial), COLLECTOR_OPTION))
+    session = open_session(
+        "headrace archive",
+        log_file=directory / "spark.log",
+        settings={"spark.driver.extraJavaOptions": options},
+    )
+    try:
+        rows = session.readStream.format("rate-micro-batch").option("rowsPerBatch", 100).load()
+        passed = rows.mapInArrow(_identity(), rows.schema)  # type: ignore[arg-type]
+        writer = passed.writeStream.format("noop").option("checkpointLocation", str(directory / "checkpoint"))
+        writer.trigger(once=True).start().awaitTermination()
+    finally:
+        # The JVM writes the archive while it exits.
+        close_session(session, ARCHIVE_END_TIMEOUT_S)
+
+
+def _identity() -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    # A local function is pickled by value, so the worker need not import this module.
+    return lambda batches: batches
 
 
 if __name__ == "__main__":

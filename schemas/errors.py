@@ -1,7 +1,8 @@
 """The base of every error a caller of Headrace can act on.
 
-One subclass per condition lives beside the code that raises it. An error answers two questions: what can be done about it (`action`), and
-whether the same call may succeed later without anyone doing anything (`retriable`). A loop that retries asks the error, never a list of types.
+Each condition has a subclass, beside the code that raises it. An error has an `action`, what can be done
+about it, and is `retriable` when the same call may succeed later without any action. A retry loop decides by
+that property, never by a list of types.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ from __future__ import annotations
 class HeadraceError(Exception):
     """A condition that ended an operation without effect.
 
-    `message` names the thing that is wrong in one line, `action` says what to do about it (empty when there is nothing to do), `retriable`
-    tells whether trying again unchanged may succeed.
+    `message` is the condition in one line, `action` what to do about it (empty when there is nothing to do).
+    `retriable`: the same call may succeed later.
     """
 
     def __init__(self, message: str, *, action: str = "", retriable: bool = False) -> None:
@@ -25,7 +26,6 @@ class HeadraceError(Exception):
 
 
 class StateUnknown(HeadraceError):
-    """The operation may or may not have taken effect: look before trying again.
+    """The operation may or may not have taken effect: check before a retry."""
 
-    Never a subclass of a plain failure, so that code which retries failures cannot retry this by accident.
-    """
+    # Never a subclass of a plain failure, so that code which retries failures cannot retry this by accident.

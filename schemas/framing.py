@@ -1,4 +1,4 @@
-"""Avro single-object encoding: how a value of one of our own topics begins.
+"""Avro single-object encoding: the frame of every value of our own topics.
 
 | bytes | what |
 |---|---|
@@ -6,9 +6,9 @@
 | 2–9 | CRC-64-AVRO fingerprint of the writer's schema, little-endian |
 | 10– | the value, Avro binary encoding |
 
-A build knows every schema that was ever released (`schemas/*.avsc`, older ones under `schemas/released/`). The Kafka header `format` names the
-oldest build that can read a record: a number above ours means "too old here", which stops a data group; bytes that no build could have
-written are merely counted.
+A build has every schema that was ever released (`schemas/*.avsc`, older ones under `schemas/released/`), so
+no registry is needed. The Kafka header `format` is the oldest format of reader that can read a record: a
+higher number than ours stops a data group. Bytes that no build could have written are only counted.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 import fastavro
 from fastavro.schema import fingerprint
 
-from schemas.errors import HeadraceError
+from headrace.schemas.errors import HeadraceError
 
 MAGIC = b"\xc3\x01"
 HEADER_BYTES = 10
@@ -32,11 +32,12 @@ FORMAT_HEADER = "format"
 
 
 class FrameInvalid(HeadraceError):
-    """Bytes that are no single-object frame of a schema this or any earlier build knows."""
+    """Bytes that are no single-object frame of a schema of this or any earlier build."""
 
 
+# Not a FrameInvalid: a replica that skipped such a record would diverge from the members that can read it.
 class FormatTooNew(HeadraceError):
-    """A record that a later build wrote and this one cannot read: it must not be skipped."""
+    """A record of a later build that this one cannot read: it must not be skipped."""
 
 
 class Codec:
@@ -50,7 +51,7 @@ class Codec:
 
     @property
     def prefix(self) -> bytes:
-        """The ten bytes that begin every value this build writes."""
+        """The first ten bytes of every value that this build writes."""
         return self._prefix
 
     def encode(self, record: dict[str, Any]) -> bytes:
@@ -67,13 +68,18 @@ class Codec:
             raise FrameInvalid(
                 f"a value of topic kind {self.name!r} begins with {bytes(value[:HEADER_BYTES]).hex()!r}, no schema we know"
             )
+        # Resolving a schema against itself is slow and changes nothing; an older record is read as one of
+        # today's.
         reader_schema = None if schema is self._schema else self._schema
         stream = io.BytesIO(value)
         stream.seek(HEADER_BYTES)
         try:
             record = fastavro.schemaless_reader(stream, schema, reader_schema, return_record_name=True)
         except Exception as error:
+            # fastavro raises whatever its parser meets in foreign bytes: EOFError, IndexError,
+            # UnicodeDecodeError and others.
             raise FrameInvalid(f"a value of topic kind {self.name!r} does not decode: {error!r}") from error
+        # Trailing bytes are damage, which the Avro decoder does not notice.
         if stream.tell() != len(value):
             raise FrameInvalid(f"a value of topic kind {self.name!r} has {len(value) - stream.tell()} bytes too many")
         if not isinstance(record, dict):
@@ -82,7 +88,7 @@ class Codec:
 
 
 def check_format(headers: tuple[tuple[str, bytes], ...]) -> None:
-    """Raise FormatTooNew if a record's `format` header names a build later than this one."""
+    """Raises FormatTooNew if a record's `format` header is above the format of this build."""
     for name, value in headers:
         if name == FORMAT_HEADER and value.isdigit() and int(value) > FORMAT:
             raise FormatTooNew(
@@ -95,11 +101,12 @@ def format_headers() -> list[tuple[str, bytes]]:
     return [(FORMAT_HEADER, str(FORMAT).encode())]
 
 
+# Parsing the schemas takes milliseconds; a codec has no state between calls.
 codec: Callable[[str], Codec] = cache(Codec)
 
 
 def _text(file_name: str) -> str:
-    return resources.files("schemas").joinpath(file_name).read_text("utf-8")
+    return resources.files(__package__).joinpath(file_name).read_text("utf-8")
 
 
 def _canonical(name: str) -> str:
@@ -107,7 +114,7 @@ def _canonical(name: str) -> str:
 
 
 def _released(name: str) -> dict[bytes, Any]:
-    folder = resources.files("schemas").joinpath("released")
+    folder = resources.files(__package__).joinpath("released")
     found: dict[bytes, Any] = {}
     for entry in folder.iterdir() if folder.is_dir() else ():
         if entry.name.startswith(f"{name}.") and entry.name.endswith(".avsc"):

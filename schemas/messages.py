@@ -1,20 +1,22 @@
 """The messages of a data group's forward log, as values.
 
-`encode_message` and `decode_message` are the only way between these values and bytes. A message's digest covers what it says, not who says it,
-so a repeat is recognised by (producer, batch, sequence, digest) without looking at its rows.
+`encode_message` and `decode_message` are the only conversion between these values and bytes. The digest of a
+message covers its content without its producer: replicas recognise a repeat by (producer, batch, sequence,
+digest) without decoding its rows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import xxhash
 
-from schemas.framing import codec
+from headrace.schemas.framing import codec
 
 MESSAGE_BYTES_MAX = 8 * 1024 * 1024
+# The hash chain before the first record (docs/internals/formats.md).
 NO_CHAIN = bytes(16)
 _NAMESPACE = "headrace.v1."
 
@@ -42,8 +44,11 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class ProducerPosition:
-    """Where a message stands among those of its producer: newer batches supersede older ones (DESIGN 4)."""
+    """The position of a message among those of its producer; a newer batch supersedes older ones."""
 
+    # A message of an older batch comes from a zombie, for example a Spark task that was replaced. Its
+    # successor wrote the batch again as a whole, so replicas drop it. Equal positions with another digest are
+    # applied: a retry may cut a batch differently.
     producer: str
     batch: int
     sequence: int
@@ -51,7 +56,9 @@ class ProducerPosition:
 
 @dataclass(frozen=True, slots=True)
 class Leadership:
-    """Whose word a leader-only record is."""
+    """The leadership under which a leader-only record was written; replicas ignore records of any but the
+    newest.
+    """
 
     epoch: int
     node: str
@@ -62,6 +69,8 @@ class Leadership:
 class Anchor:
     """A record that the writer has applied: its offset, version and the chain after it."""
 
+    # By the anchor a member notices that the log was truncated and has grown again: the same offset then has
+    # another chain.
     offset: int
     version: int
     chain: bytes
@@ -90,7 +99,9 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """Hides every row of lower rank that matches: tags among the named values, start <= time < end (None = unbounded)."""
+    """Hides every row of lower rank that matches: tags among the named values, start <= time < end (None =
+    unbounded).
+    """
 
     database: str
     table: str
@@ -101,7 +112,7 @@ class Delete:
 
 @dataclass(frozen=True, slots=True)
 class Seal:
-    """Everything the group holds at this version becomes segments. Leader only."""
+    """All rows of the group at this version become segments. Leader only."""
 
     leadership: Leadership
     anchor: Anchor
@@ -130,20 +141,25 @@ class Compact:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A node takes the group's leadership; counts only with an epoch of exactly the current one + 1.
+    """A node takes the group's leadership; valid only with an epoch of exactly the current one + 1.
 
-    It also sets the size at which the log seals by itself, without another word of the leader.
+    It also sets the size of a memtable at which the log seals by itself.
     """
 
     leadership: Leadership
     anchor: Anchor
+    # In the log rather than in each node's settings, because every replica has to seal at the same record. A
+    # `Seal` of the leader is behind any backlog, and a replica whose memtable is full would wait for it for
+    # ever.
     seal_rows: int
     seal_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """An operator accepts that the log has lost records: behind the anchor it goes on with what stands at `resume_offset` of the topic `topic_id`."""
+    """An operator accepts that the log has lost records: it continues after the anchor at `resume_offset` of
+    the topic `topic_id`.
+    """
 
     topic_id: str
     resume_offset: int
@@ -184,13 +200,10 @@ def decode_message(value: bytes) -> Message:
     return Message(position, _BODIES[name](content), record["digest"])
 
 
-def with_digest(message: Message) -> Message:
-    """The same message with its digest filled in."""
-    return replace(message, digest=body_digest(message.body))
-
-
 def body_digest(body: Body) -> bytes:
     """xxh3-128 over the kind and the content of a message."""
+    # Stable for ever: replicas keep digests of earlier builds in their state and compare new messages with
+    # them.
     hasher = xxhash.xxh3_128(type(body).__name__.encode())
     if isinstance(body, Write):
         head = (body.database, body.table, body.schema_version, body.slot_table_version, body.row_count)
@@ -202,6 +215,7 @@ def body_digest(body: Body) -> bytes:
 
 
 def _body_record(body: Body) -> tuple[str, dict[str, Any]]:
+    # `asdict` would copy the rows, up to 8 MiB for each message.
     if isinstance(body, Write):
         return "Write", {name: getattr(body, name) for name in Write.__slots__}
     return type(body).__name__, asdict(body)

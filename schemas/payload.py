@@ -1,16 +1,16 @@
-"""Rows of one table as they travel and as they lie in memory: the row batch.
+"""The row batch: rows of one table, on the wire and in memory.
 
-A row batch is an Arrow record batch with the columns `__series` (dictionary<int32, utf8>, values are series keys), `time` (int64, ns UTC, never
-null) and the fields of the table in order of name. Tags are not repeated per row: a series key holds them all. On the wire it is one Arrow IPC
-stream with one batch, its buffers compressed.
+A row batch is an Arrow record batch. Its columns are `__series` (dictionary<int32, utf8> of series keys),
+`time` (int64, ns UTC, never null) and the fields of the table in order of name. Tags are not repeated per
+row: a series key holds them all. On the wire it is one Arrow IPC stream of one batch with compressed buffers.
 """
 
 from __future__ import annotations
 
 import pyarrow as pa
 
-from schemas.errors import HeadraceError
-from schemas.tables import RESERVED_PREFIX, TIME_COLUMN, FieldType
+from headrace.schemas.errors import HeadraceError
+from headrace.schemas.tables import RESERVED_PREFIX, TIME_COLUMN, FieldType
 
 SERIES_COLUMN = "__series"
 SERIES_TYPE = pa.dictionary(pa.int32(), pa.string())
@@ -18,7 +18,7 @@ COMPRESSIONS = ("zstd", "lz4", "none")
 
 
 class PayloadInvalid(HeadraceError):
-    """Bytes that hold no row batch; no build of Headrace could read them."""
+    """Bytes that hold no row batch, for any build of Headrace."""
 
 
 def row_schema(fields: tuple[tuple[str, FieldType], ...]) -> pa.Schema:
@@ -37,12 +37,17 @@ def encode_rows(batch: pa.RecordBatch, compression: str = "zstd") -> pa.Buffer:
 
 
 def decode_rows(data: bytes | memoryview | pa.Buffer) -> pa.RecordBatch:
-    """The row batch in `data`. Raises PayloadInvalid for anything that is not exactly one well-formed row batch."""
+    """The row batch in `data`.
+
+    Raises PayloadInvalid for anything that is not exactly one well-formed row batch.
+    """
     try:
         options = pa.ipc.IpcReadOptions(use_threads=False)
         with pa.ipc.open_stream(pa.py_buffer(data), options=options) as reader:
             batch = reader.read_next_batch()
             batch.validate()
+            # A dictionary index out of range would read foreign memory in every later kernel; only the full
+            # check finds it.
             batch.column(0).validate(full=True)
             _check(batch)
             if next(iter(reader), None) is not None:
@@ -59,6 +64,7 @@ def _check(batch: pa.RecordBatch) -> None:
     if batch.column(0).null_count or batch.column(1).null_count:
         raise PayloadInvalid("a payload has a row without series or time")
     fields = schema.names[2:]
+    # One order for all: segments, digests and merges compare fields by position.
     if fields != sorted(set(fields)) or any(name.startswith(RESERVED_PREFIX) for name in fields):
         raise PayloadInvalid(f"a payload's fields are not in order of name: {fields}")
     for name, arrow_type in zip(fields, schema.types[2:], strict=True):

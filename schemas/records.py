@@ -1,4 +1,4 @@
-"""The values of the smaller topics: status broadcasts, table schemas, membership changes."""
+"""Values of the topics `status`, `table` and `membership`; `messages.py` has those of the forward logs."""
 
 from __future__ import annotations
 
@@ -6,15 +6,18 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
-from schemas.framing import codec
-from schemas.tables import DatabaseChange, FieldType, SchemaChange, TableChange
+from headrace.schemas.framing import codec
+from headrace.schemas.tables import DatabaseChange, FieldType, SchemaChange, TableChange
 
 _NAMESPACE = "headrace.v1."
 HASH_NAME = "xxh3_64"
 
 
 class Role(StrEnum):
-    """What a node is in a data group; `offline` is what others see, never what a node says of itself."""
+    """The role of a node in a data group.
+
+    A node never reports itself offline: the failure detector of others infers it.
+    """
 
     LEADER = "leader"
     FOLLOWER = "follower"
@@ -23,7 +26,7 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """What one node says of itself in one data group; the fields are explained in `status.avsc`."""
+    """The status of one node in one data group, as it reports it; `status.avsc` explains the fields."""
 
     node: str
     incarnation: str
@@ -57,7 +60,10 @@ class Status:
 
 @dataclass(frozen=True, slots=True)
 class Create:
-    """The cluster's birth."""
+    """The creation of the cluster.
+
+    The hash is named so that a build with another one refuses to place slots.
+    """
 
     nodes: tuple[str, ...]
     replication: int
@@ -71,7 +77,7 @@ def encode_status(status: Status) -> bytes:
 
 
 def decode_status(value: bytes) -> Status:
-    """Raises FrameInvalid."""
+    """The status in a record's value. Raises FrameInvalid."""
     record = codec("status").decode(value)
     return Status(**{**record, "role": Role(record["role"])})
 
@@ -102,6 +108,7 @@ def decode_membership(value: bytes) -> tuple[str, Create]:
     """(writer, change). Raises FrameInvalid."""
     record = codec("membership").decode(value)
     content = record["change"]
+    # fastavro names the branch of a union only where there are several: one kind of change is known so far.
     content = content[1] if isinstance(content, tuple) else content
     return record["writer"], Create(tuple(content["nodes"]), content["replication"], content["slots"], content["hash"])
 

@@ -1,7 +1,8 @@
 """The canonical key of a series: its table and its tags, escaped as in the line protocol.
 
-Tags stand in order of name; null and empty tags are left out, so a new tag column moves no series that does not carry it. The key decides the
-bucket of a series and so its data group: its form is part of the wire format and never changes.
+Tags are in order of name; null and empty tags are left out, so a new tag column moves no series without that
+tag. The key determines the bucket of a series and so its data group: its form is part of the wire format and
+never changes.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ _UNESCAPE = re.compile(r"\\(.)", re.DOTALL)
 
 
 def escape_table(name: str) -> str:
-    """A table name as it stands in a series key."""
+    """A table name as part of a series key."""
     return re.sub(r"([\\, ])", r"\\\1", name).replace("\n", "\\n")
 
 
 def escape_tag(text: str) -> str:
-    """A tag name or value as it stands in a series key."""
+    """A tag name or value as part of a series key."""
     return re.sub(r"([\\,= ])", r"\\\1", text).replace("\n", "\\n")
 
 
@@ -35,7 +36,9 @@ def series_key(table: str, tags: Mapping[str, str | None]) -> str:
 
 
 def series_keys(table: str, tags: Mapping[str, pa.Array]) -> pa.StringArray:
-    """Keys of many series at once; `tags` maps each tag name to a string array, all of one length (at least one tag)."""
+    """Keys of many series at once; `tags` maps each tag name to a string array, all of one length (at least
+    one tag).
+    """
     parts: list[pa.Array | pa.Scalar] = [pa.scalar(escape_table(table))]
     for name, values in sorted(tags.items()):
         escaped = _escape_values(values)
@@ -46,6 +49,7 @@ def series_keys(table: str, tags: Mapping[str, pa.Array]) -> pa.StringArray:
 
 
 def _escape_values(values: pa.Array) -> pa.Array:
+    # The check is far cheaper than the replacement, and hardly any tag needs escaping.
     if not pc.any(pc.match_substring_regex(values, _TAG_SPECIAL)).as_py():
         return values
     return pc.replace_substring(pc.replace_substring_regex(values, r"([\\,= ])", r"\\\1"), "\n", "\\n")
@@ -70,11 +74,21 @@ def _unescape(text: str) -> str:
 
 
 def tag_columns(keys: Iterable[str], tags: Sequence[str]) -> dict[str, pa.StringArray]:
-    """The tag columns of a list of series keys: one string array a tag, null where a series does not carry it."""
+    """The tag columns of a list of series keys: one string array per tag, null where a series does not have
+    it.
+    """
     parsed = [parse_series_key(key)[1] for key in keys]
     return {tag: pa.array([values.get(tag) for values in parsed], pa.string()) for tag in tags}
 
 
 def bucket_of(key: str, buckets: int) -> int:
-    """The bucket of a series: `xxh3_64(series key) % buckets` (DESIGN 3)."""
+    """The bucket of a series: `xxh3_64(series key) % buckets`."""
+    # Buckets spread the series of one slice over several groups: a single busy database still uses the whole
+    # cluster.
     return int(xxhash.xxh3_64_intdigest(key.encode())) % buckets
+
+
+def slot_of(database: str, bucket: int, slice_number: int, slots: int) -> int:
+    """The slot of one bucket of one time slice of a database."""
+    # The slice is part of the hash, so the history of a bucket is spread over the groups too.
+    return int(xxhash.xxh3_64_intdigest(f"{database}/{bucket}/{slice_number}".encode())) % slots

@@ -1,7 +1,8 @@
-"""What a table is, and how its schema may change.
+"""Table schemas and their changes.
 
-A table schema is a chain of versions: change n builds on version n - 1, and of two changes that build on the same version the first in the
-table log counts. Versions only ever add columns or widen int64 to float64, so a row written under an older version always fits a newer one.
+A table schema is a chain of versions: change n builds on version n - 1. Of two changes on the same version
+the first in the table log is valid. Versions only add columns or widen int64 to float64, so a row written
+under an older version always fits a newer one.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ from enum import StrEnum
 
 import pyarrow as pa
 
-from schemas.errors import HeadraceError
+from headrace.schemas.errors import HeadraceError
 
 TIME_COLUMN = "time"
 RESERVED_PREFIX = "__"
+# Both are fixed by a database's first record: changing them later would move its rows to other groups.
 DEFAULT_SLICE_NS = 86_400_000_000_000
 DEFAULT_BUCKETS = 8
 NAME_BYTES_MAX = 200
@@ -29,7 +31,7 @@ class SchemaError(HeadraceError):
 
 
 class TypeClash(HeadraceError):
-    """A column arrives with a type, or in a role, that its table does not allow; nothing is cast silently."""
+    """A column has a type, or a role, that its table does not allow; nothing is cast silently."""
 
 
 class FieldType(StrEnum):
@@ -62,7 +64,10 @@ _FIELD_TYPES = {arrow: kind for kind, arrow in _ARROW_TYPES.items()}
 
 @dataclass(frozen=True, slots=True)
 class DatabaseSchema:
-    """How a database is cut: nanoseconds a time slice, and buckets of series. Fixed by the first record that names the database."""
+    """How a database is partitioned: nanoseconds per time slice, and buckets of series.
+
+    Fixed by the first record of the database.
+    """
 
     database: str
     slice_ns: int = DEFAULT_SLICE_NS
@@ -71,7 +76,10 @@ class DatabaseSchema:
 
 @dataclass(frozen=True, slots=True)
 class TableSchema:
-    """One version of a table: tag columns and fields, each sorted by name. Version 0 is the table before its first change."""
+    """One version of a table: tag columns and fields, each sorted by name.
+
+    Version 0 is the table before its first change.
+    """
 
     database: str
     table: str
@@ -84,14 +92,10 @@ class TableSchema:
         """Field name to type."""
         return dict(self.fields)
 
-    def arrow_fields(self) -> pa.Schema:
-        """The field columns alone, in order of name."""
-        return pa.schema([(name, kind.arrow) for name, kind in self.fields])
-
 
 @dataclass(frozen=True, slots=True)
 class DatabaseChange:
-    """The birth of a database. A second one of the same database is ignored."""
+    """The creation of a database. A second one of the same database is ignored."""
 
     database: str
     slice_ns: int = DEFAULT_SLICE_NS
@@ -100,7 +104,7 @@ class DatabaseChange:
 
 @dataclass(frozen=True, slots=True)
 class TableChange:
-    """Columns added or widened on top of `base_version` of a table; counts only if that is the newest version."""
+    """Columns added or widened on top of `base_version` of a table; valid only if that is the newest version."""
 
     database: str
     table: str
@@ -114,9 +118,10 @@ SchemaChange = DatabaseChange | TableChange
 
 
 def check_name(kind: str, name: str) -> None:
-    """Raise SchemaError unless `name` may name a `kind` (database, table, tag, field)."""
+    """Raises SchemaError unless `name` is a valid name of a `kind` (database, table, tag, field)."""
     if not name:
         raise SchemaError(f"a {kind} name is empty", action=f"give the {kind} a name")
+    # Names of databases and tables are names of directories, which a file system limits to 255 bytes.
     if len(name.encode()) > NAME_BYTES_MAX:
         raise SchemaError(
             f"{kind} name {name[:40]!r}… is longer than {NAME_BYTES_MAX} bytes", action="use a shorter name"
@@ -126,6 +131,7 @@ def check_name(kind: str, name: str) -> None:
     if kind in ("tag", "field"):
         if name.startswith(RESERVED_PREFIX) or name.lower() == TIME_COLUMN:
             raise SchemaError(f"{kind} name {name!r} is reserved", action="rename the column")
+    # A directory of that name would be hidden, or be read as the parent.
     elif name.startswith((".", RESERVED_PREFIX)):
         raise SchemaError(f"{kind} name {name!r} starts with a reserved prefix", action=f"rename the {kind}")
 
@@ -142,9 +148,9 @@ def widened(have: FieldType, want: FieldType) -> FieldType | None:
 def plan_change(
     current: TableSchema, tags: Iterable[str], fields: Mapping[str, FieldType], retention_ns: int | None = None
 ) -> TableChange | None:
-    """The change that makes rows with these columns fit `current`, or None when they fit as it is.
+    """The change by which `current` holds rows with these columns, or None when it holds them already.
 
-    Raises SchemaError for a name that may not be used and TypeClash for a column that cannot become what the rows need.
+    Raises SchemaError for an invalid name and TypeClash for a column that cannot take the type of the rows.
     """
     have = current.field_types()
     where = f"{current.database}.{current.table}"
@@ -196,13 +202,16 @@ def _check_new_columns(current: TableSchema, tags: Iterable[str], fields: Mappin
 
 @dataclass(slots=True)
 class Catalogue:
-    """Every version of every table, as the table log says. A pure state machine: the same log gives the same catalogue to everyone."""
+    """Every version of every table.
+
+    A pure state machine over the table log: the same log gives every reader the same catalogue.
+    """
 
     databases: dict[str, DatabaseSchema] = field(default_factory=dict)
     tables: dict[tuple[str, str], list[TableSchema]] = field(default_factory=dict)
 
     def apply(self, change: SchemaChange) -> bool:
-        """Take one record of the table log; True if it counts."""
+        """Apply one record of the table log; whether it is valid."""
         if isinstance(change, DatabaseChange):
             return self._apply_database(change)
         return self._apply_table(change)
@@ -213,7 +222,7 @@ class Catalogue:
         return versions[-1] if versions else TableSchema(database, table)
 
     def at(self, database: str, table: str, version: int) -> TableSchema | None:
-        """A table as it was at `version`, or None while the log has not come that far."""
+        """A table at `version`, or None while the log has not been read that far."""
         versions = self.tables.get((database, table), [])
         return versions[version - 1] if 0 < version <= len(versions) else None
 
@@ -232,10 +241,13 @@ class Catalogue:
         current = self.newest(change.database, change.table)
         if change.database not in self.databases or change.base_version != current.version:
             return False
+        # Only a new table: DuckDB and file systems may not distinguish its name from another's.
         if current.version == 0 and self._table_name_taken(change.database, change.table):
             return False
         try:
             check_name("table", change.table)
+            # The rules are applied again here: a record may come from another build, or from a writer that
+            # skips the check.
             planned = plan_change(current, change.tags, dict(change.fields), change.retention_ns)
         except HeadraceError:
             return False

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import shutil
 import signal
+import tempfile
 import uuid
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 
-from connectors.kafka.broker import BrokerInfo, EmbeddedBroker
-from connectors.kafka.java import OPTIONS_VARIABLE
+from headrace.connectors.kafka.broker import BrokerInfo, EmbeddedBroker
+from headrace.connectors.kafka.java import OPTIONS_VARIABLE
 
 settings.register_profile(
     "ci", deadline=None, derandomize=True, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
@@ -20,36 +25,138 @@ settings.register_profile(
 settings.register_profile("explore", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
-# Most of the time of a Java process that lives for seconds goes into compiling what it never repeats: the quick compiler alone is enough for tests.
+# A Java process of some seconds spends most of its time compiling code that it runs once: the quick compiler
+# is enough.
 os.environ.setdefault(OPTIONS_VARIABLE, "-XX:TieredStopAtLevel=1")
 
-# In the background of a shell SIGINT is ignored, which everything that the tests start would inherit.
+# A shell starts background jobs with SIGINT ignored, and every process that the tests start would inherit
+# that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark tests by what they need, so that `-m "not broker and not spark"` is the quick half, and let files with slow tests come first: quick ones
-    keep all workers busy to the end."""
+SHARED = pytest.StashKey[Path]()
+"""The directory that the processes of one run share."""
+
+# Estimated seconds of a test without a duration in its `slow` marker.
+SLOW_S, BROKER_S, QUICK_S = 10.0, 2.0, 0.05
+
+# Files with long tests that share nothing but the broker of the run: each test goes to any worker.
+SPLIT_FILES = frozenset(
+    f"tests/{name}.py"
+    for name in (
+        "bench/test_cluster_benches",
+        "broker/test_embedded_broker",
+        "e2e/test_demo",
+        "e2e/test_disk_full",
+        "e2e/test_kill",
+        "e2e/test_leaders",
+        "e2e/test_real_data",
+        "e2e/test_up_down",
+        "sim/test_schedules",
+        "spark/test_ingest_command",
+        "unit/connectors/formats/test_fast_and_slow_agree",
+        "unit/recovery/test_coordinator",
+        "unit/recovery/test_supervisor",
+        "unit/wal/test_exhaustive",
+    )
+)
+
+
+# Files whose tests take minutes together and share a cluster that starts in seconds. This number of workers
+# each runs a part of the file, with its own cluster.
+LANES = {"tests/e2e/test_log_faults.py": 2, "tests/e2e/test_seven_cases.py": 2}
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """The first process of a run creates the shared directory and passes it to its workers."""
+    worker_input: dict[str, Any] | None = getattr(config, "workerinput", None)
+    config.stash[SHARED] = Path(worker_input["shared"] if worker_input else tempfile.mkdtemp(prefix="headrace-tests-"))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Pass the shared directory to a worker of pytest-xdist."""
+    node.workerinput["shared"] = str(node.config.stash[SHARED])
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Stop the shared broker and delete the shared directory."""
+    if not hasattr(config, "workerinput") and SHARED in config.stash:
+        EmbeddedBroker(config.stash[SHARED] / "broker").stop()
+        shutil.rmtree(config.stash[SHARED], ignore_errors=True)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
+    """Mark tests by their fixtures, so that `-m "not broker and not spark"` is the quick half.
+
+    The longest scopes begin first.
+    """
+    seconds: dict[str, float] = {}
     for item in items:
         fixtures = getattr(item, "fixturenames", ())
         if "broker" in fixtures or "own_broker" in fixtures:
             item.add_marker(pytest.mark.broker)
         if Path(__file__).with_name("spark") in item.path.parents:
             item.add_marker(pytest.mark.spark)
-    slow = {item.path for item in items if any(map(item.get_closest_marker, ("slow", "spark")))}
-    items.sort(key=lambda item: item.path not in slow)
+        scope = scope_of(item.nodeid)
+        seconds[scope] = seconds.get(scope, 0.0) + expected_seconds(item)
+    yield
+    # After pytest-randomly, which shuffles in this hook too.
+    items.sort(key=lambda item: (-seconds[scope_of(item.nodeid)], scope_of(item.nodeid)))
+
+
+def expected_seconds(item: pytest.Item) -> float:
+    """Estimated duration of a test."""
+    if slow := item.get_closest_marker("slow"):
+        return float(slow.args[0]) if slow.args else SLOW_S
+    return BROKER_S if item.get_closest_marker("broker") or item.get_closest_marker("spark") else QUICK_S
+
+
+def scope_of(node_id: str) -> str:
+    """The scope of a test: tests of one scope run on one worker, in sequence.
+
+    A scope is a file, whose tests may share a cluster, or all tests that share the Spark session.
+    """
+    path = node_id.partition("::")[0]
+    if path in SPLIT_FILES:
+        return node_id
+    if path in LANES:
+        return f"{path} {zlib.crc32(node_id.encode()) % LANES[path]}"
+    return "spark session" if path.startswith("tests/spark/") else path
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """The scheduler of pytest-xdist that distributes whole scopes, with the scopes of `scope_of`."""
+    from xdist.scheduler.loadscope import LoadScopeScheduling
+
+    class Scheduler(LoadScopeScheduling):
+        """Distributes scopes to workers in the order of collection."""
+
+        def _split_scope(self, nodeid: str) -> str:
+            return scope_of(nodeid)
+
+    return Scheduler(config, log)
 
 
 @pytest.fixture(scope="session")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerInfo]:
-    """One real broker for all tests of this worker, with `.bootstrap`; keep apart with `cluster_name`."""
-    embedded = EmbeddedBroker(tmp_path_factory.mktemp("broker") / "data")
-    info = embedded.start()
-    try:
-        yield info
-    finally:
-        embedded.stop()
+def broker(pytestconfig: pytest.Config) -> BrokerInfo:
+    """One real broker, with `.bootstrap`, for all tests and workers of a run; `cluster_name` keeps tests
+    apart.
+
+    The first test that needs it starts it, the end of the run stops it.
+    """
+    directory = pytestconfig.stash[SHARED]
+    embedded = EmbeddedBroker(directory / "broker")
+    with (directory / "broker.lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (directory / "broker").exists():
+            embedded.start()
+        status = embedded.status()
+    assert status.bootstrap is not None, "the broker of all tests has ended"
+    assert status.pid is not None
+    return BrokerInfo(status.bootstrap, status.pid)
 
 
 @pytest.fixture
@@ -60,7 +167,7 @@ def cluster_name() -> str:
 
 @pytest.fixture
 def own_broker(tmp_path: Path) -> Iterator[EmbeddedBroker]:
-    """A broker of this test alone, not started yet, to be stopped and restarted at will; ended with the test."""
+    """A broker for one test, not started yet, which the test may stop and restart; stopped after the test."""
     embedded = EmbeddedBroker(tmp_path / "own-broker")
     try:
         yield embedded

@@ -1,4 +1,4 @@
-"""What the forward logs of a cluster hold, for tests that write: decoded back into the rows that users gave."""
+"""Decodes the forward logs of a cluster back into user rows, for tests of writers."""
 
 from __future__ import annotations
 
@@ -6,28 +6,28 @@ from typing import Any
 
 import pyarrow as pa
 
-from connectors.log.kafka import KafkaLog
-from connectors.log.port import read_to_end
-from connectors.log.topics import Topics
-from consumers.membership.cluster import join_cluster
+from headrace.connectors.log.kafka import KafkaLog
+from headrace.connectors.log.port import read_to_end
+from headrace.connectors.log.topics import Topics
+from headrace.consumers.membership.bootstrap import join_cluster
+from headrace.schemas.messages import Message, Write, decode_message
+from headrace.schemas.payload import SERIES_COLUMN, decode_rows
+from headrace.schemas.records import Create
+from headrace.schemas.series import tag_columns
 from headrace.workload.checksum import checksums, total
-from schemas.messages import Message, Write, decode_message
-from schemas.payload import SERIES_COLUMN, decode_rows
-from schemas.records import Create
-from schemas.series import tag_columns
 
 NODES = ("n1", "n2", "n3")
 
 
 def create_cluster(bootstrap: str, name: str) -> None:
-    """Give birth to a cluster of three nodes that nobody starts."""
+    """Create a cluster of three nodes, none of which is started."""
     log = KafkaLog(bootstrap)
     join_cluster(log, Topics(name), Create(NODES, 3, 10_000))
     log.close()
 
 
 def messages(bootstrap: str, cluster: str) -> list[tuple[str, Message]]:
-    """(group, message) of everything in the forward logs."""
+    """(group, message) of every record in the forward logs."""
     log, topics = KafkaLog(bootstrap), Topics(cluster)
     try:
         return [
@@ -40,7 +40,7 @@ def messages(bootstrap: str, cluster: str) -> list[tuple[str, Message]]:
 
 
 def user_rows(write: Write, tags: tuple[str, ...]) -> pa.Table:
-    """The rows of a message as a user table again."""
+    """The rows of a message as a user table."""
     rows = decode_rows(write.rows)
     series = rows.column(SERIES_COLUMN)
     columns = tag_columns(series.dictionary.to_pylist(), tags)
@@ -52,13 +52,13 @@ def user_rows(write: Write, tags: tuple[str, ...]) -> pa.Table:
 
 
 def tables(bootstrap: str, cluster: str, table: str, tags: tuple[str, ...]) -> list[pa.Table]:
-    """The rows of a table, one Arrow table a message."""
+    """The rows of a table, one Arrow table for each message."""
     bodies = [message.body for _, message in messages(bootstrap, cluster)]
     return [user_rows(body, tags) for body in bodies if isinstance(body, Write) and body.table == table]
 
 
 def stored_checksums(bootstrap: str, cluster: str, table: str, tags: tuple[str, ...]) -> pa.Table:
-    """Checksums of what the forward logs hold of a table."""
+    """Checksums of a table's rows in the forward logs."""
     return total([checksums(rows, tags) for rows in tables(bootstrap, cluster, table, tags)])
 
 

@@ -1,9 +1,9 @@
-"""One value of everything that is written to a topic or a disk, and its golden file: the bytes of a released version.
+"""One value of every format on topics and disks, and its golden file: the bytes of a released version.
 
-    python -m tests.golden_values            write the golden files of the current version that are not there yet
-    python -m tests.golden_values --replace  write them all anew; only while the version is not released
+    python -m tests.golden_values            write the missing golden files of the current version
+    python -m tests.golden_values --replace  rewrite them all; only while the version is not released
 
-A later version gets a directory of its own. What lies in an older one is never touched: it is what users have on their disks.
+A later version gets its own directory. The files of an older one never change: users have such bytes on disk.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from consumers.replication import journal
-from consumers.replication.state import GroupState, LogBase, ProducerState
-from consumers.store.names import SegmentName
-from consumers.store.segment import Runs, SegmentRows, encode_segment
-from consumers.store.settings import StoreSettings
-from schemas.messages import (
+from headrace.consumers.replication import journal
+from headrace.consumers.replication.group_state import GroupState, LogBase, ProducerState
+from headrace.consumers.store.segment import Runs, SegmentRows, encode_segment
+from headrace.consumers.store.segment_files import SegmentName
+from headrace.consumers.store.settings import StoreSettings
+from headrace.schemas.messages import (
     Anchor,
     Body,
     Claim,
@@ -37,12 +37,12 @@ from schemas.messages import (
     Seal,
     TableVersion,
     Write,
+    body_digest,
     decode_message,
     encode_message,
-    with_digest,
 )
-from schemas.payload import decode_rows, encode_rows, row_schema
-from schemas.records import (
+from headrace.schemas.payload import decode_rows, encode_rows, row_schema
+from headrace.schemas.records import (
     Create,
     Role,
     Status,
@@ -53,7 +53,7 @@ from schemas.records import (
     encode_schema_change,
     encode_status,
 )
-from schemas.tables import DatabaseChange, FieldType, TableChange, TableSchema
+from headrace.schemas.tables import DatabaseChange, FieldType, TableChange, TableSchema
 
 VERSION = "0.1.0"
 DIRECTORY = Path(__file__).parent / "unit" / "golden"
@@ -68,11 +68,41 @@ SERIES = ("pumps,pump=p1,site=north", "pumps,pump=p\\ 2")
 TIMES = (1_767_225_600_000_000_000, 1_767_225_610_000_000_001, -1)
 COLUMNS = ([12.5, None, float("inf")], ["on", "", None], [True, None, False], [2**62, -1, None])
 DIGEST = "segment.parquet"
+STATUS = Status(
+    node="n1",
+    incarnation="0123456789abcdef",
+    store="store",
+    http="http://127.0.0.1:8080",
+    flight="",
+    group="n2",
+    topic_id="topic-id",
+    role=Role.FOLLOWER,
+    eligible=True,
+    epoch=3,
+    version=300,
+    offset=310,
+    position=311,
+    durable_offset=310,
+    sealed_version=256,
+    sealed_offset=260,
+    chain_version=256,
+    chain=bytes(range(16)),
+    stored_version=299,
+    content=bytes(range(16, 32)),
+    sealed_log_bytes=123_456,
+    segment_bytes=4_567,
+    log_lost=False,
+    recovery_done=5,
+    recovery_total=9,
+    format=1,
+    reason="why not",
+    sent_boot_ns=123_456_789_000,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Golden:
-    """A value, and how it becomes bytes and is read back; `schema` is the Avro schema it is written with, if any."""
+    """A value with its encoder and decoder; `schema` is the Avro schema it is written with, if any."""
 
     name: str
     value: Any
@@ -92,7 +122,7 @@ def segment_bytes() -> bytes:
     """The same rows as a segment."""
     schema = TableSchema("plant", "pumps", 2, ("pump", "site"), FIELDS)
     name = SegmentName("plant", "pumps", 20_454, 3, 1, 5, 9)
-    # In order of series and time: the second series sorts before the first.
+    # Sorted by series and time: the second series sorts before the first.
     order = [2, 0, 1]
     times = np.array([TIMES[index] for index in order], np.int64)
     runs = Runs.of_times(pa.array([SERIES[1], SERIES[0]]), np.array([1, 2], np.int64), times)
@@ -105,7 +135,7 @@ def segment_bytes() -> bytes:
 
 
 def goldens() -> list[Golden]:
-    """Everything that has a golden file, but the segment, which is compared by digest."""
+    """Every value with a golden file, except the segment, which is compared by digest."""
     payload = b"not decoded with its message"
     leader, anchor = Leadership(3, "n1", "0123456789abcdef"), Anchor(41, 40, bytes(range(16)))
     bodies: list[Body] = [
@@ -117,13 +147,13 @@ def goldens() -> list[Golden]:
         Claim(leader, anchor, 2_000_000, 268_435_456),
         Gap("topic-id", 7, anchor),
     ]
-    messages = [with_digest(Message(ProducerPosition("ä-producer", 7, 1 << 40), body)) for body in bodies]
+    messages = [Message(ProducerPosition("ä-producer", 7, 1 << 40), body, body_digest(body)) for body in bodies]
     return [
         *(
             Golden(f"forward-{type(message.body).__name__.lower()}", message, encode_message, decode_message, "forward")
             for message in messages
         ),
-        Golden("status", _status(), encode_status, decode_status, "status"),
+        Golden("status", STATUS, encode_status, decode_status, "status"),
         _change("table-database", DatabaseChange("plant", 3_600_000_000_000, 4)),
         _change("table-change", TableChange("plant", "pumps", 1, ("pump", "site"), FIELDS, 86_400_000_000_000)),
         Golden(
@@ -141,39 +171,6 @@ def goldens() -> list[Golden]:
 
 def _change(name: str, change: DatabaseChange | TableChange) -> Golden:
     return Golden(name, ("a-writer", change), lambda pair: encode_schema_change(*pair), decode_schema_change, "table")
-
-
-def _status() -> Status:
-    return Status(
-        node="n1",
-        incarnation="0123456789abcdef",
-        store="store",
-        http="http://127.0.0.1:8080",
-        flight="",
-        group="n2",
-        topic_id="topic-id",
-        role=Role.FOLLOWER,
-        eligible=True,
-        epoch=3,
-        version=300,
-        offset=310,
-        position=311,
-        durable_offset=310,
-        sealed_version=256,
-        sealed_offset=260,
-        chain_version=256,
-        chain=bytes(range(16)),
-        stored_version=299,
-        content=bytes(range(16, 32)),
-        sealed_log_bytes=123_456,
-        segment_bytes=4_567,
-        log_lost=False,
-        recovery_done=5,
-        recovery_total=9,
-        format=1,
-        reason="why not",
-        sent_boot_ns=123_456_789_000,
-    )
 
 
 def _state() -> GroupState:

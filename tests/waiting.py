@@ -1,4 +1,4 @@
-"""Waiting for what must come true."""
+"""Waits for a condition."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ POLL_S = 0.02
 
 
 def eventually(condition: Callable[[], bool], what: str, timeout_s: float = WAIT_S) -> None:
-    """Wait until a condition holds; fails with `what` after a time that only a broken system takes."""
+    """Wait until a condition holds; fails with `what` after a timeout that only a broken system reaches."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, f"in {timeout_s:g} s there was never: {what}"

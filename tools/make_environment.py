@@ -17,7 +17,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from connectors.kafka.java import JavaUnusable, find_java  # noqa: E402
+from headrace.connectors.kafka.java import JavaUnusable, find_java  # noqa: E402
 
 ENVIRONMENT = ROOT / ".venv"
 PYTHON = ENVIRONMENT / "bin" / "python"
@@ -127,23 +127,23 @@ def fetch_jars() -> str:
     """Folder of the Java archives, resolved by the environment just made, which also compiles what it can beforehand. Says what it does on stderr."""
     code = """if True:
         import sys
-        from connectors.kafka.jars import resolve_jars
-        from connectors.kafka.broker_training import make_archive
-        from schemas.errors import HeadraceError
+        from headrace.connectors.kafka.jars import resolve_jars
+        from headrace.connectors.kafka.broker import make_broker_archive
+        from headrace.schemas.errors import HeadraceError
         say = lambda text: print(f"headrace: {text}", file=sys.stderr)
         say("compiling the parser of raw lines")
-        from connectors.formats import kernel
+        from headrace.connectors.formats import kernel
         try:
             print(resolve_jars(progress=say).directory)
         except HeadraceError as error:
             sys.exit(f"error: {error.message}; {error.action}")
         try:
-            make_archive(say)
+            make_broker_archive(say)
         except HeadraceError as error:
             say(f"note: the broker does not start on this machine yet: {error.message}; {error.action}")
-        from pipeline import spark_training
+        from headrace.pipeline.session import make_spark_archive
         try:
-            spark_training.make_archive(say)
+            make_spark_archive(say)
         except Exception as error:
             say(f"note: Spark does not start on this machine yet: {error}")
     """

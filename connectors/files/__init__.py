@@ -1,6 +1,6 @@
 """Durable file operations: atomic replacement, synced directories, one opener per directory."""
 
-from connectors.files.durable import (
+from headrace.connectors.files.durable import (
     PARTIAL_SUFFIX,
     create_directories,
     fsync_directory,
@@ -9,8 +9,8 @@ from connectors.files.durable import (
     unlink_durably,
     write_atomically,
 )
-from connectors.files.layer import Buffer, FileLayer
-from connectors.files.lock import LOCK_NAME, DirectoryHeld, DirectoryLock, read_holder
+from headrace.connectors.files.layer import Buffer, FileLayer
+from headrace.connectors.files.lock import LOCK_NAME, DirectoryHeld, DirectoryLock, read_holder
 
 __all__ = [
     "LOCK_NAME",

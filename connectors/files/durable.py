@@ -1,8 +1,8 @@
-"""Small files that are either wholly there or not there at all, also after a power cut.
+"""Durable files: each is either complete or absent, also after a power cut.
 
-A rename is atomic but not durable until the directory that holds the name is synced; a file's bytes are not durable
-until the file is. Every function here does both, in the order that leaves no window. Syncs go through `os.fsync`,
-looked up at each call, so that a test can count or fail them.
+A rename is atomic but not durable until the directory that holds the name is synced; a file's bytes are not
+durable until the file is. Every function here does both, in the order that leaves no window. Syncs go through
+`os.fsync`, looked up at each call, so that a test can count or fail them.
 """
 
 from __future__ import annotations
@@ -18,9 +18,7 @@ AnyPath = str | os.PathLike[str]
 
 
 def fsync_directory(directory: AnyPath) -> None:
-    """Makes the names in `directory` durable: created, renamed and deleted entries survive a power cut after this
-    returns.
-    """
+    """Makes the names in `directory` durable: created, renamed and deleted entries survive a power cut."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -44,6 +42,7 @@ def create_directories(directory: AnyPath) -> Path:
     while not path.exists():
         missing.append(path)
         path = path.parent
+    # From the top down: a synced child under an unsynced parent is unreachable after a power cut.
     for child in reversed(missing):
         child.mkdir(exist_ok=True)
         fsync_directory(child.parent)
@@ -53,11 +52,11 @@ def create_directories(directory: AnyPath) -> Path:
 def write_atomically(
     path: AnyPath, data: bytes | memoryview | str | Iterable[bytes | memoryview], *, mode: int = 0o644
 ) -> None:
-    """Replaces the file at `path` by `data`: readers and crashes see the old content or the new, nothing between.
+    """Replaces the file at `path` by `data`: readers and crashes see the old content or the new.
 
-    A `str` is written as UTF-8; an iterable is written piece by piece, so that a large file needs no copy. The
-    temporary file is `path` + `.partial` in the same directory and is removed when writing fails. Raises the `OSError`
-    of the step that failed.
+    A `str` is written as UTF-8; an iterable is written chunk by chunk, so that a large file needs no copy.
+    The temporary file is `path` + `.partial` and is removed when writing fails. Raises the `OSError` of the
+    step that failed.
     """
     target = Path(path)
     partial = target.with_name(target.name + PARTIAL_SUFFIX)
@@ -73,6 +72,7 @@ def write_atomically(
 def rename_durably(source: AnyPath, target: AnyPath) -> None:
     """Renames a file or directory whose content is durable already, and makes the new name durable."""
     os.rename(source, target)
+    # The new name first: a power cut between the syncs may leave both names, but never none.
     fsync_directory(Path(target).parent)
     if Path(source).parent != Path(target).parent:
         fsync_directory(Path(source).parent)
@@ -85,16 +85,16 @@ def unlink_durably(path: AnyPath) -> None:
 
 
 def _write_and_sync(path: Path, data: bytes | memoryview | str | Iterable[bytes | memoryview], mode: int) -> None:
-    pieces: Iterable[bytes | memoryview]
+    chunks: Iterable[bytes | memoryview]
     if isinstance(data, str):
-        pieces = (data.encode(),)
+        chunks = (data.encode(),)
     elif isinstance(data, bytes | memoryview):
-        pieces = (data,)
+        chunks = (data,)
     else:
-        pieces = data
+        chunks = data
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
     with os.fdopen(descriptor, "wb", buffering=1 << 20) as file:
-        for piece in pieces:
-            file.write(piece)
+        for chunk in chunks:
+            file.write(chunk)
         file.flush()
         os.fsync(file.fileno())

@@ -1,7 +1,7 @@
 """The file operations that durable code is built on, as one object that tests replace.
 
-A test hands in a layer that loses unsynced bytes, fails the nth call, writes short or runs out of space; the code above
-it is the same.
+A test passes a layer that loses unsynced bytes, fails the nth call, writes short or runs out of space; the
+code above it is the same.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from connectors.files.durable import create_directories
-from connectors.files.lock import DirectoryLock
+from headrace.connectors.files.durable import create_directories
+from headrace.connectors.files.lock import DirectoryLock
 
 Buffer = bytes | bytearray | memoryview
 
 
 class FileLayer:
-    """Real files. Every method is one system call and raises its `OSError`; descriptors are plain integers owned by the
-    caller.
+    """Real files. Every method is one system call and raises its `OSError`; descriptors are plain integers
+    owned by the caller.
 
     Syncs go through `os.fdatasync` and `os.fsync`, looked up at each call. Thread-safe.
     """
@@ -29,6 +29,7 @@ class FileLayer:
 
     def open(self, path: Path) -> int:
         """Opens an existing file for reading and writing, for reading alone where writing is not allowed."""
+        # A log on a read-only medium can still be examined: only its first write fails.
         try:
             return os.open(path, os.O_RDWR | os.O_CLOEXEC)
         except PermissionError:
@@ -47,7 +48,8 @@ class FileLayer:
         os.ftruncate(descriptor, length)
 
     def reserve(self, descriptor: int, offset: int, length: int) -> None:
-        """Allocates space that reads as zeros, so that later writes there neither fail for space nor change metadata."""
+        """Allocates space that reads as zeros: later writes there neither fail for space nor change metadata."""
+        # Unlike `ftruncate` this allocates blocks: a full disk fails here, and later syncs write no size.
         os.posix_fallocate(descriptor, offset, length)
 
     def size(self, descriptor: int) -> int:

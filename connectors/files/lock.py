@@ -9,16 +9,20 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from schemas.errors import HeadraceError
+from headrace.schemas.errors import HeadraceError
 
 LOCK_NAME = "lock"
-"""Default name of the lock file inside a directory. Its text is the holder's pid and counts only while the lock is
-held.
+"""Default name of the lock file inside a directory.
+
+Its text is the holder's pid and is valid only while the lock is held.
 """
 
 
 class DirectoryHeld(HeadraceError):
-    """Another opener holds the directory. `.pid` is the holder's process id, or None when it cannot be read."""
+    """Another opener holds the directory.
+
+    `.pid` is the holder's process id, or None when it cannot be read.
+    """
 
     def __init__(self, directory: Path, purpose: str, pid: int | None) -> None:
         holder = (
@@ -40,17 +44,18 @@ class DirectoryHeld(HeadraceError):
 class DirectoryLock:
     """Exclusive ownership of one directory; owns the lock file in it, which stays there after release.
 
-    The kernel drops the lock when the holder dies, however it dies, so a stale file never blocks anyone, and a copied
-    directory opens like the original. Two openers within one process exclude each other too. Not thread-safe; usable as
-    a context manager.
+    The kernel drops the lock when the holder dies, however it dies: a stale file never blocks anyone, and a
+    copied directory opens like the original. Two openers within one process exclude each other too. Not
+    thread-safe; usable as a context manager.
     """
 
     def __init__(self, directory: str | os.PathLike[str], *, purpose: str = "directory", name: str = LOCK_NAME) -> None:
-        """Takes the lock at once; raises `DirectoryHeld` when someone has it, `OSError` when the file cannot be made."""
+        """Takes the lock at once; raises `DirectoryHeld` when it is taken, `OSError` for the file."""
         self.directory = Path(directory)
         self.path = self.directory / name
         self._descriptor: int | None = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
+            # `flock` belongs to the open file; a POSIX lock would admit a second opener in this process.
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             pid = read_holder(self.path)
@@ -61,7 +66,8 @@ class DirectoryLock:
         self._write_pid(self._descriptor)
 
     def release(self) -> None:
-        """Gives the directory up; a second call does nothing."""
+        """Releases the directory; a second call does nothing."""
+        # The file stays: after an unlink one opener could hold the old file and another one a new file.
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
             os.close(descriptor)
@@ -89,7 +95,7 @@ class DirectoryLock:
 
 
 def read_holder(path: Path) -> int | None:
-    """The pid written in a lock file, or None; says nothing about whether the lock is still held."""
+    """The pid written in a lock file, or None; it is no sign that the lock is still held."""
     try:
         return int(path.read_text().strip())
     except (OSError, ValueError):

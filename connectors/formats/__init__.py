@@ -1,8 +1,12 @@
-"""Raw readings (line protocol, JSON, CSV, Parquet, Arrow) parsed as whole columns."""
+"""Parsers of raw readings (line protocol, JSON, CSV, Parquet, Arrow), which work on whole columns.
 
-from connectors.formats.arrow_tables import normalise
-from connectors.formats.parse import parse, parse_buffer, parse_messages
-from connectors.formats.parsed import (
+Other rooms import from here or from `interface`. docs/internals/raw-formats.md has the grammars and the
+reasons.
+"""
+
+from headrace.connectors.formats.arrow_tables import normalise
+from headrace.connectors.formats.file_blocks import Block, UnreadableFile, iterate_file
+from headrace.connectors.formats.interface import (
     FORMATS,
     LINE_COLUMN,
     MESSAGE_COLUMN,
@@ -12,11 +16,11 @@ from connectors.formats.parsed import (
     FormatError,
     FormatOptions,
     OptionsError,
-    Parsed,
-    Rejected,
+    ParseResult,
+    RejectedLine,
     TimeRangeError,
 )
-from connectors.formats.reading import Block, UnreadableFile, iterate_file
+from headrace.connectors.formats.parser import parse_buffer, parse_messages
 
 __all__ = [
     "FORMATS",
@@ -29,13 +33,12 @@ __all__ = [
     "FormatError",
     "FormatOptions",
     "OptionsError",
-    "Parsed",
-    "Rejected",
+    "ParseResult",
+    "RejectedLine",
     "TimeRangeError",
     "UnreadableFile",
     "iterate_file",
     "normalise",
-    "parse",
     "parse_buffer",
     "parse_messages",
 ]

@@ -1,4 +1,4 @@
-"""Typed tables (Arrow, Parquet and what turns into Arrow) in the form of readings."""
+"""Typed tables (Arrow, Parquet and what converts to Arrow) in the form of readings."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from connectors.formats.line_scanner import BadLine, check_column
-from connectors.formats.parsed import (
+from headrace.connectors.formats.interface import (
     LINE_COLUMN,
     NS_PER_UNIT,
     REJECTED_LINES,
@@ -20,25 +19,27 @@ from connectors.formats.parsed import (
     ColumnTypeError,
     FormatError,
     FormatOptions,
+    InvalidLine,
     OptionsError,
-    Parsed,
+    ParseResult,
     TimeRangeError,
+    check_column,
 )
-from connectors.formats.tags import encoded, with_static_tags
-from connectors.formats.times import times_of_text
-from connectors.formats.values import arrow_of
-from schemas.tables import TIME_COLUMN, FieldType
+from headrace.connectors.formats.text_columns import encode_tags, times_of_text, to_arrow, with_static_tags
+from headrace.schemas.tables import TIME_COLUMN, FieldType
 
+# Bounds the memory of a file whose row groups are large.
 PARQUET_BATCH_ROWS = 262_144
 _IN_RANGE = "write times between the years 1677 and 2262"
 
 
 def normalise(table: pa.Table, options: FormatOptions) -> pa.Table:
-    """`table` as readings: tags dictionary<int32, string>, `time` int64 ns, fields float64, int64, bool or string, in that order.
+    """`table` as readings: tags dictionary<int32, string>, then `time` int64 ns, then the fields.
 
-    Integers of any width become int64, floats and exact decimals float64, text of any kind string; times of any unit and zone become nanoseconds
-    UTC, integers are times in `time_unit`, text is read as by the text formats. A declared float64 makes integers floats. Columns of nulls are left
-    out. Raises ColumnMissing, ColumnTypeError or TimeRangeError naming the column.
+    Fields are float64, int64, bool or string: integers of any width become int64 (float64 if that is
+    declared), floats and exact decimals float64, text of any kind string. Times of any unit and zone become
+    nanoseconds UTC; integers are times in `time_unit`, text is parsed as by the text formats. Columns of
+    nulls are dropped. Raises ColumnMissing, ColumnTypeError or TimeRangeError, which name the column.
     """
     _check_names(table, options)
     rows = table.num_rows
@@ -53,17 +54,18 @@ def normalise(table: pa.Table, options: FormatOptions) -> pa.Table:
     return pa.table(columns)
 
 
-def parse_parquet(data: pa.Buffer | bytes, options: FormatOptions, *, keep_lines: bool = False) -> Parsed:
-    """The readings of a whole Parquet file. A row without a time is refused; `line` is the number of the row."""
+def parse_parquet(data: pa.Buffer | bytes, options: FormatOptions, *, keep_lines: bool = False) -> ParseResult:
+    """The readings of a whole Parquet file. A row without a time is rejected by its number."""
     try:
         table = pq.read_table(pa.BufferReader(data))
     except (pa.ArrowInvalid, OSError) as error:
         raise FormatError(f"not a Parquet file: {error}") from None
-    return parsed_table(table, options, keep_lines=keep_lines)
+    return parse_table(table, options, keep_lines=keep_lines)
 
 
 def parquet_batches(file: pq.ParquetFile) -> Iterator[pa.Table]:
-    """The rows of an open Parquet file in parts of bounded size; at least one part, so that a file without rows still has columns."""
+    """The rows of an open Parquet file in batches of bounded size, at least one."""
+    # A file without rows still has columns, whose names are checked.
     empty = True
     for batch in file.iter_batches(batch_size=PARQUET_BATCH_ROWS):
         empty = False
@@ -72,8 +74,8 @@ def parquet_batches(file: pq.ParquetFile) -> Iterator[pa.Table]:
         yield file.schema_arrow.empty_table()
 
 
-def parsed_table(table: pa.Table, options: FormatOptions, *, keep_lines: bool = False) -> Parsed:
-    """A typed table as parsed rows of one table."""
+def parse_table(table: pa.Table, options: FormatOptions, *, keep_lines: bool = False) -> ParseResult:
+    """The readings of a typed table; a row without a time is rejected by its number."""
     if options.table is None:
         raise OptionsError("typed readings need a table", action="name the table")
     _check_names(table, options)
@@ -85,7 +87,7 @@ def parsed_table(table: pa.Table, options: FormatOptions, *, keep_lines: bool = 
     rows = normalise(table if not len(missing) else table.filter(timed), options)
     if keep_lines:
         rows = rows.append_column(LINE_COLUMN, pa.array(np.flatnonzero(np.asarray(timed))))
-    return Parsed({options.table: rows}, rejected, table.num_rows)
+    return ParseResult({options.table: rows}, rejected, table.num_rows)
 
 
 def _check_names(table: pa.Table, options: FormatOptions) -> None:
@@ -100,7 +102,7 @@ def _check_names(table: pa.Table, options: FormatOptions) -> None:
         for name in some:
             try:
                 check_column(kind, name)
-            except BadLine as error:
+            except InvalidLine as error:
                 raise ColumnTypeError(str(error), action="rename the column") from None
     for name in dict(options.static_tags):
         if name in _field_names(table, options):
@@ -111,16 +113,13 @@ def _field_names(table: pa.Table, options: FormatOptions) -> list[str]:
     return [name for name in table.column_names if name != options.time_column and name not in options.tags]
 
 
-def _one(column: pa.ChunkedArray) -> pa.Array:
-    """A column in one piece, dictionaries and run lengths resolved."""
+def _plain_array(column: pa.ChunkedArray) -> pa.Array:
+    """A column as one array, dictionaries and run lengths decoded."""
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
     elif pa.types.is_run_end_encoded(column.type):
         column = pc.run_end_decode(column)
-    whole = column.combine_chunks()
-    if isinstance(whole, pa.ChunkedArray):
-        return whole.chunk(0) if whole.num_chunks else pa.array([], whole.type)
-    return whole
+    return column.combine_chunks()
 
 
 def _is_text(kind: pa.DataType) -> bool:
@@ -129,25 +128,27 @@ def _is_text(kind: pa.DataType) -> bool:
 
 def _tag(name: str, column: pa.ChunkedArray) -> pa.Array:
     if column.type == TAG_TYPE and column.num_chunks == 1:
-        return encoded(column.chunk(0)) if pc.any(pc.equal(column.chunk(0).dictionary, "")).as_py() else column.chunk(0)
-    values = _one(column)
+        encoded = column.chunk(0)
+        # An encoded column is passed on as it is, unless an empty text in its dictionary must become null.
+        return encode_tags(encoded) if pc.any(pc.equal(encoded.dictionary, "")).as_py() else encoded
+    values = _plain_array(column)
     kind = values.type
     if _is_text(kind):
-        return encoded(values.cast(pa.string()))
+        return encode_tags(values.cast(pa.string()))
     if pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_null(kind):
-        return encoded(values.cast(pa.string()))
+        return encode_tags(values.cast(pa.string()))
     raise ColumnTypeError(f"tag {name!r} has type {kind}", action="tags are text: convert the column to strings")
 
 
 def _time(name: str, column: pa.ChunkedArray, options: FormatOptions) -> pa.Array:
-    values = _one(column)
+    values = _plain_array(column)
     if values.null_count:
         raise TimeRangeError(
             f"column {name!r} has {values.null_count} rows without a time", action="drop these rows or fill in the time"
         )
     kind = values.type
     if _is_text(kind):
-        times = arrow_of(times_of_text(pl.Series(values=pl.from_arrow(values)), options))
+        times = to_arrow(times_of_text(pl.Series(values=pl.from_arrow(values)), options))
         if times.null_count:
             first = values.filter(pc.is_null(times))[0].as_py()
             raise TimeRangeError(f"column {name!r} has a text that is no time: {first[:60]!r}", action=_IN_RANGE)
@@ -171,7 +172,7 @@ def _scaled(name: str, values: pa.Array, ns_per_unit: int) -> pa.Array:
 
 
 def _field(name: str, column: pa.ChunkedArray, declared: FieldType | None) -> pa.Array | None:
-    values = _one(column)
+    values = _plain_array(column)
     kind = values.type
     if pa.types.is_null(kind):
         return pa.nulls(len(values), declared.arrow) if declared is not None else None
@@ -180,6 +181,7 @@ def _field(name: str, column: pa.ChunkedArray, declared: FieldType | None) -> pa
     if pa.types.is_boolean(kind):
         return values
     if pa.types.is_integer(kind):
+        # The cast from int64 may round: a declared float64 says that floats are wanted.
         whole = _integers(name, values)
         return pc.cast(whole, pa.float64(), safe=False) if declared is FieldType.FLOAT64 else whole
     if pa.types.is_floating(kind):
@@ -201,7 +203,8 @@ def _integers(name: str, values: pa.Array) -> pa.Array:
 
 
 def _from_decimal(name: str, values: pa.Array) -> pa.Array:
-    """Decimals as the nearest float64, refused where that float64 stands for another decimal of that precision."""
+    """Decimals as the nearest float64. Raises ColumnTypeError if float64 cannot represent them."""
+    # Cast by way of text, which Arrow rounds correctly; casting back shows whether the digits survived.
     floats = pc.cast(pc.cast(values, pa.string()), pa.float64())
     try:
         exact = pc.all(pc.equal(pc.cast(floats, values.type, safe=False), values)).as_py()

@@ -1,7 +1,7 @@
-"""CSV as whole columns: a header, then one reading a line.
+"""The parser of CSV, column by column: a header, then one reading a line.
 
-Lines without quotes are cut at their delimiters together (`templates`); lines with quotes go one by one through the `csv` module of Python. Both give
-columns of text, which become values a column at a time.
+Lines without quotes are split at their delimiters together (`templates`). Lines with quotes go one by one
+through the `csv` module of Python. Both give columns of text, which are converted a column at a time.
 """
 
 from __future__ import annotations
@@ -13,32 +13,44 @@ from dataclasses import dataclass, field
 import numpy as np
 import polars as pl
 
-from connectors.formats.kernel_types import Kind
-from connectors.formats.line_scanner import BadLine, check_column
-from connectors.formats.lines import QUOTE, Booleans, Integers, Lines, positions_of
-from connectors.formats.parsed import (
+from headrace.connectors.formats.chunks import Rejections, TableBuilder, TableChunk, is_sorted
+from headrace.connectors.formats.interface import (
     TIME_ABSENT,
     ColumnMissing,
     DefaultTimes,
     FormatOptions,
+    InvalidLine,
     OptionsError,
-    Parsed,
+    ParseResult,
+    check_column,
     default_times_of,
 )
-from connectors.formats.pieces import Assembly, Columns, Piece, Rejections, ascending
-from connectors.formats.records import Records, records_of
-from connectors.formats.tags import encoded, seen_tags
-from connectors.formats.templates import Template, match
-from connectors.formats.text_columns import convert
-from connectors.formats.times import times_of_text
-from connectors.formats.values import arrow_of
+from headrace.connectors.formats.kernel_types import ValueKind
+from headrace.connectors.formats.lines import (
+    QUOTE,
+    Booleans,
+    Integers,
+    Lines,
+    QuotedRecords,
+    find_quoted_records,
+    positions_of,
+)
+from headrace.connectors.formats.templates import Template, match
+from headrace.connectors.formats.text_columns import (
+    Columns,
+    convert_column,
+    encode_tags,
+    present_tags,
+    times_of_text,
+    to_arrow,
+)
 
 BYTE_ORDER_MARK = "\ufeff"
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """The names of the columns of a CSV input, and what each is for. Raises a FormatError when the options do not fit them."""
+    """The column names of a CSV input. Raises a FormatError if they do not fit the options."""
 
     names: tuple[str, ...]
     options: FormatOptions
@@ -52,14 +64,14 @@ class Header:
         try:
             for name in self.fields:
                 check_column("field", name)
-        except BadLine as error:
+        except InvalidLine as error:
             raise OptionsError(f"column {error}", action=f"the columns are {', '.join(self.names)}") from None
 
     @property
     def fields(self) -> tuple[str, ...]:
         """The columns that are neither time nor tag nor the name of the table."""
-        taken = {self.options.time_column, self.options.table_column, *self.options.tags}
-        return tuple(name for name in self.names if name not in taken)
+        others = {self.options.time_column, self.options.table_column, *self.options.tags}
+        return tuple(name for name in self.names if name not in others)
 
     def require_time(self) -> None:
         """Raise ColumnMissing unless there is a time column."""
@@ -71,7 +83,7 @@ class Header:
 
 
 def header_of(lines: Lines, options: FormatOptions) -> tuple[Header | None, int]:
-    """The header, which is the first line that is not blank, and the line after it; None for an input without lines."""
+    """The header (the first line that is not blank) and the line after it; None without lines."""
     for line in range(lines.count):
         text = lines.text(line)
         if text.strip():
@@ -95,31 +107,32 @@ def parse_csv(
     first: int = 0,
     keep_lines: bool = False,
     fast: bool = True,
-) -> Parsed:
-    """The readings in `lines` from line `first` on; without `header` the first line that is not blank is the header.
+) -> ParseResult:
+    """The readings in `lines` from line `first` on; without `header` the first filled line is the header.
 
-    `fast=False` reads every line with the `csv` module.
+    `fast=False` parses every line with the `csv` module, which defines the result.
     """
     if options.table is None and options.table_column is None:
         raise OptionsError("CSV readings need a table", action="name the table, or the column that names it")
     if header is None:
         header, first = header_of(lines, options)
     else:
+        # The declared types of a file change from block to block, so the header is bound to the options anew.
         header = Header(header.names, options)
     rejections = Rejections()
-    assembly = Assembly(options, lines, rejections, lambda keys, rows: seen_tags(keys, rows, options), keep_lines)
+    builder = TableBuilder(options, lines, rejections, lambda keys, rows: present_tags(keys, rows, options), keep_lines)
     if header is None:
-        return assembly.parsed(())
+        return builder.build(())
     if default_times is None:
         header.require_time()
     cells = _Cells(lines, header, rejections)
     cells.read(first, fast=fast)
-    return assembly.parsed(_pieces(cells, options, default_times))
+    return builder.build(_chunks(cells, options, default_times))
 
 
 @dataclass(slots=True)
 class _Cells:
-    """The cells of an input as text, a column each, and the lines they came from."""
+    """The cells of an input as columns of text, with the lines they came from."""
 
     lines: Lines
     header: Header
@@ -129,12 +142,12 @@ class _Cells:
     _single: list[tuple[int, list[str]]] = field(default_factory=list)
 
     def read(self, start: int, *, fast: bool) -> None:
-        """Cut all lines from `start` on into cells."""
+        """Split all lines from `start` on into cells."""
         wanted: Booleans = self.lines.ends > self.lines.starts
         wanted[:start] = False
         quoted = np.zeros(self.lines.count, np.bool_)
         quoted[np.searchsorted(self.lines.newlines, positions_of(self.lines.data, QUOTE))] = True
-        for first, last in csv_records(self.lines, self.header).joined.items():
+        for first, last in csv_records(self.lines, self.header).spans.items():
             if first >= start:
                 self._read_record(first, last)
                 wanted[first : last + 1] = False
@@ -142,11 +155,11 @@ class _Cells:
             self._read_record(line, line)
             wanted[line] = False
         if fast:
-            for first, last in self.lines.chunks():
-                self._read_chunk(first + np.flatnonzero(wanted[first:last]))
+            for first, last in self.lines.batches():
+                self._read_batch(first + np.flatnonzero(wanted[first:last]))
 
     def columns(self) -> tuple[Integers, dict[str, pl.Series]]:
-        """Line numbers, ascending, and the cells of each column; empty cells are null."""
+        """The line numbers, ascending, and the cells of each column; empty cells are null."""
         names = self.header.names
         if self._single:
             self._numbers.append(np.array([line for line, _ in self._single], np.int64))
@@ -159,18 +172,18 @@ class _Cells:
         if not self._numbers:
             return np.empty(0, np.int64), {name: pl.Series([], dtype=pl.String) for name in names}
         numbers = np.concatenate(self._numbers)
-        order = None if ascending(numbers) else np.argsort(numbers, kind="stable")
+        order = None if is_sorted(numbers) else np.argsort(numbers, kind="stable")
         columns = {}
-        for place, name in enumerate(names):
-            texts = pl.concat([part[place] for part in self._parts])
+        for index, name in enumerate(names):
+            texts = pl.concat([part[index] for part in self._parts])
             texts = texts if order is None else texts.gather(pl.Series(order))
             columns[name] = texts.set(texts == "", None)
         return numbers if order is None else numbers[order], columns
 
-    def _read_chunk(self, rows: Integers) -> None:
+    def _read_batch(self, rows: Integers) -> None:
         delimiter = self.header.options.delimiter.encode()
         width = len(self.header.names)
-        kinds = (Kind.TEXT,) * width
+        kinds = (ValueKind.TEXT,) * width
         template = Template((b"", *[delimiter] * (width - 1)), (b"",) * width, kinds, separator=delimiter[0])
         matched = match(self.lines, template, rows)
         if len(matched.rows):
@@ -180,7 +193,7 @@ class _Cells:
             self._read_record(row, row)
 
     def _read_record(self, first: int, last: int) -> None:
-        """Cut one record, made of lines `first` to `last`."""
+        """Split one record, made of lines `first` to `last`."""
         try:
             cells = _cells(self.lines.text(first, last).decode(), self.header.options.delimiter)
         except UnicodeDecodeError:
@@ -196,43 +209,44 @@ class _Cells:
                 )
 
 
-def csv_records(lines: Lines, header: Header) -> Records:
-    """The records that go on over several lines inside quotes."""
+def csv_records(lines: Lines, header: Header) -> QuotedRecords:
+    """The records that span several lines inside quotes."""
 
-    def reads(text: bytes) -> bool | None:
+    def is_record(text: bytes) -> bool | None:
         try:
             return len(_cells(text.decode(), header.options.delimiter)) == len(header.names)
         except UnicodeDecodeError:
             return False
         except csv.Error as error:
+            # The csv module has one error class, so only its message distinguishes an open quote.
             return None if "unexpected end" in str(error) else False
 
-    return records_of(lines, lines.ends > lines.starts, reads, escapes=False)
+    return find_quoted_records(lines, lines.ends > lines.starts, is_record, escapes=False)
 
 
 def _cells(text: str, delimiter: str) -> list[str]:
     return next(csv.reader([text], delimiter=delimiter, strict=True), [])
 
 
-def _pieces(cells: _Cells, options: FormatOptions, default_times: DefaultTimes) -> Iterator[Piece]:
-    """The rows of each table, with every column converted; rows that cannot be are refused."""
+def _chunks(cells: _Cells, options: FormatOptions, default_times: DefaultTimes) -> Iterator[TableChunk]:
+    """The rows of each table, with every column converted; rows that cannot be converted are rejected."""
     numbers, columns = cells.columns()
     if not len(numbers):
         return
     times, good = _times(numbers, columns, options, default_times, cells.rejections)
     if options.table_column is None:
-        yield from _table_piece(options.table or "", good, numbers, times, columns, cells)
+        yield from _table_chunk(options.table or "", good, numbers, times, columns, cells)
         return
     names = columns[options.table_column]
     names = names if options.table is None else names.fill_null(options.table)
     for name in names.unique(maintain_order=True).to_list():
-        mine = (names == name).fill_null(value=False).to_numpy() if name is not None else names.is_null().to_numpy()
+        own_rows = (names == name).fill_null(value=False).to_numpy() if name is not None else names.is_null().to_numpy()
         try:
             check_column("table", name or "")
-        except BadLine as error:
-            cells.rejections.add(numbers[mine], str(error))
+        except InvalidLine as error:
+            cells.rejections.add(numbers[own_rows], str(error))
             continue
-        yield from _table_piece(name, mine & good, numbers, times, columns, cells)
+        yield from _table_chunk(name, own_rows & good, numbers, times, columns, cells)
 
 
 def _times(
@@ -253,32 +267,35 @@ def _times(
         times = times.zip_with(texts.is_not_null(), defaults)
     times = times.set(times == TIME_ABSENT, None)
     good = times.is_not_null()
-    refused = texts.filter(~good)
-    reasons = ["the line has no time" if text is None else f"the time {text[:60]!r} cannot be read" for text in refused]
+    bad = texts.filter(~good)
+    reasons = ["the line has no time" if text is None else f"the time {text[:60]!r} cannot be read" for text in bad]
     rejections.add(numbers[(~good).to_numpy()], reasons)
     return times.fill_null(0).to_numpy(), good.to_numpy()
 
 
-def _table_piece(
-    table: str, mine: Booleans, numbers: Integers, times: Integers, columns: dict[str, pl.Series], cells: _Cells
-) -> Iterator[Piece]:
+def _table_chunk(
+    table: str, own_rows: Booleans, numbers: Integers, times: Integers, columns: dict[str, pl.Series], cells: _Cells
+) -> Iterator[TableChunk]:
     options = cells.header.options
     declared = options.declared_types(table)
-    keep = pl.Series(mine)
+    keep = pl.Series(own_rows)
     texts = {name: columns[name].filter(keep) for name in (*options.tags, *cells.header.fields)}
-    numbers, times = numbers[mine], times[mine]
+    numbers, times = numbers[own_rows], times[own_rows]
     good = np.ones(len(numbers), np.bool_)
     converted: dict[str, pl.Series] = {}
     for name in cells.header.fields:
-        column = convert(texts[name], declared.get(name))
+        column = convert_column(texts[name], declared.get(name))
         if column is None:
             continue
         converted[name] = column.values
-        bad = column.bad.to_numpy()
+        bad = column.invalid.to_numpy()
         if bad.any():
             cells.rejections.add(
                 numbers[bad],
-                [f"{text[:60]!r} in column {name!r} is no {column.kind}" for text in texts[name].filter(column.bad)],
+                [
+                    f"{text[:60]!r} in column {name!r} is no {column.kind}"
+                    for text in texts[name].filter(column.invalid)
+                ],
             )
             good &= ~bad
     valued = np.zeros(len(numbers), np.bool_)
@@ -287,6 +304,6 @@ def _table_piece(
     cells.rejections.add(numbers[~valued], "no column of the line has a value")
     good &= valued
     kept = pl.Series(good)
-    tags: Columns = {name: encoded(texts[name].filter(kept).to_arrow()) for name in options.tags}
-    fields: Columns = {name: arrow_of(values.filter(kept)) for name, values in converted.items()}
-    yield Piece(table, numbers[good], times[good], tags, fields)
+    tags: Columns = {name: encode_tags(texts[name].filter(kept).to_arrow()) for name in options.tags}
+    fields: Columns = {name: to_arrow(values.filter(kept)) for name, values in converted.items()}
+    yield TableChunk(table, numbers[good], times[good], tags, fields)

@@ -1,257 +1,206 @@
-"""Lines of one shape taken apart byte by byte, compiled to machine code by Numba.
+"""Parses lines of one shape byte by byte, in loops that Numba compiles to machine code.
 
-What is compiled runs without the interpreter and without its lock. It knows nothing of tables and types: a shape is the bytes that stand between
-the values (the glue) and how each value ends. A line is taken when glue and values tile it exactly. A number is computed where a single
-multiplication or division by an exact power of ten rounds correctly (Clinger 1990); any other number is handed on as text, so that what a line
-says never depends on how it was read. Lines with control characters are not taken.
+The compiled code runs without the interpreter and without its lock. It knows nothing of tables and types: a
+shape is the constant bytes between the values (the literals) and how each value ends. A line matches when
+literals and values tile it exactly. Lines with control characters do not match; the scanner decides what they
+mean.
 
-The machine code is kept beside the source, or in the user's cache directory: only the first process of an installation compiles, for some seconds.
-Out of an archive, as on Spark's executors, each process does: an archive lies elsewhere for every application, so what it left would never be found.
+The machine code is cached beside the source, or in the user's cache directory, so only the first process of
+an installation compiles, for some seconds. From an archive, as on Spark's executors, each process compiles:
+the archive has another path in every application, so its cached code would never be found again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import cast
 
 import numba
 import numpy as np
 import numpy.typing as npt
 from numba import types
 
-from connectors.formats.kernel_types import Ends, Glue, Kind, State, Values
-from connectors.formats.lines import BACKSLASH, NEWLINE, QUOTE, WORD_BYTES, Bytes, Integers, Words
+from headrace.connectors.formats.kernel_numbers import (
+    DEFERRED,
+    NO_MATCH,
+    ONE,
+    Function,
+    inlined,
+    parse_decimal,
+    parse_integer,
+)
+from headrace.connectors.formats.kernel_types import Literals, NumberState, ValueGrammar, ValueKind, Values
+from headrace.connectors.formats.lines import BACKSLASH, NEWLINE, QUOTE, WORD_BYTES, Bytes, Integers, Words
 
 Codes = npt.NDArray[np.int32]
-Function = TypeVar("Function", bound=Callable[..., object])
 
-SERIES, TEXT, INTEGER = int(Kind.SERIES), int(Kind.TEXT), int(Kind.INTEGER)
-COMPUTED, TEXTUAL, NULL = int(State.COMPUTED), int(State.TEXTUAL), int(State.NULL)
-STAMP = "b80a2b2c5a733301"
-"""A digest of what is compiled in from elsewhere: Numba looks at this file alone to tell whether kept code is stale."""
-NOT_TAKEN = -1
-SPACE, PLUS, MINUS, POINT, ZERO, UPPER_E, LOWER_E = 32, 43, 45, 46, 48, 69, 101
-DIGITS_MAX = 19
-EXPONENT_MAX = 10_000
-EXACT_POWER_MAX = 22
-EXACT_MANTISSA_MAX = np.uint64(2**53)
-INT64_MAX = np.uint64(2**63 - 1)
-POWERS_OF_TEN = np.array([10.0**power for power in range(EXACT_POWER_MAX + 1)])
+STAMP = "f3ecb45a9017eab9"
+"""Digest of the code compiled in from other modules: Numba checks only this file for changes."""
+
+SERIES, TEXT, INTEGER = int(ValueKind.SERIES), int(ValueKind.TEXT), int(ValueKind.INTEGER)
+NULL = int(NumberState.NULL)
+SPACE = 32
 
 EACH_BYTE = np.uint64(0x0101010101010101)
 HIGH_BITS = np.uint64(0x8080808080808080)
 LOW_BITS = np.uint64(0x7F7F7F7F7F7F7F7F)
 CONTROL_LIMIT = np.uint64(0x2020202020202020)
-PLACES = np.uint64(0x0001020304050607)
+BYTE_INDEXES = np.uint64(0x0001020304050607)
 NULL_WORD, NULL_BYTES = np.uint64(int.from_bytes(b"null", "little")), 4
 NULL_MASK = np.uint64(2**32 - 1)
-GOLDEN, HALF, BITS = np.uint64(0x9E3779B97F4A7C15), np.uint64(32), 8
-ONE, SEVEN, TEN, TOP_BYTE = np.uint64(1), np.uint64(7), np.uint64(10), np.uint64(56)
+# 2^64 divided by the golden ratio: the multiplier of Fibonacci hashing (Knuth, TAOCP 6.4).
+GOLDEN, HALF_BITS = np.uint64(0x9E3779B97F4A7C15), np.uint64(32)
+BYTE_BITS, SEVEN, TOP_BYTE = 8, np.uint64(7), np.uint64(56)
 
 _BYTES = types.Array(types.uint8, 1, "C", readonly=True)
 _NUMBERS = types.Array(types.int64, 1, "C", readonly=True)
+# Words start at every byte, so most of them are unaligned.
 _WORDS = types.Array(types.uint64, 1, "A", readonly=True, aligned=False)
-_GLUE = types.NamedTuple((types.uint64[::1], types.uint64[::1], types.int64[::1], types.int64[::1]), Glue)
-_ENDS = types.NamedUniTuple(types.int64[::1], 3, Ends)
+_LITERALS = types.NamedTuple((types.uint64[::1], types.uint64[::1], types.int64[::1], types.int64[::1]), Literals)
+_GRAMMAR = types.NamedUniTuple(types.int64[::1], 3, ValueGrammar)
 _COLUMNS = types.int64[:, ::1]
 _VALUES = types.NamedTuple((_COLUMNS, _COLUMNS, _COLUMNS, types.float64[:, ::1], types.uint8[:, ::1]), Values)
 
 
-def _part(function: Function) -> Function:
-    """Compile a function into those that call it."""
-    return cast(Function, numba.njit(function))
-
-
-def _whole(answer: types.Type, *arguments: types.Type) -> Callable[[Function], Function]:
-    """Compile a function for arguments of these types, or load what an earlier process compiled."""
-    signature = answer(*arguments)
+def _entry_point(result: types.Type, *arguments: types.Type) -> Callable[[Function], Function]:
+    """Compile a function for arguments of these types, or load the code that an earlier process cached."""
+    signature = result(*arguments)
 
     def compiled(function: Function) -> Function:
         try:
             return cast(Function, numba.njit(signature, nogil=True, cache=Path(__file__).is_file())(function))
         except Exception:
-            # No directory takes what was compiled, or a power cut left a torn file there: then each process compiles for itself.
+            # Numba raises when no directory is writable, and unpickles whatever it finds: a power cut may
+            # have left a torn file. Either costs this process its own compilation, never the command.
             return cast(Function, numba.njit(signature, nogil=True)(function))
 
     return compiled
 
 
-@_part
-def _equal(word: np.uint64, byte: int) -> np.uint64:
-    """High bits where `word` has the byte; those above the lowest of them may be wrong."""
+# Eight bytes are examined at a time (SWAR: Mycroft's test for a zero byte, Warren, Hacker's Delight 6-1). Its
+# subtraction borrows from higher bytes, so marks above the lowest one may be false.
+@inlined
+def _match_byte(word: np.uint64, byte: int) -> np.uint64:
+    """High bits where `word` has the byte; only the lowest of them is reliable."""
     rest = word ^ (EACH_BYTE * np.uint64(byte))
     return (rest - EACH_BYTE) & ~rest & HIGH_BITS
 
 
-@_part
-def _control(word: np.uint64) -> np.uint64:
-    """High bits where `word` has a control character; those above the lowest of them may be wrong."""
+@inlined
+def _match_control(word: np.uint64) -> np.uint64:
+    """High bits where `word` has a control character; only the lowest of them is reliable."""
     return (word - CONTROL_LIMIT) & ~word & HIGH_BITS
 
 
-@_part
-def _lowest(marks: np.uint64) -> int:
-    """Number of the byte whose high bit is the lowest one of `marks`."""
+@inlined
+def _lowest_byte(marks: np.uint64) -> int:
+    """Index of the byte whose high bit is the lowest one of `marks`."""
     lowest = (marks & (~marks + ONE)) >> SEVEN
-    return int((PLACES * lowest) >> TOP_BYTE)
+    # Multiplying by the power of two shifts the table until the index of that byte is on top.
+    return int((BYTE_INDEXES * lowest) >> TOP_BYTE)
 
 
-@_part
-def _behind_glue(words: Words, place: int, glue: Glue, value: int) -> int:
-    """The place behind the glue before a value, if it stands at `place`."""
-    for number in range(glue.bounds[value], glue.bounds[value + 1]):
-        if (words[place] & glue.masks[number]) != glue.words[number]:
-            return NOT_TAKEN
-        place += glue.lengths[number]
-    return place
+@inlined
+def _skip_literal(words: Words, position: int, literals: Literals, value: int) -> int:
+    """The position after the literal before a value, if `position` is where it begins."""
+    for number in range(literals.bounds[value], literals.bounds[value + 1]):
+        if (words[position] & literals.masks[number]) != literals.words[number]:
+            return NO_MATCH
+        position += literals.lengths[number]
+    return position
 
 
-@_part
-def _series_end(data: Bytes, words: Words, place: int) -> tuple[int, np.uint64]:
-    """Where a series ends, and all its bytes in one."""
-    start, seen = place, np.uint64(0)
+# The loops over texts check no bounds: the data ends with a newline, which is a control character, so the
+# last word they read has a mark.
+@inlined
+def _skip_series(data: Bytes, words: Words, position: int) -> tuple[int, np.uint64]:
+    """The position after a series, and the bitwise or of its words."""
+    start, union = position, np.uint64(0)
     while True:
-        word = words[place]
-        marks = _equal(word, SPACE) | _equal(word, BACKSLASH) | _control(word)
-        seen |= word
+        word = words[position]
+        marks = _match_byte(word, SPACE) | _match_byte(word, BACKSLASH) | _match_control(word)
+        union |= word
         if not marks:
-            place += WORD_BYTES
+            position += WORD_BYTES
             continue
-        place += _lowest(marks)
-        if data[place] == SPACE:
-            return (place if place > start else NOT_TAKEN), seen
-        if data[place] != BACKSLASH or data[place + 1] < SPACE:
-            return NOT_TAKEN, seen
-        seen |= np.uint64(data[place + 1])
-        place += 2
+        position += _lowest_byte(marks)
+        if data[position] == SPACE:
+            return (position if position > start else NO_MATCH), union
+        if data[position] != BACKSLASH or data[position + 1] < SPACE:
+            return NO_MATCH, union
+        # The escaped byte is passed without a look at its word, so its bits are added here.
+        union |= np.uint64(data[position + 1])
+        position += 2
 
 
-@_part
-def _behind_quotes(words: Words, place: int, quotes: int) -> tuple[int, np.uint64]:
-    """The place behind so many double quotes with no backslash and no control character before the last, and all bytes in one."""
-    seen = np.uint64(0)
+@inlined
+def _skip_quotes(words: Words, position: int, quotes: int) -> tuple[int, np.uint64]:
+    """The position after that many double quotes, and the bitwise or of the words up to there.
+
+    No backslash and no control character may come before the last of them.
+    """
+    union = np.uint64(0)
     while True:
-        word = words[place]
+        word = words[position]
         rest = word ^ (EACH_BYTE * np.uint64(QUOTE))
+        # Marks are counted here, so none may be false: this slower test for a zero byte never borrows.
         marks = ~(((rest & LOW_BITS) + LOW_BITS) | rest | LOW_BITS)
-        bad = _equal(word, BACKSLASH) | _control(word)
-        seen |= word
+        bad = _match_byte(word, BACKSLASH) | _match_control(word)
+        union |= word
         found = int(((marks >> SEVEN) * EACH_BYTE) >> TOP_BYTE)
         if found < quotes:
             if bad:
-                return NOT_TAKEN, seen
+                return NO_MATCH, union
             quotes -= found
-            place += WORD_BYTES
+            position += WORD_BYTES
             continue
         for _ in range(quotes - 1):
             marks &= marks - ONE
         lowest = marks & (~marks + ONE)
         if bad & (lowest - ONE):
-            return NOT_TAKEN, seen
-        return place + _lowest(lowest) + 1, seen
+            return NO_MATCH, union
+        return position + _lowest_byte(lowest) + 1, union
 
 
-@_part
-def _text_end(
-    data: Bytes, words: Words, place: int, end: int, stop: int, quotes: int, separator: int
+@inlined
+def _skip_text(
+    data: Bytes, words: Words, position: int, end: int, delimiter: int, quotes: int, separator: int
 ) -> tuple[int, np.uint64]:
-    """Where a text ends that holds so many double quotes, and all its bytes in one."""
-    seen = np.uint64(0)
-    plain = stop == QUOTE or quotes > 0
+    """The position after a text with that many double quotes, and the bitwise or of its words."""
+    union = np.uint64(0)
+    # A backslash could escape a quote, which only the scanner resolves.
+    plain = delimiter == QUOTE or quotes > 0
     if quotes > 0:
-        place, seen = _behind_quotes(words, place, quotes)
-        if place < 0:
-            return place, seen
+        position, union = _skip_quotes(words, position, quotes)
+        if position < 0:
+            return position, union
     while True:
-        word = words[place]
-        marks = _equal(word, stop) | _control(word)
+        word = words[position]
+        marks = _match_byte(word, delimiter) | _match_control(word)
         if plain:
-            marks |= _equal(word, BACKSLASH)
-        if stop == NEWLINE:
-            marks |= _equal(word, separator)
-        seen |= word
+            marks |= _match_byte(word, BACKSLASH)
+        if delimiter == NEWLINE:
+            marks |= _match_byte(word, separator)
+        union |= word
         if marks:
-            place += _lowest(marks)
-            at_stop = place == end if stop == NEWLINE else data[place] == stop
-            return (place if at_stop else NOT_TAKEN), seen
-        place += WORD_BYTES
+            position += _lowest_byte(marks)
+            at_delimiter = position == end if delimiter == NEWLINE else data[position] == delimiter
+            return (position if at_delimiter else NO_MATCH), union
+        position += WORD_BYTES
 
 
-@_part
-def _digits(data: Bytes, place: int, value: np.uint64) -> tuple[int, np.uint64]:
-    """The place behind the digits from `place` on, and `value` with them appended (it wraps around behind 19 of them)."""
-    while True:
-        digit = int(data[place]) - ZERO
-        if digit < 0 or digit > 9:
-            return place, value
-        value = value * TEN + np.uint64(digit)
-        place += 1
+@inlined
+def _skip_token(
+    data: Bytes, words: Words, position: int, end: int, kind: int, delimiter: int, quotes: int, separator: int
+) -> tuple[int, np.uint64]:
+    """The position after a series or a text, and the bitwise or of its words."""
+    if kind == SERIES:
+        return _skip_series(data, words, position)
+    return _skip_text(data, words, position, end, delimiter, quotes, separator)
 
 
-@_part
-def _behind_sign(data: Bytes, place: int, strict: bool) -> int:
-    return place + 1 if data[place] == MINUS or (data[place] == PLUS and not strict) else place
-
-
-@_part
-def _integer(data: Bytes, place: int, strict: bool) -> tuple[int, int, int]:
-    """(place behind the integer, what is known of it, its value)"""
-    negative = data[place] == MINUS
-    first = _behind_sign(data, place, strict)
-    end, value = _digits(data, first, np.uint64(0))
-    if end == first or (strict and end > first + 1 and data[first] == ZERO):
-        return NOT_TAKEN, TEXTUAL, 0
-    limit = INT64_MAX + ONE if negative else INT64_MAX
-    if end - first > DIGITS_MAX or value > limit:
-        return end, TEXTUAL, 0
-    return end, COMPUTED, int(np.int64(~value + ONE if negative else value))
-
-
-@_part
-def _exponent(data: Bytes, place: int) -> tuple[int, int]:
-    """(place behind the exponent whose letter stands before `place`, its value)"""
-    first = _behind_sign(data, place, False)
-    end, exponent = first, 0
-    while ZERO <= data[end] < ZERO + 10:
-        exponent = min(exponent * 10 + int(data[end]) - ZERO, EXPONENT_MAX)
-        end += 1
-    if end == first:
-        return NOT_TAKEN, 0
-    return end, (-exponent if data[place] == MINUS else exponent)
-
-
-@_part
-def _float(data: Bytes, place: int, strict: bool) -> tuple[int, int, float]:
-    """(place behind the decimal number, what is known of it, its value)"""
-    negative = data[place] == MINUS
-    first = _behind_sign(data, place, strict)
-    end, mantissa = _digits(data, first, np.uint64(0))
-    digits, decimals = end - first, 0
-    if strict and (digits == 0 or (digits > 1 and data[first] == ZERO)):
-        return NOT_TAKEN, TEXTUAL, 0.0
-    if data[end] == POINT:
-        point = end
-        end, mantissa = _digits(data, point + 1, mantissa)
-        decimals = end - point - 1
-        if strict and decimals == 0:
-            return NOT_TAKEN, TEXTUAL, 0.0
-    if digits + decimals == 0:
-        return NOT_TAKEN, TEXTUAL, 0.0
-    power = -decimals
-    if data[end] == LOWER_E or data[end] == UPPER_E:
-        end, exponent = _exponent(data, end + 1)
-        if end < 0:
-            return NOT_TAKEN, TEXTUAL, 0.0
-        power += exponent
-    if digits + decimals > DIGITS_MAX or mantissa > EXACT_MANTISSA_MAX or abs(power) > EXACT_POWER_MAX:
-        return end, TEXTUAL, 0.0
-    value = np.float64(mantissa)
-    value = value * POWERS_OF_TEN[power] if power >= 0 else value / POWERS_OF_TEN[-power]
-    return end, COMPUTED, (-value if negative else value)
-
-
-@_whole(
+@_entry_point(
     types.Tuple((types.int64, types.uint64)),
     *(
         _BYTES,
@@ -259,108 +208,110 @@ def _float(data: Bytes, place: int, strict: bool) -> tuple[int, int, float]:
         _NUMBERS,
         _NUMBERS,
         _NUMBERS,
-        _GLUE,
-        _ENDS,
+        _LITERALS,
+        _GRAMMAR,
         types.int64,
         types.boolean,
         types.int64[::1],
         _VALUES,
     ),
 )
-def take_apart(
+def parse_lines(
     data: Bytes,
     words: Words,
     starts: Integers,
     ends: Integers,
     rows: Integers,
-    glue: Glue,
-    value_ends: Ends,
+    literals: Literals,
+    grammar: ValueGrammar,
     separator: int,
     strict: bool,
-    taken: Integers,
+    matched_rows: Integers,
     values: Values,
 ) -> tuple[int, np.uint64]:
-    """Take those of the lines `rows` apart that have the shape; answers how many, and all bytes of their texts in one.
+    """Parse the lines of `rows` that have the shape; returns their number, and the bitwise or of their texts.
 
-    `data` ends with a newline, and `words[i]` is its eight bytes from i on. `strict` numbers are those of JSON, or its null. Filled: `taken[n]`, the
-    row of the n-th line taken, and column n of `values`.
+    `data` ends with a newline; `words[i]` is its eight bytes from i on. `strict` numbers are JSON's, or null.
+    Filled: `matched_rows[n]`, the row of the n-th matching line, and column n of `values`.
     """
-    count, seen, columns = 0, np.uint64(0), len(value_ends.kinds)
+    # A line that fails half-way leaves values in column `count`; the next line overwrites them.
+    count, union, columns = 0, np.uint64(0), len(grammar.kinds)
     for row in rows:
-        place = starts[row]
+        position = starts[row]
         for column in range(columns):
-            place = _behind_glue(words, place, glue, column)
-            if place < 0:
+            position = _skip_literal(words, position, literals, column)
+            if position < 0:
                 break
-            start, kind = place, value_ends.kinds[column]
+            start, kind = position, grammar.kinds[column]
             if kind in (SERIES, TEXT):
-                if kind == SERIES:
-                    place, bytes_seen = _series_end(data, words, place)
-                else:
-                    stop, quotes = value_ends.stops[column], value_ends.quotes[column]
-                    place, bytes_seen = _text_end(data, words, place, ends[row], stop, quotes, separator)
-                seen |= bytes_seen
-                values.starts[column, count], values.ends[column, count] = start, place
-            elif strict and (words[place] & NULL_MASK) == NULL_WORD:
-                place += NULL_BYTES
-                values.states[column, count] = NULL
+                delimiter, quotes = grammar.delimiters[column], grammar.quotes[column]
+                position, bits = _skip_token(data, words, start, ends[row], kind, delimiter, quotes, separator)
+                union |= bits
+                values.starts[column, count], values.ends[column, count] = start, position
             else:
-                if kind == INTEGER:
-                    place, state, values.integers[column, count] = _integer(data, place, strict)
+                # Inline: a function given the arrays of `values` makes the parse take 2.5 times as long.
+                if strict and (words[position] & NULL_MASK) == NULL_WORD:
+                    position, state = position + NULL_BYTES, NULL
+                elif kind == INTEGER:
+                    position, state, values.integers[column, count] = parse_integer(data, position, strict)
                 else:
-                    place, state, values.floats[column, count] = _float(data, place, strict)
+                    position, state, values.floats[column, count] = parse_decimal(data, position, strict)
                 values.states[column, count] = state
-                if state == TEXTUAL:
-                    values.starts[column, count], values.ends[column, count] = start, place
-            if place < 0:
+                if state == DEFERRED:
+                    values.starts[column, count], values.ends[column, count] = start, position
+            if position < 0:
                 break
         else:
-            if _behind_glue(words, place, glue, columns) == ends[row]:
-                taken[count] = row
+            if _skip_literal(words, position, literals, columns) == ends[row]:
+                matched_rows[count] = row
                 count += 1
-    return count, seen
+    return count, union
 
 
-@_part
-def _same(words: Words, first: int, second: int, length: int) -> bool:
-    """Whether the texts of that length at two places are the same."""
+@inlined
+def _equal_texts(words: Words, first: int, second: int, length: int) -> bool:
+    """Whether the texts of that length at two positions are equal."""
     offset = 0
     while offset + WORD_BYTES <= length:
         if words[first + offset] != words[second + offset]:
             return False
         offset += WORD_BYTES
-    return not ((words[first + offset] ^ words[second + offset]) & _mask(length - offset))
+    return not ((words[first + offset] ^ words[second + offset]) & _low_bytes(length - offset))
 
 
-@_part
-def _mask(length: int) -> np.uint64:
-    """The lowest `length` bytes of a word, less than all of them."""
-    return (ONE << np.uint64(BITS * length)) - ONE
+@inlined
+def _low_bytes(count: int) -> np.uint64:
+    """A mask of the lowest `count` bytes of a word, fewer than eight."""
+    return (ONE << np.uint64(BYTE_BITS * count)) - ONE
 
 
-@_part
-def _hash(words: Words, place: int, length: int) -> np.uint64:
-    """A hash of the text of that length at `place`."""
+@inlined
+def _hash(words: Words, position: int, length: int) -> np.uint64:
+    """A hash of the text of that length at `position`."""
     mixed, offset = np.uint64(length), 0
     while offset + WORD_BYTES <= length:
-        mixed = (mixed ^ words[place + offset]) * GOLDEN
-        mixed ^= mixed >> HALF
+        # Carries only run upwards and the slot is taken from the low bits, so the high half is folded in.
+        mixed = (mixed ^ words[position + offset]) * GOLDEN
+        mixed ^= mixed >> HALF_BITS
         offset += WORD_BYTES
-    mixed = (mixed ^ (words[place + offset] & _mask(length - offset))) * GOLDEN
-    return np.uint64(mixed ^ (mixed >> HALF))
+    mixed = (mixed ^ (words[position + offset] & _low_bytes(length - offset))) * GOLDEN
+    return np.uint64(mixed ^ (mixed >> HALF_BITS))
 
 
-@_whole(types.int64, _WORDS, _NUMBERS, _NUMBERS, types.int32[::1], types.int32[::1], types.int64[::1])
-def number_texts(words: Words, starts: Integers, ends: Integers, slots: Codes, codes: Codes, firsts: Integers) -> int:
-    """Number the distinct texts from `starts[i]` to `ends[i]` in order of appearance; answers how many there are.
+@_entry_point(types.int64, _WORDS, _NUMBERS, _NUMBERS, types.int32[::1], types.int32[::1], types.int64[::1])
+def dictionary_encode(
+    words: Words, starts: Integers, ends: Integers, slots: Codes, codes: Codes, firsts: Integers
+) -> int:
+    """Number the distinct texts from `starts[i]` to `ends[i]` in order of appearance; returns their number.
 
-    `slots` is a hash table, a power of two long and more than there are texts, full of -1. Filled: `codes[i]`, the number of text i, and `firsts[c]`,
-    which text is the first one of number c.
+    `slots` is a hash table full of -1, a power of two long and longer than there are texts. Filled:
+    `codes[i]`, the code of text i, and `firsts[c]`, the first text with code c.
     """
     count, mask = 0, np.uint64(len(slots) - 1)
     for text in range(len(starts)):
-        place, length = starts[text], ends[text] - starts[text]
-        slot = _hash(words, place, length) & mask
+        position, length = starts[text], ends[text] - starts[text]
+        slot = _hash(words, position, length) & mask
+        # Linear probing ends: the table has more slots than texts, so one of them is free.
         while True:
             code = slots[slot]
             if code < 0:
@@ -369,24 +320,28 @@ def number_texts(words: Words, starts: Integers, ends: Integers, slots: Codes, c
                 count += 1
                 break
             known = firsts[code]
-            if ends[known] - starts[known] == length and _same(words, starts[known], place, length):
+            if ends[known] - starts[known] == length and _equal_texts(words, starts[known], position, length):
                 break
             slot = (slot + ONE) & mask
         codes[text] = code
     return count
 
 
-@_whole(types.void, _WORDS, _NUMBERS, _NUMBERS, types.int32[::1], types.Array(types.uint64, 1, "A", aligned=False))
-def join(words: Words, starts: Integers, ends: Integers, offsets: Codes, joined: Words) -> None:
-    """Copy the texts from `starts[i]` to `ends[i]` one behind the other; text i then stands at bytes `offsets[i]` to `offsets[i + 1]`.
+@_entry_point(
+    types.void, _WORDS, _NUMBERS, _NUMBERS, types.int32[::1], types.Array(types.uint64, 1, "A", aligned=False)
+)
+def gather_texts(words: Words, starts: Integers, ends: Integers, offsets: Codes, target: Words) -> None:
+    """Copy the texts from `starts[i]` to `ends[i]` to bytes `offsets[i]` to `offsets[i + 1]` of one buffer.
 
-    `joined[i]` is the eight bytes from byte i on, so it takes up to seven bytes more than there are.
+    `target[i]` is the eight bytes of that buffer from byte i on, and it has up to seven bytes more than the
+    texts.
     """
-    target = 0
+    begin = 0
     for text in range(len(starts)):
-        offsets[text] = target
-        begin, length = starts[text], ends[text] - starts[text]
+        offsets[text] = begin
+        source, length = starts[text], ends[text] - starts[text]
+        # Whole words are copied: what runs over the end of a text is overwritten by the text after it.
         for offset in range(0, length, WORD_BYTES):
-            joined[target + offset] = words[begin + offset]
-        target += length
-    offsets[len(starts)] = target
+            target[begin + offset] = words[source + offset]
+        begin += length
+    offsets[len(starts)] = begin

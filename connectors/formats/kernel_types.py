@@ -1,4 +1,9 @@
-"""What templates and the kernel tell each other: how values end, what stands between them, and what was found."""
+"""The types that templates and the kernel exchange: the grammar of a line in, its values out.
+
+They import no Numba, so that a process without raw lines never loads it. Numba compiles their layout into the
+kernel: whoever edits this module updates `STAMP` there (tests/unit/formats/test_kernel.py prints the new
+one).
+"""
 
 from __future__ import annotations
 
@@ -8,16 +13,17 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from connectors.formats.lines import Integers, Words
+from headrace.connectors.formats.lines import Integers, Words
 
 Floats = npt.NDArray[np.float64]
-States = npt.NDArray[np.uint8]
+NumberStates = npt.NDArray[np.uint8]
 
 
-class Kind(IntEnum):
+class ValueKind(IntEnum):
     """Where a value ends.
 
-    A series at a space that no backslash hides, a text at the first byte of what follows it or with the line, a number where its grammar ends.
+    A series ends at an unescaped space, a text at its delimiter or with the line, a number where its grammar
+    ends.
     """
 
     SERIES = 0
@@ -26,18 +32,19 @@ class Kind(IntEnum):
     FLOAT = 3
 
 
-class State(IntEnum):
-    """What is known of a number: its value, only where its text stands, or that it is the word null."""
+class NumberState(IntEnum):
+    """The state of a number: computed, deferred (only its text is known), or the word null."""
 
     COMPUTED = 0
-    TEXTUAL = 1
+    DEFERRED = 1
     NULL = 2
 
 
-class Glue(NamedTuple):
-    """The bytes before each value and after the last one, in words of eight bytes.
+class Literals(NamedTuple):
+    """The constant bytes before each value and after the last one, in words of eight bytes.
 
-    The glue before value c is words `bounds[c]` to `bounds[c + 1]`, each under its mask, of so many bytes.
+    The literal before value c is words `bounds[c]` to `bounds[c + 1]`, each under its mask and `lengths`
+    bytes long.
     """
 
     words: Words
@@ -46,25 +53,25 @@ class Glue(NamedTuple):
     bounds: Integers
 
 
-class Ends(NamedTuple):
-    """How each value ends: its kind, and for a text the byte at which it stops, behind so many double quotes.
+class ValueGrammar(NamedTuple):
+    """How each value ends: its kind, and for a text the delimiter byte and how many double quotes precede it.
 
-    A newline stands for the end of the line; a text that stops there holds no separator.
+    A newline as delimiter means the end of the line; such a text contains no separator.
     """
 
     kinds: Integers
-    stops: Integers
+    delimiters: Integers
     quotes: Integers
 
 
 class Values(NamedTuple):
-    """What was found, as arrays of (value, line).
+    """The values of the matched lines, as arrays of (value, line).
 
-    Where it starts and ends, of a number only where it stays text; of numbers also their state, and which one it is.
+    Texts and deferred numbers have start and end; every number has a state, and its value if it was computed.
     """
 
     starts: Integers
     ends: Integers
     integers: Integers
     floats: Floats
-    states: States
+    states: NumberStates

@@ -1,8 +1,8 @@
-"""Influx line protocol as whole columns.
+"""The parser of Influx line protocol, column by column.
 
-Lines of the same fields form a template and are taken apart together (`templates`); the series of a line is read once for all its rows
-(`series`). Lines with escapes in their fields, odd spacing or errors go through the scanner, which defines what every line means; both ways give
-the same rows and the same refusals.
+Lines with the same fields share a template and are parsed together (`templates`); each series is parsed once
+for all its rows (`series_registry`). Lines with escapes in their fields, unusual spacing or errors go through
+the scanner, which defines what every line means. Both paths give the same rows and the same rejections.
 """
 
 from __future__ import annotations
@@ -15,38 +15,52 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from connectors.formats.kernel_types import Kind
-from connectors.formats.line_scanner import BadLine, OpenString, ScannedField, ScannedLine, scan_line, time_to_ns
-from connectors.formats.lines import Booleans, Integers, Lines
-from connectors.formats.matcher import Matcher
-from connectors.formats.parsed import TIME_ABSENT, DefaultTimes, FormatOptions, Parsed, default_times_of
-from connectors.formats.pieces import Assembly, Columns, Piece, Rejections, ascending, joined_array
-from connectors.formats.records import Records, records_of
-from connectors.formats.scanned import ScannedRows
-from connectors.formats.series import Codes, SeriesRegistry
-from connectors.formats.templates import Matched, Template
-from connectors.formats.times import scaled
-from connectors.formats.values import arrow_of, booleans, both, usable
-from schemas.tables import FieldType
+from headrace.connectors.formats.chunks import (
+    Rejections,
+    ScannedRows,
+    TableBuilder,
+    TableChunk,
+    concat_arrays,
+    is_sorted,
+)
+from headrace.connectors.formats.interface import (
+    TIME_ABSENT,
+    DefaultTimes,
+    FormatOptions,
+    InvalidLine,
+    ParseResult,
+    default_times_of,
+)
+from headrace.connectors.formats.kernel_types import ValueKind
+from headrace.connectors.formats.line_scanner import (
+    ScannedField,
+    ScannedLine,
+    UnterminatedString,
+    scan_line,
+    time_to_ns,
+)
+from headrace.connectors.formats.lines import Booleans, Integers, Lines, QuotedRecords, find_quoted_records
+from headrace.connectors.formats.series_registry import Codes, SeriesRegistry
+from headrace.connectors.formats.templates import NUMBER_KINDS, MatchedLines, Matcher, Template
+from headrace.connectors.formats.text_columns import Columns, and_masks, booleans, scaled, to_arrow, valid_mask
+from headrace.schemas.tables import FieldType
 
 HASH = 35
-KINDS = {FieldType.INT64: Kind.INTEGER, FieldType.FLOAT64: Kind.FLOAT}
-
 Signature = tuple[tuple[str, FieldType], ...]
 
 
 @dataclass(slots=True)
-class _Shape:
-    """A template of line protocol with the meaning of its values."""
+class _LineShape:
+    """A template of line protocol with the fields of its lines, and whether they have a time."""
 
     template: Template
     fields: Signature
-    timed: bool
+    has_time: bool
 
 
 @dataclass(slots=True)
-class _Group:
-    """Rows with the same fields of the same types, in parts."""
+class _RowGroup:
+    """Rows with the same fields of the same types, as a list of arrays for each batch of lines."""
 
     lines: list[Integers] = field(default_factory=list)
     series: list[Codes] = field(default_factory=list)
@@ -68,19 +82,19 @@ def parse_line_protocol(
     *,
     keep_lines: bool = False,
     fast: bool = True,
-) -> Parsed:
-    """The readings in `lines`. `default_times` (ns; one, or one a line with `TIME_ABSENT` for none) is for lines without a time.
+) -> ParseResult:
+    """The readings in `lines`. Lines without a time get theirs from `default_times`.
 
-    `fast=False` sends every line through the scanner: slow, and the definition of the result.
+    `fast=False` sends every line through the scanner, which is slow and defines the result.
     """
     parser = _Parser(lines, options, default_times)
     parser.run(fast=fast)
-    assembly = Assembly(options, lines, parser.rejections, parser.tag_columns, keep_lines)
-    return assembly.parsed(parser.pieces())
+    builder = TableBuilder(options, lines, parser.rejections, parser.tag_columns, keep_lines)
+    return builder.build(parser.chunks())
 
 
 class _Parser:
-    """One parse: owns the registry of series, the known shapes, the groups of rows and the refused lines."""
+    """One parse: owns the registry of series, the groups of rows and the rejected lines."""
 
     def __init__(self, lines: Lines, options: FormatOptions, default_times: DefaultTimes) -> None:
         self.lines = lines
@@ -88,173 +102,178 @@ class _Parser:
         self.registry = SeriesRegistry(options)
         self.rejections = Rejections()
         self._default_times = default_times
-        self._groups: dict[Signature, _Group] = defaultdict(_Group)
+        self._groups: dict[Signature, _RowGroup] = defaultdict(_RowGroup)
         self._scanned: ScannedRows[int, int] = ScannedRows()
 
     def run(self, *, fast: bool) -> None:
-        """Read every line into groups or refusals."""
-        matcher = Matcher(self.lines, self._shape_of, self._take)
+        """Parse every line into a group, a scanned row or a rejection."""
+        matcher = Matcher(self.lines, self._infer_shape, self._accept)
         wanted = not_blank(self.lines)
-        for first, last in line_records(self.lines).joined.items():
+        for first, last in line_records(self.lines).spans.items():
             wanted[first : last + 1] = False
             self._scan(first, last)
-        for first, last in self.lines.chunks():
+        for first, last in self.lines.batches():
             rows = first + np.flatnonzero(wanted[first:last])
-            for row in (matcher.leave(rows) if fast else rows).tolist():
+            for row in (matcher.consume(rows) if fast else rows).tolist():
                 self._scan(row, row)
 
-    def pieces(self) -> Iterator[Piece]:
-        """The rows, one piece for each table and set of fields."""
+    def chunks(self) -> Iterator[TableChunk]:
+        """The rows, one chunk for each table and signature, then the scanned ones."""
         for signature, group in self._groups.items():
             lines, series, times = (
                 np.concatenate(group.lines),
                 np.concatenate(group.series),
                 np.concatenate(group.times),
             )
-            columns = [joined_array([part[place] for part in group.columns]) for place in range(len(signature))]
+            columns = [concat_arrays([part[index] for part in group.columns]) for index in range(len(signature))]
             named = {name: column for (name, _), column in zip(signature, columns, strict=True)}
             yield from self._by_table(lines, series, times, named)
-        for _, part in self._scanned.parts():
-            series, times = np.array(part.keys, np.int32), np.array(part.times, np.int64)
-            yield from self._by_table(part.lines, series, times, part.columns())
+        for _, chunk in self._scanned.chunks():
+            series, times = np.array(chunk.keys, np.int32), np.array(chunk.times, np.int64)
+            yield from self._by_table(chunk.lines, series, times, chunk.columns())
 
-    def _by_table(self, lines: Integers, series: Codes, times: Integers, columns: Columns) -> Iterator[Piece]:
-        """The rows cut by the table of their series, each piece in order of the lines."""
-        order = None if ascending(lines) else np.argsort(lines, kind="stable")
-        for table, rows in self.registry.tables_of(series if order is None else series[order]).items():
-            taken = rows if order is None else order if rows is None else order[rows]
-            if taken is None:
-                yield Piece(table, lines, times, {"series": pa.array(series)}, columns)
+    def _by_table(self, lines: Integers, series: Codes, times: Integers, columns: Columns) -> Iterator[TableChunk]:
+        """The rows split by the table of their series, each chunk in order of the lines."""
+        # A signature is shared by tables, so that measurements with equal fields are parsed in one pass.
+        order = None if is_sorted(lines) else np.argsort(lines, kind="stable")
+        for table, rows in self.registry.rows_by_table(series if order is None else series[order]).items():
+            chosen = rows if order is None else order if rows is None else order[rows]
+            if chosen is None:
+                yield TableChunk(table, lines, times, {"series": pa.array(series)}, columns)
             else:
-                chosen = {name: column.take(pa.array(taken)) for name, column in columns.items()}
-                yield Piece(table, lines[taken], times[taken], {"series": pa.array(series[taken])}, chosen)
+                fields = {name: column.take(pa.array(chosen)) for name, column in columns.items()}
+                yield TableChunk(table, lines[chosen], times[chosen], {"series": pa.array(series[chosen])}, fields)
 
     def tag_columns(self, keys: Columns, _: int) -> Columns:
-        """Tag columns from the series numbers."""
+        """The tag columns of rows by the ids of their series."""
         return self.registry.tag_columns(keys["series"].to_numpy())
 
-    def _shape_of(self, line: int) -> _Shape | None:
+    def _infer_shape(self, line: int) -> _LineShape | None:
         try:
             text = self.lines.text(line).decode()
             scanned = scan_line(text)
-        except (BadLine, UnicodeDecodeError):
+        except (InvalidLine, UnicodeDecodeError):
             return None
         return None if scanned is None else _shape(text, scanned)
 
-    def _take(self, shape: _Shape, matched: Matched) -> Integers:
-        """Keep the rows of a match that mean beyond doubt what the scanner would read; answers which lines those are."""
-        series = self.registry.numbers(matched.encoded(0))
+    def _accept(self, shape: _LineShape, matched: MatchedLines) -> Integers:
+        """Store the rows of a match that the scanner would read in the same way; returns their lines."""
+        # Whatever is doubtful, as an integer beyond int64, goes to the scanner, which words the rejection.
+        series = self.registry.register_texts(matched.dictionary(0))
         times, good = self._times(shape, matched)
-        good = both(good, self.registry.without_fields((name for name, _ in shape.fields), series))
+        good = and_masks(good, self.registry.disjoint_from((name for name, _ in shape.fields), series))
         columns: list[pl.Series] = []
-        for place, (_, kind) in enumerate(shape.fields, 1):
-            values, valid = _column(kind, matched, place)
+        for index, (_, kind) in enumerate(shape.fields, 1):
+            values, valid = _column(kind, matched, index)
             columns.append(values)
-            good = both(good, valid)
+            good = and_masks(good, valid)
         kept = matched.rows
         if good is not None and not good.all():
             kept, series, times = kept[good], series[good], times[good]
             columns = [values.filter(pl.Series(good)) for values in columns]
         if len(kept):
-            self._groups[shape.fields].add(kept, series, times, [arrow_of(values) for values in columns])
+            self._groups[shape.fields].add(kept, series, times, [to_arrow(values) for values in columns])
         return kept
 
-    def _times(self, shape: _Shape, matched: Matched) -> tuple[Integers, Booleans | None]:
-        if not shape.timed:
-            times = self._defaults(matched.rows)
+    def _times(self, shape: _LineShape, matched: MatchedLines) -> tuple[Integers, Booleans | None]:
+        if not shape.has_time:
+            times = self._default_times_of(matched.rows)
             return times, times != TIME_ABSENT
         units, valid = matched.integers(len(shape.fields) + 1)
         values = scaled(units, self.options.ns_per_unit)
-        return values.fill_null(0).to_numpy(), both(valid, usable(values))
+        return values.fill_null(0).to_numpy(), and_masks(valid, valid_mask(values))
 
-    def _defaults(self, lines: Integers) -> Integers:
+    def _default_times_of(self, lines: Integers) -> Integers:
         return default_times_of(self._default_times, lines)
 
     def _scan(self, first: int, last: int) -> None:
-        """Read one logical line, made of physical lines `first` to `last`, by the scanner."""
+        """Scan one logical line, made of the physical lines `first` to `last`."""
         try:
             scanned = scan_line(self.lines.text(first, last).decode())
             if scanned is not None:
-                self._keep(first, scanned)
+                self._add(first, scanned)
         except UnicodeDecodeError:
             self.rejections.add([first], "the line is not UTF-8")
-        except BadLine as error:
+        except InvalidLine as error:
             self.rejections.add([first], str(error))
 
-    def _keep(self, line: int, scanned: ScannedLine) -> None:
+    def _add(self, line: int, scanned: ScannedLine) -> None:
         tags = {name for name, _ in (*scanned.series.tags, *self.options.static_tags)}
         for one in scanned.fields:
             if one.name in tags:
-                raise BadLine(f"{one.name!r} is both a tag and a field")
-        number = self.registry.number(scanned.series)
+                raise InvalidLine(f"{one.name!r} is both a tag and a field")
+        series = self.registry.register(scanned.series)
         time = self._scanned_time(line, scanned)
-        self._scanned.add("", line, number, time, {one.name: (one.kind, one.value) for one in scanned.fields})
+        # The registry has the table of each series, so scanned rows of all tables share one name.
+        self._scanned.add("", line, series, time, {one.name: (one.kind, one.value) for one in scanned.fields})
 
     def _scanned_time(self, line: int, scanned: ScannedLine) -> int:
         if scanned.time is not None:
             return time_to_ns(scanned.time, self.options.ns_per_unit)
-        default = int(self._defaults(np.array([line]))[0])
+        default = int(self._default_times_of(np.array([line]))[0])
         if default == TIME_ABSENT:
-            raise BadLine("the line has no time")
+            raise InvalidLine("the line has no time")
         return default
 
 
-def line_records(lines: Lines) -> Records:
-    """The readings that go on over several lines inside a quoted string."""
-    return records_of(lines, not_blank(lines), _reads, escapes=True)
+def line_records(lines: Lines) -> QuotedRecords:
+    """The readings that span several lines inside a quoted string."""
+    return find_quoted_records(lines, not_blank(lines), _is_record, escapes=True)
 
 
 def not_blank(lines: Lines) -> Booleans:
-    """Which lines are neither empty nor a comment at first sight."""
+    """Which lines are neither empty nor begin as a comment; the scanner skips what has spaces before."""
     if not lines.count:
         return np.empty(0, np.bool_)
-    marked: Booleans = lines.data[lines.starts] == HASH
+    comments: Booleans = lines.data[lines.starts] == HASH
     filled: Booleans = lines.ends > lines.starts
-    return filled & ~marked
+    return filled & ~comments
 
 
-def _reads(text: bytes) -> bool | None:
+def _is_record(text: bytes) -> bool | None:
     try:
         scan_line(text.decode())
-    except OpenString:
+    except UnterminatedString:
         return None
-    except (BadLine, UnicodeDecodeError):
+    except (InvalidLine, UnicodeDecodeError):
         return False
     return True
 
 
-def _shape(text: str, scanned: ScannedLine) -> _Shape | None:
-    """The shape of a line, or None when its lines can only be scanned."""
-    before, after, kinds = [b""], [b""], [Kind.SERIES]
-    for place, one in enumerate(scanned.fields):
+def _shape(text: str, scanned: ScannedLine) -> _LineShape | None:
+    """The shape of a line; None if such lines can only be scanned."""
+    before, after, kinds = [b""], [b""], [ValueKind.SERIES]
+    for index, one in enumerate(scanned.fields):
         affixes = _affixes(text, one)
         if affixes is None:
             return None
-        before.append((b"," if place else b" ") + text[one.name_start : one.value_start].encode() + affixes[0])
+        before.append((b"," if index else b" ") + text[one.name_start : one.value_start].encode() + affixes[0])
         after.append(affixes[1])
-        kinds.append(KINDS.get(one.kind, Kind.TEXT))
+        kinds.append(NUMBER_KINDS.get(one.kind, ValueKind.TEXT))
     if scanned.time is not None:
         before.append(b" ")
         after.append(b"")
-        kinds.append(Kind.INTEGER)
+        kinds.append(ValueKind.INTEGER)
     fields = tuple((one.name, one.kind) for one in scanned.fields)
-    return _Shape(Template(tuple(before), tuple(after), tuple(kinds)), fields, scanned.time is not None)
+    return _LineShape(Template(tuple(before), tuple(after), tuple(kinds)), fields, scanned.time is not None)
 
 
 def _affixes(text: str, one: ScannedField) -> tuple[bytes, bytes] | None:
+    """The constant bytes around the text of a value; None if only the scanner can read such a value."""
+    # An unsigned integer must not be negative, which the kernel does not check.
     if one.kind is FieldType.INT64:
         return (b"", b"i") if text[one.value_end - 1] == "i" else None
     return (b'"', b'"') if one.kind is FieldType.STRING else (b"", b"")
 
 
-def _column(kind: FieldType, matched: Matched, place: int) -> tuple[pl.Series, Booleans | None]:
-    """The values of a column, and which of them are of its kind beyond doubt."""
+def _column(kind: FieldType, matched: MatchedLines, index: int) -> tuple[pl.Series, Booleans | None]:
+    """The values of a column, and which of them are valid (None means all)."""
     if kind is FieldType.INT64:
-        return matched.integers(place)
+        return matched.integers(index)
     if kind is FieldType.FLOAT64:
-        return matched.floats(place)
-    texts = matched.texts(place)
+        return matched.floats(index)
+    texts = matched.texts(index)
     if kind is FieldType.STRING:
         return texts, None
     values = booleans(texts)
-    return values, usable(values)
+    return values, valid_mask(values)

@@ -1,7 +1,8 @@
-r"""One line of Influx line protocol, read with care: the definition of what a line means.
+r"""The scanner of Influx line protocol: it defines what a line means.
 
-The grammar is that of InfluxDB with the escapes of its third version: in names and tags `\\`, `\,`, `\=` and `\ ` (in a measurement not `\=`)
-stand for the character behind the backslash, in quoted strings `\"` and `\\`; any other backslash is itself.
+The grammar is that of InfluxDB with the escapes of its version 3. In names and tags they are `\\`, `\,`, `\=`
+and `\ ` (in a measurement not `\=`), in quoted strings `\"` and `\\`. Any other backslash is an ordinary
+character.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 
-from connectors.formats.values import (
+from headrace.connectors.formats.interface import FieldValue, InvalidLine, check_column, name_error
+from headrace.connectors.formats.text_columns import (
     FALSE_WORDS,
     FLOAT_TEXT,
     INTEGER_TEXT,
@@ -19,11 +21,9 @@ from connectors.formats.values import (
     float_of,
     integer_of,
 )
-from schemas.errors import HeadraceError
-from schemas.tables import FieldType, check_name
+from headrace.schemas.tables import FieldType
 
-Value = float | int | bool | str
-
+# Possessive quantifiers (`++`, `*+`) never backtrack: a line of any length is scanned in linear time.
 _MEASUREMENT = re.compile(r"(?:[^ ,\\]++|\\.|\\\Z)*+", re.DOTALL)
 _NAME = re.compile(r"(?:[^ ,=\\]++|\\.|\\\Z)*+", re.DOTALL)
 _STRING = re.compile(r'"((?:[^"\\]++|\\.)*+)"', re.DOTALL)
@@ -33,17 +33,13 @@ _NAME_ESCAPE = re.compile(r"\\([\\,= ])")
 _STRING_ESCAPE = re.compile(r'\\([\\"])')
 
 
-class BadLine(Exception):
-    """The line is not line protocol; the text says why."""
-
-
-class OpenString(BadLine):
-    """The line ends inside a quoted string: it may go on in the next one."""
+class UnterminatedString(InvalidLine):
+    """The line ends inside a quoted string, which the next line may continue."""
 
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """The part of a line that identifies its series: table and tags in the order of the line. `end` is where it stopped."""
+    """The part of a line that identifies its series: table and tags in the order of the line, up to `end`."""
 
     table: str
     tags: tuple[tuple[str, str], ...]
@@ -52,11 +48,11 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class ScannedField:
-    """One field: its value, and where in the line its name and the text of its value (quotes and suffix included) stand."""
+    """One field: its value, and the positions of its name and of its value with quotes and suffix."""
 
     name: str
     kind: FieldType
-    value: Value
+    value: FieldValue
     name_start: int
     value_start: int
     value_end: int
@@ -64,77 +60,74 @@ class ScannedField:
 
 @dataclass(frozen=True, slots=True)
 class ScannedLine:
-    """One reading. `time` is in the unit of the input; None when the line has none. `time_start` is meaningless then."""
+    """One reading. `time` is in the unit of the input; None if the line has none."""
 
     series: Series
     fields: tuple[ScannedField, ...]
     time: int | None
-    time_start: int
 
 
 def scan_line(line: str) -> ScannedLine | None:
-    """Read one line (no terminator). None for a blank line or a comment. Raises BadLine."""
+    """Read one line (without terminator); None for a blank line or a comment. Raises InvalidLine."""
     line = line.rstrip(" \t")
     start = len(line) - len(line.lstrip(" \t"))
     if start == len(line) or line[start] == "#":
         return None
     series = scan_series(line, start)
-    place = _skip_spaces(line, series.end)
-    if place == series.end:
-        raise BadLine(
-            "no fields after the measurement and its tags" if place == len(line) else "a space must follow the tags"
+    position = _skip_spaces(line, series.end)
+    if position == series.end:
+        raise InvalidLine(
+            "no fields after the measurement and its tags" if position == len(line) else "a space must follow the tags"
         )
-    fields, place = _scan_fields(line, place)
-    time_start = _skip_spaces(line, place)
-    text = line[time_start:]
-    if not text:
-        return ScannedLine(series, fields, None, time_start)
-    return ScannedLine(series, fields, _scan_time(text), time_start)
+    fields, position = _scan_fields(line, position)
+    time = line[_skip_spaces(line, position) :]
+    return ScannedLine(series, fields, _scan_time(time) if time else None)
 
 
 def scan_series(line: str, start: int = 0) -> Series:
-    """Read measurement and tags from `start` up to the first space that is not escaped, or the end. Raises BadLine."""
+    """Read measurement and tags from `start` to the first unescaped space, or the end. Raises InvalidLine."""
     found = _match(_MEASUREMENT, line, start)
     if not found[0]:
-        raise BadLine("the measurement is missing")
-    table, place = _unescape(_MEASUREMENT_ESCAPE, found[0]), found.end()
+        raise InvalidLine("the measurement is missing")
+    table, position = _unescape(_MEASUREMENT_ESCAPE, found[0]), found.end()
     check_column("table", table)
     tags: dict[str, str] = {}
-    while place < len(line) and line[place] == ",":
-        name, value, place = _scan_tag(line, place + 1)
+    while position < len(line) and line[position] == ",":
+        name, value, position = _scan_tag(line, position + 1)
         if name in tags:
-            raise BadLine(f"tag {name!r} is given twice")
+            raise InvalidLine(f"tag {name!r} is given twice")
         tags[name] = value
-    return Series(table, tuple(tags.items()), place)
+    return Series(table, tuple(tags.items()), position)
 
 
 @lru_cache(maxsize=65_536)
-def read_series(text: str) -> Series | None:
-    """A text that is one series and nothing else; None for anything else."""
+def parse_series(text: str) -> Series | None:
+    """The series that is the whole text; None if the text is anything else."""
+    # Cached across parses: producers write the same series in every message.
     plain = _plain_series(text) if "\\" not in text else None
     if plain is not None or text.startswith("#") or ends_in_escape(text):
         return plain
     try:
         series = scan_series(text)
-    except BadLine:
+    except InvalidLine:
         return None
     return series if series.end == len(text) else None
 
 
 def _plain_series(text: str) -> Series | None:
-    """The common case in few steps: no escapes, nothing wrong. None sends the text to the scanner."""
+    """A series without escapes, split without regular expressions; None sends the text to the scanner."""
     table, *pairs = text.split(",")
     halves = [pair.split("=") for pair in pairs]
     if " " in text or not table or any(len(half) != 2 or not half[1] for half in halves) or text[0] == "#":
         return None
-    if _name_error("table", table) or not _tag_names_fit(tuple(half[0] for half in halves)):
+    if name_error("table", table) or not _tag_names_fit(tuple(half[0] for half in halves)):
         return None
     return Series(table, tuple((name, value) for name, value in halves), len(text))
 
 
 @lru_cache(maxsize=4_096)
 def _tag_names_fit(names: tuple[str, ...]) -> bool:
-    return len(set(names)) == len(names) and not any(_name_error("tag", name) for name in names)
+    return len(set(names)) == len(names) and not any(name_error("tag", name) for name in names)
 
 
 def ends_in_escape(text: str) -> bool:
@@ -144,53 +137,53 @@ def ends_in_escape(text: str) -> bool:
 
 def _scan_tag(line: str, start: int) -> tuple[str, str, int]:
     found = _match(_NAME, line, start)
-    name, place = _unescape(_NAME_ESCAPE, found[0]), found.end()
-    if place >= len(line) or line[place] != "=":
-        raise BadLine(f"tag {name!r} has no value" if name else "a tag is missing after a comma")
+    name, position = _unescape(_NAME_ESCAPE, found[0]), found.end()
+    if position >= len(line) or line[position] != "=":
+        raise InvalidLine(f"tag {name!r} has no value" if name else "a tag is missing after a comma")
     check_column("tag", name)
-    found = _match(_NAME, line, place + 1)
+    found = _match(_NAME, line, position + 1)
     if not found[0]:
-        raise BadLine(f"tag {name!r} has no value")
+        raise InvalidLine(f"tag {name!r} has no value")
     if found.end() < len(line) and line[found.end()] == "=":
-        raise BadLine(f"the value of tag {name!r} has an equals sign that is not escaped")
+        raise InvalidLine(f"the value of tag {name!r} has an equals sign that is not escaped")
     return name, _unescape(_NAME_ESCAPE, found[0]), found.end()
 
 
-def _scan_fields(line: str, place: int) -> tuple[tuple[ScannedField, ...], int]:
+def _scan_fields(line: str, position: int) -> tuple[tuple[ScannedField, ...], int]:
     fields: dict[str, ScannedField] = {}
     while True:
-        scanned = _scan_field(line, place)
+        scanned = _scan_field(line, position)
         if scanned.name in fields:
-            raise BadLine(f"field {scanned.name!r} is given twice")
+            raise InvalidLine(f"field {scanned.name!r} is given twice")
         fields[scanned.name] = scanned
-        place = scanned.value_end
-        if place < len(line) and line[place] == ",":
-            place += 1
+        position = scanned.value_end
+        if position < len(line) and line[position] == ",":
+            position += 1
             continue
-        if place < len(line) and line[place] != " ":
-            raise BadLine(f"unexpected {line[place]!r} after field {scanned.name!r}")
-        return tuple(fields.values()), place
+        if position < len(line) and line[position] != " ":
+            raise InvalidLine(f"unexpected {line[position]!r} after field {scanned.name!r}")
+        return tuple(fields.values()), position
 
 
 def _scan_field(line: str, start: int) -> ScannedField:
     found = _match(_NAME, line, start)
-    name, place = _unescape(_NAME_ESCAPE, found[0]), found.end()
-    if place >= len(line) or line[place] != "=":
-        raise BadLine(f"field {name!r} has no value" if name else "a field is missing")
+    name, position = _unescape(_NAME_ESCAPE, found[0]), found.end()
+    if position >= len(line) or line[position] != "=":
+        raise InvalidLine(f"field {name!r} has no value" if name else "a field is missing")
     check_column("field", name)
-    place += 1
-    if line.startswith('"', place):
-        quoted = _STRING.match(line, place)
+    position += 1
+    if line.startswith('"', position):
+        quoted = _STRING.match(line, position)
         if quoted is None:
-            raise OpenString(f"the string of field {name!r} is not closed")
+            raise UnterminatedString(f"the string of field {name!r} is not closed")
         text = _unescape(_STRING_ESCAPE, quoted[1])
-        return ScannedField(name, FieldType.STRING, text, start, place, quoted.end())
-    token = _match(_TOKEN, line, place)[0]
+        return ScannedField(name, FieldType.STRING, text, start, position, quoted.end())
+    token = _match(_TOKEN, line, position)[0]
     kind, value = _scan_value(name, token)
-    return ScannedField(name, kind, value, start, place, place + len(token))
+    return ScannedField(name, kind, value, start, position, position + len(token))
 
 
-def _scan_value(name: str, token: str) -> tuple[FieldType, Value]:
+def _scan_value(name: str, token: str) -> tuple[FieldType, FieldValue]:
     if token in TRUE_WORDS or token in FALSE_WORDS:
         return FieldType.BOOL, token in TRUE_WORDS
     number = float_of(token)
@@ -201,29 +194,29 @@ def _scan_value(name: str, token: str) -> tuple[FieldType, Value]:
     if token[-1:] in ("i", "u") and INTEGER_TEXT.fullmatch(token, 0, len(token) - 1):
         whole = integer_of(token[:-1])
         if whole is None or (token[-1] == "u" and token[0] == "-"):
-            raise BadLine(f"the integer {_short(token)} of field {name!r} does not fit int64")
+            raise InvalidLine(f"the integer {_short(token)} of field {name!r} does not fit int64")
         return FieldType.INT64, whole
     if FLOAT_TEXT.fullmatch(token):
-        raise BadLine(f"the number {_short(token)} of field {name!r} does not fit float64")
+        raise InvalidLine(f"the number {_short(token)} of field {name!r} does not fit float64")
     if not token:
-        raise BadLine(f"field {name!r} has no value")
-    raise BadLine(f"the value {_short(token)} of field {name!r} is no number, boolean or quoted string")
+        raise InvalidLine(f"field {name!r} has no value")
+    raise InvalidLine(f"the value {_short(token)} of field {name!r} is no number, boolean or quoted string")
 
 
 def _scan_time(text: str) -> int:
     if INTEGER_TEXT.fullmatch(text) is None:
-        raise BadLine(f"the time {_short(text)} is not an integer")
+        raise InvalidLine(f"the time {_short(text)} is not an integer")
     whole = integer_of(text)
     if whole is None:
-        raise BadLine(f"the time {_short(text)} does not fit int64")
+        raise InvalidLine(f"the time {_short(text)} does not fit int64")
     return whole
 
 
 def time_to_ns(time: int, ns_per_unit: int) -> int:
-    """A time of the input in nanoseconds. Raises BadLine when it is outside int64."""
+    """A time of the input in nanoseconds. Raises InvalidLine when it is outside int64."""
     nanoseconds = time * ns_per_unit
     if not -(2**63) <= nanoseconds < 2**63:
-        raise BadLine(f"the time {time} is outside the years 1677 to 2262 of int64 nanoseconds")
+        raise InvalidLine(f"the time {time} is outside the years 1677 to 2262 of int64 nanoseconds")
     return nanoseconds
 
 
@@ -233,10 +226,10 @@ def _match(pattern: re.Pattern[str], line: str, start: int) -> re.Match[str]:
     return found
 
 
-def _skip_spaces(line: str, place: int) -> int:
-    while place < len(line) and line[place] == " ":
-        place += 1
-    return place
+def _skip_spaces(line: str, position: int) -> int:
+    while position < len(line) and line[position] == " ":
+        position += 1
+    return position
 
 
 def _unescape(pattern: re.Pattern[str], text: str) -> str:
@@ -245,19 +238,3 @@ def _unescape(pattern: re.Pattern[str], text: str) -> str:
 
 def _short(text: str) -> str:
     return repr(text if len(text) <= 40 else text[:40] + "…")
-
-
-@lru_cache(maxsize=65_536)
-def _name_error(kind: str, name: str) -> str | None:
-    try:
-        check_name(kind, name)
-    except HeadraceError as error:
-        return error.message
-    return None
-
-
-def check_column(kind: str, name: str) -> None:
-    """Raise BadLine unless `name` may name a `kind` (table, tag, field)."""
-    error = _name_error(kind, name)
-    if error is not None:
-        raise BadLine(error)

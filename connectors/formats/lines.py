@@ -1,8 +1,12 @@
-"""The lines of a buffer or of messages, found without looking at them one by one."""
+"""The lines of a buffer or of messages, and the quoted records that span several of them.
+
+A line that ends inside a quoted string is joined with the next ones only if together they are a valid record.
+Otherwise it stays alone and is rejected, so that a missing quote costs one line and not the rest of the file.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,18 +20,26 @@ Bytes = npt.NDArray[np.uint8]
 Words = npt.NDArray[np.uint64]
 
 NEWLINE, RETURN, QUOTE, BACKSLASH = 10, 13, 34, 92
-SCAN_BYTES = 1 << 17
 WORD_BYTES = 8
-CHUNK_LINES = 65_536
-CHUNK_BYTES = 32 << 20
+# Bytes are searched in parts whose masks and positions stay in the processor's cache.
+SCAN_BYTES = 1 << 17
+# Every call into numpy, Arrow or polars has a fixed cost, so lines are parsed in batches this large.
+BATCH_LINES = 65_536
+BATCH_BYTES = 32 << 20
+# A quoted record spans at most this much: each missing quote costs a search of that length.
+RECORD_LINES_MAX = 256
+RECORD_BYTES_MAX = 1 << 20
+
+RecordCheck = Callable[[bytes], bool | None]
+"""Whether a text is a valid record; None when it ends inside a quoted string."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """Physical lines: `data[starts[i]:ends[i]]` is line i without its terminator, `newlines[i]` the position of that terminator.
+    """Physical lines: line i is `data[starts[i]:ends[i]]` without its terminator, which is at `newlines[i]`.
 
-    `data` always ends with a newline; `words[i]` is its eight bytes from i on, little end first. `messages[i]` and `numbers[i]` say which message
-    the line came from and which line of it it is; both are None for a plain buffer, where the number is i.
+    `data` always ends with a newline; `words[i]` is its eight bytes from i on, little-endian. `messages[i]`
+    is the message of the line and `numbers[i]` its number in that message; both are None for a plain buffer.
     """
 
     data: Bytes
@@ -44,25 +56,25 @@ class Lines:
         return len(self.newlines)
 
     def text(self, first: int, last: int | None = None) -> bytes:
-        """The bytes of line `first`, or of lines `first` to `last` inclusive with what stands between them."""
+        """The bytes of line `first`, or of lines `first` to `last` inclusive."""
         return self.data[self.starts[first] : self.ends[first if last is None else last]].tobytes()
 
     def same_message(self, first: int, second: int) -> bool:
         """Whether both lines belong to one message (or there are no messages)."""
         return self.messages is None or bool(self.messages[first] == self.messages[second])
 
-    def chunks(self) -> Iterator[tuple[int, int]]:
-        """Ranges of lines that are taken apart together: many, for every call has its price. A single long line may exceed the byte limit."""
+    def batches(self) -> Iterator[tuple[int, int]]:
+        """Ranges of lines that are parsed together. A single long line may exceed the byte limit."""
         first = 0
         while first < self.count:
-            limit = np.searchsorted(self.newlines, self.starts[first] + CHUNK_BYTES)
-            last = max(first + 1, min(first + CHUNK_LINES, int(limit), self.count))
+            limit = np.searchsorted(self.newlines, self.starts[first] + BATCH_BYTES)
+            last = max(first + 1, min(first + BATCH_LINES, int(limit), self.count))
             yield first, last
             first = last
 
 
 def positions_of(data: Bytes, mark: int) -> Integers:
-    """Where the byte `mark` stands in `data`, ascending. Works in pieces that stay in the cache."""
+    """The positions of the byte `mark` in `data`, ascending."""
     found = []
     for begin in range(0, len(data), SCAN_BYTES):
         positions = np.flatnonzero(data[begin : begin + SCAN_BYTES] == mark)
@@ -72,25 +84,26 @@ def positions_of(data: Bytes, mark: int) -> Integers:
 
 
 def words_of(padded: Bytes) -> Words:
-    """The eight bytes from each place of `padded` on, but for the last eight places, which are padding."""
+    """The eight bytes from each position of `padded` on; the last eight bytes are padding."""
+    # Overlapping words: the kernel loads eight bytes at any position without a copy.
     return np.ndarray(len(padded) - WORD_BYTES, "<u8", padded, strides=(1,))
 
 
 def count_of(data: Bytes, mark: int) -> int:
-    """How often the byte `mark` stands in `data`."""
+    """How often the byte `mark` occurs in `data`."""
     return sum(
         int(np.count_nonzero(data[begin : begin + SCAN_BYTES] == mark)) for begin in range(0, len(data), SCAN_BYTES)
     )
 
 
 def lines_of_buffer(data: bytes | bytearray | memoryview | pa.Buffer) -> Lines:
-    """The lines of one buffer, copied. A last line without a newline counts; a carriage return before the newline belongs to it."""
-    given = np.frombuffer(data, np.uint8)
-    unended = len(given) > 0 and given[-1] != NEWLINE
-    padded = np.zeros(len(given) + unended + WORD_BYTES, np.uint8)
-    padded[: len(given)] = given
-    if unended:
-        padded[len(given)] = NEWLINE
+    """The lines of one buffer, copied. The last line may lack its newline; a terminator is \\n or \\r\\n."""
+    source = np.frombuffer(data, np.uint8)
+    unterminated = len(source) > 0 and source[-1] != NEWLINE
+    padded = np.zeros(len(source) + unterminated + WORD_BYTES, np.uint8)
+    padded[: len(source)] = source
+    if unterminated:
+        padded[len(source)] = NEWLINE
     return _lines(padded, positions_of(padded[:-WORD_BYTES], NEWLINE))
 
 
@@ -106,6 +119,7 @@ def lines_of_messages(values: pa.Array) -> Lines:
     bounds[-1] -= WORD_BYTES
     array = padded[:-WORD_BYTES]
     message_ends = bounds[1:] - 1
+    # One line a message is the common case of a topic, and counting newlines is cheaper than listing them.
     if count_of(array, NEWLINE) == len(texts):
         messages = np.arange(len(texts), dtype=np.int64)
         numbers = np.zeros(len(texts), np.int64)
@@ -120,7 +134,7 @@ def lines_of_messages(values: pa.Array) -> Lines:
 
 
 def _terminators(count: int) -> pa.Array:
-    """A newline for each message, behind the last one also the padding."""
+    """A newline for each message, after the last one also the padding: Arrow then joins all in one copy."""
     offsets = np.arange(count + 1, dtype=np.int64)
     offsets[-1] += WORD_BYTES
     data = np.full(offsets[-1], NEWLINE, np.uint8)
@@ -130,7 +144,7 @@ def _terminators(count: int) -> pa.Array:
 def _lines(
     padded: Bytes, newlines: Integers, messages: Integers | None = None, numbers: Integers | None = None
 ) -> Lines:
-    """Lines that end at `newlines`, of data behind which a word of padding stands."""
+    """Lines that end at `newlines`, of data that a word of padding follows."""
     data = padded[:-WORD_BYTES]
     starts = np.empty_like(newlines)
     if len(newlines):
@@ -141,3 +155,50 @@ def _lines(
     returns = filled[data[ends[filled] - 1] == RETURN]
     ends[returns] -= 1
     return Lines(data, words_of(padded), newlines, starts, ends, messages, numbers)
+
+
+@dataclass(frozen=True, slots=True)
+class QuotedRecords:
+    """The records of several lines of an input: `spans` maps their first line to their last one.
+
+    `incomplete_from` is the line whose quoted string the input does not close, or the number of lines.
+    """
+
+    spans: dict[int, int]
+    incomplete_from: int
+
+
+def find_quoted_records(lines: Lines, wanted: Booleans, is_record: RecordCheck, *, escapes: bool) -> QuotedRecords:
+    """Find the records of several lines. With `escapes` a backslash may escape a quote."""
+    quotes = positions_of(lines.data, QUOTE)
+    if not len(quotes):
+        return QuotedRecords({}, lines.count)
+    per_line = np.bincount(np.searchsorted(lines.newlines, quotes), minlength=lines.count)
+    # Only a line with an odd number of quotes can end inside a string, unless some of its quotes are escaped.
+    suspicious = per_line % 2 == 1
+    if escapes:
+        escaped = np.searchsorted(lines.newlines, positions_of(lines.data, BACKSLASH))
+        suspicious[escaped[per_line[escaped] > 0]] = True
+    spans: dict[int, int] = {}
+    done, incomplete_from = -1, lines.count
+    for first in np.flatnonzero(suspicious & wanted).tolist():
+        if first <= done or is_record(lines.text(first)) is not None:
+            continue
+        last, reaches_end = _closing_line(lines, first, per_line > 0, is_record)
+        if last is not None:
+            spans[first] = done = last
+        elif reaches_end:
+            incomplete_from = min(incomplete_from, first)
+    return QuotedRecords(spans, incomplete_from)
+
+
+def _closing_line(lines: Lines, first: int, with_quote: Booleans, is_record: RecordCheck) -> tuple[int | None, bool]:
+    """The line that closes the string left open by `first`, and whether the input ended before it."""
+    for last in range(first + 1, min(first + RECORD_LINES_MAX, lines.count)):
+        if not lines.same_message(first, last) or lines.ends[last] - lines.starts[first] > RECORD_BYTES_MAX:
+            return None, False
+        if with_quote[last]:
+            outcome = is_record(lines.text(first, last))
+            if outcome is not None:
+                return (last, False) if outcome else (None, False)
+    return None, first + RECORD_LINES_MAX >= lines.count

@@ -1,46 +1,133 @@
-"""A column of text whose type nobody wrote down: the declared type decides, else its first value does."""
+"""Columns of text converted to numbers, booleans, tags and times, exactly; null for any other text.
+
+A time is int64 nanoseconds since 1970 UTC, between the years 1677 and 2262. Integers and decimals are in the
+unit of the options; digits finer than a nanosecond are cut off. Other text is ISO 8601: a date, or a date and
+a time of day with up to nine decimals, `T` or a space between them, and a zone (`Z`, `+hh`, `+hhmm`,
+`+hh:mm`) or none, which means UTC. With `time_format` every text must have that form, integers too.
+"""
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
 
+import numpy as np
 import polars as pl
+import pyarrow as pa
+import pyarrow.compute as pc
 
-from connectors.formats.values import booleans, finite_floats, integers
-from schemas.tables import FieldType
+from headrace.connectors.formats.interface import TAG_TYPE, TIME_MAX_NS, TIME_MIN_NS, FormatOptions
+from headrace.connectors.formats.lines import Booleans
+from headrace.schemas.tables import FieldType
 
-EXACT_FLOAT_MAX = 2.0**53
+INTEGER_TEXT = re.compile(r"[+-]?[0-9]+", re.ASCII)
+FLOAT_TEXT = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?", re.ASCII)
+NOT_FINITE_TEXT = re.compile(r"[+-]?(?:nan|inf|infinity)", re.ASCII | re.IGNORECASE)
+INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
+TRUE_WORDS = frozenset(("t", "T", "true", "True", "TRUE"))
+FALSE_WORDS = frozenset(("f", "F", "false", "False", "FALSE"))
 TRUE_TEXTS = frozenset(("true", "True", "TRUE"))
 FALSE_TEXTS = frozenset(("false", "False", "FALSE"))
+# From here on float64 skips integers, so a whole number may not be the one that was written.
+EXACT_FLOAT_MAX = 2.0**53
+# Python refuses to convert integers of more than 4,300 digits (sys.set_int_max_str_digits).
+INTEGER_TEXT_MAX = 4_000
 _NOT_FINITE = r"^(?i)[+-]?(?:nan|inf|infinity)$"
 _INTEGER = r"^[+-]?[0-9]+$"
 
+_CLOCK = r"(?:[01][0-9]|2[0-3]):[0-5][0-9](?::[0-5][0-9](?:\.[0-9]{1,9})?)?"
+_ZONE = r"(?:Z|[+-](?:[01][0-9]|2[0-3])(?::?[0-5][0-9])?)"
+_ISO = rf"^[0-9]{{4}}-[0-9]{{2}}-[0-9]{{2}}(?:[T ]{_CLOCK}{_ZONE}?)?$"
+_ZONED = rf":.*{_ZONE}$"
+_DECIMAL = r"^[+-]?[0-9]+\.[0-9]*$"
+_SCIENTIFIC = r"^[+-]?[0-9]+(?:\.[0-9]*)?[eE][+-]?[0-9]{1,3}$"
+# Whole years that fit int64 nanoseconds; times in the two years at the edges are converted one by one.
+_YEAR_MIN, _YEAR_MAX = 1678, 2261
+
+Columns = dict[str, pa.Array]
+
+
+def finite_floats(texts: pl.Series) -> pl.Series:
+    """Finite float64 of decimal texts, correctly rounded; null for anything else."""
+    # Polars reads "inf" and "1e400" as infinity; which words are numbers is decided by the formats.
+    values = texts.cast(pl.Float64, strict=False)
+    finite = values.is_finite()
+    return values if finite.all(ignore_nulls=False) else values.set(~finite.fill_null(value=True), None)
+
+
+def integers(texts: pl.Series) -> pl.Series:
+    """Int64 of decimal integers; null for anything else and for what does not fit."""
+    return texts.cast(pl.Int64, strict=False)
+
+
+def booleans(texts: pl.Series, true: frozenset[str] = TRUE_WORDS, false: frozenset[str] = FALSE_WORDS) -> pl.Series:
+    """Booleans of the given words; null for anything else."""
+    is_true = texts.is_in(list(true))
+    return is_true.set(~(is_true | texts.is_in(list(false))), None)
+
+
+def to_arrow(values: pl.Series) -> pa.Array:
+    """The Arrow array of a Series; text as plain `string`."""
+    array = values.to_arrow()
+    return pc.cast(array, pa.string()) if array.type == pa.large_string() else array
+
+
+def valid_mask(values: pl.Series) -> Booleans | None:
+    """Which values are not null; None when all of them are."""
+    return None if values.null_count() == 0 else values.is_not_null().to_numpy()
+
+
+def float_of(text: str) -> float | None:
+    """One finite float64, by the same grammar as `finite_floats`."""
+    if FLOAT_TEXT.fullmatch(text) is None:
+        return None
+    value = float(text)
+    return value if math.isfinite(value) else None
+
+
+def integer_of(text: str) -> int | None:
+    """One int64, by the same grammar as `integers`."""
+    if INTEGER_TEXT.fullmatch(text) is None or len(text) > INTEGER_TEXT_MAX:
+        return None
+    value = int(text)
+    return value if INT64_MIN <= value <= INT64_MAX else None
+
+
+def and_masks(first: Booleans | None, second: Booleans | None) -> Booleans | None:
+    """The conjunction of two masks, where None means all true."""
+    if first is None or second is None:
+        return second if first is None else first
+    return first & second
+
 
 @dataclass(frozen=True, slots=True)
-class Converted:
-    """A column of values of one type; `bad` tells which texts are none of that type (their value is null)."""
+class ConvertedColumn:
+    """A column of values of one type; `invalid` marks the texts of another type, whose value is null."""
 
     kind: FieldType
     values: pl.Series
-    bad: pl.Series
+    invalid: pl.Series
 
 
-def convert(texts: pl.Series, declared: FieldType | None) -> Converted | None:
-    """Values of a column of texts (null where there is none). None for a column without any value.
+def convert_column(texts: pl.Series, declared: FieldType | None) -> ConvertedColumn | None:
+    """The values of a column of texts, of the declared type or else of the type of the first text.
 
-    Numbers are float64 unless int64 is declared; a column declared int64 that holds fractions becomes float64. NaN and infinities are numbers.
+    Numbers are float64 unless int64 is declared; a column declared int64 that has fractions becomes float64.
+    NaN and infinities are numbers. A column without any text is None.
     """
     present = texts.drop_nulls()
     if not len(present):
         return None
     kind = declared or _kind_of(present[0])
     if kind is FieldType.STRING:
-        return Converted(kind, texts, pl.repeat(value=False, n=len(texts), eager=True))
+        return ConvertedColumn(kind, texts, pl.repeat(value=False, n=len(texts), eager=True))
     if kind is FieldType.INT64:
         return _integral(texts)
     values = _floats(texts) if kind is FieldType.FLOAT64 else _booleans(texts)
-    return Converted(kind, values, values.is_null() & texts.is_not_null())
+    return ConvertedColumn(kind, values, values.is_null() & texts.is_not_null())
 
 
 def _kind_of(text: str) -> FieldType:
@@ -64,11 +151,12 @@ def _not_finite(texts: pl.Series) -> pl.Series:
     return texts.cast(pl.Float64, strict=False).set(~texts.str.contains(_NOT_FINITE).fill_null(value=True), None)
 
 
-def _integral(texts: pl.Series) -> Converted:
+def _integral(texts: pl.Series) -> ConvertedColumn:
+    """Integers, also those written as `3.0` or `1e3`; a column with a real fraction becomes float64."""
     whole = _retried(texts, integers)
     rest = whole.is_null() & texts.is_not_null()
     if not rest.any():
-        return Converted(FieldType.INT64, whole, rest)
+        return ConvertedColumn(FieldType.INT64, whole, rest)
     stripped = texts.str.strip_chars()
     too_large = rest & stripped.str.contains(_INTEGER).fill_null(value=False)
     numbers = _floats(texts)
@@ -77,13 +165,14 @@ def _integral(texts: pl.Series) -> Converted:
     )
     fractions = rest & ~too_large & ~integral & numbers.is_not_null()
     if fractions.any():
-        return Converted(FieldType.FLOAT64, numbers, rest & (too_large | numbers.is_null()))
+        return ConvertedColumn(FieldType.FLOAT64, numbers, rest & (too_large | numbers.is_null()))
     whole = whole.zip_with(~integral, numbers.cast(pl.Int64, strict=False))
-    return Converted(FieldType.INT64, whole, whole.is_null() & texts.is_not_null())
+    return ConvertedColumn(FieldType.INT64, whole, whole.is_null() & texts.is_not_null())
 
 
 def _retried(texts: pl.Series, *readers: Callable[[pl.Series], pl.Series]) -> pl.Series:
-    """What the first of `readers` that can reads in each text; spaces around a text do not count."""
+    """The value of each text by the first of `readers` that accepts it; surrounding spaces are ignored."""
+    # Most columns are all of one form: the first reader then converts them without a copy that strips spaces.
     values = readers[0](texts)
     for reader in (*readers[1:], *readers):
         left = values.is_null() & texts.is_not_null()
@@ -91,3 +180,140 @@ def _retried(texts: pl.Series, *readers: Callable[[pl.Series], pl.Series]) -> pl
             break
         values = values.scatter(left.arg_true(), reader(texts.filter(left).str.strip_chars()))
     return values
+
+
+def encode_tags(texts: pa.Array, absent: str = "") -> pa.Array:
+    """Text (plain or as a dictionary) as dictionary<int32, string>; the text `absent` becomes null."""
+    found = texts if pa.types.is_dictionary(texts.type) else pc.dictionary_encode(texts)
+    dictionary = found.dictionary.cast(pa.string())
+    absent_code = pc.index(dictionary, absent).as_py()
+    indices = found.indices
+    if absent_code >= 0:
+        indices = pc.if_else(pc.equal(indices, absent_code), pa.scalar(None, pa.int32()), indices)
+    return pa.DictionaryArray.from_arrays(indices, dictionary)
+
+
+def with_static_tags(tags: Columns, rows: int, options: FormatOptions) -> Columns:
+    """The tag columns by name, with the static tags of the options where a row lacks that tag."""
+    complete = dict(tags)
+    for name, value in options.static_tags:
+        if not value:
+            continue
+        own = complete.get(name)
+        if own is None:
+            complete[name] = pa.DictionaryArray.from_arrays(pa.array(np.zeros(rows, np.int32)), pa.array([value]))
+        elif own.null_count:
+            complete[name] = encode_tags(pc.fill_null(own.cast(pa.string()), value))
+    return {name: complete[name].cast(TAG_TYPE) for name in sorted(complete)}
+
+
+def present_tags(tags: Columns, rows: int, options: FormatOptions) -> Columns:
+    """The tag columns that at least one row has, and the static tags."""
+    return with_static_tags(
+        {name: column for name, column in tags.items() if column.null_count < len(column)}, rows, options
+    )
+
+
+def times_of_text(texts: pl.Series, options: FormatOptions) -> pl.Series:
+    """The time of each text in nanoseconds; null for a null."""
+    if options.time_format is not None:
+        return _formatted(texts, options.time_format)
+    times = scaled(texts.cast(pl.Int64, strict=False), options.ns_per_unit)
+    for read in (_decimal, _iso):
+        missing = times.is_null() & texts.is_not_null()
+        if not missing.any():
+            break
+        times = times.scatter(missing.arg_true(), read(texts.filter(missing), options.ns_per_unit))
+    return times
+
+
+def _limits(ns_per_unit: int) -> tuple[int, int]:
+    """The least and the greatest time, in units, that fit int64 nanoseconds."""
+    return -(-TIME_MIN_NS // ns_per_unit), TIME_MAX_NS // ns_per_unit
+
+
+def scaled(values: pl.Series, ns_per_unit: int) -> pl.Series:
+    """Integer times in nanoseconds; null where they do not fit int64."""
+    # Polars multiplies modulo 2^64, so the limits are checked before.
+    if ns_per_unit == 1:
+        return values
+    low, high = _limits(ns_per_unit)
+    return values.set((values < low) | (values > high), None) * ns_per_unit
+
+
+def _decimal(texts: pl.Series, ns_per_unit: int) -> pl.Series:
+    """Decimal numbers of units, digit for digit: float64 would lose the last digits of a time in seconds."""
+    plain = texts.str.contains(_DECIMAL)
+    digits = len(str(ns_per_unit)) - 1
+    parts = texts.str.strip_prefix("-").str.strip_prefix("+").str.splitn(".", 2).struct.unnest()
+    units = scaled(parts["field_0"].cast(pl.Int64, strict=False), ns_per_unit)
+    rest = parts["field_1"].str.slice(0, digits).str.pad_end(digits, "0").cast(pl.Int64, strict=False) if digits else 0
+    # In the last unit before the end of int64 a fraction could overflow; no time of this century is near it.
+    total = units.set(units > TIME_MAX_NS - ns_per_unit, None) + rest
+    negative = texts.str.starts_with("-")
+    times = total.zip_with(~negative, -total).set(~plain, None)
+    scientific = texts.str.contains(_SCIENTIFIC)
+    if not scientific.any():
+        return times
+    return times.scatter(
+        scientific.arg_true(),
+        pl.Series([_exact(text, ns_per_unit) for text in texts.filter(scientific)], dtype=pl.Int64),
+    )
+
+
+def _exact(text: str, ns_per_unit: int) -> int | None:
+    try:
+        nanoseconds = int(Decimal(text) * ns_per_unit)
+    except (InvalidOperation, OverflowError):
+        return None
+    return nanoseconds if TIME_MIN_NS <= nanoseconds <= TIME_MAX_NS else None
+
+
+def _iso(texts: pl.Series, _: int) -> pl.Series:
+    # Arrow parses ISO 8601 to the nanosecond, but accepts more than the documented forms and only texts that
+    # are all zoned or all without a zone.
+    iso = texts.str.contains(_ISO)
+    zoned = iso & texts.str.contains(_ZONED)
+    times = pl.repeat(None, len(texts), dtype=pl.Int64, eager=True)
+    for mask, kind in ((iso & ~zoned, pa.timestamp("ns")), (zoned, pa.timestamp("ns", "UTC"))):
+        if mask.any():
+            times = times.scatter(mask.arg_true(), _cast(texts.filter(mask), kind))
+    return times
+
+
+def _cast(texts: pl.Series, kind: pa.DataType) -> pl.Series:
+    """Times of ISO texts; null for a day that does not exist or is out of range."""
+    # Arrow fails for the whole column at the first bad day: the days are checked only then.
+    try:
+        return _nanoseconds(texts, kind)
+    except pa.ArrowInvalid:
+        pass
+    days = texts.str.slice(0, 10).str.to_date("%Y-%m-%d", strict=False)
+    years = days.dt.year()
+    safe = ((years >= _YEAR_MIN) & (years <= _YEAR_MAX)).fill_null(value=False)
+    edge = ((years == _YEAR_MIN - 1) | (years == _YEAR_MAX + 1)).fill_null(value=False)
+    times = pl.repeat(None, len(texts), dtype=pl.Int64, eager=True)
+    times = times.scatter(safe.arg_true(), _nanoseconds(texts.filter(safe), kind))
+    return times.scatter(
+        edge.arg_true(), pl.Series([_cast_one(text, kind) for text in texts.filter(edge)], dtype=pl.Int64)
+    )
+
+
+def _nanoseconds(texts: pl.Series, kind: pa.DataType) -> pl.Series:
+    return pl.Series(values=pl.from_arrow(pc.cast(pc.cast(texts.to_arrow(), kind), pa.int64())))
+
+
+def _cast_one(text: str, kind: pa.DataType) -> int | None:
+    try:
+        return int(pc.cast(pc.cast(pa.array([text]), kind), pa.int64())[0].as_py())
+    except pa.ArrowInvalid:
+        return None
+
+
+def _formatted(texts: pl.Series, time_format: str) -> pl.Series:
+    """Times of one strptime form; as in most tools `.%f` accepts any number of decimals."""
+    pattern = time_format.replace(".%f", "%.f")
+    # Polars wraps around outside int64 nanoseconds, so microseconds decide what is in range.
+    micros = texts.str.to_datetime(pattern, time_unit="us", strict=False).to_physical()
+    times = texts.str.to_datetime(pattern, time_unit="ns", strict=False).to_physical()
+    return times.set((micros <= TIME_MIN_NS // 1_000 + 1) | (micros >= TIME_MAX_NS // 1_000), None)

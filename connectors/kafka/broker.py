@@ -1,6 +1,7 @@
-"""A real Apache Kafka broker (KRaft, one node) on loopback, started and stopped as a process of its own.
+"""An Apache Kafka broker (KRaft, one node) on loopback, started and stopped as a process of its own.
 
-For tests, the demo and a laptop. It outlives the process that starts it; its data directory is all that start, stop and status share.
+For tests, the demo and a laptop. It outlives the process that starts it: start, stop and status share its
+data directory alone.
 """
 
 from __future__ import annotations
@@ -17,18 +18,30 @@ from pathlib import Path
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
-from connectors.kafka import broker_process, broker_settings
-from connectors.kafka.broker_archive import archive_options
-from connectors.kafka.broker_settings import HOST, BrokerIdentity, NotABrokerDirectory
-from connectors.kafka.jars import Progress, resolve_jars
-from connectors.kafka.java import OPTIONS_VARIABLE, find_java, java_options_given
-from schemas.errors import HeadraceError
+from headrace.connectors.kafka import broker_process, broker_settings
+from headrace.connectors.kafka.broker_errors import (
+    BrokerAlreadyRunning,
+    BrokerDirectoryUnusable,
+    BrokerPortInUse,
+    BrokerStartFailed,
+    explain_exit,
+)
+from headrace.connectors.kafka.broker_settings import HOST, BrokerIdentity, NotABrokerDirectory
+from headrace.connectors.kafka.class_data_archive import (
+    archive_options,
+    broker_archive,
+    record_archive,
+    recording_options,
+)
+from headrace.connectors.kafka.jars import ProgressCallback, resolve_jars
+from headrace.connectors.kafka.java import find_java, java_options_given
 
 START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 30.0
 FORMAT_TIMEOUT_S = 60.0
 READY_POLL_S = 0.05
 PORT_ATTEMPTS_MAX = 3
+ARCHIVE_STOP_TIMEOUT_S = 120.0
 
 __all__ = [
     "BrokerAlreadyRunning",
@@ -39,28 +52,16 @@ __all__ = [
     "BrokerStatus",
     "EmbeddedBroker",
     "NotABrokerDirectory",
+    "make_broker_archive",
 ]
-
-
-class BrokerAlreadyRunning(HeadraceError):
-    """A broker runs on this directory, or is just being started there."""
-
-
-class BrokerPortInUse(HeadraceError):
-    """Another process listens on a port that this broker is to have."""
-
-
-class BrokerDirectoryUnusable(HeadraceError):
-    """The data directory cannot be made or written."""
-
-
-class BrokerStartFailed(HeadraceError):
-    """The broker's process ended, or did not answer in time."""
 
 
 @dataclass(frozen=True)
 class BrokerInfo:
-    """A broker that answered. `proxied` maps each advertised extra port to the port the broker listens on behind it."""
+    """A broker that answered.
+
+    `proxied` maps each advertised extra port to the port that the broker listens on behind it.
+    """
 
     bootstrap: str
     pid: int
@@ -69,7 +70,7 @@ class BrokerInfo:
 
 @dataclass(frozen=True)
 class BrokerStatus:
-    """What is known of a directory's broker: `answers` tells whether it replied to a metadata request just now."""
+    """State of a directory's broker. `answers`: it replied to a metadata request just now."""
 
     running: bool
     answers: bool
@@ -82,10 +83,10 @@ class BrokerStatus:
 class EmbeddedBroker:
     """Owns one data directory: Kafka's logs under `data/`, its settings, log and pid file.
 
-    Any number of instances and processes may name the same directory; a lock and the process table make sure that one broker at most runs on
-    it. The port is chosen at the first start and kept. `advertise` lists extra ports that clients are told to use, one listener each: a
-    proxy is to listen there and pass on to `BrokerInfo.proxied[port]`. `settings` are further Kafka settings, `jvm_options` further
-    flags of its Java, verbatim.
+    Any number of instances and processes may name the same directory: a lock and the process table ensure
+    that at most one broker runs on it. The port is chosen at the first start and kept. `advertise` lists
+    extra advertised ports, one listener each; a proxy listens there and forwards to
+    `BrokerInfo.proxied[port]`. `settings` are further Kafka settings, `jvm_options` further JVM flags.
     """
 
     def __init__(
@@ -96,7 +97,7 @@ class EmbeddedBroker:
         advertise: Iterable[int] = (),
         settings: Mapping[str, str] | None = None,
         jvm_options: Iterable[str] = (),
-        progress: Progress | None = None,
+        progress: ProgressCallback | None = None,
     ) -> None:
         self.directory = Path(data_directory).resolve()
         self._port = port
@@ -110,7 +111,8 @@ class EmbeddedBroker:
         java = find_java()
         jars = resolve_jars(progress=self._progress)
         class_path = os.pathsep.join(str(jar) for jar in jars.broker)
-        archive = [] if self._jvm_options else archive_options(jars, java)
+        # A JVM cannot record an archive, for which callers pass flags, while it uses another recorded one.
+        archive = [] if self._jvm_options else archive_options(broker_archive(jars, java))
         with self._locked():
             running = broker_process.find_broker(self.directory)
             if running is not None:
@@ -131,7 +133,10 @@ class EmbeddedBroker:
         return True
 
     def status(self, timeout_s: float = 5.0) -> BrokerStatus:
-        """Look at the process and ask it. Raises `NotABrokerDirectory` when there never was a broker."""
+        """Look for the process and request metadata.
+
+        Raises `NotABrokerDirectory` when there never was a broker.
+        """
         identity = broker_settings.load_identity(self.directory)
         if identity is None:
             raise NotABrokerDirectory(
@@ -163,10 +168,10 @@ class EmbeddedBroker:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """Hold the directory against other starts. Once the broker runs, its process is what keeps others out."""
+        """Exclude other starts in the directory. Once the broker runs, its process excludes them."""
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
-            # Checked before the lock file is made, so that nothing is left in a folder that is not ours.
+            # Checked before the lock file is created: a mistyped path leaves no file in a foreign folder.
             broker_settings.load_identity(self.directory)
             handle = (self.directory / broker_settings.LOCK_FILE).open("a")
         except OSError as error:
@@ -183,8 +188,11 @@ class EmbeddedBroker:
             yield
 
     def _start_on_some_port(self, java: list[str], timeout_s: float) -> BrokerInfo:
-        """Start on the port asked for or kept from before; ports nobody asked for are drawn again when somebody else was faster."""
+        """Start on the requested port or the one of the last start; a port chosen here is chosen again when
+        another process takes it.
+        """
         known = broker_settings.load_identity(self.directory)
+        # Clients know the port of an earlier start, so only the first start may choose again.
         drawn = known is None and self._port is None
         identity = known or BrokerIdentity.new(self._port or 0)
         if self._port is not None:
@@ -206,7 +214,7 @@ class EmbeddedBroker:
         raise AssertionError("the loop returns or raises")
 
     def _proxied_ports(self, identity: BrokerIdentity) -> dict[int, int]:
-        """For each advertised port the one to listen on behind it: that of the last start, so that a proxy outlives restarts."""
+        """For each advertised port the port behind it, that of the last start: a proxy survives restarts."""
         ports: dict[int, int] = {}
         for advertised in self._advertise:
             bound = identity.proxied.get(advertised)
@@ -237,12 +245,12 @@ class EmbeddedBroker:
             child.wait()
             self._pid_file.unlink(missing_ok=True)
             raise
-        # The broker outlives this object; its handle must not warn about that when it is collected.
+        # The broker outlives this object. Without a return code Popen warns about a child that still runs.
         child.returncode = 0
         return BrokerInfo(f"{HOST}:{identity.port}", child.pid, identity.proxied)
 
     def _write_files(self, identity: BrokerIdentity) -> None:
-        """Identity first, since it marks the directory as ours, then what Kafka reads."""
+        """The identity first, since it marks the directory as ours; then the files that Kafka reads."""
         taken = {identity.port, *identity.proxied, *identity.proxied.values()}
         controller_port = broker_process.free_port(taken)
         settings = broker_settings.server_properties(identity, controller_port, self._settings)
@@ -260,7 +268,9 @@ class EmbeddedBroker:
             ) from error
 
     def _format(self, java: list[str], identity: BrokerIdentity) -> None:
-        """Prepare Kafka's folder once; a format that was cut short is simply done again."""
+        """Format Kafka's folder once."""
+        # Kafka writes this file last: without it an earlier format was killed, and `--ignore-formatted` lets
+        # it run again.
         if (self.directory / broker_settings.DATA_FOLDER / "meta.properties").exists():
             return
         tool = [*java, "-XX:TieredStopAtLevel=1", broker_settings.LOGGING_OPTION, "kafka.tools.StorageTool", "format"]
@@ -269,7 +279,7 @@ class EmbeddedBroker:
         )
         try:
             if child.wait(FORMAT_TIMEOUT_S) != 0:
-                raise self._explain(broker_process.text_after(self._output_file, 0))
+                raise explain_exit(broker_process.text_after(self._output_file, 0), self.directory)
         except subprocess.TimeoutExpired:
             raise BrokerStartFailed(
                 f"Kafka's format tool took more than {FORMAT_TIMEOUT_S:.0f} s",
@@ -281,7 +291,11 @@ class EmbeddedBroker:
                 child.wait()
 
     def _spawn(self, command: list[str]) -> subprocess.Popen[bytes]:
-        """A child in its own session, with none of the caller's descriptors: a captured pipe of the caller ends when the caller does."""
+        """A child in its own session, with none of the caller's descriptors.
+
+        A broker that inherits a captured pipe would keep it open, and whoever reads the caller's output would
+        never see its end.
+        """
         with self._output_file.open("wb") as output:
             return subprocess.Popen(
                 command,
@@ -289,7 +303,7 @@ class EmbeddedBroker:
                 stdout=output,
                 stderr=output,
                 cwd=self.directory,
-                # Java decodes the path it runs in by the locale, and fails on other letters under a bare C locale.
+                # Java decodes its working directory by the locale, and fails on other letters under a bare C.
                 env={**os.environ, "LC_ALL": "C.UTF-8"},
                 close_fds=True,
                 start_new_session=True,
@@ -302,7 +316,7 @@ class EmbeddedBroker:
         while time.monotonic() < deadline:
             if child.poll() is not None:
                 output = broker_process.text_after(self._output_file, 0)
-                raise self._explain(output + broker_process.text_after(self._log_file, log_offset))
+                raise explain_exit(output + broker_process.text_after(self._log_file, log_offset), self.directory)
             if broker_process.port_answers(identity.port) and self._answers(identity, timeout_s=5.0):
                 return
             time.sleep(READY_POLL_S)
@@ -312,35 +326,30 @@ class EmbeddedBroker:
 
     @staticmethod
     def _answers(identity: BrokerIdentity, timeout_s: float) -> bool:
-        """Ask for metadata; only the broker with our cluster id counts."""
+        """Request metadata and compare the cluster id: another broker may have taken the port."""
         with AdminClient({"bootstrap.servers": f"{HOST}:{identity.port}", "log_level": 0}) as client:
             try:
                 return bool(client.list_topics(timeout=timeout_s).cluster_id == identity.cluster_id)
             except KafkaException:
                 return False
 
-    def _explain(self, output: str) -> HeadraceError:
-        """The reason of a broker that ended by itself, out of what it wrote."""
-        if "Address already in use" in output or "java.net.BindException" in output:
-            return BrokerPortInUse(
-                "a port of the broker is in use by another process", action="name a free one with --port"
-            )
-        if "No space left on device" in output:
-            return BrokerDirectoryUnusable(
-                f"the disk of {self.directory} is full", action="free space, or name another directory"
-            )
-        if "Could not reserve enough space" in output or "Cannot allocate memory" in output:
-            return BrokerStartFailed(
-                f"not enough memory for a broker with {broker_settings.HEAP_MB} MB heap", action="free memory"
-            )
-        lines = [line.strip() for line in output.splitlines()]
-        before, refused, _ = output.partition("Error: Could not create the Java Virtual Machine")
-        if refused:
-            # Java gives its reason in the line above.
-            reason = before.strip().rpartition("\n")[2]
-            return BrokerStartFailed(f"Java does not start: {reason}", action=f"look at {OPTIONS_VARIABLE}")
-        cause = [line for line in lines if " ERROR " in line or " FATAL " in line or "Exception" in line] or lines[-1:]
-        return BrokerStartFailed(
-            f"the broker ended while starting: {cause[0][:300] if cause else 'no output'}",
-            action=f"look into {self._log_file}",
-        )
+
+def make_broker_archive(progress: ProgressCallback | None = None) -> Path:
+    """Run a broker once and archive its classes; an archive that exists is kept.
+
+    Returns its path; raises what a start raises.
+    """
+    archive = broker_archive(resolve_jars(progress=progress), find_java())
+    if archive.exists():
+        return archive
+    if progress is not None:
+        progress("starting a broker once, so that every later start is faster")
+
+    def run_broker(partial: Path, directory: Path) -> None:
+        recorded = EmbeddedBroker(directory / "broker", jvm_options=recording_options(partial))
+        recorded.start()
+        # The JVM writes the archive while it exits, which takes longer than a plain stop.
+        recorded.stop(ARCHIVE_STOP_TIMEOUT_S)
+
+    record_archive(archive, run_broker)
+    return archive

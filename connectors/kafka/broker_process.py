@@ -1,4 +1,6 @@
-"""The broker's process as the operating system sees it: find it, write down its pid, end it."""
+"""The broker's process as the operating system sees it: find it, record its pid, end it; and the ports and
+logs around it.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +12,17 @@ from pathlib import Path
 
 import psutil
 
-from connectors.kafka.broker_settings import HOST, PID_FILE, directory_mark, replace_file
+from headrace.connectors.kafka.broker_settings import HOST, PID_FILE, directory_mark, replace_file
 
-# Below the range that the kernel hands out for outgoing connections, so that a stopped broker finds its port free again.
+# Below the kernel's range for outgoing connections, so that a stopped broker finds its port free again.
 PORT_RANGE = range(20_000, 32_000)
 PORT_ATTEMPTS_MAX = 200
 
 
 def find_broker(directory: Path) -> psutil.Process | None:
-    """The live broker process of `directory`: by its pid file, else among all processes (the file may be lost). None when none runs."""
+    """The live broker process of `directory`, None when none runs: by its pid file, else among all processes
+    (the file may be lost).
+    """
     recorded = read_pid(directory)
     if recorded is not None:
         process = _as_broker(recorded, directory)
@@ -32,9 +36,10 @@ def find_broker(directory: Path) -> psutil.Process | None:
 
 
 def _as_broker(pid: int, directory: Path) -> psutil.Process | None:
-    """The process when it is alive and carries the mark of `directory`; a reused pid or a zombie is not."""
+    """The process when it is alive and carries the mark of `directory`."""
     try:
         process = psutil.Process(pid)
+        # A pid file outlives its broker: the pid may be that of a zombie, or reused by an unrelated process.
         alive = process.status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
         return process if alive and directory_mark(directory) in process.cmdline() else None
     except (psutil.Error, OSError):
@@ -50,7 +55,7 @@ def read_pid(directory: Path) -> int | None:
 
 
 def write_pid(directory: Path, pid: int) -> None:
-    """Write down the pid of the broker of `directory`."""
+    """Record the pid of the broker of `directory`."""
     replace_file(directory / PID_FILE, json.dumps({"pid": pid}) + "\n")
 
 
@@ -71,6 +76,7 @@ def end_process(process: psutil.Process, timeout_s: float) -> bool:
 def port_is_free(port: int) -> bool:
     """Whether a server can listen on this loopback port now."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        # As Kafka binds: connections in TIME_WAIT of a broker that just stopped do not occupy its port.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((HOST, port))
@@ -80,7 +86,10 @@ def port_is_free(port: int) -> bool:
 
 
 def free_port(taken: Iterable[int] = ()) -> int:
-    """A loopback port nobody listens on, not one of `taken`. Another process may still be faster: callers retry."""
+    """A loopback port without a listener, not one of `taken`.
+
+    Another process may still take it first: callers retry.
+    """
     excluded = set(taken)
     # The system's own generator: tests seed the shared one, and parallel workers would draw the same ports.
     generator = random.SystemRandom()
@@ -109,7 +118,10 @@ def file_bytes(path: Path) -> int:
 
 
 def text_after(path: Path, offset: int, bytes_max: int = 256 * 1024) -> str:
-    """What was appended to a log since it was `offset` bytes long; all of it when it was rolled since. Empty when there is no file."""
+    """What was appended to a log file since it had `offset` bytes; all of it when it was rolled since.
+
+    Empty when there is no file.
+    """
     try:
         with path.open("rb") as handle:
             handle.seek(offset if offset <= path.stat().st_size else 0)

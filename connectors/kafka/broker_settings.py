@@ -1,4 +1,6 @@
-"""Files and settings of the embedded broker: what its data directory holds and what Kafka is told."""
+"""Files and settings of the embedded broker: the content of its data directory, and the configuration of
+Kafka and its JVM.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from schemas.errors import HeadraceError
+from headrace.schemas.errors import HeadraceError
 
 HOST = "127.0.0.1"
 IDENTITY_FORMAT = 1
@@ -31,12 +33,15 @@ LOG_FILE_MB_MAX = 20
 
 
 class NotABrokerDirectory(HeadraceError):
-    """The directory holds files of something else, or of a broker that this build cannot read."""
+    """The directory holds foreign files, or those of a broker that this build cannot read."""
 
 
 @dataclass(frozen=True)
 class BrokerIdentity:
-    """What stays the same over restarts of one broker directory. `proxied` maps an advertised port to the one listened on behind it."""
+    """What survives restarts of one broker directory.
+
+    `proxied` maps an advertised port to the port of the listener behind it.
+    """
 
     cluster_id: str
     port: int
@@ -45,13 +50,17 @@ class BrokerIdentity:
 
     @classmethod
     def new(cls, port: int) -> BrokerIdentity:
-        # Kafka writes its identifiers as URL-safe base64 of 16 bytes; a leading dash would read as an option of its tools.
+        # Kafka writes its identifiers as URL-safe base64 of 16 bytes; a leading dash would read as an option
+        # of its tools.
         identifier = urlsafe_b64encode(secrets.token_bytes(16)).decode().rstrip("=")
         return cls(cluster_id=f"h{identifier[1:]}", port=port)
 
 
 def load_identity(directory: Path) -> BrokerIdentity | None:
-    """Identity of the broker in `directory`, None when there is none yet. Raises `NotABrokerDirectory` for anything else's folder."""
+    """Identity of the broker in `directory`, None when there is none yet.
+
+    Raises `NotABrokerDirectory` for a foreign folder.
+    """
     path = directory / IDENTITY_FILE
     try:
         document = json.loads(path.read_bytes())
@@ -118,6 +127,7 @@ def server_properties(identity: BrokerIdentity, controller_port: int, extra: Map
 
 
 _SINGLE_NODE = {
+    # A client that names a wrong topic must fail instead of creating one with the wrong settings.
     "auto.create.topics.enable": "false",
     "num.partitions": "1",
     "default.replication.factor": "1",
@@ -130,6 +140,7 @@ _SINGLE_NODE = {
     "share.coordinator.state.topic.replication.factor": "1",
     "share.coordinator.state.topic.min.isr": "1",
     "share.coordinator.state.topic.num.partitions": "1",
+    # The delay lets the members of a large group arrive together; a test would only wait 3 s for nobody.
     "group.initial.rebalance.delay.ms": "0",
     "message.max.bytes": str(MESSAGE_BYTES_MAX),
     "replica.fetch.max.bytes": str(MESSAGE_BYTES_MAX),
@@ -188,9 +199,11 @@ def java_options(directory: Path) -> list[str]:
     return [
         directory_mark(directory),
         f"-Xmx{HEAP_MB}m",
-        # G1 keeps messages above half a region as humongous objects, which a small heap full of batches does not stand.
+        # G1 keeps messages above half a region as humongous objects, which exhaust a small heap.
         "-XX:+UseParallelGC",
+        # A broker that survives an OutOfMemoryError answers some requests and hangs in others.
         "-XX:+ExitOnOutOfMemoryError",
+        # Java caches a direct buffer of the largest request per thread, outside the heap and its limit.
         "-Djdk.nio.maxCachedBufferSize=1048576",
         "-Djava.awt.headless=true",
         LOGGING_OPTION,
@@ -198,5 +211,5 @@ def java_options(directory: Path) -> list[str]:
 
 
 def directory_mark(directory: Path) -> str:
-    """The argument by which the broker of `directory` is told from every other process."""
+    """The JVM argument that identifies the broker of `directory` among all processes."""
     return f"-Dheadrace.broker.directory={directory}"

@@ -1,7 +1,9 @@
-"""Java archives of the broker and of Spark's connectors, resolved once by the Ivy inside PySpark and kept in the user's cache.
+"""Java archives of the broker and of Spark's connectors, resolved once by the Ivy inside PySpark and kept in
+the user's cache.
 
-Each `ivy*.xml` beside this file is one set of pins. Its jars live under `${XDG_CACHE_HOME:-~/.cache}/headrace/jars/<hash of the file>/`, one
-folder per configuration, and a file `complete.json` with every name and size. A set appears there by one rename, so it is whole or absent.
+Each `ivy*.xml` beside this file is one set of pins. Its jars are in
+`${XDG_CACHE_HOME:-~/.cache}/headrace/jars/<hash of the file>/`: one folder per configuration, and
+`complete.json` with every name and size. A set appears by one rename, so it is whole or absent.
 """
 
 from __future__ import annotations
@@ -21,8 +23,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from connectors.kafka.java import find_java
-from schemas.errors import HeadraceError
+from headrace.connectors.kafka.java import find_java
+from headrace.schemas.errors import HeadraceError
 
 IVY_FILES = {"runtime": "ivy.xml", "bench": "ivy-bench.xml"}
 COMPLETE_FILE = "complete.json"
@@ -38,7 +40,7 @@ _IVY_SETTINGS = """<ivysettings>
 </ivysettings>
 """
 
-Progress = Callable[[str], None]
+ProgressCallback = Callable[[str], None]
 
 
 class JarsUnavailable(HeadraceError):
@@ -47,7 +49,7 @@ class JarsUnavailable(HeadraceError):
 
 @dataclass(frozen=True)
 class JarSet:
-    """Jars of one `ivy*.xml`, by configuration. `directory` holds one folder per configuration."""
+    """Jars of one `ivy*.xml` by configuration; `directory` holds one folder per configuration."""
 
     directory: Path
     by_configuration: Mapping[str, tuple[Path, ...]]
@@ -59,7 +61,7 @@ class JarSet:
 
     @property
     def spark(self) -> list[Path]:
-        """What a Spark session needs beside PySpark's own jars (`spark.jars`)."""
+        """Jars that a Spark session needs in addition to PySpark's own (`spark.jars`)."""
         return list(self.by_configuration["spark"])
 
     @property
@@ -75,10 +77,11 @@ def jar_cache_directory(environment: Mapping[str, str] = os.environ) -> Path:
     return base / "headrace" / "jars"
 
 
-def resolve_jars(name: str = "runtime", *, progress: Progress | None = None) -> JarSet:
-    """The jar set `runtime` (configurations broker, spark) or `bench` (nifi): from the cache, else through the registry.
+def resolve_jars(name: str = "runtime", *, progress: ProgressCallback | None = None) -> JarSet:
+    """The jar set `runtime` (configurations broker, spark) or `bench` (nifi), from the cache or the registry.
 
-    Without network it works once the set is cached. Two processes that resolve at once fetch it once. Raises `JarsUnavailable`, `JavaUnusable`.
+    A cached set needs no network. Two processes that resolve at once fetch it once. Raises `JarsUnavailable`,
+    `JavaUnusable`.
     """
     ivy_file = Path(__file__).with_name(IVY_FILES[name])
     key = hashlib.sha256(ivy_file.read_bytes()).hexdigest()[:16]
@@ -86,13 +89,14 @@ def resolve_jars(name: str = "runtime", *, progress: Progress | None = None) -> 
     cached = _load_complete(directory)
     if cached is not None:
         return cached
-    say = progress or (lambda _message: None)
+    notify = progress or (lambda _message: None)
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
-        with _exclusive(directory.parent / f"{key}.lock", say):
+        with _exclusive(directory.parent / f"{key}.lock", notify):
+            # The holder of the lock before us may have fetched the set.
             cached = _load_complete(directory)
             if cached is None:
-                _fetch(ivy_file, directory, say)
+                _fetch(ivy_file, directory, notify)
                 cached = _load_complete(directory)
     except OSError as error:
         raise JarsUnavailable(
@@ -107,7 +111,7 @@ def resolve_jars(name: str = "runtime", *, progress: Progress | None = None) -> 
 
 
 def _load_complete(directory: Path) -> JarSet | None:
-    """The set in `directory` when every listed jar is there with its size, else None."""
+    """The set in `directory` when every listed jar exists with its size, else None."""
     try:
         listed: dict[str, dict[str, int]] = json.loads((directory / COMPLETE_FILE).read_bytes())
         jars: dict[str, tuple[Path, ...]] = {}
@@ -121,26 +125,26 @@ def _load_complete(directory: Path) -> JarSet | None:
 
 
 @contextmanager
-def _exclusive(lock_file: Path, say: Progress) -> Iterator[None]:
+def _exclusive(lock_file: Path, notify: ProgressCallback) -> Iterator[None]:
     with lock_file.open("a") as handle:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            say("another process is fetching the jars; waiting for it")
+            notify("another process is fetching the jars; waiting for it")
             fcntl.flock(handle, fcntl.LOCK_EX)
         yield
 
 
-def _fetch(ivy_file: Path, directory: Path, say: Progress) -> None:
-    """Run Ivy into a folder beside `directory`, check what it brought, and rename it into place."""
+def _fetch(ivy_file: Path, directory: Path, notify: ProgressCallback) -> None:
+    """Run Ivy into a folder beside `directory`, list what it fetched, and rename it into place."""
     free_bytes = shutil.disk_usage(directory.parent).free
     if free_bytes < FREE_BYTES_MIN:
         raise JarsUnavailable(
             f"only {free_bytes // 2**20} MiB free in {directory.parent}, the jars need {FREE_BYTES_MIN // 2**20} MiB",
             action="free space there, or let XDG_CACHE_HOME name another folder",
         )
-    say(f"fetching Java archives into {directory} (about a minute, once)")
-    # Downloads outlive a failed run, so that the next one goes on where the network broke.
+    notify(f"fetching Java archives into {directory} (about a minute, once)")
+    # Downloads outlive a failed run, so that the next one continues where the network broke.
     downloads = directory.with_suffix(".downloads")
     with tempfile.TemporaryDirectory(prefix=f"{directory.name}.", dir=directory.parent) as temporary:
         fetched = Path(temporary, "jars")
@@ -150,6 +154,7 @@ def _fetch(ivy_file: Path, directory: Path, say: Progress) -> None:
             for folder in sorted(fetched.iterdir())
         }
         _write_synced(fetched / COMPLETE_FILE, json.dumps(sizes, indent=1).encode())
+        # A directory in the way was found incomplete above; a rename keeps the step atomic for readers.
         if directory.exists():
             directory.rename(Path(temporary, "damaged"))
         fetched.rename(directory)
@@ -199,7 +204,7 @@ def _ivy_jar() -> Path:
 
 
 def explain_ivy_failure(log: str) -> JarsUnavailable:
-    """What Ivy's output says about why it failed, as one line and what to do."""
+    """The cause of a failure of Ivy, out of its output, as one line with an action."""
     lines = [line.strip() for line in log.splitlines()]
     if "No space left on device" in log:
         return JarsUnavailable(

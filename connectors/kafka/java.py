@@ -1,4 +1,4 @@
-"""Find the Java virtual machine that runs the broker, Ivy and Spark, and say in one line what is wrong with it."""
+"""Find the Java virtual machine for the broker, Ivy and Spark; explain in one line what is wrong with it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import subprocess
 from functools import lru_cache
 from pathlib import Path
 
-from schemas.errors import HeadraceError
+from headrace.schemas.errors import HeadraceError
 
 JAVA_VERSION_MIN = 17
 OPTIONS_VARIABLE = "HEADRACE_JAVA_OPTIONS"
@@ -26,13 +26,17 @@ def find_java() -> Path:
 
 
 def java_options_given() -> list[str]:
-    """Further flags for the JVMs of broker and Spark, out of the environment: words as in a shell. Raises JavaUnusable."""
+    """Further flags for the JVMs of broker and Spark, from the environment: words as in a shell.
+
+    Raises JavaUnusable.
+    """
     try:
         return shlex.split(os.environ.get(OPTIONS_VARIABLE, ""))
     except ValueError as error:
         raise JavaUnusable(f"{OPTIONS_VARIABLE} is not a list of words: {error}", action="close its quotes") from error
 
 
+# A run of Java takes a tenth of a second, and a start of a broker or of Spark needs several checks.
 @lru_cache(maxsize=8)
 def _checked_java(java_home: str, search_path: str) -> Path:
     action = f"install a Java runtime, version {JAVA_VERSION_MIN} or 21, and put it on PATH or name it in JAVA_HOME"
@@ -40,6 +44,7 @@ def _checked_java(java_home: str, search_path: str) -> Path:
     if located is None or not os.access(located, os.X_OK):
         where = f"JAVA_HOME={java_home}" if java_home else "PATH"
         raise JavaUnusable(f"no Java found through {where}", action=action)
+    # Only a run shows that it works: PATH may have an installer's stub, or a Java for another processor.
     try:
         answer = subprocess.run([located, "-version"], capture_output=True, text=True, timeout=60, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -53,6 +58,6 @@ def _checked_java(java_home: str, search_path: str) -> Path:
 
 
 def parse_java_version(text: str) -> int | None:
-    """Feature release out of `java -version` output (`1.8.0_292` → 8, `17.0.15` → 17), None when there is none."""
+    """Feature release in the output of `java -version` (`1.8.0_292` → 8, `17.0.15` → 17), None without one."""
     match = re.search(r'version "(?:1\.)?(\d+)', text)
     return int(match.group(1)) if match else None

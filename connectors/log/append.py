@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from connectors.log.port import AppendUnknown, Log
-from schemas.errors import HeadraceError
-from schemas.framing import format_headers
+from headrace.connectors.log.port import AppendUnknown, Log
+from headrace.schemas.errors import HeadraceError
+from headrace.schemas.framing import format_headers
 
 APPEND_TIMEOUT_S = 30.0
 
@@ -12,8 +12,12 @@ APPEND_TIMEOUT_S = 30.0
 def append_one(
     log: Log, topic: str, value: bytes, *, key: bytes | None = None, timeout_s: float = APPEND_TIMEOUT_S
 ) -> int:
-    """The offset of the record. Raises AppendUnknown when its fate is not known in time, or what the log refused it with."""
+    """Append a record and return its offset.
+
+    Raises AppendUnknown when no delivery report comes in time, or the error of the report.
+    """
     outcome: list[int | HeadraceError] = []
+    # An appender of its own: a shared one would deliver this record only after everything queued before it.
     appender = log.appender()
     try:
         appender.append(

@@ -1,7 +1,8 @@
 """The log on Kafka, through confluent-kafka.
 
-Clients are created by the calls below, never at import, so that a process may be spawned first. Delivery reports only say that a record was
-taken by the broker or not; whether it counts is read back from the log by whoever cares (DESIGN 2).
+Clients are created by the calls below, never at import: librdkafka's threads do not survive a fork. A
+delivery report states only whether the broker took a record; whether the record counts is decided by those
+who read it from the log.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ from confluent_kafka import (
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
 from confluent_kafka.cimpl import NewTopic
 
-from connectors.log.deadline import Deadline
-from connectors.log.kafka_admin import ANSWER_TIMEOUT_S, REQUEST_TIMEOUT_S, KafkaAdmin
-from connectors.log.kafka_errors import MISSING, REFUSED, TRUNCATED, append_error, log_error
-from connectors.log.kafka_settings import client_settings, consumer_settings
-from connectors.log.port import (
+from headrace.connectors.deadline import Deadline
+from headrace.connectors.log.kafka_admin import ANSWER_TIMEOUT_S, REQUEST_TIMEOUT_S, KafkaAdmin
+from headrace.connectors.log.kafka_errors import MISSING, REFUSED, TRUNCATED, append_error, log_error
+from headrace.connectors.log.kafka_settings import client_settings, consumer_settings
+from headrace.connectors.log.port import (
     AppendFailed,
     Headers,
     LogUnavailable,
@@ -40,21 +41,22 @@ from connectors.log.port import (
     TopicMissing,
     TopicState,
 )
-from schemas.errors import HeadraceError
+from headrace.schemas.errors import HeadraceError
 
+# Twice the largest forward message: no envelope or batch header makes a message too large for its topic.
 RECORD_BYTES_MAX = 16 * 1024 * 1024
 PRODUCER_QUEUE_KBYTES = 65_536
 FULL_QUEUE_TIMEOUT_S = 300.0
 NEW_TOPIC_POLL_S = 0.05
-STALL_S = 5.0
-STALL_S_MAX = 320.0
+STALL_TIMEOUT_S = 5.0
+STALL_TIMEOUT_S_MAX = 320.0
 _EARLIEST: OffsetSpec = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
 _LATEST: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]
 _log = structlog.get_logger(__name__)
 
 
 class KafkaLog:
-    """All topics of one Kafka cluster. `settings` are librdkafka's, verbatim, and win over ours."""
+    """All topics of one Kafka cluster. `settings` are librdkafka's, verbatim, and override ours."""
 
     def __init__(self, bootstrap: str, settings: Mapping[str, str] | None = None) -> None:
         self._base = client_settings(bootstrap)
@@ -66,6 +68,7 @@ class KafkaLog:
 
     def create_topic(self, topic: str, settings: Mapping[str, str]) -> None:
         """See Log; `settings` are Kafka topic settings."""
+        # With LogAppendTime a broker expires records by their arrival, not by the age of their rows.
         config = {"message.timestamp.type": "LogAppendTime", "max.message.bytes": str(RECORD_BYTES_MAX), **settings}
 
         def create(client: AdminClient) -> None:
@@ -76,11 +79,11 @@ class KafkaLog:
                 if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
                     raise
 
-        self._admin.ask(topic, create, exists=False)
+        self._admin.call(topic, create, exists=False)
         self._await_topic(topic)
 
     def _await_topic(self, topic: str) -> None:
-        """A broker may answer for a moment that it does not know the topic that was made just now."""
+        """Wait until the topic is visible: a broker may report it as missing right after its creation."""
         deadline = Deadline(REQUEST_TIMEOUT_S)
         while True:
             try:
@@ -95,23 +98,24 @@ class KafkaLog:
         """See Log."""
 
         def describe(client: AdminClient) -> TopicState:
+            # Three requests are in flight at once: the answers cost one round trip instead of three.
             described = client.describe_topics(TopicCollection([topic]), request_timeout=REQUEST_TIMEOUT_S)[topic]
             begin, end = _offset(client, topic, _EARLIEST), _offset(client, topic, _LATEST)
             topic_id = str(described.result(ANSWER_TIMEOUT_S).topic_id)
             return TopicState(topic_id, begin.result(ANSWER_TIMEOUT_S).offset, end.result(ANSWER_TIMEOUT_S).offset)
 
-        return self._admin.ask(topic, describe)
+        return self._admin.call(topic, describe)
 
     def written_end(self, topic: str) -> int:
         """See Log."""
-        return self._admin.ask(topic, lambda client: _end(client, topic, IsolationLevel.READ_UNCOMMITTED))
+        return self._admin.call(topic, lambda client: _end(client, topic, IsolationLevel.READ_UNCOMMITTED))
 
     def reader(self, starts: Mapping[str, int], *, name: str = "") -> KafkaReader:
         """See Log."""
         return KafkaReader(lambda: self._consumer(name or "headrace-reader"), starts, self._end)
 
     def commit(self, name: str, offsets: Mapping[str, int]) -> None:
-        """See Log; failures are left to the next call, since nobody depends on these offsets."""
+        """See Log; a failed commit is left to the next call, since nobody recovers from these offsets."""
         with self._lock:
             consumer = self._committers.get(name) or self._consumer(name)
             self._committers[name] = consumer
@@ -134,7 +138,7 @@ class KafkaLog:
                     raise AppendFailed(f"topic {topic} may not be trimmed: {error.args[0].str()}") from error
                 raise
 
-        self._admin.ask(topic, trim)
+        self._admin.call(topic, trim)
 
     def appender(self) -> KafkaAppender:
         """See Log."""
@@ -143,6 +147,7 @@ class KafkaLog:
             "enable.idempotence": True,
             "acks": "all",
             "linger.ms": 2,
+            # Row batches are compressed already: a second pass costs time and saves nothing.
             "compression.type": "none",
             "message.max.bytes": RECORD_BYTES_MAX,
             "batch.size": 1_000_000,
@@ -162,9 +167,9 @@ class KafkaLog:
         self._admin.close()
 
     def _end(self, topic: str) -> int:
-        """Where what can be read of a topic ends, -1 when Kafka does not say."""
+        """The end of the committed records of a topic, -1 while unknown."""
         try:
-            return self._admin.ask(topic, lambda client: _end(client, topic, IsolationLevel.READ_COMMITTED))
+            return self._admin.call(topic, lambda client: _end(client, topic, IsolationLevel.READ_COMMITTED))
         except HeadraceError:
             return -1
 
@@ -180,28 +185,29 @@ def _offset(
     client: AdminClient, topic: str, which: OffsetSpec, isolation: IsolationLevel = IsolationLevel.READ_COMMITTED
 ) -> Future[Any]:
     partition = TopicPartition(topic, 0)
-    asked = client.list_offsets({partition: which}, isolation_level=isolation, request_timeout=REQUEST_TIMEOUT_S)
-    return asked[partition]
+    answers = client.list_offsets({partition: which}, isolation_level=isolation, request_timeout=REQUEST_TIMEOUT_S)
+    return answers[partition]
 
 
 class KafkaReader:
     """See Reader.
 
-    A consumer that hands out nothing although its topic goes on is replaced: librdkafka's can stand still for good when a broker restarts
-    (librdkafka issue 4492), and whoever only waits for the next record never learns of it.
+    A consumer that delivers nothing although its topic has records is replaced: librdkafka's can stall for
+    good when a broker restarts (librdkafka issue 4492), and a caller that waits for the next record would
+    wait for ever.
     """
 
     def __init__(
         self, consumer: Callable[[], Consumer], starts: Mapping[str, int], end: Callable[[str], int] = lambda _topic: -1
     ) -> None:
-        """`consumer()` makes one, `end(topic)` asks somebody else where the topic ends, -1 for unknown."""
+        """`consumer()` creates one; `end(topic)` is the topic's end by another client, -1 while unknown."""
         self._make_consumer = consumer
         self._end = end
         self._positions = dict(starts)
         self._paused: set[str] = set()
-        self._looked_at: dict[str, int] = {}
-        self._patience_s = STALL_S
-        self._look_s = time.monotonic() + STALL_S
+        self._checked_positions: dict[str, int] = {}
+        self._stall_timeout_s = STALL_TIMEOUT_S
+        self._next_stall_check_s = time.monotonic() + STALL_TIMEOUT_S
         self._consumer = consumer()
         self._assign()
 
@@ -212,43 +218,47 @@ class KafkaReader:
 
     def poll(self, max_records: int, timeout_s: float) -> list[Record]:
         """See Reader."""
-        if time.monotonic() >= self._look_s:
-            self._look_for_stall()
+        if time.monotonic() >= self._next_stall_check_s:
+            self._replace_stalled_consumer()
         first = self._consumer.poll(timeout_s)
         if first is None:
             return []
+        # `consume` alone would wait the whole time for its full number; `poll` returns with the first record.
         more = self._consumer.consume(max_records - 1, 0) if max_records > 1 else []
         return [record for message in (first, *more) if (record := self._accept(message)) is not None]
 
-    def _look_for_stall(self) -> None:
-        """Replace the consumer when a topic has not moved since the last look and holds more."""
-        before, self._looked_at = self._looked_at, dict(self._positions)
+    def _replace_stalled_consumer(self) -> None:
+        """Replace the consumer when a topic has records and its position is that of the last check."""
+        before, self._checked_positions = self._checked_positions, dict(self._positions)
         stalled = ""
         for topic, position in self._positions.items():
             if topic in self._paused or before.get(topic) != position:
                 continue
             end = self._end(topic)
+            # Kafka does not answer: a new consumer would deliver nothing either, and each further topic would
+            # wait for its timeout.
             if end < 0:
                 break
             stalled = stalled or (topic if end > position else "")
-        # Over a slow line a single fetch may take long: each further consumer is given twice the time.
-        self._patience_s = min(2 * self._patience_s, STALL_S_MAX) if stalled else STALL_S
+        # Over a slow line a single fetch may take long: each further consumer gets twice the time.
+        self._stall_timeout_s = min(2 * self._stall_timeout_s, STALL_TIMEOUT_S_MAX) if stalled else STALL_TIMEOUT_S
         if stalled:
-            _log.warning("consumer stands still and is replaced", topic=stalled)
+            _log.warning("replacing a stalled consumer", topic=stalled)
             self._consumer.close()
             self._consumer = self._make_consumer()
             self._assign()
-        self._look_s = time.monotonic() + self._patience_s
+        self._next_stall_check_s = time.monotonic() + self._stall_timeout_s
 
     def _accept(self, message: Message) -> Record | None:
         topic, offset, error = message.topic() or "", message.offset(), message.error()
         if error is not None:
             if error.code() == KafkaError._PARTITION_EOF:
-                # The end lies past transaction markers, which no record shows.
+                # Transaction markers are never delivered: only this event moves the position behind them.
                 self._positions[topic] = max(self._positions[topic], offset or 0)
                 return None
             if error.code() in MISSING | TRUNCATED:
                 raise log_error(error, topic)
+            # Transport errors: librdkafka reconnects by itself, and a caller could do no better.
             return None
         assert offset is not None, "a record without an offset"
         self._positions[topic] = offset + 1
@@ -284,13 +294,13 @@ class KafkaReader:
 
 
 class KafkaAppender:
-    """See Appender. A thread of its own serves delivery reports."""
+    """See Appender. Delivery reports are served by a thread of its own."""
 
     def __init__(self, producer: Producer) -> None:
         self._producer = producer
         self._closed = threading.Event()
-        self._server = threading.Thread(target=self._serve, name="delivery-reports", daemon=True)
-        self._server.start()
+        self._report_thread = threading.Thread(target=self._serve_reports, name="delivery-reports", daemon=True)
+        self._report_thread.start()
 
     def append(
         self,
@@ -315,6 +325,7 @@ class KafkaAppender:
                 self._producer.produce(topic, value, key=key, partition=0, headers=list(headers), on_delivery=report)
                 return
             except BufferError:
+                # The queue is full: waiting is the back-pressure on a caller that is faster than the broker.
                 if deadline.passed():
                     raise LogUnavailable(
                         "the producer's queue stayed full", action="check the broker", retriable=True
@@ -331,9 +342,9 @@ class KafkaAppender:
         """See Appender."""
         self._producer.flush(5.0)
         self._closed.set()
-        self._server.join(timeout=5.0)
+        self._report_thread.join(timeout=5.0)
 
-    def _serve(self) -> None:
+    def _serve_reports(self) -> None:
         while not self._closed.is_set():
             self._producer.poll(0.1)
 

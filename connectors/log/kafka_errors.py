@@ -1,10 +1,10 @@
-"""What Kafka's errors mean for a log."""
+"""Kafka's error codes as errors of the log port."""
 
 from __future__ import annotations
 
 from confluent_kafka import KafkaError
 
-from connectors.log.port import (
+from headrace.connectors.log.port import (
     AppendFailed,
     AppendUnknown,
     LogTruncated,
@@ -12,7 +12,7 @@ from connectors.log.port import (
     RecordTooLarge,
     TopicMissing,
 )
-from schemas.errors import HeadraceError
+from headrace.schemas.errors import HeadraceError
 
 MISSING = {
     KafkaError.UNKNOWN_TOPIC_OR_PART,
@@ -20,7 +20,8 @@ MISSING = {
     KafkaError._UNKNOWN_PARTITION,
     KafkaError.UNKNOWN_TOPIC_ID,
 }
-SILENT = {KafkaError._TIMED_OUT, KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._RESOLVE}
+# The broker does not answer. librdkafka repeats these by itself, so they never mean more than "not now".
+UNREACHABLE = {KafkaError._TIMED_OUT, KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._RESOLVE}
 TRUNCATED = {KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._AUTO_OFFSET_RESET}
 REFUSED = {
     KafkaError.TOPIC_AUTHORIZATION_FAILED,
@@ -31,7 +32,7 @@ REFUSED = {
 
 
 def log_error(error: KafkaError, topic: str) -> HeadraceError:
-    """What an error of a question about a topic, or of reading it, means."""
+    """The error of a request about a topic, or of reading it."""
     if error.code() in MISSING:
         return TopicMissing(
             f"topic {topic} does not exist",
@@ -43,7 +44,7 @@ def log_error(error: KafkaError, topic: str) -> HeadraceError:
 
 
 def append_error(error: KafkaError, topic: str, size_bytes: int) -> HeadraceError:
-    """What an error of appending a record means; AppendUnknown where the record may be in the log all the same."""
+    """The error of appending a record; AppendUnknown where the record may be in the log all the same."""
     if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
         return RecordTooLarge(
             f"a record of {size_bytes} bytes is more than topic {topic} takes", action="send smaller batches"
@@ -54,6 +55,7 @@ def append_error(error: KafkaError, topic: str, size_bytes: int) -> HeadraceErro
         )
     if error.code() in REFUSED:
         return AppendFailed(f"topic {topic} refused a record: {error.str()}")
+    # Any other code, a timeout above all, may come after the broker has written the record.
     return AppendUnknown(
         f"a record to {topic} was not confirmed: {error.str()}", action="read the log back before sending it again"
     )

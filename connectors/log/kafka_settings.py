@@ -1,4 +1,8 @@
-"""What our librdkafka clients are set to. A user's settings are librdkafka's, verbatim, and win over ours."""
+"""Settings of Kafka clients: those of our librdkafka clients, and a user's settings of librdkafka for the
+Java clients of Spark.
+
+A user's settings are librdkafka's, verbatim, and override ours.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +12,30 @@ from typing import Any
 COMMIT_TIMEOUT_MS = 6_000
 CONSUMER_QUEUE_KBYTES = 65_536
 
+_SAME_IN_JAVA = {
+    "security.protocol",
+    "sasl.mechanism",
+    "sasl.kerberos.service.name",
+    "client.id",
+    "client.rack",
+    "client.dns.lookup",
+    "ssl.endpoint.identification.algorithm",
+}
+_RENAMED_IN_JAVA = {
+    "sasl.mechanisms": "sasl.mechanism",
+    "ssl.ca.location": "ssl.truststore.location",
+    "ssl.keystore.location": "ssl.keystore.location",
+    "ssl.keystore.password": "ssl.keystore.password",
+}
+
 
 def client_settings(bootstrap: str) -> dict[str, Any]:
-    """What all clients have in common."""
+    """The settings of every client."""
     return {
         "bootstrap.servers": bootstrap,
         "client.id": "headrace",
         "socket.keepalive.enable": True,
+        # The default of 10 s would keep every node away from a restarted broker for that long.
         "reconnect.backoff.max.ms": 1_000,
         "topic.metadata.refresh.interval.ms": 10_000,
         "topic.metadata.propagation.max.ms": 3_000,
@@ -23,16 +44,20 @@ def client_settings(bootstrap: str) -> dict[str, Any]:
 
 
 def consumer_settings(bootstrap: str, name: str, settings: Mapping[str, str], **ours: Any) -> dict[str, Any]:
-    """A consumer that joins no group, commits nothing, and never goes elsewhere when an offset is gone. `ours` win over what all consumers have."""
+    """A consumer that joins no group, commits nothing and never resets its offset; `ours` override the
+    settings of all consumers.
+    """
     return {
         **client_settings(bootstrap),
         "group.id": name,
         "enable.auto.commit": False,
         "enable.auto.offset.store": False,
+        # A reset would skip records in silence; a replica that misses one is no copy any more.
         "auto.offset.reset": "error",
-        # Nobody joins a group here; it is also how long a commit waits for a broker that is gone.
+        # No consumer joins a group; this is also how long a commit waits for a broker that does not answer.
         "session.timeout.ms": COMMIT_TIMEOUT_MS,
         "isolation.level": "read_committed",
+        # Transaction markers are never delivered: only the event of the end moves a position behind them.
         "enable.partition.eof": True,
         "fetch.wait.max.ms": 50,
         "fetch.queue.backoff.ms": 5,
@@ -44,3 +69,29 @@ def consumer_settings(bootstrap: str, name: str, settings: Mapping[str, str], **
         **ours,
         **settings,
     }
+
+
+def java_settings(settings: Mapping[str, str]) -> dict[str, str]:
+    """The connection settings among librdkafka's `settings`, under their names in Java."""
+    # Tuning is left out: buffers and timeouts of the two clients mean different things.
+    java = {name: value for name, value in settings.items() if name in _SAME_IN_JAVA}
+    java |= {_RENAMED_IN_JAVA[name]: value for name, value in settings.items() if name in _RENAMED_IN_JAVA}
+    # librdkafka takes PEM for the authorities and PKCS#12 for the key; Kafka's Java clients expect JKS unless
+    # the type is set.
+    if "ssl.ca.location" in settings:
+        java["ssl.truststore.type"] = "PEM"
+    if "ssl.keystore.location" in settings:
+        java["ssl.keystore.type"] = "PKCS12"
+    if "sasl.username" in settings:
+        java["sasl.jaas.config"] = _jaas(java.get("sasl.mechanism", "PLAIN"), settings)
+    return java
+
+
+def _jaas(mechanism: str, settings: Mapping[str, str]) -> str:
+    module = "scram.ScramLoginModule" if mechanism.startswith("SCRAM") else "plain.PlainLoginModule"
+    user, password = (_quoted(settings.get(name, "")) for name in ("sasl.username", "sasl.password"))
+    return f"org.apache.kafka.common.security.{module} required username={user} password={password};"
+
+
+def _quoted(text: str) -> str:
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'

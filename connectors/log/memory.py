@@ -1,7 +1,7 @@
-"""The log in memory: for simulation and unit tests, with the faults that a real log has.
+"""The log in memory: for simulation and unit tests, with the faults of a real log.
 
-Not durable, but otherwise true to the port: `gap` leaves offsets out as transaction markers do, `trim` forgets a prefix, `delete_topic` and
-making the topic again change its id.
+Not durable, otherwise as the port requires: `gap` skips offsets as transaction markers do, `trim` deletes a
+prefix, `delete_topic` and creating the topic again change its id.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from connectors.log.deadline import Deadline
-from connectors.log.port import (
+from headrace.connectors.deadline import Deadline
+from headrace.connectors.log.port import (
     Headers,
     LogTruncated,
     LogUnavailable,
@@ -34,8 +34,10 @@ class _Topic:
 
 
 class MemoryLog:
-    """All topics of one process. `clock_ms` stamps records; `record_bytes_max` is the largest record taken. Topics that are
-    `hidden` are said not to exist, as a broker does that has just started.
+    """All topics of one process. `clock_ms` stamps records; `record_bytes_max` is the largest one accepted.
+
+    `hidden` topics are reported as missing, as by a broker that has just started; while `unavailable`, no
+    call succeeds. `held_back` counts records behind the readable end of a topic, as of an open transaction.
     """
 
     def __init__(self, clock_ms: Callable[[], int] = lambda: 0, record_bytes_max: int = 64 * 1024 * 1024) -> None:
@@ -55,7 +57,7 @@ class MemoryLog:
             self._topics.setdefault(topic, _Topic(uuid.uuid4().hex))
 
     def delete_topic(self, topic: str) -> None:
-        """Forget a topic, as an operator might under a running node."""
+        """Delete a topic, as an operator might under a running node."""
         with self._changed:
             self._topics.pop(topic, None)
             self._changed.notify_all()
@@ -67,24 +69,24 @@ class MemoryLog:
             return TopicState(found.topic_id, found.begin, found.end)
 
     def written_end(self, topic: str) -> int:
-        """See Log; `held_back` of a test lie behind the end."""
+        """See Log; includes what a test declares as `held_back`."""
         return self.describe(topic).end + self.held_back.get(topic, 0)
 
     def truncate(self, topic: str, end: int) -> None:
-        """Lose every record from an offset on, as an unclean leader election does."""
+        """Delete every record from an offset on, as an unclean leader election does."""
         with self._changed:
             found = self.topic(topic)
             found.end = min(found.end, end)
             found.records = [record for record in found.records if record.offset < end]
 
     def gap(self, topic: str, offsets: int = 1) -> None:
-        """Use up offsets without a record, as a transaction marker does."""
+        """Skip offsets without a record, as a transaction marker does."""
         with self._changed:
             self.topic(topic).end += offsets
             self._changed.notify_all()
 
     def trim(self, topic: str, before: int) -> None:
-        """Forget every record below an offset."""
+        """Delete every record below an offset."""
         with self._changed:
             found = self.topic(topic)
             found.begin = max(found.begin, min(before, found.end))
@@ -107,7 +109,7 @@ class MemoryLog:
         """See Log."""
 
     def topic(self, topic: str) -> _Topic:
-        """Raises TopicMissing and, while the log is cut off, LogUnavailable."""
+        """A topic's state. Raises TopicMissing and, while the log is `unavailable`, LogUnavailable."""
         if self.unavailable:
             raise LogUnavailable("the log does not answer", retriable=True)
         found = self._topics.get(topic)
@@ -163,6 +165,8 @@ class MemoryReader:
             start = bisect_left(topic.records, position, key=lambda record: record.offset)
             records = topic.records[start : start + max_records - len(taken)]
             taken += records
+            # Behind the last record the position moves over skipped offsets too, as a Kafka reader's does at
+            # the end of a partition.
             reached_end = start + len(records) == len(topic.records)
             self._positions[name] = topic.end if reached_end else records[-1].offset + 1 if records else position
         return taken
@@ -206,6 +210,8 @@ class MemoryAppender:
         try:
             offset = self._log.store(topic, value, key, headers)
         except (RecordTooLarge, TopicMissing, LogUnavailable) as error:
+            # Kafka reports failures through `on_delivery`; without one the error is raised, so that no test
+            # loses a record unnoticed.
             if on_delivery is None:
                 raise
             on_delivery(None, error)

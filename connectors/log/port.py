@@ -1,8 +1,9 @@
-"""The log as a port: ordered, durable topics of one partition that many may append to and anyone may read from any offset.
+"""The log as a port: ordered, durable topics of one partition that many may append to and anyone may read
+from any offset.
 
-Three adapters stand behind it: Kafka (the product), memory (simulation and unit tests) and, for an edge site, a local journal. What is true of
-all of them: a reader sees only committed records, in one order that never changes; offsets rise but may have gaps; a reader that asks for an
-offset that is gone is told so and never moved elsewhere silently.
+Adapters: Kafka (the product) and memory (simulation and unit tests). Every adapter guarantees three things: a
+reader sees only committed records, in one order that never changes; offsets rise but may have gaps; a reader
+of an offset that is gone gets `LogTruncated` and is never moved to another offset silently.
 """
 
 from __future__ import annotations
@@ -11,14 +12,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from connectors.log.deadline import Deadline
-from schemas.errors import HeadraceError, StateUnknown
+from headrace.connectors.deadline import Deadline
+from headrace.schemas.errors import HeadraceError, StateUnknown
 
 Headers = Sequence[tuple[str, bytes]]
 
 
 class LogUnavailable(HeadraceError):
-    """The log does not answer now; nothing was lost and a later try may succeed."""
+    """The log does not answer; nothing was lost and a later try may succeed."""
 
 
 class TopicMissing(HeadraceError):
@@ -26,11 +27,11 @@ class TopicMissing(HeadraceError):
 
 
 class LogTruncated(HeadraceError):
-    """The log no longer holds, or never held, the offset that is asked for."""
+    """The log no longer holds, or never held, the requested offset."""
 
 
 class RecordTooLarge(HeadraceError):
-    """A record above the size that the log takes; nothing was appended."""
+    """A record above the log's size limit; nothing was appended."""
 
 
 class AppendFailed(HeadraceError):
@@ -53,9 +54,12 @@ class Record:
     headers: tuple[tuple[str, bytes], ...] = ()
 
 
+# Topics are compared by id, not by name: a topic that was deleted and created again is another log.
 @dataclass(frozen=True, slots=True)
 class TopicState:
-    """What the log knows of a topic: `topic_id` changes when it is made again; readable offsets are begin <= offset < end."""
+    """A topic's identity and its readable offsets, begin <= offset < end; a topic created again has another
+    id.
+    """
 
     topic_id: str
     begin: int
@@ -69,19 +73,22 @@ class Reader(Protocol):
     """Reads several topics, each from its own offset. Owned by one thread."""
 
     def poll(self, max_records: int, timeout_s: float) -> list[Record]:
-        """What has arrived, in order within a topic; waits up to `timeout_s` for the first. Raises LogTruncated, TopicMissing, LogUnavailable."""
+        """The next records, in order within a topic; waits up to `timeout_s` for the first.
+
+        Raises LogTruncated, TopicMissing, LogUnavailable.
+        """
         ...
 
     def position(self, topic: str) -> int:
-        """The next offset to be read: everything readable below it has been handed out."""
+        """The next offset to be read: every readable record below it has been returned by `poll`."""
         ...
 
     def seek(self, topic: str, offset: int) -> None:
-        """Read on from `offset`."""
+        """Continue at `offset`."""
         ...
 
     def pause(self, topics: Iterable[str]) -> None:
-        """Hand out nothing of these topics until `resume`."""
+        """Return no records of these topics until `resume`."""
         ...
 
     def resume(self, topics: Iterable[str]) -> None:
@@ -89,12 +96,15 @@ class Reader(Protocol):
         ...
 
     def close(self) -> None:
-        """Give up what the reader holds."""
+        """Release the reader's resources."""
         ...
 
 
 class Appender(Protocol):
-    """Appends records. Order per topic is the order of the calls, also across retries. Safe to share between threads."""
+    """Appends records.
+
+    Order per topic is the order of the calls, also across retries. Safe to share between threads.
+    """
 
     def append(
         self,
@@ -105,15 +115,18 @@ class Appender(Protocol):
         headers: Headers = (),
         on_delivery: OnDelivery | None = None,
     ) -> None:
-        """Queue one record; waits while the queue is full. `on_delivery(offset, None)` or `on_delivery(None, error)` is called once, later."""
+        """Queue one record; waits while the queue is full.
+
+        `on_delivery(offset, None)` or `on_delivery(None, error)` is called once, later, in any thread.
+        """
         ...
 
     def flush(self, timeout_s: float) -> int:
-        """Wait for every queued record's delivery; how many are still open."""
+        """Wait for the delivery of every queued record; returns how many are still open."""
         ...
 
     def close(self) -> None:
-        """Flush for a moment and give up what the appender holds."""
+        """Flush for a moment and release the appender's resources."""
         ...
 
 
@@ -121,16 +134,18 @@ class Log(Protocol):
     """All topics of one log service."""
 
     def create_topic(self, topic: str, settings: Mapping[str, str]) -> None:
-        """Make a one-partition topic; one that exists already is left as it is."""
+        """Create a topic of one partition; one that exists is left as it is."""
         ...
 
     def describe(self, topic: str) -> TopicState:
-        """Raises TopicMissing, LogUnavailable."""
+        """The topic's identity and readable offsets. Raises TopicMissing, LogUnavailable."""
         ...
 
     def written_end(self, topic: str) -> int:
-        """The end of everything appended: behind `describe(topic).end` lie records of transactions that are open. Raises TopicMissing,
-        LogUnavailable."""
+        """The end of all appended records, those of open transactions behind `describe(topic).end` included.
+
+        Raises TopicMissing, LogUnavailable.
+        """
         ...
 
     def reader(self, starts: Mapping[str, int], *, name: str = "") -> Reader:
@@ -142,7 +157,10 @@ class Log(Protocol):
         ...
 
     def trim(self, topic: str, before: int) -> None:
-        """Forget every record below an offset, for good. Raises TopicMissing, LogUnavailable, and AppendFailed when that is not allowed."""
+        """Delete every record below an offset.
+
+        Raises TopicMissing, LogUnavailable, and AppendFailed without the permission.
+        """
         ...
 
     def appender(self) -> Appender:
@@ -150,13 +168,17 @@ class Log(Protocol):
         ...
 
     def close(self) -> None:
-        """Give up what the log holds."""
+        """Release the log's clients."""
         ...
 
 
 def read_to_end(log: Log, topic: str, *, timeout_s: float) -> list[Record]:
-    """Every readable record of a (small) topic. Raises LogUnavailable when that takes longer than `timeout_s`."""
+    """Every readable record of a (small) topic.
 
+    Raises LogUnavailable when that takes longer than `timeout_s`.
+    """
+    # The end is read once, before the first record: a topic that others append to all the time has no other
+    # end to reach.
     state = log.describe(topic)
     deadline = Deadline(timeout_s)
     reader = log.reader({topic: state.begin})

@@ -1,11 +1,11 @@
-"""Names of every topic and of every Kafka header we reserve (DESIGN 4)."""
+"""Names of every topic of a cluster, and of the Kafka headers of a dead letter."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
 
-from schemas.errors import HeadraceError
+from headrace.schemas.errors import HeadraceError
 
 DLQ_REASON_HEADER = "__dlq.errors.reason"
 DLQ_TOPIC_HEADER = "__dlq.errors.topic"
@@ -16,7 +16,7 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
 
 
 class ClusterNameInvalid(HeadraceError):
-    """A cluster name that cannot begin a topic's name."""
+    """A cluster name that cannot be the prefix of a topic's name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +27,8 @@ class Topics:
 
     def __post_init__(self) -> None:
         """Raises ClusterNameInvalid."""
+        # Kafka limits a topic's name to 249 bytes, of which a group's name is a part. A dot would make the
+        # prefix ambiguous: it separates the parts.
         if not _NAME.fullmatch(self.cluster) or len(self.cluster) > 80:
             raise ClusterNameInvalid(
                 f"cluster name {self.cluster!r} is not lowercase letters, digits, '-' and '_' (at most 80)",
@@ -49,7 +51,8 @@ class Topics:
         return f"{self.cluster}.status"
 
     def forward(self, header: str, birth: int = 1) -> str:
-        """The forward log of a group; `birth` is the slot table version that made the group, so a node added again never meets its old log."""
+        """The forward log of a group; `birth` is the version of the slot table that created the group."""
+        # Without `birth`, a node that is removed and added again would replay the log of its former group.
         return f"{self.cluster}.forward.{header}.{birth}"
 
     def ingest(self, name: str) -> str:
@@ -58,5 +61,5 @@ class Topics:
 
 
 def dlq(topic: str) -> str:
-    """Where the bad records of a raw topic go."""
+    """The dead-letter topic of a raw topic."""
     return f"dlq.{topic}"

@@ -1,1 +1,4 @@
-"""Ring, slots and the cut of rows into groups."""
+"""Who belongs to a cluster, which slots its groups own, and the schemas of its tables."""
+
+SLOTS_DEFAULT = 10_000
+"""Slots of a new cluster that sets no number. Here, since settings load no engine and Spark workers no settings."""

@@ -1,44 +1,43 @@
-"""The DuckDB instance that a node's queries share, locked at birth.
+"""The DuckDB instance that the queries of a node share, and its errors as query errors.
 
-No external access but the segment directories, no extensions, no change of settings, one memory limit for all queries together. The settings that
-only a path could make weaker (`spill_directory`) are the operator's.
+It is locked before the first query: it reads no files outside the segment directories, loads no extensions,
+and changes no settings. One memory limit holds for all queries together.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import duckdb
 
-from consumers.query.errors import QueryError
+from headrace.consumers.query.query_errors import (
+    FunctionRefused,
+    QueryCancelled,
+    QueryError,
+    QueryInvalid,
+    QueryMemory,
+    QueryTimeout,
+    SegmentUnreadable,
+)
+from headrace.consumers.query.settings import QuerySettings
 
 HOME_CATALOG = "memory"
 """The catalog that DuckDB itself gives an instance in memory."""
-
-
-@dataclass(frozen=True, slots=True)
-class QuerySettings:
-    """Limits of asking, each for the whole node.
-
-    `memory_limit_mb` and `threads` are shared by all running queries; `timeout_ms` is the most a query may ask for as well as the default;
-    without a `spill_directory` a query that does not fit in memory fails.
-    """
-
-    memory_limit_mb: int = 1_000
-    threads: int = 2
-    timeout_ms: int = 60_000
-    queries_max: int = 8
-    spill_directory: Path | None = None
-    spill_mb_max: int = 4_000
+CATALOG_PREFIX = "__q"
+"""Every query has a catalog of its own, named by this prefix and a number."""
+LINE_LENGTH_MAX = 400
+_CATALOG = re.compile(rf'"?{CATALOG_PREFIX}\d+"?\.')
+_HINT = re.compile(r"^\s*(Did you mean .*|Candidate bindings: .*)$", re.MULTILINE)
+_SEGMENT = re.compile(r"\S+\.parquet")
 
 
 class LockedDatabase:
-    """Opens connections that can read files under `directories`, at any depth, and no others. Safe for any thread."""
+    """Opens connections that read no files but those under `directories`, at any depth. Safe for any thread."""
 
     def __init__(self, directories: Sequence[Path], settings: QuerySettings) -> None:
         self._directories = tuple(Path(directory).resolve() for directory in directories)
@@ -47,21 +46,22 @@ class LockedDatabase:
         self._database: duckdb.DuckDBPyConnection | None = _open(settings, self._directories)
 
     def connect(self) -> duckdb.DuckDBPyConnection:
-        """A connection of its own. Raises QueryError after `close`."""
+        """A new connection to the instance. Raises QueryError after `close`."""
         with self._lock:
             if self._database is None:
                 raise QueryError("this node no longer answers queries", action="ask another node")
             return self._database.cursor()
 
     def reopen(self) -> None:
-        """Open another instance: after an internal error DuckDB answers nothing any more. Connections of the old one end by themselves."""
+        """Replace an instance that an internal error of DuckDB has ended."""
+        # The old instance is not closed: running queries hold connections to it, and it ends with the last.
         fresh = _open(self._settings, self._directories)
         with self._lock:
             if self._database is not None:
                 self._database = fresh
 
     def close(self) -> None:
-        """Refuse new connections; what runs goes on until its result is closed."""
+        """Refuse new connections. Running queries continue until their results are closed."""
         with self._lock:
             database, self._database = self._database, None
         if database is not None:
@@ -74,8 +74,9 @@ def statement_kinds(connection: duckdb.DuckDBPyConnection, sql: str) -> list[str
 
 
 def syntax_tree(connection: duckdb.DuckDBPyConnection, sql: str) -> Mapping[str, Any]:
-    """DuckDB's own syntax tree of reading statements; see `guard`."""
+    """DuckDB's own syntax tree of reading statements (see `guard`)."""
     ((text,),) = connection.execute("SELECT json_serialize_sql(?)", [sql]).fetchall()
+    # Chained operators need no brackets, so the limit on nesting in `guard` does not bound this depth.
     try:
         tree: Mapping[str, Any] = json.loads(text)
     except RecursionError:
@@ -83,22 +84,60 @@ def syntax_tree(connection: duckdb.DuckDBPyConnection, sql: str) -> Mapping[str,
     return tree
 
 
+def is_broken(error: Exception) -> bool:
+    """True for an error after which a DuckDB instance refuses every further statement."""
+    return isinstance(error, duckdb.FatalException | duckdb.InternalException)
+
+
+def translate(error: Exception, *, timed_out: bool, timeout_ms: int, memory_limit_mb: int) -> QueryError:
+    """The query error for an error of DuckDB."""
+    # An error while batches are read arrives through Arrow as an OSError or ArrowException that holds the text
+    # of DuckDB. So the text decides as well as the class.
+    text = str(error)
+    if isinstance(error, duckdb.InterruptException) or "INTERRUPT Error" in text:
+        return QueryTimeout.after(timeout_ms) if timed_out else QueryCancelled("the query was cancelled before its end")
+    if isinstance(error, duckdb.OutOfMemoryException) or "Out of Memory Error" in text:
+        return QueryMemory(
+            f"the query needs more than the {memory_limit_mb} MB that queries may use here",
+            action="narrow the time range or the columns, or aggregate before sorting and joining",
+        )
+    segment = _SEGMENT.search(text)
+    if isinstance(error, duckdb.IOException) or (segment and not isinstance(error, duckdb.PermissionException)):
+        return SegmentUnreadable(
+            f"a segment cannot be read: {_line(text)}", action="run headrace verify; this node may have to recover"
+        )
+    if isinstance(error, duckdb.PermissionException):
+        return FunctionRefused("queries read tables only, not files", action="SHOW TABLES lists what there is")
+    # Neither the message nor the hint may show the catalog, which no user has named.
+    hint = _HINT.search(text)
+    return QueryInvalid(_line(text), action=_CATALOG.sub("", hint[1]).strip() if hint else "")
+
+
+def _line(text: str) -> str:
+    first = next((line.strip() for line in text.splitlines() if line.strip()), "the query failed")
+    return _CATALOG.sub("", first)[:LINE_LENGTH_MAX]
+
+
 def _open(settings: QuerySettings, directories: Sequence[Path]) -> duckdb.DuckDBPyConnection:
+    spill_directory = str(Path(settings.spill_directory).resolve()) if settings.spill_directory else ""
     database = duckdb.connect(
         ":memory:",
         config={
             "memory_limit": f"{settings.memory_limit_mb}MB",
             "threads": settings.threads,
-            "temp_directory": str(settings.spill_directory or ""),
+            "temp_directory": spill_directory,
             "python_enable_replacements": "false",
+            # The line above keeps SQL from naming Python variables of this process. An extension brings
+            # functions that `guard` has never seen, and DuckDB would download it by itself.
             "autoload_known_extensions": "false",
             "autoinstall_known_extensions": "false",
             "allow_community_extensions": "false",
         },
     )
     database.execute("SET parquet_metadata_cache = true")
-    if settings.spill_directory is not None:
+    if spill_directory:
         database.execute(f"SET max_temp_directory_size = '{settings.spill_mb_max}MB'")
+    # In this order: without access no directory can be allowed, and locked settings cannot be set.
     allowed = ", ".join("'" + f"{directory}/".replace("'", "''") + "'" for directory in directories)
     database.execute(
         f"SET allowed_directories = [{allowed}]; SET enable_external_access = false; SET lock_configuration = true"

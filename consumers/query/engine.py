@@ -1,7 +1,8 @@
-"""Answers SQL over the live and sealed rows of one node.
+"""Runs SQL over the unsealed and sealed rows of one node.
 
-A query takes one of a bounded number of places, waits for the log offsets it must see, is checked (`guard`), has its names resolved (`names`) and its
-reading narrowed (`planner`), and runs in a `session` over scans of the source. Later, a coordinator that asks other nodes is another source.
+A query takes one of a bounded number of permits, is checked (`guard`), and waits for the log offsets that it
+must see. Then its table names are resolved (`table_names`), what it reads is narrowed (`planner`), and it
+runs in a `session` over scans of the source.
 """
 
 from __future__ import annotations
@@ -15,20 +16,20 @@ from pathlib import Path
 
 import duckdb
 
-from consumers.query.database import LockedDatabase, QuerySettings
-from consumers.query.errors import NotCaughtUp, QueryInvalid, QueryTimeout, TooManyQueries
-from consumers.query.faults import timeout
-from consumers.query.guard import Statement
-from consumers.query.names import TableKey, resolve
-from consumers.query.planner import ScanPlan, plan_scans
-from consumers.query.running import Deadline, QueryResult
-from consumers.query.session import Session, bare_tables, qualified, shown
-from consumers.query.source import Scan, TableSource, WaitingSource
-from schemas.tables import TableSchema
+from headrace.consumers.query.database import LockedDatabase
+from headrace.consumers.query.guard import Statement
+from headrace.consumers.query.planner import ScanPlan, plan_scans
+from headrace.consumers.query.query_errors import NotCaughtUp, QueryInvalid, QueryTimeout, TooManyQueries
+from headrace.consumers.query.result_stream import QueryTimer, ResultStream
+from headrace.consumers.query.session import Session, bare_tables, qualified, show_table
+from headrace.consumers.query.settings import QuerySettings
+from headrace.consumers.query.table_names import TableKey, resolve
+from headrace.consumers.query.table_source import GroupScan, TableSource
+from headrace.schemas.tables import TableSchema
 
 RETRY_AFTER_S = 1
 
-__all__ = ["RETRY_AFTER_S", "QueryEngine", "QuerySettings", "QueryStatistics"]
+__all__ = ["RETRY_AFTER_S", "QueryEngine", "QueryStatistics"]
 
 
 @dataclass(slots=True)
@@ -57,14 +58,16 @@ class QueryEngine:
         clock_ns: Callable[[], int] = time.time_ns,
         on_unreadable: Callable[[], None] = lambda: None,
     ) -> None:
-        """`directories` hold the segments, at any depth; queries can open no file outside of them. `on_unreadable` is told of segments that cannot
-        be read."""
+        """`directories` hold the segments, at any depth; queries can open no file outside them.
+
+        `on_unreadable` is called when a segment cannot be read.
+        """
         self.settings = settings or QuerySettings()
         self.statistics = QueryStatistics()
         self._source = source
         self._clock_ns = clock_ns
         self._on_unreadable = on_unreadable
-        self._places = threading.BoundedSemaphore(self.settings.queries_max)
+        self._permits = threading.BoundedSemaphore(self.settings.queries_max)
         self._lock = threading.Lock()
         self._database = LockedDatabase(directories, self.settings)
 
@@ -76,19 +79,19 @@ class QueryEngine:
         timeout_ms: int | None = None,
         row_limit: int | None = None,
         on_start: Callable[[Callable[[], None]], None] | None = None,
-    ) -> QueryResult:
-        """Start a query and return when its first rows are there.
+    ) -> ResultStream:
+        """Start a query and return when its first rows are there. The caller closes the result.
 
-        `after` maps groups to log offsets that the answer must contain; `timeout_ms` ends the whole query, reading of the result included;
-        `row_limit` cuts the result; `on_start` is given a function that ends the query from any thread. Raises a QueryError. The caller closes
-        the result.
+        `after` maps groups to log offsets that the result must contain. `timeout_ms` bounds the whole query,
+        including the reading of its result. `row_limit` cuts the result. `on_start` receives a function that
+        cancels the query from any thread. Raises a QueryError.
         """
-        held = self._take_place()
+        resources = self._take_permit()
         started_s = time.monotonic()
         try:
-            result = self._start(held, sql, after or {}, timeout_ms, row_limit, on_start)
+            result = self._start(resources, sql, after or {}, timeout_ms, row_limit, on_start)
         except BaseException as error:
-            held.close()
+            resources.close()
             self._count(failed=1, timed_out=isinstance(error, QueryTimeout))
             raise
         self._count(succeeded=1, planning_seconds=time.monotonic() - started_s)
@@ -99,11 +102,12 @@ class QueryEngine:
         return [self._source.schema(database, table) for database, table in sorted(self._source.tables())]
 
     def close(self) -> None:
-        """Refuse later queries; those that run end when their results are closed."""
+        """Refuse new queries; running ones end when their results are closed."""
         self._database.close()
 
-    def _take_place(self) -> ExitStack:
-        if not self._places.acquire(blocking=False):
+    def _take_permit(self) -> ExitStack:
+        # Refused, never queued: the client can ask another node at once, and would only wait in a queue.
+        if not self._permits.acquire(blocking=False):
             self._count(refused_busy=1)
             raise TooManyQueries(
                 f"{self.settings.queries_max} queries are running already",
@@ -111,13 +115,13 @@ class QueryEngine:
                 retriable=True,
             )
         self._count(running=1)
-        held = ExitStack()
-        held.callback(self._give_place, time.monotonic())
-        return held
+        resources = ExitStack()
+        resources.callback(self._release_permit, time.monotonic())
+        return resources
 
-    def _give_place(self, started_s: float) -> None:
+    def _release_permit(self, started_s: float) -> None:
         self._count(running=-1, running_seconds=time.monotonic() - started_s)
-        self._places.release()
+        self._permits.release()
 
     def _count(self, **amounts: float) -> None:
         with self._lock:
@@ -126,42 +130,45 @@ class QueryEngine:
 
     def _start(
         self,
-        held: ExitStack,
+        resources: ExitStack,
         sql: str,
         after: Mapping[str, int],
         timeout_ms: int | None,
         row_limit: int | None,
         on_start: Callable[[Callable[[], None]], None] | None,
-    ) -> QueryResult:
+    ) -> ResultStream:
         timeout_ms = min(timeout_ms or self.settings.timeout_ms, self.settings.timeout_ms)
         now_us = self._clock_ns() // 1_000
         memory_limit_mb = self.settings.memory_limit_mb
-        session = Session(self._database, held, memory_limit_mb, timeout_ms, now_us, self._on_unreadable)
+        session = Session(self._database, resources, memory_limit_mb, timeout_ms, now_us, self._on_unreadable)
         if on_start is not None:
-            on_start(session.deadline.cancel)
+            on_start(session.timer.cancel)
+        # Checked before the wait: SQL that cannot run is refused at once, not after the offsets have come.
         statement = session.check(sql)
-        self._await(after, session.deadline)
+        self._wait_for(after, session.timer)
         if statement.show:
-            session.register("__shown", shown(statement, {(item.database, item.table): item for item in self.tables()}))
+            session.register(
+                "__shown", show_table(statement, {(item.database, item.table): item for item in self.tables()})
+            )
             return session.run(f"{statement.explain}FROM __shown", row_limit)
-        return self._answer(session, held, statement, row_limit)
+        return self._run(session, resources, statement, row_limit)
 
-    def _await(self, after: Mapping[str, int], deadline: Deadline) -> None:
-        if after and isinstance(self._source, WaitingSource) and not self._source.wait_for(after, deadline.left_s):
+    def _wait_for(self, after: Mapping[str, int], timer: QueryTimer) -> None:
+        if after and not self._source.wait_for(after, timer.left_s):
             groups = ", ".join(f"offset {offset} of group {group}" for group, offset in sorted(after.items()))
             raise NotCaughtUp(
-                f"this node did not reach {groups} within {deadline.timeout_ms} ms",
+                f"this node did not reach {groups} within {timer.timeout_ms} ms",
                 action="retry, or ask another node",
                 retriable=True,
             )
 
-    def _answer(self, session: Session, held: ExitStack, statement: Statement, row_limit: int | None) -> QueryResult:
+    def _run(self, session: Session, resources: ExitStack, statement: Statement, row_limit: int | None) -> ResultStream:
         resolved = resolve(statement.tables, statement.cte_names, self._source.tables())
         schemas = {key: self._source.schema(*key) for key in resolved.tables}
         plans = plan_scans(statement, resolved, schemas, session.constant)
         bare = bare_tables(resolved)
         sql = qualified(statement, session.catalog)
-        self._create_views(session, held, schemas, plans, bare)
+        self._create_views(session, resources, schemas, plans, bare)
         try:
             return session.run(sql, row_limit)
         except QueryInvalid as error:
@@ -169,29 +176,30 @@ class QueryEngine:
                 plan.columns is None for plan in plans.values()
             ):
                 raise
-        # A column was not found. With every column in sight either it is, or the message names the right candidates.
-        self._create_views(session, held, schemas, dict.fromkeys(plans, ScanPlan()), bare)
+        # The planner may have left out a column that the SQL names in a way it does not see. With every
+        # column in the view the statement runs, or the message names the right candidates.
+        self._create_views(session, resources, schemas, dict.fromkeys(plans, ScanPlan()), bare)
         return session.run(sql, row_limit)
 
     def _create_views(
         self,
         session: Session,
-        held: ExitStack,
+        resources: ExitStack,
         schemas: Mapping[TableKey, TableSchema],
         plans: Mapping[TableKey, ScanPlan],
         bare: frozenset[TableKey],
     ) -> None:
         for key, plan in plans.items():
-            scans = [] if plan.empty else self._scan(held, schemas[key], plan)
-            if session.deadline.expired:
-                raise timeout(session.deadline.timeout_ms)
+            scans = [] if plan.empty else self._scan(resources, schemas[key], plan)
+            if session.timer.expired:
+                raise QueryTimeout.after(session.timer.timeout_ms)
             session.create_view(schemas[key], plan.columns, scans, bare=key in bare)
             self._count(
                 files_scanned=sum(len(scan.files) for scan in scans),
                 live_rows_scanned=sum(scan.table.num_rows for scan in scans),
             )
 
-    def _scan(self, held: ExitStack, schema: TableSchema, plan: ScanPlan) -> list[Scan]:
+    def _scan(self, resources: ExitStack, schema: TableSchema, plan: ScanPlan) -> list[GroupScan]:
         scans = list(
             self._source.scan(
                 schema.database,
@@ -203,5 +211,5 @@ class QueryEngine:
             )
         )
         for scan in scans:
-            held.push(scan)
+            resources.push(scan)
         return scans

@@ -1,8 +1,9 @@
-"""What a text of SQL may do, decided from the syntax tree of the very parser that will run it.
+"""Checks SQL before it runs, on the syntax tree of the parser that will run it.
 
-DuckDB serialises its own syntax tree to JSON (`json_serialize_sql`, reading statements only). Every node of that tree must be of a kind listed
-here, so a statement or a table function of a later DuckDB is refused until somebody has looked at it. DuckDB itself is locked as well
-(`engine`): this room is the first of two doors, and the one with the clear messages.
+DuckDB serialises its own syntax tree to JSON (`json_serialize_sql`, reading statements only). Every node of
+that tree must be of a kind listed here. A statement or a table function of a later DuckDB is thus refused until
+it is reviewed. DuckDB itself is locked as well (`database`): this check is the first of two barriers, and the
+one with clear messages.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
-from consumers.query.errors import FunctionRefused, NotReadOnly, QueryInvalid
+from headrace.consumers.query.query_errors import FunctionRefused, NotReadOnly, QueryInvalid
 
 SQL_BYTES_MAX = 128 * 1024
 NESTING_MAX = 100
-"""Deepest nesting of brackets. DuckDB's parser needs time by the cube of it, and the interpreter stands still meanwhile."""
+"""Deepest nesting of brackets. The parser takes time by the cube of it and holds the interpreter's lock."""
 
 QUERY_NODES = frozenset({"SELECT_NODE", "SET_OPERATION_NODE", "RECURSIVE_CTE_NODE", "CTE_NODE"})
 TABLE_REFERENCES = frozenset(
@@ -39,8 +40,10 @@ REFUSED_FUNCTIONS = frozenset(
     }
 )
 REFUSED_PREFIXES = ("pg_", "read_", "parquet_", "duckdb_", "pragma_", "sniff_", "json_execute_")
+# These two begin like functions of the system catalog, and only format their arguments.
 HARMLESS = frozenset({"pg_typeof", "pg_size_pretty"})
-_NAMED_LATER = 2**63
+# DuckDB gives a table reference without a position in the SQL the largest 64-bit number.
+_NO_POSITION = 2**63
 _COMMENTS = r"(?:\s|--[^\n]*\n|/\*.*?\*/)*"
 _BRACKETS = re.compile(r"[()\[\]{}]")
 _QUOTED = re.compile(
@@ -51,7 +54,7 @@ _EXPLAIN = re.compile(rf"{_COMMENTS}EXPLAIN\b(?P<analyze>{_COMMENTS}ANALYZE\b)?"
 
 @dataclass(frozen=True, slots=True)
 class TableName:
-    """A table as the SQL names it: the parts of its path, and the byte where it stands (None when the parser does not say)."""
+    """A table as the SQL names it: the parts of its path, and its position in bytes where it has one."""
 
     path: tuple[str, ...]
     position: int | None = None
@@ -61,8 +64,9 @@ class TableName:
 class Statement:
     """One reading statement that may run.
 
-    `sql` is the statement without its EXPLAIN, `explain` is "" or what to put before it, `show` is "", "tables" or "databases" when the
-    engine answers by itself; `verb` is DESCRIBE or SUMMARIZE where the statement is one of them.
+    `sql` is the statement without its EXPLAIN, and `explain` is "" or the prefix to put back. `show` is
+    "tables" or "databases" for a statement that the engine answers itself, else "". `verb` is DESCRIBE,
+    SUMMARIZE or "".
     """
 
     sql: str
@@ -82,12 +86,14 @@ class Statement:
 def check(sql: str, kinds: Callable[[str], list[str]], tree: Callable[[str], Mapping[str, Any]]) -> Statement:
     """The statement in `sql`, or NotReadOnly, FunctionRefused or QueryInvalid.
 
-    `kinds` gives the kind of each statement in a text (it may raise for SQL that does not parse), `tree` DuckDB's serialised syntax tree.
+    `kinds` gives the kind of each statement in a text, and may raise for SQL that does not parse. `tree`
+    gives DuckDB's serialised syntax tree.
     """
     _check_size(sql)
     kind = _single(kinds(sql))
     explain = ""
     if kind == "EXPLAIN":
+        # The serialiser takes no EXPLAIN. Its statement is checked by itself, because EXPLAIN ANALYZE runs it.
         sql, explain = _without_explain(sql)
         kind = _single(kinds(sql))
     if kind != "SELECT":
@@ -100,11 +106,13 @@ def check(sql: str, kinds: Callable[[str], list[str]], tree: Callable[[str], Map
 
 
 def _check_size(sql: str) -> None:
-    """Refuse what would hold up the parser."""
+    """Refuse SQL that would block the parser."""
     if len(sql.encode(errors="replace")) > SQL_BYTES_MAX:
         raise QueryInvalid(f"the SQL is longer than {SQL_BYTES_MAX} bytes", action="shorten it, or join with a table")
     if "\x00" in sql:
         raise QueryInvalid("the SQL has a NUL character", action="remove it")
+    # Counted with and without quoted texts, and the larger number decides: this pattern and DuckDB's lexer may
+    # disagree about the end of a text, and no bracket may hide there.
     if max(_nesting(sql), _nesting(_QUOTED.sub(" ", sql))) > NESTING_MAX:
         raise QueryInvalid(f"the SQL nests brackets deeper than {NESTING_MAX}", action="flatten it with WITH clauses")
 
@@ -127,6 +135,7 @@ def _single(kinds: list[str]) -> str:
 
 
 def _not_read_only(kind: str) -> NotReadOnly:
+    # DuckDB rewrites a PIVOT without listed values into several statements; the first one creates a type.
     if kind == "MULTI":
         return NotReadOnly(
             "this PIVOT needs more than one statement", action="name the values: PIVOT … ON column IN (…)"
@@ -179,7 +188,8 @@ def _show(sql: str, explain: str, reference: Mapping[str, Any]) -> Statement | N
 
 
 def _nodes(root: Any) -> Iterator[Mapping[str, Any]]:
-    """Every object of the tree; by a stack, since a client chooses how deep it is."""
+    """Every object of the tree."""
+    # No recursion: the client chooses how deep the tree is.
     stack = [root]
     while stack:
         item = stack.pop()
@@ -198,6 +208,7 @@ def _check_node(item: Mapping[str, Any], tables: list[TableName]) -> None:
         raise NotReadOnly(
             f"{kind.removesuffix('_NODE').removesuffix('_QUERY')} inside a query is not a reading statement"
         )
+    # Every table reference has these two members, whatever a later DuckDB calls its kind.
     if "sample" in item and "query_location" in item and kind not in TABLE_REFERENCES:
         raise NotReadOnly(f"a table reference of kind {kind} is not offered")
     if kind == "BASE_TABLE":
@@ -213,7 +224,7 @@ def _check_node(item: Mapping[str, Any], tables: list[TableName]) -> None:
 def _table_name(item: Mapping[str, Any]) -> TableName:
     path = tuple(part for part in (item["catalog_name"], item["schema_name"], item["table_name"]) if part)
     position = item["query_location"]
-    return TableName(path, position if position < _NAMED_LATER else None)
+    return TableName(path, position if position < _NO_POSITION else None)
 
 
 def _check_table_function(item: Mapping[str, Any]) -> None:

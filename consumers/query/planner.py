@@ -1,8 +1,11 @@
-"""Which part of each table a statement can possibly need: columns, a time range, values of tags.
+"""Plans which part of each table a statement reads: columns, a time range, values of tags.
 
-A pure function of the SQL and the schemas. It only ever narrows what is read, never what is answered, because the whole statement still runs over
-what was read; so where it does not understand something it asks for everything. `sqlglot` parses here; the statement that runs is checked and
-parsed by DuckDB itself (`guard`), and where the two see different tables nothing is narrowed.
+A pure function of the SQL and the schemas. It narrows what is read and never what the result is, because the
+whole statement still runs over what was read. Where it does not understand an expression, it reads
+everything.
+
+`sqlglot` parses here; the statement that runs is parsed and checked by DuckDB itself (`guard`). Where the two
+see different tables, nothing is narrowed.
 """
 
 from __future__ import annotations
@@ -16,20 +19,21 @@ import sqlglot
 from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
-from consumers.query.guard import Statement
-from consumers.query.names import Resolved, TableKey, fold
-from consumers.query.predicates import Evaluate, Narrowing, narrow
-from schemas.tables import TIME_COLUMN, TableSchema
+from headrace.consumers.query.guard import Statement
+from headrace.consumers.query.predicates import Evaluate, Narrowing, narrow
+from headrace.consumers.query.table_names import Resolved, TableKey, fold
+from headrace.schemas.tables import TIME_COLUMN, TableSchema
 
 PLANNED_BYTES_MAX = 8 * 1024
-"""Longer SQL is not narrowed: parsing it here would hold the interpreter longer than it saves."""
+"""Longer SQL is not narrowed: parsing it in Python takes longer than narrowing saves."""
 
+# sqlglot warns of syntax that it skips. Here that is no fault: such a statement is run without narrowing.
 logging.getLogger("sqlglot").setLevel(logging.ERROR)
 
 
 @dataclass(frozen=True, slots=True)
 class ScanPlan:
-    """What to read of one table; None and missing tags mean everything. `empty` says that only its columns matter, not its rows."""
+    """What to read of one table. None and missing tags mean everything; `empty` means columns without rows."""
 
     columns: tuple[str, ...] | None = None
     start_ns: int | None = None
@@ -53,6 +57,7 @@ def plan_scans(
         key = resolved.by_path.get(_path(table))
         if key is not None:
             found.setdefault(key, []).append(table)
+    # A name that is also a CTE may mean either in each place, so its table is read whole.
     for key, tables in found.items():
         if key not in resolved.shadowed:
             plans[key] = _combine([_occurrence(tree, table, schemas[key], evaluate) for table in tables], schemas[key])
@@ -65,6 +70,8 @@ def _parse(statement: Statement) -> exp.Expression | None:
         return None
     try:
         tree = sqlglot.parse_one(statement.sql, dialect="duckdb")
+    # On SQL that it does not know sqlglot raises more than its own errors. DuckDB decides what is valid, so
+    # none of them may fail the query.
     except (SqlglotError, RecursionError, ValueError, TypeError, AttributeError, KeyError, IndexError):
         return None
     ours = Counter(_path(table) for table in tree.find_all(exp.Table))
@@ -83,7 +90,7 @@ class _Occurrence:
 
 
 def _combine(occurrences: Sequence[_Occurrence], schema: TableSchema) -> ScanPlan:
-    """One plan that is enough for every use of a table."""
+    """One plan that suffices for every use of a table."""
     columns: set[str] | None = set()
     for occurrence in occurrences:
         columns = None if columns is None or occurrence.columns is None else columns | occurrence.columns
@@ -131,7 +138,7 @@ def _select_of(table: exp.Table) -> exp.Select | None:
 
 
 def _rows_depend_on_each_other(select: exp.Select) -> bool:
-    """True where dropping a row that the WHERE clause rejects could change what other rows join with, or which are drawn."""
+    """True where leaving out a row that WHERE rejects changes which other rows are joined or sampled."""
     if select.args.get("sample") or any(
         source.args.get("sample") or source.args.get("pivots") for source in _sources(select)
     ):
@@ -154,6 +161,7 @@ def _conditions(select: exp.Select, table: exp.Table) -> list[exp.Expression]:
         kind, side, method = join.kind.upper(), join.side.upper(), join.method.upper()
         if condition is None or method or kind not in ("", "INNER", "CROSS", "OUTER"):
             continue
+        # An ON condition of an outer join drops rows only of the side that may be null.
         if (not side and kind != "OUTER") or (side == "LEFT" and join.this is table):
             found.append(condition)
     return found
@@ -161,13 +169,14 @@ def _conditions(select: exp.Select, table: exp.Table) -> list[exp.Expression]:
 
 @dataclass(slots=True)
 class _Scope:
-    """Tells whether a column name inside `select` means a column of `table`."""
+    """Decides whether a column name inside `select` means a column of `table`."""
 
     table: exp.Table
     select: exp.Select
     spelled: Mapping[str, str]
 
     def belongs(self, column: exp.Column) -> str | None:
+        """The catalogue's spelling of the column, None when it is or may be one of another table."""
         name = self.spelled.get(column.name.lower())
         if name is None or column.args.get("catalog"):
             return None
@@ -184,19 +193,20 @@ class _Scope:
         return column.table.lower() == exposed and (not column.db or column.db.lower() == database)
 
     def _shadowed(self, name: str) -> bool:
-        """True if the select list gives the name another meaning, which WHERE might take."""
+        """True if the select list gives the name another meaning, which DuckDB also accepts in WHERE."""
         return any(isinstance(item, exp.Alias) and item.alias.lower() == name for item in self.select.expressions)
 
 
 def _columns_used(
     tree: exp.Expression, table: exp.Table, select: exp.Select, schema: TableSchema
 ) -> frozenset[str] | None:
-    """Columns whose name stands anywhere in the statement, or None where all of them may be meant."""
+    """Columns whose name occurs anywhere in the statement, or None where every column may be meant."""
     if tree.find(exp.Columns, exp.PositionalColumn) or any(_has_star(inner) for inner in select.find_all(exp.Select)):
         return None
     if any(join.method.upper() == "NATURAL" for join in select.args.get("joins") or ()):
         return None
     names = {identifier.name.lower() for identifier in tree.find_all(exp.Identifier)}
+    # `SELECT r FROM readings r` gives the whole row as a struct.
     whole_row = {table.name.lower(), table.alias_or_name.lower(), table.db.lower()}
     if any(column.name.lower() in whole_row for column in tree.find_all(exp.Column)):
         return None

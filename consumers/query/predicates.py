@@ -1,8 +1,8 @@
-"""What a single condition of a WHERE clause says about the time and the tags of the rows it keeps.
+"""Bounds on time and tags that follow from one condition of a WHERE clause.
 
-Everything here errs on the side of more rows: a bound is widened by a second (SQL compares times at several precisions and rounds between them),
-and a condition that is not understood says nothing. Every condition that is understood is false or null for a row without that column, which is
-what makes it safe to use on the nullable side of an outer join.
+Every doubt keeps more rows: a bound is widened by a second, and a condition that is not understood gives no
+bound. Each condition that is understood is false or null for a row without the column. That makes it safe on
+the nullable side of an outer join.
 """
 
 from __future__ import annotations
@@ -12,14 +12,16 @@ from dataclasses import dataclass, field
 
 from sqlglot import exp
 
-from schemas.tables import TIME_COLUMN
+from headrace.schemas.tables import TIME_COLUMN
 
 SLACK_NS = 1_000_000_000
+"""How far a bound is widened: SQL compares times at several precisions and rounds between them."""
 MICROSECOND_NS = 1_000
 DAY_NS = 86_400_000_000_000
 INT64_MIN = -(2**63)
 INT64_MAX = 2**63 - 1
 
+# The longest that each unit can be: `date_trunc` moves a time back by less than this.
 _TRUNCATION_NS = {
     "MICROSECOND": MICROSECOND_NS,
     "MILLISECOND": 1_000_000,
@@ -33,6 +35,7 @@ _TRUNCATION_NS = {
     "YEAR": 366 * DAY_NS,
 }
 _EPOCH_FUNCTIONS_NS = {"epoch_ns": 1, "epoch_us": MICROSECOND_NS, "epoch_ms": 1_000_000, "epoch": 1_000_000_000}
+# Allow lists, not deny lists: an expression counts as constant only if every part of it is known to be.
 _CONSTANT_FUNCTIONS = frozenset(
     {"now", "today", "make_timestamp", "make_timestamp_ns", "make_timestamp_ms", "make_date", "date"}
 )
@@ -64,9 +67,9 @@ _FLIPPED: dict[type[exp.Expression], type[exp.Expression]] = {
 }
 
 Evaluate = Callable[[str], int | None]
-"""Gives the value of a constant SQL expression of an integer type, or None when it has none."""
+"""The value of a constant SQL expression of an integer type, None when it has none."""
 Belongs = Callable[[exp.Column], str | None]
-"""Gives the catalogue's spelling of a column if it is one of the table looked at, else None."""
+"""The catalogue's spelling of a column of the table in question, None for other columns."""
 
 
 @dataclass(slots=True)
@@ -95,7 +98,8 @@ class Narrowing:
             self.end_ns = bound_ns if self.end_ns is None else min(self.end_ns, bound_ns)
 
     def only(self, tag: str, values: frozenset[str]) -> None:
-        """Keep only rows whose tag has one of these values; of contradicting conditions the first is kept, which is enough."""
+        """Keep only rows whose tag has one of these values."""
+        # Contradicting conditions leave no value. An empty set would not restrict, so the first one is kept.
         both = self.tags.get(tag, values) & values
         self.tags[tag] = both or self.tags[tag]
 
@@ -103,7 +107,7 @@ class Narrowing:
 def narrow(
     condition: exp.Expression, belongs: Belongs, tags: frozenset[str], evaluate: Evaluate, into: Narrowing
 ) -> None:
-    """Add to `into` what a condition that must hold says about one table."""
+    """Add to `into` the bounds on one table that follow from a condition that must hold."""
     for part in conjuncts(condition):
         if isinstance(part, exp.Between):
             _narrow_time(exp.GTE, part.this, part.args["low"], belongs, evaluate, into)
@@ -121,6 +125,7 @@ def narrow(
 def conjuncts(condition: exp.Expression) -> list[exp.Expression]:
     """The conditions that all hold when `condition` holds."""
     found: list[exp.Expression] = []
+    # No recursion: a client chooses how many conditions are chained.
     stack = [condition]
     while stack:
         item = stack.pop()
@@ -151,7 +156,8 @@ def _narrow_tag(
 
 
 def _is_text(value: exp.Expression) -> bool:
-    """True for a text literal that only a present tag can equal: an empty one is how an absent tag is written."""
+    """True for a text literal that only a present tag can equal."""
+    # An empty text is how an absent tag is written, so it never restricts.
     return isinstance(value, exp.Literal) and bool(value.is_string) and bool(value.this)
 
 
@@ -167,6 +173,7 @@ def _narrow_time(
     if measure is None or not _is_constant(other):
         return
     unit_ns, width_ns = measure
+    # DuckDB computes the value itself, so every form of a time that it accepts counts the same here.
     if unit_ns:
         value = evaluate(other.sql(dialect="duckdb"))
     else:
@@ -181,7 +188,7 @@ def _narrow_time(
 
 
 def _measure(side: exp.Expression, belongs: Belongs, evaluate: Evaluate) -> tuple[int, int] | None:
-    """How `side` measures the time column: (nanoseconds a unit, or 0 for a timestamp; width of its rounding in nanoseconds)."""
+    """How `side` measures the time column: (ns per unit, 0 for a timestamp; width of its rounding in ns)."""
     if isinstance(side, exp.Paren):
         return _measure(side.this, belongs, evaluate)
     if _is_time(side, belongs):
@@ -216,7 +223,7 @@ def _cast_measure(side: exp.Cast) -> tuple[int, int] | None:
 
 
 def _epoch_call(side: exp.Expression) -> tuple[str, exp.Expression | None]:
-    """The name and argument of a call that turns a time into a number; sqlglot knows some of them by other names."""
+    """The name and argument of a call that turns a time into a number; sqlglot renames some of them."""
     if isinstance(side, exp.Anonymous) and len(side.expressions) == 1:
         return str(side.name).lower(), side.expressions[0]
     if isinstance(side, exp.TimeToUnix):

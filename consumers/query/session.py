@@ -1,7 +1,10 @@
-"""One query's own corner of the shared DuckDB instance: a connection, and a catalog with a view for each of its tables.
+"""The session of one query in the shared DuckDB instance: a connection, and a catalog with a view per table.
 
-The views see one instant, the segment files behind them stay where they are, and two queries never see each other. Everything a session holds is
-given back, in the reverse order, when its stack `held` is closed.
+The views show one instant, and their segment files stay on disk until the session ends. With a catalog each,
+queries never see each other's tables. Closing the stack `resources` releases everything in reverse order.
+
+Files of older schema versions may lack columns, or hold int64 where the table is float64 by now. A view gives
+every row the newest schema.
 """
 
 from __future__ import annotations
@@ -10,26 +13,41 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
+from pathlib import Path
 
 import duckdb
 import pyarrow as pa
 
-from consumers.query import guard
-from consumers.query.database import HOME_CATALOG, LockedDatabase, statement_kinds, syntax_tree
-from consumers.query.errors import QueryError, SegmentUnreadable
-from consumers.query.faults import CATALOG_PREFIX, is_broken, translate
-from consumers.query.guard import Statement
-from consumers.query.names import Resolved, TableKey
-from consumers.query.running import Deadline, QueryResult
-from consumers.query.source import Scan
-from consumers.query.views import live_table, quoted, view_query
-from schemas.tables import TableSchema
+from headrace.consumers.query import guard
+from headrace.consumers.query.database import (
+    CATALOG_PREFIX,
+    HOME_CATALOG,
+    LockedDatabase,
+    is_broken,
+    statement_kinds,
+    syntax_tree,
+    translate,
+)
+from headrace.consumers.query.guard import Statement
+from headrace.consumers.query.query_errors import QueryError, SegmentUnreadable
+from headrace.consumers.query.result_stream import QueryTimer, ResultStream
+from headrace.consumers.query.table_names import Resolved, TableKey
+from headrace.consumers.query.table_source import GroupScan
+from headrace.schemas.tables import TIME_COLUMN, FieldType, TableSchema
 
 BATCH_ROWS = 32_768
 AMBIGUOUS_DATABASES = frozenset({"system", "temp", HOME_CATALOG})
 """Databases whose name DuckDB also gives to a catalog of its own."""
 BARE_NAMES = "main"
-"""The schema where a table stands once more, so that its bare name is found."""
+"""The schema with a second view of each table that the statement names without its database."""
+_TIME_TYPE = "TIMESTAMP_NS"
+_TAG_TYPE = "VARCHAR"
+_FIELD_TYPES = {
+    FieldType.FLOAT64: "DOUBLE",
+    FieldType.INT64: "BIGINT",
+    FieldType.BOOL: "BOOLEAN",
+    FieldType.STRING: "VARCHAR",
+}
 
 _numbers = itertools.count(1)
 
@@ -40,25 +58,27 @@ class Session:
     def __init__(
         self,
         database: LockedDatabase,
-        held: ExitStack,
+        resources: ExitStack,
         memory_limit_mb: int,
         timeout_ms: int,
         now_us: int,
         on_unreadable: Callable[[], None] = lambda: None,
     ) -> None:
-        """Opens the connection and its catalog, where `now()` has one value; the deadline starts here. `on_unreadable` is told of segments that
-        cannot be read."""
+        """Opens the connection and its catalog, and starts the timer.
+
+        `on_unreadable` is called when a query meets a segment that cannot be read.
+        """
         self._on_unreadable = on_unreadable
         self._database = database
-        self._held = held
+        self._resources = resources
         self._memory_limit_mb = memory_limit_mb
         self._live = itertools.count()
         self.catalog = f"{CATALOG_PREFIX}{next(_numbers)}"
         self._connection = database.connect()
-        held.callback(self._connection.close)
+        resources.callback(self._connection.close)
         self._enter_catalog(now_us)
-        self.deadline = Deadline(self._connection.interrupt, timeout_ms)
-        held.callback(self.deadline.finish)
+        self.timer = QueryTimer(self._connection.interrupt, timeout_ms)
+        resources.callback(self.timer.finish)
 
     def check(self, sql: str) -> Statement:
         """The statement in `sql`, if it may run (see `guard`)."""
@@ -76,55 +96,60 @@ class Session:
         return None if value is None else int(value)
 
     def register(self, name: str, table: pa.Table) -> None:
-        """Give the connection an Arrow table under a name."""
+        """Name an Arrow table in this connection."""
         self._connection.register(name, table)
 
     def create_view(
-        self, schema: TableSchema, columns: Sequence[str] | None, scans: Sequence[Scan], *, bare: bool
+        self, schema: TableSchema, columns: Sequence[str] | None, scans: Sequence[GroupScan], *, bare: bool
     ) -> None:
-        """Make a table out of scans, replacing the one that stands there; `bare` lets its name alone be enough."""
+        """Create or replace the view of a table over scans; `bare` makes its name without a database enough."""
         live: list[tuple[str, pa.Schema]] = []
         for scan in scans:
             if scan.table.num_rows:
                 name = f"__live_{next(self._live)}"
                 self.register(name, live_table(scan.table))
                 live.append((name, scan.table.schema))
+        # Resolved, because DuckDB compares paths as text with the directories that it may read.
         query = view_query(schema, columns, [path.resolve() for scan in scans for path in scan.files], live)
-        places = {schema.database, BARE_NAMES} if bare else {schema.database}
+        sql_schemas = {schema.database, BARE_NAMES} if bare else {schema.database}
         try:
-            for place in sorted(places):
-                self._connection.execute(f"CREATE SCHEMA IF NOT EXISTS {self.catalog}.{quoted(place)}")
+            for name in sorted(sql_schemas):
+                self._connection.execute(f"CREATE SCHEMA IF NOT EXISTS {self.catalog}.{quoted(name)}")
                 self._connection.execute(
-                    f"CREATE OR REPLACE VIEW {self.catalog}.{quoted(place)}.{quoted(schema.table)} AS {query}"
+                    f"CREATE OR REPLACE VIEW {self.catalog}.{quoted(name)}.{quoted(schema.table)} AS {query}"
                 )
         except duckdb.Error as error:
             raise self.translate(error) from error
 
-    def run(self, sql: str, row_limit: int | None) -> QueryResult:
+    def run(self, sql: str, row_limit: int | None) -> ResultStream:
         """Run a checked statement; returns when its first rows are there."""
         try:
             reader = self._connection.sql(sql).to_arrow_reader(BATCH_ROWS)
         except (duckdb.Error, pa.ArrowException, OSError) as error:
             raise self.translate(error) from error
-        self._held.callback(reader.close)
-        return QueryResult(reader, self._held, self.deadline, self.translate, row_limit)
+        self._resources.callback(reader.close)
+        return ResultStream(reader, self._resources, self.timer, self.translate, row_limit)
 
     def translate(self, error: Exception) -> QueryError:
-        """The condition behind an error of DuckDB."""
+        """The query error for an error of DuckDB."""
+        # The next query needs an instance that works; this one fails with the error that it met.
         if is_broken(error):
             self._database.reopen()
-        deadline = self.deadline
+        timer = self.timer
         condition = translate(
-            error, timed_out=deadline.expired, timeout_ms=deadline.timeout_ms, memory_limit_mb=self._memory_limit_mb
+            error, timed_out=timer.expired, timeout_ms=timer.timeout_ms, memory_limit_mb=self._memory_limit_mb
         )
         if isinstance(condition, SegmentUnreadable):
             self._on_unreadable()
         return condition
 
     def _enter_catalog(self, now_us: int) -> None:
+        # One value of `now()` for planner and run: under `time < now()` a planner that looked at the clock a
+        # moment earlier would leave out rows that the run still wants.
         now = f"make_timestamp({now_us})"
         self._connection.execute(f"ATTACH ':memory:' AS {self.catalog}")
-        self._held.callback(self._connection.execute, f"USE {HOME_CATALOG}.main; DETACH {self.catalog}")
+        # A catalog cannot be detached while it is the current one.
+        self._resources.callback(self._connection.execute, f"USE {HOME_CATALOG}.main; DETACH {self.catalog}")
         moments = ("now", "get_current_timestamp", "transaction_timestamp", "current_localtimestamp")
         macros = [f"CREATE MACRO {name}() AS {now}" for name in moments]
         macros += [f"CREATE MACRO {name}() AS CAST({now} AS DATE)" for name in ("current_date", "today")]
@@ -132,12 +157,15 @@ class Session:
 
 
 def qualified(statement: Statement, catalog: str) -> str:
-    """The SQL of a statement with the catalog put before the databases that DuckDB would take for catalogs of its own."""
+    """The SQL of a statement, with the catalog before each database that DuckDB takes for its own catalog."""
+    # Positions of the parser count bytes, not characters.
     text = statement.sql.encode()
     if statement.verb and [name.position for name in statement.tables] == [None]:
+        # DESCRIBE and SUMMARIZE of a bare table reference give no position, so the statement is written anew.
         (described,) = statement.tables
         if len(described.path) == 2:
             return f"{statement.explain}{statement.verb} {catalog}.{'.'.join(map(quoted, described.path))}"
+    # From the last to the first, so that an insertion moves no position that is still needed.
     for name in sorted(statement.tables, key=lambda item: item.position or 0, reverse=True):
         if len(name.path) == 2 and name.path[0].lower() in AMBIGUOUS_DATABASES and name.position is not None:
             text = text[: name.position] + f"{catalog}.".encode() + text[name.position :]
@@ -149,7 +177,7 @@ def bare_tables(resolved: Resolved) -> frozenset[TableKey]:
     return frozenset(key for path, key in resolved.by_path.items() if len(path) == 1)
 
 
-def shown(statement: Statement, schemas: Mapping[TableKey, TableSchema]) -> pa.Table:
+def show_table(statement: Statement, schemas: Mapping[TableKey, TableSchema]) -> pa.Table:
     """The answer to SHOW TABLES or SHOW DATABASES."""
     wanted = [schema for key, schema in sorted(schemas.items()) if statement.show_database in (None, key[0])]
     if statement.show == "databases":
@@ -165,3 +193,63 @@ def shown(statement: Statement, schemas: Mapping[TableKey, TableSchema]) -> pa.T
             "version": pa.array([schema.version for schema in wanted], pa.int64()),
         }
     )
+
+
+def quoted(name: str) -> str:
+    """An identifier as SQL."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def literal(text: str) -> str:
+    """A text literal as SQL."""
+    return "'" + text.replace("'", "''") + "'"
+
+
+def column_types(schema: TableSchema, columns: Sequence[str] | None) -> dict[str, str]:
+    """SQL type of each wanted column, in the order of `SELECT *`: tags, time, fields."""
+    types = dict.fromkeys(schema.tags, _TAG_TYPE) | {TIME_COLUMN: _TIME_TYPE}
+    types |= {name: _FIELD_TYPES[kind] for name, kind in schema.fields}
+    return types if columns is None else {name: kind for name, kind in types.items() if name in columns}
+
+
+def view_query(
+    schema: TableSchema, columns: Sequence[str] | None, files: Sequence[Path], live: Sequence[tuple[str, pa.Schema]]
+) -> str:
+    """The SELECT of a table's view; `live` are names and schemas of registered tables (see `live_table`)."""
+    types = column_types(schema, columns)
+    parts = [_from_files(types, files)] if files else []
+    parts += [_from_live(types, frozenset(schema.tags), name, frozenset(arrow.names)) for name, arrow in live]
+    return " UNION ALL ".join(parts) if parts else _empty(types)
+
+
+def live_table(table: pa.Table) -> pa.Table:
+    """Unsealed rows with `time` as a timestamp without zone, which DuckDB reads from Arrow without a copy."""
+    position = table.schema.get_field_index(TIME_COLUMN)
+    return table.set_column(position, TIME_COLUMN, table.column(position).cast(pa.timestamp("ns")))
+
+
+def _from_files(types: dict[str, str], files: Sequence[Path]) -> str:
+    # With a schema given by name DuckDB opens no file before the query reads it; otherwise planning would
+    # read the footer of every segment.
+    paths = ", ".join(literal(str(path)) for path in files)
+    columns = ", ".join(
+        f"{literal(name)}: {{name: {literal(name)}, type: {literal(kind)}, default_value: NULL}}"
+        for name, kind in types.items()
+    )
+    return f"SELECT {', '.join(map(quoted, types))} FROM read_parquet([{paths}], schema = MAP {{{columns}}})"
+
+
+def _from_live(types: dict[str, str], tags: frozenset[str], name: str, present: frozenset[str]) -> str:
+    columns = (_live_column(column, kind, column in tags, column in present) for column, kind in types.items())
+    return f"SELECT {', '.join(columns)} FROM {quoted(name)}"
+
+
+def _live_column(name: str, kind: str, is_tag: bool, is_present: bool) -> str:
+    value = f"CAST({quoted(name) if is_present else 'NULL'} AS {kind})"
+    # Unsealed rows write an absent tag as an empty text; queries show null.
+    content = f"NULLIF({value}, '')" if is_tag else value
+    return f"{content} AS {quoted(name)}"
+
+
+def _empty(types: dict[str, str]) -> str:
+    return f"SELECT {', '.join(f'CAST(NULL AS {kind}) AS {quoted(name)}' for name, kind in types.items())} WHERE false"

@@ -1,7 +1,8 @@
-"""One data group at one node: carries what its replica decides into its store.
+"""One data group at one node: applies the actions of its replica to its store.
 
-Entries come in through a bounded queue and leave it on one thread, in log order. Seals run beside it in a pool, at most one behind another, and
-commit in order. A fault that nobody can wait out stops the group here, with its cause shown: never skipped here and applied elsewhere.
+Entries come in through a bounded queue and leave it on one thread, in log order. Seals run beside it in a
+pool, at most one behind another, and commit in order. A fault that is not retriable stops the group at this
+node and shows its cause: no record is skipped here and applied elsewhere.
 """
 
 from __future__ import annotations
@@ -15,12 +16,11 @@ from typing import Protocol
 import pyarrow as pa
 import structlog
 
-from consumers.replication.chain import CHAIN_INTERVAL
-from consumers.replication.files import GroupFiles, GroupStopping
-from consumers.replication.journal import JournalEntry
-from consumers.replication.limits import ReplicationLimits
-from consumers.replication.progress import Progress
-from consumers.replication.replica import (
+from headrace.consumers.replication.group_state import GroupState, LogBase
+from headrace.consumers.replication.hash_chain import CHAIN_INTERVAL
+from headrace.consumers.replication.health import RecoveryInProgress
+from headrace.consumers.replication.journal import JournalEntry
+from headrace.consumers.replication.replica import (
     Action,
     ApplyDelete,
     ApplyWrite,
@@ -31,19 +31,20 @@ from consumers.replication.replica import (
     Replica,
     SealNow,
 )
-from consumers.replication.state import GroupState, LogBase
-from consumers.store import Store
-from schemas.errors import HeadraceError
-from schemas.messages import NO_CHAIN, Leadership
-from schemas.payload import PayloadInvalid, decode_rows
-from schemas.tables import DatabaseSchema, FieldType, TableSchema
+from headrace.consumers.replication.settings import ReplicationLimits
+from headrace.consumers.replication.store_jobs import GroupStopping, StoreJobQueue
+from headrace.consumers.store import Store
+from headrace.schemas.errors import HeadraceError
+from headrace.schemas.messages import NO_CHAIN, Leadership
+from headrace.schemas.payload import PayloadInvalid, decode_rows
+from headrace.schemas.tables import DatabaseSchema, FieldType, TableSchema
 
 _log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Applied:
-    """Where a group stands after one record: one value, so that other threads never see half of a step."""
+class AppliedState:
+    """What a group has applied after one record: one value, so that other threads never see half of a step."""
 
     version: int = 0
     offset: int = -1
@@ -57,8 +58,11 @@ class Applied:
     log_bytes: int = 0
 
     @classmethod
-    def of(cls, state: GroupState, timestamp_ms: int, before: Applied | None = None) -> Applied:
-        """The replicated state, and when the log took its newest record and, as far as was seen, its newest accepted claim."""
+    def of(cls, state: GroupState, timestamp_ms: int, before: AppliedState | None = None) -> AppliedState:
+        """The replicated state with the broker's times.
+
+        They are those of the newest record and, as far as known, of the newest accepted claim.
+        """
         claimed_ms = before.claimed_ms if before is not None and before.epoch == state.epoch else timestamp_ms
         return cls(
             state.version,
@@ -74,11 +78,14 @@ class Applied:
         )
 
 
-class Tables(Protocol):
-    """The catalogue as a replica needs it: it waits for exactly the version a record names."""
+class TableSchemas(Protocol):
+    """The catalogue as a replica needs it: it waits for exactly the version a record names.
+
+    See `consumers.membership.schema_log`.
+    """
 
     def wait_for(self, database: str, table: str, version: int, timeout_s: float) -> TableSchema | None:
-        """The table at a version, or None when the table log has not come that far in time."""
+        """The table at a version, or None when the table log was not read that far in time."""
         ...
 
     def database(self, database: str) -> DatabaseSchema | None:
@@ -86,26 +93,11 @@ class Tables(Protocol):
         ...
 
 
-class Recovering(Protocol):
-    """How a recovery from another member's files goes."""
-
-    bytes_done: int
-    bytes_total: int
-    wrong: bool
-    waiting: bool
-
-    def progress(self) -> Progress:
-        """Its figures."""
-        ...
-
-    @property
-    def reason(self) -> str:
-        """How far it is, or what it waits for."""
-        ...
-
-
 class Group:
-    """A data group at this node. `enqueue` is called by the consuming thread; the properties may be read by any."""
+    """A data group at this node.
+
+    `enqueue` is called by the consuming thread; the properties may be read by any.
+    """
 
     def __init__(
         self,
@@ -113,7 +105,7 @@ class Group:
         members: tuple[str, ...],
         era: int,
         store: Store,
-        tables: Tables,
+        tables: TableSchemas,
         limits: ReplicationLimits,
         on_sealed: Callable[[str, int], None],
     ) -> None:
@@ -125,17 +117,17 @@ class Group:
         self._limits = limits
         state = GroupState.from_bytes(store.state) if store.state is not None else GroupState()
         self.replica = Replica(members, state)
-        self.files = GroupFiles(name, store, state, limits, on_sealed, self._files_failed)
+        self.store_jobs = StoreJobQueue(name, store, state, limits, on_sealed, self._on_job_failed)
         self.fault = ""
-        self.recovery: Recovering | None = None
+        self.recovery: RecoveryInProgress | None = None
         self.waiting = ""
-        self.disputed = ""
+        self.divergence = ""
         self.damage = ""
-        self.lost = ""
-        self.outrun = ""
+        self.log_lost = ""
+        self.log_truncated = ""
         self.gap: LogBase | None = None
-        self.applied = Applied.of(state, 0)
-        self.chain_mark: tuple[int, bytes] = (0, NO_CHAIN)
+        self.applied = AppliedState.of(state, 0)
+        self.chain_sample: tuple[int, bytes] = (0, NO_CHAIN)
         self.rows_applied = 0
         self._chains: deque[bytes] = deque([state.chain], maxlen=limits.chain_history)
         self._offsets: deque[int] = deque([state.offset], maxlen=limits.chain_history)
@@ -151,19 +143,19 @@ class Group:
         return self.applied.version
 
     def chain_at(self, version: int) -> bytes | None:
-        """The chain after a record, None when that is not reached yet or no longer remembered."""
+        """The chain after a record, None when that is not applied yet or no longer remembered."""
         with self._changed:
             behind = self.applied.version - version
             return self._chains[-1 - behind] if 0 <= behind < len(self._chains) else None
 
     def history(self) -> list[tuple[int, bytes]]:
-        """(offset, chain after it) of the records that are remembered, oldest first; the first only stands for what came before."""
+        """(offset, chain after it) of the remembered records, oldest first; the first represents all before."""
         with self._changed:
             return list(zip(self._offsets, self._chains, strict=True))
 
     @property
     def directory_name(self) -> str:
-        """What its directories are called, wherever they lie."""
+        """The name of its directories, below `segments`, `index` and the directories of a recovery."""
         return self.store.segments_directory.name
 
     @property
@@ -173,24 +165,34 @@ class Group:
 
     @property
     def follows(self) -> bool:
-        """Whether it takes records: neither stopped, nor without its log, nor waiting for another member's files."""
-        return not self.fault and not self.lost and self.recovery is None
+        """Whether it takes records.
+
+        It does not while it is stopped, without its log, or waiting for another member's files.
+        """
+        return not self.fault and not self.log_lost and self.recovery is None
 
     @property
-    def stuck(self) -> bool:
-        """Whether nothing but an operator, or other members, can help: the log is lost, or does not reach what is here."""
-        return bool(self.lost) or (self.recovery is not None and self.recovery.waiting)
+    def blocked(self) -> bool:
+        """Whether only an operator, or other members, can help: the log is lost, or begins too late."""
+        return bool(self.log_lost) or (self.recovery is not None and self.recovery.waiting)
 
     def log_is_whole(self, begin: int) -> bool:
         """Whether its log, which begins at offset `begin`, has every record of the group from its first."""
+        # A log behind a gap begins at 0 as well when its topic was recreated, so the base is compared and not
+        # the offset alone.
         return begin == 0 and self.replica.state.base == LogBase() and self.gap is None
 
     @property
     def sealed_for_others(self) -> tuple[int, int]:
-        """(version, offset) up to which its files lead a copy to the log; (0, -1) while they end before a gap in the log."""
-        if self.files.sealed_version < self.replica.state.base.version:
+        """(version, offset) up to which a copy of its files can follow the log.
+
+        (0, -1) while they end before a gap in the log.
+        """
+        # Between accepting a gap and the seal that the gap asks for, the records before it are in the journal
+        # only: a copy of the files would end before the gap, where no log continues.
+        if self.store_jobs.sealed_version < self.replica.state.base.version:
             return 0, -1
-        return self.files.sealed_version, self.files.sealed_offset
+        return self.store_jobs.sealed_version, self.store_jobs.sealed_offset
 
     @property
     def queue_bytes(self) -> int:
@@ -198,17 +200,17 @@ class Group:
         return self._queue_bytes
 
     def recover(self, entries: Iterable[JournalEntry], on_entry: Callable[[JournalEntry], None]) -> None:
-        """Apply what the journal holds beyond the store's state, before the thread starts."""
+        """Apply the journal's entries beyond the store's state, before the thread starts."""
         for entry in entries:
             self._apply(entry)
             on_entry(entry)
 
     def start(self) -> None:
-        """Begin to apply what is enqueued."""
+        """Begin to apply the queue."""
         self._thread.start()
 
     def enqueue(self, entries: Sequence[JournalEntry]) -> None:
-        """Hand over entries that are durable in the journal, in log order."""
+        """Add entries that are durable in the journal, in log order."""
         with self._changed:
             self._queue.extend(entries)
             self._queue_bytes += sum(len(entry.value) for entry in entries)
@@ -221,7 +223,8 @@ class Group:
 
     @property
     def drained(self) -> bool:
-        """Whether a paused topic may go on."""
+        """Whether a paused topic may be resumed."""
+        # Half the limit, so that a topic is not paused and resumed at every record.
         return self._queue_bytes <= self._limits.apply_queue_bytes // 2 and not self.fault
 
     def fail(self, reason: str) -> None:
@@ -231,37 +234,42 @@ class Group:
                 self.fault = reason
                 _log.error("group stopped", group=self.name, reason=reason, version=self.version)
             self._changed.notify_all()
-        self.files.give_up()
+        self.store_jobs.cancel()
 
-    def _files_failed(self, reason: str, damage: str) -> None:
+    def _on_job_failed(self, reason: str, damage: str) -> None:
         self.damage = self.damage or damage
         self.fail(reason)
 
-    def lose(self, reason: str) -> None:
-        """The log does not hold what this group has; what was read is still applied, and the data is kept."""
-        if not self.lost:
-            self.lost = reason
+    def mark_log_lost(self, reason: str) -> None:
+        """The log does not hold what this group has: what was read is still applied, and the data is kept."""
+        if not self.log_lost:
+            self.log_lost = reason
             _log.error("log lost", group=self.name, reason=reason, version=self.version)
 
-    def join(self, base: LogBase) -> None:
-        """The log goes on behind a gap. Called while nothing is applied; without effect on a group that has come further."""
+    def join_gap(self, base: LogBase) -> None:
+        """Continue behind a gap in the log.
+
+        Called while nothing is applied; without effect on a group that has applied more.
+        """
         with self._changed:
             state = self.replica.state
             if state.version <= base.version:
                 state.base = base
             if state.version == base.version:
+                # The digest is cleared with the offset: the record before the gap is in no log and cannot be
+                # compared.
                 state.offset, state.record_digest = base.offset - 1, NO_CHAIN
-                self.applied = Applied.of(state, self.applied.timestamp_ms, self.applied)
+                self.applied = AppliedState.of(state, self.applied.timestamp_ms, self.applied)
 
     def stop(self, timeout_s: float = 30.0) -> None:
-        """Finish the entry in hand and the running seals; what is queued stays in the journal."""
+        """Finish the current entry and the running seals; queued entries stay in the journal."""
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
-        self.files.give_up()
+        self.store_jobs.cancel()
         if self._thread.is_alive():
             self._thread.join(timeout_s)
-        self.files.stop()
+        self.store_jobs.stop()
 
     def _run(self) -> None:
         while (entry := self._next()) is not None:
@@ -272,7 +280,8 @@ class Group:
             except HeadraceError as error:
                 self.fail(f"record {entry.version} at offset {entry.offset}: {error}")
             except Exception as error:
-                # Whatever went wrong, a record that is not applied here must not be passed over: stop where we are.
+                # Whatever went wrong, a record that is not applied here must not be skipped: the group stops
+                # at it.
                 self.fail(f"record {entry.version} at offset {entry.offset}: {error!r}")
                 _log.exception("applying failed", group=self.name)
 
@@ -289,18 +298,22 @@ class Group:
         try:
             actions = self.replica.apply(entry.offset, entry.value, entry.headers)
         except LogHasGap as error:
+            # Damage, and not only a fault: the scrubber's next turn hands it to recovery, which takes another
+            # member's files.
             self.gap, self.damage = error.base, error.message
             raise
         state = self.replica.state
         assert state.version == entry.version, f"record {entry.version} of {self.name} was counted as {state.version}"
         for action in actions:
             self._act(action)
+        # After the actions: whoever reads the new state may rely on the store holding everything of that
+        # version.
         with self._changed:
             self._chains.append(state.chain)
             self._offsets.append(state.offset)
-            self.applied = Applied.of(state, entry.timestamp_ms, self.applied)
+            self.applied = AppliedState.of(state, entry.timestamp_ms, self.applied)
             if state.version % CHAIN_INTERVAL == 0:
-                self.chain_mark = (state.version, state.chain)
+                self.chain_sample = (state.version, state.chain)
             self._changed.notify_all()
 
     def wait_for_offset(self, offset: int, timeout_s: float) -> bool:
@@ -308,7 +321,10 @@ class Group:
         return self.wait_for(lambda: self.applied.offset >= offset, timeout_s)
 
     def wait_for(self, condition: Callable[[], bool], timeout_s: float) -> bool:
-        """Whether a condition of what is applied came true in time; a stopped group never gets there."""
+        """Whether a condition on the applied state became true in time.
+
+        A group with a fault applies nothing more, so the answer is then False at once.
+        """
         with self._changed:
             return self._changed.wait_for(lambda: condition() or bool(self.fault), timeout_s) and condition()
 
@@ -326,11 +342,11 @@ class Group:
             drop = action.drop
             job = self.store.drop(action.version, self._era, drop.database, drop.table, drop.before_ns)
             if job is not None:
-                self.files.submit(job)
+                self.store_jobs.submit(job)
             else:
-                self.files.nothing_to_do(action.version)
+                self.store_jobs.skip(action.version)
         elif isinstance(action, CompactNow):
-            self.files.submit(self.store.compact(action.version, action.compact.inputs))
+            self.store_jobs.submit(self.store.compact(action.version, action.compact.inputs))
 
     def _write(self, action: ApplyWrite) -> None:
         write = action.write
@@ -349,7 +365,8 @@ class Group:
         self.rows_applied += rows.num_rows
 
     def _schema(self, database: str, table: str, version: int) -> TableSchema:
-        """The exact schema a record names, waited for as long as it takes. Raises GroupStopping."""
+        """The exact schema a record names, waited for without a limit. Raises GroupStopping."""
+        # A newer schema in its place would make the rows depend on how far this node has read another topic.
         while not self._stopping:
             schema = self._tables.wait_for(database, table, version, self._limits.schema_wait_s)
             if schema is not None:
@@ -359,13 +376,15 @@ class Group:
         raise GroupStopping(f"group {self.name} is stopping")
 
     def _seal(self, action: SealNow) -> None:
-        self.files.make_room()
+        # Before the freeze: a second frozen memtable beside one that is still written would double the
+        # memory.
+        self.store_jobs.wait_for_room()
         schemas = {
             (database, table): self._schema(database, table, version)
             for (database, table), version in action.tables.items()
         }
         job = self.store.freeze(action.version, self._era, action.state, schemas)
-        self.files.seal(job, self.replica.state.offset, self.replica.state.log_bytes)
+        self.store_jobs.seal(job, self.replica.state.offset, self.replica.state.log_bytes)
 
 
 def fits(schema: TableSchema, rows: pa.RecordBatch) -> bool:

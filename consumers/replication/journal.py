@@ -1,19 +1,20 @@
 """The node's journal: every record of its groups' logs that no segment holds yet, on the node's own disk.
 
-It is a write-ahead log with one partition a group. A record is created when it is read from the topic, durable before anyone may act on it, and
-deleted once a seal has put its content into segments. Payloads are kept as they came and read from disk when recovery asks for them.
+It is a write-ahead log with one partition a group. A record is created when it is read from the topic,
+durable before anyone may act on it, and deleted once a seal has put its content into segments. Payloads are
+kept unchanged and read from disk only when recovery needs them.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from connectors.log.port import Record
-from consumers.wal import BytesSerde, Delete, Put, WalMetrics, WriteAheadLog
-from schemas.errors import HeadraceError
+from headrace.connectors.log.port import Record
+from headrace.consumers.wal import BytesSerde, Delete, Put, WalMetrics, WriteAheadLog
+from headrace.schemas.errors import HeadraceError
 
 _FIXED = struct.Struct("<qqqH")
 _HEADER = struct.Struct("<HI")
@@ -41,13 +42,14 @@ class JournalEntry:
 
 
 class Journal:
-    """Appends and forgets entries. `append` is called by the consuming thread, `forget` by sealing threads."""
+    """Appends and deletes entries. `append` is called by the consuming thread, `forget` by sealing threads."""
 
     def __init__(self, directory: Path, groups: Sequence[str]) -> None:
         self._partitions = {group: number for number, group in enumerate(groups)}
         self._wal = WriteAheadLog(directory, BytesSerde(), partitions=max(1, len(groups)))
         self._state: Mapping[bytes, tuple[bytes, bytes]] = self._wal.recover()
         self._recovered: dict[str, list[int]] = {group: [] for group in groups}
+        # Keys begin with the version in big-endian, so their order is that of the log.
         for key in sorted(self._state):
             group, version = _parse_key(key)
             self._recovered.setdefault(group, []).append(version)
@@ -58,9 +60,13 @@ class Journal:
         return max(self._recovered.get(group, ()), default=0)
 
     def recovered(self, group: str, after_version: int) -> Iterator[JournalEntry]:
-        """A group's entries beyond a version, in order, each read from disk as it is asked for. Raises JournalBroken on a gap."""
+        """A group's entries beyond a version, in order, each read from disk when it is yielded.
+
+        Raises JournalBroken on a gap.
+        """
         expected = after_version + 1
         for version in self._recovered.get(group, ()):
+            # Deletes after a seal are not synced: a crash may leave entries that segments hold already.
             if version <= after_version:
                 continue
             if version != expected:
@@ -77,29 +83,41 @@ class Journal:
         self._state = {}
 
     def append(self, entries: Mapping[str, Sequence[JournalEntry]]) -> None:
-        """Make the entries of all groups durable together. Raises the write-ahead log's errors, and then none of them counts."""
+        """Make the entries of all groups durable together.
+
+        Raises the write-ahead log's errors, and then none of them counts.
+        """
         groups = [group for group, found in entries.items() if found]
         for number, group in enumerate(groups, start=1):
+            # Only the last update syncs: a synced update makes all earlier ones durable, so one poll costs
+            # one fdatasync.
             puts = [Put((_key(group, entry.version), _encode(entry))) for entry in entries[group]]
             self._wal.update(puts, sync=number == len(groups), partition=self._partitions[group])
             self._oldest.setdefault(group, entries[group][0].version)
 
     def forget(self, group: str, up_to_version: int) -> None:
-        """Delete a group's entries up to a version: they are in segments. Not synced, since a later recovery would only skip them."""
+        """Delete a group's entries up to a version: they are in segments."""
         oldest = self._oldest.get(group, 0) or up_to_version + 1
         if oldest <= up_to_version:
+            # Not synced: an entry that comes back after a crash is only skipped.
             deletes = [Delete(_key(group, version)) for version in range(oldest, up_to_version + 1)]
             self._wal.update(deletes, sync=False, partition=self._partitions[group])
             self._oldest[group] = up_to_version + 1
 
     def forget_all(self, group: str, newest_version: int) -> None:
-        """Delete every entry of a group, whose newest is given: another member's files hold more. What comes next need not join on."""
+        """Delete every entry of a group up to its newest: another member's files hold more.
+
+        The next entry may leave a gap.
+        """
         self.forget(group, newest_version)
         self._oldest.pop(group, None)
         self._recovered.pop(group, None)
 
     def checkpoint(self) -> None:
-        """Write down what lives, delete what does not, and end the refusal that follows a failed sync."""
+        """Write the live entries anew, and delete the rest.
+
+        It ends the refusal of updates that follows a failed sync.
+        """
         self._wal.checkpoint()
 
     def metrics(self) -> WalMetrics:
@@ -107,7 +125,7 @@ class Journal:
         return self._wal.metrics()
 
     def close(self) -> None:
-        """Give up files and lock."""
+        """Close the files and release the lock."""
         self._wal.close()
 
 
@@ -129,7 +147,7 @@ def _encode(entry: JournalEntry) -> bytes:
 
 def _decode(group: str, version: int, data: bytes) -> JournalEntry:
     stored, offset, timestamp_ms, header_count = _FIXED.unpack_from(data)
-    assert stored == version, f"journal entry {version} of {group} says it is {stored}"
+    assert stored == version, f"journal entry {version} of {group} has version {stored}"
     position, headers = _FIXED.size, []
     for _ in range(header_count):
         name_bytes, value_bytes = _HEADER.unpack_from(data, position)
@@ -138,11 +156,3 @@ def _decode(group: str, version: int, data: bytes) -> JournalEntry:
         headers.append((name, data[position + name_bytes : position + name_bytes + value_bytes]))
         position += name_bytes + value_bytes
     return JournalEntry(group, version, offset, timestamp_ms, tuple(headers), data[position:])
-
-
-def by_group(entries: Iterable[JournalEntry]) -> dict[str, list[JournalEntry]]:
-    """Entries by group, order kept."""
-    grouped: dict[str, list[JournalEntry]] = {}
-    for entry in entries:
-        grouped.setdefault(entry.group, []).append(entry)
-    return grouped

@@ -1,7 +1,8 @@
 """The replica: a deterministic state machine over one forward log.
 
-Every record that a read_committed consumer sees moves the version by one, whatever it says. What it does beyond that follows from the state and
-the record alone, never from a clock, another topic or this process's memory, so every replica does the same (DESIGN 2).
+Every record that a read_committed consumer sees moves the version by one, whatever its content. All other
+effects follow from the state and the record alone, never from a clock, another topic or this process's
+memory, so every replica does the same.
 """
 
 from __future__ import annotations
@@ -10,19 +11,34 @@ from collections import Counter
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from consumers.replication.chain import next_chain, record_digest
-from consumers.replication.state import GroupState, LogBase, ProducerState
-from schemas.errors import HeadraceError
-from schemas.framing import FrameInvalid, check_format
-from schemas.messages import Claim, Compact, Delete, Drop, Gap, Leadership, Message, Seal, Write, decode_message
+from headrace.consumers.replication.group_state import GroupState, LogBase, ProducerState
+from headrace.consumers.replication.hash_chain import next_chain, record_digest
+from headrace.schemas.errors import HeadraceError
+from headrace.schemas.framing import FrameInvalid, check_format
+from headrace.schemas.messages import (
+    Claim,
+    Compact,
+    Delete,
+    Drop,
+    Gap,
+    Leadership,
+    Message,
+    Seal,
+    Write,
+    decode_message,
+)
 
 
 class LogHasGap(HeadraceError):
-    """The log has lost records that this replica never had, and an operator has accepted that: only files of another member lead behind it."""
+    """The log lost records that this replica never had, and an operator accepted that.
+
+    The replica needs files of another member.
+    """
 
     def __init__(self, base: LogBase) -> None:
         super().__init__(
-            f"the log lost records: it goes on at offset {base.offset} behind version {base.version}, which this replica does not stand behind",
+            f"the log lost records: offset {base.offset} follows version {base.version}, "
+            "which is not the base of this replica",
             action="a node recovers from the files of another member by itself",
         )
         self.base = base
@@ -56,7 +72,7 @@ class ApplyDelete:
 
 @dataclass(frozen=True, slots=True)
 class SealNow:
-    """Everything unsealed at this version becomes segments; `state` is what the index keeps with them."""
+    """Everything unsealed at this version becomes segments; `state` is stored with them in the index."""
 
     version: int
     state: bytes
@@ -65,7 +81,7 @@ class SealNow:
 
 @dataclass(frozen=True, slots=True)
 class DropSlices:
-    """Retention: slices of a table that end at or before a time leave."""
+    """Retention: slices of a table that end at or before a time are dropped."""
 
     version: int
     drop: Drop
@@ -84,14 +100,22 @@ Action = ApplyWrite | ApplyDelete | SealNow | DropSlices | CompactNow
 
 @dataclass(slots=True)
 class Replica:
-    """State of one group at one node, and what came of its records. Not thread-safe: owned by the apply thread."""
+    """State of one group at one node, and how many records it ignored.
+
+    Not thread-safe: owned by the apply thread.
+    """
 
     members: tuple[str, ...]
     state: GroupState = field(default_factory=GroupState)
     ignored: Counter[Ignored] = field(default_factory=Counter)
 
     def apply(self, offset: int, value: bytes, headers: tuple[tuple[str, bytes], ...]) -> list[Action]:
-        """Take the next record. Raises FormatTooNew and LogHasGap, and then has not moved: the group stops here."""
+        """Take the next record.
+
+        Raises FormatTooNew and LogHasGap with the state unchanged: the group stops here.
+        """
+        # Both refusals come before any change: a build that can read the record continues from exactly this
+        # state.
         check_format(headers)
         message = _decoded(value)
         if message is not None and isinstance(message.body, Gap):
@@ -104,25 +128,34 @@ class Replica:
         state.chain = next_chain(state.chain, digest)
         state.log_bytes += len(value)
         state.unsealed_bytes += len(value)
-        return self._full(self._decide(message))
+        return self._seal_if_full(self._decide(message))
 
     def _check_gap(self, gap: Gap) -> None:
-        """A gap that this state stands behind is passed, and so is one that came too late to count. Raises LogHasGap for any other: what was
-        counted up to here is not what the log counts."""
+        """Pass the gap that is this state's base, and one that came too late to count.
+
+        Raises LogHasGap for any other.
+        """
+        # A replica that read the log from behind the lost records gave its records lower versions than
+        # members that had them all: equal version would no longer mean equal content. Of two gaps for one
+        # place the first in the log counts.
         found, base = LogBase.of(gap), self.state.base
         late = base.topic_id == found.topic_id and found.offset <= base.offset
         if found != base and not late:
             raise LogHasGap(found)
 
     def _decide(self, message: Message | None) -> list[Action]:
+        # Bytes that no build can decode are the one thing a replica may skip: every other replica skips them
+        # too.
         if message is None:
             return self._ignore(Ignored.UNDECODABLE)
-        if (repeat := self._repeat(message)) is not None:
+        if (repeat := self._check_repeat(message)) is not None:
             return self._ignore(repeat)
         return self._act(message)
 
-    def _full(self, actions: list[Action]) -> list[Action]:
-        """Seal when this record filled the memtable: a Seal of the leader would stand behind whatever backlog the log holds."""
+    def _seal_if_full(self, actions: list[Action]) -> list[Action]:
+        """Seal when this record filled the memtable."""
+        # Every replica decides this from the log. A Seal that the leader appends would come behind the log's
+        # backlog, and a replica that reads a long log on would hold all of that backlog in memory.
         state = self.state
         if state.unsealed_rows >= state.seal_rows or state.unsealed_bytes >= state.seal_bytes:
             return [*actions, self._seal()]
@@ -132,20 +165,23 @@ class Replica:
         self.ignored[why] += 1
         return []
 
-    def _repeat(self, message: Message) -> Ignored | None:
-        """Drop what a producer sent before, and whatever belongs to a batch older than its newest (DESIGN 4)."""
+    def _check_repeat(self, message: Message) -> Ignored | None:
+        """Drop what a producer sent before, and whatever belongs to a batch older than its newest."""
+        # An older batch comes from a task that was given up and still writes; the retry wrote that batch
+        # whole. The same sequence with another digest is applied: a retried batch may be divided into
+        # messages in another way.
         position, state = message.position, self.state
         known = state.producers.get(position.producer)
         if known is not None and position.batch < known.batch:
             return Ignored.SUPERSEDED
-        mark = (position.sequence, message.digest)
+        identity = (position.sequence, message.digest)
         if known is None or position.batch > known.batch:
-            state.note_producer(position.producer, ProducerState(position.batch, state.version, {mark}))
+            state.note_producer(position.producer, ProducerState(position.batch, state.version, {identity}))
             return None
         known.version = state.version
-        if mark in known.seen:
+        if identity in known.seen:
             return Ignored.REPEATED
-        known.seen.add(mark)
+        known.seen.add(identity)
         return None
 
     def _act(self, message: Message) -> list[Action]:
@@ -160,8 +196,11 @@ class Replica:
         if isinstance(body, Claim):
             return self._claim(body)
         if isinstance(body, Gap):
-            # What lies before the gap is in no log any more: it must be in files before anybody else can have it.
+            # The records before the gap are in no log any more: only a seal makes them files that other
+            # members can copy.
             return [self._seal()]
+        # Decided by what the log accepted, never by who sends: a leader that was stopped may append long
+        # after its term.
         if not self.leads(body.leadership):
             return self._ignore(Ignored.NOT_LEADER)
         if isinstance(body, Seal):
@@ -177,6 +216,8 @@ class Replica:
         tables[database, table] = max(tables.get((database, table), 0), schema_version)
 
     def _claim(self, claim: Claim) -> list[Action]:
+        # Exactly one above the current epoch, so that of two claims made from the same view only the first
+        # counts.
         state, wanted = self.state, claim.leadership
         if wanted.epoch != state.epoch + 1 or wanted.node not in self.members:
             return self._ignore(Ignored.CLAIM_LOST)
@@ -191,6 +232,8 @@ class Replica:
         return self.state.leader == leadership
 
     def _seal(self) -> SealNow:
+        # The counters are reset before the state is encoded: the bytes describe the group as its segments
+        # hold it.
         state = self.state
         state.frontier = state.version
         state.unsealed_rows = 0

@@ -1,4 +1,4 @@
-"""The HTTP surface of a node: health, metrics, status, tables, queries, and a page for people."""
+"""The HTTP surface of a node: health, metrics, status, tables, queries, operations, and a page for people."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, R
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from consumers.query.engine import RETRY_AFTER_S
-from consumers.serve.fences import Fence
-from consumers.serve.metrics import query_metrics
-from consumers.serve.queries import Asking, http_status
-from consumers.serve.requests import query_request
-from consumers.serve.view import NodeView
-from schemas.errors import HeadraceError
-from schemas.tables import TableSchema
+from headrace.consumers.query.engine import RETRY_AFTER_S
+from headrace.consumers.serve.metrics import metrics_text
+from headrace.consumers.serve.node_api import NodeApi
+from headrace.consumers.serve.operations import admin_routes, snapshot_routes
+from headrace.consumers.serve.origin_check import OriginCheck
+from headrace.consumers.serve.query_service import QueryService, http_status, query_request
+from headrace.schemas.errors import HeadraceError
+from headrace.schemas.tables import TableSchema
 
 STATIC = Path(__file__).parent / "static"
 METRICS_MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -34,8 +34,8 @@ TRACE_FRAMES = 3
 _log = structlog.get_logger(__name__)
 
 
-def create_app(node: NodeView, *, loopback: bool = True, operations: Sequence[Route] = ()) -> Starlette:
-    """The ASGI application of a node. `loopback`: it listens on this machine only; requests under other names are refused."""
+def create_app(node: NodeApi, *, loopback: bool = True) -> Starlette:
+    """The ASGI application of a node. With `loopback` it refuses requests under names of other machines."""
     surface = _Surface(node)
     routes = [
         Route("/", surface.page),
@@ -46,22 +46,26 @@ def create_app(node: NodeView, *, loopback: bool = True, operations: Sequence[Ro
         Route("/api/v1/status", surface.status),
         Route("/api/v1/tables", surface.tables),
         Route("/api/v1/query", surface.query, methods=["GET", "POST"]),
-        *operations,
+        *admin_routes(node),
+        *snapshot_routes(node),
         Mount("/static", StaticFiles(directory=STATIC)),
     ]
     return Starlette(
         routes=routes,
-        middleware=[Middleware(Fence, loopback=loopback)],
-        exception_handlers={HeadraceError: _failed, HTTPException: _http_failed, Exception: _broken},
+        middleware=[Middleware(OriginCheck, loopback=loopback)],
+        exception_handlers={HeadraceError: _known_error, HTTPException: _http_error, Exception: _internal_error},
     )
 
 
 class _Surface:
-    """The routes. What a node tells takes its locks, so it is asked on a thread and never on the event loop."""
+    """The routes of people and monitoring."""
 
-    def __init__(self, node: NodeView) -> None:
+    # Methods of a node take its locks, which a thread may hold for long. They run on threads, so that the
+    # event loop answers health checks meanwhile.
+
+    def __init__(self, node: NodeApi) -> None:
         self._node = node
-        self._asking = Asking(node.engine)
+        self._queries = QueryService(node.engine)
 
     async def page(self, _request: Request) -> Response:
         return FileResponse(STATIC / "index.html", headers={"cache-control": "no-cache"})
@@ -77,7 +81,7 @@ class _Surface:
         return _health(is_ready, reasons)
 
     async def metrics(self, _request: Request) -> Response:
-        text = await asyncio.to_thread(lambda: self._node.metrics() + query_metrics(self._node.engine))
+        text = await asyncio.to_thread(metrics_text, self._node)
         return PlainTextResponse(text, media_type=METRICS_MEDIA_TYPE)
 
     async def status(self, _request: Request) -> Response:
@@ -87,12 +91,12 @@ class _Surface:
         return _json([_table(schema) for schema in await asyncio.to_thread(self._node.engine.tables)])
 
     async def query(self, request: Request) -> Response:
-        question = await query_request(request)
+        query = await query_request(request)
         is_ready, reasons = await asyncio.to_thread(self._node.ready)
         if not is_ready:
             action = "retry, or ask another node; /health/ready says when"
             return _error(503, "NotReady", f"this node is not ready: {'; '.join(reasons)}", action, retriable=True)
-        return await self._asking.answer(request, question)
+        return await self._queries.respond(request, query)
 
     def _status(self) -> dict[str, Any]:
         engine = self._node.engine
@@ -100,8 +104,9 @@ class _Surface:
         return {**self._node.status(), "queries": asdict(engine.statistics) | limits}
 
 
-def _health(good: bool, reasons: list[str]) -> Response:
-    return JSONResponse({"ok": good, "reasons": [] if good else reasons}, 200 if good else 503)
+def _health(good: bool, reasons: Sequence[str]) -> Response:
+    # Probes look at the status alone; the reasons are for whoever looks at the probe.
+    return JSONResponse({"ok": good, "reasons": [] if good else list(reasons)}, 200 if good else 503)
 
 
 def _json(document: object) -> Response:
@@ -125,18 +130,19 @@ def _error(status: int, kind: str, message: str, action: str = "", *, retriable:
     return JSONResponse({"error": error}, status, headers)
 
 
-async def _failed(_request: Request, error: Exception) -> Response:
+async def _known_error(_request: Request, error: Exception) -> Response:
     assert isinstance(error, HeadraceError)
     kind = type(error).__name__
     return _error(http_status(error), kind, error.message, error.action, retriable=error.retriable)
 
 
-async def _http_failed(request: Request, error: Exception) -> Response:
+async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     return _error(error.status_code, "Http", f"{request.method} {request.url.path}: {error.detail}")
 
 
-async def _broken(request: Request, error: Exception) -> Response:
+async def _internal_error(request: Request, error: Exception) -> Response:
+    # The inside of a node goes to its log and not to clients: paths and values may be nobody else's business.
     trace = "".join(traceback.format_tb(error.__traceback__)[-TRACE_FRAMES:])
     _log.error("request failed", path=request.url.path, error=repr(error), trace=trace)
     return _error(500, "Internal", "the node failed to answer", "its log has the details")

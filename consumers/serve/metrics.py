@@ -1,61 +1,132 @@
-"""The metrics of asking, as Prometheus text; a node adds them to its own.
+"""The metrics of a node as Prometheus text; docs/operating/monitoring.md explains each one.
 
-| metric | meaning |
-|---|---|
-| `headrace_queries_running` | queries that hold one of the places now |
-| `headrace_queries_total{outcome}` | queries by outcome: `answered`, `failed`, `timed_out`, `refused` (all places taken) |
-| `headrace_query_seconds_total{phase}` | seconds until the first rows (`first_rows`) and until the result was closed (`whole`) |
-| `headrace_query_files_scanned_total` | segment files handed to queries |
-| `headrace_query_live_rows_scanned_total` | rows out of segments handed to queries |
-| `headrace_query_limit{name}` | every limit of asking by name |
+All are collected at the moment of the request from counters that exist anyway. No second set of counters can
+then disagree with the status document, and nothing is counted on the way of a record.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from consumers.query.engine import QueryEngine
+from headrace.consumers.query.engine import QueryEngine
+from headrace.consumers.serve.node_api import NodeApi
+from headrace.schemas.records import Role
 
 
-def query_metrics(engine: QueryEngine) -> str:
-    """The metrics of an engine at this moment."""
+def metrics_text(node: NodeApi) -> str:
+    """All metrics of a node at this moment."""
+    # A registry per request: the global one of prometheus_client adds figures of the process under names that
+    # are not ours, and would mix two nodes in one process.
     registry = CollectorRegistry()
-    registry.register(_QueryMetrics(engine))
+    registry.register(MetricsCollector(node))
     return generate_latest(registry).decode()
 
 
-class _QueryMetrics:
-    """Collects from the engine's own counters, which thereby stay the only ones."""
+class MetricsCollector:
+    """Collects the metrics of one node, its groups and its queries."""
 
-    def __init__(self, engine: QueryEngine) -> None:
-        self._engine = engine
+    def __init__(self, node: NodeApi) -> None:
+        self._node = node
 
     def collect(self) -> Iterator[Metric]:
         """See prometheus_client."""
-        counted, limits = self._engine.statistics, self._engine.settings
-        yield GaugeMetricFamily("headrace_queries_running", "Queries that hold a place", counted.running)
-        outcomes = {
-            "answered": counted.succeeded,
-            "failed": counted.failed - counted.timed_out,
-            "timed_out": counted.timed_out,
-            "refused": counted.refused_busy,
-        }
-        yield _counters("headrace_queries", "Queries by outcome", "outcome", outcomes)
-        seconds = {"first_rows": counted.planning_seconds, "whole": counted.running_seconds}
-        yield _counters("headrace_query_seconds", "Seconds spent on queries", "phase", seconds)
-        yield CounterMetricFamily(
-            "headrace_query_files_scanned", "Segment files handed to queries", counted.files_scanned
+        status, figures = self._node.status(), self._node.figures()
+        groups = {group["group"]: group for group in status["groups"]}
+        yield _gauge("headrace_ready", "1 when every group here serves", (), {(): status["ready"]})
+        yield from _group_metrics(groups)
+        yield from _recovery_metrics(groups)
+        scrubbed = {"checked": figures.files_checked, "rotted": figures.files_rotted}
+        yield _gauge_by("headrace_scrub_files", "Segments read again and compared with their digest", "found", scrubbed)
+        roles = {(name, str(role)): group["role"] == role for name, group in groups.items() for role in Role}
+        yield _gauge("headrace_role", "1 for the role this node has in a group", ("group", "role"), roles)
+        ignored = {(name, why): count for name, group in groups.items() for why, count in group["ignored"].items()}
+        yield _gauge(
+            "headrace_records_ignored", "Records that changed nothing but the version", ("group", "why"), ignored
         )
-        yield CounterMetricFamily(
-            "headrace_query_live_rows_scanned", "Rows out of segments handed to queries", counted.live_rows_scanned
+        yield _gauge_by(
+            "headrace_apply_queue_bytes", "Bytes journaled and not yet applied", "group", figures.apply_queue_bytes
         )
-        family = GaugeMetricFamily("headrace_query_limit", "Limits of asking", labels=["name"])
-        for name in ("queries_max", "memory_limit_mb", "threads", "timeout_ms", "spill_mb_max"):
-            family.add_metric([name], getattr(limits, name))
-        yield family
+        yield _gauge_by("headrace_journal", "Figures of the write-ahead log", "figure", figures.journal)
+        yield _gauge("headrace_consumed_bytes", "Bytes read from forward logs", (), {(): figures.consumed_bytes})
+        yield _gauge_by("headrace_limit", "Every limit by name", "name", figures.limits)
+        yield from _query_metrics(self._node.engine)
+
+
+def _group_metrics(groups: Mapping[str, Mapping[str, Any]]) -> Iterator[Metric]:
+    for name, (key, text) in _GROUP_METRICS.items():
+        yield _gauge_by(name, text, "group", {group: float(status[key]) for group, status in groups.items()})
+
+
+def _recovery_metrics(groups: Mapping[str, Mapping[str, Any]]) -> Iterator[Metric]:
+    # A group that recovers nothing has no value. A 0 would read as a recovery that has just begun.
+    recoveries = {group: status["recovery"] for group, status in groups.items() if status["recovery"]}
+    for name, (key, text) in _RECOVERY_METRICS.items():
+        yield _gauge_by(name, text, "group", {group: recovery[key] for group, recovery in recoveries.items()})
+
+
+def _query_metrics(engine: QueryEngine) -> Iterator[Metric]:
+    statistics, limits = engine.statistics, engine.settings
+    yield GaugeMetricFamily("headrace_queries_running", "Queries that run now", statistics.running)
+    outcomes = {
+        "answered": statistics.succeeded,
+        "failed": statistics.failed - statistics.timed_out,
+        "timed_out": statistics.timed_out,
+        "refused": statistics.refused_busy,
+    }
+    yield _counters("headrace_queries", "Queries by outcome", "outcome", outcomes)
+    seconds = {"first_rows": statistics.planning_seconds, "whole": statistics.running_seconds}
+    yield _counters("headrace_query_seconds", "Seconds spent on queries", "phase", seconds)
+    yield CounterMetricFamily(
+        "headrace_query_files_scanned", "Segment files handed to queries", statistics.files_scanned
+    )
+    yield CounterMetricFamily(
+        "headrace_query_live_rows_scanned", "Rows out of segments handed to queries", statistics.live_rows_scanned
+    )
+    names = ("queries_max", "memory_limit_mb", "threads", "timeout_ms", "spill_mb_max")
+    yield _gauge_by(
+        "headrace_query_limit", "Limits of queries", "name", {name: float(getattr(limits, name)) for name in names}
+    )
+
+
+_RECOVERY_METRICS = {
+    "headrace_recovery_files_done": ("files_done", "Files that are here and verified, while a group copies files"),
+    "headrace_recovery_files_total": ("files_total", "Files of the copy"),
+    "headrace_recovery_bytes_done": ("bytes_done", "Bytes that are here, while a group copies files"),
+    "headrace_recovery_bytes_total": ("bytes_total", "Bytes of the copy"),
+    "headrace_recovery_offsets_done": ("offsets_done", "Next offset to be read, while a group reads its log"),
+    "headrace_recovery_offsets_total": ("offsets_total", "End of that log"),
+    "headrace_recovery_seconds_left": ("seconds_left", "Seconds that a recovery still takes at its pace; -1 unknown"),
+    "headrace_recovery_still_seconds": ("still_s", "Seconds since a recovery last moved"),
+}
+_GROUP_METRICS = {
+    "headrace_version": ("version", "Newest record applied"),
+    "headrace_epoch": ("epoch", "Epoch of the newest accepted claim"),
+    "headrace_held_back_records": ("held_back", "Offsets that an open transaction keeps from being read"),
+    "headrace_lag_records": ("lag_records", "Offsets between the end of the log and the newest record applied"),
+    "headrace_lag_seconds": ("lag_seconds", "Age of the newest record applied while there are newer ones; -1 unknown"),
+    "headrace_durable_offset": ("durable_offset", "Newest offset that survives a crash of this node"),
+    "headrace_sealed_version": ("sealed_version", "Newest version whose rows are in segments"),
+    "headrace_live_rows": ("live_rows", "Rows in memory, not yet in segments"),
+    "headrace_live_bytes": ("live_bytes", "Bytes of rows in memory"),
+    "headrace_segments": ("segments", "Segments"),
+    "headrace_segment_rows": ("segment_rows", "Rows in segments"),
+    "headrace_segment_bytes": ("segment_bytes", "Bytes of segments"),
+}
+
+
+def _gauge(name: str, text: str, labels: tuple[str, ...], values: Mapping[Any, float]) -> GaugeMetricFamily:
+    family = GaugeMetricFamily(name, text, labels=labels)
+    for label_values, value in values.items():
+        family.add_metric(label_values, float(value))
+    return family
+
+
+def _gauge_by(name: str, text: str, label: str, values: Mapping[str, float]) -> GaugeMetricFamily:
+    return _gauge(name, text, (label,), {(label_value,): value for label_value, value in values.items()})
 
 
 def _counters(name: str, text: str, label: str, values: Mapping[str, float]) -> CounterMetricFamily:

@@ -11,7 +11,7 @@ import structlog
 import uvicorn
 from starlette.types import ASGIApp
 
-from schemas.errors import HeadraceError
+from headrace.schemas.errors import HeadraceError
 
 STOP_S = 5.0
 KEEP_ALIVE_S = 15
@@ -24,7 +24,7 @@ class AddressInUse(HeadraceError):
 
 
 class Server:
-    """One listening socket and the thread that serves an application on it. `start` once, `stop` as often as wanted."""
+    """A socket and the thread that serves an application on it. It starts once; stopping it twice is fine."""
 
     def __init__(self, app: ASGIApp, host: str = "127.0.0.1", port: int = 0) -> None:
         """Port 0 takes a free one; see `url`. Nothing listens before `start`."""
@@ -37,14 +37,16 @@ class Server:
 
     @property
     def url(self) -> str:
-        """Where the surface is, such as `http://127.0.0.1:8080`; after `start`."""
+        """The address of the node, such as `http://127.0.0.1:8080`; known after `start`."""
         assert self._bound is not None, "the server has not been started"
         host, port = self._bound
         return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
     def start(self) -> str:
-        """Listen and serve; gives `url`. Requests are taken from here on. Raises AddressInUse."""
+        """Listen and serve; returns `url`. Raises AddressInUse."""
         assert self._uvicorn is None, "a server starts once"
+        # Bound here and not by uvicorn: an address in use is then an error of the caller, and the number of a
+        # free port is known before the thread runs.
         listening = self._listen()
         self._bound = listening.getsockname()[:2]
         _send_logs_to_structlog()
@@ -63,10 +65,11 @@ class Server:
         return self.url
 
     def stop(self) -> None:
-        """Take no more requests, give running ones a second, and end the thread."""
+        """Refuse new requests, let running ones finish for a second, and end the thread."""
         if self._uvicorn is not None and self._thread is not None:
             self._uvicorn.should_exit = True
             self._thread.join(STOP_S)
+            # A client that neither reads nor leaves must not keep the node from stopping.
             if self._thread.is_alive():
                 self._uvicorn.force_exit = True
                 self._thread.join(STOP_S)
@@ -75,6 +78,7 @@ class Server:
         family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
         listening = socket.socket(family, socket.SOCK_STREAM)
         try:
+            # A node that restarts must not wait until the kernel forgets connections of the process before.
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listening.bind((self._host.strip("[]"), self._port))
             listening.listen(_BACKLOG)
@@ -89,6 +93,7 @@ class Server:
     def _serve(self, server: uvicorn.Server, listening: socket.socket) -> None:
         try:
             server.run(sockets=[listening])
+        # uvicorn exits the process when it cannot start. In a thread that would end it without a word.
         except SystemExit as error:
             _log.error("http surface ended", code=error.code)
         finally:
@@ -97,7 +102,7 @@ class Server:
 
 
 class _ToStructlog(logging.Handler):
-    """Hands what uvicorn logs to structlog, but for what the application has logged itself: failed requests and answers cut short."""
+    """Passes log records of uvicorn to structlog, except for failures that the application logs itself."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """See logging.Handler."""

@@ -1,7 +1,8 @@
-"""Which segments to merge: a pure choice, made by the leader and carried out alike by every replica.
+"""Which segments to merge: size-tiered compaction as a pure decision.
 
-Only neighbours in rank of one slice and bucket are merged, and only within one era, so that the name of the result says truly which ranks it
-holds. The result covers the version range from the first input's first to the last input's last version.
+The leader decides and appends the merge to the log; every replica executes it with the same result. Inputs
+are neighbours in rank within one slice, bucket and era, so the name of the output states exactly the ranks
+that it holds: from the first version of the first input to the last version of the last one.
 """
 
 from __future__ import annotations
@@ -11,19 +12,21 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from consumers.store.names import SegmentName
-from consumers.store.pruning import pending
-from consumers.store.segment import SegmentEntry
-from consumers.store.settings import StoreSettings
-from consumers.store.tombstones import Tombstone
+from headrace.consumers.store.segment import SegmentEntry
+from headrace.consumers.store.segment_files import SegmentName
+from headrace.consumers.store.settings import StoreSettings
+from headrace.consumers.store.tombstones import Tombstone, unapplied
 
 _TIER_FACTOR = 4
+"""Segments whose rows differ by less than this factor are of one size."""
 
 
 @dataclass(frozen=True, slots=True)
 class Compaction:
-    """One merge: names of the inputs, lowest rank first, and the name of the file that takes their place (which is absent when every row of
-    the inputs turns out deleted)."""
+    """One merge: names of the inputs, lowest rank first, and of the output that replaces them.
+
+    There is no output file when all rows of the inputs are deleted.
+    """
 
     inputs: tuple[str, ...]
     output: str
@@ -32,25 +35,27 @@ class Compaction:
 def plan_compaction(
     entries: Iterable[SegmentEntry], tombstones: Sequence[Tombstone], settings: StoreSettings
 ) -> list[Compaction]:
-    """The merges worth doing now, in order of name; none shares a file with another.
+    """The merges to do now, in order of name; no two share a file.
 
-    Files of one slice and bucket are merged when at least `compaction_files_min` of a stretch of neighbours are of one
-    size (within a factor of four) and the others smaller, up to `compaction_rows_max` rows; so a row is rewritten a
-    number of times that grows with the logarithm of what lies beside it. A file that an unapplied delete touches is
-    rewritten alone unless it is merged anyway.
+    Neighbours of one slice and bucket are merged, up to `compaction_rows_max` rows, when at least
+    `compaction_files_min` of them are of one size and the others smaller. A row is thus rewritten O(log n)
+    times for n rows in its slice and bucket. A segment with an unapplied tombstone is rewritten alone unless
+    it is merged anyway.
     """
-    places: dict[tuple[str, str, int, int, int], list[SegmentEntry]] = defaultdict(list)
+    locations: dict[tuple[str, str, int, int, int], list[SegmentEntry]] = defaultdict(list)
     for entry in entries:
-        places[(entry.database, entry.table, entry.slice_number, entry.bucket, entry.era)].append(entry)
+        locations[(entry.database, entry.table, entry.slice_number, entry.bucket, entry.era)].append(entry)
     plans: list[Compaction] = []
-    for _, held in sorted(places.items()):
-        held.sort(key=lambda entry: entry.first_version)
-        plans.extend(_plan_place(held, tombstones, settings))
+    for _, segments in sorted(locations.items()):
+        segments.sort(key=lambda entry: entry.first_version)
+        plans.extend(_plan_location(segments, tombstones, settings))
     return plans
 
 
 def output_name(inputs: Sequence[SegmentEntry]) -> SegmentName:
-    """The segment that takes the place of `inputs` (lowest rank first)."""
+    """The name of the segment that replaces `inputs` (lowest rank first)."""
+    # A single input keeps its version range, so the generation must change: the old file stays until its
+    # readers are done, and a replaced file must never change under them.
     first, last = inputs[0], inputs[-1]
     generation = first.generation + 1 if len(inputs) == 1 else 0
     return SegmentName(
@@ -66,61 +71,65 @@ def output_name(inputs: Sequence[SegmentEntry]) -> SegmentName:
 
 
 def are_neighbours(inputs: Sequence[SegmentEntry], entries: Iterable[SegmentEntry]) -> bool:
-    """True if `inputs` lie in one slice, bucket and era, in order of rank, and no other of `entries` lies between them."""
-    place = {(e.database, e.table, e.slice_number, e.bucket, e.era) for e in inputs}
+    """True if `inputs` are of one slice, bucket and era, in order of rank, without another between them."""
+    # A segment between two inputs would have ranks inside the output's range. The order of files by name, by
+    # which the highest rank wins, would then be wrong.
+    location = {(e.database, e.table, e.slice_number, e.bucket, e.era) for e in inputs}
     ordered = all(one.last_version < two.first_version for one, two in pairwise(inputs))
-    if len(place) != 1 or not ordered:
+    if len(location) != 1 or not ordered:
         return False
     names = {entry.name for entry in inputs}
     low, high = inputs[0].first_version, inputs[-1].last_version
     return not any(
-        (e.database, e.table, e.slice_number, e.bucket, e.era) in place and low <= e.first_version <= high
+        (e.database, e.table, e.slice_number, e.bucket, e.era) in location and low <= e.first_version <= high
         for e in entries
         if e.name not in names
     )
 
 
-def _plan_place(
-    held: Sequence[SegmentEntry], tombstones: Sequence[Tombstone], settings: StoreSettings
+def _plan_location(
+    segments: Sequence[SegmentEntry], tombstones: Sequence[Tombstone], settings: StoreSettings
 ) -> Iterator[Compaction]:
     merged: set[str] = set()
-    for stretch in _stretches(held, settings):
-        merged |= {entry.name for entry in stretch}
-        yield _compaction(stretch)
-    for entry in held:
-        if entry.name not in merged and pending(entry, tombstones):
+    for candidate in _candidates(segments, settings):
+        merged |= {entry.name for entry in candidate}
+        yield _compaction(candidate)
+    for entry in segments:
+        if entry.name not in merged and unapplied(entry, tombstones):
             yield _compaction([entry])
 
 
-def _stretches(held: Sequence[SegmentEntry], settings: StoreSettings) -> list[list[SegmentEntry]]:
-    """Neighbours worth merging, of the smallest size that has any; larger ones come when that is done."""
-    tiers = [_tier(entry.rows, settings) for entry in held]
+def _candidates(segments: Sequence[SegmentEntry], settings: StoreSettings) -> list[list[SegmentEntry]]:
+    """Neighbours to merge, of the smallest size that has any."""
+    # Larger sizes wait until the smaller merges are done: their outputs may join a larger merge, which saves
+    # rewriting the same rows twice.
+    tiers = [_tier(entry.rows, settings) for entry in segments]
     for tier in sorted(set(tiers)):
         found = [
-            [entry for entry, _ in stretch]
-            for stretch in _cut(list(zip(held, tiers, strict=True)), tier, settings.compaction_rows_max)
-            if sum(own == tier for _, own in stretch) >= settings.compaction_files_min
+            [entry for entry, _ in neighbours]
+            for neighbours in _neighbours(list(zip(segments, tiers, strict=True)), tier, settings.compaction_rows_max)
+            if sum(own == tier for _, own in neighbours) >= settings.compaction_files_min
         ]
         if found:
             return found
     return []
 
 
-def _cut(
-    held: Sequence[tuple[SegmentEntry, int]], tier: int, rows_max: int
+def _neighbours(
+    segments: Sequence[tuple[SegmentEntry, int]], tier: int, rows_max: int
 ) -> Iterator[list[tuple[SegmentEntry, int]]]:
-    """Stretches of neighbours of at most this tier, none with more rows than allowed."""
-    stretch: list[tuple[SegmentEntry, int]] = []
+    """Maximal lists of neighbours of at most this tier, none with more rows than allowed."""
+    found: list[tuple[SegmentEntry, int]] = []
     rows = 0
-    for entry, own in held:
-        if stretch and (own > tier or rows + entry.rows > rows_max):
-            yield stretch
-            stretch, rows = [], 0
+    for entry, own in segments:
+        if found and (own > tier or rows + entry.rows > rows_max):
+            yield found
+            found, rows = [], 0
         if own <= tier and entry.rows <= rows_max:
-            stretch.append((entry, own))
+            found.append((entry, own))
             rows += entry.rows
-    if stretch:
-        yield stretch
+    if found:
+        yield found
 
 
 def _tier(rows: int, settings: StoreSettings) -> int:

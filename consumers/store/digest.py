@@ -1,14 +1,18 @@
-"""The content digest of a segment: xxh3-128 over what its columns hold, whatever library wrote the file.
+"""The content digest of a segment: xxh3-128 over the values of its columns, whatever library wrote the file.
 
-The digest is the xxh3-128 of these records, one for the series, one for the time and one for each field in order of name:
-`name` `0x00` `type` `0x00` then 16 bytes xxh3-128 of each stream of the column:
+Replicas are compared by it. Bytes of Parquet files differ between versions of the libraries; decoded values
+do not.
 
-    series   lengths of the runs of one series (int64 LE) · lengths of the series keys in bytes (int64 LE) · the keys, UTF-8, end to end
+The digest covers these records: one for the series, one for the time and one for each field in order of name.
+A record is `name` `0x00` `type` `0x00`, then the xxh3-128 (16 bytes) of each stream of the column:
+
+    series   lengths of the runs of one series (int64 LE) · lengths of the series keys in bytes (int64 LE)
+             · the keys, UTF-8, concatenated
     time     values (int64 LE, nanoseconds)
     float64  values (IEEE 754 LE, 0 where null) · positions of nulls (int64 LE)
     int64    values (int64 LE, 0 where null) · positions of nulls
     bool     values (one byte each, 0 where null) · positions of nulls
-    string   lengths in bytes (int64 LE, 0 where null) · UTF-8, end to end · positions of nulls
+    string   lengths in bytes (int64 LE, 0 where null) · UTF-8, concatenated · positions of nulls
 
 `type` is `series`, `time` or the field type's name. Hex, as xxhash prints it.
 """
@@ -23,7 +27,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
-from schemas.tables import TIME_COLUMN, FieldType
+from headrace.schemas.tables import TIME_COLUMN, FieldType
 
 Bytes = memoryview | bytes
 
@@ -31,7 +35,11 @@ Bytes = memoryview | bytes
 def content_digest(
     keys: pa.Array, lengths: npt.NDArray[np.int64], times: npt.NDArray[np.int64], fields: Mapping[str, pa.Array]
 ) -> str:
-    """The digest of rows sorted by (series, time): series keys of the runs, their lengths, times in ns, and fields sorted by name."""
+    """The digest of rows sorted by (series, time).
+
+    `keys` and `lengths` describe the runs of one series each, `times` are in ns, `fields` are in order of
+    name.
+    """
     total = xxhash.xxh3_128()
     _add(total, "", "series", [lengths.data, *_strings(keys)])
     _add(total, TIME_COLUMN, "time", [times.data])
@@ -47,6 +55,7 @@ def _add(total: xxhash.xxh3_128, name: str, kind: str, streams: list[Bytes]) -> 
 
 
 def _kind(arrow_type: pa.DataType) -> str:
+    # string and large_string are two layouts of the same values.
     kind = FieldType.of_arrow(pa.string() if arrow_type == pa.large_string() else arrow_type)
     assert kind is not None, arrow_type
     return kind.value
@@ -58,6 +67,7 @@ def _streams(values: pa.Array) -> list[Bytes]:
         nulls = np.flatnonzero(values.is_null().to_numpy(zero_copy_only=False)).data
     if pa.types.is_large_string(values.type) or pa.types.is_string(values.type):
         return [*_strings(values), nulls]
+    # The bytes under a null are undefined and differ between writers, so they count as zero.
     if values.null_count:
         zero = False if pa.types.is_boolean(values.type) else 0
         values = values.fill_null(zero)
@@ -69,6 +79,7 @@ def _streams(values: pa.Array) -> list[Bytes]:
 def _strings(values: pa.Array) -> list[Bytes]:
     if values.null_count:
         values = values.fill_null("")
+    # Lengths instead of offsets: a slice of a longer column and a copy of it have the same digest.
     large = pc.cast(values, pa.large_string())
     data, offset = large.buffers(), large.offset
     ends = np.frombuffer(data[1], np.int64)[offset : offset + len(large) + 1] if len(large) else np.zeros(1, np.int64)

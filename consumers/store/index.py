@@ -1,37 +1,46 @@
-"""The index of a store: one RocksDB (through rocksdict, raw keys and values) in `{data}/index/{group}`.
+"""The index of a store: one RocksDB (rocksdict, raw keys and values) in `{data}/index/{group}`.
 
 Column families and keys (text is UTF-8; `0x00` cannot occur in a name):
 
     catalogue    `s/` + segment name                              JSON of SegmentEntry
-                 `t/` + database 0x00 table                       JSON {"database": {slice_ns, buckets}, "schema": {version, tags, fields, …}}
-    series       segment name                                     runs of the segment (see consumers.store.segment)
-    last         database 0x00 table 0x00 bucket (5 digits)       newest row of each series (see consumers.store.last)
+                 `t/` + database 0x00 table                       JSON {"database": {slice_ns, buckets},
+                                                                        "schema": {version, tags, fields, …}}
+    series       segment name                                     runs of the segment (see segment.py)
+    last         database 0x00 table 0x00 bucket (5 digits)       newest row of each series (see last_rows.py)
     tombstones   version (20 digits) 0x00 xxh3-128 of the value   JSON of Tombstone
     state        `format`                                         `1`
                  `frontier`                                       version of the last committed seal, decimal
-                 `state`                                          the bytes the caller handed to that seal
+                 `state`                                          the bytes that the caller passed to that seal
 
-One commit is one WriteBatch, synced. There is a key for each segment and each bucket, never for a row: rocksdict holds the interpreter lock
-while it works.
+One commit is one synced WriteBatch. There is a key for each segment and each bucket, never for a row, since
+rocksdict holds the interpreter lock during each call.
 """
 
 from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import xxhash
 from rocksdict import Checkpoint, Options, Rdict, WriteBatch, WriteOptions
 
-from consumers.store.errors import StoreDamaged, StoreError, StoreFormatUnknown, StoreFull, StoreHeld, StoreUnwritable
-from consumers.store.memtable import KnownTable, TableKey
-from consumers.store.segment import Runs, SegmentEntry
-from consumers.store.settings import StoreSettings
-from consumers.store.tombstones import Tombstone
-from schemas.tables import DatabaseSchema, FieldType, TableSchema
+from headrace.consumers.store.memtable import TableKey, TableMetadata
+from headrace.consumers.store.segment import Runs, SegmentEntry
+from headrace.consumers.store.settings import StoreSettings
+from headrace.consumers.store.store_errors import (
+    StoreDamaged,
+    StoreError,
+    StoreFormatUnknown,
+    StoreFull,
+    StoreLocked,
+    StoreUnwritable,
+)
+from headrace.consumers.store.tombstones import Tombstone
+from headrace.schemas.tables import DatabaseSchema, FieldType, TableSchema
 
 INDEX_FORMAT = b"1"
 FAMILIES = ("catalogue", "series", "last", "tombstones", "state")
@@ -41,33 +50,39 @@ BucketKey = tuple[str, str, int]
 
 @dataclass(slots=True)
 class IndexChanges:
-    """What one commit does; all of it or nothing."""
+    """The changes of one commit, applied all or none."""
 
-    add: list[tuple[SegmentEntry, Runs]] = field(default_factory=list)
-    remove: list[str] = field(default_factory=list)
-    tables: dict[TableKey, KnownTable] = field(default_factory=dict)
+    added: list[tuple[SegmentEntry, Runs]] = field(default_factory=list)
+    removed: list[str] = field(default_factory=list)
+    tables: dict[TableKey, TableMetadata] = field(default_factory=dict)
     last: dict[BucketKey, bytes] = field(default_factory=dict)
-    bury: list[Tombstone] = field(default_factory=list)
-    forget: list[Tombstone] = field(default_factory=list)
+    new_tombstones: list[Tombstone] = field(default_factory=list)
+    purged_tombstones: list[Tombstone] = field(default_factory=list)
     state: tuple[int, bytes] | None = None
 
 
 @dataclass(slots=True)
 class IndexContent:
-    """What the index held when it was opened. `state` is None before the first seal."""
+    """Content of the index when it was opened. `state` is None before the first seal."""
 
     entries: dict[str, SegmentEntry]
-    tables: dict[TableKey, KnownTable]
+    tables: dict[TableKey, TableMetadata]
     tombstones: list[Tombstone]
     frontier: int
     state: bytes | None
 
 
 class Index:
-    """Owns `directory`; one opener at a time (RocksDB's own lock). `commit` from one thread, reads from any."""
+    """Owns `directory`; one opener at a time (RocksDB's own lock).
+
+    `commit` from one thread, reads from any.
+    """
 
     def __init__(self, directory: Path, settings: StoreSettings) -> None:
-        """Opens or creates the index. Raises StoreHeld, StoreFull, StoreUnwritable, StoreDamaged or StoreFormatUnknown."""
+        """Opens or creates the index.
+
+        Raises StoreLocked, StoreFull, StoreUnwritable, StoreDamaged or StoreFormatUnknown.
+        """
         self.directory = directory
         self._settings = settings
         self._failed = False
@@ -86,7 +101,7 @@ class Index:
             )
 
     def load(self) -> IndexContent:
-        """Everything but runs and last rows, which are read on demand."""
+        """The content except runs and last rows, which grow with the series and are read on demand."""
         state = self._families["state"]
         entries, tables = {}, {}
         for key, value in self._items("catalogue"):
@@ -95,12 +110,12 @@ class Index:
                 entries[name] = SegmentEntry.from_json(value)
             else:
                 database, _, table = name.partition("\0")
-                tables[(database, table)] = _known_table(database, table, value)
+                tables[(database, table)] = _metadata_from_json(database, table, value)
         tombstones = [Tombstone.from_json(value) for _, value in self._items("tombstones")]
         return IndexContent(entries, tables, tombstones, int(state.get(b"frontier") or 0), state.get(b"state"))
 
     def runs(self, name: str) -> Runs:
-        """The series of a segment; raises StoreDamaged if there are none."""
+        """The runs of a segment; raises StoreDamaged if there are none."""
         data = self._family("series").get(name.encode())
         if data is None:
             raise StoreDamaged(f"index {self.directory} has no series of segment {name}")
@@ -112,8 +127,12 @@ class Index:
         return found
 
     def commit(self, changes: IndexChanges) -> None:
-        """Makes `changes` durable in one synced batch. After an error the outcome is open until the same changes have been committed again;
-        the index is opened anew first, since RocksDB refuses writes after a failed one."""
+        """Makes `changes` durable in one synced batch.
+
+        After an error the outcome is unknown until the same changes have been committed again.
+        """
+        # RocksDB refuses every write after a failed one, also
+        # when the disk has space again, until it is reopened.
         self._reopen_failed()
         self._write(self._batch(changes))
 
@@ -122,7 +141,10 @@ class Index:
         Checkpoint(self._database).create_checkpoint(str(directory))
 
     def close(self) -> None:
-        """Releases the directory; a second call does nothing. Nothing is lost: every commit was synced."""
+        """Releases the directory; a second call does nothing.
+
+        Every commit was synced, so nothing is flushed.
+        """
         if self._families:
             self._close_handles()
 
@@ -133,34 +155,36 @@ class Index:
             self._families = {name: self._database.get_column_family(name) for name in FAMILIES}
             self._handles = {name: self._database.get_column_family_handle(name) for name in FAMILIES}
         except Exception as error:
-            raise _typed(error, self.directory) from error
+            raise _store_error(error, self.directory) from error
 
     def _options(self) -> Options:
         options = Options(raw_mode=True)
         options.create_if_missing(True)
         options.create_missing_column_families(True)
+        # A node opens one index for each group, so buffers, open files and threads of each are kept small.
         options.set_write_buffer_size(self._settings.index_write_buffer_bytes)
         options.set_max_open_files(self._settings.index_open_files_max)
         options.set_max_background_jobs(1)
+        # RocksDB writes a new info log at each opening and would keep 1,000 of them.
         options.set_keep_log_file_num(2)
         options.set_stats_dump_period_sec(0)
         return options
 
     def _batch(self, changes: IndexChanges) -> WriteBatch:
         batch, handles = WriteBatch(raw_mode=True), self._handles
-        for name in changes.remove:
+        for name in changes.removed:
             batch.delete(b"s/" + name.encode(), handles["catalogue"])
             batch.delete(name.encode(), handles["series"])
-        for entry, runs in changes.add:
+        for entry, runs in changes.added:
             batch.put(b"s/" + entry.name.encode(), entry.to_json(), handles["catalogue"])
             batch.put(entry.name.encode(), runs.to_bytes(), handles["series"])
-        for (database, table), known in changes.tables.items():
-            batch.put(f"t/{database}\0{table}".encode(), _table_json(known), handles["catalogue"])
+        for (database, table), metadata in changes.tables.items():
+            batch.put(f"t/{database}\0{table}".encode(), _metadata_json(metadata), handles["catalogue"])
         for key, value in changes.last.items():
             batch.put(_bucket_key(key), value, handles["last"])
-        for tombstone in changes.forget:
+        for tombstone in changes.purged_tombstones:
             batch.delete(_tombstone_key(tombstone), handles["tombstones"])
-        for tombstone in changes.bury:
+        for tombstone in changes.new_tombstones:
             batch.put(_tombstone_key(tombstone), tombstone.to_json().encode(), handles["tombstones"])
         if changes.state is not None:
             frontier, state = changes.state
@@ -169,18 +193,20 @@ class Index:
         return batch
 
     def _write(self, batch: WriteBatch) -> None:
+        # Synced, because a seal is followed by the deletion of its rows from the journal, and a merge by the
+        # deletion of its inputs: an index commit that a power cut takes back would lose both copies.
         options = WriteOptions()
         options.sync = True
         try:
             self._database.write(batch, options)
         except Exception as error:
             self._failed = True
-            raise _typed(error, self.directory) from error
+            raise _store_error(error, self.directory) from error
 
     def _family(self, name: str) -> Rdict:
         family = self._families.get(name)
         if family is None:
-            # A seal reads before it commits: whoever comes first opens the index again.
+            # A seal reads before it commits, so the first read after a failed write reopens the index.
             self._reopen_failed()
             family = self._families.get(name)
         if family is None:
@@ -188,7 +214,10 @@ class Index:
         return family
 
     def _reopen_failed(self) -> None:
-        """Opens the index anew after a failed write. Raises StoreFull, and then stays closed until the next call."""
+        """Reopens the index after a failed write.
+
+        Raises StoreFull, and then stays closed until the next call.
+        """
         with self._opening:
             if self._failed:
                 self._close_handles()
@@ -199,9 +228,9 @@ class Index:
         yield from self._families[family].items()
 
     def _close_handles(self) -> None:
-        """Closes what is open. After a failed write RocksDB's close fails too, having closed: there is nothing left in it to save, since every
-        commit that succeeded was synced."""
-        # rocksdict keeps the database, and its lock, as long as any handle lives.
+        """Closes all handles and the database."""
+        # rocksdict keeps the database and its lock while any handle exists. After a failed write RocksDB
+        # closes and raises all the same; nothing is lost, since every commit that succeeded was synced.
         self._handles.clear()
         families, self._families = list(self._families.values()), {}
         for each in (*families, self._database):
@@ -212,12 +241,51 @@ class Index:
                     raise
 
 
-def _typed(error: Exception, directory: Path) -> StoreError:
+class RunsCache:
+    """An LRU cache of decoded runs of segments. Thread-safe.
+
+    Its limit counts series and not segments: one segment may have ten series or a million.
+    """
+
+    def __init__(self, load: Callable[[str], Runs], series_max: int) -> None:
+        """`load` reads the runs of a segment by name.
+
+        At most `series_max` series are kept, or one segment.
+        """
+        self._load = load
+        self._series_max = series_max
+        self._series = 0
+        self._lock = threading.Lock()
+        self._cached: OrderedDict[str, Runs] = OrderedDict()
+
+    def get(self, name: str) -> Runs:
+        """The runs of one segment."""
+        with self._lock:
+            found = self._cached.get(name)
+            if found is not None:
+                self._cached.move_to_end(name)
+                return found
+        # Outside the lock: two threads may load the same runs, but no hit waits for a read of the index.
+        loaded = self._load(name)
+        with self._lock:
+            if name not in self._cached:
+                self._cached[name] = loaded
+                self._series += len(loaded.keys)
+            while self._series > self._series_max and len(self._cached) > 1:
+                _, dropped = self._cached.popitem(last=False)
+                self._series -= len(dropped.keys)
+        return loaded
+
+
+def _store_error(error: Exception, directory: Path) -> StoreError:
+    # rocksdict raises a bare Exception for every condition; only its text distinguishes them.
     text = str(error)
     if "No space left" in text or "Disk quota" in text:
         return StoreFull(f"index {directory} cannot be written: {text}")
     if "lock hold by current process" in text or "While lock file" in text:
-        return StoreHeld(f"index {directory} is open already: {text}", action="stop the process that has it open first")
+        return StoreLocked(
+            f"index {directory} is open already: {text}", action="stop the process that has it open first"
+        )
     if "Corruption" in text:
         return StoreDamaged(
             f"index {directory} is damaged: {text}", action="recover this replica from another one or from the log"
@@ -232,12 +300,13 @@ def _bucket_key(key: BucketKey) -> bytes:
 
 
 def _tombstone_key(tombstone: Tombstone) -> bytes:
+    # Several deletes may have one version; the hash gives each a key of its own.
     text = tombstone.to_json()
     return f"{tombstone.version:020}\0{xxhash.xxh3_128_hexdigest(text.encode())}".encode()
 
 
-def _table_json(known: KnownTable) -> bytes:
-    database, schema = known.database, known.schema
+def _metadata_json(metadata: TableMetadata) -> bytes:
+    database, schema = metadata.database, metadata.schema
     value = {
         "database": {"slice_ns": database.slice_ns, "buckets": database.buckets},
         "schema": {
@@ -250,11 +319,11 @@ def _table_json(known: KnownTable) -> bytes:
     return json.dumps(value, separators=(",", ":")).encode()
 
 
-def _known_table(database: str, table: str, data: bytes) -> KnownTable:
+def _metadata_from_json(database: str, table: str, data: bytes) -> TableMetadata:
     value = json.loads(data)
     schema = value["schema"]
     fields = tuple((name, FieldType(kind)) for name, kind in schema["fields"])
-    return KnownTable(
+    return TableMetadata(
         DatabaseSchema(database, **value["database"]),
         TableSchema(database, table, schema["version"], tuple(schema["tags"]), fields, schema["retention_ns"]),
     )

@@ -1,7 +1,15 @@
-"""Work that changes a store's files: sealing, merging, dropping. Each job is made by the apply thread at one version and run later by a pool.
+"""Jobs that change the files of a store: seal, compact, drop.
 
-A job becomes visible in one step: files first (written, synced, renamed, directories synced), then one synced index batch, then the swap in
-memory. A job that fails leaves nothing visible and can be run again. Jobs of a store succeed in the order they were made.
+The apply thread creates a job at one version; a pool runs it later. A job commits in this order, so that a
+crash at any point leaves the state before it or after it:
+
+1. Files are written, synced and renamed, and their directories synced. Crash: orphans, removed at opening.
+2. One synced batch changes the index. Crash before or during it: as in 1. After it: the job has succeeded.
+3. The in-memory state changes under one lock, then replaced files are unlinked. Crash: orphans, removed at
+   opening.
+
+A job that fails before 2 leaves nothing visible and can be run again. Jobs of a store succeed in the order in
+which they were created.
 """
 
 from __future__ import annotations
@@ -16,29 +24,36 @@ from itertools import groupby
 
 import pyarrow as pa
 
-from consumers.store.compaction import are_neighbours, output_name
-from consumers.store.errors import JobOutOfTurn, JobSuperseded
-from consumers.store.files import SegmentFiles
-from consumers.store.index import BucketKey, Index, IndexChanges
-from consumers.store.kernel import Part
-from consumers.store.last import decode_last, encode_last, hide_last, last_of_segment, merge_last
-from consumers.store.live import LiveSummaries
-from consumers.store.memtable import KnownTable, Memtable, TableKey, by_rank, newer
-from consumers.store.names import SegmentName
-from consumers.store.overlap import Overlaps
-from consumers.store.pruning import pending
-from consumers.store.segment import Runs, SegmentEntry, encode_segment, read_rows, schema_of_file
-from consumers.store.settings import StoreSettings
-from consumers.store.sorting import SortedTable, sort_table
-from consumers.store.tombstones import Tombstone, survivors
-from consumers.store.view import RunsCache, StoreView
-from schemas.tables import FieldType, TableSchema
+from headrace.consumers.store.compaction import are_neighbours, output_name
+from headrace.consumers.store.index import BucketKey, Index, IndexChanges, RunsCache
+from headrace.consumers.store.last_rows import (
+    LiveSummaries,
+    apply_tombstones,
+    decode_last,
+    encode_last,
+    last_of_segment,
+    merge_last,
+)
+from headrace.consumers.store.memtable import Memtable, TableKey, TableMetadata, by_rank, newer_schema
+from headrace.consumers.store.pruning import OverlapCache
+from headrace.consumers.store.row_order import Part, SortedTable, sort_table
+from headrace.consumers.store.segment import Runs, SegmentEntry, encode_segment
+from headrace.consumers.store.segment_files import SegmentFiles, SegmentName
+from headrace.consumers.store.segment_reader import read_rows, schema_of_file
+from headrace.consumers.store.settings import StoreSettings
+from headrace.consumers.store.store_errors import JobOutOfOrder, JobSuperseded
+from headrace.consumers.store.store_view import StoreView
+from headrace.consumers.store.tombstones import Tombstone, unapplied, without_deleted
+from headrace.schemas.tables import FieldType, TableSchema
 
 
 @dataclass(slots=True)
-class StoreParts:
-    """What the jobs of one store share. `encoders` runs what needs CPU; `commit_lock` is held from an index commit to the swap in memory, and by
-    snapshots."""
+class StoreComponents:
+    """The components that the jobs of one store share.
+
+    `encoders` runs work that needs CPU. `commit_lock` is held from an index commit to the change in memory,
+    and by snapshots.
+    """
 
     group: str
     settings: StoreSettings
@@ -46,7 +61,7 @@ class StoreParts:
     index: Index
     view: StoreView
     runs: RunsCache
-    overlaps: Overlaps
+    overlaps: OverlapCache
     live: LiveSummaries
     encoders: Executor
     commit_lock: threading.Lock = field(default_factory=threading.Lock)
@@ -62,45 +77,55 @@ class StoreParts:
 
 
 class StoreJob(ABC):
-    """One change of the store's files. `run` may be called by any thread, once at a time, until it has returned without error."""
+    """One change of the store's files.
 
-    def __init__(self, parts: StoreParts, version: int) -> None:
-        """Takes its place behind the jobs made before."""
+    Any thread may call `run`, again and again until it returns without error.
+    """
+
+    def __init__(self, components: StoreComponents, version: int) -> None:
+        """Enters the queue behind the jobs created before."""
         self.version = version
-        self._parts = parts
+        self._components = components
         self._running = threading.Lock()
         self.done = False
-        parts.queue.append(self)
+        components.queue.append(self)
 
     def run(self) -> None:
-        """Does the work; a second call after success does nothing. Raises JobOutOfTurn while an earlier job has not succeeded, StoreFull
-        (run it again once there is space), StoreUnwritable or StoreDamaged; after an error nothing has become visible."""
+        """Does the work; a call after success does nothing.
+
+        Raises JobOutOfOrder while an earlier job has not succeeded, StoreFull (run it again once there is
+        space), StoreUnwritable or StoreDamaged. After an error nothing has become visible.
+        """
         with self._running:
             if self.done:
                 return
-            if self._parts.queue[0] is not self:
-                raise JobOutOfTurn(
-                    f"the job of version {self.version} is not the next one of group {self._parts.group}",
+            # In order: a merge names segments that an earlier seal writes. The frontier of a seal also states
+            # that all rows up to it are in segments.
+            if self._components.queue[0] is not self:
+                raise JobOutOfOrder(
+                    f"the job of version {self.version} is not the next one of group {self._components.group}",
                     retriable=True,
                 )
             self._execute()
             self.done = True
-            self._parts.queue.popleft()
+            self._components.queue.popleft()
 
     def cancel(self) -> None:
-        """Gives the work up for good, wherever it stands in line; for a merge that is void. A seal cannot be given up: its rows would be lost."""
+        """Removes a superseded merge or drop from the queue. A seal cannot be cancelled."""
+        # The journal is trimmed up to the next seal's frontier,
+        # so the rows of a cancelled seal would be in no segment.
         assert not isinstance(self, SealJob), self.version
         with self._running:
             if not self.done:
                 self.done = True
-                self._parts.queue.remove(self)
+                self._components.queue.remove(self)
 
     @abstractmethod
     def _execute(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
-class _Written:
+class _WrittenSegment:
     """A segment that is on disk under its final name but not yet in the index."""
 
     entry: SegmentEntry
@@ -109,209 +134,232 @@ class _Written:
 
 
 class SealJob(StoreJob):
-    """Turns all rows up to one version into segments and commits the caller's state with them."""
+    """Writes all rows up to one version into segments and commits the caller's state with them."""
 
     def __init__(
         self,
-        parts: StoreParts,
+        components: StoreComponents,
         version: int,
-        era_floor: int,
+        era_min: int,
         state: bytes,
         schemas: Mapping[TableKey, TableSchema],
         first_version: int,
     ) -> None:
-        """Made by `Store.freeze`."""
-        super().__init__(parts, version)
-        self._era_floor = era_floor
+        """Created by `Store.freeze`."""
+        super().__init__(components, version)
+        self._era_min = era_min
         self._state = state
         self._first_version = first_version
-        self._memtable, self._tombstones = parts.view.freeze()
-        self._known = {table: self._sealed_as(table, schemas) for table in self._memtable.batches}
-        self._newest = {table: self._newest_of(table, known) for table, known in self._known.items()}
-        self._written: dict[str, _Written] = {}
+        self._memtable, self._tombstones = components.view.freeze()
+        # Fixed now, on the apply thread. If a schema that arrives before the job runs changed what it writes,
+        # replicas whose jobs run at other times would write other segments.
+        self._sealed = {table: self._sealed_metadata(table, schemas) for table in self._memtable.batches}
+        self._newest = {table: self._newest_metadata(table, sealed) for table, sealed in self._sealed.items()}
+        self._written: dict[str, _WrittenSegment] = {}
 
-    def _newest_of(self, table: TableKey, sealed: KnownTable) -> KnownTable:
-        known = self._parts.view.known(table)
-        return KnownTable(sealed.database, newer(known.schema if known else None, sealed.schema))
+    def _newest_metadata(self, table: TableKey, sealed: TableMetadata) -> TableMetadata:
+        current = self._components.view.metadata(table)
+        return TableMetadata(sealed.database, newer_schema(current.schema if current else None, sealed.schema))
 
-    def _sealed_as(self, table: TableKey, schemas: Mapping[TableKey, TableSchema]) -> KnownTable:
-        known = self._parts.view.known(table)
-        assert known is not None, table
+    def _sealed_metadata(self, table: TableKey, schemas: Mapping[TableKey, TableSchema]) -> TableMetadata:
+        current = self._components.view.metadata(table)
+        assert current is not None, table
         given = schemas.get(table)
-        return KnownTable(known.database, known.schema if given is None else given)
+        return TableMetadata(current.database, current.schema if given is None else given)
 
     def _execute(self) -> None:
         self._write_segments()
-        parts, written = self._parts, list(self._written.values())
+        components, written = self._components, list(self._written.values())
         entries = [each.entry for each in written]
-        parts.files.sync_directories(entry.name for entry in entries)
+        components.files.sync_directories(entry.name for entry in entries)
         last = self._last_rows(written)
-        forget = self._forgotten(entries)
+        purged = self._purgeable(entries)
         changes = IndexChanges(
-            add=[(each.entry, each.runs) for each in written],
+            added=[(each.entry, each.runs) for each in written],
             tables=self._newest,
             last={key: encode_last(batch) for key, batch in last.items()},
-            bury=[each for each in self._newly() if each not in forget],
-            forget=forget,
+            new_tombstones=[each for each in self._new_tombstones() if each not in purged],
+            purged_tombstones=purged,
             state=(self.version, self._state),
         )
-        with parts.commit_lock:
-            parts.index.commit(changes)
-            parts.view.commit(
-                add=entries, frozen=self._memtable, forget=forget, last=last, tables=self._newest, state=changes.state
+        # A snapshot between the two commits would checkpoint
+        # an index that names segments which it does not link.
+        with components.commit_lock:
+            components.index.commit(changes)
+            components.view.commit(
+                added=entries, frozen=self._memtable, purged=purged, last=last, tables=self._newest, state=changes.state
             )
+        # The caller may keep the job; the rows must not stay in memory with it.
         self._memtable, self._written = Memtable(), {}
 
     def _write_segments(self) -> None:
-        """Writes every segment of the seal, those of one table while the next is sorted; those a failed earlier run has written stay."""
+        """Writes every segment of the seal; those of one table are encoded while the next one is sorted.
+
+        Segments that a failed earlier run has written are kept.
+        """
         running: list[Future[None]] = []
         try:
-            for table, known in sorted(self._known.items()):
-                for era, rows in self._sorted(table, known):
-                    for name, part in self._named(known.schema, era, rows):
+            for table, sealed in sorted(self._sealed.items()):
+                for era, rows in self._sorted(table, sealed):
+                    for name, part in self._named(sealed.schema, era, rows):
                         if name.relative not in self._written:
-                            running.append(self._parts.encoders.submit(self._write, name, known.schema, rows, part))
+                            running.append(
+                                self._components.encoders.submit(self._write, name, sealed.schema, rows, part)
+                            )
             for each in running:
                 each.result()
         finally:
+            # Also after an error: a write that still runs must
+            # not race with the next attempt for the same file.
             for each in running:
                 each.cancel()
             wait(running)
 
-    def _sorted(self, table: TableKey, known: KnownTable) -> Iterator[tuple[int, SortedTable]]:
-        """The visible rows of one table, each era by itself: a segment has one era."""
+    def _sorted(self, table: TableKey, sealed: TableMetadata) -> Iterator[tuple[int, SortedTable]]:
+        """The visible rows of one table, sorted, for each era: a segment has one era."""
         relevant = [each for each in self._tombstones if (each.database, each.table) == table]
         for era, group in groupby(by_rank(self._memtable.batches[table]), key=lambda batch: batch.era):
             batches = [rows for rows in (batch.visible(relevant) for batch in group) if len(rows)]
             if batches:
-                yield era, sort_table(batches, known.database, known.schema)
+                yield era, sort_table(batches, sealed.database, sealed.schema)
 
     def _named(self, schema: TableSchema, era: int, rows: SortedTable) -> Iterator[tuple[SegmentName, Part]]:
-        place, ranks = (schema.database, schema.table), (era, self._first_version, self.version)
+        table, ranks = (schema.database, schema.table), (era, self._first_version, self.version)
         for part in rows.parts:
-            yield SegmentName(*place, part.slice_number, part.bucket, *ranks), part
+            yield SegmentName(*table, part.slice_number, part.bucket, *ranks), part
 
     def _write(self, name: SegmentName, schema: TableSchema, rows: SortedTable, part: Part) -> None:
         segment = rows.rows_of(part)
-        encoded = encode_segment(self._parts.group, name, schema, segment, self.version, self._parts.settings)
-        self._parts.files.write(name.relative, encoded.data)
-        self._written[name.relative] = _Written(encoded.entry, encoded.runs, last_of_segment(segment, name.era))
+        encoded = encode_segment(self._components.group, name, schema, segment, self.version, self._components.settings)
+        self._components.files.write(name.relative, encoded.data)
+        self._written[name.relative] = _WrittenSegment(encoded.entry, encoded.runs, last_of_segment(segment, name.era))
 
-    def _last_rows(self, written: Sequence[_Written]) -> dict[BucketKey, pa.RecordBatch]:
-        """The new last rows of every bucket that a segment or a delete of this seal has touched."""
-        parts = self._parts
-        fresh: dict[BucketKey, list[pa.RecordBatch]] = {}
+    def _last_rows(self, written: Sequence[_WrittenSegment]) -> dict[BucketKey, pa.RecordBatch]:
+        """The new last rows of every bucket that has a segment or a tombstone of this seal."""
+        components = self._components
+        new: dict[BucketKey, list[pa.RecordBatch]] = {}
         for each in sorted(written, key=lambda each: each.entry.name):
             key = (each.entry.database, each.entry.table, each.entry.bucket)
-            fresh.setdefault(key, []).append(each.last)
-        newly = self._newly()
-        touched = {(each.database, each.table) for each in newly}
-        for table in touched:
-            known = self._parts.view.known(table)
-            for bucket in range(known.database.buckets if known else 0):
-                fresh.setdefault((*table, bucket), [])
+            new.setdefault(key, []).append(each.last)
+        # A tombstone can match series of any bucket, so all buckets of its table are examined.
+        tombstones = self._new_tombstones()
+        for table in {(each.database, each.table) for each in tombstones}:
+            metadata = components.view.metadata(table)
+            for bucket in range(metadata.database.buckets if metadata else 0):
+                new.setdefault((*table, bucket), [])
         merged: dict[BucketKey, pa.RecordBatch] = {}
-        for key, batches in fresh.items():
-            held = parts.last(key)
-            if held is not None:
-                relevant = [each for each in newly if (each.database, each.table) == key[:2]]
-                batches = [hide_last(held, relevant, parts.view.era_max), *batches]
+        for key, batches in new.items():
+            # Only the rows of earlier seals: those of this one
+            # were written without what the tombstones delete.
+            earlier = components.last(key)
+            if earlier is not None:
+                relevant = [each for each in tombstones if (each.database, each.table) == key[:2]]
+                batches = [apply_tombstones(earlier, relevant, components.view.era_max), *batches]
             if batches:
                 merged[key] = merge_last(batches, self._fields((key[0], key[1])))
         return merged
 
-    def _newly(self) -> list[Tombstone]:
-        """The deletes since the seal before; older ones are in the index already."""
+    def _new_tombstones(self) -> list[Tombstone]:
+        """The tombstones since the previous seal; older ones are in the index already."""
         return [each for each in self._tombstones if each.version >= self._first_version]
 
     def _fields(self, table: TableKey) -> dict[str, FieldType]:
-        known = self._newest.get(table) or self._parts.view.known(table)
-        assert known is not None, table
-        return known.schema.field_types()
+        metadata = self._newest.get(table) or self._components.view.metadata(table)
+        assert metadata is not None, table
+        return metadata.schema.field_types()
 
-    def _forgotten(self, added: Iterable[SegmentEntry]) -> list[Tombstone]:
-        """Deletes that can hide nothing any more: every file they touch has them applied, and no row of lower rank can still arrive."""
-        entries = [*self._parts.view.entries(), *added]
-        return [each for each in self._tombstones if each.era <= self._era_floor and not _awaited(each, entries)]
+    def _purgeable(self, added: Iterable[SegmentEntry]) -> list[Tombstone]:
+        """Tombstones that can delete no row any more."""
+        # Two conditions. No row of lower rank can arrive: rows written from now on have at least the era
+        # `era_min`. And each segment that the tombstone overlaps has it applied, or reading that segment
+        # would bring its rows back.
+        entries = [*self._components.view.entries(), *added]
+        return [each for each in self._tombstones if each.era <= self._era_min and not _is_awaited(each, entries)]
 
 
 class CompactJob(StoreJob):
-    """Puts one segment in the place of several, or of one with deletes to apply."""
+    """Replaces several segments, or one with unapplied tombstones, by one segment."""
 
-    def __init__(self, parts: StoreParts, version: int, inputs: Sequence[str]) -> None:
-        """Made by `Store.compact`."""
-        super().__init__(parts, version)
+    def __init__(self, components: StoreComponents, version: int, inputs: Sequence[str]) -> None:
+        """Created by `Store.compact`."""
+        super().__init__(components, version)
         self.inputs = tuple(inputs)
-        self._tombstones = parts.view.tombstones()
+        # Those known at this version, not when the job runs: the output must be the same on every replica.
+        self._tombstones = components.view.tombstones()
 
     def _execute(self) -> None:
-        view = self._parts.view
+        view = self._components.view
         found = [entry for entry in (view.entry(name) for name in self.inputs) if entry is not None]
         if not found:
-            # The record is read again after a crash, or its slice has been dropped since: there is nothing left to do.
+            # The record was applied before a crash and is read again, or its slice has been dropped since.
             return
         if len(found) != len(self.inputs) or not are_neighbours(found, view.entries()):
             raise JobSuperseded(
-                f"compaction at version {self.version} names files that are no neighbours here: {', '.join(self.inputs)}"
+                f"compaction at version {self.version} names segments that are not neighbours here: {', '.join(self.inputs)}"
             )
         self._replace(found, self._merge(found))
 
-    def _merge(self, inputs: Sequence[SegmentEntry]) -> _Written | None:
-        parts, known = self._parts, self._parts.view.known((inputs[0].database, inputs[0].table))
-        assert known is not None, inputs[0].name
-        # The newest schema among the inputs, not the newest known here: it is the same on every replica, whenever the job runs.
+    def _merge(self, inputs: Sequence[SegmentEntry]) -> _WrittenSegment | None:
+        components = self._components
+        metadata = components.view.metadata((inputs[0].database, inputs[0].table))
+        assert metadata is not None, inputs[0].name
+        # The newest schema among the inputs, not the newest in memory: it is the same on every replica,
+        # whenever the job runs.
         newest = max(inputs, key=lambda entry: (entry.schema_version, entry.name))
-        schema = schema_of_file(parts.files.path(newest.name), newest)
+        schema = schema_of_file(components.files.path(newest.name), newest)
         fields = [name for name, _ in schema.fields]
         batches = []
         for entry in inputs:
-            rows = read_rows(parts.files.path(entry.name), entry, parts.runs.get(entry.name), fields)
-            batches.append(survivors(rows, pending(entry, self._tombstones)))
+            rows = read_rows(components.files.path(entry.name), entry, components.runs.get(entry.name), fields)
+            batches.append(without_deleted(rows, unapplied(entry, self._tombstones)))
         name = output_name(inputs)
-        merged = sort_table(batches, known.database, schema)
+        merged = sort_table(batches, metadata.database, schema)
         assert len(merged.parts) <= 1, name
         if not merged.parts:
             return None
         segment = merged.rows_of(merged.parts[0])
-        encoded = encode_segment(parts.group, name, schema, segment, self.version, parts.settings)
-        parts.files.write(name.relative, encoded.data)
-        parts.files.sync_directories([name.relative])
-        return _Written(encoded.entry, encoded.runs, last_of_segment(segment, name.era))
+        encoded = encode_segment(components.group, name, schema, segment, self.version, components.settings)
+        components.files.write(name.relative, encoded.data)
+        components.files.sync_directories([name.relative])
+        return _WrittenSegment(encoded.entry, encoded.runs, last_of_segment(segment, name.era))
 
-    def _replace(self, inputs: Sequence[SegmentEntry], output: _Written | None) -> None:
+    def _replace(self, inputs: Sequence[SegmentEntry], output: _WrittenSegment | None) -> None:
         added = [] if output is None else [(output.entry, output.runs)]
-        _swap(self._parts, inputs, added)
+        _replace_segments(self._components, inputs, added)
 
 
 class DropJob(StoreJob):
-    """Removes the segments of slices that a drop hides as a whole."""
+    """Removes the segments of slices that a drop deletes as a whole."""
 
-    def __init__(self, parts: StoreParts, version: int, tombstone: Tombstone) -> None:
-        """Made by `Store.drop`, which has hidden the rows already."""
-        super().__init__(parts, version)
+    def __init__(self, components: StoreComponents, version: int, tombstone: Tombstone) -> None:
+        """Created by `Store.drop`, whose tombstone has made the rows invisible already."""
+        super().__init__(components, version)
         self._tombstone = tombstone
 
     def _execute(self) -> None:
         drop = self._tombstone
         assert drop.end_ns is not None
-        gone = [
+        dropped = [
             entry
-            for entry in self._parts.view.entries()
+            for entry in self._components.view.entries()
             if (entry.database, entry.table) == (drop.database, drop.table)
             and entry.max_time_ns < drop.end_ns
             and drop.outranks(entry.era, entry.last_version)
         ]
-        if gone:
-            _swap(self._parts, gone, [])
+        if dropped:
+            _replace_segments(self._components, dropped, [])
 
 
-def _swap(parts: StoreParts, remove: Sequence[SegmentEntry], add: list[tuple[SegmentEntry, Runs]]) -> None:
-    names = [entry.name for entry in remove]
-    with parts.commit_lock:
-        parts.index.commit(IndexChanges(add=add, remove=names))
-        parts.view.commit(remove=remove, add=[entry for entry, _ in add])
-    parts.files.remove(names)
+def _replace_segments(
+    components: StoreComponents, removed: Sequence[SegmentEntry], added: list[tuple[SegmentEntry, Runs]]
+) -> None:
+    names = [entry.name for entry in removed]
+    with components.commit_lock:
+        components.index.commit(IndexChanges(added=added, removed=names))
+        components.view.commit(removed=removed, added=[entry for entry, _ in added])
+    # Last, and only after the synced commit: the catalogue must never name a file that is unlinked.
+    components.files.remove(names)
 
 
-def _awaited(tombstone: Tombstone, entries: Iterable[SegmentEntry]) -> bool:
-    return any(pending(entry, [tombstone]) for entry in entries)
+def _is_awaited(tombstone: Tombstone, entries: Iterable[SegmentEntry]) -> bool:
+    return any(unapplied(entry, [tombstone]) for entry in entries)

@@ -1,4 +1,4 @@
-"""Rows not yet sealed: for each table the list of row batches as they arrived."""
+"""The memtable: rows not yet sealed, for each table the list of row batches in order of arrival."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from consumers.store.errors import RowsInvalid
-from consumers.store.tombstones import Tombstone, survivors
-from schemas.tables import DatabaseSchema, FieldType, TableSchema, widened
+from headrace.consumers.store.store_errors import RowsInvalid
+from headrace.consumers.store.tombstones import Tombstone, without_deleted
+from headrace.schemas.tables import DatabaseSchema, FieldType, TableSchema, widened
 
 TableKey = tuple[str, str]
 """(database, table)."""
@@ -27,18 +27,18 @@ class LiveBatch:
     max_time_ns: int
 
     def visible(self, tombstones: Iterable[Tombstone]) -> pa.RecordBatch:
-        """The rows that no delete of higher rank hides."""
+        """The rows that no tombstone of higher rank deletes."""
         relevant = [
             each
             for each in tombstones
-            if each.outranks(self.era, self.version) and each.touches(self.min_time_ns, self.max_time_ns)
+            if each.outranks(self.era, self.version) and each.overlaps_time(self.min_time_ns, self.max_time_ns)
         ]
-        return survivors(self.rows, relevant) if relevant else self.rows
+        return without_deleted(self.rows, relevant) if relevant else self.rows
 
 
 @dataclass(frozen=True, slots=True)
 class MemtableSize:
-    """How much is unsealed; the node decides by it when to seal and when to stop reading the log."""
+    """Size of the unsealed rows. The node seals and pauses consumption by it."""
 
     rows: int
     bytes: int
@@ -47,20 +47,26 @@ class MemtableSize:
 
 @dataclass(slots=True)
 class Memtable:
-    """Unsealed rows of all tables of a group, in the order they arrived. Changed by one thread; `snapshot` gives others a stable list."""
+    """Unsealed rows of all tables of a group, in order of arrival.
+
+    One thread changes it; `snapshot` gives other threads a stable list.
+    """
+
+    # Batches are kept as they arrived: sorting happens once, at
+    # the seal or in a query, so a write costs no work per row.
 
     batches: dict[TableKey, list[LiveBatch]] = field(default_factory=dict)
     rows: int = 0
     bytes: int = 0
 
     def add(self, table: TableKey, batch: LiveBatch) -> None:
-        """Takes one message's rows; O(1)."""
+        """Appends the rows of one message; O(1)."""
         self.batches.setdefault(table, []).append(batch)
         self.rows += len(batch.rows)
         self.bytes += batch.rows.nbytes
 
     def snapshot(self, table: TableKey) -> Sequence[LiveBatch]:
-        """The batches of one table as they are now."""
+        """The batches of one table at this instant."""
         return tuple(self.batches.get(table, ()))
 
     def size(self) -> MemtableSize:
@@ -69,12 +75,17 @@ class Memtable:
 
 
 def live_batch(version: int, era: int, schema: TableSchema, rows: pa.RecordBatch) -> LiveBatch:
-    """Checks that `rows` fit `schema` and measures their time range. Raises RowsInvalid. `rows` is not empty."""
-    known = schema.field_types()
+    """A batch of `rows`, which is not empty, with their time range.
+
+    Raises RowsInvalid if they do not match `schema`.
+    """
+    # Checked on entry: the record is in the log for good, so a
+    # batch that a seal could not encode would stop the group.
+    field_types = schema.field_types()
     if rows.column(0).dictionary.null_count:
         raise RowsInvalid(f"rows of {schema.database}.{schema.table} have a series without a key")
     for name, arrow_type in zip(rows.schema.names[2:], rows.schema.types[2:], strict=True):
-        have, want = FieldType.of_arrow(arrow_type), known.get(name)
+        have, want = FieldType.of_arrow(arrow_type), field_types.get(name)
         if have is None or want is None or widened(have, want) != want:
             raise RowsInvalid(
                 f"field {name!r} ({arrow_type}) does not fit version {schema.version} of {schema.database}.{schema.table}"
@@ -88,14 +99,14 @@ def by_rank(batches: Iterable[LiveBatch]) -> list[LiveBatch]:
     return sorted(batches, key=lambda batch: (batch.era, batch.version))
 
 
-def newer(one: TableSchema | None, other: TableSchema) -> TableSchema:
+def newer_schema(one: TableSchema | None, other: TableSchema) -> TableSchema:
     """The schema with the higher version."""
     return other if one is None or other.version >= one.version else one
 
 
 @dataclass(frozen=True, slots=True)
-class KnownTable:
-    """What the store knows of a table: how its database is cut and the newest schema its writes named."""
+class TableMetadata:
+    """Partitioning of a table's database, and the newest schema that writes of the table named."""
 
     database: DatabaseSchema
     schema: TableSchema

@@ -1,6 +1,7 @@
-"""Reading one table: the files that stand as they are, and everything else merged.
+"""Reads one table: segments that can be read directly, and all other rows merged.
 
-Which is which says consumers.store.pruning. What is merged has each (series, time) once, the highest rank wins, deletes are applied.
+headrace.consumers.store.pruning decides which segments are merged. In the merged table each (series, time)
+occurs once, with the values of the highest rank, and tombstones are applied.
 """
 
 from __future__ import annotations
@@ -15,35 +16,36 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from consumers.store.files import SegmentFiles
-from consumers.store.kernel import field_column, gather, order_rows, unify_series
-from consumers.store.overlap import Overlaps
-from consumers.store.pruning import Question, RunsOf, candidates_of, pending, split
-from consumers.store.segment import SegmentEntry, read_rows
-from consumers.store.series import Mask, series_mask, tag_column
-from consumers.store.tombstones import rows_between, survivors
-from consumers.store.view import TableView
-from schemas.payload import SERIES_COLUMN, SERIES_TYPE
-from schemas.tables import TIME_COLUMN, TableSchema
+from headrace.consumers.store.batch_columns import Mask, field_column, gather, series_mask, tag_column, unify_series
+from headrace.consumers.store.pruning import OverlapCache, RunsOf, ScanRequest, candidates_of, split
+from headrace.consumers.store.row_order import order_rows
+from headrace.consumers.store.segment import SegmentEntry
+from headrace.consumers.store.segment_files import SegmentFiles
+from headrace.consumers.store.segment_reader import read_rows
+from headrace.consumers.store.store_view import TableView
+from headrace.consumers.store.tombstones import rows_between, unapplied, without_deleted
+from headrace.schemas.payload import SERIES_COLUMN, SERIES_TYPE
+from headrace.schemas.tables import TIME_COLUMN, TableSchema
 
 
-class Scan:
-    """An answer in two halves whose union is exact but for pruning: `files` are Parquet files whose rows are all valid and unique as they are,
-    `table` holds every other row, merged.
+class TableScan:
+    """The result of a scan in two halves.
 
-    Pruning by time, tags and columns never leaves out a row that was asked for; `files` may hold more (whole files are named), `table` holds
-    only rows in the time range with the tags asked for. The columns of `table` are the tags (dictionary<int32, string>), `time` (int64 ns,
-    always there) and the fields that were asked for, in this order. Files stay on disk until `close`; use it as a context manager.
+    `files` are Parquet files of valid and unique rows; `table` has all other rows, merged. No requested row
+    is missing. `files` may hold rows outside the request, since whole files are named; `table` holds only
+    rows in the requested time range with the requested tags. The columns of `table` are the tags
+    (dictionary<int32, string>), `time` (int64 ns, always present) and the requested fields, in this order.
+    Files stay on disk until `close`; use the scan as a context manager.
     """
 
     def __init__(self, files: list[Path], table: pa.Table, close: Callable[[], None]) -> None:
-        """Made by `Store.scan`."""
+        """Created by `Store.scan`."""
         self.files = files
         self.table = table
         self._close: Callable[[], None] | None = close
 
     def close(self) -> None:
-        """Lets the files go; a second call does nothing."""
+        """Releases the files; a second call does nothing."""
         close, self._close = self._close, None
         if close is not None:
             close()
@@ -57,62 +59,75 @@ class Scan:
         self.close()
 
 
-def answer(
-    view: TableView, question: Question, files: SegmentFiles, runs_of: RunsOf, overlaps: Overlaps, live_is_unique: bool
+def read_table(
+    view: TableView,
+    request: ScanRequest,
+    files: SegmentFiles,
+    runs_of: RunsOf,
+    overlaps: OverlapCache,
+    live_is_unique: bool,
 ) -> tuple[list[SegmentEntry], pa.Table]:
-    """The files that stand as they are, and the merged rest. `live_is_unique`: no two visible unsealed rows share series and time."""
-    candidates, wanted = candidates_of(view.entries, question, runs_of)
-    live = [batch for batch in view.live if question.meets(batch.min_time_ns, batch.max_time_ns)]
-    clean, dirty = split(candidates, live, view.tombstones, question, runs_of, overlaps)
-    fields = [name for name, _ in view.schema.fields if question.takes(name)]
+    """The segments to read directly, and the merged rest.
+
+    `live_is_unique`: no two visible unsealed rows share series and time.
+    """
+    candidates, wanted = candidates_of(view.entries, request, runs_of)
+    live = [batch for batch in view.live if request.overlaps(batch.min_time_ns, batch.max_time_ns)]
+    direct, merged = split(candidates, live, view.tombstones, request, runs_of, overlaps)
+    fields = [name for name, _ in view.schema.fields if request.needs(name)]
     ranked: list[tuple[tuple[int, int], pa.RecordBatch]] = []
-    for entry in dirty:
+    for entry in merged:
         runs, mask = runs_of(entry.name), wanted.get(entry.name)
-        rows = read_rows(files.path(entry.name), entry, runs, fields, question.start_ns, question.end_ns, mask)
-        ranked.append(((entry.era, entry.first_version), survivors(rows, pending(entry, view.tombstones))))
-    masks = _MaskOf(question.tags or {})
+        rows = read_rows(files.path(entry.name), entry, runs, fields, request.start_ns, request.end_ns, mask)
+        ranked.append(((entry.era, entry.first_version), without_deleted(rows, unapplied(entry, view.tombstones))))
+    masks = _TagFilter(request.tags or {})
     for batch in live:
+        # Columns before rows: a filter copies every column that it is given.
         narrow = _columns(batch.visible(view.tombstones), fields)
-        rows = rows_between(narrow, question.start_ns, question.end_ns)
+        rows = rows_between(narrow, request.start_ns, request.end_ns)
         ranked.append(((batch.era, batch.version), masks.keep(rows)))
     ranked.sort(key=lambda pair: pair[0])
     batches = [rows for _, rows in ranked if len(rows)]
-    return clean, merge(batches, view.schema, question, live_is_unique and not dirty)
+    # Unique unsealed rows alone need no sort: the common query on recent data.
+    return direct, merge(batches, view.schema, request, live_is_unique and not merged)
 
 
-def merge(batches: Sequence[pa.RecordBatch], schema: TableSchema, question: Question, unique: bool) -> pa.Table:
-    """Row batches, lowest rank first, as one table in the form users see, each (series, time) once; `unique` says they are that already."""
+def merge(batches: Sequence[pa.RecordBatch], schema: TableSchema, request: ScanRequest, unique: bool) -> pa.Table:
+    """Row batches, lowest rank first, as one table of tags, time and fields with each (series, time) once.
+
+    With `unique` the batches hold no (series, time) twice.
+    """
     batches = batches or [_no_rows()]
     if unique:
         keys, codes = unify_series(batches)
         times = np.concatenate([batch.column(1).to_numpy(zero_copy_only=True) for batch in batches])
-        return _user_table(batches, schema, question, keys, codes, times, None)
+        return _user_table(batches, schema, request, keys, codes, times, None)
     ordering = order_rows(batches)
-    return _user_table(batches, schema, question, ordering.keys, ordering.codes, ordering.times, ordering.rows)
+    return _user_table(batches, schema, request, ordering.keys, ordering.codes, ordering.times, ordering.rows)
 
 
 def _user_table(
     batches: Sequence[pa.RecordBatch],
     schema: TableSchema,
-    question: Question,
+    request: ScanRequest,
     keys: pa.StringArray,
     codes: npt.NDArray[Any],
     times: npt.NDArray[np.int64],
     rows: npt.NDArray[np.int64] | None,
 ) -> pa.Table:
-    """Tags, time and fields asked for; of the batches laid end to end all rows, or `rows` in that order."""
-    columns: dict[str, pa.Array] = {tag: tag_column(keys, tag, codes) for tag in schema.tags if question.takes(tag)}
+    """The requested columns of all rows of the concatenated batches, or of `rows` in that order."""
+    columns: dict[str, pa.Array] = {tag: tag_column(keys, tag, codes) for tag in schema.tags if request.needs(tag)}
     columns[TIME_COLUMN] = pa.array(times)
     for name, kind in schema.fields:
-        if question.takes(name):
+        if request.needs(name):
             column = field_column(batches, name, kind)
             columns[name] = pc.cast(column if rows is None else gather(column, rows), kind.arrow)
     return pa.table(columns)
 
 
 def _columns(rows: pa.RecordBatch, fields: Sequence[str]) -> pa.RecordBatch:
-    held = set(rows.schema.names)
-    return rows.select([SERIES_COLUMN, TIME_COLUMN, *(name for name in fields if name in held)])
+    present = set(rows.schema.names)
+    return rows.select([SERIES_COLUMN, TIME_COLUMN, *(name for name in fields if name in present)])
 
 
 def _no_rows() -> pa.RecordBatch:
@@ -121,8 +136,11 @@ def _no_rows() -> pa.RecordBatch:
     )
 
 
-class _MaskOf:
-    """Which rows of live batches carry the tags asked for; batches of one writer mostly share a dictionary, so the last answer is kept."""
+class _TagFilter:
+    """Keeps the rows of unsealed batches that have the requested tags."""
+
+    # Consecutive batches of one writer mostly have equal
+    # dictionaries, so the newest mask is kept and rarely recomputed.
 
     def __init__(self, tags: Mapping[str, Sequence[str]]) -> None:
         self._tags = tags

@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from pydantic import Field
+
+from headrace.schemas.settings import Internal, SettingsModel
 
 
-@dataclass(frozen=True, slots=True)
-class StoreSettings:
-    """Sizes and limits of one store. Those marked (content) must be equal on every replica: they decide what is in a file."""
+class StoreSettings(SettingsModel):
+    """Sizes and limits of one store.
 
-    row_group_rows: int = 131_072
-    """Rows of a Parquet row group; smaller means finer pruning and larger files. Not part of the content."""
-    compression_level: int = 1
-    """zstd level of segments. Not part of the content."""
-    encode_threads: int = 2
-    """Threads that encode and sync the files of seals, for all stores that share them."""
-    compaction_files_min: int = 4
-    """Fewest neighbouring small files of one slice and bucket that are worth merging."""
-    compaction_rows_max: int = 4_000_000
-    """Most rows a merged file may have: a merge holds them in memory."""
-    runs_cache_series: int = 500_000
-    """Series of segments kept decoded in memory, summed over their lists (about 200 bytes each)."""
-    index_write_buffer_bytes: int = 2 << 20
-    """RocksDB write buffer of each column family; a node opens one index a group."""
-    index_open_files_max: int = 64
-    """RocksDB table files kept open."""
+    A segment's content digest depends neither on its row groups nor on its compression.
+    """
+
+    encode_threads: int = Field(default=2, ge=1, description="threads of the node that encode the files of seals")
+    compression_level: int = Field(
+        default=1, ge=1, le=22, description="zstd level of sealed files; higher is smaller and slower"
+    )
+    row_group_rows: Internal[int] = Field(
+        default=131_072, ge=1, description="rows of a Parquet row group; smaller means finer pruning and larger files"
+    )
+    compaction_files_min: Internal[int] = Field(
+        default=4, ge=2, description="fewest neighbouring small files of one slice and bucket that are worth merging"
+    )
+    compaction_rows_max: Internal[int] = Field(
+        default=4_000_000, ge=1, description="most rows of a merged file; a merge holds them in memory"
+    )
+    runs_cache_series: Internal[int] = Field(
+        default=500_000, ge=0, description="series of segments kept decoded in memory, about 200 bytes each"
+    )
+    index_write_buffer_bytes: Internal[int] = Field(
+        default=2 << 20, ge=1, description="RocksDB write buffer of each column family; a node opens one index a group"
+    )
+    index_open_files_max: Internal[int] = Field(default=64, ge=1, description="RocksDB table files kept open")

@@ -1,58 +1,58 @@
-"""The store of one data group at one node: what the rest of the node sees of it."""
+"""The store of one data group at one node: the interface that the rest of the node uses."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from itertools import count
 from pathlib import Path
 
 import pyarrow as pa
 
-from connectors.files import create_directories, rename_durably
-from consumers.store.compaction import Compaction, plan_compaction
-from consumers.store.files import SegmentFiles, typed_errors
-from consumers.store.index import Index
-from consumers.store.jobs import CompactJob, DropJob, SealJob, StoreParts
-from consumers.store.last import has_stale, hide_last, last_table, merge_last, series_in
-from consumers.store.live import LiveSummaries
-from consumers.store.memtable import KnownTable, MemtableSize, TableKey, live_batch
-from consumers.store.names import path_component
-from consumers.store.overlap import Overlaps
-from consumers.store.pruning import Question
-from consumers.store.recovery import check_segments, remove_orphans
-from consumers.store.scan import Scan, answer
-from consumers.store.segment import SegmentEntry
-from consumers.store.settings import StoreSettings
-from consumers.store.snapshot import write_snapshot
-from consumers.store.tombstones import tombstone
-from consumers.store.view import RunsCache, StoreView
-from schemas.tables import DatabaseSchema, TableSchema
-
-INDEX_DIRECTORY = "index"
-SEGMENTS_DIRECTORY = "segments"
-DAMAGED_DIRECTORY = "damaged"
+from headrace.consumers.store.compaction import Compaction, plan_compaction
+from headrace.consumers.store.index import RunsCache
+from headrace.consumers.store.jobs import CompactJob, DropJob, SealJob, StoreComponents
+from headrace.consumers.store.last_rows import (
+    LiveSummaries,
+    apply_tombstones,
+    has_stale,
+    last_table,
+    merge_last,
+    with_tags,
+)
+from headrace.consumers.store.memtable import MemtableSize, TableKey, TableMetadata, live_batch
+from headrace.consumers.store.pruning import OverlapCache, ScanRequest
+from headrace.consumers.store.scan import TableScan, read_table
+from headrace.consumers.store.segment import SegmentEntry
+from headrace.consumers.store.settings import StoreSettings
+from headrace.consumers.store.store_directory import open_directories, quarantine, write_snapshot
+from headrace.consumers.store.store_view import StoreView
+from headrace.consumers.store.tombstones import tombstone
+from headrace.schemas.tables import DatabaseSchema, TableSchema
 
 
 def encoding_threads(settings: StoreSettings) -> Executor:
-    """Threads that are kept from seal to seal: new ones would begin with memory of their own each time. They start when first needed."""
+    """Threads that encode segments; all stores of a node share them."""
+    # Kept from seal to seal. A new thread begins with allocator memory of its own, so each seal would fault
+    # in again the hundreds of MB that the one before has freed. The pool starts its threads on first use.
     return ThreadPoolExecutor(settings.encode_threads, thread_name_prefix="encode")
 
 
 class Store:
-    """Rows of one data group: unsealed in memory, sealed in Parquet files, with an index that says which files count.
+    """Rows of one data group.
 
-    Owns `{data}/segments/{group}` and `{data}/index/{group}`. `write`, `delete`, `freeze`, `compact` and `drop` are called by one thread in order
-    of version; the jobs that the last three return are run by a pool in the order they were made; everything else by any thread. Durable is
-    what a seal has committed: after a crash the caller feeds everything after the `frontier` again, and ends with the same content.
+    Unsealed rows are in memory and sealed rows in Parquet files; an index names the valid files. Owns
+    `{data}/segments/{group}` and `{data}/index/{group}`. One thread calls `write`, `delete`, `freeze`,
+    `compact` and `drop`, in order of version. A pool runs the jobs that the last three return, in the order
+    of their creation. Any thread may call everything else. Durable is what a seal has committed: after a
+    crash the caller applies every record after the `frontier` again and ends with the same content.
     """
 
-    def __init__(self, parts: StoreParts, own_encoders: Executor | None) -> None:
-        """Use `open`. `own_encoders` end with this store."""
-        self._parts = parts
+    def __init__(self, components: StoreComponents, own_encoders: Executor | None) -> None:
+        """Use `open`. `own_encoders` are shut down with this store."""
+        self._components = components
         self._own_encoders = own_encoders
-        self._frozen_version = parts.view.frontier
-        self._version = parts.view.frontier
+        self._frozen_version = components.view.frontier
+        self._version = components.view.frontier
 
     @classmethod
     def open(
@@ -62,68 +62,61 @@ class Store:
         settings: StoreSettings | None = None,
         encoders: Executor | None = None,
     ) -> Store:
-        """Opens or creates the store of `group`, after recovery (see consumers.store.recovery). Takes time by the number of segments, not by
-        their size. Stores of one process share `encoders` (see `encoding_threads`), which encode the files of their seals. Raises StoreHeld,
-        StoreFull, StoreUnwritable, StoreDamaged or StoreFormatUnknown."""
+        """Opens or creates the store of `group`.
+
+        It runs the recovery passes of headrace.consumers.store.store_directory. The time depends on the
+        number of segments, not on their size. Stores of one process share `encoders` (see
+        `encoding_threads`). Raises StoreLocked, StoreFull, StoreUnwritable, StoreDamaged or
+        StoreFormatUnknown.
+        """
         settings = settings or StoreSettings()
-        root = Path(data_directory) / SEGMENTS_DIRECTORY / path_component(group)
-        index_directory = Path(data_directory) / INDEX_DIRECTORY / path_component(group)
-        with typed_errors(root):
-            create_directories(root)
-            create_directories(index_directory)
-        index = Index(index_directory, settings)
-        try:
-            content = index.load()
-            files = SegmentFiles(root)
-            with typed_errors(root):
-                remove_orphans(files, content.entries)
-                check_segments(files, content.entries)
-        except BaseException:
-            index.close()
-            raise
-        runs = RunsCache(index.runs, settings.runs_cache_series)
-        overlaps = Overlaps(files, runs.get)
+        opened = open_directories(Path(data_directory), group, settings)
+        runs = RunsCache(opened.index.runs, settings.runs_cache_series)
         threads = encoders or encoding_threads(settings)
-        view, live = StoreView(content), LiveSummaries()
-        parts = StoreParts(group, settings, files, index, view, runs, overlaps, live, threads)
-        return cls(parts, own_encoders=None if encoders else threads)
+        components = StoreComponents(
+            group=group,
+            settings=settings,
+            files=opened.files,
+            index=opened.index,
+            view=StoreView(opened.content),
+            runs=runs,
+            overlaps=OverlapCache(opened.files, runs.get),
+            live=LiveSummaries(),
+            encoders=threads,
+        )
+        return cls(components, own_encoders=None if encoders else threads)
 
     @staticmethod
-    def set_aside(data_directory: Path, group: str) -> Path:
-        """Moves what is stored of a group, and cannot be opened, to `{data}/damaged/{group}-{n}`; nothing is deleted. Where it lies now."""
-        component = path_component(group)
-        damaged = create_directories(Path(data_directory) / DAMAGED_DIRECTORY)
-        aside = next(place for number in count(1) if not (place := damaged / f"{component}-{number}").exists())
-        with typed_errors(aside):
-            for part in (SEGMENTS_DIRECTORY, INDEX_DIRECTORY):
-                if (place := Path(data_directory) / part / component).exists():
-                    create_directories(aside)
-                    rename_durably(place, aside / part)
-        return aside
+    def quarantine(data_directory: Path, group: str) -> Path:
+        """Moves a store that cannot be opened to `{data}/damaged/{group}-{n}`; returns that path."""
+        return quarantine(Path(data_directory), group)
 
     @property
     def state(self) -> bytes | None:
-        """What the caller handed to the last committed seal; None before the first."""
-        return self._parts.view.state
+        """The caller's state of the last committed seal; None before the first."""
+        return self._components.view.state
 
     @property
     def frontier(self) -> int:
-        """Version of the last committed seal: every row up to it is in segments; 0 before the first."""
-        return self._parts.view.frontier
+        """Version of the last committed seal, 0 before the first. Every row up to it is in segments."""
+        return self._components.view.frontier
 
     @property
     def segments_directory(self) -> Path:
-        """Where segment names are relative to."""
-        return self._parts.files.root
+        """The directory that segment names are relative to."""
+        return self._components.files.root
 
     def write(
         self, version: int, era: int, schema: TableSchema, database: DatabaseSchema, batch: pa.RecordBatch
     ) -> None:
-        """Takes one message's rows (a row batch, see schemas.payload) written under `schema`. Work by the number of columns, not of rows, but
-        for one pass over the times. Raises RowsInvalid, then nothing is stored."""
+        """Adds the rows of one message (a row batch, see `schemas.payload`), written under `schema`.
+
+        The work grows with the number of columns, plus one pass over the times. Raises RowsInvalid and then
+        stores nothing.
+        """
         self._advance(version)
         if len(batch):
-            self._parts.view.add(KnownTable(database, schema), live_batch(version, era, schema, batch))
+            self._components.view.add(TableMetadata(database, schema), live_batch(version, era, schema, batch))
 
     def delete(
         self,
@@ -135,46 +128,62 @@ class Store:
         start_ns: int | None = None,
         end_ns: int | None = None,
     ) -> None:
-        """Hides rows of lower rank than (era, version), also such as arrive later: those with time in [start_ns, end_ns) that for every tag of
-        `tags` carry one of its values ("" = absent)."""
+        """Deletes rows of lower rank than (era, version), also those that arrive later.
+
+        It matches rows with time in [start_ns, end_ns) that have one of the given values for every tag of
+        `tags` ("" = absent).
+        """
         self._advance(version)
-        self._parts.view.bury(tombstone(version, era, (database, table), tags, start_ns, end_ns))
+        self._components.view.add_tombstone(tombstone(version, era, (database, table), tags, start_ns, end_ns))
 
     def freeze(
         self, version: int, era: int, state: bytes, schemas: Mapping[TableKey, TableSchema] | None = None
     ) -> SealJob:
-        """Closes everything unsealed as of `version` for a seal; it stays visible until the job has put segments in its place.
+        """Freezes all unsealed rows as of `version`; they stay visible until the job has sealed them.
 
-        `era` is the lowest era that a row written after this seal may carry: deletes of no higher era are forgotten once nothing sealed needs
-        them. `state` is committed with the segments. `schemas` says which schema each table is sealed with (at least the newest that its rows
-        were written under; default: that one); it must be the same on every replica.
+        `era` is the lowest era of any row written after this seal: tombstones of no higher era are purged
+        once no segment needs them. `state` is committed with the segments. `schemas` gives the schema under
+        which each table is sealed, at least the newest that its rows were written under (the default). It
+        must be the same on every replica.
         """
         self._advance(version)
         first_version, self._frozen_version = self._frozen_version + 1, version
-        return SealJob(self._parts, version, era, state, schemas or {}, first_version)
+        return SealJob(self._components, version, era, state, schemas or {}, first_version)
 
     def compact(self, version: int, inputs: Sequence[str]) -> CompactJob:
-        """Merges segments of one slice, bucket and era, given by name, lowest rank first, and applies the deletes known by `version`. The same
-        inputs at the same version give the same output everywhere. Inputs that are all gone: nothing to do (the record was applied before a
-        crash). The job raises JobSuperseded if only some are there, or others lie between them."""
+        """Merges segments of one slice, bucket and era and applies the tombstones so far.
+
+        `inputs` are segment names, lowest rank first. The same inputs at the same version give the same
+        output on every replica. If no input exists any more, the record was applied before a crash and the
+        job does nothing. The job raises JobSuperseded if only some inputs exist, or if other segments are
+        between them.
+        """
         self._advance(version)
-        return CompactJob(self._parts, version, inputs)
+        return CompactJob(self._components, version, inputs)
 
     def drop(self, version: int, era: int, database: str, table: str, before_ns: int) -> DropJob | None:
-        """Removes the slices of a table that end at or before `before_ns`: hidden at once, files removed by the job. None for an unknown
-        table."""
+        """Drops the slices of a table that end at or before `before_ns`; None for an unknown table.
+
+        The rows are invisible at once; the job removes the files.
+        """
         self._advance(version)
-        known = self._parts.view.known((database, table))
-        if known is None:
+        metadata = self._components.view.metadata((database, table))
+        if metadata is None:
             return None
-        end_ns = before_ns // known.database.slice_ns * known.database.slice_ns
-        hidden = tombstone(version, era, (database, table), {}, None, end_ns)
-        self._parts.view.bury(hidden)
-        return DropJob(self._parts, version, hidden)
+        # Whole slices only, so that the job removes files and rewrites none.
+        end_ns = before_ns // metadata.database.slice_ns * metadata.database.slice_ns
+        dropped = tombstone(version, era, (database, table), {}, None, end_ns)
+        self._components.view.add_tombstone(dropped)
+        return DropJob(self._components, version, dropped)
 
     def plan_compaction(self) -> list[Compaction]:
-        """The merges worth doing now (see consumers.store.compaction); the leader appends each as a `Compact`."""
-        return plan_compaction(self._parts.view.entries(), self._parts.view.tombstones(), self._parts.settings)
+        """The merges to do now (see headrace.consumers.store.compaction).
+
+        The leader appends each as a `Compact`.
+        """
+        return plan_compaction(
+            self._components.view.entries(), self._components.view.tombstones(), self._components.settings
+        )
 
     def scan(
         self,
@@ -185,97 +194,115 @@ class Store:
         start_ns: int | None = None,
         end_ns: int | None = None,
         tags: Mapping[str, Sequence[str]] | None = None,
-    ) -> Scan:
-        """The rows of a table at this instant, pruned by time in [start_ns, end_ns), tag values and columns; see Scan for what is exact. Names
-        in `columns` that the table lacks are left out. Raises TableUnknown or StoreDamaged."""
-        parts = self._parts
-        view = parts.view.table(database, table, on_entries=parts.files.pin)
-        pinned = [entry.name for entry in view.entries]
-        question = Question(None if columns is None else frozenset(columns), start_ns, end_ns, dict(tags or {}))
+    ) -> TableScan:
+        """The rows of a table at this instant, with time in [start_ns, end_ns) and the given tag values.
+
+        TableScan says what is exact. Unknown names in `columns` are ignored. Raises TableUnknown or
+        StoreDamaged.
+        """
+        view, files = self._components.view, self._components.files
+        table_view = view.table(database, table, on_entries=files.pin)
+        pinned = [entry.name for entry in table_view.entries]
+        request = ScanRequest(None if columns is None else frozenset(columns), start_ns, end_ns, dict(tags or {}))
         try:
-            unique = parts.live.of(view).unique
-            clean, rows = answer(view, question, parts.files, parts.runs.get, parts.overlaps, unique)
+            unique = self._components.live.of(table_view).unique
+            direct, rows = read_table(
+                table_view, request, files, self._components.runs.get, self._components.overlaps, unique
+            )
         except BaseException:
-            parts.files.release(pinned)
+            files.release(pinned)
             raise
-        names = {entry.name for entry in clean}
-        parts.files.release([name for name in pinned if name not in names])
-        return Scan([parts.files.path(name) for name in sorted(names)], rows, lambda: parts.files.release(names))
+        # Segments that were merged or pruned are released now; only those that the caller reads stay pinned.
+        names = {entry.name for entry in direct}
+        files.release([name for name in pinned if name not in names])
+        return TableScan([files.path(name) for name in sorted(names)], rows, lambda: files.release(names))
 
     def last_rows(self, database: str, table: str, tags: Mapping[str, Sequence[str]] | None = None) -> pa.Table | None:
-        """The newest row of every series (of those with these tags), sealed or not, in the form users see; None when a delete has hidden the
-        newest row of one of them, then only a scan can tell. Raises TableUnknown."""
-        parts, wanted = self._parts, tags or {}
-        with parts.view.lock:
-            view = parts.view.table(database, table)
-            keys = [(database, table, bucket) for bucket in range(view.known.database.buckets)]
-            sealed = [batch for batch in map(parts.last, keys) if batch is not None]
-            era_max, frontier = parts.view.era_max, parts.view.frontier
-        newly = [each for each in view.tombstones if each.version > frontier]
-        batches = [hide_last(batch, newly, era_max) for batch in sealed]
-        batches = [series_in(batch, wanted) for batch in (*batches, parts.live.of(view).last)]
+        """The newest row of every series with these tags, sealed or not.
+
+        None when a tombstone has deleted the newest row of one of them: then only a scan finds the next older
+        one. Raises TableUnknown.
+        """
+        components, wanted = self._components, tags or {}
+        # One critical section: a seal that commits between the
+        # two reads would move rows out of the one into the other.
+        with components.view.lock:
+            view = components.view.table(database, table)
+            keys = [(database, table, bucket) for bucket in range(view.metadata.database.buckets)]
+            sealed = [batch for batch in map(components.last, keys) if batch is not None]
+            era_max, frontier = components.view.era_max, components.view.frontier
+        # Tombstones up to the frontier were applied to the sealed last rows by their seal.
+        unapplied = [each for each in view.tombstones if each.version > frontier]
+        batches = [apply_tombstones(batch, unapplied, era_max) for batch in sealed]
+        batches = [with_tags(batch, wanted) for batch in (*batches, components.live.of(view).last)]
         merged = merge_last(batches, view.schema.field_types())
         return None if has_stale(merged) else last_table(merged, view.schema)
 
     def segments(self) -> list[SegmentEntry]:
         """The catalogue in order of name."""
-        return self._parts.view.entries()
+        return self._components.view.entries()
 
     def digests(self) -> dict[str, str]:
-        """Segment name to content digest; equal on every replica after the same seals and merges."""
+        """Content digest by segment name; equal on every replica after the same seals and merges."""
         return {entry.name: entry.content_digest for entry in self.segments()}
 
-    def is_rotted(self, name: str, on_bytes: Callable[[int], None] = lambda _size: None) -> bool:
-        """Whether a segment of the catalogue has other bytes than were sealed, or cannot be read; False for one that is gone by now.
+    def is_corrupt(self, name: str, on_bytes: Callable[[int], None] = lambda _size: None) -> bool:
+        """Whether the bytes of a segment differ from those that were sealed, or cannot be read.
 
-        `on_bytes(size)` is called for every piece that was read, and may raise to stop.
+        False for a segment that the catalogue no longer names. `on_bytes(size)` is called for each chunk that
+        was read and may raise to stop.
         """
-        files = self._parts.files
+        files = self._components.files
         files.pin([name])
         try:
-            entry = self._parts.view.entry(name)
+            entry = self._components.view.entry(name)
             return entry is not None and files.digest(name, on_bytes) != entry.file_digest
         finally:
             files.release([name])
 
     def tables(self) -> list[TableKey]:
         """(database, table) of every table that has or had rows, sorted."""
-        return self._parts.view.tables()
+        return self._components.view.tables()
 
     def schema(self, database: str, table: str) -> TableSchema:
         """The newest schema the store has seen in writes and seals. Raises TableUnknown."""
-        return self._parts.view.schema(database, table)
+        return self._components.view.schema(database, table)
 
     def database(self, database: str, table: str) -> DatabaseSchema | None:
-        """How the database of a table is cut, or None for an unknown table."""
-        known = self._parts.view.known((database, table))
-        return None if known is None else known.database
+        """Slices and buckets of a table's database, or None for an unknown table."""
+        metadata = self._components.view.metadata((database, table))
+        return None if metadata is None else metadata.database
 
     def size(self) -> MemtableSize:
-        """What the next seal would take: rows written and not frozen."""
-        return self._parts.view.unfrozen()
+        """Size of the rows that the next seal would freeze."""
+        return self._components.view.unfrozen()
 
     def unsealed(self) -> MemtableSize:
-        """Everything that lies in memory: rows not frozen, and frozen ones whose seal has not committed."""
-        return self._parts.view.unsealed()
+        """Size of all rows in memory: those not frozen, and frozen ones whose seal has not committed."""
+        return self._components.view.unsealed()
 
     def pending_jobs(self) -> int:
         """Seals, merges and drops that have not succeeded yet."""
-        return len(self._parts.queue)
+        return len(self._components.queue)
 
     def snapshot(self, directory: Path) -> list[SegmentEntry]:
-        """A copy of what is committed at this instant, laid out as a data directory that `open` takes: segments hard-linked, the index as a
-        checkpoint. `directory` must not exist and lie on the same file system. Returns the catalogue of the copy."""
-        return write_snapshot(self._parts, directory, INDEX_DIRECTORY, SEGMENTS_DIRECTORY)
+        """Copies the committed store into `directory`; returns the catalogue of the copy.
+
+        The copy is a data directory that `open` accepts. Segments are hard-linked and the index is
+        checkpointed, so `directory` must be on the same file system. It must not exist.
+        """
+        return write_snapshot(self._components, directory)
 
     def close(self) -> None:
-        """Releases the directories. Unsealed rows are not saved: the caller has them in its journal."""
+        """Releases the directories. Unsealed rows are not saved; the caller has them in its journal."""
         if self._own_encoders is not None:
             self._own_encoders.shutdown()
-        self._parts.files.remove_all_doomed()
-        self._parts.index.close()
+        self._components.files.purge_obsolete()
+        self._components.index.close()
 
     def _advance(self, version: int) -> None:
+        # Several records may have one version (the rows of one
+        # message), but none may follow a seal of that version.
         assert version > self._frozen_version, (version, self._frozen_version)
         assert version >= self._version, (version, self._version)
         self._version = version

@@ -1,7 +1,10 @@
-"""The write-ahead log: a prefix of the transactions, always, with every synced one in it."""
+"""The write-ahead log: recovery returns a prefix of the transactions that contains every synced one."""
 
-from consumers.wal.commit import WalMetrics
-from consumers.wal.errors import (
+from headrace.consumers.wal.commit import WalMetrics
+from headrace.consumers.wal.log import WriteAheadLog
+from headrace.consumers.wal.serde import BytesSerde, Delete, Put, Serde
+from headrace.consumers.wal.value_references import RecoveredState, ValueReference
+from headrace.consumers.wal.wal_errors import (
     CheckpointFailed,
     DurabilityUnknown,
     FileMissing,
@@ -14,10 +17,7 @@ from consumers.wal.errors import (
     UpdateFailed,
     WriteAheadLogError,
 )
-from consumers.wal.log import WriteAheadLog
-from consumers.wal.recovery import RecoveryReport
-from consumers.wal.serde import BytesSerde, Delete, Put, Serde
-from consumers.wal.values import RecoveredState, ValueReference
+from headrace.consumers.wal.wal_recovery import RecoveryReport
 
 __all__ = [
     "BytesSerde",

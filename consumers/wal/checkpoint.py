@@ -1,67 +1,72 @@
-"""Checkpoints: the state in one snapshot, and an end to the journals in which nothing lives.
+"""Checkpoints: write the state to one snapshot and delete the journals that nothing refers to any more.
 
-Order, with the crash that each step must survive:
+Steps, each with the state that a crash after it leaves:
 
-1. Under the write lock, the state's mapping is copied and the journals are ended; later updates go to new ones. The
-   pause grows with the number of records, not with their bytes. A crash here: the old snapshot, then all journals, old
-   and new.
-2. The ended journals are synced: the snapshot must not refer to bytes that are not durable.
-3. `snapshot.partial` is written and synced. A crash here: leftover, removed; all as in 1.
-4. It is renamed to `snapshot` and the directory synced. A crash here: old or new snapshot; every journal that either
-   needs is still there.
-5. The manifest drops the journals that are in the snapshot and hold none of its values. A crash before: they are found,
-   named and not needed.
-6. Those are deleted. A crash here: unnamed files, removed by the next recovery.
+1. Under the write lock, the state's mapping is copied and the journals are rolled: later updates go to new
+   ones. The pause grows with the number of records, not with their bytes. Crash: the old snapshot, then all
+   journals, old and new.
+2. The rolled journals are synced: the snapshot must not refer to bytes that are not durable. Crash: as in 1.
+3. `snapshot.partial` is written and synced. Crash: a leftover, which recovery removes; otherwise as in 1.
+4. It is renamed to `snapshot` and the directory is synced. Crash: the old or the new snapshot, and every
+   journal that either needs.
+5. The manifest is written without the obsolete journals: those that the snapshot contains and that hold none
+   of its values. Crash before it: the manifest names journals that are not needed, until the next checkpoint.
+6. Obsolete journals are deleted. Crash: files that the manifest does not name, which recovery removes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable
 
-from consumers.wal.commit import GroupCommit
-from consumers.wal.errors import CheckpointFailed
-from consumers.wal.journal import Journal
-from consumers.wal.recovery import rebuild
-from consumers.wal.replace import publish_partial, write_partial
-from consumers.wal.snapshot import SNAPSHOT_NAME, SnapshotHeader, encode_snapshot
-from consumers.wal.values import Entry
-from consumers.wal.writer import Writer
+from headrace.consumers.wal.commit import GroupCommit
+from headrace.consumers.wal.journal_file import JournalFile
+from headrace.consumers.wal.log_writer import LogWriter
+from headrace.consumers.wal.replace import publish_partial, write_partial
+from headrace.consumers.wal.snapshot_file import SNAPSHOT_NAME, SnapshotHeader, encode_snapshot
+from headrace.consumers.wal.value_references import Entry
+from headrace.consumers.wal.wal_errors import CheckpointFailed
+from headrace.consumers.wal.wal_recovery import rebuild
 
 
-def write_checkpoint(writer: Writer, commit: GroupCommit) -> int:
-    """Makes a checkpoint while updates go on; returns the snapshot's size in bytes.
+def write_checkpoint(writer: LogWriter, commit: GroupCommit) -> int:
+    """Writes a checkpoint while updates continue; returns the snapshot's size in bytes.
 
-    Raises `CheckpointFailed` (all as before), `DurabilityUnknown` when the sync of step 2 fails.
+    Raises `CheckpointFailed` (nothing has changed), or `DurabilityUnknown` when the sync of step 2 fails.
     """
+    # Copy and roll in one critical section: a transaction is either in the copy or in a journal that is
+    # replayed after the snapshot. Entries are immutable, so a shallow copy suffices.
     with writer.lock:
         entries, transaction = writer.entries.copy(), writer.last
-        replay_from, ended = writer.roll()
-    writer.files.step("checkpoint: journals ended")
+        replay_from, rolled = writer.roll()
+    writer.files.step("checkpoint: journals rolled")
     try:
         commit.sync()
         writer.files.step("checkpoint: journals synced")
         size, referenced = _write_partial(writer, entries, transaction, replay_from)
     except BaseException as error:
-        _resume(writer, ended)
+        _resume(writer, rolled)
         if isinstance(error, OSError):
             raise CheckpointFailed(f"checkpoint of {writer.directory} failed: {error}", error) from error
         raise
     try:
         _publish(writer, transaction, replay_from)
         with writer.lock:
-            dead = _drop(writer, replay_from, referenced)
+            obsolete = _drop_obsolete(writer, replay_from, referenced)
     except OSError as error:
         raise CheckpointFailed(f"checkpoint of {writer.directory} failed: {error}", error) from error
-    _delete(writer, dead)
+    _delete(writer, obsolete)
     return size
 
 
-def write_checkpoint_after_failure(writer: Writer, commit: GroupCommit) -> int:
-    """Ends the failed state: the snapshot holds exactly what is known durable, read again from the files, and later
-    updates start from it.
+def write_checkpoint_after_failure(writer: LogWriter, commit: GroupCommit) -> int:
+    """Ends the failed state of a log; returns the snapshot's size in bytes.
 
-    Updates are refused meanwhile. Raises `CheckpointFailed` or `LogDamaged`, and the log stays failed.
+    The snapshot holds exactly the transactions known durable. Updates are refused meanwhile. Raises
+    `CheckpointFailed` or `LogDamaged`, and the log stays failed.
     """
+    # The state in memory contains transactions whose sync failed, so it is rebuilt from the files up to the
+    # watermark. Both locks are held: a sync that ended meanwhile would raise the watermark over bytes that
+    # never reached the disk.
     with commit.sync_lock, writer.lock:
         try:
             entries = rebuild(
@@ -71,59 +76,63 @@ def write_checkpoint_after_failure(writer: Writer, commit: GroupCommit) -> int:
             writer.files.step("checkpoint: state rebuilt")
             size, referenced = _write_partial(writer, entries, writer.last, replay_from)
             _publish(writer, writer.last, replay_from)
-            dead = _drop(writer, replay_from, referenced)
+            obsolete = _drop_obsolete(writer, replay_from, referenced)
         except OSError as error:
             raise CheckpointFailed(f"checkpoint of {writer.directory} failed: {error}", error) from error
         writer.entries = entries
         writer.dirty.clear()
+        # The numbers of the removed transactions are not reused:
+        # a caller may still hold one of them as unknown.
         writer.durable = writer.last
         writer.failure = None
-    _delete(writer, dead)
+    _delete(writer, obsolete)
     return size
 
 
 def _write_partial(
-    writer: Writer, entries: dict[Hashable, Entry], transaction: int, replay_from: int
-) -> tuple[int, set[Journal]]:
+    writer: LogWriter, entries: dict[Hashable, Entry], transaction: int, replay_from: int
+) -> tuple[int, set[JournalFile]]:
     header = SnapshotHeader(writer.manifest.identity, transaction, replay_from, len(entries), *writer.serde)
-    referenced: set[Journal] = set()
+    referenced: set[JournalFile] = set()
     size = write_partial(writer.files, writer.directory / SNAPSHOT_NAME, encode_snapshot(header, entries, referenced))
     return size, referenced
 
 
-def _publish(writer: Writer, transaction: int, replay_from: int) -> None:
+def _publish(writer: LogWriter, transaction: int, replay_from: int) -> None:
     publish_partial(writer.files, writer.directory / SNAPSHOT_NAME)
     writer.snapshot_transaction = transaction
     writer.replay_from = replay_from
 
 
-def _drop(writer: Writer, replay_from: int, referenced: set[Journal]) -> list[Journal]:
+def _drop_obsolete(writer: LogWriter, replay_from: int, referenced: set[JournalFile]) -> list[JournalFile]:
+    # A journal older than the snapshot stays while a large
+    # value in it is referenced: values are never rewritten.
     kept = [journal for journal in writer.journals.values() if journal.number >= replay_from or journal in referenced]
-    dead = [
+    obsolete = [
         journal for journal in writer.journals.values() if journal.number < replay_from and journal not in referenced
     ]
     writer.publish([journal for journal in kept if journal.published], replay_from)
-    for journal in dead:
+    for journal in obsolete:
         del writer.journals[journal.number]
         writer.dirty.discard(journal)
-    return dead
+    return obsolete
 
 
-def _delete(writer: Writer, dead: list[Journal]) -> None:
-    for journal in dead:
+def _delete(writer: LogWriter, obsolete: list[JournalFile]) -> None:
+    for journal in obsolete:
         try:
             writer.files.unlink(journal.path)
         except OSError:
-            # The manifest no longer names it: the next recovery tries again.
+            # The manifest no longer names the file, so the next recovery deletes it.
             continue
         writer.files.step("checkpoint: journal deleted")
 
 
-def _resume(writer: Writer, ended: dict[int, Journal]) -> None:
-    """No snapshot was named, so partitions that nobody wrote to meanwhile go on in their old journals: a failing
-    checkpoint grows nothing.
-    """
+def _resume(writer: LogWriter, rolled: dict[int, JournalFile]) -> None:
+    """Reopens the rolled journals for writing, except where a partition has a new one already."""
+    # No snapshot refers to the roll. Without this, each failing checkpoint would add a journal a partition,
+    # on a disk that is perhaps full.
     with writer.lock:
         if writer.failure is None:
-            for partition, journal in ended.items():
+            for partition, journal in rolled.items():
                 writer.current.setdefault(partition, journal)

@@ -1,8 +1,8 @@
-"""Group commit: one sync for everybody who waits for one.
+"""Group commit: one sync for all callers that wait for one.
 
-The first caller that finds nobody syncing leads: it takes all that wait, writes their frames with one call a journal,
-syncs each dirty journal once, wakes them, and appoints the first of those that came meanwhile. Nobody waits for a
-thread of the log's own.
+A caller that finds no leader becomes the leader. It takes all waiting transactions, writes their frames with
+one call a journal, syncs each dirty journal once and wakes the group. The first transaction that arrived
+meanwhile leads the next group. No caller waits for a background thread.
 """
 
 from __future__ import annotations
@@ -13,19 +13,20 @@ import time
 from collections import deque
 from dataclasses import dataclass
 
-from consumers.wal.errors import DurabilityUnknown, LogFailed
-from consumers.wal.writer import Transaction, Writer
+from headrace.consumers.wal.log_writer import LogWriter, Transaction
+from headrace.consumers.wal.wal_errors import DurabilityUnknown, LogFailed
 
 _WRITTEN_BEFORE_FAILURE = "transaction {} is written, but a sync failed before it was durable"
 
 SAMPLES_MAX = 1_024
-"""Newest synced updates and groups that the metrics look back on."""
+"""Newest synced updates and groups that the metrics cover."""
 
 
 @dataclass(frozen=True, slots=True)
 class WalMetrics:
-    """Figures since the log was opened; waits and group sizes over the newest 1,024. Times in milliseconds, 0 when
-    there is no sample.
+    """Metrics since the log was opened; waits and group sizes cover the newest 1,024.
+
+    Times are in milliseconds, 0 without a sample.
     """
 
     transactions: int
@@ -42,9 +43,9 @@ class WalMetrics:
 
 
 class GroupCommit:
-    """Makes written transactions durable, for callers, for the interval and for a checkpoint, one sync at a time."""
+    """Makes written transactions durable, one sync at a time."""
 
-    def __init__(self, writer: Writer) -> None:
+    def __init__(self, writer: LogWriter) -> None:
         self.sync_lock = threading.Lock()
         self.waits_ns: deque[int] = deque(maxlen=SAMPLES_MAX)
         self.group_sizes: deque[int] = deque(maxlen=SAMPLES_MAX)
@@ -52,76 +53,89 @@ class GroupCommit:
         self._writer = writer
         self._lock = threading.Lock()
         self._waiting: list[Transaction] = []
-        self._led = False
+        self._has_leader = False
 
     def commit(self, transaction: Transaction) -> None:
-        """Writes the transaction and returns when it is durable with everything before it, or with its `error` set."""
-        begun = time.perf_counter_ns()
+        """Writes the transaction; on return it and all before it are durable, or its `error` is set."""
+        started_ns = time.perf_counter_ns()
         if transaction.encoded.values:
-            # Copying many bytes is worth overlapping with the sync that is under way.
+            # Large values are written by their own caller, so
+            # that copying them overlaps with the running sync.
             with self._writer.lock:
                 self._writer.append((transaction,))
             if transaction.error is not None:
                 return
+        # A bare lock for each waiter instead of a condition:
+        # it wakes exactly one thread, without a second lock.
         gate = None
         with self._lock:
             self._waiting.append(transaction)
-            if self._led:
+            if self._has_leader:
                 gate = transaction.gate = _thread.allocate_lock()
                 gate.acquire()
             else:
-                self._led = True
+                self._has_leader = True
         if gate is None or self._wait(transaction, gate):
             self._lead()
-        self.waits_ns.append(time.perf_counter_ns() - begun)
+        self.waits_ns.append(time.perf_counter_ns() - started_ns)
 
     def _wait(self, transaction: Transaction, gate: threading.Lock) -> bool:
-        """Waits for the end of the transaction's group; True when the caller is to lead the next group instead."""
+        """Waits for the end of the transaction's group.
+
+        True when the caller must lead the next group instead.
+        """
         try:
             gate.acquire()
         except BaseException:
             self._abandon(transaction)
             raise
-        return transaction.appointed
+        return transaction.is_leader
 
     def _abandon(self, transaction: Transaction) -> None:
-        # An interrupted caller may have been appointed at this very moment; then somebody else has to lead.
+        # An interrupted caller may have been promoted at this
+        # moment. Without a new leader all waiters would block.
         with self._lock:
             if transaction in self._waiting:
                 self._waiting.remove(transaction)
-                if transaction.appointed:
-                    self._appoint()
+                if transaction.is_leader:
+                    self._promote_next()
 
-    def _appoint(self) -> None:
+    def _promote_next(self) -> None:
         if self._waiting:
-            self._waiting[0].appointed = True
+            self._waiting[0].is_leader = True
             self._waiting[0].gate.release()
         else:
-            self._led = False
+            self._has_leader = False
 
     def _lead(self) -> None:
         group: list[Transaction] = []
-        settled = False
+        completed = False
         try:
+            # The group is taken after the lock: transactions that
+            # arrive during the previous sync join this group.
             with self.sync_lock:
                 with self._lock:
                     group, self._waiting = self._waiting, []
                 self._write_and_sync(group)
-            settled = True
+            completed = True
         finally:
+            # An interrupted leader (KeyboardInterrupt) must neither leave its group waiting nor report
+            # success: a member without an error counts as durable.
             for member in group:
-                if not settled and member.error is None:
+                if not completed and member.error is None:
                     member.error = _interrupted(member)
                 if member.gate is not None:
                     member.gate.release()
             with self._lock:
-                self._appoint()
+                self._promote_next()
 
     def _write_and_sync(self, group: list[Transaction]) -> None:
         with self._writer.lock:
             self._writer.append([member for member in group if member.number == 0])
             for member in group:
-                if member.error is None and member.era != self._writer.era:
+                # Large values were written before the group formed;
+                # a sync that failed since then covered them.
+                if member.error is None and member.failures_before != self._writer.failure_count:
                     member.error = DurabilityUnknown(_WRITTEN_BEFORE_FAILURE.format(member.number), member.number)
             self._writer.files.step("update: group written")
         written = [member for member in group if member.error is None]
@@ -140,7 +154,10 @@ class GroupCommit:
                 raise
 
     def sync(self) -> None:
-        """Makes everything written so far durable; raises `LogFailed`, or `DurabilityUnknown` when the sync fails."""
+        """Makes everything written so far durable.
+
+        Raises `LogFailed`, or `DurabilityUnknown` when the sync fails.
+        """
         with self.sync_lock:
             if self._writer.failure is not None:
                 raise LogFailed(self._writer.failure)
@@ -152,17 +169,22 @@ class GroupCommit:
                 ) from error
 
     def _sync_written(self) -> None:
-        """With the sync lock held: one sync for each dirty journal. A failure ends the log's service until a
-        checkpoint.
+        """With the sync lock held: one sync for each dirty journal.
+
+        After a failure the log refuses updates.
         """
         writer = self._writer
         try:
             with writer.lock:
+                # Target and set in one critical section: the watermark
+                # must not cover a later, unsynced transaction.
                 target, dirty = writer.take_dirty()
             for journal in dirty:
                 journal.sync()
                 self.syncs += 1
         except BaseException as error:
+            # Never retried: after a failed fsync the kernel marks the pages clean, and the next fsync
+            # succeeds without writing them.
             with writer.lock:
                 writer.fail(f"sync of a journal: {error}")
             raise

@@ -1,10 +1,10 @@
 """Frames, the unit of a journal: one transaction each. Pure: bytes in, values out, no I/O.
 
-A frame proves three things by itself. Its *header CRC* tells a flipped length from a file that ends early. Its *frame
-CRC* covers every byte but the referenced values, which carry their own. Both start from a seed made of the journal's
-number and the frame's own offset, so that a frame that was copied elsewhere, or stored as somebody's value, is no frame
-there. And it names the highest transaction that was known durable when it was written: that is the evidence by which a
-bad stretch is called damage or a torn tail.
+A frame is verified by itself. Its *header CRC* distinguishes a flipped length from a file that ends early.
+Its *frame CRC* covers every byte except referenced values, which have their own. Both start from a seed of
+the journal's number and the frame's offset. So a frame that was copied elsewhere, or stored as a value, is
+invalid there. A frame also carries the highest transaction that was known durable when it was written, the
+watermark. By it recovery decides whether invalid bytes are damage or a torn tail.
 """
 
 from __future__ import annotations
@@ -16,8 +16,6 @@ from typing import NamedTuple
 
 from crc32c import crc32c
 
-from connectors.files import Buffer
-
 FRAME_MAGIC = b"\xf7HRf"
 FRAME_HEADER = struct.Struct("<4sIIIQQQI")
 """magic, header CRC, frame CRC, body length, values length, transaction, durable, records."""
@@ -28,12 +26,11 @@ _COVERED_START = 12
 
 JOURNAL_MAGIC = b"HRJOURN1"
 JOURNAL_HEADER = struct.Struct("<8sHHQ8sQQIH")
-"""magic, format, partition, number, log identity, first transaction, durable, serde version, length of the serde's
-name.
+"""magic, format, partition, number, log identity, first transaction, durable, serde version, length of the
+serde's name.
 """
 JOURNAL_FORMAT = 1
 
-BODY_LENGTH_MAX = (1 << 32) - 1
 _MASK = 0xFFFFFFFF
 
 Read = Callable[[int, int], bytes]
@@ -71,7 +68,7 @@ class Frame(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Why reading forward ended at `offset`: `reason` is None at a clean end (end of file, or zeros up to it)."""
+    """The end of reading forward; `reason` is None at a clean end (end of file, or zeros up to it)."""
 
     offset: int
     reason: str | None
@@ -85,7 +82,7 @@ def seed_of(number: int, offset: int) -> int:
 def encode_frame(
     number: int, offset: int, transaction: int, durable: int, records: int, body: bytes, values_length: int
 ) -> bytes:
-    """Returns header and body of a frame; the referenced values follow it as they are."""
+    """Returns header and body of a frame; the referenced values follow it unchanged."""
     seed = seed_of(number, offset)
     covered = _COVERED.pack(len(body), values_length, transaction, durable, records)
     frame_crc = _CRC.pack(crc32c(body, crc32c(covered, seed)))
@@ -114,8 +111,9 @@ def encode_journal_header(header: JournalHeader) -> bytes:
 
 
 def decode_journal_header(data: bytes) -> tuple[JournalHeader, int] | None:
-    """Returns (header, its length), or None when it is cut or its CRC is wrong; raises `UnknownFormat` for one of a
-    later build.
+    """Returns (header, its length), or None when it is truncated or its CRC is wrong.
+
+    Raises `UnknownFormat` for a header of a later build.
     """
     if len(data) < JOURNAL_HEADER.size:
         return None
@@ -143,16 +141,15 @@ def header_is_valid(data: bytes, position: int, seed: int) -> bool:
     )
 
 
-# A million of them are made at a recovery; this skips half the cost of the named constructor.
+# A recovery creates a million frames; this costs half as much as the named constructor.
 _new = tuple.__new__
 
 
 class FrameReader:
-    """Reads the frames of one journal forward, in windows; iterating yields valid frames until the first place that is
-    not one.
+    """Reads the frames of one journal forward, in windows, up to the first offset without a valid frame.
 
-    After the iteration `stop` says where and why it ended. `values_are_valid(frame)` is called for frames with
-    referenced values and says whether they pass their CRCs. Memory is one window plus the body of one frame.
+    After the iteration `stop` has the offset and the reason. `values_are_valid(frame)` is called for frames
+    with referenced values and checks their CRCs. Memory is one window plus the body of one frame.
     """
 
     def __init__(
@@ -181,11 +178,14 @@ class FrameReader:
                 position, limit = 0, len(data)
                 if limit < FRAME_HEADER_BYTES:
                     break
+            # The header CRC is not checked here: the frame CRC covers the same bytes, and only a bad frame
+            # needs to know which part of it is wrong (`classify_end`).
             magic, _, frame_crc, body_length, values_length, transaction, durable, records = FRAME_HEADER.unpack_from(
                 data, position
             )
             if magic != FRAME_MAGIC:
                 break
+            # Lengths are not verified yet; a flipped one must not read beyond the file.
             end = position + FRAME_HEADER_BYTES + body_length
             if base + end + values_length > self._size:
                 break
@@ -195,12 +195,13 @@ class FrameReader:
                 if end > limit:
                     break
             offset = base + position
-            # The expression of seed_of(), written out: a call costs a tenth of the whole loop.
+            # seed_of() inlined: the call would cost a tenth of the whole loop.
             seed = ((self._number * 0x9E3779B1) ^ offset ^ (offset >> 32)) & _MASK
             if crc32c(data[position + _COVERED_START : end], seed) != frame_crc:
                 break
             body = data[position + FRAME_HEADER_BYTES : end]
             frame = _new(Frame, (transaction, durable, records, offset, base + end + values_length, base + end, body))
+            # Values count to the frame: a transaction is recovered whole or not at all.
             if values_length and not self._values_are_valid(frame):
                 break
             self._position = frame.end
@@ -209,7 +210,8 @@ class FrameReader:
 
 
 def classify_end(read: Read, size: int, number: int, offset: int) -> Stop:
-    """Says what stands at `offset` where no valid frame begins: a clean end, a torn frame, or bytes that cannot be one."""
+    """Classifies the bytes at `offset`, where no valid frame begins: clean end, torn frame or others."""
+    # Zeros up to the end are the reserve, or a file whose size reached the disk before its bytes.
     if only_zeros(read, size, offset):
         return Stop(offset, None)
     head = read(offset, FRAME_HEADER_BYTES)
@@ -235,13 +237,14 @@ def only_zeros(read: Read, size: int, offset: int, window: int = 1 << 20) -> boo
     return True
 
 
-def headers_beyond(
+def headers_after(
     read: Read, size: int, number: int, offset: int, window: int = 1 << 20
 ) -> Iterator[tuple[int, int, int]]:
-    """Yields (offset, transaction, durable) of every valid frame header after a bad stretch that begins at `offset`.
+    """Yields (offset, transaction, durable) of every valid frame header from `offset` on.
 
-    A valid header is evidence whatever follows it: it was written by this log at this place.
+    A valid header is evidence even when its frame is not whole: this log wrote it at this offset.
     """
+    # Headers may start at any byte, so the search is for the magic; windows overlap by one header.
     while offset < size:
         data = read(offset, window + FRAME_HEADER_BYTES)
         position = data.find(FRAME_MAGIC)
@@ -251,8 +254,3 @@ def headers_beyond(
                 yield offset + position, transaction, durable
             position = data.find(FRAME_MAGIC, position + 1)
         offset += window
-
-
-def total_length(frame: bytes, values: list[Buffer]) -> int:
-    """Bytes that a frame takes in its file."""
-    return len(frame) + sum(len(value) for value in values)

@@ -1,4 +1,4 @@
-"""Keys as bytes: the few hashable types that read back equal in every process."""
+"""Keys as bytes: the hashable types whose decoded value is equal to the original in every process."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Hashable
 from typing import cast
 
-from consumers.wal.errors import UnsupportedKey
+from headrace.consumers.wal.wal_errors import UnsupportedKey
 
 BYTES = 0
 TEXT = 1
@@ -25,7 +25,10 @@ _ITEM = struct.Struct("<BH")
 
 
 def encode_key(key: Hashable) -> tuple[int, bytes]:
-    """Returns (type code, bytes) of a key; raises `UnsupportedKey` for a type or length that the log cannot hold."""
+    """Returns (type code, bytes) of a key.
+
+    Raises `UnsupportedKey` for a type or length that the log cannot hold.
+    """
     code, data = (BYTES, key) if type(key) is bytes else _encode_other(key)
     if len(data) > KEY_LENGTH_MAX:
         raise UnsupportedKey(f"a key of {len(data)} bytes is over the limit of {KEY_LENGTH_MAX}")
@@ -54,7 +57,10 @@ def decode_key(code: int, data: bytes) -> Hashable:
 
 
 def _encode_other(key: Hashable) -> tuple[int, bytes]:
+    # bool before int, since bool is a subclass of int and would decode as 0 or 1.
     if isinstance(key, str):
+        # surrogatepass: a file name decoded by Python may hold
+        # lone surrogates, and must decode to an equal key.
         return TEXT, key.encode("utf-8", "surrogatepass")
     if isinstance(key, bool):
         return BOOLEAN, b"\1" if key else b"\0"

@@ -1,4 +1,4 @@
-"""The write-ahead log as its users see it."""
+"""The public interface of the write-ahead log."""
 
 from __future__ import annotations
 
@@ -13,29 +13,28 @@ from typing import Any, Self
 
 import structlog
 
-from connectors.files import DirectoryLock, FileLayer
-from consumers.wal.checkpoint import write_checkpoint, write_checkpoint_after_failure
-from consumers.wal.commit import GroupCommit, WalMetrics
-from consumers.wal.errors import LogMisused
-from consumers.wal.maintenance import Maintenance
-from consumers.wal.records import encode
-from consumers.wal.recovery import Recovered, RecoveryReport, recover_files
-from consumers.wal.serde import Delete, Put, Serde, loads_pairs
-from consumers.wal.values import Entry, RecoveredState, ValueReference, load_entry
-from consumers.wal.writer import Transaction, Writer
+from headrace.connectors.files import DirectoryLock, FileLayer
+from headrace.consumers.wal.checkpoint import write_checkpoint, write_checkpoint_after_failure
+from headrace.consumers.wal.commit import GroupCommit, WalMetrics
+from headrace.consumers.wal.log_writer import LogWriter, Transaction
+from headrace.consumers.wal.maintenance import Maintenance
+from headrace.consumers.wal.record_encoding import encode
+from headrace.consumers.wal.serde import Delete, Put, Serde, loads_pairs
+from headrace.consumers.wal.value_references import Entry, RecoveredState, ValueReference, load_entry
+from headrace.consumers.wal.wal_errors import LogMisused
+from headrace.consumers.wal.wal_recovery import Recovered, RecoveryReport, recover_files
 
 PARTITIONS_MAX = 65_536
 PREALLOCATE_BYTES_MAX = 1 << 20
 
 
 class WriteAheadLog:
-    """A map from key to record that survives the process, the machine, and a disk that lies about neither syncs nor
-    errors.
+    """A durable map from key to record. Owns one directory, exclusively while it is open. Thread-safe.
 
-    Owns one directory, exclusively while it is open. After any crash the recovered state is the state after a prefix of
-    the transactions, in the order of their ids, that contains every one whose `update(…, sync=True)` returned; a
-    transaction is in it whole or not at all. Source: NiFi's write-ahead log, without its holes
-    (docs/internals/write-ahead-log.md). Thread-safe.
+    After any crash the recovered state is the state after a prefix of the transactions, in order of their
+    ids. The prefix contains every transaction whose `update(…, sync=True)` returned, and each transaction
+    whole or not at all. The disk must report failed syncs and errors. Source: NiFi's write-ahead log, without
+    its defects (docs/internals/write-ahead-log.md).
     """
 
     def __init__(
@@ -50,12 +49,13 @@ class WriteAheadLog:
         preallocate_bytes: int = PREALLOCATE_BYTES_MAX,
         files: FileLayer | None = None,
     ) -> None:
-        """Names the log; nothing is opened before `recover`.
+        """Configures the log; `recover` opens it.
 
-        `partitions`: journals that are written side by side; may differ from run to run. `sync_interval_ms`: within
-        that time updates without `sync` become durable (None: only with the next synced one). `checkpoint_bytes`,
-        `checkpoint_age_ms`: a checkpoint is made by itself after so many bytes of journal, or when changes are that old
-        (None: never). `preallocate_bytes`: reserve at the end of each journal, at most 1 MiB, 0 for none.
+        `partitions`: journals that are written in parallel; may differ from run to run. `sync_interval_ms`:
+        updates without `sync` become durable within that time (None: only with the next synced one).
+        `checkpoint_bytes`, `checkpoint_age_ms`: an automatic checkpoint follows after so many bytes of
+        journal, or when changes are that old (None: never). `preallocate_bytes`: reserve at the end of each
+        journal, at most 1 MiB, 0 for none.
         """
         if not 1 <= partitions <= PARTITIONS_MAX:
             raise ValueError(f"partitions must be between 1 and {PARTITIONS_MAX}, not {partitions}")
@@ -73,16 +73,17 @@ class WriteAheadLog:
         self._lifecycle = threading.Lock()
         self._checkpointing = threading.Lock()
         self._ownership: DirectoryLock | None = None
-        self._writer: Writer | None = None
+        self._writer: LogWriter | None = None
         self._commit: GroupCommit | None = None
         self._closed = False
 
     def recover(self) -> dict[Any, Any]:
-        """Opens the directory, made if need be, and returns the records by key: a `dict` that is the caller's own.
+        """Opens the directory, creating it if it is missing, and returns the records by key in a new `dict`.
 
-        Large values are read at each access (`RecoveredState`). What had to be cut off is in `report` and in the log
-        output. Raises `DirectoryHeld`, `LogDamaged` (`FileMissing`), `ForeignSerde`, `ForeignLog`, `LogMisused` for a
-        second call, or what the serde raises; after an error nothing is held and `recover` may be called again.
+        Large values are read at each access (`RecoveredState`). Truncated frames are in `report` and in the
+        log output. Raises `DirectoryHeld`, `LogDamaged` (`FileMissing`), `ForeignSerde`, `ForeignLog`,
+        `LogMisused` for a second call, or the exception of the serde. After an error the lock is released and
+        `recover` may be called again.
         """
         with self._lifecycle:
             if self._closed:
@@ -101,7 +102,8 @@ class WriteAheadLog:
             return state
 
     def _open(self) -> dict[Any, Any]:
-        # Millions of small tuples are made and none is garbage: the collector would visit them all again and again.
+        # Recovery creates millions of small tuples and no garbage;
+        # each run of the collector would visit all of them.
         collecting = gc.isenabled()
         gc.disable()
         try:
@@ -112,7 +114,7 @@ class WriteAheadLog:
             if collecting:
                 gc.enable()
         self._report(recovered)
-        writer = Writer(self._files, self.directory, name_and_version, recovered, self._preallocate_bytes)
+        writer = LogWriter(self._files, self.directory, name_and_version, recovered, self._preallocate_bytes)
         writer.continue_in_place(self.partitions)
         self._commit = GroupCommit(writer)
         self._writer = writer
@@ -123,7 +125,7 @@ class WriteAheadLog:
         kinds = set(map(type, entries.values()))
         referenced = ValueReference in kinds
         if loads_pairs(serde) and kinds <= {bytes}:
-            # A million items of a mapping are a million pairs already.
+            # The items of a mapping are pairs already: no Python step for each of a million records.
             loaded = dict(zip(entries, entries.items(), strict=True))
         elif loads_pairs(serde):
             loaded = {
@@ -138,27 +140,28 @@ class WriteAheadLog:
         self.report = recovered.report
         for line in recovered.report.dropped:
             structlog.get_logger("headrace.wal").warning(
-                "a torn tail was cut", directory=str(self.directory), what=line
+                "torn tail truncated", directory=str(self.directory), what=line
             )
 
     def update(
         self, records: Iterable[Put[Any] | Delete[Any]], sync: bool = False, partition: int | None = None
     ) -> int:
-        """Writes the records as one transaction, all or none, in their order; returns its id, which is higher than any
-        before.
+        """Writes the records as one transaction, all or none, in order; returns its id, the highest so far.
 
-        When it returns, the transaction survives the end of this process; with `sync` also a power cut, and with it
-        everything before it. `partition` chooses the journal (None: the log does). An empty update does nothing and
-        returns the newest id. Raises what the serde raises, `UnsupportedKey`, `UpdateFailed` (not written, try again),
-        `LogFailed` (an earlier sync failed: `checkpoint()` first), `DurabilityUnknown` (written, sync failed).
+        On return the transaction survives the end of this process; with `sync` it also survives a power cut,
+        and so does every earlier one. `partition` selects the journal (None: the log does). An empty update
+        returns the newest id. Raises the exception of the serde, `UnsupportedKey`, `UpdateFailed` (not
+        written, try again), `LogFailed` (an earlier sync failed: call `checkpoint()`), `DurabilityUnknown`
+        (written, sync failed).
         """
         writer, commit = self._opened()
         if partition is not None and not 0 <= partition < self.partitions:
             raise ValueError(f"partition {partition} is not one of the {self.partitions} of this log")
+        # Encoded outside the write lock: a serde may be slow, and one that raises has changed nothing.
         encoded = encode(records, self._serde)
         if not encoded.records:
             return writer.last
-        # Callers that do not choose share one journal: a group then costs one sync, whoever is in it.
+        # Callers without a partition share one journal, so that a group costs one sync.
         transaction = Transaction(encoded, partition or 0)
         if sync:
             commit.commit(transaction)
@@ -170,16 +173,18 @@ class WriteAheadLog:
         return transaction.number
 
     def sync(self) -> None:
-        """Makes every update that has returned durable; raises `LogFailed` or `DurabilityUnknown`."""
+        """Makes every returned update durable; raises `LogFailed` or `DurabilityUnknown`."""
         self._opened()[1].sync()
 
     def checkpoint(self) -> None:
-        """Writes the state to a new snapshot and deletes the journals in which nothing lives; updates go on meanwhile.
+        """Writes the state to a new snapshot and deletes obsolete journals while updates continue.
 
-        After a failed sync it writes the state without all that was not known durable, and ends the failure. Raises
+        After a failed sync it writes only the transactions known durable, and ends the failed state. Raises
         `CheckpointFailed` (nothing lost, try again), `DurabilityUnknown`, `LogDamaged`.
         """
         writer, commit = self._opened()
+        # A lock of its own, not the write lock: a checkpoint
+        # may take seconds, and updates must not wait for it.
         with self._checkpointing:
             self._opened()
             write = write_checkpoint if writer.failure is None else write_checkpoint_after_failure
@@ -187,15 +192,16 @@ class WriteAheadLog:
             self._maintenance.checkpoint_made(writer.bytes_written, size)
 
     def close(self) -> None:
-        """Makes everything durable and gives the directory up; a second call does nothing.
+        """Makes everything durable and releases the directory; a second call does nothing.
 
-        Raises `DurabilityUnknown` when the last sync fails; the log is closed all the same. Values already handed out
+        Raises `DurabilityUnknown` when the last sync fails; the log is closed all the same. Value references
         stay readable.
         """
         with self._lifecycle:
             if self._closed:
                 return
             self._closed = True
+            # The thread is joined first, since it may be within a checkpoint of this log.
             self._maintenance.stop()
             with self._checkpointing:
                 try:
@@ -212,6 +218,8 @@ class WriteAheadLog:
         if writer.dirty:
             commit.sync()
         with writer.lock:
+            # Callers that passed `_opened` before the close are
+            # refused here instead of writing to a released directory.
             writer.fail("it was closed")
             for journal in writer.current.values():
                 try:
@@ -230,17 +238,17 @@ class WriteAheadLog:
         return self._opened()[0].durable
 
     def reference(self, key: Hashable) -> ValueReference | None:
-        """The reference to the large value that the log holds for `key` now; None for a small value. Raises `KeyError`."""
+        """The reference to the current large value of `key`; None for a small value. Raises `KeyError`."""
         entry: Entry = self._opened()[0].entries[key]
         return entry if isinstance(entry, ValueReference) else None
 
     def get(self, key: Hashable, default: Any = None) -> Any:
-        """The record that the log holds for `key` now, read from disk when it is large."""
+        """The current record of `key`, read from disk when it is large."""
         entry = self._opened()[0].entries.get(key)
         return default if entry is None else load_entry(self._serde, key, entry)
 
     def metrics(self) -> WalMetrics:
-        """Figures for people and monitoring; cheap enough for every scrape."""
+        """The current metrics; cheap enough for every scrape."""
         writer, commit = self._opened()
         waits = sorted(commit.waits_ns)
         sizes = list(commit.group_sizes)
@@ -258,15 +266,15 @@ class WriteAheadLog:
             failed=writer.failure is not None,
         )
 
-    def upkeep(self) -> bool:
-        """One round of what the log does by itself; called by its own thread. False when the log is closed."""
+    def run_maintenance(self) -> bool:
+        """One round of maintenance, called by the log's thread. False when the log is closed."""
         writer = self._writer
         if writer is None:
             return False
         self._maintenance.tick(self, writer)
         return True
 
-    def _opened(self) -> tuple[Writer, GroupCommit]:
+    def _opened(self) -> tuple[LogWriter, GroupCommit]:
         writer, commit = self._writer, self._commit
         if writer is None or commit is None:
             what = "closed" if self._closed else "not recovered yet"

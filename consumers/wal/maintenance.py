@@ -1,4 +1,4 @@
-"""What happens by itself: the interval sync and automatic checkpoints."""
+"""Background work of an open log: the interval sync and automatic checkpoints."""
 
 from __future__ import annotations
 
@@ -10,39 +10,43 @@ from typing import Protocol
 
 import structlog
 
-from consumers.wal.writer import Writer
-from schemas.errors import HeadraceError
+from headrace.consumers.wal.log_writer import LogWriter
+from headrace.schemas.errors import HeadraceError
 
 TICK_MS = 200
 RETRY_MS_MAX = 60_000
 
 
 class Maintained(Protocol):
-    """A log as its maintenance needs it."""
+    """The log as its maintenance uses it."""
 
     @property
     def directory(self) -> Path:
-        """Where it lies."""
+        """Directory of the log."""
         ...
 
     def sync(self) -> object:
-        """Make everything durable."""
+        """Makes every written transaction durable."""
         ...
 
     def checkpoint(self) -> object:
-        """Write down what lives."""
+        """Writes a checkpoint."""
         ...
 
-    def upkeep(self) -> bool:
+    def run_maintenance(self) -> bool:
         """One round of `Maintenance.tick`; False once the log is closed."""
         ...
 
 
 class Maintenance:
-    """One thread of an open log; it ends with `stop`, or when nobody holds the log any more. Failures are left for
-    callers to meet: a failed sync makes updates fail, a failed checkpoint is logged and tried again, each time later,
-    up to a minute.
+    """One thread of an open log; it ends with `stop`, or when the log is garbage-collected.
+
+    A failed sync makes later updates fail. A failed checkpoint is logged and retried with a delay that
+    doubles up to a minute.
     """
+
+    # A weak reference: a log that its owner forgot to close must not be kept open, with its directory locked,
+    # by its own thread.
 
     def __init__(
         self,
@@ -63,7 +67,7 @@ class Maintenance:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Begins, unless there is nothing to do by itself."""
+        """Starts the thread, unless every automatic action is switched off."""
         wanted = (self._sync_interval_ms, self._checkpoint_bytes, self._checkpoint_age_ms)
         if any(setting is not None for setting in wanted):
             self._thread = threading.Thread(
@@ -72,37 +76,37 @@ class Maintenance:
             self._thread.start()
 
     def stop(self) -> None:
-        """Ends the thread and waits for it."""
+        """Stops the thread and waits for it."""
         self._stopping.set()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
 
     def checkpoint_made(self, bytes_written: int, snapshot_bytes: int) -> None:
-        """Starts the measures for the next automatic checkpoint."""
+        """Resets the thresholds for the next automatic checkpoint."""
         self._bytes_at_checkpoint = bytes_written
         self._snapshot_bytes = snapshot_bytes
         self._checkpoint_at = time.monotonic()
         self._retry_ms = 0
 
     def checkpoint_is_due(self, bytes_written: int) -> bool:
-        """Whether enough was written, or anything long enough ago. A snapshot is not written again before as many bytes
-        of journal.
-        """
-        fresh = bytes_written - self._bytes_at_checkpoint
+        """Whether enough bytes were written since the last checkpoint, or any byte long enough ago."""
+        # At least as many journal bytes as the snapshot has: a large state with few changes would otherwise
+        # be rewritten again and again.
+        new_bytes = bytes_written - self._bytes_at_checkpoint
         age_ms = (time.monotonic() - self._checkpoint_at) * 1_000
-        if fresh == 0 or age_ms < self._retry_ms:
+        if new_bytes == 0 or age_ms < self._retry_ms:
             return False
-        large = self._checkpoint_bytes is not None and fresh >= max(self._checkpoint_bytes, self._snapshot_bytes)
+        large = self._checkpoint_bytes is not None and new_bytes >= max(self._checkpoint_bytes, self._snapshot_bytes)
         old = self._checkpoint_age_ms is not None and age_ms >= self._checkpoint_age_ms
         return large or old
 
     def checkpoint_failed(self) -> None:
-        """Puts the next try off."""
+        """Delays the next attempt."""
         self._checkpoint_at = time.monotonic()
         self._retry_ms = min(max(1_000, self._retry_ms * 2), RETRY_MS_MAX)
 
-    def tick(self, log: Maintained, writer: Writer) -> None:
-        """One round: sync what is unsynced, checkpoint when due."""
+    def tick(self, log: Maintained, writer: LogWriter) -> None:
+        """One round: sync unsynced transactions, write a checkpoint when it is due."""
         if writer.failure is not None:
             return
         try:
@@ -113,7 +117,7 @@ class Maintenance:
         except (HeadraceError, OSError) as error:
             self.checkpoint_failed()
             structlog.get_logger("headrace.wal").error(
-                "the log's upkeep failed", directory=str(log.directory), error=str(error)
+                "maintenance of the write-ahead log failed", directory=str(log.directory), error=str(error)
             )
 
     def _tick_seconds(self) -> float:
@@ -125,6 +129,7 @@ def _run(reference: weakref.ref[Maintained], stopping: threading.Event, seconds:
         log = reference()
         if log is None:
             return
-        if not log.upkeep():
+        if not log.run_maintenance():
             return
+        # No strong reference while waiting, or the log would never be collected.
         del log

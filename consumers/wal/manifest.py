@@ -1,14 +1,14 @@
-"""The manifest: a small text file that names every file the log needs, so that a missing one is noticed."""
+"""The manifest: a small text file that names every file the log needs, so that a missing file is detected."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from crc32c import crc32c
 
-from consumers.wal.errors import ForeignLog, LogDamaged
+from headrace.consumers.wal.wal_errors import ForeignLog, LogDamaged
 
 MANIFEST_NAME = "manifest"
 _TITLE = "headrace-write-ahead-log"
@@ -17,19 +17,19 @@ MANIFEST_FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """`journals`: (number, partition) of every file that must exist, in order of number. `snapshot`: the `replay_from`
-    that the snapshot has at least; 0 = none was made yet.
+    """The files that must exist: `journals` as (number, partition) in order of number, and the snapshot.
+
+    `snapshot` is the lowest `replay_from` that the snapshot may have; 0 = there is none yet.
     """
+
+    # A lower bound, since a crash between the rename of a
+    # snapshot and the next manifest leaves a newer snapshot.
 
     identity: bytes
     serde_name: str
     serde_version: int
     snapshot: int = 0
     journals: tuple[tuple[int, int], ...] = ()
-
-    def with_journals(self, journals: list[tuple[int, int]]) -> Manifest:
-        """The same log with other journals."""
-        return replace(self, journals=tuple(sorted(journals)))
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
@@ -47,6 +47,7 @@ def encode_manifest(manifest: Manifest) -> bytes:
 
 def decode_manifest(path: Path, data: bytes) -> Manifest:
     """The inverse; raises `LogDamaged` for any wrong byte, `ForeignLog` for the format of a later build."""
+    # The file is replaced in one step, so no crash leaves a partial one: every mismatch is damage.
     body, mark, checksum = data.rpartition(b"checksum ")
     if not mark or checksum != f"{crc32c(body):08x}\n".encode():
         raise LogDamaged(path, len(body) if mark else 0, "the manifest fails its CRC")

@@ -1,8 +1,9 @@
-"""Which transactions survive: the decision of a recovery. Pure: scans in, verdict out.
+"""Which transactions survive: the decision of a recovery. Pure: scans in, decision out.
 
-The recovered state is the state after a *prefix* of the transaction order. It ends before the first transaction that is
-missing, or that stands in the files twice. Whether that is an honest end or damage is settled by evidence: the highest
-transaction that any valid frame, any journal header or the snapshot says was durable.
+The recovered state is the state after a *prefix* of the transaction order. The prefix ends before the first
+transaction that is missing or occurs twice. The rest is a torn tail or damage, and the watermark decides: the
+highest transaction that a valid frame, a journal header or the snapshot states as durable. A prefix that ends
+before it is damage.
 """
 
 from __future__ import annotations
@@ -13,38 +14,38 @@ from dataclasses import dataclass, field
 from itertools import chain
 from operator import itemgetter
 
-from consumers.wal.frames import Frame
+from headrace.consumers.wal.frames import Frame
 
 _transaction = itemgetter(0)
 
 
 @dataclass(slots=True)
-class Scan:
-    """What reading one journal forward found. Mutable while it is read, a value afterwards.
+class JournalScan:
+    """The result of reading one journal forward. Mutable while the file is read, a value afterwards.
 
-    `trouble` is None when the file ends cleanly at `end`; `beyond` lists (offset, transaction, durable) of valid
-    headers after a bad stretch.
+    `stop_reason` is None when the file ends cleanly at `end`. `later_headers` lists (offset, transaction,
+    durable) of valid headers after invalid bytes.
     """
 
     number: int
     durable: int
     frames: list[Frame] = field(default_factory=list)
     end: int = 0
-    trouble: str | None = None
-    beyond: list[tuple[int, int, int]] = field(default_factory=list)
+    stop_reason: str | None = None
+    later_headers: list[tuple[int, int, int]] = field(default_factory=list)
 
-    def evidence(self) -> int:
-        """The highest transaction that this file says was durable."""
+    def watermark(self) -> int:
+        """The highest transaction that this file states as durable."""
         durable = self.durable
-        # The watermark never falls along a file, so its last frame says the most.
+        # Watermarks never decrease along a file, so that of the last frame is the highest.
         if self.frames:
             durable = max(durable, self.frames[-1].durable)
-        return max((durable, *(claim for _, _, claim in self.beyond)))
+        return max((durable, *(stated for _, _, stated in self.later_headers)))
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
-    """A journal that is to end at `offset`, and the transactions that this drops from it."""
+class Truncation:
+    """A journal to truncate at `offset`, and the transactions that this removes."""
 
     number: int
     offset: int
@@ -54,7 +55,7 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """A durable transaction that cannot be recovered: the first one missing, and where it is missed."""
+    """A durable transaction that cannot be recovered: the first missing one, and its likeliest location."""
 
     number: int
     offset: int
@@ -64,36 +65,41 @@ class Damage:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """`last` is the end of the prefix, of which all up to `durable` is known to be on disk; `cuts` make the files say the
-    same. With `damage` the cuts would lose durable transactions.
+class PrefixDecision:
+    """The prefix, and the truncations after which the files hold exactly the prefix.
+
+    `last` is its end; transactions up to `durable` are known to be on disk. With `damage` the truncations
+    would remove durable transactions.
     """
 
     last: int
     durable: int
-    cuts: tuple[Cut, ...]
+    truncations: tuple[Truncation, ...]
     damage: Damage | None
 
 
-def decide(scans: Sequence[Scan], snapshot_transaction: int, durable: int = 0) -> Verdict:
-    """Decides what survives of transactions after `snapshot_transaction`; `durable` is evidence from elsewhere (0 =
-    none).
+def decide(scans: Sequence[JournalScan], snapshot_transaction: int, durable: int = 0) -> PrefixDecision:
+    """Decides which transactions after `snapshot_transaction` survive.
+
+    `durable` is a watermark from elsewhere (0 = none).
     """
     last = prefix_end(scans, snapshot_transaction)
-    evidence = max([durable, *(scan.evidence() for scan in scans)])
-    cuts = tuple(cut for scan in scans if (cut := _cut(scan, last)) is not None)
-    damage = _locate(scans, last, evidence) if evidence > last else None
-    return Verdict(last, max(evidence, snapshot_transaction), cuts, damage)
+    watermark = max([durable, *(scan.watermark() for scan in scans)])
+    truncations = tuple(found for scan in scans if (found := _truncation(scan, last)) is not None)
+    damage = _locate_damage(scans, last, watermark) if watermark > last else None
+    return PrefixDecision(last, max(watermark, snapshot_transaction), truncations, damage)
 
 
-def prefix_end(scans: Sequence[Scan], start: int) -> int:
-    """The last transaction of the longest run start + 1, start + 2, … in which each one is there exactly once."""
+def prefix_end(scans: Sequence[JournalScan], start: int) -> int:
+    """The last transaction of the longest run start + 1, start + 2, … without a gap or a duplicate."""
     total = sum(len(scan.frames) for scan in scans)
-    # The usual case, a whole log of a million transactions, at the speed of sorted runs.
+    # The common case, a whole log of a million transactions, without a Python step for each.
     if sorted(map(_transaction, chain.from_iterable(scan.frames for scan in scans))) == list(
         range(start + 1, start + 1 + total)
     ):
         return start + total
+    # A transaction that occurs twice ends the prefix too: the
+    # files do not show which of the two was acknowledged.
     seen = bytearray(total)
     for scan in scans:
         for frame in scan.frames:
@@ -105,27 +111,29 @@ def prefix_end(scans: Sequence[Scan], start: int) -> int:
     return start + min(total if once < 0 else once, total if twice < 0 else twice)
 
 
-def _cut(scan: Scan, last: int) -> Cut | None:
+def _truncation(scan: JournalScan, last: int) -> Truncation | None:
     late = scan.frames[bisect_right(scan.frames, last, key=_transaction) :]
-    beyond = tuple(transaction for _, transaction, _ in scan.beyond)
+    later = tuple(transaction for _, transaction, _ in scan.later_headers)
+    # Whole frames after the end of the prefix go too: if they
+    # stayed, the numbers of the next updates would occur twice.
     if late:
-        transactions = tuple(frame.transaction for frame in late) + beyond
-        return Cut(scan.number, late[0].offset, transactions, f"transaction {last + 1} before them is missing")
-    if scan.trouble is not None:
-        return Cut(scan.number, scan.end, beyond, scan.trouble)
+        transactions = tuple(frame.transaction for frame in late) + later
+        return Truncation(scan.number, late[0].offset, transactions, f"transaction {last + 1} before them is missing")
+    if scan.stop_reason is not None:
+        return Truncation(scan.number, scan.end, later, scan.stop_reason)
     return None
 
 
-def _locate(scans: Sequence[Scan], last: int, evidence: int) -> Damage:
+def _locate_damage(scans: Sequence[JournalScan], last: int, watermark: int) -> Damage:
     missing = last + 1
-    suspects = [scan for scan in scans if scan.trouble is not None and not _is_past(scan, missing)]
-    # With no bad bytes anywhere, the file that stops earliest is the likeliest to have lost its end.
+    suspects = [scan for scan in scans if scan.stop_reason is not None and not _is_past(scan, missing)]
+    # Without invalid bytes in any file, the one that ends earliest is the likeliest to have lost its end.
     suspects = suspects or sorted(scans, key=lambda scan: scan.frames[-1].transaction if scan.frames else last)
     chosen = suspects[0]
-    why = chosen.trouble or "it ends too early, or repeats a transaction"
-    reason = f"{why}; transaction {missing} is missing here or in a file beside it, and it was durable (as was all up to {evidence})"
-    return Damage(chosen.number, chosen.end, missing, evidence, reason)
+    cause = chosen.stop_reason or "it ends too early, or has a transaction twice"
+    reason = f"{cause}; transaction {missing} is missing in this file or another, and it was durable (as were all up to {watermark})"
+    return Damage(chosen.number, chosen.end, missing, watermark, reason)
 
 
-def _is_past(scan: Scan, transaction: int) -> bool:
+def _is_past(scan: JournalScan, transaction: int) -> bool:
     return bool(scan.frames) and scan.frames[-1].transaction > transaction

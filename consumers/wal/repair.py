@@ -1,7 +1,7 @@
-"""Repair: what a damaged log still holds, and, when told to, giving up the rest.
+"""Repair: reports what a damaged log still holds and, on request, drops the rest.
 
-Nothing is mended: what is kept is the state after the longest prefix that can be read, without the large values that
-cannot. It is written as a new snapshot, so a crash in the middle leaves the log as it was, or repaired.
+The result is the state after the longest readable prefix, without unreadable large values. It is written as a
+new snapshot, so a crash during the repair leaves the log as before or repaired.
 """
 
 from __future__ import annotations
@@ -10,14 +10,21 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from pathlib import Path
 
-from connectors.files import FileLayer
-from consumers.wal.errors import LogDamaged
-from consumers.wal.journal import Journal, journal_name
-from consumers.wal.manifest import Manifest
-from consumers.wal.recovery import Survey, describe_cut, read_entries, replay, survey_files, write_manifest
-from consumers.wal.replace import publish_partial, write_partial
-from consumers.wal.snapshot import SNAPSHOT_NAME, SnapshotHeader, encode_snapshot
-from consumers.wal.values import Entry, ValueReference
+from headrace.connectors.files import FileLayer
+from headrace.consumers.wal.journal_file import JournalFile, journal_name
+from headrace.consumers.wal.manifest import Manifest
+from headrace.consumers.wal.replace import publish_partial, write_partial
+from headrace.consumers.wal.snapshot_file import SNAPSHOT_NAME, SnapshotHeader, encode_snapshot
+from headrace.consumers.wal.value_references import Entry, ValueReference
+from headrace.consumers.wal.wal_errors import LogDamaged
+from headrace.consumers.wal.wal_recovery import (
+    Survey,
+    describe_truncation,
+    read_entries,
+    replay,
+    survey_files,
+    write_manifest,
+)
 
 WHOLE = "whole"
 TORN = "torn"
@@ -26,10 +33,10 @@ DAMAGED = "damaged"
 
 @dataclass(frozen=True, slots=True)
 class RepairReport:
-    """What was found: `state` is whole, torn (the next recovery cuts the unfinished end by itself) or damaged.
+    """The findings: `state` is whole, torn (the next recovery truncates the unfinished end) or damaged.
 
-    `last_transaction` is the end of what can be kept, `newest_transaction` the highest that was seen or said to be
-    durable. `would_drop` has a line for each thing that goes; `dropped` says that it is gone.
+    `last_transaction` is the end of the readable prefix, `newest_transaction` the highest that was found or
+    stated as durable. `would_drop` has a line for each loss; `dropped` is true once it has happened.
     """
 
     state: str
@@ -41,8 +48,8 @@ class RepairReport:
     dropped: bool
 
 
-class _Missing(Journal):
-    """Stands for a journal that does not exist: its values cannot be read."""
+class _MissingJournal(JournalFile):
+    """The substitute of a journal that does not exist: its values cannot be read."""
 
     def __init__(self, directory: Path, number: int) -> None:
         self.path = directory / f"journal {number}"
@@ -52,16 +59,17 @@ class _Missing(Journal):
         raise LogDamaged(self.path, offset, "the file is missing")
 
     def __del__(self) -> None:
-        """There is nothing to close."""
+        """Does nothing: there is no descriptor."""
 
 
 def repair(directory: Path, *, drop: bool = False, files: FileLayer | None = None) -> RepairReport:
-    """Examines a log that nobody has open, without its serde; with `drop` gives up what cannot be kept.
+    """Examines a log that no process has open, without its serde; with `drop` removes what cannot be kept.
 
-    Raises `DirectoryHeld`, `FileMissing` when there is no log, and `LogDamaged` when manifest or snapshot are damaged:
-    then no prefix can be told, and only a copy helps.
+    Raises `DirectoryHeld`, `FileMissing` when there is no log, and `LogDamaged` when manifest or snapshot are
+    damaged: then no prefix can be determined, and only a copy helps.
     """
     layer = files or FileLayer()
+    # Before the lock, which would create a lock file in any directory that a typing mistake names.
     if "manifest" not in layer.names(directory):
         survey_files(layer, directory, None)
     ownership = layer.lock(directory, "the write-ahead log in")
@@ -77,11 +85,11 @@ def repair(directory: Path, *, drop: bool = False, files: FileLayer | None = Non
 
 
 def _readable_entries(survey: Survey, directory: Path) -> tuple[dict[Hashable, Entry], list[str]]:
-    missing = {number: _Missing(directory, number) for number in survey.missing}
-    journals: dict[int, Journal] = {**survey.journals, **missing}
+    missing = {number: _MissingJournal(directory, number) for number in survey.missing}
+    journals: dict[int, JournalFile] = {**survey.journals, **missing}
     version = survey.manifest.serde_version
     entries = read_entries(survey.snapshot, journals, version)
-    replay(entries, survey.scans, survey.journals, survey.start, survey.verdict.last, version)
+    replay(entries, survey.scans, survey.journals, survey.start, survey.decision.last, version)
     unreadable = []
     for key, entry in list(entries.items()):
         if isinstance(entry, ValueReference):
@@ -94,40 +102,43 @@ def _readable_entries(survey: Survey, directory: Path) -> tuple[dict[Hashable, E
 
 
 def _report(survey: Survey, records: int, unreadable: list[str], drop: bool) -> RepairReport:
-    verdict = survey.verdict
-    cuts = [describe_cut(survey.journals[cut.number].path, cut) for cut in verdict.cuts]
+    decision = survey.decision
+    torn = [describe_truncation(survey.journals[each.number].path, each) for each in decision.truncations]
     partitions = dict(survey.manifest.journals)
     missing = [f"{journal_name(number, partitions[number])} is missing" for number in survey.missing]
-    claims = [scan.frames[-1].transaction for scan in survey.scans if scan.frames]
-    claims += [transaction for scan in survey.scans for _, transaction, _ in scan.beyond]
-    newest = max([verdict.last, verdict.durable, *claims])
+    found = [scan.frames[-1].transaction for scan in survey.scans if scan.frames]
+    found += [transaction for scan in survey.scans for _, transaction, _ in scan.later_headers]
+    newest = max([decision.last, decision.durable, *found])
     damage = []
-    if verdict.damage is not None:
+    if decision.damage is not None:
         damage.append(
-            f"{survey.journals[verdict.damage.number].path} at offset {verdict.damage.offset}: {verdict.damage.reason}"
+            f"{survey.journals[decision.damage.number].path} at offset {decision.damage.offset}: {decision.damage.reason}"
         )
     damage += missing + unreadable
-    lost = [f"transactions {verdict.last + 1} to {newest}"] if damage and newest > verdict.last else []
-    state = DAMAGED if damage else TORN if cuts else WHOLE
+    lost = [f"transactions {decision.last + 1} to {newest}"] if damage and newest > decision.last else []
+    state = DAMAGED if damage else TORN if torn else WHOLE
     return RepairReport(
         state,
-        verdict.last,
+        decision.last,
         newest,
         records,
         "; ".join(damage),
-        tuple(lost + cuts + missing + unreadable),
+        tuple(lost + torn + missing + unreadable),
+        # A torn log needs no repair: the next recovery truncates it, and reports what it removes.
         drop and state == DAMAGED,
     )
 
 
 def _write_kept(files: FileLayer, directory: Path, survey: Survey, entries: dict[Hashable, Entry], newest: int) -> None:
+    # Past every journal, and with the highest transaction ever seen: a frame that survives in a file must
+    # neither be replayed after this snapshot nor share its number with a later update.
     manifest = survey.manifest
     replay_from = max([1, *(number + 1 for number, _ in manifest.journals)])
     if survey.snapshot is not None:
         replay_from = max(replay_from, survey.snapshot.header.replay_from)
     serde = (manifest.serde_name, manifest.serde_version)
     header = SnapshotHeader(manifest.identity, newest, replay_from, len(entries), *serde)
-    referenced: set[Journal] = set()
+    referenced: set[JournalFile] = set()
     path = directory / SNAPSHOT_NAME
     write_partial(files, path, encode_snapshot(header, entries, referenced))
     publish_partial(files, path)

@@ -1,5 +1,6 @@
-"""Whole-file replacement through the file layer: `.partial`, sync, rename, sync of the directory, with a named step
-after each.
+"""Atomic replacement of a file: `.partial`, sync, rename, sync of the directory.
+
+The file layer receives each step by name, so that crash tests can stop between any two.
 """
 
 from __future__ import annotations
@@ -7,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from connectors.files import PARTIAL_SUFFIX, FileLayer
+from headrace.connectors.files import PARTIAL_SUFFIX, FileLayer
 
 
 def write_partial(files: FileLayer, path: Path, pieces: Iterable[bytes]) -> int:
-    """Writes `path` + `.partial` durably and returns its size; leaves nothing behind when that fails."""
+    """Writes `path` + `.partial` durably and returns its size; leaves no file when that fails."""
     partial = partial_of(path)
     files.unlink(partial)
     descriptor = files.create(partial)
@@ -31,9 +32,9 @@ def write_partial(files: FileLayer, path: Path, pieces: Iterable[bytes]) -> int:
 
 
 def publish_partial(files: FileLayer, path: Path) -> None:
-    """Gives the partial file its name. When the rename worked and the directory's sync did not, a crash may leave
-    either file.
-    """
+    """Renames the partial file to `path`, durably."""
+    # When the rename succeeds and the sync of the directory fails, a crash may leave either file. Callers
+    # therefore keep everything that the old one needs until this returns.
     try:
         files.rename(partial_of(path), path)
     except BaseException:
@@ -45,7 +46,7 @@ def publish_partial(files: FileLayer, path: Path) -> None:
 
 
 def partial_of(path: Path) -> Path:
-    """The name a file has while it is written."""
+    """The path of a file while it is written."""
     return path.with_name(path.name + PARTIAL_SUFFIX)
 
 
@@ -63,7 +64,7 @@ def _write_all(files: FileLayer, descriptor: int, data: bytes, offset: int) -> i
     while view:
         written = files.write(descriptor, [view], offset)
         if written <= 0:
-            raise OSError(5, "the file takes no more bytes")
+            raise OSError(5, "the file accepts no more bytes")
         offset += written
         view = view[written:]
     return offset

@@ -1,4 +1,4 @@
-"""What a record is to the log: something with a key that can be turned into bytes and back."""
+"""Serialisation of records: the Serde protocol, the serde for pairs of bytes, and the two operations."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import struct
 from collections.abc import Hashable
 from typing import Generic, Protocol, TypeVar
 
-from connectors.files import Buffer
+from headrace.connectors.files import Buffer
 
 Key = TypeVar("Key", bound=Hashable)
 Record = TypeVar("Record")
 KeyOut = TypeVar("KeyOut", bound=Hashable, covariant=True)
 
 Value = Buffer | tuple[Buffer, ...]
-"""The value of a pair when it is written: one buffer, or several that are stored one after the other without being
-joined in memory.
+"""The value of a pair when it is written: one buffer, or several that are stored one after the other without
+being joined in memory.
 """
 
 Pair = tuple[bytes, Value]
@@ -24,19 +24,19 @@ _LENGTH = struct.Struct("<I")
 
 
 class Serde(Protocol[KeyOut, Record]):
-    """Turns records into bytes and back. `name` and `version` stand in every file: a log opens only under the same name
-    and a version not older.
+    """Turns records into bytes and back.
 
+    Every file has `name` and `version`: a log opens only with the same name and the same or a later version.
     `dump` and `load` may raise; the update or recovery then fails as a whole and changes nothing.
     """
 
     @property
     def name(self) -> str:
-        """The serde's name for as long as its logs live."""
+        """The serde's name, constant for the lifetime of its logs."""
 
     @property
     def version(self) -> int:
-        """Raised whenever `dump` changes; `load` must read all lower ones."""
+        """The version of `dump`, higher after each change; `load` must read all lower ones."""
 
     def key(self, record: Record) -> KeyOut:
         """The record's key: bytes, str, int, float, UUID or a tuple of them."""
@@ -45,12 +45,13 @@ class Serde(Protocol[KeyOut, Record]):
         """The record as bytes, its key included."""
 
     def load(self, data: bytes, version: int) -> Record:
-        """The record that `dump` of that version gave `data` for."""
+        """The record from which `dump` of that version created `data`."""
 
 
 class BytesSerde:
-    """Records are `(key: bytes, value: bytes)` pairs. Values go to disk as they came, without a copy, and may be
-    `bytes`, `bytearray`, `memoryview` or a tuple of them.
+    """Records are `(key: bytes, value: bytes)` pairs, written without a copy.
+
+    Values may be `bytes`, `bytearray`, `memoryview` or a tuple of them.
     """
 
     name = "bytes"
@@ -71,13 +72,13 @@ class BytesSerde:
         return bytes(data[_LENGTH.size : end]), bytes(data[end:])
 
 
+# Compared by identity below: a subclass that overrides
+# one of them must not lose its override to the fast path.
 _DUMP, _LOAD, _KEY = BytesSerde.dump, BytesSerde.load, BytesSerde.key
 
 
 def dumps_pairs(serde: object) -> bool:
-    """Whether the serde's records are plain pairs written by `BytesSerde` itself, so that values need not be copied by
-    `dump`.
-    """
+    """Whether records are pairs written by `BytesSerde` itself, so that `dump` need not copy values."""
     return (
         getattr(getattr(serde, "dump", None), "__func__", None) is _DUMP
         and getattr(getattr(serde, "key", None), "__func__", None) is _KEY
@@ -85,17 +86,17 @@ def dumps_pairs(serde: object) -> bool:
 
 
 def loads_pairs(serde: object) -> bool:
-    """Whether `load` is that of `BytesSerde`, so that a stored pair is the record."""
+    """Whether `load` is that of `BytesSerde`, so that a stored pair is the record itself."""
     return getattr(getattr(serde, "load", None), "__func__", None) is _LOAD
 
 
 def join_pair(key: bytes, value: Value) -> bytes:
-    """What `BytesSerde.dump` gives for a pair."""
+    """The bytes that `BytesSerde.dump` returns for a pair."""
     return b"".join((_LENGTH.pack(len(key)), key, *(value if isinstance(value, tuple) else (value,))))
 
 
 class Put(Generic[Record]):
-    """Creates the record, or replaces the one with the same key."""
+    """Creates a record, or replaces the one with the same key."""
 
     __slots__ = ("record",)
 
@@ -107,7 +108,7 @@ class Put(Generic[Record]):
 
 
 class Delete(Generic[Key]):
-    """Removes the record with this key; one that does not exist is no error."""
+    """Removes the record with this key; a missing record is no error."""
 
     __slots__ = ("key",)
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import urllib.request
 from collections.abc import Sequence
 
 import pyarrow as pa
 
+from headrace.connectors.http import request_node
 from headrace.local_cluster import LocalCluster
+from headrace.schemas.errors import HeadraceError
 from headrace.workload.checksum import checksums, compare, total
-from schemas.errors import HeadraceError
 
 CHECK_ROWS = 1_000_000
 
@@ -20,11 +19,11 @@ class ContentDiffers(HeadraceError):
 
 
 def read_checksums(url: str, database: str, table: str, tags: Sequence[str]) -> pa.Table:
-    """The checksums of all rows of a table at a node, which never lie in memory together."""
-    body = json.dumps({"sql": f'SELECT * FROM "{database}"."{table}"', "format": "arrow"}).encode()
-    request = urllib.request.Request(f"{url}/api/v1/query", data=body, headers={"content-type": "application/json"})
+    """The checksums of all rows of a table at a node; memory holds about `CHECK_ROWS` of them."""
+    query = {"sql": f'SELECT * FROM "{database}"."{table}"', "format": "arrow"}
+    answer = request_node(f"{url}/api/v1/query", method="POST", document=query, timeout_s=300)
     sums, held, held_rows = [], [], 0
-    with urllib.request.urlopen(request, timeout=300) as response, pa.ipc.open_stream(response) as reader:
+    with answer, pa.ipc.open_stream(answer.stream) as reader:
         for batch in reader:
             held.append(batch)
             held_rows += len(batch)
@@ -37,7 +36,7 @@ def read_checksums(url: str, database: str, table: str, tags: Sequence[str]) -> 
 
 
 def written_checksums(written: Sequence[pa.Table]) -> pa.Table:
-    """The checksums of what was written, piece by piece."""
+    """The checksums of what was written, table by table."""
     return total([checksums(rows, tag_names(rows)) for rows in written])
 
 

@@ -1,8 +1,9 @@
-"""`headrace bench ingest`: from a table in the producer's memory to durable, queryable segments, beside the limits of the same machine.
+"""`headrace bench ingest`: from tables in a producer's memory to durable segments, beside the limits of the
+machine.
 
-One run: TSBS cpu data in Arrow tables of 100,000 rows with dictionary tags goes through the writer, a real broker and one node process, and is sealed
-at the end. Start-up is not counted; the CPU time of every process that works is. The content is read back and compared; a run that fails that has no
-figures.
+One run: TSBS cpu data in Arrow tables of 100,000 rows with dictionary tags goes through the writer, a real
+broker and one node process, and is sealed at the end. Start-up is not counted; the CPU time of every process
+that works is. The content is read back and compared; a run that fails that has no figures.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from confluent_kafka import Consumer, TopicPartition
 
-from connectors.files import fsync_file
-from connectors.http import call_node
-from connectors.log.kafka import KafkaLog
-from connectors.log.topics import Topics
-from consumers.membership.writer import Writer, WriterSettings
 from headrace.bench.content import ContentDiffers, check_content, tag_names
-from headrace.bench.measuring import DATABASE, Clock, Leg, Note, broker_pid, connected, node_pids, seal, silent
+from headrace.bench.measurement import DATABASE, Clock, Leg, Note, broker_pid, connected, node_pids, seal, silent
+from headrace.connectors.files import fsync_file
+from headrace.connectors.http import call_node
+from headrace.connectors.log.kafka import KafkaLog
+from headrace.connectors.log.topics import Topics
 from headrace.local_cluster import LocalCluster
+from headrace.producers.writer import TableWriter, WriterSettings
 from headrace.workload import cpu
 
 TABLE_ROWS = 100_000
@@ -49,6 +50,7 @@ def run(options: Mapping[str, str], note: Note = silent) -> dict[str, Any]:
         bytes_per_point = wire_bytes = 0.0
         for number in range(rounds):
             note(f"round {number + 1} of {rounds}")
+            # All legs in each round: a machine that gets slower during the run slows the limits down too.
             legs["parquet"].append(_parquet(tables, directory / "limit.parquet"))
             legs["headrace"].append(ingest_leg(local, broker_pid(local.broker), tables, f"cpu{number}", compression))
             legs["drain"].append(_drain(local, len(legs["drain"])))
@@ -96,11 +98,11 @@ def table(result: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
 
 
 def ingest_leg(local: LocalCluster, broker: int, tables: Sequence[pa.Table], name: str, compression: str) -> Leg:
-    """Write tables of rows and seal them at every node; the CPU of this process, of the broker with that pid and of the nodes."""
+    """Write tables of rows and seal them at every node; CPU of this process, the broker and the nodes."""
     tags = tag_names(tables[0])
     with connected(local.bootstrap, local.cluster) as cluster:
-        writer = Writer(cluster, DATABASE, name, WriterSettings(compression=compression))
-        # The schema is made before the clock starts, as it is for every later table of a stream.
+        writer = TableWriter(cluster, DATABASE, name, WriterSettings(compression=compression))
+        # The schema is made before the clock starts: a stream makes it once, and not with every table.
         writer.write(tables[0].slice(0, 0), tags)
         clock = Clock({"producer": [os.getpid()], "broker": [broker], "nodes": node_pids(local)})
         for rows in tables:
@@ -119,11 +121,13 @@ def _drain(local: LocalCluster, number: int) -> Leg:
             "bootstrap.servers": local.bootstrap,
             "group.id": f"drain{number}",
             "enable.auto.commit": False,
+            # By default librdkafka pauses a partition for a second when its queue is full.
             "fetch.queue.backoff.ms": 5,
             "fetch.max.bytes": 32 * 1024 * 1024,
             "max.partition.fetch.bytes": 16 * 1024 * 1024,
         }
     )
+    # Each round appended the same rows: the last share of each topic is what this round wrote.
     starts = {topic: end * number // (number + 1) for topic, end in ends.items()}
     clock = Clock({"consumer": [os.getpid()], "broker": [broker_pid(local.broker)]})
     consumer.assign([TopicPartition(topic, 0, start) for topic, start in starts.items()])

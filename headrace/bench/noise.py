@@ -1,4 +1,4 @@
-"""Rows that cannot be compressed, for benchmarks in which bytes on disk count: 10 random float64 fields, 80 bytes a row."""
+"""Incompressible rows for benchmarks of bytes on disk: 10 random float64 fields, 80 bytes a row."""
 
 from __future__ import annotations
 
@@ -41,6 +41,7 @@ class Noise:
             steps = min(STEPS_A_BATCH, self.rows // HOSTS - first)
             codes = pa.array(np.tile(np.arange(HOSTS, dtype=np.int32), steps))
             times = START_NS + DAY_NS // STEPS_A_DAY * np.arange(first, first + steps, dtype=np.int64)
+            # Seeded by the place: any batch can be made again alone, for its checksums.
             bits = np.random.default_rng((self.seed, first)).integers(0, 1 << 64, (FIELDS, steps * HOSTS), np.uint64)
             values = (bits & FINITE).view(np.float64)
             columns = {TAGS[0]: pa.DictionaryArray.from_arrays(codes, hosts), "time": pa.array(np.repeat(times, HOSTS))}

@@ -1,8 +1,9 @@
-"""`headrace bench recovery`: how long a node takes that has lost something, beside what the same machine takes without Headrace.
+"""`headrace bench recovery`: how long a node needs to recover, beside the same work without Headrace.
 
-Three parts on one broker, legs interleaved within each. Replay: a stopped node's store rebuilt from its topic, beside decode + sort + Parquet of the
-same rows and a drain of the topic. Files: a wiped member whose log was trimmed copies another member's files, beside a plain copy of these files with
-a sync each. Restart: a node is killed and started again with few and with many bytes of segments. Every leg's content is compared.
+Three parts on one broker, legs interleaved within each. Replay: a stopped node's store rebuilt from its
+topic, beside decode + sort + Parquet of the same rows and a drain of the topic. Files: a wiped member whose
+log was trimmed copies another member's files, beside a plain copy of these files with a sync each. Restart: a
+node is killed and started again with few and with many bytes of segments. Every leg's content is compared.
 """
 
 from __future__ import annotations
@@ -21,24 +22,13 @@ from typing import Any
 
 import psutil
 
-from connectors.files import fsync_directory, fsync_file
-from connectors.kafka.broker import EmbeddedBroker
-from connectors.log.deadline import Deadline
-from connectors.log.kafka import KafkaLog
-from connectors.log.topics import Topics
-from consumers.membership.writer import Writer, WriterSettings
-from consumers.node import NodeSettings
-from headrace.bench.content import ContentDiffers, check_node, tag_names, written_checksums
-from headrace.bench.ingest import TABLE_ROWS, ingest_leg
-from headrace.bench.measuring import (
+from headrace.bench.content import ContentDiffers, check_node
+from headrace.bench.measurement import (
     DATABASE,
-    Leg,
     Note,
-    broker_pid,
     chosen,
     connected,
     content_hash,
-    in_child,
     ratio,
     ratio_text,
     running_broker,
@@ -51,10 +41,15 @@ from headrace.bench.measuring import (
     versions,
 )
 from headrace.bench.noise import TAGS, Noise
-from headrace.bench.replaying import bare_leg, drain_leg, replay_leg, store_digests
+from headrace.bench.replay import LEAST, TABLE, measure_replay
+from headrace.connectors.deadline import Deadline
+from headrace.connectors.files import fsync_directory, fsync_file
+from headrace.connectors.kafka.broker import EmbeddedBroker
+from headrace.connectors.log.kafka import KafkaLog
+from headrace.connectors.log.topics import Topics
 from headrace.local_cluster import LocalCluster, probe
-from headrace.workload import cpu
-from schemas.errors import HeadraceError
+from headrace.producers.writer import TableWriter, WriterSettings
+from headrace.schemas.errors import HeadraceError
 
 OPTIONS = {
     "hosts": 4_000,
@@ -66,10 +61,7 @@ OPTIONS = {
     "seed": 1,
     "dir": "",
 }
-START_NS = 1_700_000_000_000_000_000
-LEAST = 0.6
 RESTART_LEAST = 0.9
-TABLE = "readings"
 WAIT_S = 300.0
 POLL_S = 0.01
 _STAMP = re.compile(r"^(\S+Z) ")
@@ -82,7 +74,7 @@ class BenchStuck(HeadraceError):
 
 @dataclass(frozen=True, slots=True)
 class Copied:
-    """One recovery from files: bytes of all groups, seconds from the first request to the last group in place, and the whole way to ready."""
+    """One recovery from files: seconds until the last group is in place, and until the node is ready."""
 
     size_bytes: int
     seconds: float
@@ -92,7 +84,9 @@ class Copied:
 
 
 def run(options: Mapping[str, str], note: Note = silent) -> dict[str, Any]:
-    """Options: hosts and rows (of the replay), files_mb, small_mb and large_mb (of segments), rounds, seed, dir. Raises ContentDiffers."""
+    """Options: hosts and rows (of the replay), files_mb, small_mb and large_mb (of segments), rounds, seed,
+    dir. Raises ContentDiffers.
+    """
     settings = chosen(options, OPTIONS)
     directory = Path(tempfile.mkdtemp(prefix="headrace-recovery-", dir=settings.pop("dir") or None))
     try:
@@ -100,7 +94,7 @@ def run(options: Mapping[str, str], note: Note = silent) -> dict[str, Any]:
             return {
                 "settings": settings,
                 "versions": versions(),
-                "replay": _measure_replay(directory, broker, settings, note),
+                "replay": measure_replay(directory, broker, settings, note),
                 "files": _measure_files(directory, broker, settings, note),
                 "restart": _measure_restart(directory, broker, settings, note),
                 "content": "compared after every leg",
@@ -144,83 +138,6 @@ def _span(figure: Mapping[str, float]) -> str:
     return f"{figure['median']:,.2f} ({figure['min']:,.2f} to {figure['max']:,.2f})"
 
 
-# Topic replay.
-
-
-def _measure_replay(directory: Path, broker: EmbeddedBroker, settings: Mapping[str, Any], note: Note) -> dict[str, Any]:
-    hosts, rows = settings["hosts"], settings["rows"]
-    workload = cpu(hosts=hosts, start_ns=START_NS, duration_s=rows // hosts * 10, seed=settings["seed"])
-    tables = [rows for _, rows in workload.batches(TABLE_ROWS)]
-    tags, expected = tag_names(tables[0]), written_checksums(tables)
-    note("replay: filling the topic")
-    with running_cluster(directory / "replay", broker, 1) as local:
-        ingest_leg(local, broker_pid(broker), tables, TABLE, "zstd")
-        check_node(local.url("n1"), DATABASE, TABLE, tags, expected)
-        local.stop()
-        data_directory, topic = local.data_directory("n1"), Topics(local.cluster).forward("n1")
-        before = store_digests(data_directory, "n1")
-        node = NodeSettings(local.cluster, "n1", ("n1",), 1, local.bootstrap, data_directory)
-        end = _end(local.bootstrap, topic)
-        ways: dict[str, Callable[[], Leg]] = {
-            "headrace replay": lambda: _replayed(node, before),
-            "decode, sort, encode": lambda: _bare(local.bootstrap, topic, directory / "bare", workload.rows),
-            "drain": lambda: in_child(drain_leg, local.bootstrap, topic, end),
-        }
-        legs = _interleaved(ways, settings["rounds"], "replay", note)
-        local.start()
-        check_node(local.url("n1"), DATABASE, TABLE, tags, expected)
-    points = workload.points
-    wall = {name: [leg.per_second(points) for leg in taken] for name, taken in legs.items()}
-    per_cpu = {name: [leg.per_cpu_second(points) for leg in taken] for name, taken in legs.items()}
-    ours, bare, drain = ways
-    return {
-        "data": {"name": "tsbs cpu", "rows": workload.rows, "points": points, "hash": content_hash(expected)},
-        "legs": {
-            name: {"points_per_second": summary(wall[name]), "points_per_cpu_second": summary(per_cpu[name])}
-            for name in ways
-        },
-        "of_bare": ratio(wall[ours], wall[bare], LEAST),
-        "of_bare_per_cpu_second": ratio(per_cpu[ours], per_cpu[bare], LEAST),
-        "of_drain": ratio(wall[ours], wall[drain]),
-    }
-
-
-def _interleaved(ways: Mapping[str, Callable[[], Leg]], rounds: int, what: str, note: Note) -> dict[str, list[Leg]]:
-    """Each way once a round in changing order, after a round that warms up."""
-    legs: dict[str, list[Leg]] = {name: [] for name in ways}
-    for number in range(rounds + 1):
-        note(f"{what}: round {number} of {rounds}" if number else f"{what}: warming up")
-        for name in random.sample(list(ways), len(ways)):
-            leg = ways[name]()
-            if number:
-                legs[name].append(leg)
-    return legs
-
-
-def _replayed(node: NodeSettings, before: Mapping[str, str]) -> Leg:
-    leg: Leg = in_child(replay_leg, node)
-    if store_digests(node.data_directory, node.node) != before:
-        raise ContentDiffers("the rebuilt store has other segments than the one before")
-    return leg
-
-
-def _bare(bootstrap: str, topic: str, directory: Path, rows: int) -> Leg:
-    directory.mkdir()
-    try:
-        leg: Leg = in_child(bare_leg, bootstrap, topic, directory, rows)
-        return leg
-    finally:
-        shutil.rmtree(directory)
-
-
-def _end(bootstrap: str, topic: str) -> int:
-    log = KafkaLog(bootstrap)
-    try:
-        return log.describe(topic).end
-    finally:
-        log.close()
-
-
 # Files, then the log.
 
 
@@ -256,7 +173,7 @@ def _measure_files(directory: Path, broker: EmbeddedBroker, settings: Mapping[st
 def _fill(local: LocalCluster, noise: Noise) -> None:
     # Random bits gain nothing from compression on their way.
     with connected(local.bootstrap, local.cluster) as cluster:
-        writer = Writer(cluster, DATABASE, TABLE, WriterSettings(compression="none"))
+        writer = TableWriter(cluster, DATABASE, TABLE, WriterSettings(compression="none"))
         for rows in noise.batches():
             writer.write(rows, TAGS)
         seal(local, writer.close())
@@ -275,13 +192,15 @@ def _copy_from_member(local: LocalCluster) -> Copied:
     """Wipe n2 and start it: all its groups come from n1."""
     local.kill("n2")
     local.wipe("n2")
+    # What earlier legs left in the page cache would be written to disk during this one.
     os.sync()
-    said, source = len(_log_lines(local, "n2")), psutil.Process(local.node("n1").pid)
+    lines_before, source = len(_log_lines(local, "n2")), psutil.Process(local.node("n1").pid)
     source_s, begun_s = used_s(source), time.monotonic()
     local.start_node("n2")
     _await_ready(local, "n2")
     ready_seconds = time.monotonic() - begun_s
-    lines = _log_lines(local, "n2")[said:]
+    # From the node's own log: the copy is a part of the way to ready, and no request shows when it begins.
+    lines = _log_lines(local, "n2")[lines_before:]
     begins = [_stamp(line) for line in lines if "copying files" in line]
     ends = [_stamp(line) for line in lines if "recovered from files" in line]
     if not ends:
@@ -313,6 +232,7 @@ def _copy_plainly(source: Path, target: Path) -> float:
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, copy)
             fsync_file(copy)
+        # As durable as a recovery leaves them: directories synced too.
         for parent, _, _ in os.walk(target, topdown=False):
             fsync_directory(Path(parent))
         seconds = time.monotonic() - begun_s
@@ -346,6 +266,7 @@ def _measure_restart(
         os.sync()
         for number in range(rounds + 1):
             note(f"restart: round {number} of {rounds}" if number else "restart: warming up")
+            # In random order: neither cluster is always the one that starts after the other.
             for name in random.sample(list(clusters), 2):
                 seconds, cpu_s = _restart(clusters[name])
                 if number:

@@ -1,9 +1,11 @@
-"""`headrace bench replication`: what three replicas cost beside one, and what a confirmation by two of them takes.
+"""`headrace bench replication`: what three replicas cost beside one, and what a confirmation by two of them
+takes.
 
-One run on one broker. Work: the same tables go into a cluster of one node and into one of three, in turn, and are sealed at every replica; the CPU
-time of the nodes by replica is the figure, since everything else there is only once. Latency: a small write that two of three nodes hold durably,
-beside Kafka's own acknowledgement of a record of that size and one fdatasync of 4 KB, in turn, first alone and then while another process writes.
-Every replica is read back and compared after every round.
+One run on one broker. Work: the same tables go into a cluster of one node and into one of three, in turn, and
+are sealed at every replica; the CPU time of the nodes by replica is the figure, since everything else there
+is only once. Latency: a small write that two of three nodes hold durably, beside Kafka's own acknowledgement
+of a record of that size and one fdatasync of 4 KB, in turn, first alone and then while another process
+writes. Every replica is read back and compared after every round.
 """
 
 from __future__ import annotations
@@ -22,12 +24,9 @@ from typing import Any
 import pyarrow as pa
 from confluent_kafka import Producer
 
-from connectors.kafka.broker import EmbeddedBroker
-from connectors.log.kafka import KafkaLog
-from consumers.membership.writer import Cluster, Writer, WriterSettings
 from headrace.bench.content import check_node, tag_names, written_checksums
 from headrace.bench.ingest import TABLE_ROWS, ingest_leg
-from headrace.bench.measuring import (
+from headrace.bench.measurement import (
     DATABASE,
     Leg,
     Note,
@@ -45,9 +44,13 @@ from headrace.bench.measuring import (
     summary,
     versions,
 )
+from headrace.connectors.kafka.broker import EmbeddedBroker
+from headrace.connectors.log.kafka import KafkaLog
 from headrace.local_cluster import LocalCluster
+from headrace.producers.cluster import Cluster
+from headrace.producers.writer import TableWriter, WriterSettings
+from headrace.schemas.errors import HeadraceError
 from headrace.workload import cpu
-from schemas.errors import HeadraceError
 
 OPTIONS = {
     "hosts": 4_000,
@@ -93,7 +96,9 @@ class Bench:
 
 
 def run(options: Mapping[str, str], note: Note = silent) -> dict[str, Any]:
-    """Options: hosts, rows, rounds, seed, compression, writes (of each kind a round), load_rows (a second), dir. Raises ContentDiffers."""
+    """Options: hosts, rows, rounds, seed, compression, writes (of each kind a round), load_rows (a second),
+    dir. Raises ContentDiffers.
+    """
     settings = chosen(options, OPTIONS)
     hosts, rows, seed = settings["hosts"], settings["rows"], settings["seed"]
     workload = cpu(hosts=hosts, start_ns=START_NS, duration_s=rows // hosts * 10, seed=seed)
@@ -155,6 +160,7 @@ def _measure_work(bench: Bench, rounds: int, expected: pa.Table, note: Note) -> 
     pid = broker_pid(bench.broker)
     for number in range(rounds + 1):
         note(f"one and three replicas, round {number} of {rounds}" if number else "one and three replicas, warming up")
+        # In alternating order: neither cluster always runs on the caches that the other one left.
         order = list(bench.clusters.items())
         for name, local in order if number % 2 else order[::-1]:
             leg = ingest_leg(local, pid, bench.tables, f"cpu{number}", bench.compression)
@@ -218,7 +224,7 @@ def _measure_latency(bench: Bench, settings: Mapping[str, Any], note: Note) -> d
 def _quorum_times(cluster: Cluster, name: str, rows: pa.Table) -> list[float]:
     """Milliseconds of each row, written by itself."""
     tags = tag_names(rows)
-    with Writer(cluster, DATABASE, name, WriterSettings(QUORUM, QUORUM_TIMEOUT_MS)) as writer:
+    with TableWriter(cluster, DATABASE, name, WriterSettings(QUORUM, QUORUM_TIMEOUT_MS)) as writer:
         writer.write(rows.slice(0, 0), tags)
         return _times(lambda row: writer.write(rows.slice(row, 1), tags), rows.num_rows)
 
@@ -235,11 +241,11 @@ def _times(once: Callable[[int], None], count: int) -> list[float]:
 
 @contextmanager
 def _plain_kinds(bench: Bench) -> Iterator[dict[str, Callable[[int], None]]]:
-    """What the same machine takes for less: a record that Kafka acknowledges, and a sync of the disk."""
+    """Times of the same machine for less: a record that Kafka acknowledges, and a sync of the disk."""
     log = KafkaLog(bench.three.bootstrap)
     log.create_topic(PLAIN_TOPIC, {})
     log.close()
-    # As our own appender: idempotent, every replica of the topic, and nothing held back.
+    # The settings of the appender of Headrace: idempotent, acknowledged by every replica, no batching delay.
     producer = Producer({"bootstrap.servers": bench.three.bootstrap, "enable.idempotence": True, "acks": "all"})
     value = os.urandom(RECORD_BYTES)
     file = os.open(bench.directory / "synced", os.O_WRONLY | os.O_CREAT)
@@ -263,7 +269,7 @@ def _plain_kinds(bench: Bench) -> Iterator[dict[str, Callable[[int], None]]]:
 
 @contextmanager
 def _load(bench: Bench, rows_per_second: int, number: int) -> Iterator[None]:
-    """Another process writes at a steady rate meanwhile; a rate of 0 is none."""
+    """Let another process write at a steady rate meanwhile; a rate of 0 starts none."""
     if not rows_per_second:
         yield
         return
@@ -289,10 +295,11 @@ def _load(bench: Bench, rows_per_second: int, number: int) -> Iterator[None]:
 def _write_steadily(
     bootstrap: str, cluster: str, name: str, rows_per_second: int, seed: int, started: Any, stop: Any
 ) -> None:
-    """A process of its own: the same rows again and again, which is all the same work, until it is told to stop."""
+    """Write the same rows again and again, in a process of its own, until `stop` is set."""
+    # The same rows cost a store what new ones do, and generating new ones would take CPU time from the nodes.
     rows = cpu(hosts=LOAD_TABLE_ROWS, duration_s=10, seed=seed).read("cpu")
     tags = tag_names(rows)
-    with connected(bootstrap, cluster) as shared, Writer(shared, DATABASE, name) as writer:
+    with connected(bootstrap, cluster) as shared, TableWriter(shared, DATABASE, name) as writer:
         writer.write(rows, tags)
         writer.flush()
         started.set()

@@ -1,8 +1,10 @@
-"""`headrace bench spark`: raw topic to forward logs through Spark, beside the limit (Kafka source → noop) and stock Spark in the same run.
+"""`headrace bench spark`: raw topic to forward logs through Spark, beside its Kafka source alone and stock
+Spark.
 
-All legs are streaming queries over the same topics, in turn, several rounds after one that warms up; a ratio is the
-median over the rounds of two legs of one round. Ours ends in the broker; the limit and stock Spark (`from_json`, one Arrow stream a batch) end
-in the noop sink, which favours them. A leg whose row count is wrong has no figures.
+All legs are streaming queries over the same topics, in turn, several rounds after one that warms up; a ratio
+is the median over the rounds of two legs of one round. Ours ends in the broker; the limit and stock Spark
+(`from_json`, one Arrow stream a batch) end in the noop sink, which favours them. A leg whose row count is
+wrong has no figures.
 """
 
 from __future__ import annotations
@@ -26,37 +28,37 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from connectors.formats.parsed import FormatOptions
-from connectors.kafka.broker import EmbeddedBroker
-from connectors.log.kafka import KafkaLog
-from connectors.log.topics import Topics
-from consumers.membership.cluster import join_cluster
-from headrace.bench.measuring import Note, silent
+from headrace.bench.measurement import Note, silent
+from headrace.connectors.formats.interface import FormatOptions
+from headrace.connectors.kafka.broker import EmbeddedBroker
+from headrace.connectors.log.kafka import KafkaLog
+from headrace.connectors.log.topics import Topics
+from headrace.consumers.membership.bootstrap import join_cluster
+from headrace.pipeline.ingest import RunOptions, forward_writer, new_counts, prepare, raw_messages
+from headrace.pipeline.ingest_progress import TaskCounts
+from headrace.pipeline.job import IngestJob
+from headrace.pipeline.session import close_session, open_session
+from headrace.schemas.errors import HeadraceError
+from headrace.schemas.records import Create
 from headrace.workload import cpu
 from headrace.workload.encode import to_json_lines, to_line_protocol
-from pipeline.counts import TaskCounts
-from pipeline.ingest import RunOptions, forward_writer, new_tally, prepare, raw_messages
-from pipeline.job import IngestJob
-from pipeline.session import close_session, open_session
-from schemas.errors import HeadraceError
-from schemas.records import Create
 
 HOSTS = 1_000
 INTERVAL_S = 10
 MESSAGES_MAX = 1_000_000_000
 FORMATS = ("influx", "json")
 DRIVER_MEMORY = "2g"
-"""Stock Spark does not get by with the 1 GB that ingest has: it explodes and parses long messages on the JVM's heap."""
+"""More than the 1 GB of ingest: stock Spark explodes and parses long messages on the heap."""
 SOURCE_SETTINGS = {
     "max.poll.records": "10000",
     "max.partition.fetch.bytes": str(8 * 1024 * 1024),
     "fetch.max.bytes": str(32 * 1024 * 1024),
-    # Spark asks for the ends of a partition after every poll, and Kafka answers only when it has answered the fetch ahead: at the end of a topic a
-    # query would wait out the 500 ms that a fetch may wait for more.
+    # Spark requests the end of a partition after every poll, and Kafka answers requests of a connection in
+    # order: at the end of a topic a query would wait the 500 ms that the fetch ahead may wait for more data.
     "fetch.max.wait.ms": "10",
     "receive.buffer.bytes": str(1024 * 1024),
 }
-"""What makes Spark's Kafka source faster than its defaults do: the limit should be one."""
+"""Faster than the defaults of Spark's Kafka source: a limit must not be an artificial one."""
 BARS = {"of_source_one": 0.5, "of_stock_one": 1.3, "of_stock_many": 3.0}
 
 
@@ -140,6 +142,7 @@ def _measure(bench: Bench, rounds: int, note: Note) -> dict[str, Any]:
             legs[f"source {form} {shape}"] = _leg_of(_source, bench, job)
             legs[f"ours {form} {shape}"] = _leg_of(_ours, bench, job)
         legs[f"stock json {shape}"] = _leg_of(_stock, bench, bench.job("json", shape))
+    # The first round is not measured: in it Java compiles hot code, Spark its plans and Numba its kernels.
     measured: dict[str, list[Leg]] = {name: [] for name in legs}
     for number in range(rounds + 1):
         note(f"round {number} of {rounds}" if number else "warming up")
@@ -165,7 +168,9 @@ def _figures(rows: int, legs: Sequence[Leg]) -> dict[str, float]:
 
 
 def _ratios(measured: Mapping[str, Sequence[Leg]]) -> dict[str, dict[str, float | None]]:
-    """Speed of ours over that of the source alone and of stock Spark, by format and shape: by the clock, and by the CPU time of Spark's processes."""
+    """Speed of ours over that of the source alone and of stock Spark, by format and shape: by the clock, and
+    by the CPU time of Spark's processes.
+    """
     ratios: dict[str, dict[str, float | None]] = {}
     for shape in ("one", "many"):
         for form in FORMATS:
@@ -190,7 +195,7 @@ def _source(bench: Bench, job: IngestJob) -> Leg:
 
 def _ours(bench: Bench, job: IngestJob) -> Leg:
     """The whole of ingest: parsed, cut, written to the forward logs with acks=all."""
-    tally = new_tally(bench.session)
+    tally = new_counts(bench.session)
     raw = raw_messages(bench.session, job, MESSAGES_MAX)
     leg = _run(forward_writer(raw, job, tally, bench.new_checkpoint()))
     _check(job, tally.value, bench.rows)
@@ -204,7 +209,7 @@ def _check(job: IngestJob, tasks: TaskCounts, rows: int) -> None:
 
 
 def _stock(bench: Bench, job: IngestJob) -> Leg:
-    """Stock Spark: lines split where there are many, `from_json`, then each Arrow batch as one compressed Arrow stream."""
+    """Stock Spark: split lines where needed, `from_json`, each Arrow batch as one compressed stream."""
     text = F.col("value").cast("string")
     members = ", ".join([f"{tag} string" for tag in bench.tags] + [f"{field} double" for field in bench.fields])
     lines = F.explode(F.split(text, "\n")) if job.topic.endswith("many") else text
@@ -245,18 +250,20 @@ def _run(writer: DataStreamWriter) -> Leg:
 
 
 def _moved(report: Mapping[str, Any]) -> bool:
-    """Whether a report tells of a micro-batch: Spark counts no input rows where workers read by themselves."""
+    """Whether a report is of a micro-batch with data."""
+    # By offsets: Spark counts no input rows where Python workers read the topic themselves.
     [source] = report["sources"]
     return bool(source["startOffset"] != source["endOffset"])
 
 
 def _cpu_seconds() -> float:
-    """Of Spark's JVM and its Python workers; not of the broker."""
+    """CPU seconds of Spark's JVM and its Python workers."""
     used = 0.0
     for process in psutil.Process(os.getpid()).children(recursive=True):
         try:
             times = process.cpu_times()
         except psutil.Error:
+            # A Python worker that ended since the list was made.
             continue
         used += times.user + times.system
     return used
@@ -290,6 +297,7 @@ def _produce(bootstrap: str, topic: str, values: Sequence[bytes], partitions: in
                 producer.produce(topic, value, partition=number * partitions // len(values))
                 break
             except BufferError:
+                # The producer's queue is full: its callbacks must run before it takes more.
                 producer.poll(0.1)
         if number % 1_000 == 0:
             producer.poll(0)

@@ -1,8 +1,8 @@
-"""`headrace bench wal`: the write-ahead log beside NiFi's two, RocksDB's, and what the disk can do, leg by leg in one
-run.
+"""`headrace bench wal`: the write-ahead log beside NiFi's two, RocksDB's, and what the disk can do, leg by
+leg in one run.
 
-Every figure is updates per second, medians over rounds whose legs are interleaved in changing order. A leg of ours
-counts only if what it wrote is recovered.
+Every figure is updates per second, medians over rounds whose legs are interleaved in changing order. A leg of
+ours counts only if what it wrote is recovered.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from connectors.kafka.jars import resolve_jars
-from connectors.kafka.java import find_java
-from consumers.wal import BytesSerde, Put, WriteAheadLog
-from headrace.bench.measuring import Note, silent
-from schemas.errors import HeadraceError
+from headrace.bench.measurement import Note, silent
+from headrace.connectors.kafka.jars import resolve_jars
+from headrace.connectors.kafka.java import find_java
+from headrace.consumers.wal import BytesSerde, Put, WriteAheadLog
+from headrace.schemas.errors import HeadraceError
 
 KEYS_PER_CALLER = 1_000
 RESERVE_BYTES = 1 << 20
@@ -89,8 +89,8 @@ class Bench:
 
 
 def run(options: Mapping[str, str], note: Note = silent) -> dict[str, Any]:
-    """Options: seconds (a leg), rounds, recover (updates of 100 B), recover_large (of 64 KB), peers (0 = ours and the
-    limit only), dir.
+    """Options: seconds (a leg), rounds, recover (updates of 100 B), recover_large (of 64 KB), peers (0 = ours
+    and the limit only), dir.
     """
     directory = Path(tempfile.mkdtemp(prefix="headrace-wal-", dir=options.get("dir") or None))
     peers = options.get("peers", "1") != "0"
@@ -160,6 +160,7 @@ def _measure_updates(bench: Bench, note: Note) -> dict[str, dict[str, dict[str, 
         note(case.name)
         values: dict[str, list[float]] = {name: [] for name in systems}
         for _ in range(bench.rounds):
+            # In changing order: a disk slows down and recovers over a run, and each system must meet both.
             for name in random.sample(list(systems), len(systems)):
                 with _fresh(bench) as directory:
                     values[name].append(systems[name](bench, case, directory))
@@ -177,8 +178,8 @@ def _fresh(bench: Bench) -> Iterator[Path]:
 
 
 def _drive(callers: int, seconds: float, update: Callable[[int, int], None]) -> tuple[float, list[int]]:
-    """Calls `update(caller, count)` from that many threads; returns (calls per second after the warm-up, calls by
-    caller in all).
+    """Calls `update(caller, count)` from that many threads; returns (calls per second after the warm-up,
+    calls by caller in all).
     """
     counts = [0] * callers
     measured = [0] * callers
@@ -188,6 +189,7 @@ def _drive(callers: int, seconds: float, update: Callable[[int, int], None]) -> 
     def work(caller: int) -> None:
         go.wait()
         count = 0
+        # A local name: the loop runs once per update, and what it costs itself is measured with it.
         clock = time.perf_counter
         while clock() < times[0]:
             update(caller, count)
@@ -249,7 +251,8 @@ def _rocksdb(bench: Bench, case: Case, directory: Path) -> float:
 
 
 def _limit(bench: Bench, case: Case, directory: Path) -> float:
-    """pwrite, and fdatasync when asked for, to the end of a file of each caller's own: no log, no order, no recovery.
+    """pwrite, and fdatasync when asked for, to the end of a file of each caller's own: no log, no order, no
+    recovery.
 
     Like our journals the files are preallocated 1 MiB at a time.
     """
@@ -273,7 +276,10 @@ def _limit(bench: Bench, case: Case, directory: Path) -> float:
 
 
 def _rewrite(bench: Bench, case: Case, directory: Path) -> float:
-    """The same over the same 8 MiB of each file again and again, which no log can do: neither space nor pages are ever new."""
+    """The same within 8 MiB of each file, again and again.
+
+    No log can do that: neither space nor pages are ever new.
+    """
     value = os.urandom(case.size)
     files = [os.open(directory / str(caller), os.O_RDWR | os.O_CREAT) for caller in range(case.callers)]
     for file in files:
@@ -294,18 +300,12 @@ def _rewrite(bench: Bench, case: Case, directory: Path) -> float:
 
 
 def _compile_peer(bench: Bench) -> None:
+    # Without a JDK, `java` compiles the source at every start: slower to start, and the same figures.
     source = Path(__file__).parent / "peers" / "NifiWal.java"
     compiler = Path(bench.java).with_name("javac")
     if bench.peers and compiler.exists():
-        command = [
-            str(compiler),
-            "-nowarn",
-            "-cp",
-            bench.class_path,
-            "-d",
-            str(bench.directory / "classes"),
-            str(source),
-        ]
+        places = ("-cp", bench.class_path, "-d", str(bench.directory / "classes"))
+        command = [str(compiler), "-nowarn", *places, str(source)]
         subprocess.run(command, check=True, capture_output=True)
 
 
@@ -384,11 +384,12 @@ def _fdatasync_rate(bench: Bench) -> int:
 
 
 def _write_rate(bench: Bench) -> int:
-    """One file, 256 MiB in pieces of 1 MiB, synced at the end: MB/s."""
-    piece = os.urandom(1 << 20)
+    """One file, 256 MiB in chunks of 1 MiB, synced at the end: MB/s."""
+    # Random bytes: a disk or file system that compresses would be measured too fast.
+    chunk = os.urandom(1 << 20)
     with _fresh(bench) as directory, open(directory / "file", "wb", buffering=0) as file:
         begun = time.perf_counter()
         for _ in range(256):
-            file.write(piece)
+            file.write(chunk)
         os.fdatasync(file.fileno())
         return round(256 * (1 << 20) / 1e6 / (time.perf_counter() - begun))

@@ -1,4 +1,4 @@
-"""`headrace accept-gap`: a group whose log lost records for good goes on without them."""
+"""`headrace accept-gap`: continue a group whose log lost records for good."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from headrace.cli.node import BootstrapOption, ClusterOption
-from headrace.cli.output import JsonOption, SettingsOption, run_command
+from headrace.cli.options import BootstrapOption, ClusterOption, JsonOption, SettingsOption
 from headrace.cli.session import cluster_session
+from headrace.terminal.command import run_command
 
 
 def register(app: typer.Typer) -> None:
@@ -21,7 +21,9 @@ def accept_gap(
     group: Annotated[str, typer.Option("--group", metavar="G", help="The group whose log was lost.")],
     resume: Annotated[
         int | None,
-        typer.Option(metavar="OFFSET", help="Where the log goes on, where the nodes cannot tell.", min=0),
+        typer.Option(
+            metavar="OFFSET", help="Offset at which the log continues, where the nodes cannot know it.", min=0
+        ),
     ] = None,
     allow_missing: Annotated[
         int,
@@ -31,15 +33,20 @@ def accept_gap(
     ] = 0,
     cluster: ClusterOption = None,
     bootstrap: BootstrapOption = None,
-    timeout: Annotated[float, typer.Option(metavar="SECONDS", help="How long to wait for the group to go on.")] = 60.0,
+    timeout: Annotated[
+        float, typer.Option(metavar="SECONDS", help="How long to wait for the group to continue.")
+    ] = 60.0,
     settings: SettingsOption = None,
     json_output: JsonOption = False,
 ) -> None:
-    """Let a group go on whose log was truncated, made again or trimmed too far: what members hold stays, what only the log had is gone."""
+    """Continue a group whose log was truncated, created again or trimmed too far.
+
+    What members hold stays; what only the log had is lost.
+    """
     with run_command(json_output) as output, cluster_session(cluster, bootstrap, settings) as session:
-        with session.operations() as operations:
-            accepted = operations.accept_gap(group, resume, allow_missing, timeout)
+        with session.admin_client() as admin:
+            accepted = admin.accept_gap(group, resume, allow_missing, timeout)
         output.result(
             asdict(accepted),
-            f"group {group} goes on at offset {accepted.offset}, behind version {accepted.version} of node {accepted.member}",
+            f"group {group} continues at offset {accepted.offset}, behind version {accepted.version} of node {accepted.member}",
         )

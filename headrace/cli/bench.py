@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from headrace.cli.output import JsonOption, UsageInvalid, run_command
+from headrace.cli.options import JsonOption
+from headrace.terminal.command import UsageInvalid, run_command
 
 BENCHES = {
     "ingest": "headrace.bench.ingest",
@@ -39,7 +40,7 @@ def bench(
         if any(not separator for _, separator, _ in pairs):
             raise UsageInvalid("an option is not KEY=VALUE", action="for example -o rows=1000000")
         module = import_module(BENCHES[name])
-        # A killed run would leave its broker and nodes behind; this way it ends as with Ctrl-C.
+        # SIGTERM ends a run as Ctrl-C does: its broker and nodes would stay behind otherwise.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         output.note(f"measuring {name}")
         result = module.run({key: value for key, _, value in pairs}, output.note)

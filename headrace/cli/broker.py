@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from headrace.cli.output import JsonOption, UsageInvalid, run_command
+from headrace.cli.options import JsonOption
+from headrace.terminal.command import UsageInvalid, run_command
 
 DataDirectory = Annotated[Path, typer.Option("--data-dir", metavar="D", help="Directory of the broker's data.")]
 
@@ -28,13 +29,13 @@ def start(
         typer.Option(min=1, max=65535, help="Port to listen on; without it a free one, kept for later starts."),
     ] = None,
     advertise: Annotated[
-        str, typer.Option(metavar="P1,P2,...", help="Further ports told to clients, each the place of a proxy.")
+        str, typer.Option(metavar="P1,P2,...", help="Further ports advertised to clients, each of a proxy.")
     ] = "",
     json_output: JsonOption = False,
 ) -> None:
-    """Start the broker of a directory, made if it is not there, and return once it answers."""
+    """Start the broker of a directory, created if it is missing, and return once it answers."""
     with run_command(json_output) as output:
-        from connectors.kafka.broker import EmbeddedBroker
+        from headrace.connectors.kafka.broker import EmbeddedBroker
 
         ports = parse_ports(advertise)
         info = EmbeddedBroker(data_dir, port, advertise=ports, progress=output.note).start()
@@ -49,9 +50,10 @@ def start(
 def stop(data_dir: DataDirectory, json_output: JsonOption = False) -> None:
     """Stop the broker of a directory; it is no error when none runs."""
     with run_command(json_output) as output:
-        from connectors.kafka.broker import EmbeddedBroker
+        from headrace.connectors.kafka.broker import EmbeddedBroker
 
         embedded = EmbeddedBroker(data_dir)
+        # Raises for a directory that never had a broker, for which `stop` would report that none was running.
         embedded.status(timeout_s=0.1)
         stopped = embedded.stop()
         output.result({"stopped": stopped}, "stopped" if stopped else f"no broker was running on {data_dir}")
@@ -59,9 +61,9 @@ def stop(data_dir: DataDirectory, json_output: JsonOption = False) -> None:
 
 @broker.command()
 def status(data_dir: DataDirectory, json_output: JsonOption = False) -> None:
-    """Say whether the broker of a directory runs and answers."""
+    """Whether the broker of a directory runs and answers."""
     with run_command(json_output) as output:
-        from connectors.kafka.broker import EmbeddedBroker
+        from headrace.connectors.kafka.broker import EmbeddedBroker
 
         found = EmbeddedBroker(data_dir).status()
         output.result(asdict(found))

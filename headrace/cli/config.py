@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from headrace.cli.output import JsonOption, SettingsOption, parse_settings, run_command
-from headrace.settings import load_settings
+from headrace.cli.options import JsonOption, SettingsOption, parse_settings
+from headrace.terminal.command import run_command
 
 config = typer.Typer(help="Look at the settings.", no_args_is_help=True)
 
@@ -23,8 +23,13 @@ def show(
     settings: SettingsOption = None,
     json_output: JsonOption = False,
 ) -> None:
-    """Every setting and its value: `headrace.toml` here, then HEADRACE__SECTION__KEY, then flags. Secrets are masked."""
+    """Every setting and its value: `headrace.toml` here, then HEADRACE__SECTION__KEY, then flags.
+
+    Secrets are masked.
+    """
     with run_command(json_output) as output:
+        from headrace.settings import load_settings
+
         shown = load_settings({"kafka": parse_settings(settings)}).shown()
         if json_output:
             output.json(

@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from headrace.cli.output import JsonOption, run_command
+from headrace.cli.options import JsonOption
+from headrace.terminal.command import run_command
 
 
 def register(app: typer.Typer) -> None:
@@ -24,12 +25,16 @@ def demo(
     trucks: Annotated[int, typer.Option(min=1, max=5_000, help="Size of the fleet; an hour of readings each.")] = 300,
     json_output: JsonOption = False,
 ) -> None:
-    """Readings through Kafka and Spark into three nodes; one is killed, one is wiped, nothing is lost. Under three minutes."""
+    """Ingest through Kafka and Spark into three nodes; one is killed, one is wiped, nothing is lost.
+
+    Under three minutes.
+    """
     with run_command(json_output) as output:
         from headrace.demo.scenario import run
 
-        # Whoever ends the demo, nothing it started stays: SIGTERM takes the way of Ctrl-C.
+        # SIGTERM ends the demo as Ctrl-C does: `run` then stops every process it started.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         ok = run(output, directory, trucks, keep)
+    # Outside of `run_command`: a promise that did not hold is a result, which is printed already.
     if not ok:
         raise typer.Exit(1)

@@ -1,4 +1,4 @@
-"""`headrace generate`: deterministic data sets in the manner of TSBS, for trying things, tests and benchmarks."""
+"""`headrace generate`: deterministic data sets in the manner of TSBS, for tests and benchmarks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headrace.cli.output import JsonOption, Output, UsageInvalid, run_command
+from headrace.cli.options import JsonOption
+from headrace.terminal.command import UsageInvalid, run_command
+from headrace.terminal.output import Output
 
 if TYPE_CHECKING:
     from headrace.workload import Workload
@@ -38,7 +40,7 @@ FormatOption = Annotated[
     typer.Option(
         "--format",
         metavar="parquet|arrow|influx|json",
-        help="Format of the files; without it what the name of the output ends as, and else parquet.",
+        help="Format of the files; by default that of the output's suffix, else parquet.",
     ),
 ]
 OutputOption = Annotated[
@@ -76,7 +78,7 @@ def iot(
     tables: TablesOption = "",
     json_output: JsonOption = False,
 ) -> None:
-    """A fleet of trucks: tables `readings` (7 fields) and `diagnostics` (3 fields), a row every 10 s per truck."""
+    """A fleet of trucks: tables `readings` (7 fields) and `diagnostics` (3 fields), a row every 10 s."""
     with run_command(json_output) as out, _usage_errors():
         from headrace import workload
 
@@ -113,7 +115,8 @@ def parse_duration(option: str, text: str) -> float:
 
 
 def parse_start(text: str) -> int:
-    """A time in ISO 8601 (UTC unless it says otherwise) or in nanoseconds, in nanoseconds. Raises `UsageInvalid`."""
+    """Nanoseconds of a time in ISO 8601 (UTC without a zone) or in nanoseconds. Raises `UsageInvalid`."""
+    # Nine digits at least: fewer are a year or a date of ISO 8601, such as 20260101.
     if re.fullmatch(r"-?\d{9,}", text):
         return int(text)
     try:
@@ -121,6 +124,8 @@ def parse_start(text: str) -> int:
     except ValueError:
         raise UsageInvalid(f"--start {text} is not a time", action=f"for example {_DEFAULT_START}") from None
     aware = parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)
+    # Integers all the way: today in nanoseconds does not fit into the 53 bits of the float that `timestamp()`
+    # returns.
     return (aware - _EPOCH) // timedelta(microseconds=1) * 1_000
 
 
@@ -138,6 +143,7 @@ def _write(out: Output, made: Workload, form_name: str | None, target: str, tabl
         sys.stdout.flush()
     else:
         paths = target_files(made, form, Path(target), tables)
+        # One file may hold several tables in line protocol; it is listed once.
         files = [str(path) for path in dict.fromkeys(paths.values())]
         last = _shown(out, write_files(made, form, paths), total)
     seconds = round(time.perf_counter() - started_s, 3)
@@ -145,7 +151,7 @@ def _write(out: Output, made: Workload, form_name: str | None, target: str, tabl
 
 
 def _shown(out: Output, written: Generator[Progress, None, None], total_rows: int) -> Progress:
-    """Run the writing to its end beside a progress bar, and return the last progress; an interruption cleans up."""
+    """Write behind a progress bar and return the last progress; an interruption deletes partial files."""
     from headrace.workload.files import Progress
 
     last = Progress(0, 0)
@@ -157,7 +163,7 @@ def _shown(out: Output, written: Generator[Progress, None, None], total_rows: in
 
 
 def _report(out: Output, document: dict[str, Any]) -> None:
-    """The result on stdout, or on stderr when the data is there."""
+    """The result on stdout, or on stderr when stdout has the data."""
     text = "{rows:,} rows, {points:,} points in {seconds:.1f} s".format(**document)
     if document["files"]:
         out.result(document, f"{text}: {', '.join(document['files'])}")
@@ -180,7 +186,7 @@ def _format(name: str) -> Format:
 
 @contextmanager
 def _usage_errors() -> Iterator[None]:
-    """A workload that cannot be is a mistake on the command line."""
+    """Turn an impossible workload into an error of the command line."""
     from headrace.workload import WorkloadInvalid
 
     try:

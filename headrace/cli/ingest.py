@@ -9,31 +9,49 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headrace.cli.node import BootstrapOption, ClusterOption
-from headrace.cli.output import (
-    EXIT_INTERRUPTED,
-    JsonOption,
-    Output,
-    SettingsOption,
-    UsageInvalid,
-    parse_settings,
-    run_command,
+from headrace.cli.format_options import (
+    TableColumnOption,
+    TableOption,
+    TagOption,
+    TagsOption,
+    TimeColumnOption,
+    TimeFormatOption,
+    TimeUnitOption,
+    format_options,
 )
-from headrace.cli.stop_signals import StopSignals, stop_signals
-from headrace.cli.write import format_options
-from schemas.errors import HeadraceError
+from headrace.cli.options import BootstrapOption, ClusterOption, JsonOption, SettingsOption, parse_settings
+from headrace.schemas.errors import HeadraceError
+from headrace.terminal.command import EXIT_INTERRUPTED, UsageInvalid, run_command
+from headrace.terminal.output import Output
+from headrace.terminal.stop_signals import StopSignals, stop_signals
 
 if TYPE_CHECKING:
+    from headrace.pipeline.ingest import RunOptions
+    from headrace.pipeline.ingest_progress import IngestProgress
+    from headrace.pipeline.job import IngestJob
     from headrace.settings import IngestSettings
-    from pipeline.ingest import RunOptions
-    from pipeline.job import IngestJob
-    from pipeline.progress import IngestProgress
 
 FORMATS = ("influx", "json")
 
+CheckpointOption = Annotated[
+    str | None, typer.Option("--checkpoint", metavar="D", help="Where the query keeps its progress.")
+]
+CheckpointParentOption = Annotated[
+    Path, typer.Option("--data-dir", metavar="D", help="Parent of the checkpoint when none is given.")
+]
+MaxMessagesOption = Annotated[
+    int, typer.Option("--max-messages", metavar="N", min=1, help="Most raw messages in one micro-batch.")
+]
+IntervalOption = Annotated[
+    float, typer.Option("--interval-s", metavar="S", min=0.0, help="Least time from one micro-batch to the next.")
+]
+WaitOption = Annotated[
+    float, typer.Option("--wait-s", metavar="S", min=0.0, help="How long to wait for Kafka at the start.")
+]
+
 
 class StoppedEarly(HeadraceError):
-    """A run that was to reach the end of its topic was told to stop before it."""
+    """A run that was to reach the end of its topic and was stopped before it."""
 
 
 ingest = typer.Typer(help="From raw topics into the cluster, through Spark Structured Streaming.", no_args_is_help=True)
@@ -44,6 +62,7 @@ def register(app: typer.Typer) -> None:
     app.add_typer(ingest, name="ingest")
 
 
+# Without a callback typer would make the lone command the noun itself.
 @ingest.callback()
 def group() -> None:
     """From raw topics into the cluster, through Spark Structured Streaming."""
@@ -51,52 +70,39 @@ def group() -> None:
 
 @ingest.command()
 def run(
-    topic: Annotated[str, typer.Option("--topic", metavar="T", help="The raw topic; made if it is not there.")],
+    topic: Annotated[str, typer.Option("--topic", metavar="T", help="The raw topic; created if it is missing.")],
     database: Annotated[str, typer.Option("--database", metavar="DB", help="Database to write into.")],
     form: Annotated[str, typer.Option("--format", metavar="influx|json", help="Format of the raw messages.")],
     cluster: ClusterOption = None,
     bootstrap: BootstrapOption = None,
-    table: Annotated[str | None, typer.Option("--table", metavar="T", help="Table of every row.")] = None,
-    table_column: Annotated[
-        str | None, typer.Option("--table-column", metavar="C", help="Member that names the table.")
-    ] = None,
-    tags: Annotated[str, typer.Option("--tags", metavar="A,B", help="Members that identify a series.")] = "",
-    tag: Annotated[
-        list[str] | None, typer.Option("--tag", metavar="KEY=VALUE", help="A tag for every row; may be repeated.")
-    ] = None,
-    time_column: Annotated[str, typer.Option("--time-column", metavar="C", help="Member with the time.")] = "time",
-    time_unit: Annotated[str, typer.Option("--time-unit", metavar="ns|us|ms|s", help="Unit of integer times.")] = "ns",
-    time_format: Annotated[
-        str | None, typer.Option("--time-format", metavar="FMT", help="Form of text times (strptime); else ISO 8601.")
-    ] = None,
+    table: TableOption = None,
+    table_column: TableColumnOption = None,
+    tags: TagsOption = "",
+    tag: TagOption = None,
+    time_column: TimeColumnOption = "time",
+    time_unit: TimeUnitOption = "ns",
+    time_format: TimeFormatOption = None,
     available_now: Annotated[bool, typer.Option("--available-now", help="Stop at the topic's present end.")] = False,
-    checkpoint: Annotated[
-        str | None, typer.Option("--checkpoint", metavar="D", help="Where the query keeps how far it came.")
-    ] = None,
-    data_dir: Annotated[
-        Path, typer.Option("--data-dir", metavar="D", help="Parent of the checkpoint when none is given.")
-    ] = Path(".headrace"),
-    max_messages: Annotated[
-        int, typer.Option("--max-messages", metavar="N", min=1, help="Most raw messages in one micro-batch.")
-    ] = 1_000_000,
-    interval_s: Annotated[
-        float, typer.Option("--interval-s", metavar="S", min=0.0, help="Least time from one micro-batch to the next.")
-    ] = 1.0,
-    wait_s: Annotated[
-        float, typer.Option("--wait-s", metavar="S", min=0.0, help="How long to wait for Kafka at the start.")
-    ] = 30.0,
+    checkpoint: CheckpointOption = None,
+    data_dir: CheckpointParentOption = Path(".headrace"),
+    max_messages: MaxMessagesOption = 1_000_000,
+    interval_s: IntervalOption = 1.0,
+    wait_s: WaitOption = 30.0,
     settings: SettingsOption = None,
     json_output: JsonOption = False,
 ) -> None:
-    """Write the readings of a raw topic into a cluster. Lines that cannot be read go to the topic dlq.TOPIC."""
+    """Write the readings of a raw topic into a cluster.
+
+    Lines that cannot be read go to the topic dlq.TOPIC.
+    """
     with run_command(json_output) as output:
         if form not in FORMATS:
             raise UsageInvalid(f"--format {form} is not read from topics", action=f"choose one of {', '.join(FORMATS)}")
-        options = format_options(table, table_column, tags, tag or [], time_column, time_unit, time_format)
+        options = format_options(table, table_column, tags, tag, time_column, time_unit, time_format)
+        from headrace.pipeline.checkpoint import default_checkpoint
+        from headrace.pipeline.ingest import RunOptions
+        from headrace.pipeline.job import IngestJob
         from headrace.settings import load_settings
-        from pipeline.checkpoint import default_checkpoint
-        from pipeline.ingest import RunOptions
-        from pipeline.job import IngestJob
 
         loaded = load_settings(
             {"cluster.name": cluster, "cluster.bootstrap": bootstrap, "kafka": parse_settings(settings)}
@@ -122,6 +128,7 @@ def _run(output: Output, job: IngestJob, options: RunOptions, limits: IngestSett
         try:
             progress = _ingest(output, job, options, limits, signals)
         except KeyboardInterrupt:
+            # A service manager stops with SIGTERM, which is no failure. Ctrl-C ends with 130 everywhere.
             if signals.received == signal.SIGINT:
                 raise
     if progress is not None:
@@ -129,19 +136,21 @@ def _run(output: Output, job: IngestJob, options: RunOptions, limits: IngestSett
     if signals.received == signal.SIGINT:
         raise typer.Exit(EXIT_INTERRUPTED)
     if options.available_now and (progress is None or not progress.ended):
-        raise StoppedEarly("stopped before the end of the topic", action="start it again: it goes on from there")
+        raise StoppedEarly("stopped before the end of the topic", action="start it again: it continues from there")
 
 
 def _ingest(
     output: Output, job: IngestJob, options: RunOptions, limits: IngestSettings, signals: StopSignals
 ) -> IngestProgress:
     from headrace.cli.ingest_display import live_display
-    from pipeline.checkpoint import held_checkpoint
-    from pipeline.ingest import prepare, run_ingest
-    from pipeline.session import end_session, open_session
+    from headrace.pipeline.checkpoint import held_checkpoint
+    from headrace.pipeline.ingest import prepare, run_ingest
+    from headrace.pipeline.session import end_session, open_session
 
-    with held_checkpoint(options.checkpoint, job, say=output.note) as held:
+    with held_checkpoint(options.checkpoint, job, notify=output.note) as held:
         prepare(job, options, output.note)
+        # From here on rows may be in flight: the first signal lets the micro-batch finish. Before, it
+        # interrupts at once.
         signals.begin_work()
         session = open_session(
             f"headrace ingest {job.topic}",
@@ -154,7 +163,7 @@ def _ingest(
             progress=output.note,
         )
         with end_session(session), live_display(job.topic) as show:
-            return run_ingest(session, job, options, on_progress=show, should_stop=signals.stop, say=output.note)
+            return run_ingest(session, job, options, on_progress=show, should_stop=signals.stop, notify=output.note)
 
 
 def _report(output: Output, topic: str, progress: IngestProgress, seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""What `headrace ingest run` shows on a terminal while it runs: one line that is kept up to date."""
+"""The status line of `headrace ingest run` on a terminal."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from headrace.cli.progress import short_number
+from headrace.terminal.progress_bar import short_number
 
 if TYPE_CHECKING:
-    from pipeline.progress import IngestProgress
+    from headrace.pipeline.ingest_progress import IngestProgress
 
 RATE_WINDOW_S = 10.0
 
 
 @contextmanager
 def live_display(topic: str) -> Iterator[Callable[[IngestProgress], None]]:
-    """Yields the function that takes the newest progress; shows nothing when stderr is no terminal."""
+    """Yields the function that shows the newest progress; without a terminal it shows nothing."""
     if not sys.stderr.isatty():
         yield lambda _progress: None
         return

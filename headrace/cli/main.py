@@ -1,4 +1,4 @@
-"""The command `headrace`: puts the nouns together, one module of this folder each."""
+"""The command `headrace`, composed of one module of this folder per noun."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ NOUNS = (
     "wal",
     "config",
 )
-"""Modules of `headrace.cli` in the order of `headrace --help`.
+"""Modules of `headrace.cli` in the order of `headrace --help`; each has `register(app: typer.Typer) -> None`."""
 
-Each has `register(app: typer.Typer) -> None`. They are imported at every start: pyspark, duckdb, pyarrow, polars and confluent_kafka
-belong inside the bodies of their commands.
-"""
+# All of them are imported at every start. pyspark, duckdb, pyarrow, polars, confluent_kafka, pydantic and
+# structlog are therefore imported in the bodies of commands: any of them takes longer than the rest of
+# `headrace --help`.
 
 
 def build_app() -> typer.Typer:
@@ -40,6 +40,7 @@ def build_app() -> typer.Typer:
         help="Kafka topics of time-stamped readings become replicated, versioned stores that answer SQL.",
         no_args_is_help=True,
         add_completion=False,
+        # typer's tracebacks print local variables, among them passwords of Kafka.
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )

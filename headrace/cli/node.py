@@ -4,31 +4,33 @@ from __future__ import annotations
 
 import signal
 import threading
-from pathlib import Path
+from collections.abc import Mapping
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from consumers.memory import GIVE_BACK_INTERVAL_S, give_back, keep_freed
-from headrace.cli.output import JsonOption, SettingsOption, UsageInvalid, parse_settings, run_command
+from headrace.cli.options import (
+    BootstrapOption,
+    ClusterOption,
+    DataDirectoryOption,
+    JsonOption,
+    NodeIdOption,
+    SettingsOption,
+    parse_settings,
+)
+from headrace.consumers.node.allocator import GIVE_BACK_INTERVAL_S, give_back, keep_freed
+from headrace.terminal.command import UsageInvalid, run_command
 
 if TYPE_CHECKING:
-    from consumers.node import NodeSettings
+    from headrace.settings import Settings
 
-ClusterOption = Annotated[str | None, typer.Option("--cluster", metavar="C", help="Name of the cluster.")]
-BootstrapOption = Annotated[str | None, typer.Option("--bootstrap", metavar="B", help="Kafka's address, host:port.")]
-NodeOption = Annotated[str | None, typer.Option("--id", metavar="N", help="Name of this node.")]
 NodesOption = Annotated[
     str | None, typer.Option("--nodes", metavar="N1,N2,...", help="Names of all nodes of the cluster.")
 ]
 ReplicationOption = Annotated[
     int | None, typer.Option("--replication", min=1, help="Nodes that hold each row; for now all of them.")
 ]
-DataDirectoryOption = Annotated[
-    Path | None, typer.Option("--data-dir", metavar="D", help="Directory of the node's data.")
-]
-
 node = typer.Typer(help="One node of a cluster.", no_args_is_help=True)
 
 
@@ -40,7 +42,7 @@ def register(app: typer.Typer) -> None:
 @node.command()
 def run(
     cluster: ClusterOption = None,
-    node_id: NodeOption = None,
+    node_id: NodeIdOption = None,
     nodes: NodesOption = None,
     replication: ReplicationOption = None,
     bootstrap: BootstrapOption = None,
@@ -51,103 +53,51 @@ def run(
 ) -> None:
     """Run a node in the foreground until SIGTERM or Ctrl-C, which stop it cleanly."""
     with run_command(json_output, log_level="info") as output:
+        # Before anything loads pyarrow: its allocator reads this once.
         keep_freed()
-        from consumers.node import Node
+        from headrace.consumers.node.node import Node
 
-        resolved, address = resolve(
-            cluster=cluster,
-            node_id=node_id,
-            nodes=nodes,
-            replication=replication,
-            bootstrap=bootstrap,
-            data_dir=data_dir,
-            http=http,
-            settings=settings,
+        loaded = load_node_settings(
+            {
+                "cluster.name": cluster,
+                "cluster.bootstrap": bootstrap,
+                "node.id": node_id,
+                "node.nodes": nodes,
+                "node.replication": replication,
+                "node.data_dir": data_dir,
+                "node.http": http,
+                "kafka": parse_settings(settings),
+            }
         )
+        address = parse_address(loaded.node.http)
         starting, stopping = threading.Event(), threading.Event()
-        running = Node(resolved)
+        running = Node(loaded)
         starting.set()
         _on_signals(starting, stopping)
         try:
             running.start(output.note)
             running.serve(*address)
             starting.clear()
-            output.note(f"node {resolved.node} serves on {running.http_address}")
+            output.note(f"node {running.name} serves on {running.http_address}")
+            # `keep_freed` lets the allocators keep freed memory for the next seal; an idle node returns it to
+            # the system.
             while not stopping.wait(GIVE_BACK_INTERVAL_S):
                 give_back()
         except _StoppedEarly:
-            output.note(f"node {resolved.node} was stopped before it served")
+            output.note(f"node {running.name} was stopped before it served")
         finally:
             starting.clear()
             running.stop()
 
 
-def resolve(
-    *,
-    cluster: str | None,
-    node_id: str | None,
-    nodes: str | None,
-    replication: int | None,
-    bootstrap: str | None,
-    data_dir: Path | None,
-    http: str | None = None,
-    settings: list[str] | None = None,
-) -> tuple[NodeSettings, tuple[str, int]]:
-    """What a node is started with, from flags, environment and file, and where it listens. Raises SettingsInvalid."""
-    from consumers.node import NodeSettings
-    from consumers.query.database import QuerySettings
-    from consumers.replication.duties import SealPolicy
-    from consumers.replication.limits import ReplicationLimits
-    from consumers.store import StoreSettings
+def load_node_settings(flags: Mapping[str, object]) -> Settings:
+    """The settings of a command that opens a node's data. Raises SettingsInvalid."""
     from headrace.settings import load_settings
 
-    loaded = load_settings(
-        {
-            "cluster.name": cluster,
-            "cluster.bootstrap": bootstrap,
-            "node.id": node_id,
-            "node.nodes": nodes,
-            "node.replication": replication,
-            "node.data_dir": None if data_dir is None else str(data_dir),
-            "node.http": http,
-            "kafka": parse_settings(settings),
-        }
-    )
-    name = loaded.require("node.id", "--id")
-    names = loaded.node.nodes or (name,)
-    store = loaded.store
-    return (
-        NodeSettings(
-            cluster=loaded.cluster.name,
-            node=name,
-            nodes=names,
-            replication=loaded.node.replication or len(names),
-            bootstrap=loaded.cluster.bootstrap,
-            data_directory=Path(loaded.require("node.data_dir", "--data-dir")),
-            slots=loaded.cluster.slots,
-            startup_timeout_s=loaded.node.startup_timeout_s,
-            seal=SealPolicy(store.seal_rows, store.seal_bytes, store.seal_age_ms),
-            store=StoreSettings(encode_threads=store.encode_threads, compression_level=store.compression_level),
-            limits=ReplicationLimits(
-                apply_queue_bytes=store.apply_queue_bytes,
-                recovery_bytes_per_second=store.recovery_bytes_per_second,
-                scrub_interval_s=store.scrub_interval_s,
-                scrub_bytes_per_second=store.scrub_bytes_per_second,
-                log_keep_records=store.log_keep_records,
-                recoveries_max=store.recoveries_max,
-            ),
-            query=QuerySettings(
-                memory_limit_mb=loaded.query.memory_limit_mb,
-                threads=loaded.query.threads,
-                timeout_ms=loaded.query.timeout_ms,
-                queries_max=loaded.query.queries_max,
-                spill_directory=Path(loaded.query.spill_directory).resolve() if loaded.query.spill_directory else None,
-                spill_mb_max=loaded.query.spill_mb_max,
-            ),
-            kafka=loaded.kafka,
-        ),
-        parse_address(loaded.node.http),
-    )
+    loaded = load_settings(flags)
+    loaded.require("node.id", "--id")
+    loaded.require("node.data_dir", "--data-dir")
+    return loaded
 
 
 def parse_address(text: str) -> tuple[str, int]:
@@ -158,12 +108,16 @@ def parse_address(text: str) -> tuple[str, int]:
     return host, int(port)
 
 
+# No Exception, so that no handler of expected errors on the way up takes it for one of them.
 class _StoppedEarly(BaseException):
     """A signal to stop that came while the node was starting."""
 
 
 def _on_signals(starting: threading.Event, stopping: threading.Event) -> None:
-    """A signal ends the wait for it, and a start at whatever it waits for: nothing of it is lost, since a kill would lose nothing either."""
+    """Let a signal end the wait of `run`, and interrupt a node that is still starting."""
+    # A start may wait for Kafka for a minute, or replay a journal for longer. Interrupting it anywhere loses
+    # nothing: a node must come through a kill at the same place. `stop` is not interrupted: it would leave
+    # threads behind.
 
     def stop(number: int, frame: FrameType | None) -> None:
         del number, frame

@@ -7,9 +7,18 @@ from typing import Annotated
 
 import typer
 
-from consumers.memory import keep_freed
-from headrace.cli.node import BootstrapOption, ClusterOption, DataDirectoryOption, NodeOption, resolve
-from headrace.cli.output import JsonOption, SettingsOption, run_command
+from headrace.cli.node import load_node_settings
+from headrace.cli.options import (
+    BootstrapOption,
+    ClusterOption,
+    DataDirectoryOption,
+    JsonOption,
+    NodeIdOption,
+    SettingsOption,
+    parse_settings,
+)
+from headrace.consumers.node.allocator import keep_freed
+from headrace.terminal.command import run_command
 
 
 def register(app: typer.Typer) -> None:
@@ -20,25 +29,25 @@ def register(app: typer.Typer) -> None:
 def replay(
     cluster: ClusterOption = None,
     bootstrap: BootstrapOption = None,
-    node_id: NodeOption = None,
+    node_id: NodeIdOption = None,
     data_dir: DataDirectoryOption = None,
-    may_replace: Annotated[bool, typer.Option("--replace", help="A data directory that is not empty may go.")] = False,
+    may_replace: Annotated[bool, typer.Option("--replace", help="Replace a data directory that is not empty.")] = False,
     settings: SettingsOption = None,
     json_output: JsonOption = False,
 ) -> None:
-    """Rebuild a stopped node's store from the topics; the old one goes only when the new one is complete."""
+    """Rebuild a stopped node's store from the topics; the old one is deleted when the new one is complete."""
     with run_command(json_output) as output:
         keep_freed()
-        from consumers.replay import replay as rebuild
+        from headrace.consumers.node.offline_replay import replay as rebuild
 
-        resolved, _ = resolve(
-            cluster=cluster,
-            node_id=node_id,
-            nodes=None,
-            replication=None,
-            bootstrap=bootstrap,
-            data_dir=data_dir,
-            settings=settings,
+        loaded = load_node_settings(
+            {
+                "cluster.name": cluster,
+                "cluster.bootstrap": bootstrap,
+                "node.id": node_id,
+                "node.data_dir": data_dir,
+                "kafka": parse_settings(settings),
+            }
         )
         with output.progress("replaying", unit="records") as advance:
             shown = 0
@@ -48,7 +57,7 @@ def replay(
                 advance(done - shown, total)
                 shown = done
 
-            replayed = rebuild(resolved, may_replace=may_replace, on_progress=move)
+            replayed = rebuild(loaded, may_replace=may_replace, on_progress=move)
         output.result(
             asdict(replayed),
             f"{replayed.rows} rows of {replayed.records} records are in {replayed.segments} segments "

@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from headrace.cli.node import BootstrapOption, ClusterOption
-from headrace.cli.output import JsonOption, SettingsOption, run_command
+from headrace.cli.options import BootstrapOption, ClusterOption, JsonOption, SettingsOption
 from headrace.cli.session import cluster_session
+from headrace.terminal.command import run_command
 
 
 def register(app: typer.Typer) -> None:
@@ -26,8 +26,8 @@ def seal(
 ) -> None:
     """Seal everything and wait until every live node has it in segments."""
     with run_command(json_output) as output, cluster_session(cluster, bootstrap, settings) as session:
-        with session.operations() as operations:
-            sealed = operations.seal_all(timeout, output.note if not json_output else lambda _line: None)
+        with session.admin_client() as admin:
+            sealed = admin.seal_all(timeout, output.note if not json_output else lambda _line: None)
         rows = [(each.group, each.version, ", ".join(each.members)) for each in sealed]
         output.result(
             {"groups": [asdict(each) for each in sealed]},

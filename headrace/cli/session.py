@@ -1,47 +1,56 @@
-"""What commands that talk to a cluster need: its log, its topics, its slot table."""
+"""Where a command finds its cluster (log, topics, slot table), and a node of it."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from headrace.cli.output import parse_settings
+from headrace.cli.options import parse_settings
+from headrace.schemas.errors import HeadraceError
 
 if TYPE_CHECKING:
-    from connectors.log.port import Log
-    from connectors.log.topics import Topics
-    from consumers.membership.operations import Operations
-    from consumers.membership.slots import SlotTable
+    from headrace.admin_client import AdminClient
+    from headrace.connectors.log.port import Log
+    from headrace.connectors.log.topics import Topics
+    from headrace.consumers.membership.slot_table import SlotTable
+    from headrace.settings import Settings
+
+FIND_NODE_TIMEOUT_S = 4.0
+PROBE_TIMEOUT_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterSession:
-    """A cluster that exists, and the log it lives in."""
+    """A cluster that exists, and its log."""
 
     log: Log
     topics: Topics
     slot_table: SlotTable
 
     @contextmanager
-    def operations(self) -> Iterator[Operations]:
-        """Commands against the running cluster."""
-        from consumers.membership.operations import Operations
+    def admin_client(self) -> Iterator[AdminClient]:
+        """The client for commands to the running cluster."""
+        from headrace.admin_client import AdminClient
 
-        operations = Operations(self.log, self.topics, self.slot_table)
+        admin = AdminClient(self.log, self.topics, self.slot_table)
         try:
-            yield operations
+            yield admin
         finally:
-            operations.close()
+            admin.close()
 
 
 @contextmanager
 def cluster_session(cluster: str | None, bootstrap: str | None, settings: list[str] | None) -> Iterator[ClusterSession]:
-    """Connect to a cluster by flags, environment and file. Raises NoCluster, LogUnavailable, SettingsInvalid."""
-    from connectors.log.kafka import KafkaLog
-    from connectors.log.topics import Topics
-    from consumers.membership.cluster import read_slot_table
+    """Connect to a cluster by flags, environment and file.
+
+    Raises NoCluster, LogUnavailable, SettingsInvalid.
+    """
+    from headrace.connectors.log.kafka import KafkaLog
+    from headrace.connectors.log.topics import Topics
+    from headrace.consumers.membership.bootstrap import read_slot_table
     from headrace.settings import load_settings
 
     loaded = load_settings({"cluster.name": cluster, "cluster.bootstrap": bootstrap, "kafka": parse_settings(settings)})
@@ -51,3 +60,53 @@ def cluster_session(cluster: str | None, bootstrap: str | None, settings: list[s
         yield ClusterSession(log, topics, read_slot_table(log, topics))
     finally:
         log.close()
+
+
+class NodeUnknown(HeadraceError):
+    """No node to ask: none is named, and no node of the cluster is ready."""
+
+
+def node_url(node: str | None, cluster: str | None = None, bootstrap: str | None = None) -> str:
+    """The address of the node that the settings name, else of a ready one of the cluster they name."""
+    from headrace.settings import load_settings
+
+    settings = load_settings({"node.url": node, "cluster.name": cluster, "cluster.bootstrap": bootstrap})
+    if settings.node.url:
+        return settings.node.url
+    # The defaults name a cluster on this machine. Nobody asked for it: say what to name instead of waiting
+    # for Kafka.
+    if settings.origin("cluster.bootstrap") == settings.origin("cluster.name") == "default":
+        raise NodeUnknown(
+            "no node is named",
+            action="give --node, HEADRACE__NODE__URL or node.url in headrace.toml; or name the cluster and its bootstrap servers",
+        )
+    return _ready_node(settings)
+
+
+def _ready_node(settings: Settings) -> str:
+    """The address of a node that reports itself ready, found through the cluster's status topic."""
+    from headrace.connectors.deadline import Deadline
+    from headrace.connectors.http import NodeRefused, NodeUnreachable, call_node
+    from headrace.connectors.log.kafka import KafkaLog
+    from headrace.connectors.log.topics import Topics
+    from headrace.consumers.replication.heartbeat import StatusReader
+
+    log = KafkaLog(settings.cluster.bootstrap, settings.kafka)
+    try:
+        reader = StatusReader(log, Topics(settings.cluster.name).status)
+        deadline, probed = Deadline(FIND_NODE_TIMEOUT_S), set[str]()
+        while not deadline.passed():
+            found = {status.http for status in reader.follow(deadline.left_s()) if status.http}
+            for address in sorted(found - probed):
+                # The node of a status may have died since, or not be ready to serve: the next one.
+                with contextlib.suppress(NodeRefused, NodeUnreachable):
+                    call_node(f"{address}/health/ready", timeout_s=PROBE_TIMEOUT_S)
+                    return address
+            probed |= found
+    finally:
+        log.close()
+    raise NodeUnknown(
+        f"no node of cluster {settings.cluster.name} is ready ({len(probed)} were found)",
+        action="look at /health/ready of its nodes, or name one with --node",
+        retriable=True,
+    )

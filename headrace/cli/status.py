@@ -1,4 +1,4 @@
-"""`headrace status`: what a node says of itself and of the groups it is a member of."""
+"""`headrace status`: the state of a node and of the groups it is a member of."""
 
 from __future__ import annotations
 
@@ -7,10 +7,17 @@ from typing import Any
 
 import typer
 
-from headrace.cli.node import BootstrapOption, ClusterOption
-from headrace.cli.output import EXIT_FAILED, JsonOption, Output, run_command
-from headrace.cli.query import NodeOption, node_url
+from headrace.cli.options import BootstrapOption, ClusterOption, JsonOption, NodeUrlOption
+from headrace.cli.session import node_url
+from headrace.terminal.command import EXIT_FAILED, run_command
+from headrace.terminal.output import Output
 
+RECOVERY_COLUMNS = ("recovering", "by", "files", "bytes", "offsets", "done", "left s", "still s")
+GROUP_COLUMNS = (
+    *("group", "role", "leader", "version", "lag", "lag s"),
+    *("segments", "sealed rows", "sealed", "live rows", "live"),
+)
+MEMBER_COLUMNS = ("member", "group", "role", "version", "silent s", "address")
 _UNITS = ("B", "KB", "MB", "GB", "TB")
 
 
@@ -20,17 +27,18 @@ def register(app: typer.Typer) -> None:
 
 
 def status(
-    node: NodeOption = None,
+    node: NodeUrlOption = None,
     cluster: ClusterOption = None,
     bootstrap: BootstrapOption = None,
     json_output: JsonOption = False,
 ) -> None:
     """Groups, roles, versions, lag, segments and live rows of a node; exit code 1 when it is not ready."""
     with run_command(json_output) as output:
-        from consumers.serve.client import NodeClient
+        from headrace.node_client import NodeClient
 
         found = NodeClient(node_url(node, cluster, bootstrap)).status()
         output.result(found, lambda: _show(output, found))
+        # `until headrace status; do sleep 1; done` waits for a node.
         if not found.get("ready", False):
             raise typer.Exit(EXIT_FAILED)
 
@@ -42,59 +50,40 @@ def _show(output: Output, found: Mapping[str, Any]) -> None:
         output.line(f"  {reason}")
     for warning in found.get("warnings", ()):
         output.line(f"  warning: {warning}")
-    recovering = [(group["group"], group["recovery"]) for group in found.get("groups", ()) if group.get("recovery")]
-    if recovering:
-        output.table(
-            ("recovering", "by", "files", "bytes", "offsets", "done", "left s", "still s"),
-            [_recovery(name, recovery) for name, recovery in recovering],
-        )
-    output.table(
-        (
-            "group",
-            "role",
-            "leader",
-            "version",
-            "lag",
-            "lag s",
-            "segments",
-            "sealed rows",
-            "sealed",
-            "live rows",
-            "live",
-        ),
-        [
-            (
-                group.get("group"),
-                group.get("role"),
-                group.get("leader"),
-                _number(group, "version"),
-                _number(group, "lag_records"),
-                round(float(_number(group, "lag_seconds")), 1),
-                _number(group, "segments"),
-                _number(group, "segment_rows"),
-                _size(_number(group, "segment_bytes")),
-                _number(group, "live_rows"),
-                _size(_number(group, "live_bytes")),
-            )
-            for group in found.get("groups", ())
-        ],
-    )
-    members = found.get("members", ())
+    groups, members = found.get("groups", ()), found.get("members", ())
+    recoveries = [_recovery(group["group"], group["recovery"]) for group in groups if group.get("recovery")]
+    if recoveries:
+        output.table(RECOVERY_COLUMNS, recoveries)
+    output.table(GROUP_COLUMNS, map(_group, groups))
     if members:
-        output.table(
-            ("member", "group", "role", "version", "heard s ago", "address"),
-            [
-                (
-                    member.get("node"),
-                    member.get("group"),
-                    member.get("role") if member.get("online") else "offline",
-                    _number(member, "version"),
-                    _seconds(_number(member, "silent_ms")),
-                    member.get("http"),
-                )
-                for member in members
-            ],
-        )
+        output.table(MEMBER_COLUMNS, map(_member, members))
+
+
+def _group(group: Mapping[str, Any]) -> tuple[Any, ...]:
+    return (
+        group.get("group"),
+        group.get("role"),
+        group.get("leader"),
+        _number(group, "version"),
+        _number(group, "lag_records"),
+        round(float(_number(group, "lag_seconds")), 1),
+        _number(group, "segments"),
+        _number(group, "segment_rows"),
+        _size(_number(group, "segment_bytes")),
+        _number(group, "live_rows"),
+        _size(_number(group, "live_bytes")),
+    )
+
+
+def _member(member: Mapping[str, Any]) -> tuple[Any, ...]:
+    return (
+        member.get("node"),
+        member.get("group"),
+        member.get("role") if member.get("online") else "offline",
+        _number(member, "version"),
+        _seconds(_number(member, "silent_ms")),
+        member.get("http"),
+    )
 
 
 def _recovery(name: str, recovery: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -113,7 +102,8 @@ def _recovery(name: str, recovery: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _number(values: Mapping[str, Any], name: str) -> Any:
-    """A number of a status; -1 where the node does not know or does not say."""
+    """A number of a status; -1 where the node does not know it or does not report it."""
+    # Never 0 for unknown: people would take an unknown lag for none.
     value = values.get(name)
     return -1 if value is None else value
 
@@ -125,6 +115,7 @@ def _seconds(milliseconds: float) -> float:
 def _size(size_bytes: float) -> str:
     if size_bytes < 0:
         return "-1"
+    # Decimal units, which disks and networks are sold in.
     step = 0
     while size_bytes >= 1_000 and step < len(_UNITS) - 1:
         size_bytes, step = size_bytes / 1_000, step + 1

@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from headrace.cli.output import JsonOption, run_command
+from headrace.cli.options import JsonOption
+from headrace.terminal.command import run_command
 
 DirectoryOption = Annotated[Path, typer.Option("--dir", metavar="D", help="Directory of the cluster's data.")]
 DEFAULT_DIRECTORY = Path(".headrace")
@@ -30,6 +31,7 @@ def up(
     with run_command(json_output) as output:
         from headrace.local_cluster import FILE_NAME, LocalCluster
 
+        # A directory keeps its cluster: name, ports and data are those of the first `up`.
         known = (directory / FILE_NAME).exists()
         local = LocalCluster.load(directory) if known else LocalCluster(directory, cluster, nodes)
         local.start(output.note)

@@ -1,4 +1,4 @@
-"""`headrace verify`: do all nodes hold the same?"""
+"""`headrace verify`: compare the data of all nodes."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from headrace.cli.node import BootstrapOption, ClusterOption
-from headrace.cli.output import JsonOption, SettingsOption, run_command
+from headrace.cli.options import BootstrapOption, ClusterOption, JsonOption, SettingsOption
 from headrace.cli.session import cluster_session
+from headrace.terminal.command import run_command
 
 
 def register(app: typer.Typer) -> None:
@@ -27,13 +27,13 @@ def verify(
     settings: SettingsOption = None,
     json_output: JsonOption = False,
 ) -> None:
-    """Compare chains and segments of all members of every group: exit 0 equal, 1 different, 2 a member down or late."""
-    from consumers.replication.verify import exit_code
+    """Compare all members of every group: exit 0 equal, 1 different, 2 a member down or late."""
+    from headrace.consumers.integrity.verify import exit_code
 
     code = 0
     with run_command(json_output) as output, cluster_session(cluster, bootstrap, settings) as session:
-        with session.operations() as operations:
-            verdicts = operations.verify(timeout, output.note if not json_output else lambda _line: None)
+        with session.admin_client() as admin:
+            verdicts = admin.verify(timeout, output.note if not json_output else lambda _line: None)
         code = exit_code(verdicts, allow_missing)
         rows = [
             (
@@ -50,4 +50,5 @@ def verify(
             {"ok": code == 0, "groups": [{**asdict(verdict), "ok": verdict.ok} for verdict in verdicts]},
             lambda: output.table(("group", "version", "segments", "compared", "missing", "result"), rows),
         )
+    # Outside of `run_command`, which would otherwise have to know that these codes are results and no errors.
     raise typer.Exit(code)

@@ -1,4 +1,4 @@
-"""`headrace wal repair`: what a damaged write-ahead log still holds."""
+"""`headrace wal repair`: the readable part of a damaged write-ahead log."""
 
 from __future__ import annotations
 
@@ -8,31 +8,32 @@ from typing import Annotated
 
 import typer
 
-from headrace.cli.output import JsonOption, run_command
+from headrace.cli.options import JsonOption
+from headrace.terminal.command import run_command
 
 
 def register(app: typer.Typer) -> None:
     """Add the noun `wal`."""
-    noun = typer.Typer(help="Look after write-ahead logs.", no_args_is_help=True)
+    noun = typer.Typer(help="Maintain write-ahead logs.", no_args_is_help=True)
     noun.command()(repair)
     app.add_typer(noun, name="wal")
 
-    # A lone command would become the noun itself.
+    # Without a callback typer would make the lone command the noun itself.
     @noun.callback()
     def root() -> None:
-        """Look after write-ahead logs."""
+        """Maintain write-ahead logs."""
 
 
 def repair(
     directory: Annotated[Path, typer.Argument(help="Directory of a log that no process has open.", file_okay=False)],
     drop: Annotated[
-        bool, typer.Option("--drop", help="Give up what cannot be kept. Without it nothing is changed.")
+        bool, typer.Option("--drop", help="Delete what cannot be kept. Without it nothing is changed.")
     ] = False,
     json_output: JsonOption = False,
 ) -> None:
-    """Say what a damaged log would lose; with --drop let it go. Exit code 1 while there is damage."""
-    from consumers.wal.repair import DAMAGED
-    from consumers.wal.repair import repair as examine
+    """List what a damaged log would lose; with --drop delete it. Exit code 1 while there is damage."""
+    from headrace.consumers.wal.repair import DAMAGED
+    from headrace.consumers.wal.repair import repair as examine
 
     with run_command(json_output) as output:
         report = examine(directory, drop=drop)

@@ -1,4 +1,4 @@
-"""The demo's proofs: every node holds exactly what was produced, and all of them hold the same."""
+"""The checks of the demo: every node holds exactly what was produced, and all hold the same."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from contextlib import contextmanager
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from connectors.log.kafka import KafkaLog
-from connectors.log.topics import Topics
-from consumers.membership.cluster import read_slot_table
-from consumers.membership.operations import Operations
+from headrace.admin_client import AdminClient
 from headrace.bench.content import read_checksums
+from headrace.connectors.log.kafka import KafkaLog
+from headrace.connectors.log.topics import Topics
+from headrace.consumers.membership.bootstrap import read_slot_table
 from headrace.demo.stage import DATABASE, Stage
 from headrace.workload.checksum import compare
 
@@ -24,6 +24,7 @@ def check_tables(stage: Stage, when: str, expected: Mapping[str, pa.Table], tags
     problems: list[str] = []
     rows = 0
     for node in stage.cluster.file.nodes:
+        # By checksum and not by count: a row lost and another one written twice would not change the count.
         for table, wanted in expected.items():
             found = read_checksums(stage.cluster.url(node.name), DATABASE, table, tags[table])
             rows += pc.sum(found.column("rows")).as_py() or 0
@@ -32,15 +33,15 @@ def check_tables(stage: Stage, when: str, expected: Mapping[str, pa.Table], tags
 
 
 def seal(stage: Stage) -> None:
-    """What `headrace seal` does, so that the segments of all members can be compared."""
-    with _operations(stage) as operations:
-        operations.seal_all(VERIFY_TIMEOUT_S, lambda _line: None)
+    """Seal as `headrace seal` does: only sealed segments can be compared between members."""
+    with _admin_client(stage) as admin:
+        admin.seal_all(VERIFY_TIMEOUT_S, lambda _line: None)
 
 
 def check_replicas(stage: Stage, when: str) -> None:
-    """What `headrace verify` does: chains and segment digests of all members."""
-    with _operations(stage) as operations:
-        verdicts = operations.verify(VERIFY_TIMEOUT_S, lambda _line: None)
+    """Compare hash chains and segment digests of all members as `headrace verify` does."""
+    with _admin_client(stage) as admin:
+        verdicts = admin.verify(VERIFY_TIMEOUT_S, lambda _line: None)
     problems = [difference for verdict in verdicts for difference in verdict.differences]
     problems += [f"{node} did not answer for group {verdict.group}" for verdict in verdicts for node in verdict.missing]
     versions = sum(verdict.version for verdict in verdicts)
@@ -51,11 +52,11 @@ def check_replicas(stage: Stage, when: str) -> None:
 
 
 @contextmanager
-def _operations(stage: Stage) -> Iterator[Operations]:
+def _admin_client(stage: Stage) -> Iterator[AdminClient]:
     log, topics = KafkaLog(stage.cluster.bootstrap), Topics(stage.cluster.cluster)
-    operations = Operations(log, topics, read_slot_table(log, topics))
+    admin = AdminClient(log, topics, read_slot_table(log, topics))
     try:
-        yield operations
+        yield admin
     finally:
-        operations.close()
+        admin.close()
         log.close()

@@ -1,4 +1,4 @@
-"""A writer that goes on while a node is killed."""
+"""A writer that keeps writing while a node is killed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PAUSE_S = 0.05
 
 
 class Load:
-    """Writes batches of a cpu workload in a thread of its own until stopped; remembers what it wrote."""
+    """Writes batches of a cpu workload in a thread of its own until stopped, and keeps what was acknowledged."""
 
     def __init__(self, stage: Stage) -> None:
         self._stage = stage
@@ -27,11 +27,14 @@ class Load:
         self.error: BaseException | None = None
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> pa.Table:
-        """Stop after the batch in hand; everything that was acknowledged. Raises what ended the thread."""
+        """Stop after the current batch and return every acknowledged row.
+
+        Raises the error that ended the thread.
+        """
         self._stopping.set()
         self._thread.join()
         if self.error is not None:
@@ -50,6 +53,7 @@ class Load:
                     if self._stopping.is_set():
                         break
                     writer.write(rows)
+                    # Only rows behind a flush count: the checks demand each of them exactly once.
                     writer.flush()
                     self.written.append(rows)
                     self._stopping.wait(PAUSE_S)

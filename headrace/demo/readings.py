@@ -1,4 +1,4 @@
-"""Where the demo's readings come from: a generated fleet, and this very machine; both as raw messages on Kafka."""
+"""The readings of the demo: a generated fleet and the metrics of this machine, both as raw messages in Kafka."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 
 import pyarrow as pa
 
-from connectors.log.kafka import KafkaLog
+from headrace.connectors.log.kafka import KafkaLog
 from headrace.demo.stage import FLEET_TOPIC, MACHINE_TOPIC, Stage
 from headrace.workload import Workload, iot
 from headrace.workload.encode import line_protocol_bytes
@@ -24,12 +24,13 @@ def fleet(trucks: int) -> Workload:
 
 
 def produce(stage: Stage, workload: Workload) -> int:
-    """Put both kinds of readings on their topics; how many samples of this machine were taken."""
+    """Append both kinds of readings to their topics; returns the number of samples of this machine."""
     log = KafkaLog(stage.cluster.bootstrap)
     appender = log.appender()
     try:
         for topic in (FLEET_TOPIC, MACHINE_TOPIC):
             log.create_topic(topic, {"retention.ms": "-1"})
+        # Sampled while the fleet is produced: the chart of the demo then shows the load that this makes.
         sampler, samples, next_s = MachineSampler(), 0, time.monotonic()
         with stage.output.progress("fleet → Kafka", workload.rows, "rows") as advance:
             for name, rows in workload.batches(10_000):

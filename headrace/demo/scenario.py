@@ -1,4 +1,4 @@
-"""The demo from beginning to end: in, asked, killed, wiped, and proved after each."""
+"""The demo from beginning to end: ingest, query, kill, wipe, and a check after each."""
 
 from __future__ import annotations
 
@@ -11,35 +11,40 @@ from typing import Any
 import pyarrow as pa
 
 import headrace
-from headrace.cli.output import Output
 from headrace.demo.checks import check_replicas, check_tables, seal
 from headrace.demo.load import TABLE, Load
 from headrace.demo.readings import fleet, produce
-from headrace.demo.show import answers, summary
+from headrace.demo.show import show_queries, show_summary
 from headrace.demo.spark import ingest
 from headrace.demo.stage import CLUSTER, DATABASE, FLEET_TOPIC, MACHINE_TOPIC, Stage
 from headrace.local_cluster import LocalCluster
+from headrace.terminal.output import Output
 from headrace.workload import cpu
 from headrace.workload.checksum import checksums, workload_checksums
 
 LOAD_S = 4.0
+# By default a group seals after five minutes. The demo is shorter, and has segments to compare only this way.
 ENVIRONMENT = {"HEADRACE__STORE__SEAL_AGE_MS": "15000", "HEADRACE__QUERY__MEMORY_LIMIT_MB": "1000"}
 
 
 def run(output: Output, directory: Path | None, trucks: int, keep: bool) -> bool:
-    """Run the demo; whether every promise held. Nothing is left running or lying about unless `keep`."""
+    """Run the demo; whether every promise held.
+
+    Unless `keep`, no process stays, and no file of a demo that held.
+    """
     place = directory or Path(tempfile.mkdtemp(prefix="headrace-demo-"))
     stage = Stage(LocalCluster(place, CLUSTER, 3, ENVIRONMENT), output)
     done = False
     try:
         _play(stage, trucks)
-        summary(stage)
+        show_summary(stage)
         done = True
     finally:
         if keep and done:
-            _say_how_to_go_on(stage)
+            _print_next_steps(stage)
         else:
             stage.cluster.stop()
+            # Logs and data of a demo that failed are what explains the failure.
             if directory is None and stage.ok and done:
                 shutil.rmtree(place, ignore_errors=True)
             else:
@@ -51,18 +56,18 @@ def _play(stage: Stage, trucks: int) -> None:
     workload = fleet(trucks)
     with stage.step(1, "one Kafka broker and three nodes, each a process of its own"):
         stage.cluster.start(stage.output.note)
-        stage.say(f"    Kafka at {stage.cluster.bootstrap}; every row on all three nodes")
+        stage.line(f"    Kafka at {stage.cluster.bootstrap}; every row on all three nodes")
     with stage.step(2, f"{workload.rows:,} rows of {trucks} trucks, and this machine's own metrics, onto raw topics"):
         samples = produce(stage, workload)
-        stage.say(f"    line protocol on {FLEET_TOPIC}, {samples} samples as JSON on {MACHINE_TOPIC}")
+        stage.line(f"    line protocol on {FLEET_TOPIC}, {samples} samples as JSON on {MACHINE_TOPIC}")
     with stage.step(3, "Spark Structured Streaming takes both topics in"):
         results = ingest(stage)
         _check_ingest(stage, results, workload.rows)
     with stage.step(4, "SQL over what has arrived"):
-        answers(stage, lambda sql: _ask(stage, sql))
+        show_queries(stage, lambda sql: _query(stage, sql))
     expected = workload_checksums(workload)
     tags: dict[str, Any] = dict.fromkeys(workload.tables, workload.tags)
-    with stage.step(5, "kill -9 of a node while a writer goes on; it comes back by itself"):
+    with stage.step(5, "kill -9 of a node while a writer keeps writing; it recovers by itself"):
         written = _kill_under_load(stage)
         expected[TABLE], tags[TABLE] = checksums(written, _cpu_tags()), _cpu_tags()
         seal(stage)
@@ -93,14 +98,14 @@ def _kill_under_load(stage: Stage) -> pa.Table:
     load.start()
     time.sleep(LOAD_S / 2)
     cluster.kill("n2")
-    stage.say("    n2 is killed, the writer goes on")
+    stage.line("    n2 is killed, the writer keeps writing")
     time.sleep(LOAD_S / 2)
     started = time.monotonic()
     cluster.start_node("n2")
     cluster.wait_ready(["n2"])
     stage.figures["seconds_from_restart_to_serving"] = time.monotonic() - started
     written = load.stop()
-    stage.say(f"    n2 serves again; {written.num_rows:,} rows were acknowledged meanwhile")
+    stage.line(f"    n2 serves again; {written.num_rows:,} rows were acknowledged meanwhile")
     cluster.wait_ready()
     return written
 
@@ -116,7 +121,7 @@ def _lose_a_disk(stage: Stage) -> None:
     cluster.wait_ready()
 
 
-def _ask(stage: Stage, sql: str) -> list[dict[str, Any]]:
+def _query(stage: Stage, sql: str) -> list[dict[str, Any]]:
     with headrace.connect(stage.cluster.bootstrap, stage.cluster.cluster) as client:
         rows: list[dict[str, Any]] = client.query(sql).to_dicts()
         return rows
@@ -126,7 +131,7 @@ def _cpu_tags() -> tuple[str, ...]:
     return cpu(hosts=1, start_ns=0, duration_s=10).tags
 
 
-def _say_how_to_go_on(stage: Stage) -> None:
+def _print_next_steps(stage: Stage) -> None:
     cluster = stage.cluster
     node = cluster.file.nodes[0].name
     stage.output.note("the cluster is left running")

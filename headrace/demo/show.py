@@ -1,4 +1,4 @@
-"""What the demo shows people: answers as tables, a small chart, and the summary."""
+"""What the demo prints: results of queries as tables, small charts, and the summary."""
 
 from __future__ import annotations
 
@@ -30,12 +30,13 @@ def sparkline(values: Sequence[float | None]) -> str:
     known = [value for value in values if value is not None]
     if not known:
         return "no values"
+    # All values equal: one height for all, and no division by zero.
     low, span = min(known), max(known) - min(known) or 1.0
     return "".join(" " if value is None else BARS[round((value - low) / span * (len(BARS) - 1))] for value in values)
 
 
-def answers(stage: Stage, rows_of: Any) -> None:
-    """Ask, and show what comes back; `rows_of(sql)` gives dicts."""
+def show_queries(stage: Stage, rows_of: Any) -> None:
+    """Run the queries of the demo and print their rows; `rows_of(sql)` returns dicts."""
     for title, sql in (("the fleets, from line protocol", FLEETS), ("who carries most", HEAVIEST)):
         rows = rows_of(sql)
         if rows and not stage.output.json_output:
@@ -45,13 +46,14 @@ def answers(stage: Stage, rows_of: Any) -> None:
 
 
 def _chart(stage: Stage, title: str, values: Sequence[float | None]) -> None:
+    # avg over a bucket without rows is NULL, and no query of a healthy demo returns nothing at all.
     known = [value for value in values if value is not None]
     reach = f"{min(known):.0f} to {max(known):.0f}" if known else "nothing"
-    stage.say(f"\n {title}  ({reach})\n {sparkline(values)}")
+    stage.line(f"\n {title}  ({reach})\n {sparkline(values)}")
 
 
-def summary(stage: Stage) -> None:
-    """The checks, the figures and the time each part took."""
+def show_summary(stage: Stage) -> None:
+    """Print the checks, the figures and the time of each step."""
     if stage.output.json_output:
         stage.output.json(
             {
@@ -62,7 +64,7 @@ def summary(stage: Stage) -> None:
             }
         )
         return
-    stage.say("")
+    stage.line("")
     rows = [("✓" if check.ok else "✗ FAILED", check.name, check.detail) for check in stage.checks]
     stage.output.table(("", "promise", "seen"), rows, "What was promised")
     figures = [(name.replace("_", " "), f"{value:,.1f}") for name, value in stage.figures.items()]

@@ -11,19 +11,22 @@ from pathlib import Path
 from typing import Any
 
 from headrace.demo.stage import DATABASE, FLEET_TOPIC, MACHINE_TOPIC, Stage
+from headrace.schemas.errors import HeadraceError
 from headrace.workload.machine import MACHINE_TABLE, MACHINE_TAGS
-from schemas.errors import HeadraceError
 
 TIMEOUT_S = 150.0
 STOP_TIMEOUT_S = 30.0
 
 
 class IngestFailed(HeadraceError):
-    """A Spark job of the demo that ended with an error; its last words are in the message."""
+    """A Spark job of the demo that ended with an error; the end of its log is in the message."""
 
 
 def ingest(stage: Stage) -> dict[str, dict[str, Any]]:
-    """Run both jobs side by side until they have read what is there; their results by topic. Raises IngestFailed."""
+    """Run both jobs side by side until they have read what is there; their results by topic.
+
+    Raises IngestFailed.
+    """
     jobs = {
         FLEET_TOPIC: _start(stage, FLEET_TOPIC, "fleet", ["--format", "influx"]),
         MACHINE_TOPIC: _start(
@@ -42,11 +45,15 @@ def ingest(stage: Stage) -> dict[str, dict[str, Any]]:
 
 
 def _start(stage: Stage, topic: str, name: str, options: list[str]) -> subprocess.Popen[bytes]:
+    # As a user starts it, in a process of its own. Without -P a folder `headrace` in the current directory
+    # would win.
     command = [
         *(sys.executable, "-P", "-m", "headrace", "ingest", "run", "--cluster", stage.cluster.cluster),
         *("--bootstrap", stage.cluster.bootstrap, "--topic", topic, "--database", DATABASE, *options),
         *("--available-now", "--checkpoint", str(stage.cluster.directory / "checkpoints" / name), "--json"),
     ]
+    # A session of its own: `_end` kills its process group, in which Spark's Java process runs and the demo
+    # does not.
     with _log(stage, name).open("ab") as errors:
         return subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, start_new_session=True
@@ -61,9 +68,9 @@ def _result(stage: Stage, job: subprocess.Popen[bytes], name: str) -> dict[str, 
             f"Spark ingest of {name} took longer than {TIMEOUT_S:g} s", action=f"see {_log(stage, name)}"
         ) from error
     if job.returncode != 0:
-        words = _log(stage, name).read_text(errors="replace").strip().splitlines()[-3:]
+        tail = _log(stage, name).read_text(errors="replace").strip().splitlines()[-3:]
         raise IngestFailed(
-            f"Spark ingest of {name} ended with {job.returncode}: {' / '.join(words)}",
+            f"Spark ingest of {name} ended with {job.returncode}: {' / '.join(tail)}",
             action=f"see {_log(stage, name)}",
         )
     result: dict[str, Any] = json.loads(answer)

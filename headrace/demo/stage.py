@@ -1,4 +1,4 @@
-"""What the steps of the demo share: the cluster, the checks that were made, the figures that were seen."""
+"""What the steps of the demo share: the cluster, the checks and the figures of the run."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from headrace.cli.output import Output
 from headrace.local_cluster import LocalCluster
+from headrace.terminal.output import Output
 
 CLUSTER = "demo"
 DATABASE = "demo"
@@ -36,20 +36,21 @@ class Stage:
     steps: list[tuple[str, float]] = field(default_factory=list)
 
     def check(self, name: str, problems: list[str], detail: str) -> None:
-        """Note a promise: it held if there are no problems."""
+        """Record and print a promise: it held if there are no problems."""
         made = Check(name, not problems, "; ".join(problems[:3]) if problems else detail)
         self.checks.append(made)
-        self.say(f"    {chr(0x2713) if made.ok else chr(0x2717)} {made.name}: {made.detail}")
+        # At once and not only in the summary, which a demo that fails later never reaches.
+        self.line(f"    {chr(0x2713) if made.ok else chr(0x2717)} {made.name}: {made.detail}")
 
-    def say(self, text: str) -> None:
-        """A line for people; nothing with --json."""
+    def line(self, text: str) -> None:
+        """Print a line for people; nothing with --json."""
         if not self.output.json_output:
             self.output.line(text)
 
     @contextmanager
     def step(self, number: int, title: str) -> Iterator[None]:
-        """A part of the demo, announced, and timed."""
-        self.say(f"\n[{number}] {title}")
+        """One step of the demo, with its title and its time."""
+        self.line(f"\n[{number}] {title}")
         started = time.monotonic()
         yield
         self.steps.append((title, time.monotonic() - started))

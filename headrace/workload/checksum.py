@@ -1,9 +1,10 @@
-"""One checksum a series, to tell whether two tables hold the same readings, whatever way they took.
+"""One checksum per series, to compare the readings of two tables whatever way they took.
 
-A point hashes to 64 bits from its time, its field (name and type) and the bits of its value; a row also hashes its time
-alone, so rows without fields count. The checksum of a series is the sum modulo 2^64: independent of order, and two
-parts of a table add up. Null fields and columns that are not there are the same thing; NaNs are all equal and so are
-both zeros; dictionary and plain strings are equal, and so are times as int64 ns and as timestamps.
+A point hashes to 64 bits from its time, its field (name and type) and the bits of its value; a row also
+hashes its time alone, so rows without fields count. The checksum of a series is the sum modulo 2^64:
+independent of order, and two parts of a table add up. Null fields and columns that are not there are the same
+thing; NaNs are all equal and so are both zeros; dictionary and plain strings are equal, and so are times as
+int64 ns and as timestamps.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
+from headrace.schemas.errors import HeadraceError
+from headrace.schemas.tables import TIME_COLUMN
 from headrace.workload.series import ColumnMissing, series_rows, tag_names
 from headrace.workload.workload import Workload
-from schemas.errors import HeadraceError
-from schemas.tables import TIME_COLUMN
 
 CHECKSUM_SCHEMA = pa.schema([("series", pa.string()), ("rows", pa.int64()), ("checksum", pa.uint64())])
 DIFFERENCES_MAX = 20
@@ -41,9 +42,10 @@ class NotComparable(HeadraceError):
 def checksums(table: pa.Table, tags: Sequence[str] | None = None, *, integers_as_float64: bool = False) -> pa.Table:
     """One row a series of a user table: `series`, `rows` and `checksum`, sorted by series.
 
-    A series is named by its tags as in a series key, without the table. `tags` names the tag columns; None means the
-    dictionary-typed ones. `integers_as_float64` hashes integers as the floats that they become on their way through
-    JSON. Raises ColumnMissing without `time` or a tag, NotComparable for a type that no field has.
+    A series is named by its tags as in a series key, without the table. `tags` names the tag columns; None
+    means the dictionary-typed ones. `integers_as_float64` hashes integers as the floats that they become on
+    their way through JSON. Raises ColumnMissing without `time` or a tag, NotComparable for a type that no
+    field has.
     """
     names = tag_names(table, tags)
     if TIME_COLUMN not in table.column_names:
@@ -75,16 +77,18 @@ def workload_checksums(workload: Workload, *, integers_as_float64: bool = False)
     parts: dict[str, list[pa.Table]] = {name: [] for name in workload.tables}
     for name, batch in workload.batches():
         parts[name].append(checksums(batch, integers_as_float64=integers_as_float64))
+        # Summed up from time to time: with many hosts the checksums of all batches would fill memory.
         if len(parts[name]) == _PARTS_HELD:
             parts[name] = [total(parts[name])]
     return {name: total(tables) for name, tables in parts.items()}
 
 
 def compare(expected: pa.Table, found: pa.Table, most: int = DIFFERENCES_MAX) -> list[str]:
-    """The differences of two results of `checksums`: a line a series for the first `most`, and one for the rest."""
+    """The differences of two results of `checksums`: a line each for the first `most` series, and one more."""
     both = expected.join(
         found, "series", join_type="full outer", left_suffix="_expected", right_suffix="_found", coalesce_keys=True
     )
+    # A series that is missing on one side gives nulls, and so counts as different.
     same = pc.and_kleene(
         pc.equal(both["rows_expected"], both["rows_found"]), pc.equal(both["checksum_expected"], both["checksum_found"])
     )
@@ -126,7 +130,7 @@ def _row_hashes(times: Words, fields: Sequence[tuple[np.uint64, Words, npt.NDArr
 
 
 def _mixed(words: Words) -> Words:
-    """The finalizer of SplitMix64, in place."""
+    """The finalizer of SplitMix64 (Steele, Lea, Flood 2014), in place."""
     for shift, factor in ((np.uint64(30), _MIX_1), (np.uint64(27), _MIX_2)):
         words ^= words >> shift
         words *= factor
@@ -137,8 +141,10 @@ def _mixed(words: Words) -> Words:
 def _field(
     name: str, column: pa.ChunkedArray, integers_as_float64: bool
 ) -> tuple[np.uint64, Words, npt.NDArray[np.bool_] | None]:
-    """What stands for the field (odd), the bits of its values, and where they are not null (None: everywhere)."""
+    """The factor of a field, the bits of its values, and where they are not null (None: everywhere)."""
     kind, words = _value_words(name, column, integers_as_float64)
+    # Odd: multiplication by an odd number is a bijection modulo 2^64, so no two times of a field get the same
+    # product.
     factor = np.uint64(xxhash.xxh3_64_intdigest(f"{kind}:{name}".encode()) | 1)
     return factor, words, pc.is_valid(column).to_numpy() if column.null_count else None
 
@@ -164,6 +170,7 @@ def _filled(column: pa.ChunkedArray, kind: pa.DataType, filler: float | bool) ->
 
 
 def _float_words(values: npt.NDArray[np.float64]) -> Words:
+    # Adding 0.0 makes -0.0 equal to 0.0, and copies: the caller's buffer must not change.
     canonical = values + 0.0
     canonical[np.isnan(canonical)] = np.nan
     return canonical.view(np.uint64)
@@ -178,11 +185,12 @@ def _time_words(column: pa.ChunkedArray) -> Words:
 
 
 def _string_words(column: pa.ChunkedArray) -> Words:
-    """A hash of each text: the sum over the hashes of each byte at its place, by differences of one running sum."""
+    """A hash of each text: the sum of the hashes of each byte at its place."""
     plain = column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else column
     texts = pa.concat_arrays(
         pc.fill_null(plain.cast(pa.large_binary()), b"").chunks or [pa.array([], pa.large_binary())]
     )
+    # A running sum over the bytes of all texts, and differences at their ends: no Python call per text.
     offsets = (
         np.frombuffer(texts.buffers()[1], np.int64)[texts.offset : texts.offset + len(texts) + 1]
         if len(texts)

@@ -1,8 +1,9 @@
-"""Disorder as in TSBS: rows that never arrive, rows and batches of rows that arrive late, fields that are not there.
+"""Disorder as in TSBS: rows that never arrive, rows and batches of rows that arrive late, fields that are
+missing.
 
-Rows come in batches of 10 entries. 1 % of the batches are missing, 5 % come up to 60 steps late. Of the entries of the
-others 10 % are missing, 30 % come up to 3 steps late, and 10 % lack one field. What happens to a row depends on its
-place in the table alone.
+Rows come in batches of 10 entries. 1 % of the batches are missing, 5 % come up to 60 steps late. Of the
+entries of the others 10 % are missing, 30 % come up to 3 steps late, and 10 % lack one field. What happens to
+a row depends on its place in the table alone.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _COUNT_ROWS = 1 << 18
 
 @dataclass(frozen=True, slots=True)
 class Fate:
-    """What happens to consecutive rows: which are kept, by how many rows each is late, which of its fields is null."""
+    """For consecutive rows: which are kept, how many rows each is late, which of its fields is null."""
 
     kept: npt.NDArray[np.bool_]
     delay_rows: npt.NDArray[np.int64]
@@ -54,12 +55,13 @@ class Fates:
         kept = (missing >= ENTRY_MISSING_CHANCE) & (batch_missing >= BATCH_MISSING_CHANCE)
         delay = self._delay(late, ENTRY_LATE_CHANCE, ENTRY_LATE_STEPS_MAX)
         delay += self._delay(batch_late, BATCH_LATE_CHANCE, BATCH_LATE_STEPS_MAX)
+        # The number that decided on a null also picks its field: scaled, it is uniform again.
         chosen = (null * (self._fields / NULL_FIELD_CHANCE)).astype(np.int64)
         null_field = np.where(null < NULL_FIELD_CHANCE, np.minimum(chosen, self._fields - 1), NO_FIELD)
         return Fate(kept, delay, null_field.astype(np.int8))
 
     def _delay(self, uniform: npt.NDArray[np.float64], chance: float, steps_max: int) -> npt.NDArray[np.int64]:
-        """Rows of delay: uniform in 1 to `steps_max` steps of all hosts where `uniform` is below `chance`, else 0."""
+        """Rows of delay: 1 to `steps_max` steps of all hosts where `uniform` is below `chance`, else 0."""
         span = steps_max * self._hosts
         return np.where(uniform < chance, 1 + (uniform * (span / chance)).astype(np.int64), 0)
 
@@ -75,7 +77,7 @@ class Fates:
 
 
 def disordered(chunks: Iterable[Rows], fates: Fates) -> Iterator[Rows]:
-    """The rows of `chunks` (the whole table, in order) as they arrive; about 60 steps of late rows are held back."""
+    """The rows of `chunks` (a whole table) as they arrive; memory holds about 60 steps of late rows."""
     pending: Rows | None = None
     pending_keys = np.empty((0, 2), np.int64)
     next_row = 0
@@ -88,6 +90,7 @@ def disordered(chunks: Iterable[Rows], fates: Fates) -> Iterator[Rows]:
         held = fresh if pending is None else joined([pending, fresh])
         keys = np.concatenate([pending_keys, np.stack([arrivals, places], axis=1)])
         order = np.lexsort((keys[:, 1], keys[:, 0]))
+        # No later row can arrive before `next_row`: delays are never negative.
         due = int(np.searchsorted(keys[order, 0], next_row))
         yield held.take(order[:due])
         pending, pending_keys = held.take(order[due:]), keys[order[due:]]

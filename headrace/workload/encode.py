@@ -1,8 +1,8 @@
 """User tables as text: Influx line protocol and JSON lines, a column at a time.
 
-What can be escaped once per series (table, tags) is escaped once per series; fields are turned to text by column.
-Floats are written in the shortest form that reads back as the same float64. Null fields, and null or empty tags, are
-left out.
+What can be escaped once per series (table, tags) is escaped once per series; fields are turned to text by
+column. Floats are written in the shortest form that reads back as the same float64. Null fields, and null or
+empty tags, are left out.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headrace.schemas.errors import HeadraceError
+from headrace.schemas.series import escape_tag
+from headrace.schemas.tables import TIME_COLUMN
 from headrace.workload.series import SeriesRows, series_rows, tag_names
-from schemas.errors import HeadraceError
-from schemas.series import escape_tag
-from schemas.tables import TIME_COLUMN
 
 _SERIES = "__series"
 
@@ -27,10 +27,11 @@ class NotEncodable(HeadraceError):
 
 
 def to_line_protocol(table_name: str, table: pa.Table, tags: Sequence[str] | None = None) -> pa.LargeStringArray:
-    """One line a row, without line ends; a row without any field gives no line, as line protocol has no form for it.
+    """One line a row, without line ends; a row without any field gives no line, as line protocol has no form
+    for it.
 
-    `tags` names the tag columns; None means the dictionary-typed ones. `time` is int64 ns. Integers carry `i`, strings
-    are quoted.
+    `tags` names the tag columns; None means the dictionary-typed ones. `time` is int64 ns. Integers carry
+    `i`, strings are quoted.
     """
     return _line_protocol(table_name, table, tags, "")
 
@@ -41,7 +42,10 @@ def line_protocol_bytes(table_name: str, table: pa.Table, tags: Sequence[str] | 
 
 
 def to_json_lines(table: pa.Table, tags: Sequence[str] | None = None) -> pa.LargeStringArray:
-    """One JSON object a row: tags, `time` as int64 ns, then fields. Raises NotEncodable for NaN and infinities."""
+    """One JSON object a row: tags, `time` as int64 ns, then fields.
+
+    Raises NotEncodable for NaN and infinities.
+    """
     return _json_lines(table, tags, "")
 
 
@@ -60,6 +64,7 @@ def _line_protocol(table_name: str, table: pa.Table, tags: Sequence[str] | None,
     frame = _frame(table, fields, series, series.keys(table_name))
     with_nulls = any(table[name].null_count for name in fields)
     if with_nulls:
+        # Line protocol has no form for a point without fields.
         frame = frame.filter(pl.any_horizontal(pl.col(fields).is_not_null()))
     texts = [pl.lit(f",{escape_tag(name)}=") + _line_protocol_value(name, frame.schema[name]) for name in fields]
     body = pl.concat_str(texts, ignore_nulls=with_nulls).str.strip_prefix(",")
@@ -67,7 +72,7 @@ def _line_protocol(table_name: str, table: pa.Table, tags: Sequence[str] | None,
 
 
 def _check_names(table_name: str, tags: Sequence[str], fields: Sequence[str], series: SeriesRows) -> None:
-    """Refuse what would read back as something else: a line end has no escape there, and `#` begins a comment."""
+    """Refuse what would be read differently: line ends have no escape, and `#` begins a comment."""
     if table_name[:1] in ("", "#", "\t"):
         raise NotEncodable(f"line protocol cannot carry a table named {table_name!r}", action="use another format")
     for text in (table_name, *tags, *fields):
@@ -108,6 +113,7 @@ def _json_heads(series: SeriesRows) -> pa.StringArray:
 def _json_value(name: str, kind: pl.DataType) -> pl.Expr:
     if kind != pl.String:
         return _text(name)
+    # polars encodes JSON only in structs: the wrapper around the value is cut off again.
     quoted = pl.struct(pl.col(name).alias("v")).struct.json_encode().str.strip_prefix('{"v":').str.strip_suffix("}")
     return pl.when(pl.col(name).is_not_null()).then(quoted)
 
@@ -140,7 +146,8 @@ def _nothing() -> pa.LargeStringArray:
 
 
 def _bytes(lines: pa.LargeStringArray) -> bytes:
-    """The texts one after the other."""
+    """The concatenated texts."""
+    # Straight from the buffers of Arrow: no Python string per line.
     if not len(lines):
         return b""
     _, offsets, data = lines.buffers()

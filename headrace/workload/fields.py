@@ -1,7 +1,7 @@
-"""How the fields of the two workloads move from step to step, after TSBS (github.com/timescale/tsbs).
+"""How the fields of the two workloads change from step to step, after TSBS (github.com/timescale/tsbs).
 
-A field keeps its exact state from step to step; only what is emitted is rounded, so small steps are never lost to
-rounding.
+A field keeps its exact state from step to step; only what is emitted is rounded, so small steps are never
+lost to rounding.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ FUEL_FULL = 1.0
 class Walk:
     """A random walk, clipped to [low, high], that starts uniformly in [start_low, start_high].
 
-    A step is U(-step, step), or N(0, step) when `normal`. `decimals` rounds what is emitted; None emits int64, the
-    fraction cut off.
+    A step is U(-step, step), or N(0, step) when `normal`. `decimals` rounds what is emitted; None emits
+    int64, the fraction cut off.
     """
 
     name: str
@@ -60,7 +60,10 @@ Field: TypeAlias = Walk | Fuel | Load
 
 
 class FieldWalks:
-    """The state of every field of every host of one table, advanced step by step. Not thread-safe; forward only."""
+    """The state of every field of every host of one table, advanced step by step.
+
+    Not thread-safe; forward only.
+    """
 
     def __init__(self, fields: tuple[Field, ...], seed: int, table_id: int, hosts: int) -> None:
         self._fields = fields
@@ -98,10 +101,11 @@ class FieldWalks:
         return added, replaced
 
     def _walk(self, steps: int, added: Floats, replaced: dict[int, npt.NDArray[np.bool_]]) -> Floats:
-        """States before each step, and after the last one, which is kept; a Python loop per step, never per host."""
+        """States before each step and after the last; a Python loop per step, never per host."""
         fuels = [index for index, field in enumerate(self._fields) if isinstance(field, Fuel)]
         states = np.empty((steps + 1, *self._state.shape))
         states[0] = self._state
+        # Clipping makes each step depend on the one before, so a cumulative sum will not do.
         for step in range(steps):
             before, after = states[step], states[step + 1]
             np.add(before, added[step], out=after)
@@ -136,5 +140,6 @@ def _emitted(field: Field, states: Floats) -> Values:
         return states.astype(np.int64).reshape(-1)
     scale = 10.0**field.decimals
     rounded = np.rint(states * scale)
-    rounded += 0.0  # -0.0 would not survive formats that write it as an integer
+    # -0.0 + 0.0 is 0.0; formats that write whole numbers would lose the sign, and checksums would differ.
+    rounded += 0.0
     return (rounded / scale).reshape(-1)

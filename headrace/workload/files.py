@@ -13,9 +13,9 @@ from typing import BinaryIO
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from headrace.schemas.tables import TIME_COLUMN
 from headrace.workload.encode import json_lines_bytes, line_protocol_bytes
 from headrace.workload.workload import Workload, WorkloadInvalid
-from schemas.tables import TIME_COLUMN
 
 PARTIAL_SUFFIX = ".partial"
 
@@ -30,7 +30,7 @@ class Format(StrEnum):
 
     @property
     def suffixes(self) -> tuple[str, ...]:
-        """What the name of such a file ends in; the first is given to new files."""
+        """Suffixes of such files; new files get the first one."""
         return _SUFFIXES[self]
 
     @property
@@ -47,7 +47,7 @@ _SUFFIXES = {
 }
 
 Sink = Callable[[str, pa.Table], None]
-"""Takes the next rows of a table, by table name."""
+"""Writes the next rows of a table, by table name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +67,9 @@ def format_of(output: str) -> Format:
 def target_files(workload: Workload, form: Format, output: Path, tables: Sequence[str]) -> dict[str, Path]:
     """The file of each table.
 
-    An `output` that ends in a suffix of the format, and is no directory, is the one file of all tables; only line
-    protocol can hold more than one. Anything else is a directory for one file a table. Raises WorkloadInvalid.
+    An `output` that ends in a suffix of the format, and is no directory, is the one file of all tables; only
+    line protocol can hold more than one. Anything else is a directory for one file a table. Raises
+    WorkloadInvalid.
     """
     if output.is_dir() or output.suffix.lower() not in form.suffixes:
         return {name: output / f"{name}{form.suffixes[0]}" for name in tables}
@@ -78,10 +79,11 @@ def target_files(workload: Workload, form: Format, output: Path, tables: Sequenc
 
 
 def write_files(workload: Workload, form: Format, files: dict[str, Path]) -> Generator[Progress, None, None]:
-    """Write the tables to their files, and yield the progress after each batch; at the end the files are there.
+    """Write the tables to their files, and yield the progress after each batch; at the end the files are
+    there.
 
-    Missing directories are made, existing files replaced; when it is closed early, or fails, nothing stays behind.
-    Raises OSError.
+    Missing directories are created, existing files replaced. A write that fails or is closed early leaves no
+    file. Raises OSError.
     """
     with ExitStack() as stack:
         opened = {path: stack.enter_context(_complete_or_absent(path)) for path in dict.fromkeys(files.values())}
@@ -126,7 +128,7 @@ def _one_table_only(workload: Workload, what: str, tables: Sequence[str]) -> Wor
 
 @contextmanager
 def _complete_or_absent(path: Path) -> Iterator[BinaryIO]:
-    """A file under another name that gets its own when it is complete."""
+    """A file that gets its name when it is complete."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + PARTIAL_SUFFIX)
     try:
@@ -157,7 +159,7 @@ def _text_sink(form: Format, stream: BinaryIO) -> Sink:
 
 
 class _ArrowWriter:
-    """An Arrow IPC file, opened when its first batch says what columns there are."""
+    """An Arrow IPC file, opened with the schema of its first batch."""
 
     def __init__(self, file: BinaryIO, tags: Sequence[str]) -> None:
         self._file = file
@@ -181,6 +183,7 @@ class _ParquetWriter(_ArrowWriter):
     """A Parquet file with one row group a batch."""
 
     def _open(self, schema: pa.Schema) -> pa.ipc.RecordBatchFileWriter | pq.ParquetWriter:
+        # Times at equal intervals have equal deltas, which this encoding packs to almost nothing.
         encodings = {TIME_COLUMN: "DELTA_BINARY_PACKED"}
         return pq.ParquetWriter(
             self._file, schema, compression="zstd", use_dictionary=self._tags, column_encoding=encodings

@@ -1,6 +1,7 @@
-"""Live metrics of this machine as rows of one table: real readings where no fleet is at hand.
+"""Live metrics of this machine as rows of one table: real readings without a fleet.
 
-Rates are per second since the sample before; the first sample of a `MachineSampler` covers the time since it was made.
+Rates are per second since the sample before; the first sample of a `MachineSampler` covers the time since it
+was made.
 """
 
 from __future__ import annotations
@@ -15,17 +16,19 @@ import psutil
 
 MACHINE_TABLE = "machine"
 MACHINE_TAGS = ("host", "kind", "device")
+# Devices in memory or in files of other disks, whose bytes count there.
 _MEMORY_DISKS = ("loop", "ram", "zram")
 
 Row: TypeAlias = dict[str, str | int | float]
 
 
 class MachineSampler:
-    """Turns the counters of the operating system into rows: one each for a core, the memory, a disk, an interface.
+    """Turns the counters of the operating system into rows: one each for a core, the memory, a disk, an
+    interface.
 
-    A row has the tags `host`, `kind` (cpu, memory, disk, network) and `device`, `time` (ns UTC, one for all rows of a
-    sample) and float fields. What the operating system does not tell (disks in a container) is left out. Not
-    thread-safe.
+    A row has the tags `host`, `kind` (cpu, memory, disk, network) and `device`, `time` (ns UTC, one for all
+    rows of a sample) and float fields. What the operating system does not report (disks in a container) is
+    left out. Not thread-safe.
     """
 
     def __init__(self, host: str | None = None) -> None:
@@ -38,6 +41,7 @@ class MachineSampler:
         time_ns = time.time_ns()
         counters, now_s = _counters(), time.monotonic()
         elapsed_s = max(now_s - self._before_s, 1e-3)
+        # Devices come and go: a rate needs the counters of both samples.
         found = {
             key: _rates(self._before[key], values, elapsed_s) for key, values in counters.items() if key in self._before
         }
@@ -70,6 +74,7 @@ def to_lines(rows: Sequence[Mapping[str, Any]]) -> list[bytes]:
 def _counters() -> _Counters:
     counters: _Counters = {}
     for core, times in enumerate(psutil.cpu_times(percpu=True)):
+        # Seconds of CPU time; `_rates` makes 100 times their growth a percentage.
         counters["cpu", f"cpu{core}"] = {
             "user_percent": 100 * times.user,
             "system_percent": 100 * times.system,
@@ -91,7 +96,7 @@ def _counters() -> _Counters:
 
 
 def _rates(before: Mapping[str, float], after: Mapping[str, float], elapsed_s: float) -> dict[str, float]:
-    """Growth per second; a counter that was set back counts as still."""
+    """Growth per second; 0 for a counter that was reset."""
     return {name: round(max(0.0, value - before[name]) / elapsed_s, 3) for name, value in after.items()}
 
 

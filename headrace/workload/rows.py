@@ -1,4 +1,4 @@
-"""Rows of one table on their way from the walks to Arrow: plain arrays, cheap to cut, join and reorder."""
+"""Rows of one table between the walks and Arrow: plain arrays, cheap to slice, join and reorder."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NO_FIELD = -1
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Rows of one table: host, time (ns) and fields of each, and which of its fields is null (`NO_FIELD`: none)."""
+    """Rows of one table: host, time (ns), fields, and the index of a null field (`NO_FIELD`: none)."""
 
     hosts: npt.NDArray[np.int32]
     times: npt.NDArray[np.int64]
@@ -55,6 +55,7 @@ def recut(chunks: Iterable[Rows], rows_per_batch: int) -> Iterator[Rows]:
         if sum(map(len, held)) < rows_per_batch:
             continue
         rows = joined(held)
+        # The rest waits for the next chunk: batches must not depend on how the rows were generated.
         whole = len(rows) - len(rows) % rows_per_batch
         for first in range(0, whole, rows_per_batch):
             yield rows.take(slice(first, first + rows_per_batch))

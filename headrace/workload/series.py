@@ -1,4 +1,4 @@
-"""Which series each row of a user table belongs to, by a few integer operations a row instead of a string."""
+"""The series of each row of a user table, by a few integer operations per row instead of a string."""
 
 from __future__ import annotations
 
@@ -10,21 +10,22 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from schemas.errors import HeadraceError
-from schemas.series import escape_table, series_keys
+from headrace.schemas.errors import HeadraceError
+from headrace.schemas.series import escape_table, series_keys
 
 _COMBINED_MAX = 1 << 62
 
 
 class ColumnMissing(HeadraceError):
-    """A table lacks a column that it was said to have."""
+    """A table lacks a column that it needs."""
 
 
 @dataclass(frozen=True, slots=True)
 class SeriesRows:
-    """`codes[row]` is the place of the row's tag combination in the arrays of `tags` (one string array a tag).
+    """`codes[row]` is the place of the row's tag combination in the arrays of `tags` (one string array a
+    tag).
 
-    A combination whose tags are absent in two ways (null and empty) may stand there twice.
+    A combination whose tags are absent in two ways (null and empty) may be there twice.
     """
 
     codes: npt.NDArray[np.int32]
@@ -53,6 +54,8 @@ def series_rows(table: pa.Table, tags: Sequence[str]) -> SeriesRows:
     combinations = 1
     for name in tags:
         indices, size = _indices(table[name])
+        # The next product would overflow int64: number only the combinations that occur, of which there are
+        # at most rows.
         if combinations * size > _COMBINED_MAX:
             encoded = pc.dictionary_encode(pa.array(combined))
             combined, combinations = encoded.indices.to_numpy().astype(np.int64), len(encoded.dictionary)
@@ -61,6 +64,7 @@ def series_rows(table: pa.Table, tags: Sequence[str]) -> SeriesRows:
     encoded = pc.dictionary_encode(pa.array(combined))
     codes, count = encoded.indices.to_numpy(), len(encoded.dictionary)
     first = np.empty(count, np.int64)
+    # Assigned from back to front: of equal codes the first row remains.
     first[codes[::-1]] = np.arange(table.num_rows)[::-1]
     return SeriesRows(codes, count, {name: _strings(table[name].take(pa.array(first))) for name in tags})
 

@@ -1,7 +1,8 @@
 """Random numbers that depend on the seed, the table and the host, and on nothing else.
 
-Hosts come in blocks of `BLOCK_HOSTS`; each block of each table has streams of its own, drawn step after step. So a
-host's values are the same whatever the number of hosts, the steps drawn at once, or the tables asked for.
+Hosts come in blocks of `BLOCK_HOSTS`; each block of each table has streams of its own, drawn step after step.
+So a host's values are the same whatever the number of hosts, the steps drawn at once, or the tables asked
+for.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ class Purpose(IntEnum):
 
 def generator(seed: int, table_id: int, purpose: Purpose, block: int = 0) -> np.random.Generator:
     """The stream of one purpose, for one table and one block of hosts."""
+    # PCG64 by name: numpy may give `default_rng` another algorithm, and data sets must stay the same forever.
     sequence = np.random.SeedSequence(entropy=seed, spawn_key=(table_id, int(purpose), block))
     return np.random.Generator(np.random.PCG64(sequence))
 
@@ -40,7 +42,7 @@ def block_count(hosts: int) -> int:
 
 
 class BlockStreams:
-    """The streams of one purpose of one table, one a block; draws have the shape (steps, channels, padded hosts)."""
+    """The streams of one purpose and table, one a block; draws are (steps, channels, padded hosts)."""
 
     def __init__(self, seed: int, table_id: int, purpose: Purpose, hosts: int, channels: int) -> None:
         self._channels = channels
@@ -53,6 +55,7 @@ class BlockStreams:
         """The next `steps` steps: standard normal for `NORMAL`, else uniform in [0, 1)."""
         drawn = np.empty((steps, self._channels, self._padded_hosts))
         shape = (steps, self._channels, BLOCK_HOSTS)
+        # Whole blocks even for the last hosts: a host draws the same numbers however many hosts there are.
         for block, stream in enumerate(self._generators):
             values = stream.standard_normal(shape) if self._purpose is Purpose.NORMAL else stream.random(shape)
             drawn[:, :, block * BLOCK_HOSTS : (block + 1) * BLOCK_HOSTS] = values

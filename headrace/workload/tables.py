@@ -23,6 +23,7 @@ _MODEL_TAGS = {
     "fuel_capacity": ("200", "300", "150"),
     "nominal_fuel_consumption": ("15", "19", "12"),
 }
+# Names and values after TSBS (github.com/timescale/tsbs).
 _REGIONS = {
     "us-east-1": "abce",
     "us-west-1": "ab",

@@ -1,4 +1,4 @@
-"""The workloads `cpu` and `iot`: data sets in the manner of TSBS, fixed by a seed, as a stream of Arrow tables."""
+"""The workloads `cpu` and `iot`: data sets in the manner of TSBS, as streams of Arrow tables."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Literal
 import numpy as np
 import pyarrow as pa
 
+from headrace.schemas.errors import HeadraceError
 from headrace.workload.disorder import Fates, count_kept, disordered
 from headrace.workload.fields import FieldWalks
 from headrace.workload.rows import Rows, recut, to_arrow
 from headrace.workload.streams import BLOCK_HOSTS, block_count
 from headrace.workload.tables import CPU, DIAGNOSTICS, READINGS, HostTags, TableSpec, host_tags, truck_tags
-from schemas.errors import HeadraceError
 
 DEFAULT_START_NS = 1_767_225_600_000_000_000  # 2026-01-01T00:00:00Z
 DEFAULT_INTERVAL_S = 10
@@ -26,16 +26,17 @@ _CHUNK_ROWS = 1 << 17
 
 
 class WorkloadInvalid(HeadraceError):
-    """The asked-for data set cannot be: a number out of range, an unknown table."""
+    """An impossible data set: a number out of range, an unknown table."""
 
 
 @dataclass(frozen=True)
 class Workload:
-    """A data set: `hosts` series a table, a row every `interval_s` from `start_ns` (ns UTC) for `duration_s` seconds.
+    """A data set: `hosts` series a table, a row every `interval_s` from `start_ns` (ns UTC) for `duration_s`
+    seconds.
 
-    Two equal workloads give the same rows in the same order, on every machine and for every batch size; the rows of a
-    host are the same for every number of hosts (in order only: disorder depends on the place in the table). Raises
-    WorkloadInvalid on construction.
+    Two equal workloads give the same rows in the same order, on every machine and for every batch size; the
+    rows of a host are the same for every number of hosts (in order only: disorder depends on the place in the
+    table). Raises WorkloadInvalid on construction.
     """
 
     kind: Literal["cpu", "iot"]
@@ -50,6 +51,7 @@ class Workload:
         what = "trucks" if self.kind == "iot" else "hosts"
         if not 1 <= self.hosts <= HOSTS_MAX:
             raise WorkloadInvalid(f"{self.hosts} {what}: give 1 to {HOSTS_MAX}")
+        # `not … >=` instead of `<`: NaN fails every comparison, and so is refused.
         if not self.seed >= 0:
             raise WorkloadInvalid(f"seed {self.seed} is negative", action="give 0 or more")
         if not self.interval_s >= 1e-9:
@@ -99,7 +101,10 @@ class Workload:
         return self._counts[table][1]
 
     def chosen(self, tables: Sequence[str] | None) -> tuple[str, ...]:
-        """These tables in the order of the workload, None for all. Raises WorkloadInvalid for one that it does not have."""
+        """These tables in the order of the workload, None for all.
+
+        Raises WorkloadInvalid for one that it does not have.
+        """
         if unknown := [name for name in tables or () if name not in self.tables]:
             raise WorkloadInvalid(f"{self.kind} has no table {unknown[0]!r}", action=f"it has {', '.join(self.tables)}")
         return tuple(name for name in self.tables if tables is None or name in tables)
@@ -107,10 +112,12 @@ class Workload:
     def batches(
         self, rows_per_batch: int = DEFAULT_ROWS_PER_BATCH, tables: Sequence[str] | None = None
     ) -> Iterator[tuple[str, pa.Table]]:
-        """(table name, rows), each table in turn; a batch has exactly `rows_per_batch` rows, a table's last one fewer.
+        """(table name, rows), each table in turn; a batch has exactly `rows_per_batch` rows, a table's last
+        one fewer.
 
-        Tags are dictionary<int32, string>, `time` is int64 ns, fields are float64 or int64. Each call starts from the
-        beginning; memory holds a few batches. Raises WorkloadInvalid for a table that this workload does not have.
+        Tags are dictionary<int32, string>, `time` is int64 ns, fields are float64 or int64. Each call starts
+        from the beginning; memory holds a few batches. Raises WorkloadInvalid for a table that this workload
+        does not have.
         """
         if rows_per_batch < 1:
             raise WorkloadInvalid(f"{rows_per_batch} rows a batch: give 1 or more")
@@ -125,6 +132,7 @@ class Workload:
 
     @staticmethod
     def _in_turn(streams: dict[str, Iterator[pa.Table]]) -> Iterator[tuple[str, pa.Table]]:
+        # A batch of each table in turn, so that all tables grow together as those of a real fleet do.
         while streams:
             for name in tuple(streams):
                 batch = next(streams[name], None)
@@ -142,6 +150,7 @@ class Workload:
     def _chunks(self, spec: TableSpec) -> Iterator[Rows]:
         """All rows in order, about `_CHUNK_ROWS` at once, whole steps always."""
         walks = FieldWalks(spec.fields, self.seed, spec.table_id, self.hosts)
+        # Any size gives the same rows: the random streams continue from step to step.
         chunk_steps = max(1, _CHUNK_ROWS // (block_count(self.hosts) * BLOCK_HOSTS))
         for first in range(0, self.steps, chunk_steps):
             steps = min(chunk_steps, self.steps - first)

@@ -1,4 +1,7 @@
-"""The ingest job for a plain `spark-submit`; see docs/operating/ingest.md. The same as `headrace ingest run`, without its display."""
+"""The ingest job for a plain `spark-submit`; see docs/operating/ingest.md.
+
+The same as `headrace ingest run` without its display.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +13,18 @@ import time
 from pathlib import Path
 
 if __name__ == "__main__":
-    # Spark puts this file's folder on the path; the packages lie two above, unless they are installed or shipped as a zip.
-    sys.path.append(str(Path(__file__).resolve().parents[2]))
+    # `spark-submit` puts this file's folder on the path. The folder that holds the package is two levels above
+    # in a checkout and three in an installation. Appended, so that an installed or shipped package takes
+    # precedence.
+    _folder = Path(__file__).resolve().parents[2]
+    sys.path.append(str(_folder.parent if (_folder / "__init__.py").exists() else _folder))
 
-from connectors.formats.parsed import FormatOptions
-from pipeline.checkpoint import held_checkpoint
-from pipeline.ingest import INTERVAL_S, MESSAGES_PER_BATCH_MAX, RunOptions, prepare, run_ingest
-from pipeline.job import IngestJob
-from pipeline.session import open_session
-from schemas.errors import HeadraceError
+from headrace.connectors.formats.interface import FormatOptions
+from headrace.pipeline.checkpoint import held_checkpoint
+from headrace.pipeline.ingest import INTERVAL_S, MESSAGES_PER_BATCH_MAX, RunOptions, prepare, run_ingest
+from headrace.pipeline.job import IngestJob
+from headrace.pipeline.session import open_session
+from headrace.schemas.errors import HeadraceError
 
 
 def parser() -> argparse.ArgumentParser:
@@ -46,20 +52,21 @@ def main(arguments: list[str]) -> int:
     given = parser().parse_args(arguments)
     stopped: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
+        # Only recorded: the run polls it between micro-batches and finishes the current one.
         signal.signal(number, lambda received, _frame: stopped.append(received))
     started_s = time.monotonic()
     try:
         job = _job(given)
         run = RunOptions(given.checkpoint, given.available_now, given.max_messages, given.interval_s)
         with held_checkpoint(run.checkpoint, job):
-            prepare(job, run, _say)
+            prepare(job, run, _notify)
             session = open_session(f"headrace ingest {job.topic}")
             try:
-                done = run_ingest(session, job, run, should_stop=lambda: bool(stopped), say=_say)
+                done = run_ingest(session, job, run, should_stop=lambda: bool(stopped), notify=_notify)
             finally:
                 session.stop()
     except HeadraceError as error:
-        _say(f"error: {error}")
+        _notify(f"error: {error}")
         return 1
     counts = done.counts
     document = {"rows": counts.rows, "points": counts.points, "rejected": counts.rejected, "batches": done.batches}
@@ -85,7 +92,7 @@ def _pairs(texts: list[str]) -> list[tuple[str, str]]:
     return [(name, value) for name, _, value in (text.partition("=") for text in texts)]
 
 
-def _say(message: str) -> None:
+def _notify(message: str) -> None:
     sys.stderr.write(f"{message}\n")
 
 

@@ -1,4 +1,4 @@
-"""The parts of the benchmarks: options, ratios, percentiles, hashes, noise, and legs in processes of their own."""
+"""The parts of the benchmarks: options, ratios, percentiles, hashes, noise, and legs in child processes."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from consumers.store import Store
 from headrace.bench.content import tag_names, written_checksums
-from headrace.bench.measuring import (
+from headrace.bench.measurement import (
     OptionUnknown,
     chosen,
     content_hash,
@@ -22,50 +21,51 @@ from headrace.bench.measuring import (
 )
 from headrace.bench.noise import ROW_BYTES, TAGS, Noise
 from headrace.bench.recovery import BenchStuck
-from headrace.bench.replaying import store_digests
+from headrace.bench.replay import store_digests
+from headrace.consumers.store import Store
+from headrace.schemas.errors import HeadraceError
 from headrace.workload.checksum import compare
-from schemas.errors import HeadraceError
 
 DEFAULTS = {"rows": 100, "rate": 0.5, "dir": ""}
 
 
 def refuse(reason: str) -> None:
-    """Work of a child that fails."""
+    """A child that fails."""
     raise BenchStuck(reason)
 
 
 def die(code: int) -> None:
-    """Work of a child that ends without an answer."""
+    """A child that ends without an answer."""
     os._exit(code)
 
 
 def test_options_have_the_type_of_their_default() -> None:
-    """What is given wins, as a number where the default is one; the rest is the default."""
+    """A given option overrides the default and has its type; the rest are defaults."""
     assert {"rows": 7, "rate": 0.5, "dir": "d"} == chosen({"rows": "7", "dir": "d"}, DEFAULTS)
 
 
 @pytest.mark.parametrize("options", [{"row": "7"}, {"rows": "many"}])
-def test_an_option_that_cannot_be_is_refused(options: dict[str, str]) -> None:
-    """A misspelt name and a text for a number are errors, not defaults."""
+def test_an_invalid_option_is_refused(options: dict[str, str]) -> None:
+    """A misspelt name and text in place of a number are errors, not defaults."""
     with pytest.raises(OptionUnknown):
         chosen(options, DEFAULTS)
 
 
-def test_a_ratio_is_taken_round_by_round() -> None:
-    """A round that was slow for both does not count against either; the median decides about the bar."""
+def test_a_ratio_is_computed_round_by_round() -> None:
+    """A round that was slow for both does not count against either; the median decides."""
     figure = ratio([10.0, 1.0, 8.0], [20.0, 2.0, 10.0], 0.6)
     assert {"median": 0.5, "min": 0.5, "max": 0.8, "least": 0.6, "met": False} == figure
     assert "0.50 (0.50 to 0.80), at least 0.6: missed" == ratio_text(figure)
     assert summary([3.0, 1.0, 2.0]) == {"median": 2.0, "min": 1.0, "max": 3.0}
 
 
-def test_percentiles_are_values_that_were_measured() -> None:
+def test_percentiles_are_measured_values() -> None:
     """p50 and p99 of 1 to 101."""
     assert {"p50": 51.0, "p99": 100.0, "count": 101} == percentiles([float(value) for value in range(101, 0, -1)])
 
 
-def test_noise_is_the_same_for_the_same_seed_and_another_for_another() -> None:
-    """Size decides how many rows there are, the seed what is in them; the hash of the content tells both."""
+def test_noise_depends_on_size_and_seed_alone() -> None:
+    """Size determines the number of rows, the seed their content; the hash of the content depends on both."""
     size = 60 * 1_000 * ROW_BYTES
     noise, again, other = Noise(size, 1), Noise(size, 1), Noise(size, 2)
     tables = list(noise.batches())
@@ -78,8 +78,9 @@ def test_noise_is_the_same_for_the_same_seed_and_another_for_another() -> None:
     assert (times[1:] >= times[:-1]).all()
 
 
-def test_a_child_answers_or_says_why_not() -> None:
-    """The answer of work in another process, its error by name, and its death."""
+@pytest.mark.slow(9)
+def test_a_child_returns_its_answer_or_its_error() -> None:
+    """The answer of a child process, its error by name, and its death."""
     assert os.getpid() != in_child(os.getpid)
     with pytest.raises(HeadraceError, match="BenchStuck: no way"):
         in_child(refuse, "no way")

@@ -1,4 +1,4 @@
-"""The embedded broker as its users meet it: a real process, a directory, a port."""
+"""The embedded broker as a real process with a directory and a port."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from connectors.kafka import broker_archive
-from connectors.kafka.broker import (
+from headrace.connectors.kafka import broker as broker_module
+from headrace.connectors.kafka.broker import (
     BrokerAlreadyRunning,
     BrokerDirectoryUnusable,
     BrokerInfo,
@@ -26,12 +26,12 @@ from connectors.kafka.broker import (
     BrokerStartFailed,
     EmbeddedBroker,
     NotABrokerDirectory,
+    make_broker_archive,
 )
-from connectors.kafka.broker_process import find_broker, free_port, write_pid
-from connectors.kafka.broker_settings import HOST, IDENTITY_FILE, PID_FILE
-from connectors.kafka.broker_training import make_archive
-from connectors.kafka.java import OPTIONS_VARIABLE
-from schemas.errors import HeadraceError
+from headrace.connectors.kafka.broker_process import find_broker, free_port, write_pid
+from headrace.connectors.kafka.broker_settings import HOST, IDENTITY_FILE, PID_FILE
+from headrace.connectors.kafka.java import OPTIONS_VARIABLE
+from headrace.schemas.errors import HeadraceError
 
 pytestmark = pytest.mark.broker
 
@@ -41,7 +41,7 @@ COMMAND_TIMEOUT_S = 120
 
 
 def headrace(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """The command with captured pipes, as a script would call it."""
+    """Run `headrace broker` with captured pipes, as a script would."""
     return subprocess.run(
         [sys.executable, "-m", "headrace", "broker", *arguments],
         capture_output=True,
@@ -52,13 +52,13 @@ def headrace(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def create_topic(bootstrap: str, topic: str) -> None:
-    """A topic of one partition."""
+    """Create a topic of one partition."""
     with AdminClient({"bootstrap.servers": bootstrap, **QUIET}) as client:
         client.create_topics([NewTopic(topic, 1, 1)])[topic].result(30)
 
 
 def produce(bootstrap: str, topic: str, value: bytes) -> None:
-    """One message, confirmed by the broker."""
+    """Produce one message, acknowledged by the broker."""
     errors: list[KafkaError | None] = []
     producer = Producer({"bootstrap.servers": bootstrap, "message.max.bytes": 2 * LARGE_BYTES, **QUIET})
     producer.produce(topic, value, on_delivery=lambda error, _message: errors.append(error))
@@ -86,31 +86,32 @@ def consume(bootstrap: str, topic: str) -> bytes:
         consumer.close()
 
 
-def test_broker_takes_messages_of_50_mb(broker: BrokerInfo, cluster_name: str) -> None:
-    """A message far above Kafka's default of 1 MB goes through, and comes back as it was."""
+def test_broker_accepts_messages_of_50_mb(broker: BrokerInfo, cluster_name: str) -> None:
+    """A message far above Kafka's default of 1 MB is stored and read back unchanged."""
     value = os.urandom(LARGE_BYTES)
     create_topic(broker.bootstrap, cluster_name)
     produce(broker.bootstrap, cluster_name, value)
     assert value == consume(broker.bootstrap, cluster_name)
 
 
-def test_topics_are_not_made_by_accident(broker: BrokerInfo, cluster_name: str) -> None:
-    """Asking for a topic that nobody created does not create it."""
+def test_topics_are_not_created_by_a_metadata_request(broker: BrokerInfo, cluster_name: str) -> None:
+    """A metadata request for a missing topic does not create it."""
     with AdminClient({"bootstrap.servers": broker.bootstrap, **QUIET}) as client:
         client.list_topics(cluster_name, timeout=30)
         assert cluster_name not in client.list_topics(timeout=30).topics
 
 
 def test_broker_listens_on_loopback_only(broker: BrokerInfo) -> None:
-    """No socket of the broker can be reached from another machine."""
+    """No socket of the broker is reachable from another machine."""
     listening = [
         entry for entry in psutil.Process(broker.pid).net_connections("inet") if entry.status == psutil.CONN_LISTEN
     ]
     assert {HOST} == {entry.laddr.ip.removeprefix("::ffff:") for entry in listening}
 
 
+@pytest.mark.slow(15)
 def test_restart_keeps_port_and_data(own_broker: EmbeddedBroker) -> None:
-    """After a clean stop, and after kill -9, the same address answers with the same messages."""
+    """After a clean stop, and after kill -9, the same address serves the same messages."""
     first = own_broker.start()
     create_topic(first.bootstrap, "kept")
     produce(first.bootstrap, "kept", b"reading")
@@ -129,8 +130,8 @@ def test_restart_keeps_port_and_data(own_broker: EmbeddedBroker) -> None:
     assert b"reading" == consume(third.bootstrap, "kept")
 
 
-def test_never_two_on_one_directory(own_broker: EmbeddedBroker, tmp_path: Path) -> None:
-    """A second start is refused: through the pid file, without it, and through another name of the directory."""
+def test_never_two_brokers_on_one_directory(own_broker: EmbeddedBroker, tmp_path: Path) -> None:
+    """A second start is refused: with the pid file, without it, and through a link to the directory."""
     info = own_broker.start()
     with pytest.raises(BrokerAlreadyRunning, match=str(info.pid)):
         EmbeddedBroker(own_broker.directory).start()
@@ -144,19 +145,22 @@ def test_never_two_on_one_directory(own_broker: EmbeddedBroker, tmp_path: Path) 
     assert not own_broker.status().running
 
 
-def test_of_starts_at_once_one_wins(own_broker: EmbeddedBroker) -> None:
-    """Several processes that start the same directory at the same moment get one broker and clear refusals."""
+@pytest.mark.slow(7)
+def test_of_concurrent_starts_one_wins(own_broker: EmbeddedBroker) -> None:
+    """Of several processes that start the same directory at once, one starts the broker; the others get clear
+    errors.
+    """
     with ThreadPoolExecutor(3) as pool:
         answers = list(pool.map(lambda _: headrace("start", "--data-dir", str(own_broker.directory)), range(3)))
-    won = [json.loads(answer.stdout) for answer in answers if answer.returncode == 0]
-    lost = [answer for answer in answers if answer.returncode != 0]
-    assert 1 == len(won)
-    assert won[0]["pid"] == own_broker.status().pid
-    assert all("broker" in answer.stderr and "Traceback" not in answer.stderr for answer in lost)
+    winners = [json.loads(answer.stdout) for answer in answers if answer.returncode == 0]
+    refused = [answer for answer in answers if answer.returncode != 0]
+    assert 1 == len(winners)
+    assert winners[0]["pid"] == own_broker.status().pid
+    assert all("broker" in answer.stderr and "Traceback" not in answer.stderr for answer in refused)
 
 
 def test_a_copied_directory_is_a_broker_of_its_own(own_broker: EmbeddedBroker, tmp_path: Path) -> None:
-    """The pid file in a copy names the original's broker, which neither counts for the copy nor is stopped through it."""
+    """The pid file in a copy names the original's broker, which the copy neither reports nor stops."""
     info = own_broker.start()
     copy = EmbeddedBroker(shutil.copytree(own_broker.directory, tmp_path / "copy"))
     assert not copy.status().running
@@ -164,8 +168,11 @@ def test_a_copied_directory_is_a_broker_of_its_own(own_broker: EmbeddedBroker, t
     assert psutil.pid_exists(info.pid)
 
 
-def test_captured_pipes_end_with_the_command(tmp_path: Path) -> None:
-    """`broker start` in a script returns with its answer while the broker goes on; directories are made with their parents."""
+@pytest.mark.slow(13)
+def test_captured_pipes_close_with_the_command(tmp_path: Path) -> None:
+    """`broker start` returns with its output while the broker keeps running; parent directories are
+    created.
+    """
     directory = str(tmp_path / "a, b" / "größe" / "data")
     started = headrace("start", "--data-dir", directory, "--json")
     try:
@@ -184,8 +191,9 @@ def test_captured_pipes_end_with_the_command(tmp_path: Path) -> None:
     assert not json.loads(headrace("status", "--data-dir", directory, "--json").stdout)["running"]
 
 
-def test_killed_start_leaves_nothing_behind_for_good(own_broker: EmbeddedBroker) -> None:
-    """When the starting process is killed at once, the directory can be stopped and started as if nothing had been."""
+@pytest.mark.slow(12)
+def test_killed_start_leaves_a_usable_directory(own_broker: EmbeddedBroker) -> None:
+    """After a kill of the starting process, the directory can be stopped and started normally."""
     command = [sys.executable, "-m", "headrace", "broker", "start", "--data-dir", str(own_broker.directory)]
     starter = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     while not (own_broker.directory / PID_FILE).exists():
@@ -196,8 +204,9 @@ def test_killed_start_leaves_nothing_behind_for_good(own_broker: EmbeddedBroker)
     assert own_broker.start().pid == own_broker.status().pid
 
 
-def test_given_port_is_taken_and_kept(own_broker: EmbeddedBroker) -> None:
-    """`--port` decides the address, also of later starts without it."""
+@pytest.mark.slow(6)
+def test_given_port_is_used_and_kept(own_broker: EmbeddedBroker) -> None:
+    """`--port` sets the address, also of later starts without it."""
     port = free_port()
     assert f"{HOST}:{port}" == EmbeddedBroker(own_broker.directory, port).start().bootstrap
     own_broker.stop()
@@ -205,7 +214,7 @@ def test_given_port_is_taken_and_kept(own_broker: EmbeddedBroker) -> None:
 
 
 def test_advertised_ports_reach_the_client(tmp_path: Path) -> None:
-    """A client that comes through an extra listener is told the advertised port, where a proxy is to listen."""
+    """A client of an extra listener gets the advertised port, on which a proxy is to listen."""
     advertised = free_port()
     embedded = EmbeddedBroker(tmp_path / "data", advertise=[advertised])
     info = embedded.start()
@@ -218,7 +227,7 @@ def test_advertised_ports_reach_the_client(tmp_path: Path) -> None:
 
 
 def test_port_in_use_is_refused(tmp_path: Path) -> None:
-    """A port that another process listens on gives an error that names it, and starts nothing."""
+    """A port that another process uses gives an error that names it, and starts nothing."""
     with socket.socket() as holder:
         holder.bind((HOST, 0))
         holder.listen()
@@ -230,7 +239,7 @@ def test_port_in_use_is_refused(tmp_path: Path) -> None:
 
 
 def test_foreign_directory_is_refused_untouched(tmp_path: Path) -> None:
-    """A directory with files of something else is neither used nor written to."""
+    """A directory with foreign files is neither used nor written to."""
     (tmp_path / "letters").write_text("dear")
     with pytest.raises(NotABrokerDirectory, match="not empty"):
         EmbeddedBroker(tmp_path).start()
@@ -241,21 +250,21 @@ def test_foreign_directory_is_refused_untouched(tmp_path: Path) -> None:
     ("identity", "message"), [('{"cluster_id": "x", "port": 1, "format": 99}', "newer Headrace"), ("{", "damaged")]
 )
 def test_unreadable_identity_is_refused(tmp_path: Path, identity: str, message: str) -> None:
-    """A directory of a newer format, or with a damaged identity, is refused by name."""
+    """A directory of a newer format, or with a damaged identity file, is refused by name."""
     (tmp_path / IDENTITY_FILE).write_text(identity)
     with pytest.raises(NotABrokerDirectory, match=message):
         EmbeddedBroker(tmp_path).start()
 
 
-def test_directory_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
-    """A file where the directory should be is a clear error."""
+def test_directory_that_cannot_be_created_is_refused(tmp_path: Path) -> None:
+    """A file in place of the directory is a clear error."""
     (tmp_path / "file").write_text("")
     with pytest.raises(BrokerDirectoryUnusable, match="cannot write"):
         EmbeddedBroker(tmp_path / "file" / "data").start()
 
 
-def test_status_of_nothing_is_an_error(tmp_path: Path) -> None:
-    """A directory where no broker ever was has no status, on the command line with exit code 1."""
+def test_status_without_a_broker_is_an_error(tmp_path: Path) -> None:
+    """A directory without a broker has no status: an error, with exit code 1 on the command line."""
     with pytest.raises(NotABrokerDirectory):
         EmbeddedBroker(tmp_path / "nothing").status()
     answer = headrace("status", "--data-dir", str(tmp_path / "nothing"))
@@ -264,8 +273,8 @@ def test_status_of_nothing_is_an_error(tmp_path: Path) -> None:
     assert "what to do: " in answer.stderr
 
 
-def test_stale_pid_of_another_process_is_left_alone(own_broker: EmbeddedBroker) -> None:
-    """When the pid file names a live process that is not the broker, stop ends nothing."""
+def test_stale_pid_of_another_process_is_not_killed(own_broker: EmbeddedBroker) -> None:
+    """When the pid file names a live process that is not the broker, stop kills nothing."""
     other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     try:
         own_broker.directory.mkdir()
@@ -277,8 +286,8 @@ def test_stale_pid_of_another_process_is_left_alone(own_broker: EmbeddedBroker) 
         other.wait()
 
 
-def test_java_options_of_the_environment_are_the_brokers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They come last, so that they win over ours; one that Java does not know is named."""
+def test_java_options_of_the_environment_reach_the_broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They come last and override the defaults; an error names an option that Java does not know."""
     monkeypatch.setenv(OPTIONS_VARIABLE, "-Xmx384m -XX:TieredStopAtLevel=1 '-Dplant=north hall'")
     embedded = EmbeddedBroker(tmp_path / "data")
     try:
@@ -292,27 +301,28 @@ def test_java_options_of_the_environment_are_the_brokers(tmp_path: Path, monkeyp
         embedded.start()
 
 
-def test_wrong_setting_is_explained(tmp_path: Path) -> None:
-    """A broker that ends while starting gives the reason it logged, and nothing stays."""
+def test_invalid_setting_is_reported_with_its_reason(tmp_path: Path) -> None:
+    """The error of a broker that fails to start has the logged reason, and no process is left."""
     embedded = EmbeddedBroker(tmp_path / "data", settings={"num.io.threads": "none"})
     with pytest.raises((BrokerStartFailed, HeadraceError), match=r"num\.io\.threads"):
         embedded.start()
     assert find_broker(embedded.directory) is None
 
 
-def test_archive_is_never_needed(own_broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a damaged class archive the broker starts all the same."""
+@pytest.mark.slow(5)
+def test_archive_is_optional(own_broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a damaged class archive the broker still starts."""
     archive = own_broker.directory.with_suffix(".jsa")
     archive.write_bytes(b"not an archive" * 1000)
-    monkeypatch.setattr(broker_archive, "archive_path", lambda _jars, _java: archive)
+    monkeypatch.setattr(broker_module, "broker_archive", lambda _jars, _java: archive)
     info = own_broker.start()
     assert f"-XX:SharedArchiveFile={archive}" in psutil.Process(info.pid).cmdline()
 
 
-def test_archive_is_made_once_and_used(own_broker: EmbeddedBroker) -> None:
-    """Set-up leaves an archive beside the jars, makes it no second time, and brokers run on it."""
-    archive = make_archive()
-    made = archive.stat().st_mtime_ns
-    assert archive == make_archive()
-    assert made == archive.stat().st_mtime_ns
+def test_archive_is_created_once_and_used(own_broker: EmbeddedBroker) -> None:
+    """The archive is created once beside the jars, and brokers use it."""
+    archive = make_broker_archive()
+    modified_ns = archive.stat().st_mtime_ns
+    assert archive == make_broker_archive()
+    assert modified_ns == archive.stat().st_mtime_ns
     assert f"-XX:SharedArchiveFile={archive}" in psutil.Process(own_broker.start().pid).cmdline()

@@ -1,4 +1,4 @@
-"""What every adapter of the log port must do, run against memory and against a real broker."""
+"""The contract of the log port, tested with the adapter in memory and with a real broker."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from connectors.kafka.broker import BrokerInfo, EmbeddedBroker
-from connectors.log.kafka import KafkaLog
-from connectors.log.memory import MemoryLog
-from connectors.log.port import (
+from headrace.connectors.kafka.broker import BrokerInfo, EmbeddedBroker
+from headrace.connectors.log.kafka import KafkaLog
+from headrace.connectors.log.memory import MemoryLog
+from headrace.connectors.log.port import (
     Log,
     LogTruncated,
     LogUnavailable,
@@ -19,7 +19,7 @@ from connectors.log.port import (
     TopicMissing,
     read_to_end,
 )
-from schemas.errors import HeadraceError
+from headrace.schemas.errors import HeadraceError
 from tests.waiting import eventually
 
 
@@ -27,16 +27,16 @@ from tests.waiting import eventually
 def log(request: pytest.FixtureRequest) -> Iterator[Log]:
     """Both adapters in turn."""
     if request.param == "memory":
-        made: Log = MemoryLog(record_bytes_max=16 * 1024 * 1024)
+        adapter: Log = MemoryLog(record_bytes_max=16 * 1024 * 1024)
     else:
         info: BrokerInfo = request.getfixturevalue("broker")
-        made = KafkaLog(info.bootstrap)
-    yield made
-    made.close()
+        adapter = KafkaLog(info.bootstrap)
+    yield adapter
+    adapter.close()
 
 
 def append(log: Log, topic: str, values: list[bytes]) -> list[int]:
-    """Append values one after the other; their offsets."""
+    """Append values in order; returns their offsets."""
     appender, offsets, errors = log.appender(), [], []
 
     def report(offset: int | None, error: HeadraceError | None) -> None:
@@ -55,16 +55,16 @@ def append(log: Log, topic: str, values: list[bytes]) -> list[int]:
 
 
 def take(reader: Reader, count: int) -> list[Record]:
-    """Poll until `count` records came."""
+    """Poll until `count` records have arrived."""
     records: list[Record] = []
     for _ in range(200):
         records += reader.poll(1_000, 0.1)
         if len(records) >= count:
             return records
-    raise AssertionError(f"only {len(records)} of {count} records came")
+    raise AssertionError(f"only {len(records)} of {count} records arrived")
 
 
-def test_records_come_back_in_order_with_all_they_carry(log: Log, cluster_name: str) -> None:
+def test_records_are_read_in_order_with_key_value_and_headers(log: Log, cluster_name: str) -> None:
     """A reader gets every record in the order of append, with key, value, headers and rising offsets."""
     log.create_topic(cluster_name, {})
     offsets = append(log, cluster_name, [b"%d" % number for number in range(500)])
@@ -77,7 +77,7 @@ def test_records_come_back_in_order_with_all_they_carry(log: Log, cluster_name: 
 
 
 def test_position_reaches_the_end_when_all_is_read(log: Log, cluster_name: str) -> None:
-    """Position >= end says caught up, also for an empty topic."""
+    """Position >= end means caught up, also for an empty topic."""
     log.create_topic(cluster_name, {})
     reader = log.reader({cluster_name: 0})
     reader.poll(10, 0.2)
@@ -88,7 +88,7 @@ def test_position_reaches_the_end_when_all_is_read(log: Log, cluster_name: str) 
     reader.close()
 
 
-def test_a_reader_starts_where_it_is_told_and_can_seek(log: Log, cluster_name: str) -> None:
+def test_a_reader_starts_at_its_offset_and_can_seek(log: Log, cluster_name: str) -> None:
     """Start offset and seek are exact."""
     log.create_topic(cluster_name, {})
     append(log, cluster_name, [b"%d" % number for number in range(10)])
@@ -99,8 +99,8 @@ def test_a_reader_starts_where_it_is_told_and_can_seek(log: Log, cluster_name: s
     reader.close()
 
 
-def test_a_paused_topic_hands_out_nothing_and_loses_nothing(log: Log, cluster_name: str) -> None:
-    """Pause stops one topic, resume goes on where it stopped."""
+def test_a_paused_topic_delivers_nothing_and_loses_nothing(log: Log, cluster_name: str) -> None:
+    """Pause stops one topic, resume continues where it stopped."""
     first, second = f"{cluster_name}.a", f"{cluster_name}.b"
     for topic in (first, second):
         log.create_topic(topic, {})
@@ -116,7 +116,7 @@ def test_a_paused_topic_hands_out_nothing_and_loses_nothing(log: Log, cluster_na
 
 
 def test_an_offset_beyond_the_log_is_an_error_not_a_jump(log: Log, cluster_name: str) -> None:
-    """A reader that asks for what the log does not hold is told, and never moved elsewhere."""
+    """A reader at an offset that the log does not hold gets an error, and is never moved elsewhere."""
     log.create_topic(cluster_name, {})
     append(log, cluster_name, [b"a"])
     reader = log.reader({cluster_name: 100})
@@ -126,7 +126,7 @@ def test_an_offset_beyond_the_log_is_an_error_not_a_jump(log: Log, cluster_name:
 
 
 def test_a_missing_topic_is_named(log: Log, cluster_name: str) -> None:
-    """Describing and appending to a topic that is not there names it."""
+    """An error of describe or append names the missing topic."""
     with pytest.raises(TopicMissing, match=cluster_name):
         log.describe(cluster_name)
     with pytest.raises(TopicMissing, match=cluster_name):
@@ -134,7 +134,7 @@ def test_a_missing_topic_is_named(log: Log, cluster_name: str) -> None:
 
 
 def test_a_record_above_the_limit_is_refused_and_nothing_else_is(log: Log, cluster_name: str) -> None:
-    """A 50 MB record raises a typed error; what is appended after it arrives."""
+    """A 50 MB record raises a typed error; later records arrive."""
     log.create_topic(cluster_name, {})
     with pytest.raises(RecordTooLarge):
         append(log, cluster_name, [bytes(50 * 1024 * 1024)])
@@ -142,7 +142,7 @@ def test_a_record_above_the_limit_is_refused_and_nothing_else_is(log: Log, clust
     assert [b"after"] == [record.value for record in read_to_end(log, cluster_name, timeout_s=20)]
 
 
-def test_making_a_topic_twice_keeps_it(log: Log, cluster_name: str) -> None:
+def test_creating_a_topic_twice_keeps_it(log: Log, cluster_name: str) -> None:
     """A second creation changes neither identity nor content."""
     log.create_topic(cluster_name, {})
     append(log, cluster_name, [b"a"])
@@ -152,7 +152,7 @@ def test_making_a_topic_twice_keeps_it(log: Log, cluster_name: str) -> None:
 
 
 def test_gaps_in_offsets_leave_no_gap_in_the_records() -> None:
-    """Transaction markers use up offsets: a reader passes over them and still reaches the end."""
+    """Transaction markers use up offsets: a reader skips them and still reaches the end."""
     log = MemoryLog()
     log.create_topic("t", {})
     append(log, "t", [b"a"])
@@ -167,7 +167,9 @@ def test_gaps_in_offsets_leave_no_gap_in_the_records() -> None:
 
 @pytest.mark.broker
 def test_transaction_markers_on_a_real_broker_do_not_hide_the_end(broker: BrokerInfo, cluster_name: str) -> None:
-    """Committed and aborted transactions leave markers: the reader sees committed records only and its position reaches the end."""
+    """Committed and aborted transactions leave markers: the reader sees committed records only, and its
+    position reaches the end.
+    """
     from confluent_kafka import Producer
 
     log = KafkaLog(broker.bootstrap)
@@ -186,8 +188,10 @@ def test_transaction_markers_on_a_real_broker_do_not_hide_the_end(broker: Broker
 
 
 @pytest.mark.broker
-def test_an_open_transaction_is_seen_as_what_lies_behind_the_end(broker: BrokerInfo, cluster_name: str) -> None:
-    """Records of a transaction that nobody ended, and all behind them, are readable by nobody; the log says how many they are."""
+def test_an_open_transaction_counts_as_written_after_the_end(broker: BrokerInfo, cluster_name: str) -> None:
+    """Records of an open transaction, and all records after them, are unreadable; the log reports how many
+    they are.
+    """
     from confluent_kafka import Producer
 
     log = KafkaLog(broker.bootstrap)
@@ -201,17 +205,18 @@ def test_an_open_transaction_is_seen_as_what_lies_behind_the_end(broker: BrokerI
     append(log, cluster_name, [b"behind"])
     assert (1, 3) == (log.describe(cluster_name).end, log.written_end(cluster_name))
     producer.abort_transaction(20)
-    # The broker ends a transaction in its own time after it has answered.
+    # The broker completes the abort some time after its answer.
     eventually(lambda: log.describe(cluster_name).end == log.written_end(cluster_name), "an ended transaction")
     assert [b"before", b"behind"] == [record.value for record in read_to_end(log, cluster_name, timeout_s=20)]
     log.close()
 
 
+@pytest.mark.slow(10)
 @pytest.mark.broker
 def test_a_broker_restart_in_the_middle_loses_and_repeats_nothing(
     own_broker: EmbeddedBroker, cluster_name: str
 ) -> None:
-    """Appender and reader ride out a broker that is stopped and started again."""
+    """Appender and reader continue after a stop and a start of the broker."""
     log = KafkaLog(own_broker.start().bootstrap)
     log.create_topic(cluster_name, {})
     reader = log.reader({cluster_name: 0})
@@ -228,17 +233,20 @@ def test_a_broker_restart_in_the_middle_loses_and_repeats_nothing(
         closable.close()
 
 
+@pytest.mark.slow(10)
 @pytest.mark.broker
-def test_no_broker_is_said_in_one_line() -> None:
-    """An address where nothing listens gives LogUnavailable, which may be tried again."""
+def test_no_broker_is_a_retriable_error() -> None:
+    """An address without a listener gives LogUnavailable, which is retriable."""
     log = KafkaLog("127.0.0.1:9", {"socket.connection.setup.timeout.ms": "1000"})
     with pytest.raises(LogUnavailable) as raised:
         log.describe("any")
     assert raised.value.retriable
 
 
-def test_a_trimmed_log_begins_where_it_was_trimmed_to(log: Log, cluster_name: str) -> None:
-    """What lies below is gone for every reader, what lies above stays; trimming less than before changes nothing; a missing topic is named."""
+def test_a_trimmed_log_begins_at_the_trim_offset(log: Log, cluster_name: str) -> None:
+    """Records below the trim are gone for every reader, later ones stay; a lower trim changes nothing; a
+    missing topic is named.
+    """
     topic = f"{cluster_name}.trimmed"
     log.create_topic(topic, {})
     append(log, topic, [b"a", b"b", b"c"])

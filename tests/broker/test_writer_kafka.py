@@ -1,4 +1,6 @@
-"""Writing from Python against a real broker: what arrives in the forward logs is what was given, whatever held it and whatever happened between."""
+"""Python writers against a real broker: the forward logs hold exactly the rows given, in every container and
+after every fault.
+"""
 
 from __future__ import annotations
 
@@ -19,17 +21,17 @@ import pyarrow as pa
 import pytest
 
 import headrace
-from connectors.formats.parsed import ColumnMissing, ColumnTypeError, TimeRangeError
-from connectors.kafka.broker import BrokerInfo, EmbeddedBroker
-from connectors.log.append import append_one
-from connectors.log.kafka import KafkaLog
-from connectors.log.topics import Topics
-from consumers.membership.deleter import DeleteInvalid
+from headrace.connectors.formats.interface import ColumnMissing, ColumnTypeError, TimeRangeError
+from headrace.connectors.kafka.broker import BrokerInfo, EmbeddedBroker
+from headrace.connectors.log.append import append_one
+from headrace.connectors.log.kafka import KafkaLog
+from headrace.connectors.log.topics import Topics
+from headrace.producers.deletes import DeleteInvalid
+from headrace.schemas.messages import Delete, Write
+from headrace.schemas.records import Role, Status, encode_status
 from headrace.settings import SettingsInvalid
 from headrace.workload import Workload, iot
 from headrace.workload.checksum import compare, workload_checksums
-from schemas.messages import Delete, Write
-from schemas.records import Role, Status, encode_status
 from tests.forward_logs import NODES, create_cluster, dicts, messages, stored_checksums
 
 pytestmark = pytest.mark.broker
@@ -39,13 +41,13 @@ T0_NS = 1_767_225_600_000_000_000
 
 @pytest.fixture(autouse=True)
 def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No `headrace.toml` of this directory and no setting of this environment takes part."""
+    """Tests use neither the `headrace.toml` of this directory nor the settings of this environment."""
     monkeypatch.chdir(tmp_path)
 
 
 @dataclass(frozen=True)
 class Shared:
-    """A cluster with one client, for tests that need no other; each writes a table of its own."""
+    """A cluster with one client, shared by many tests; each writes its own table."""
 
     client: headrace.Client
     bootstrap: str
@@ -80,8 +82,8 @@ def cluster(broker: BrokerInfo, cluster_name: str) -> str:
 
 
 @pytest.mark.parametrize("disorder", [False, True])
-def test_a_fleet_arrives_whole(broker: BrokerInfo, cluster: str, disorder: bool) -> None:
-    """Row counts and checksums of every series are those of the workload, with missing and late rows too."""
+def test_a_fleet_arrives_complete(broker: BrokerInfo, cluster: str, disorder: bool) -> None:
+    """Row counts and checksums of every series are those of the workload, also with missing and late rows."""
     workload = iot(40, duration_s=1_800, seed=7, disorder=disorder)
     with headrace.connect(broker.bootstrap, cluster) as client:
         write_workload(client, workload)
@@ -128,8 +130,8 @@ PANDAS = POLARS.to_pandas()
         "large-strings", "batch", "dictionary", "chunks",
     ],
 )  # fmt: skip
-def test_every_holder_of_rows_gives_the_same_rows(shared: Shared, table: str, data: Any) -> None:
-    """Arrow, polars, pandas and plain Python objects say the same thing."""
+def test_every_container_gives_the_same_rows(shared: Shared, table: str, data: Any) -> None:
+    """Arrow, polars, pandas and plain Python objects give the same rows."""
     with shared.client.writer("db", table, ["host"]) as writer:
         writer.write(data)
         assert (2, 6) == (writer.rows, writer.points)
@@ -141,7 +143,7 @@ def test_every_holder_of_rows_gives_the_same_rows(shared: Shared, table: str, da
 
 
 def test_plain_rows_may_differ_in_their_columns(shared: Shared, table: str) -> None:
-    """A dict a row, each with its own members; nanoseconds of pandas timestamps are kept; one dict is one row."""
+    """Dicts with different keys; nanoseconds of pandas timestamps are kept; one dict is one row."""
     with shared.client.writer("db", table, "host") as writer:
         writer.write([{"time": pd.Timestamp("2026-01-01T00:00:00.000000007Z"), "host": "a", "x": 1}])
         writer.write([{"time": 1, "host": "a", "y": 2.5}, {"time": 2, "host": "b", "x": 3}])
@@ -182,7 +184,7 @@ def test_rows_that_cannot_be_read_are_refused(
 
 
 def test_a_table_that_exists_knows_its_tags(shared: Shared, table: str) -> None:
-    """A later writer need not repeat the tags; `tables` shows what there is."""
+    """A later writer need not repeat the tags; `tables` lists the table."""
     with shared.client.writer("db", table, ["host"]) as writer:
         writer.write([{"time": 1, "host": "a", "v": 1}])
     with shared.client.writer("db", table) as writer:
@@ -193,7 +195,9 @@ def test_a_table_that_exists_knows_its_tags(shared: Shared, table: str) -> None:
 
 
 def test_two_clients_that_add_columns_at_once_lose_nothing(broker: BrokerInfo, cluster: str) -> None:
-    """Concurrent schema changes through the table log: each writer's rows arrive under a schema that holds them."""
+    """Concurrent schema changes through the schema log: each writer's rows arrive under a schema with all
+    their columns.
+    """
     failures: list[BaseException] = []
     begin = threading.Barrier(2)
 
@@ -222,9 +226,9 @@ def test_two_clients_that_add_columns_at_once_lose_nothing(broker: BrokerInfo, c
     assert 6 == len(rows)
 
 
-@pytest.mark.slow
-def test_a_broker_lost_in_the_middle_is_waited_for(own_broker: EmbeddedBroker, cluster_name: str) -> None:
-    """Writes go on into the queue while the broker is away, and all arrive once, in order, when it is back."""
+@pytest.mark.slow(13)
+def test_writers_wait_during_a_broker_outage(own_broker: EmbeddedBroker, cluster_name: str) -> None:
+    """Writes enter the queue while the broker is away, and all arrive once, in order, when it is back."""
     bootstrap = own_broker.start().bootstrap
     create_cluster(bootstrap, cluster_name)
     with headrace.connect(bootstrap, cluster_name) as client, client.writer("db", "t", ["host"]) as writer:
@@ -242,7 +246,9 @@ def test_a_broker_lost_in_the_middle_is_waited_for(own_broker: EmbeddedBroker, c
 
 
 def test_a_quorum_needs_live_members(shared: Shared, table: str) -> None:
-    """More than the replication is refused at once; two copies without a node are an unknown state, never done."""
+    """A quorum above the replication is refused at once; two copies without a node are an unknown state,
+    never an acknowledgement.
+    """
     with pytest.raises(headrace.QuorumTooLarge):
         shared.client.writer("db", table, quorum=4)
     with (
@@ -251,11 +257,13 @@ def test_a_quorum_needs_live_members(shared: Shared, table: str) -> None:
     ):
         writer.write([{"time": 1, "host": "a", "v": 1}])
     assert isinstance(raised.value, headrace.StateUnknown)
-    assert {"was never heard"} == {standing for group in raised.value.lagging.values() for standing in group.values()}
+    assert {"has sent no status"} == {state for group in raised.value.lagging.values() for state in group.values()}
 
 
 def test_a_delete_reaches_every_group_after_the_rows_before_it(broker: BrokerInfo, cluster: str) -> None:
-    """Tags by value or values, times of any kind; the delete stands behind what this client wrote."""
+    """Tags by value or values, times of any type; the delete is ordered after this client's earlier
+    writes.
+    """
     with headrace.connect(broker.bootstrap, cluster) as client:
         with client.writer("db", "t", ["host"]) as writer:
             writer.write([{"time": number, "host": f"h{number}", "v": 1} for number in range(20)])
@@ -273,15 +281,17 @@ def test_a_delete_reaches_every_group_after_the_rows_before_it(broker: BrokerInf
 
 
 def test_settings_come_from_the_environment(broker: BrokerInfo, cluster: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`connect()` bare takes cluster and bootstrap from where the commands take them."""
+    """`connect()` without arguments takes cluster and bootstrap from the settings of the commands."""
     monkeypatch.setenv("HEADRACE__CLUSTER__NAME", cluster)
     monkeypatch.setenv("HEADRACE__CLUSTER__BOOTSTRAP", broker.bootstrap)
     with headrace.connect() as client:
         assert [] == client.tables()
 
 
-def test_what_is_not_there_is_said(broker: BrokerInfo) -> None:
-    """A cluster that was never born, a name that no cluster has, and a property that librdkafka does not know are typed errors."""
+def test_missing_clusters_and_properties_are_typed_errors(broker: BrokerInfo) -> None:
+    """A missing cluster, an invalid cluster name and a property that librdkafka does not know are typed
+    errors.
+    """
     with pytest.raises(headrace.NoCluster, match="'nowhere'"):
         headrace.connect(broker.bootstrap, "nowhere")
     with pytest.raises(headrace.HeadraceError, match="'No Name'"):
@@ -291,14 +301,14 @@ def test_what_is_not_there_is_said(broker: BrokerInfo) -> None:
 
 
 class Node(http.server.BaseHTTPRequestHandler):
-    """A node as a client sees it: answers any question with one row, or with the error it is given."""
+    """The HTTP interface of a node: answers every query with one row, or with a given error."""
 
     answer: tuple[int, bytes] = (200, b"")
-    questions: list[dict[str, Any]]
+    queries: list[dict[str, Any]]
 
     def do_POST(self) -> None:
-        """Answer a question."""
-        self.questions.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+        """Answer a query."""
+        self.queries.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
         status, body = self.answer
         self.send_response(status)
         self.send_header("Content-Length", str(len(body)))
@@ -306,19 +316,19 @@ class Node(http.server.BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 @contextmanager
 def node(answer: tuple[int, bytes]) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """A node's URL, and the questions it was asked."""
-    questions: list[dict[str, Any]] = []
-    handler = type("Asked", (Node,), {"answer": answer, "questions": questions})
+    """A node's URL, and the queries it received."""
+    queries: list[dict[str, Any]] = []
+    handler = type("Handler", (Node,), {"answer": answer, "queries": queries})
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
     thread = threading.Thread(target=server.serve_forever, args=(0.05,))
     thread.start()
     try:
-        yield f"http://127.0.0.1:{server.server_address[1]}", questions
+        yield f"http://127.0.0.1:{server.server_address[1]}", queries
     finally:
         server.shutdown()
         thread.join()
@@ -334,29 +344,31 @@ def arrow_bytes(table: pa.Table) -> bytes:
 
 
 def refusal(kind: str, *, retriable: bool) -> bytes:
-    """An error as a node says it."""
+    """The JSON of a node's error."""
     return json.dumps({"error": {"kind": kind, "message": "no", "action": "do", "retriable": retriable}}).encode()
 
 
-def status_of(**known: Any) -> Status:
-    """A status that says what is given, and nothing of the rest."""
-    nothing = {"str": "", "int": 0, "bool": True, "bytes": bytes(16), "Role": Role.FOLLOWER}
-    return Status(**{field.name: known.get(field.name, nothing[str(field.type)]) for field in fields(Status)})
+def status_of(**given: Any) -> Status:
+    """A status with the given fields and defaults for the rest."""
+    defaults = {"str": "", "int": 0, "bool": True, "bytes": bytes(16), "Role": Role.FOLLOWER}
+    return Status(**{field.name: given.get(field.name, defaults[str(field.type)]) for field in fields(Status)})
 
 
 def announce(bootstrap: str, cluster: str, name: str, url: str, role: Role) -> None:
-    """Let a node be heard."""
+    """Send a node's heartbeat."""
     status = status_of(node=name, http=url, group="n1", role=role)
     log = KafkaLog(bootstrap)
     append_one(log, Topics(cluster).status, encode_status(status), key=f"n1/{name}".encode())
     log.close()
 
 
-def test_a_query_goes_to_a_live_node_and_asks_for_what_was_written(broker: BrokerInfo, cluster: str) -> None:
-    """Nodes that do not answer or are not ready are passed over; the answer comes in every form, and carries `after`."""
+def test_a_query_goes_to_a_live_node_and_waits_for_earlier_writes(broker: BrokerInfo, cluster: str) -> None:
+    """Nodes that do not answer or are not ready are skipped; the result has every format, and the query
+    carries `after`.
+    """
     table = pa.table({"time": pa.array([1], pa.timestamp("ns")), "v": [2]})
     with (
-        node((200, arrow_bytes(table))) as (good, asked),
+        node((200, arrow_bytes(table))) as (good, received),
         node((503, refusal("NotReady", retriable=True))) as (busy, _),
         headrace.connect(broker.bootstrap, cluster) as client,
         client.writer("db", "t", ["host"]) as writer,
@@ -366,8 +378,8 @@ def test_a_query_goes_to_a_live_node_and_asks_for_what_was_written(broker: Broke
         announce(broker.bootstrap, cluster, "n2", busy, Role.UNSYNCED)
         announce(broker.bootstrap, cluster, "n3", good, Role.FOLLOWER)
         result = client.query("SELECT 1", timeout_ms=5_000)
-        assert {"sql": "SELECT 1", "format": "arrow", "after": writer.flush(), "timeout_ms": 5_000} == asked[0]
-        assert asked[0]["after"]
+        assert {"sql": "SELECT 1", "format": "arrow", "after": writer.flush(), "timeout_ms": 5_000} == received[0]
+        assert received[0]["after"]
     assert (table, 1) == (result.to_arrow(), len(result))
     assert [2] == result.to_polars()["v"].to_list() == result.to_pandas()["v"].tolist()
     assert [2] == [row["v"] for row in result.to_dicts()] == pl.DataFrame(result)["v"].to_list()
@@ -382,18 +394,18 @@ def test_a_query_goes_to_a_live_node_and_asks_for_what_was_written(broker: Broke
         ((404, b"<html>"), headrace.HeadraceError, "HTTP 404"),
     ],
 )
-def test_a_refused_query_is_told_as_the_node_says(
+def test_a_refused_query_raises_the_error_of_the_node(
     shared: Shared, answer: tuple[int, bytes], error: type[Exception], expected: str
 ) -> None:
-    """What is wrong with the query is raised at once; another node would say the same."""
-    with node(answer) as (url, asked):
+    """An error of the query itself is raised at once: every other node would return the same."""
+    with node(answer) as (url, received):
         with pytest.raises(error, match=expected):
             shared.client.query("SELECT", node=url)
-        assert 1 == len(asked)
+        assert 1 == len(received)
 
 
-def test_no_live_node_is_a_clear_failure(shared: Shared, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A cluster whose nodes were never heard is named."""
+def test_a_missing_live_node_is_a_typed_error(shared: Shared, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error names a cluster whose nodes never sent a heartbeat."""
     monkeypatch.setattr("headrace.client.FIND_TIMEOUT_S", 0.5)
     with pytest.raises(headrace.NoNode, match=shared.cluster):
         shared.client.query("SELECT 1")

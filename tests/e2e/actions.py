@@ -1,4 +1,6 @@
-"""What end-to-end tests do and look at: a cluster of real processes, writing, asking, sealing, verifying."""
+"""Actions and checks of the end-to-end tests: clusters of real processes, writes, queries, seals,
+verification.
+"""
 
 from __future__ import annotations
 
@@ -9,39 +11,49 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
-from connectors.log.kafka import KafkaLog
-from connectors.log.topics import Topics
-from consumers.membership.cluster import read_slot_table
-from consumers.membership.quorum import StatusWatch
-from consumers.membership.tables import TableLog
-from consumers.membership.writer import Cluster, Writer, WriterSettings
-from consumers.serve.client import NodeClient
+from headrace.admin_client import AdminClient
+from headrace.connectors.log.kafka import KafkaLog
+from headrace.connectors.log.topics import Topics
+from headrace.consumers.integrity.verify import exit_code
+from headrace.consumers.membership.bootstrap import read_slot_table
+from headrace.consumers.membership.schema_log import SchemaLog
+from headrace.consumers.replication.heartbeat import StatusWatch
 from headrace.local_cluster import LocalCluster, probe
+from headrace.node_client import NodeClient
+from headrace.producers.cluster import Cluster
+from headrace.producers.writer import TableWriter, WriterSettings
+from headrace.schemas.errors import HeadraceError
 from headrace.workload.checksum import checksums, compare, workload_checksums
 from headrace.workload.workload import Workload
-from schemas.errors import HeadraceError
 from tests.waiting import WAIT_S, eventually
 
 DATABASE = "fleet"
 BLOCK_BYTES = 4_096
+SEAL_TIMEOUT_S = 120.0
+VERIFY_TIMEOUT_S = 20.0
+MISSING_TIMEOUT_S = 3.0
 
 
 @contextmanager
 def running_cluster(
     directory: Path, bootstrap: str, name: str, nodes: int = 3, **environment: str
 ) -> Iterator[LocalCluster]:
-    """A ready cluster of real node processes; `store_seal_rows="100"` sets HEADRACE__STORE__SEAL_ROWS. Nothing is left running."""
+    """A ready cluster of real node processes, all killed at the end.
+
+    `store_seal_rows="100"` sets HEADRACE__STORE__SEAL_ROWS.
+    """
     cluster = local_cluster(directory, bootstrap, name, nodes, **environment)
     try:
         cluster.start()
         yield cluster
     finally:
-        end(cluster)
+        kill_all(cluster)
 
 
 def local_cluster(directory: Path, bootstrap: str, name: str, nodes: int = 3, **environment: str) -> LocalCluster:
@@ -50,21 +62,21 @@ def local_cluster(directory: Path, bootstrap: str, name: str, nodes: int = 3, **
     return LocalCluster(directory, name, nodes, variables, bootstrap)
 
 
-def end(cluster: LocalCluster) -> None:
-    """Kill every node, however it stands: what a stop does is the business of the tests of stopping."""
+def kill_all(cluster: LocalCluster) -> None:
+    """Kill every node in whatever state it is; clean stops have their own tests."""
     for node in cluster.file.nodes:
         cluster.kill(node.name)
 
 
 @contextmanager
 def connected(cluster: LocalCluster) -> Iterator[Cluster]:
-    """What writers and deleters share."""
+    """The shared connection of writers and deleters."""
     log, topics = KafkaLog(cluster.bootstrap), Topics(cluster.cluster)
     shared = Cluster(
         log,
         topics,
         read_slot_table(log, topics),
-        TableLog(log, topics),
+        SchemaLog(log, topics),
         StatusWatch(log, topics),
         log.appender(),
     )
@@ -80,8 +92,8 @@ def connected(cluster: LocalCluster) -> Iterator[Cluster]:
 def write(
     shared: Cluster, table: str, rows: pa.Table, tags: Sequence[str], database: str = DATABASE, quorum: int = 1
 ) -> dict[str, int]:
-    """Write rows and wait until they are in the log; the newest offset of each group."""
-    with Writer(shared, database, table, WriterSettings(quorum=quorum)) as writer:
+    """Write rows and wait until they are in the log; returns the newest offset of each group."""
+    with TableWriter(shared, database, table, WriterSettings(quorum=quorum)) as writer:
         writer.write(rows, tags)
     return writer.newest()
 
@@ -94,7 +106,7 @@ def write_workload(
     before_batch: Callable[[int], None] = lambda _number: None,
 ) -> None:
     """Write a whole workload; `before_batch` is called with the number of each batch before it is written."""
-    writers = {name: Writer(shared, database, name) for name in workload.tables}
+    writers = {name: TableWriter(shared, database, name) for name in workload.tables}
     for number, (name, rows) in enumerate(workload.batches(rows_per_batch)):
         before_batch(number)
         writers[name].write(rows, workload.tags)
@@ -102,23 +114,23 @@ def write_workload(
         writer.close()
 
 
-def ask(url: str, sql: str) -> pa.Table:
-    """The whole answer of one node; waits while the node is not ready."""
-    holding: list[pa.Table] = []
+def query(url: str, sql: str) -> pa.Table:
+    """The complete answer of one node; waits while the node is not ready."""
+    answers: list[pa.Table] = []
 
     def answered() -> bool:
         with suppress_retriable():
             answer = b"".join(NodeClient(url).query(sql, format="arrow"))
-            holding.append(pa.ipc.open_stream(answer).read_all())
-        return bool(holding)
+            answers.append(pa.ipc.open_stream(answer).read_all())
+        return bool(answers)
 
     eventually(answered, f"an answer of {url}")
-    return holding[0]
+    return answers[0]
 
 
 @contextmanager
 def suppress_retriable() -> Iterator[None]:
-    """Let errors pass that say of themselves that a later try may succeed."""
+    """Suppress errors that are marked as retriable."""
     try:
         yield
     except HeadraceError as error:
@@ -129,10 +141,12 @@ def suppress_retriable() -> Iterator[None]:
 def differences(
     url: str, workload: Workload, expected: Mapping[str, pa.Table], database: str = DATABASE
 ) -> dict[str, list[str]]:
-    """What one node holds otherwise than `expected` (see workload_checksums), by table; empty when all is equal."""
+    """The differences of one node from `expected` (see workload_checksums) by table; empty when there are
+    none.
+    """
     found = {}
     for table in workload.tables:
-        rows = ask(url, f"SELECT * FROM {database}.{table}")
+        rows = query(url, f"SELECT * FROM {database}.{table}")
         lines = compare(expected[table], checksums(rows, workload.tags))
         if lines:
             found[table] = lines[:5]
@@ -140,7 +154,7 @@ def differences(
 
 
 def assert_holds(cluster: LocalCluster, workload: Workload, names: Sequence[str] | None = None) -> None:
-    """Every node (or those named) answers with exactly the workload's rows, once everything written is applied."""
+    """Every node, or each of `names`, answers with exactly the workload's rows once everything is applied."""
     expected = workload_checksums(workload)
     verify(cluster, allow_missing=0 if names is None else len(cluster.file.nodes) - len(names))
     for node in cluster.file.nodes:
@@ -161,10 +175,24 @@ def headrace(*arguments: str, timeout_s: float = 120.0, **options: Any) -> subpr
 
 
 def verify(cluster: LocalCluster, allow_missing: int = 0) -> list[dict[str, Any]]:
-    """`headrace verify` says that all members are equal; its groups."""
+    """Assert that all members are equal, except those that may be missing; returns the groups.
+
+    Runs `headrace verify` itself where some may be missing.
+    """
+    if allow_missing:
+        return verify_by_command(cluster, allow_missing)
+    with operator(cluster) as admin:
+        groups = admin.verify(VERIFY_TIMEOUT_S, lambda _line: None)
+    assert 0 == exit_code(groups, 0), groups
+    return [asdict(group) for group in groups]
+
+
+def verify_by_command(cluster: LocalCluster, allow_missing: int = 0) -> list[dict[str, Any]]:
+    """Assert with `headrace verify` that all members are equal; returns its groups."""
+    timeout_s = VERIFY_TIMEOUT_S if allow_missing == 0 else MISSING_TIMEOUT_S
     done = headrace(
         *("verify", "--cluster", cluster.cluster, "--bootstrap", cluster.bootstrap),
-        *("--allow-missing", str(allow_missing), "--timeout", "20" if allow_missing == 0 else "3", "--json"),
+        *("--allow-missing", str(allow_missing), "--timeout", f"{timeout_s:g}", "--json"),
     )
     assert 0 == done.returncode, f"{done.stdout}{done.stderr}"
     groups: list[dict[str, Any]] = json.loads(done.stdout)["groups"]
@@ -172,11 +200,33 @@ def verify(cluster: LocalCluster, allow_missing: int = 0) -> list[dict[str, Any]
 
 
 def seal(cluster: LocalCluster) -> list[dict[str, Any]]:
-    """`headrace seal` has sealed everything; its groups."""
+    """Seal everything at every live member; returns the groups."""
+    with operator(cluster) as admin:
+        return [asdict(group) for group in admin.seal_all(SEAL_TIMEOUT_S, lambda _line: None)]
+
+
+def seal_by_command(cluster: LocalCluster) -> list[dict[str, Any]]:
+    """Seal everything with `headrace seal`; returns its groups."""
     done = headrace("seal", "--cluster", cluster.cluster, "--bootstrap", cluster.bootstrap, "--json")
     assert 0 == done.returncode, f"{done.stdout}{done.stderr}"
     groups: list[dict[str, Any]] = json.loads(done.stdout)["groups"]
     return groups
+
+
+@contextmanager
+def operator(cluster: LocalCluster) -> Iterator[AdminClient]:
+    """The admin client of `headrace seal` and `headrace verify`, in this process: a command spends most of
+    its time on its start.
+    """
+    log, topics = KafkaLog(cluster.bootstrap), Topics(cluster.cluster)
+    try:
+        admin = AdminClient(log, topics, read_slot_table(log, topics))
+        try:
+            yield admin
+        finally:
+            admin.close()
+    finally:
+        log.close()
 
 
 def status(cluster: LocalCluster, name: str) -> dict[str, Any]:
@@ -185,23 +235,25 @@ def status(cluster: LocalCluster, name: str) -> dict[str, Any]:
 
 
 def group_status(cluster: LocalCluster, name: str, group: str) -> dict[str, Any]:
-    """How one group stands at one node."""
+    """The status of one group at one node."""
     found: dict[str, Any] = next(each for each in status(cluster, name)["groups"] if each["group"] == group)
     return found
 
 
 def assert_follows_first(cluster: LocalCluster, name: str, group: str, log_before: str) -> None:
-    """Since its log was `log_before`, the first role that a node took in a group was that of a follower. It may lead by now: headers take their
-    groups back in time."""
-    taken: list[str] = []
+    """Assert that the first role of a node in a group, since its log was `log_before`, was follower.
 
-    def took_a_role() -> bool:
+    It may lead by now: headers take their groups back in time.
+    """
+    roles: list[str] = []
+
+    def has_a_role() -> bool:
         written = log_text(cluster, name).removeprefix(log_before)
-        taken[:] = re.findall(rf"\] role +group={group} .*role=(follower|leader)", written)
-        return bool(taken)
+        roles[:] = re.findall(rf"\] role +group={group} .*role=(follower|leader)", written)
+        return bool(roles)
 
-    eventually(took_a_role, f"a role of {name} in group {group}")
-    assert "follower" == taken[0], taken
+    eventually(has_a_role, f"a role of {name} in group {group}")
+    assert "follower" == roles[0], roles
 
 
 def readiness(cluster: LocalCluster, name: str) -> tuple[bool, str]:
@@ -211,26 +263,26 @@ def readiness(cluster: LocalCluster, name: str) -> tuple[bool, str]:
 
 
 def log_text(cluster: LocalCluster, name: str) -> str:
-    """All that a node has written to its log."""
+    """The log of a node."""
     return (cluster.directory / f"{name}.log").read_text(errors="replace")
 
 
-def eventually_says(cluster: LocalCluster, name: str, words: str, timeout_s: float = WAIT_S) -> str:
-    """Wait until a node is not ready and says why with these words; all it said."""
-    heard = ["nothing"]
+def eventually_unready(cluster: LocalCluster, name: str, reason: str, timeout_s: float = WAIT_S) -> str:
+    """Wait until a node is not ready with a reason that contains a text; returns its answer."""
+    answer = ["no answer"]
 
-    def says() -> bool:
-        ready, heard[0] = readiness(cluster, name)
-        return not ready and words in heard[0]
+    def is_unready() -> bool:
+        ready, answer[0] = readiness(cluster, name)
+        return not ready and reason in answer[0]
 
     with suppress(AssertionError):
-        eventually(says, words, timeout_s)
-        return heard[0]
-    raise AssertionError(f"node {name} never said {words!r}; last it said {heard[0]}")
+        eventually(is_unready, reason, timeout_s)
+        return answer[0]
+    raise AssertionError(f"node {name} never reported {reason!r}; its last answer is {answer[0]}")
 
 
 def fill(directory: Path) -> Path:
-    """A file that takes all space of a disk."""
+    """Create a file that takes all free space of a disk."""
     ballast, size_bytes, step_bytes = directory / "ballast", 0, 1 << 20
     with ballast.open("wb") as file:
         while step_bytes >= BLOCK_BYTES:

@@ -14,7 +14,7 @@ TryDisk = Callable[[Path, int], bool]
 
 @pytest.fixture
 def small_disk_if_allowed() -> Iterator[TryDisk]:
-    """`small_disk_if_allowed(directory, mebibytes)` puts a disk of that size at a directory; False where nobody may mount."""
+    """`small_disk_if_allowed(directory, mebibytes)` mounts a small disk; False if this user may not mount."""
     mounted: list[Path] = []
 
     def make(directory: Path, mebibytes: int) -> bool:
@@ -35,10 +35,10 @@ def small_disk_if_allowed() -> Iterator[TryDisk]:
 
 @pytest.fixture
 def small_disk(small_disk_if_allowed: TryDisk) -> MakeDisk:
-    """`small_disk(directory, mebibytes)` puts a disk of that size at a directory; skips the test where nobody may mount."""
+    """`small_disk(directory, mebibytes)` mounts a small disk; skips the test if this user may not mount."""
 
     def make(directory: Path, mebibytes: int) -> None:
         if not small_disk_if_allowed(directory, mebibytes):
-            pytest.skip("this user may not mount a small disk, or there is no mount command here")
+            pytest.skip("this user may not mount a small disk, or there is no mount command")
 
     return make

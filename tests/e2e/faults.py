@@ -1,7 +1,8 @@
-"""A cluster under faults: three nodes, each behind a proxy that can be cut, writers that never stop, and a schedule drawn from a seed.
+"""A cluster under faults: three nodes behind proxies that can be cut, continuous writers, a schedule from a
+seed.
 
-At most one node is faulty at a time, and the broker besides. What destroys data (a wiped directory, a rotten file) waits until all nodes are in sync,
-so that it never meets the only copy. Everything that happens is one readable line.
+At most one node is faulty at a time, and the broker besides. A fault that destroys data waits until all nodes
+are in sync, so that it never hits the only copy. Every event is one readable line.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from pathlib import Path
 
 import psutil
 
-from connectors.kafka.broker import EmbeddedBroker
-from connectors.kafka.broker_process import free_port
-from consumers.membership.writer import Cluster
+from headrace.connectors.kafka.broker import EmbeddedBroker
+from headrace.connectors.kafka.broker_process import free_port
 from headrace.local_cluster import LocalCluster
-from tests.e2e.actions import ask, connected, end, eventually_says, fill, log_text, seal, verify
-from tests.e2e.ledger import QUERY, Expectation, Ledger, Told, WritingThreads, messages_of
+from headrace.producers.cluster import Cluster
+from tests.e2e.actions import connected, eventually_unready, fill, kill_all, log_text, query, seal, verify
+from tests.e2e.ledger import QUERY, Expectation, Ledger, Outcome, WritingThreads, messages_of
 from tests.e2e.proxy import Proxy, running_proxies
 from tests.waiting import eventually
 
@@ -34,21 +35,21 @@ READY_TIMEOUT_S = 120.0
 FULL_TIMEOUT_S = 15.0
 SETTLED_S = 2.0
 SAMPLES_MIN = 1_000
-ROTTEN_BYTES = 16
-ROT_WORDS = "its bytes changed on this disk"
+CORRUPTED_BYTES = 16
+CORRUPTION_MESSAGE = "its bytes changed on this disk"
 ENVIRONMENT = {
     "HEADRACE__STORE__SEAL_ROWS": "1500",
     "HEADRACE__STORE__LOG_KEEP_RECORDS": "150",
 }
 
 
-class Broken(AssertionError):
-    """A run that showed what must never be; the seed and every event are in the message."""
+class FaultRunFailed(AssertionError):
+    """A run violated a guarantee; the message holds the seed and every event."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How much of what: `shortest_s` and `longest_s` bound how long a fault lasts."""
+    """The size of a run; `shortest_s` and `longest_s` bound the duration of a fault."""
 
     seed: int
     faults: int
@@ -61,46 +62,49 @@ class Plan:
 
 
 @dataclass
-class Diary:
-    """What happened, one line an event, also in a file while it happens."""
+class EventLog:
+    """The events of a run, one line each, also written to a file as they happen."""
 
     path: Path
     begun_s: float = field(default_factory=time.monotonic)
     lines: list[str] = field(default_factory=list)
 
-    def note(self, line: str) -> None:
-        """One event."""
+    def add(self, line: str) -> None:
+        """Add an event."""
         self.lines.append(f"{time.monotonic() - self.begun_s:8.2f} s  {line}")
         with self.path.open("a") as file:
             file.write(self.lines[-1] + "\n")
 
     def text(self) -> str:
-        """Everything so far."""
+        """All events so far."""
         return "\n".join(self.lines)
 
 
 @dataclass
-class Stage:
-    """What a run acts on."""
+class ProxiedCluster:
+    """A cluster and its broker, with one proxy between each node and the broker."""
 
     broker: EmbeddedBroker
     cluster: LocalCluster
     proxies: dict[str, Proxy]
     shared: Cluster
-    disk_fills: bool
+    has_small_disk: bool
 
     def broker_pid(self) -> int:
-        """The broker's process."""
+        """The process id of the broker."""
         pid = self.broker.status().pid
         assert pid is not None, "the broker does not run"
         return pid
 
 
 @contextmanager
-def staged(
+def proxied_cluster(
     directory: Path, name: str, small_disk: Callable[[Path, int], bool], environment: Mapping[str, str]
-) -> Iterator[Stage]:
-    """A ready cluster of three nodes, each reaching the cluster's own broker through its own proxy; nothing is left of it."""
+) -> Iterator[ProxiedCluster]:
+    """A ready cluster of three nodes, each of which reaches the cluster's own broker through its own proxy.
+
+    Everything is stopped at the end.
+    """
     ports: list[int] = []
     for _ in NODES:
         ports.append(free_port(ports))
@@ -111,26 +115,26 @@ def staged(
         proxies = stack.enter_context(running_proxies(info.proxied))
         bootstraps = {node: f"127.0.0.1:{port}" for node, port in zip(NODES, ports, strict=True)}
         cluster = LocalCluster(directory, name, len(NODES), environment, info.bootstrap, bootstraps)
-        stack.callback(end, cluster)
-        disk_fills = small_disk(cluster.data_directory(SMALL_DISK_NODE), SMALL_DISK_MB)
+        stack.callback(kill_all, cluster)
+        has_small_disk = small_disk(cluster.data_directory(SMALL_DISK_NODE), SMALL_DISK_MB)
         cluster.start()
         shared = stack.enter_context(connected(cluster))
-        behind = dict(zip(NODES, (proxies[port] for port in ports), strict=True))
-        yield Stage(broker, cluster, behind, shared, disk_fills)
+        by_node = dict(zip(NODES, (proxies[port] for port in ports), strict=True))
+        yield ProxiedCluster(broker, cluster, by_node, shared, has_small_disk)
 
 
 class FaultRun:
-    """One schedule from a seed. `run` returns when everything was read back and found right."""
+    """One schedule from a seed. `run` returns when every row was read back and matches the ledger."""
 
-    def __init__(self, stage: Stage, plan: Plan, diary: Diary) -> None:
+    def __init__(self, proxied: ProxiedCluster, plan: Plan, events: EventLog) -> None:
         self.ledger = Ledger()
         self.healthy: list[tuple[float, float]] = []
         self.one_stopped: list[tuple[float, float]] = []
         self.counts: dict[str, int] = {}
-        self._stage = stage
-        self._cluster = stage.cluster
+        self._proxied = proxied
+        self._cluster = proxied.cluster
         self._plan = plan
-        self._diary = diary
+        self._events = events
         self._settled = False
         self._random = random.Random(plan.seed)
         self._kinds: dict[str, Callable[[], None]] = {
@@ -139,36 +143,36 @@ class FaultRun:
             "cut off both ways": self._cut_both,
             "cut off one way": self._cut_one_way,
             "wiped": self._wipe,
-            "rotten file": self._rot,
+            "silent corruption": self._corrupt,
             "broker": self._restart_broker,
         }
-        if stage.disk_fills:
+        if proxied.has_small_disk:
             self._kinds["disk full"] = self._fill_disk
 
     def run(self) -> None:
-        """Faults while writing, then heal and read everything. Raises Broken."""
+        """Inject faults while writing, then heal and read everything. Raises FaultRunFailed."""
         try:
             with WritingThreads(
-                self._stage.shared, self.ledger, self._plan.quorums, self._plan.pause_s, self._plan.seed
+                self._proxied.shared, self.ledger, self._plan.quorums, self._plan.pause_s, self._plan.seed
             ):
-                self._disturb()
+                self._inject_faults()
                 self._heal()
             self._check()
         except Exception as error:
-            raise Broken(
-                f"{error}\nreplay with HEADRACE_FAULT_SEED={self._plan.seed}; logs in {self._cluster.directory}\n{self._diary.text()}"
+            raise FaultRunFailed(
+                f"{error}\nreplay with HEADRACE_FAULT_SEED={self._plan.seed}; logs in {self._cluster.directory}\n{self._events.text()}"
             ) from error
 
-    def _disturb(self) -> None:
-        """The faults, evenly spread over the time: all kinds in a shuffled order, again and again."""
-        begun_s, deck = time.monotonic(), list[str]()
+    def _inject_faults(self) -> None:
+        """Inject the faults at even intervals: all kinds in a shuffled order, repeatedly."""
+        begun_s, remaining = time.monotonic(), list[str]()
         for number in range(self._plan.faults):
             due_s = begun_s + self._plan.seconds * number / self._plan.faults
             threading.Event().wait(max(0.0, due_s - time.monotonic()))
-            if not deck:
-                deck = sorted(self._kinds)
-                self._random.shuffle(deck)
-            kind = deck.pop()
+            if not remaining:
+                remaining = sorted(self._kinds)
+                self._random.shuffle(remaining)
+            kind = remaining.pop()
             self._settled = False
             if self._random.random() < 0.7:
                 self._await_health()
@@ -179,19 +183,19 @@ class FaultRun:
 
     def _kill(self) -> None:
         name = self._victim()
-        self._diary.note(f"kill {name}")
+        self._events.add(f"kill {name}")
         self._cluster.kill(name)
         with self._one_stopped():
-            self._last()
+            self._hold()
         self._start(name)
 
     def _stop_and_continue(self) -> None:
         name = self._victim()
-        self._diary.note(f"stop {name}")
+        self._events.add(f"stop {name}")
         self._cluster.kill(name, signal.SIGSTOP)
         with self._one_stopped():
-            self._last(self._plan.longest_stop_s)
-        self._diary.note(f"continue {name}")
+            self._hold(self._plan.longest_stop_s)
+        self._events.add(f"continue {name}")
         self._cluster.kill(name, signal.SIGCONT)
 
     def _cut_both(self) -> None:
@@ -202,26 +206,26 @@ class FaultRun:
 
     def _cut(self, way: str) -> None:
         name = self._victim()
-        self._diary.note(f"cut {name} {way}")
-        self._stage.proxies[name].cut(way)
+        self._events.add(f"cut {name} {way}")
+        self._proxied.proxies[name].cut(way)
         with self._one_stopped():
-            self._last(self._plan.longest_stop_s)
-        self._diary.note(f"heal {name}")
-        self._stage.proxies[name].heal()
+            self._hold(self._plan.longest_stop_s)
+        self._events.add(f"heal {name}")
+        self._proxied.proxies[name].heal()
 
     def _fill_disk(self) -> None:
-        self._diary.note(f"fill the disk of {SMALL_DISK_NODE}")
+        self._events.add(f"fill the disk of {SMALL_DISK_NODE}")
         ballast = fill(self._cluster.data_directory(SMALL_DISK_NODE))
         with contextlib.suppress(AssertionError):
-            eventually_says(self._cluster, SMALL_DISK_NODE, "No space left on device", FULL_TIMEOUT_S)
-            self._diary.note(f"{SMALL_DISK_NODE} says that its disk is full")
-        self._last()
+            eventually_unready(self._cluster, SMALL_DISK_NODE, "No space left on device", FULL_TIMEOUT_S)
+            self._events.add(f"{SMALL_DISK_NODE} reports that its disk is full")
+        self._hold()
         if self._random.random() < 0.3:
-            self._diary.note(f"kill {SMALL_DISK_NODE}")
+            self._events.add(f"kill {SMALL_DISK_NODE}")
             self._cluster.kill(SMALL_DISK_NODE)
             self._start(SMALL_DISK_NODE)
-            self._last()
-        self._diary.note(f"free the disk of {SMALL_DISK_NODE}")
+            self._hold()
+        self._events.add(f"free the disk of {SMALL_DISK_NODE}")
         ballast.unlink(missing_ok=True)
         if not self._cluster.node(SMALL_DISK_NODE).running:
             self._start(SMALL_DISK_NODE)
@@ -229,66 +233,66 @@ class FaultRun:
     def _wipe(self) -> None:
         self._await_health()
         name = self._victim()
-        self._diary.note(f"kill and wipe {name}")
+        self._events.add(f"kill and wipe {name}")
         self._cluster.kill(name)
         self._cluster.wipe(name)
         self._start(name)
         self._await_health()
 
-    def _rot(self) -> None:
+    def _corrupt(self) -> None:
         self._await_health()
         name = self._victim()
         self._cluster.kill(name)
         files = sorted((self._cluster.data_directory(name) / "segments").rglob("*.parquet"))
         assert files, f"{name} has sealed nothing yet"
         chosen = self._random.choice(files)
-        self._diary.note(f"kill {name} and rot {chosen.relative_to(self._cluster.directory)}")
-        rotten = rot(chosen, self._random)
-        said = len(log_text(self._cluster, name))
+        self._events.add(f"kill {name} and corrupt {chosen.relative_to(self._cluster.directory)}")
+        corrupted = corrupt(chosen, self._random)
+        log_length = len(log_text(self._cluster, name))
         self._start(name)
 
-        def found() -> bool:
-            merged = not chosen.exists() or chosen.read_bytes() != rotten
-            return merged or ROT_WORDS in log_text(self._cluster, name)[said:]
+        def detected() -> bool:
+            merged = not chosen.exists() or chosen.read_bytes() != corrupted
+            return merged or CORRUPTION_MESSAGE in log_text(self._cluster, name)[log_length:]
 
-        eventually(found, f"{name} finding that its file {chosen.name} rotted", READY_TIMEOUT_S)
+        eventually(detected, f"{name} detecting the corruption of {chosen.name}", READY_TIMEOUT_S)
         self._await_health()
 
     def _restart_broker(self) -> None:
         if self._random.random() < 0.5:
-            self._diary.note("stop the broker")
+            self._events.add("stop the broker")
         else:
-            self._diary.note("kill the broker")
-            process = psutil.Process(self._stage.broker_pid())
+            self._events.add("kill the broker")
+            process = psutil.Process(self._proxied.broker_pid())
             process.kill()
             process.wait()
-        self._stage.broker.stop()
+        self._proxied.broker.stop()
         threading.Event().wait(self._random.uniform(0, 3))
-        self._diary.note("start the broker")
-        self._stage.broker.start()
+        self._events.add("start the broker")
+        self._proxied.broker.start()
 
-    # What they are made of.
+    # Steps of the faults.
 
     def _victim(self) -> str:
         return self._random.choice(NODES)
 
-    def _last(self, longest_s: float = 0.0) -> None:
+    def _hold(self, longest_s: float = 0.0) -> None:
         threading.Event().wait(self._random.uniform(self._plan.shortest_s, longest_s or self._plan.longest_s))
 
     def _start(self, name: str) -> None:
-        self._diary.note(f"start {name}")
+        self._events.add(f"start {name}")
         self._cluster.start_node(name)
 
     @contextmanager
     def _one_stopped(self) -> Iterator[None]:
-        """Note the time for the latencies, if nothing else is wrong meanwhile."""
-        alone, begun_s = self._settled, time.monotonic()
+        """Keep the interval for the latencies, if there is no other fault."""
+        only_fault, begun_s = self._settled, time.monotonic()
         yield
-        if alone:
+        if only_fault:
             self.one_stopped.append((begun_s, time.monotonic()))
 
     def _await_health(self) -> None:
-        """Wait until every node is in sync, then a little longer, in which latencies are those of a healthy cluster."""
+        """Wait until every node is in sync, then SETTLED_S longer for latencies of a healthy cluster."""
         self._await_ready()
         begun_s = time.monotonic()
         threading.Event().wait(SETTLED_S)
@@ -298,48 +302,50 @@ class FaultRun:
     def _await_ready(self) -> None:
         begun_s = time.monotonic()
         self._cluster.wait_ready(timeout_s=READY_TIMEOUT_S)
-        self._diary.note(f"all are in sync after {time.monotonic() - begun_s:.1f} s; {self._figures()}")
+        self._events.add(f"all are in sync after {time.monotonic() - begun_s:.1f} s; {self._figures()}")
 
     def latency_ratio(self) -> float:
-        """p99 of writes with quorum 2 while one node is away, by that of a healthy cluster in the same run."""
+        """p99 of writes with quorum 2 while one node is away, divided by that of the healthy cluster in the
+        same run.
+        """
         found = {}
         for name, times in (("healthy", self.healthy), ("one node away", self.one_stopped)):
             samples = sorted(self.ledger.latencies_ms(2, times))
             assert len(samples) >= SAMPLES_MIN, f"{len(samples)} writes with quorum 2 while {name}: too few"
             found[name] = samples[int(len(samples) * 0.99)]
-            self._diary.note(
+            self._events.add(
                 f"quorum 2, {name}: {len(samples)} writes, p50 {samples[len(samples) // 2]:.1f} ms, p99 {found[name]:.1f} ms"
             )
         return found["one node away"] / found["healthy"]
 
     def _figures(self) -> str:
-        return ", ".join(f"{self.ledger.rows(each):,} rows {each.name.lower()}" for each in Told)
+        return ", ".join(f"{self.ledger.rows(each):,} rows {each.name.lower()}" for each in Outcome)
 
     def _heal(self) -> None:
-        self._diary.note("everything is healed")
+        self._events.add("everything is healed")
         self._await_ready()
 
     def _check(self) -> None:
         """Seal, read everything at every member, and compare."""
         seal(self._cluster)
         verify(self._cluster)
-        self._diary.note("sealed, verified")
-        expectation = Expectation(self.ledger.entries, messages_of(self._stage.shared))
-        wrong = list(self.ledger.surprises)
+        self._events.add("sealed, verified")
+        expectation = Expectation(self.ledger.entries, messages_of(self._proxied.shared))
+        violations = list(self.ledger.unexpected)
         for name in NODES:
-            found = ask(self._cluster.url(name), QUERY)
+            found = query(self._cluster.url(name), QUERY)
             lines = expectation.faults_of(found)
-            self._diary.note(f"{name} holds {found.num_rows:,} rows: {'as written' if not lines else 'WRONG'}")
-            wrong += [f"at {name}: {line}" for line in lines]
-        assert self.ledger.rows(Told.ACKNOWLEDGED), "nothing was acknowledged"
-        assert not wrong, "\n".join(wrong)
+            self._events.add(f"{name} holds {found.num_rows:,} rows: {'as written' if not lines else 'WRONG'}")
+            violations += [f"at {name}: {line}" for line in lines]
+        assert self.ledger.rows(Outcome.ACKNOWLEDGED), "nothing was acknowledged"
+        assert not violations, "\n".join(violations)
 
 
-def rot(path: Path, chosen: random.Random) -> bytes:
-    """Other bytes of the same number in the middle of a file, as a disk does it; what the file holds now."""
+def corrupt(path: Path, chosen: random.Random) -> bytes:
+    """Change bytes in the middle of a file and keep its size; returns the new content."""
     content = bytearray(path.read_bytes())
     middle = len(content) // 2
-    for place in range(middle, min(middle + ROTTEN_BYTES, len(content))):
-        content[place] ^= chosen.randrange(1, 256)
+    for index in range(middle, min(middle + CORRUPTED_BYTES, len(content))):
+        content[index] ^= chosen.randrange(1, 256)
     path.write_bytes(content)
     return bytes(content)

@@ -1,8 +1,10 @@
-"""What a fault run wrote: writers that never stop, what they were told of every message, and whether a node holds exactly that.
+"""The ledger of a fault run: continuous writers, the outcome of every message, and the check of a node's
+rows.
 
-A write becomes one message for each group that its rows belong to. Told "acknowledged", its rows must be there; told "state unknown", each of its
-messages may be there whole or not at all; told "failed", none may be there. One series in three is written over and over at the same times, so that
-the order of the log shows in what is read.
+A write becomes one message for each group that its rows belong to. Rows of an acknowledged write must be
+present. With an unknown outcome, each message may be present as a whole or not at all. Rows of a failed write
+must be absent. One series in three is overwritten at the same times again and again. The result of a query
+therefore depends on the order of the log.
 """
 
 from __future__ import annotations
@@ -18,11 +20,12 @@ from enum import IntEnum
 import numpy as np
 import pyarrow as pa
 
-from consumers.membership.cut import cut
-from consumers.membership.forwarding import WriteFailed
-from consumers.membership.writer import Cluster, Writer, WriterSettings
-from schemas.errors import HeadraceError, StateUnknown
-from schemas.tables import DatabaseSchema, TableSchema
+from headrace.producers.cluster import Cluster
+from headrace.producers.router import route
+from headrace.producers.sender import WriteFailed
+from headrace.producers.writer import TableWriter, WriterSettings
+from headrace.schemas.errors import HeadraceError, StateUnknown
+from headrace.schemas.tables import DatabaseSchema, TableSchema
 
 DATABASE = "fleet"
 TABLE = "faults"
@@ -39,8 +42,8 @@ EXAMPLES_MAX = 5
 Key = tuple[str, int]
 
 
-class Told(IntEnum):
-    """What became of a write, as its writer was told."""
+class Outcome(IntEnum):
+    """The outcome of a write, as reported to its writer."""
 
     ACKNOWLEDGED = 0
     UNKNOWN = 1
@@ -49,53 +52,57 @@ class Told(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One write: its number, what it wrote, what its writer was told, and from when to when that took (monotonic seconds)."""
+    """One write: number, rows, outcome, and its begin and end in monotonic seconds."""
 
     number: int
     writer: int
     rows: pa.Table
     quorum: int
-    told: Told
+    outcome: Outcome
     begun_s: float
     ended_s: float
 
 
 @dataclass
 class Ledger:
-    """All writes of a run. Safe to share between threads."""
+    """All writes of a run. Thread-safe."""
 
     entries: list[Entry] = field(default_factory=list)
-    surprises: list[str] = field(default_factory=list)
+    unexpected: list[str] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _next: int = 0
 
     def next_number(self) -> int:
-        """A number for a write."""
+        """The number of the next write."""
         with self._lock:
             self._next += 1
             return self._next
 
-    def note(self, entry: Entry) -> None:
-        """A write is over."""
+    def add(self, entry: Entry) -> None:
+        """Add a write that has ended."""
         with self._lock:
             self.entries.append(entry)
 
-    def surprise(self, line: str) -> None:
-        """Something that no writer may be told."""
+    def add_unexpected(self, line: str) -> None:
+        """Add an outcome that no writer may get."""
         with self._lock:
-            self.surprises.append(line)
+            self.unexpected.append(line)
 
-    def rows(self, told: Told, quorum: int | None = None) -> int:
-        """How many rows of writes that ended so."""
+    def rows(self, outcome: Outcome, quorum: int | None = None) -> int:
+        """Number of rows of the writes with an outcome."""
         with self._lock:
             return sum(
-                entry.rows.num_rows for entry in self.entries if entry.told is told and quorum in (None, entry.quorum)
+                entry.rows.num_rows
+                for entry in self.entries
+                if entry.outcome is outcome and quorum in (None, entry.quorum)
             )
 
     def latencies_ms(self, quorum: int, within: Sequence[tuple[float, float]]) -> list[float]:
-        """How long the acknowledged writes took that were begun and would have had to end within one of these times."""
+        """Latencies of the writes that did not fail and began within one of these intervals."""
         with self._lock:
-            entries = [entry for entry in self.entries if entry.quorum == quorum and entry.told is not Told.FAILED]
+            entries = [
+                entry for entry in self.entries if entry.quorum == quorum and entry.outcome is not Outcome.FAILED
+            ]
         return [
             (entry.ended_s - entry.begun_s) * 1_000
             for entry in entries
@@ -104,7 +111,7 @@ class Ledger:
 
 
 class WritingThreads:
-    """One thread a quorum; each writes and waits for its acknowledgement, again and again, until it is stopped."""
+    """One thread for each quorum writes and waits for its acknowledgement, in a loop, until `stop`."""
 
     def __init__(self, shared: Cluster, ledger: Ledger, quorums: Sequence[int], pause_s: float, seed: int) -> None:
         self._shared = shared
@@ -125,45 +132,48 @@ class WritingThreads:
         self.stop()
 
     def stop(self) -> None:
-        """Let each end the write in hand."""
+        """Let each thread finish its current write."""
         self._stopping.set()
         for thread in self._threads:
             thread.join()
 
-    def _write(self, writer_number: int, quorum: int, chosen: random.Random) -> None:
+    def _write(self, writer_number: int, quorum: int, rng: random.Random) -> None:
         try:
-            writer = Writer(self._shared, DATABASE, TABLE, WriterSettings(quorum=quorum, compression="none"))
-            while not self._stopping.wait(chosen.uniform(0, 2 * self._pause_s)):
+            writer = TableWriter(self._shared, DATABASE, TABLE, WriterSettings(quorum=quorum, compression="none"))
+            while not self._stopping.wait(rng.uniform(0, 2 * self._pause_s)):
                 number = self._ledger.next_number()
-                rows = rows_of(number, writer_number, chosen)
+                rows = rows_of(number, writer_number, rng)
                 begun_s = time.monotonic()
-                told = self._told(writer, rows, number)
-                self._ledger.note(Entry(number, writer_number, rows, quorum, told, begun_s, time.monotonic()))
+                outcome = self._write_once(writer, rows, number)
+                self._ledger.add(Entry(number, writer_number, rows, quorum, outcome, begun_s, time.monotonic()))
             writer.close()
         except Exception as error:
-            self._ledger.surprise(f"writer {writer_number} ended: {error!r}")
+            self._ledger.add_unexpected(f"writer {writer_number} ended: {error!r}")
 
-    def _told(self, writer: Writer, rows: pa.Table, number: int) -> Told:
+    def _write_once(self, writer: TableWriter, rows: pa.Table, number: int) -> Outcome:
         try:
             writer.write(rows, TAGS)
             writer.flush()
         except StateUnknown:
-            return Told.UNKNOWN
+            return Outcome.UNKNOWN
         except WriteFailed:
-            return Told.FAILED
+            return Outcome.FAILED
         except HeadraceError as error:
-            self._ledger.surprise(f"write {number} was refused: {error!r}")
-            return Told.UNKNOWN
-        return Told.ACKNOWLEDGED
+            self._ledger.add_unexpected(f"write {number} was refused: {error!r}")
+            return Outcome.UNKNOWN
+        return Outcome.ACKNOWLEDGED
 
 
-def rows_of(number: int, writer: int, chosen: random.Random) -> pa.Table:
-    """Rows of some series of one writer. `value` follows from series and time, to notice mixed-up rows; `note` is there to fill journals."""
+def rows_of(number: int, writer: int, rng: random.Random) -> pa.Table:
+    """Rows of some series of one writer.
+
+    `value` follows from series and time, which detects mixed-up rows; `note` fills journals.
+    """
     pumps, times = [], []
-    for series in sorted(chosen.sample(range(SERIES), 4)):
+    for series in sorted(rng.sample(range(SERIES), 4)):
         pumps += [f"w{writer}p{series}"] * ROWS_PER_SERIES
         if series % OVERWRITTEN_EVERY == 0:
-            first = chosen.randrange(OVERWRITTEN_TIMES - ROWS_PER_SERIES + 1)
+            first = rng.randrange(OVERWRITTEN_TIMES - ROWS_PER_SERIES + 1)
         else:
             first = OVERWRITTEN_TIMES + number * ROWS_PER_SERIES
         times += range(first, first + ROWS_PER_SERIES)
@@ -179,20 +189,23 @@ def rows_of(number: int, writer: int, chosen: random.Random) -> pa.Table:
 
 
 def value_of(pump: str, time_index: int) -> int:
-    """What the row of a series and a time holds, whoever wrote it last."""
+    """The value of a series at a time, the same from every writer."""
     return hash_of(pump) * 1_000_003 + time_index
 
 
 def hash_of(pump: str) -> int:
-    """A small number that tells series apart."""
+    """A small hash that distinguishes series."""
     return sum(byte * 31**place for place, byte in enumerate(pump.encode())) % 65_521
 
 
 class Expectation:
-    """What any node must hold after these writes. `parts` cuts the rows of a write into its messages."""
+    """The rows that every node must hold after these writes. `parts` splits the rows of a write into its
+    messages.
+    """
 
     def __init__(self, entries: Sequence[Entry], parts: Callable[[pa.Table], list[pa.Table]]) -> None:
-        # A series has one writer, and that one waits for the end of each write: the order of begin is the order in the log.
+        # A series has one writer, which waits for the end of each write: its writes begin in the order of the
+        # log.
         self._writes: dict[Key, list[tuple[Entry, int]]] = {}
         for entry in sorted(entries, key=lambda each: each.begun_s):
             for message, part in enumerate(parts(entry.rows)):
@@ -200,7 +213,9 @@ class Expectation:
                     self._writes.setdefault(key, []).append((entry, message))
 
     def faults_of(self, found: pa.Table) -> list[str]:
-        """What is wrong with the rows that a node answered: lost, doubled, never written, or torn; empty when nothing is."""
+        """The violations in the rows of a node: lost, duplicate, unwritten or torn; empty when there are
+        none.
+        """
         faults = Faults()
         held = _by_key(found)
         if found.num_rows > len(held):
@@ -210,7 +225,7 @@ class Expectation:
         messages: dict[tuple[int, int], list[bool]] = {}
         for key, writes in self._writes.items():
             self._check_acknowledged(key, writes, held, faults)
-            if len(writes) == 1 and writes[0][0].told is Told.UNKNOWN:
+            if len(writes) == 1 and writes[0][0].outcome is Outcome.UNKNOWN:
                 messages.setdefault((writes[0][0].number, writes[0][1]), []).append(key in held)
         for (number, message), present in messages.items():
             if any(present) and not all(present):
@@ -220,7 +235,7 @@ class Expectation:
 
     def _check_held(self, key: Key, write: int, value: int, faults: Faults) -> None:
         writers = [entry for entry, _ in self._writes.get(key, ()) if entry.number == write]
-        if not writers or writers[0].told is Told.FAILED:
+        if not writers or writers[0].outcome is Outcome.FAILED:
             faults.add("there that nobody wrote, or that failed", f"{key} of write {write}")
         elif value != value_of(key[0], key[1] - START_NS):
             faults.add("there with another value than was written", f"{key} of write {write}: {value}")
@@ -228,37 +243,39 @@ class Expectation:
     def _check_acknowledged(
         self, key: Key, writes: list[tuple[Entry, int]], held: dict[Key, tuple[int, int]], faults: Faults
     ) -> None:
-        """The newest acknowledged row is there, or one of unknown state that came after it."""
-        newest = next((entry for entry, _ in reversed(writes) if entry.told is Told.ACKNOWLEDGED), None)
+        """The newest acknowledged row is present, or a later one of unknown outcome."""
+        newest = next((entry for entry, _ in reversed(writes) if entry.outcome is Outcome.ACKNOWLEDGED), None)
         if newest is None:
             return
-        allowed = {entry.number for entry, _ in writes if entry.told is Told.UNKNOWN} | {newest.number}
+        allowed = {entry.number for entry, _ in writes if entry.outcome is Outcome.UNKNOWN} | {newest.number}
         write = held[key][0] if key in held else None
         if write not in allowed:
-            stands = "nothing" if write is None else f"the row of write {write}"
-            faults.add("acknowledged and lost", f"{key} of write {newest.number} (quorum {newest.quorum}): {stands}")
+            present_row = "nothing" if write is None else f"the row of write {write}"
+            faults.add(
+                "acknowledged and lost", f"{key} of write {newest.number} (quorum {newest.quorum}): {present_row}"
+            )
 
 
 class Faults:
-    """Counts what is wrong, with some examples of each kind."""
+    """Counts violations, with some examples of each kind."""
 
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
         self._examples: dict[str, list[str]] = {}
 
     def add(self, kind: str, example: str) -> None:
-        """One more."""
+        """Count a violation."""
         self._counts[kind] += 1
         if self._counts[kind] <= EXAMPLES_MAX:
             self._examples.setdefault(kind, []).append(example)
 
     def lines(self) -> list[str]:
-        """One line a kind."""
+        """One line for each kind."""
         return [f"{count} {kind}: {'; '.join(self._examples[kind])}" for kind, count in self._counts.items()]
 
 
 def messages_of(shared: Cluster) -> Callable[[pa.Table], list[pa.Table]]:
-    """Cuts the rows of a write as a writer does: one part for each message."""
+    """Splits the rows of a write as a writer does: one part for each message."""
     database = shared.tables.database(DATABASE)
     assert database is not None
     schema = shared.tables.catalogue.newest(DATABASE, TABLE)
@@ -278,7 +295,7 @@ def messages_of(shared: Cluster) -> Callable[[pa.Table], list[pa.Table]]:
 
 def _group_of(shared: Cluster, database: DatabaseSchema, schema: TableSchema, pump: str) -> str:
     row = pa.table({"pump": [pump], "time": pa.array([START_NS], pa.int64())})
-    return cut(shared.slot_table, database, schema, row)[0].group
+    return route(shared.slot_table, database, schema, row)[0].group
 
 
 def _by_key(rows: pa.Table) -> dict[Key, tuple[int, int]]:

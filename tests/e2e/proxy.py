@@ -1,7 +1,8 @@
-"""A loopback TCP proxy that a test can cut: bytes stop to flow, in one direction or both, and every connection stays open.
+"""A loopback TCP proxy with cuts: no bytes pass, in one direction or both, while every connection stays open.
 
-That is what a partition looks like from both ends: silence, not a reset. What is sent meanwhile lies in buffers, as it would lie in those of TCP, and
-arrives late when the cut is healed, also from a sender that has long given up; connections made meanwhile stand and say nothing.
+Both ends see what they see in a network partition: silence, not a reset. Bytes sent during a cut wait in
+buffers, as in those of TCP. They arrive late when the cut is healed, also from a sender that has timed out.
+Connections made during a cut stay open and silent.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from enum import StrEnum
 from typing import Any
 
 HOST = "127.0.0.1"
-PIECE_BYTES = 1 << 16
+CHUNK_BYTES = 1 << 16
 BUFFER_BYTES = 1 << 18
 CALL_TIMEOUT_S = 10.0
 
 
-class Way(StrEnum):
-    """Which direction a cut stops."""
+class Direction(StrEnum):
+    """Direction of a cut."""
 
     BOTH = "both"
     TO_BROKER = "to_broker"
@@ -29,39 +30,42 @@ class Way(StrEnum):
 
 
 class Proxy:
-    """One listener and the port it passes on to. Lives on the loop of `running_proxies`; `cut` and `heal` may be called by any thread."""
+    """One listener that forwards to one port.
+
+    It runs on the loop of `running_proxies`; `cut` and `heal` may be called from any thread.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, target_port: int) -> None:
         self._loop = loop
         self._target_port = target_port
-        self._flows = {Way.TO_BROKER: asyncio.Event(), Way.FROM_BROKER: asyncio.Event()}
+        self._flows = {Direction.TO_BROKER: asyncio.Event(), Direction.FROM_BROKER: asyncio.Event()}
         self._connections: set[asyncio.Task[None]] = set()
         for flow in self._flows.values():
             flow.set()
 
     async def listen(self, port: int) -> None:
-        """Take connections on a port."""
+        """Accept connections on a port."""
         self._server = await asyncio.start_server(self._serve, HOST, port, limit=BUFFER_BYTES)
 
     async def close(self) -> None:
-        """Listen no more and drop every connection."""
+        """Stop to listen and drop every connection."""
         self._server.close()
         for connection in self._connections:
             connection.cancel()
         await asyncio.gather(*self._connections, return_exceptions=True)
 
-    def cut(self, way: Way | str) -> None:
-        """Let nothing through in one direction or both, from when this returns."""
-        self._switch(Way(way), open_=False)
+    def cut(self, direction: Direction | str) -> None:
+        """Block one direction or both; in effect when this returns."""
+        self._switch(Direction(direction), open_=False)
 
     def heal(self) -> None:
-        """Let everything through again, what was sent during a cut first."""
-        self._switch(Way.BOTH, open_=True)
+        """Unblock both directions; bytes sent during a cut pass first."""
+        self._switch(Direction.BOTH, open_=True)
 
-    def _switch(self, way: Way, *, open_: bool) -> None:
+    def _switch(self, direction: Direction, *, open_: bool) -> None:
         async def switch() -> None:
             for name, flow in self._flows.items():
-                if way in (Way.BOTH, name):
+                if direction in (Direction.BOTH, name):
                     flow.set() if open_ else flow.clear()
 
         _call(self._loop, switch())
@@ -71,33 +75,33 @@ class Proxy:
         assert task is not None
         self._connections.add(task)
         try:
-            await self._join(reader, writer)
+            await self._connect_ends(reader, writer)
         except asyncio.CancelledError:
-            # The proxy is closed, and nobody waits for this task.
+            # `close` cancelled this task, and nothing else awaits it.
             pass
         finally:
             self._connections.discard(task)
             writer.transport.abort()
 
-    async def _join(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _connect_ends(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             far_reader, far_writer = await asyncio.open_connection(HOST, self._target_port, limit=BUFFER_BYTES)
         except OSError:
             return
         try:
             async with asyncio.TaskGroup() as directions:
-                directions.create_task(self._pass_on(reader, far_writer, self._flows[Way.TO_BROKER]))
-                directions.create_task(self._pass_on(far_reader, writer, self._flows[Way.FROM_BROKER]))
+                directions.create_task(self._forward(reader, far_writer, self._flows[Direction.TO_BROKER]))
+                directions.create_task(self._forward(far_reader, writer, self._flows[Direction.FROM_BROKER]))
         except* OSError:
-            # One end is gone; the other learns it from the end of its connection.
+            # One end is closed; the abort below closes the other.
             pass
         finally:
             far_writer.transport.abort()
 
-    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, flow: asyncio.Event) -> None:
-        while piece := await reader.read(PIECE_BYTES):
+    async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, flow: asyncio.Event) -> None:
+        while chunk := await reader.read(CHUNK_BYTES):
             await flow.wait()
-            writer.write(piece)
+            writer.write(chunk)
             await writer.drain()
         await flow.wait()
         with contextlib.suppress(OSError):
@@ -106,7 +110,7 @@ class Proxy:
 
 @contextmanager
 def running_proxies(ports: Mapping[int, int]) -> Iterator[dict[int, Proxy]]:
-    """A proxy on each port that passes on to the port it is mapped to; on a thread of its own, gone at the end."""
+    """A proxy on each port that forwards to the mapped port, all on one thread that ends with the context."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="proxies", daemon=True)
     thread.start()

@@ -1,4 +1,6 @@
-"""A node refuses a data directory that is not its own, or that it cannot use, with one clear line, and changes nothing in it."""
+"""A node refuses an unusable data directory, or that of another node, with one clear line, and changes
+nothing in it.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from connectors.kafka.broker import BrokerInfo
+from headrace.connectors.kafka.broker import BrokerInfo
 from headrace.local_cluster import LocalCluster, free_port, probe
 from headrace.workload.workload import iot
 from tests.e2e.actions import connected, headrace, local_cluster, seal, write_workload
@@ -21,18 +23,18 @@ from tests.waiting import eventually
 
 @pytest.fixture(scope="module")
 def cluster(broker: BrokerInfo, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
-    """A cluster of one node that holds sealed and unsealed rows and is stopped."""
-    made = local_cluster(tmp_path_factory.mktemp("cluster"), broker.bootstrap, "directories", 1)
-    made.start()
+    """A stopped cluster of one node with sealed and unsealed rows."""
+    created = local_cluster(tmp_path_factory.mktemp("cluster"), broker.bootstrap, "directories", 1)
+    created.start()
     try:
-        with connected(made) as shared:
+        with connected(created) as shared:
             write_workload(shared, iot(10, duration_s=60))
-            seal(made)
+            seal(created)
             write_workload(shared, iot(5, duration_s=60))
-        made.stop()
-        yield made
+        created.stop()
+        yield created
     finally:
-        made.kill("n1")
+        created.kill("n1")
 
 
 @pytest.fixture
@@ -54,7 +56,7 @@ def run_node(
 
 
 def contents(directory: Path) -> dict[str, bytes]:
-    """Every file below a directory; a lock file's text tells only who held it last."""
+    """Every file below a directory, except the lock file, whose text only names its last holder."""
     return {
         str(path.relative_to(directory)): path.read_bytes()
         for path in sorted(directory.rglob("*"))
@@ -63,7 +65,9 @@ def contents(directory: Path) -> dict[str, bytes]:
 
 
 def assert_refused(done: subprocess.CompletedProcess[str], *words: str) -> None:
-    """The command failed with one line that says these words, and nothing but what to do about it after it."""
+    """Assert that the command failed with one error line that contains these words, and without a
+    traceback.
+    """
     assert 1 == done.returncode, done.stderr
     lines = [line for line in done.stderr.splitlines() if line.startswith("error:")]
     assert 1 == len(lines), done.stderr
@@ -73,21 +77,21 @@ def assert_refused(done: subprocess.CompletedProcess[str], *words: str) -> None:
 
 
 def test_a_directory_of_another_cluster_is_refused(cluster: LocalCluster, directory: Path) -> None:
-    """The error names both clusters, and the directory stays as it is."""
+    """The error names both clusters, and the directory is unchanged."""
     before = contents(directory)
     assert_refused(run_node(cluster, directory, name="another"), "belongs to cluster 'directories', not 'another'")
     assert before == contents(directory)
 
 
 def test_a_directory_of_another_node_is_refused(cluster: LocalCluster, directory: Path) -> None:
-    """The error names both nodes, and the directory stays as it is."""
+    """The error names both nodes, and the directory is unchanged."""
     before = contents(directory)
     assert_refused(run_node(cluster, directory, node="n9"), "belongs to node 'n1', not 'n9'")
     assert before == contents(directory)
 
 
 def test_a_directory_of_another_format_is_refused(cluster: LocalCluster, directory: Path) -> None:
-    """The error names the format found and the one that is understood."""
+    """The error names the format found and the supported one."""
     identity = json.loads((directory / "node.json").read_text())
     (directory / "node.json").write_text(json.dumps({**identity, "format": 99}))
     before = contents(directory)
@@ -103,7 +107,7 @@ def test_a_damaged_identity_is_refused(cluster: LocalCluster, directory: Path, t
 
 
 def test_a_directory_that_another_process_holds_is_refused(cluster: LocalCluster) -> None:
-    """The error names the process, which goes on undisturbed."""
+    """The error names the process, which continues undisturbed."""
     cluster.start_node("n1")
     try:
         cluster.wait_ready()
@@ -132,10 +136,12 @@ def test_a_file_in_place_of_a_directory_is_refused(cluster: LocalCluster, tmp_pa
     assert "mine" == (tmp_path / "data").read_text()
 
 
-def test_a_missing_segment_is_noticed_and_the_store_made_anew(
+def test_a_missing_segment_is_detected_and_the_store_rebuilt(
     cluster: LocalCluster, directory: Path, tmp_path: Path
 ) -> None:
-    """A store whose segment is gone is not opened as if nothing were missing: it is set aside by name, and the group recovers from its log."""
+    """A store with a missing segment is not opened: it is moved to `damaged`, and the group recovers from its
+    log.
+    """
     segment = next(directory.rglob("*.parquet"))
     segment.unlink()
     address, log = f"127.0.0.1:{free_port()}", tmp_path / "log"
@@ -152,10 +158,10 @@ def test_a_missing_segment_is_noticed_and_the_store_made_anew(
     assert (directory / "damaged" / "n1-1").exists()
 
 
-def test_a_cluster_born_with_other_settings_is_refused(cluster: LocalCluster, tmp_path: Path) -> None:
+def test_a_cluster_created_with_other_settings_is_refused(cluster: LocalCluster, tmp_path: Path) -> None:
     """A node that was started for another set of nodes names the setting that differs."""
     done = headrace(
         *("node", "run", "--cluster", cluster.cluster, "--id", "n2", "--nodes", "n1,n2", "--replication", "2"),
         *("--bootstrap", cluster.bootstrap, "--data-dir", str(tmp_path / "n2")),
     )
-    assert_refused(done, "born with other settings", "nodes is n1", "n1,n2")
+    assert_refused(done, "created with other settings", "nodes is n1", "n1,n2")

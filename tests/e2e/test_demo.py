@@ -1,4 +1,4 @@
-"""The demo: every promise holds, it can be left running, and an interruption leaves nothing running."""
+"""The demo: all its checks pass, `--keep` leaves the cluster running, an interruption stops every process."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import psutil
 import pytest
 
 from headrace.local_cluster import LocalCluster
-from tests.e2e.actions import ask, headrace
+from tests.e2e.actions import headrace, query
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 TRUCKS = "20"
 
 
-def started_for(directory: Path) -> list[str]:
+def command_lines(directory: Path) -> list[str]:
     """Command lines of processes that name a directory."""
     found = []
     for process in psutil.process_iter():
@@ -33,56 +33,58 @@ def started_for(directory: Path) -> list[str]:
 
 
 def is_running(process: psutil.Process) -> bool:
-    """Whether a process is there and no zombie."""
+    """Whether a process runs and is no zombie."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
 
 
-def test_every_promise_holds_and_the_cluster_can_be_kept(tmp_path: Path) -> None:
-    """All checks are true, of every step; then the cluster answers, and `down` ends all of it."""
+@pytest.mark.slow(68)
+def test_every_check_passes_and_the_cluster_can_be_kept(tmp_path: Path) -> None:
+    """The checks of every step pass; then the cluster answers, and `down` ends all of it."""
     directory = tmp_path / "kept"
     done = headrace("demo", "--trucks", TRUCKS, "--json", "--keep", "--dir", str(directory), timeout_s=400)
     try:
         assert 0 == done.returncode, f"{done.stdout}\n{done.stderr}"
-        told = json.loads(done.stdout)
-        assert told["ok"]
-        assert [] == [check for check in told["checks"] if not check["ok"]]
-        shown = " ".join(check["name"] for check in told["checks"])
-        assert all(word in shown for word in ("Spark", "machine", "kill -9", "lost disk"))
-        assert all(seconds > 0 for seconds in told["figures"].values())
+        document = json.loads(done.stdout)
+        assert document["ok"]
+        assert [] == [check for check in document["checks"] if not check["ok"]]
+        names = " ".join(check["name"] for check in document["checks"])
+        assert all(word in names for word in ("Spark", "machine", "kill -9", "lost disk"))
+        assert all(seconds > 0 for seconds in document["figures"].values())
         assert all(word in done.stderr for word in ("headrace query", "headrace down", "http://"))
 
         kept = LocalCluster.load(directory)
-        rows = ask(kept.url("n3"), "SELECT count(*) AS n FROM demo.readings").column("n").to_pylist()
+        rows = query(kept.url("n3"), "SELECT count(*) AS n FROM demo.readings").column("n").to_pylist()
         assert [int(TRUCKS) * 360] == rows
     finally:
         stopped = headrace("down", "--dir", str(directory))
     assert 0 == stopped.returncode, stopped.stderr
-    eventually(lambda: started_for(directory) == [], "an end of everything that the demo started")
+    eventually(lambda: command_lines(directory) == [], "the end of every process of the demo")
 
 
+@pytest.mark.slow(57)
 def test_an_interruption_leaves_nothing_running(tmp_path: Path) -> None:
-    """Ctrl-C while Spark works: exit code 130, and neither nodes nor broker nor Spark stay; the logs do."""
+    """Ctrl-C while Spark works: exit code 130; nodes, broker and Spark end, and the logs are kept."""
     directory = tmp_path / "interrupted"
     command = [sys.executable, "-m", "headrace", "demo", "--trucks", TRUCKS, "--dir", str(directory)]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as demo:
         try:
             parent = psutil.Process(demo.pid)
             eventually(
-                lambda: any("checkpoints" in words for words in started_for(directory)),
+                lambda: any("checkpoints" in words for words in command_lines(directory)),
                 "a Spark job of the demo",
                 timeout_s=120,
             )
-            family = parent.children(recursive=True)
+            children = parent.children(recursive=True)
             demo.send_signal(signal.SIGINT)
             _, errors = demo.communicate(timeout=120)
         finally:
             demo.kill()
     assert 130 == demo.returncode, errors.decode()
     assert str(directory).encode() in errors
-    assert len(family) >= 4
-    eventually(lambda: [each for each in family if is_running(each)] == [], "an end of the demo's processes")
-    assert [] == started_for(directory)
+    assert len(children) >= 4
+    eventually(lambda: [each for each in children if is_running(each)] == [], "the end of the demo's processes")
+    assert [] == command_lines(directory)
     assert (directory / "n1.log").exists()

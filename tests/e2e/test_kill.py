@@ -1,4 +1,6 @@
-"""Kill -9 at any moment loses nothing and doubles nothing, and whatever a node lost it gets back from the topics."""
+"""kill -9 at any moment neither loses nor duplicates a row, and a node recovers everything it lost from the
+topics.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from connectors.kafka.broker import BrokerInfo
+from headrace.connectors.kafka.broker import BrokerInfo
 from headrace.local_cluster import LocalCluster
 from headrace.workload.workload import Workload, iot
 from tests.e2e.actions import (
@@ -18,7 +20,9 @@ from tests.e2e.actions import (
     headrace,
     running_cluster,
     seal,
+    seal_by_command,
     verify,
+    verify_by_command,
     write_workload,
 )
 
@@ -26,7 +30,9 @@ pytestmark = pytest.mark.slow
 
 
 class KilledWriting:
-    """Writes a workload in one thread while another kills nodes: batches are let through kill by kill, so that each kill meets work."""
+    """Writes a workload in one thread while another kills nodes; each kill releases the next batches, so that
+    it interrupts work.
+    """
 
     def __init__(self, cluster: LocalCluster, workload: Workload, kills: int, rows_per_batch: int, seed: int) -> None:
         self._cluster = cluster
@@ -36,28 +42,30 @@ class KilledWriting:
         self._batches = sum(1 for _ in workload.batches(rows_per_batch))
         self._random = random.Random(seed)
         self._changed = threading.Condition()
-        self._turn = 0
+        self._released = 0
         self._failures: list[BaseException] = []
 
     def run(self) -> None:
-        """Write everything and kill as often as asked; all nodes run again at the end, not yet ready."""
+        """Write everything and kill `kills` times; at the end all nodes run, not yet ready."""
         writing = threading.Thread(target=self._write)
         writing.start()
         for _ in range(self._kills):
             self._kill()
         with self._changed:
-            self._turn = self._batches
+            self._released = self._batches
             self._changed.notify_all()
         writing.join()
         assert not self._failures, self._failures
 
     def _kill(self) -> None:
-        """Let the next batches through and kill a node a moment later: mostly one that serves, now and then one that is still starting."""
+        """Release the next batches and kill a node soon after: mostly one that serves, sometimes one that is
+        still starting.
+        """
         victim = self._random.choice([node.name for node in self._cluster.file.nodes])
         if self._random.random() < 0.8:
             self._cluster.wait_ready([victim])
         with self._changed:
-            self._turn += 1
+            self._released += 1
             self._changed.notify_all()
         threading.Event().wait(self._random.uniform(0.0, 0.5))
         self._cluster.kill(victim)
@@ -66,24 +74,24 @@ class KilledWriting:
     def _write(self) -> None:
         try:
             with connected(self._cluster) as shared:
-                write_workload(shared, self._workload, self._rows_per_batch, before_batch=self._await_turn)
+                write_workload(shared, self._workload, self._rows_per_batch, before_batch=self._await_release)
         except BaseException as error:
             self._failures.append(error)
 
-    def _await_turn(self, batch: int) -> None:
+    def _await_release(self, batch: int) -> None:
         needed = batch * self._kills // self._batches
         with self._changed:
-            self._changed.wait_for(lambda: self._turn >= needed)
+            self._changed.wait_for(lambda: self._released >= needed)
 
 
 def assert_survives(cluster: LocalCluster, workload: Workload, kills: int, rows_per_batch: int, seed: int) -> None:
-    """Kill while writing, wipe, replay: everything is equal to what was generated, after each."""
+    """Kill while writing, wipe, replay: after each the content equals the generated rows."""
     print(f"seed {seed}")
     KilledWriting(cluster, workload, kills, rows_per_batch, seed).run()
     cluster.wait_ready()
     assert_holds(cluster, workload)
-    seal(cluster)
-    verify(cluster)
+    seal_by_command(cluster)
+    verify_by_command(cluster)
     assert_rebuilt(cluster, workload)
 
 
@@ -116,11 +124,14 @@ def assert_rebuilt(cluster: LocalCluster, workload: Workload) -> None:
     assert all(group["segments"] for group in verify(cluster) if group["version"] > 2)
 
 
+@pytest.mark.slow(47)
 @pytest.mark.parametrize("disorder", [False, True], ids=["ordered", "disordered"])
-def test_kills_while_writing_lose_nothing_and_double_nothing(
+def test_kills_while_writing_neither_lose_nor_duplicate_rows(
     broker: BrokerInfo, cluster_name: str, tmp_path: Path, disorder: bool
 ) -> None:
-    """Nodes killed at random moments of writing and sealing end with exactly the rows that were written, as does one rebuilt from topics."""
+    """Nodes killed at random moments of writing and sealing end with exactly the written rows, and so does a
+    rebuilt node.
+    """
     workload = iot(1_000, duration_s=600, disorder=disorder)
     with running_cluster(tmp_path, broker.bootstrap, cluster_name, store_seal_rows="7000") as cluster:
         assert_survives(cluster, workload, 10, 2_000, random.randrange(1 << 32))
@@ -138,8 +149,13 @@ def test_a_hundred_kills_lose_nothing_of_seven_million_points(
         assert_survives(cluster, workload, 100, 5_000, random.randrange(1 << 32))
 
 
-def test_seven_million_points_come_back_from_every_node(broker: BrokerInfo, cluster_name: str, tmp_path: Path) -> None:
-    """1,000 trucks for 2 hours: every node answers with the generated rows, unsealed, sealed, and after all were killed at once."""
+@pytest.mark.slow(30)
+def test_seven_million_points_are_read_back_from_every_node(
+    broker: BrokerInfo, cluster_name: str, tmp_path: Path
+) -> None:
+    """1,000 trucks for 2 hours: every node answers with the generated rows, unsealed, sealed, and after all
+    were killed at once.
+    """
     workload = iot(1_000, duration_s=7_200)
     with running_cluster(tmp_path, broker.bootstrap, cluster_name, store_seal_rows="200000") as cluster:
         with connected(cluster) as shared:

@@ -1,4 +1,6 @@
-"""Leaders and followers that die, stop and come back: another leads, nobody serves what he should not, and all end equal."""
+"""Leaders and followers that die, stop and return: another leads, no unsynced node serves, and all end
+equal.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +12,14 @@ from pathlib import Path
 import pytest
 
 import headrace as product
-from connectors.kafka.broker import BrokerInfo
+from headrace.connectors.kafka.broker import BrokerInfo
 from headrace.local_cluster import LocalCluster
 from headrace.workload.workload import iot
 from tests.e2e.actions import (
     assert_follows_first,
     assert_holds,
     connected,
-    eventually_says,
+    eventually_unready,
     group_status,
     log_text,
     readiness,
@@ -35,18 +37,21 @@ FENCE_S = 3.0
 
 @pytest.fixture
 def cluster(broker: BrokerInfo, cluster_name: str, tmp_path: Path):
-    """Three nodes that seal by themselves every few thousand rows."""
-    with running_cluster(tmp_path, broker.bootstrap, cluster_name, store_seal_rows="4000") as made:
-        yield made
+    """Three nodes that seal every few thousand rows."""
+    with running_cluster(tmp_path, broker.bootstrap, cluster_name, store_seal_rows="4000") as running:
+        yield running
 
 
 def leads(cluster: LocalCluster, name: str, group: str, leader: str) -> bool:
-    """Whether a node knows this leader of a group, and is ready."""
+    """Whether a node is ready and knows this leader of a group."""
     return leader == group_status(cluster, name, group)["leader"] and readiness(cluster, name)[0]
 
 
-def test_the_header_dies_and_another_leads_until_it_is_back(cluster: LocalCluster) -> None:
-    """A dead leader is followed by another one, which seals; the returning header has everything and follows."""
+@pytest.mark.slow(18)
+def test_the_header_dies_and_another_node_leads_until_its_return(cluster: LocalCluster) -> None:
+    """After the death of a leader another one leads and seals; the returning header has everything and
+    follows.
+    """
     with connected(cluster) as shared:
         write_workload(shared, WORKLOAD, 5_000)
         cluster.kill("n1")
@@ -64,25 +69,29 @@ def test_the_header_dies_and_another_leads_until_it_is_back(cluster: LocalCluste
     verify(cluster)
 
 
-def test_one_of_three_serves_nothing_but_goes_on_taking_records(cluster: LocalCluster) -> None:
-    """Without a majority the last node says so and confirms no quorum of two; it takes and seals records, and serves when others are back."""
+@pytest.mark.slow(25)
+def test_one_of_three_serves_nothing_but_still_accepts_records(cluster: LocalCluster) -> None:
+    """Without a majority the last node reports it and confirms no quorum of two.
+
+    It accepts and seals records, and serves when the others are back.
+    """
     with connected(cluster) as shared:
         write_workload(shared, WORKLOAD, 5_000)
         cluster.kill("n2")
         cluster.kill("n3")
-        assert "not a majority" in eventually_says(cluster, "n1", "of 3 members are online")
+        assert "not a majority" in eventually_unready(cluster, "n1", "of 3 members are online")
         before = {group: group_status(cluster, "n1", group) for group in ("n1", "n2", "n3")}
         write_workload(shared, WORKLOAD, 2_000)
         write_workload(shared, WORKLOAD, 2_000)
-    for group, stood in before.items():
+    for group, earlier in before.items():
         eventually(
-            lambda group=group, stood=stood: group_status(cluster, "n1", group)["frontier"] > stood["frontier"],
+            lambda group=group, earlier=earlier: group_status(cluster, "n1", group)["frontier"] > earlier["frontier"],
             f"a seal of group {group} without its leader",
         )
     with product.connect(cluster.bootstrap, cluster.cluster) as client:
         row = [{"time": 0, "pump": "p1", "flow": 1.0}]
-        with client.writer("fleet", "pumps", ["pump"], quorum=2) as pair, pytest.raises(product.QuorumTimeout):
-            pair.write(row)
+        with client.writer("fleet", "pumps", ["pump"], quorum=2) as two_members, pytest.raises(product.QuorumTimeout):
+            two_members.write(row)
     cluster.start_node("n2")
     cluster.start_node("n3")
     cluster.wait_ready()
@@ -92,21 +101,26 @@ def test_one_of_three_serves_nothing_but_goes_on_taking_records(cluster: LocalCl
 
 
 def first_answer(connection: socket.socket) -> bytes:
-    """The status line of what a node answers to a request that was sent while it was stopped."""
+    """The status line of the answer to a request that was sent while the node was stopped."""
     return connection.recv(4_096).split(b"\r\n")[0]
 
 
-def ask_while_stopped(cluster: LocalCluster, name: str, path: str) -> socket.socket:
-    """A request that lies in the node's socket until the node goes on."""
+def request_while_stopped(cluster: LocalCluster, name: str, path: str) -> socket.socket:
+    """Send a request that waits in the socket of a stopped node."""
     host, port = cluster.node(name).http.split(":")
     connection = socket.create_connection((host, int(port)), timeout=30)
     connection.sendall(f"GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
     return connection
 
 
+@pytest.mark.slow(18)
 @pytest.mark.parametrize("name", ["n2", "n3"])
-def test_a_stopped_node_that_goes_on_serves_nothing_until_it_is_heard_again(cluster: LocalCluster, name: str) -> None:
-    """The first answers after SIGCONT are refusals; its group has another leader, and the node becomes a follower with everything."""
+def test_a_stopped_node_that_continues_serves_nothing_until_its_heartbeat_is_read_back(
+    cluster: LocalCluster, name: str
+) -> None:
+    """The first answers after SIGCONT are refusals; another node leads its group, and it becomes a complete
+    follower.
+    """
     with connected(cluster) as shared:
         write_workload(shared, WORKLOAD, 5_000)
         cluster.kill(name, signal.SIGSTOP)
@@ -115,7 +129,7 @@ def test_a_stopped_node_that_goes_on_serves_nothing_until_it_is_heard_again(clus
         write_workload(shared, WORKLOAD, 3_000)
         threading.Event().wait(FENCE_S)
         paths = ["/health/ready", "/api/v1/query?q=SELECT%20count(*)%20FROM%20fleet.readings", "/health/ready"]
-        connections = [ask_while_stopped(cluster, name, path) for path in paths]
+        connections = [request_while_stopped(cluster, name, path) for path in paths]
         log_before = log_text(cluster, name)
         cluster.kill(name, signal.SIGCONT)
         for connection in connections:
@@ -128,6 +142,6 @@ def test_a_stopped_node_that_goes_on_serves_nothing_until_it_is_heard_again(clus
     verify(cluster)
 
 
-def not_led_by(cluster: LocalCluster, asked: str, group: str) -> bool:
-    """Whether a node knows another leader of a group than its header."""
-    return group_status(cluster, asked, group)["leader"] not in ("", group)
+def not_led_by(cluster: LocalCluster, observer: str, group: str) -> bool:
+    """Whether a node knows a leader of a group other than its header."""
+    return group_status(cluster, observer, group)["leader"] not in ("", group)

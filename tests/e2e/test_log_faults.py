@@ -1,4 +1,8 @@
-"""Kafka away, a topic gone or made again, foreign bytes in a log, records that are too new or too large: a clear word, and nothing lost."""
+"""Faults of the log: Kafka away, a topic deleted or recreated, foreign bytes, records of a newer format,
+oversized records.
+
+Each gives a clear reason, and nothing is lost.
+"""
 
 from __future__ import annotations
 
@@ -13,24 +17,24 @@ import pyarrow as pa
 import pytest
 from confluent_kafka.admin import AdminClient
 
-from connectors.kafka.broker import BrokerInfo, EmbeddedBroker
-from connectors.log.port import RecordTooLarge
-from connectors.log.topics import Topics
-from consumers.membership.cut import RowTooLarge
-from consumers.membership.writer import Cluster
+from headrace.connectors.kafka.broker import BrokerInfo, EmbeddedBroker
+from headrace.connectors.log.port import RecordTooLarge
+from headrace.connectors.log.topics import Topics
 from headrace.local_cluster import LocalCluster, free_port
+from headrace.producers.cluster import Cluster
+from headrace.producers.router import RowTooLarge
+from headrace.schemas.framing import FORMAT_HEADER, format_headers
 from headrace.workload.workload import iot
-from schemas.framing import FORMAT_HEADER, format_headers
 from tests.e2e.actions import (
-    ask,
     assert_holds,
     connected,
-    end,
-    eventually_says,
+    eventually_unready,
     group_status,
     headrace,
+    kill_all,
     local_cluster,
     log_text,
+    query,
     running_cluster,
     seal,
     verify,
@@ -52,8 +56,9 @@ def node_command(bootstrap: str, directory: Path) -> list[str]:
     ]
 
 
-def test_a_node_without_kafka_waits_and_then_says_so(tmp_path: Path) -> None:
-    """It says whom it waits for, and ends with one clear error when its time is up."""
+@pytest.mark.slow(11)
+def test_a_node_without_kafka_waits_and_then_ends_with_an_error(tmp_path: Path) -> None:
+    """It logs the address it waits for, and ends with one clear error at its timeout."""
     bootstrap = f"127.0.0.1:{free_port()}"
     done = headrace(*node_command(bootstrap, tmp_path), environment={"HEADRACE__NODE__STARTUP_TIMEOUT_S": "2"})
     assert 1 == done.returncode
@@ -63,7 +68,8 @@ def test_a_node_without_kafka_waits_and_then_says_so(tmp_path: Path) -> None:
     assert bootstrap in errors[0]
 
 
-def test_a_node_that_waits_for_kafka_stops_when_told(tmp_path: Path) -> None:
+@pytest.mark.slow(12)
+def test_a_node_that_waits_for_kafka_ends_on_sigterm(tmp_path: Path) -> None:
     """SIGTERM ends a start that waits, at once and without an error."""
     command = [sys.executable, "-m", "headrace", *node_command(f"127.0.0.1:{free_port()}", tmp_path)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as child:
@@ -77,11 +83,9 @@ def test_a_node_that_waits_for_kafka_stops_when_told(tmp_path: Path) -> None:
         assert STOP_S + 20 > time.monotonic() - started
 
 
-@pytest.mark.slow
-def test_a_broker_that_is_lost_and_comes_back_loses_nothing(
-    own_broker: EmbeddedBroker, cluster_name: str, tmp_path: Path
-) -> None:
-    """Without Kafka no node serves, and one that is started waits; with Kafka back all go on by themselves."""
+@pytest.mark.slow(46)
+def test_an_outage_of_the_broker_loses_nothing(own_broker: EmbeddedBroker, cluster_name: str, tmp_path: Path) -> None:
+    """Without Kafka no node serves, and a starting one waits; with Kafka back all continue by themselves."""
     cluster = local_cluster(tmp_path, own_broker.start().bootstrap, cluster_name)
     try:
         cluster.start()
@@ -89,11 +93,11 @@ def test_a_broker_that_is_lost_and_comes_back_loses_nothing(
             write_workload(shared, WORKLOAD, 2_000)
         own_broker.stop()
         for node in cluster.file.nodes:
-            eventually_says(cluster, node.name, "not read back within 3 s")
+            eventually_unready(cluster, node.name, "not read back within 3 s")
         cluster.kill("n2")
-        said = len(log_text(cluster, "n2"))
+        log_length = len(log_text(cluster, "n2"))
         cluster.start_node("n2")
-        eventually(lambda: "waiting for Kafka" in log_text(cluster, "n2")[said:], "a node that waits for Kafka")
+        eventually(lambda: "waiting for Kafka" in log_text(cluster, "n2")[log_length:], "a node that waits for Kafka")
         own_broker.start()
         cluster.wait_ready()
         with connected(cluster) as shared:
@@ -102,14 +106,16 @@ def test_a_broker_that_is_lost_and_comes_back_loses_nothing(
         seal(cluster)
         verify(cluster)
     finally:
-        end(cluster)
+        kill_all(cluster)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(23)
 def test_a_topic_deleted_under_running_nodes_stops_its_group_only(
     broker: BrokerInfo, cluster_name: str, tmp_path: Path
 ) -> None:
-    """The group of the topic stops with the reason, its data stays, the others take records; a topic made again is not followed."""
+    """The group of the topic stops with the reason and keeps its data; the others accept records; a recreated
+    topic is not followed.
+    """
     with running_cluster(tmp_path, broker.bootstrap, cluster_name) as cluster:
         with connected(cluster) as shared:
             write_workload(shared, WORKLOAD)
@@ -119,51 +125,52 @@ def test_a_topic_deleted_under_running_nodes_stops_its_group_only(
             with AdminClient({"bootstrap.servers": cluster.bootstrap}) as admin:
                 admin.delete_topics([topic])[topic].result(30)
             for node in cluster.file.nodes:
-                assert topic in eventually_says(cluster, node.name, "data is kept")
-            others_go_on(cluster, shared)
+                assert topic in eventually_unready(cluster, node.name, "data is kept")
+            assert_others_continue(cluster, shared)
             shared.log.create_topic(topic, {})
-            # The old producer still remembers that there is no such topic.
+            # The old producer caches that the topic does not exist.
             appender = shared.log.appender()
             appender.append(topic, b"something else", headers=format_headers())
             assert 0 == appender.flush(10)
             appender.close()
         cluster.kill("n3")
         cluster.start_node("n3")
-        said = eventually_says(cluster, "n3", "made again")
-        assert "data is kept" in said
+        reason = eventually_unready(cluster, "n3", "recreated")
+        assert "data is kept" in reason
         assert group_status(cluster, "n1", "n2")["reason"]
         assert 0 == group_status(cluster, "n3", "n1")["lag_records"]
         assert segments == sorted(cluster.data_directory("n1").rglob("*.parquet"))
 
 
-def others_go_on(cluster: LocalCluster, shared: Cluster) -> None:
-    """The groups n1 and n3 take a record and say that they have it, at every node."""
+def assert_others_continue(cluster: LocalCluster, shared: Cluster) -> None:
+    """The groups n1 and n3 append a record, and every node applies it."""
     for group in ("n1", "n3"):
         before = group_status(cluster, "n1", group)["version"]
-        shared.appender.append(shared.topics.forward(group), b"a stranger's bytes", headers=format_headers())
+        shared.appender.append(shared.topics.forward(group), b"foreign bytes", headers=format_headers())
         assert 0 == shared.appender.flush(10)
         for node in cluster.file.nodes:
             eventually(
                 lambda name=node.name, group=group, before=before: (
                     group_status(cluster, name, group)["version"] > before
                 ),
-                f"group {group} going on at {node.name}",
+                f"a record of group {group} at {node.name}",
             )
 
 
 @pytest.fixture(scope="module")
-def strange(broker: BrokerInfo, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
-    """A cluster for the tests of strange records."""
-    with running_cluster(tmp_path_factory.mktemp("strange"), broker.bootstrap, "strange") as cluster:
+def cluster(broker: BrokerInfo, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    """A cluster for the tests of foreign and large records."""
+    with running_cluster(tmp_path_factory.mktemp("foreign"), broker.bootstrap, "foreign") as cluster:
         yield cluster
 
 
-def test_foreign_bytes_are_counted_and_ignored_by_all(strange: LocalCluster) -> None:
-    """Bytes that no version could decode move the version and nothing else, on every replica alike."""
-    with connected(strange) as shared:
+@pytest.mark.slow(7)
+def test_foreign_bytes_are_counted_and_ignored_by_all(cluster: LocalCluster) -> None:
+    """Undecodable bytes advance the version and change nothing else, on every replica alike."""
+    with connected(cluster) as shared:
         write_workload(shared, WORKLOAD, 5_000)
         topic = shared.topics.forward("n2")
-        frame = next(record.value for record in read_some(shared, topic) if len(record.value) > 1_000)
+        frame = next(record.value for record in first_records(shared, topic) if len(record.value) > 1_000)
         garbage = [b"", b"\xc3\x01", b"hello", bytes(100_000), frame[:-1], frame[:10] + b"\xff" * 20, frame[2:]]
         for value in garbage:
             shared.appender.append(topic, value, headers=format_headers())
@@ -171,13 +178,13 @@ def test_foreign_bytes_are_counted_and_ignored_by_all(strange: LocalCluster) -> 
         shared.appender.append(topic, b"x" * (15 * MEBIBYTE))
         assert 0 == shared.appender.flush(30)
         write_workload(shared, WORKLOAD, 8_000)
-    assert_holds(strange, WORKLOAD)
-    counts = [group_status(strange, node.name, "n2")["ignored"] for node in strange.file.nodes]
+    assert_holds(cluster, WORKLOAD)
+    counts = [group_status(cluster, node.name, "n2")["ignored"] for node in cluster.file.nodes]
     assert counts[0] == counts[1] == counts[2]
     assert 2 * len(garbage) + 1 == counts[0]["undecodable"]
 
 
-def read_some(shared: Cluster, topic: str) -> list[object]:
+def first_records(shared: Cluster, topic: str) -> list[object]:
     """The first records of a topic."""
     reader = shared.log.reader({topic: 0})
     try:
@@ -186,9 +193,13 @@ def read_some(shared: Cluster, topic: str) -> list[object]:
         reader.close()
 
 
-def test_fifty_megabytes_arrive_in_pieces_or_not_at_all(strange: LocalCluster) -> None:
-    """A record or a row of 50 MB is refused before it is sent; 50 rows of 1 MB become several messages and come back whole."""
-    with connected(strange) as shared:
+@pytest.mark.slow(9)
+def test_fifty_megabytes_are_split_or_refused(cluster: LocalCluster) -> None:
+    """A record or a row of 50 MB is refused before it is sent.
+
+    Fifty rows of 1 MB become several messages and are read back complete.
+    """
+    with connected(cluster) as shared:
         refused: list[object] = []
         with pytest.raises(RecordTooLarge):
             shared.appender.append(
@@ -205,10 +216,10 @@ def test_fifty_megabytes_arrive_in_pieces_or_not_at_all(strange: LocalCluster) -
         write(shared, "notes", rows, ["pump"])
         offset = write(shared, "notes", pa.table({"pump": ["q"], "time": [0], "note": [incompressible(5)]}), ["pump"])
         assert offset
-    verify(strange)
-    for node in strange.file.nodes:
-        found = ask(
-            strange.url(node.name),
+    verify(cluster)
+    for node in cluster.file.nodes:
+        found = query(
+            cluster.url(node.name),
             "SELECT pump, count(*) AS rows, sum(length(note)) AS size FROM fleet.notes GROUP BY 1",
         )
         sizes = {row["pump"]: (row["rows"], row["size"]) for row in found.to_pylist()}
@@ -222,19 +233,22 @@ def incompressible(mebibytes: int) -> str:
     return random.Random(mebibytes).randbytes(mebibytes * MEBIBYTE // 2).hex()
 
 
-def test_a_newer_format_stops_the_group_and_asks_for_an_upgrade(
+@pytest.mark.slow(9)
+def test_a_newer_format_stops_the_group_and_requests_an_upgrade(
     broker: BrokerInfo, cluster_name: str, tmp_path: Path
 ) -> None:
-    """A record that only a newer build can read is never passed over: the group stops before it, here and after a restart."""
+    """A record that only a newer build can read is never skipped: the group stops before it, also after a
+    restart.
+    """
     with running_cluster(tmp_path, broker.bootstrap, cluster_name, nodes=1) as cluster:
         with connected(cluster) as shared:
             write_workload(shared, WORKLOAD, 5_000)
             topic = Topics(cluster.cluster).forward("n1")
             shared.appender.append(topic, b"from the future", headers=[(FORMAT_HEADER, b"2")])
             assert 0 == shared.appender.flush(10)
-        assert "pgrade" in eventually_says(cluster, "n1", "format 2")
+        assert "pgrade" in eventually_unready(cluster, "n1", "format 2")
         version = group_status(cluster, "n1", "n1")["version"]
         cluster.kill("n1")
         cluster.start_node("n1")
-        assert "pgrade" in eventually_says(cluster, "n1", "format 2")
+        assert "pgrade" in eventually_unready(cluster, "n1", "format 2")
         assert version == group_status(cluster, "n1", "n1")["version"]

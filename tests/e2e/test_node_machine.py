@@ -1,4 +1,6 @@
-"""A node against a dict model: random writes, upserts, deletes, seals, stops, crashes and rebuilds over a log in memory."""
+"""A node against a model: random writes, upserts, deletes, seals, stops, crashes and rebuilds over a log in
+memory.
+"""
 
 from __future__ import annotations
 
@@ -15,17 +17,19 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from connectors.log.memory import MemoryLog
-from connectors.log.topics import Topics
-from consumers.membership.cluster import read_slot_table
-from consumers.membership.deleter import delete_rows
-from consumers.membership.quorum import StatusWatch
-from consumers.membership.tables import TableLog
-from consumers.membership.writer import Cluster, Writer
-from consumers.node import Node, NodeSettings
-from consumers.replication.duties import SealPolicy
-from consumers.replication.group import Group
-from schemas.records import Role
+from headrace.connectors.log.memory import MemoryLog
+from headrace.connectors.log.topics import Topics
+from headrace.consumers.membership.bootstrap import read_slot_table
+from headrace.consumers.membership.schema_log import SchemaLog
+from headrace.consumers.membership.settings import ClusterSettings
+from headrace.consumers.node.node import Node
+from headrace.consumers.node.settings import NodeSettings, ServerSettings, StoreSection
+from headrace.consumers.replication.group import Group
+from headrace.consumers.replication.heartbeat import StatusWatch
+from headrace.producers.cluster import Cluster
+from headrace.producers.deletes import delete_rows
+from headrace.producers.writer import TableWriter
+from headrace.schemas.records import Role
 from tests.waiting import eventually
 
 CLUSTER = "machine"
@@ -40,15 +44,19 @@ VALUES = {
 ROW = st.tuples(
     st.sampled_from(HOSTS),
     TIMES,
-    st.fixed_dictionaries({name: st.none() | drawn for name, (_, drawn) in VALUES.items()}),
+    st.fixed_dictionaries({name: st.none() | strategy for name, (_, strategy) in VALUES.items()}),
 )
 Model = dict[tuple[str, str, int], dict[str, Any]]
 
 
 def start(log: MemoryLog, directory: Path) -> Node:
-    """A node that is ready, and seals by itself every few rows."""
+    """A ready node that seals every 25 rows."""
     node = Node(
-        NodeSettings(CLUSTER, "n1", ("n1",), 1, "memory", directory, seal=SealPolicy(rows=25)),
+        ServerSettings(
+            cluster=ClusterSettings(name=CLUSTER),
+            node=NodeSettings(id="n1", data_dir=str(directory)),
+            store=StoreSection(seal_rows=25),
+        ),
         log,
     )
     node.start(lambda _line: None)
@@ -62,10 +70,10 @@ def the_group(node: Node) -> Group:
 
 
 def await_end(log: MemoryLog, node: Node) -> None:
-    """Wait until the node has applied the whole log and its work on files is done."""
-    group, runner = the_group(node), node.runner
+    """Wait until the node has applied the whole log and its store jobs are done."""
+    group, runner = the_group(node), node.log_consumer
     topic = Topics(CLUSTER).forward("n1")
-    # The last offsets may be a gap, which no record stands for.
+    # The last offsets may be a gap, which has no record.
     eventually(
         lambda: (
             runner.position(topic) >= log.describe(topic).end and group.applied.offset == runner.durable_offset(topic)
@@ -73,56 +81,56 @@ def await_end(log: MemoryLog, node: Node) -> None:
         f"the end of the log; {group.fault}",
         20.0,
     )
-    eventually(lambda: group.files.version >= 0, "files at rest")
+    eventually(lambda: group.store_jobs.version >= 0, "the end of all store jobs")
 
 
 def rows_of(node: Node, table: str) -> Model:
-    """What the node answers; fails on a row that is there twice."""
+    """The rows of a table at the node; fails on a duplicate."""
     found: Model = {}
     with contextlib.closing(node.engine.query(f"SELECT *, epoch_ns(time) AS at FROM db.{table}")) as result:
         for batch in result.batches():
             for row in batch.to_pylist():
                 key = (table, row["host"] or "", row["at"])
-                assert key not in found, f"{key} twice"
+                assert key not in found, f"duplicate {key}"
                 found[key] = {name: row[name] for name in VALUES if row.get(name) is not None}
     return found
 
 
 class NodeMachine(RuleBasedStateMachine):
-    """One node over one log; the model is what a user expects of upserts and deletes."""
+    """One node over one log; the model has the semantics of upserts and deletes."""
 
     def __init__(self) -> None:
         super().__init__()
         self.root = Path(tempfile.mkdtemp(prefix="headrace-node-"))
-        self.homes = 0
+        self.directories = 0
         self.log = MemoryLog(clock_ms=lambda: int(time.time() * 1_000))
-        self.node = start(self.log, self.home())
+        self.node = start(self.log, self.directory())
         topics = Topics(CLUSTER)
         self.shared = Cluster(
             self.log,
             topics,
             read_slot_table(self.log, topics),
-            TableLog(self.log, topics),
+            SchemaLog(self.log, topics),
             StatusWatch(self.log, topics),
             self.log.appender(),
         )
         self.model: Model = {}
         self.tables: set[str] = set()
 
-    def home(self) -> Path:
-        """The directory of the node's present life."""
-        return self.root / f"life-{self.homes}"
+    def directory(self) -> Path:
+        """The current data directory of the node."""
+        return self.root / f"data-{self.directories}"
 
     def teardown(self) -> None:
-        """A node that never crashed, fed the same log, has the same rows, chain and segments."""
+        """A new node that reads the same log has the same rows, chain and segments."""
         try:
             await_end(self.log, self.node)
-            survivor = the_group(self.node)
-            segments = {entry.name: entry.content_digest for entry in survivor.store.segments()}
-            ended, chain = survivor.version, survivor.applied.chain
+            original = the_group(self.node)
+            segments = {entry.name: entry.content_digest for entry in original.store.segments()}
+            ended, chain = original.version, original.applied.chain
             self.node.stop()
-            self.homes += 1
-            self.node = start(self.log, self.home())
+            self.directories += 1
+            self.node = start(self.log, self.directory())
             await_end(self.log, self.node)
             rebuilt = the_group(self.node)
             assert chain == rebuilt.chain_at(ended)
@@ -138,11 +146,11 @@ class NodeMachine(RuleBasedStateMachine):
         names=st.sets(st.sampled_from(tuple(VALUES)), min_size=1),
     )
     def write(self, table: str, rows: list[tuple[str, int, dict[str, Any]]], names: set[str]) -> None:
-        """Rows of some series, late and repeated ones among them, with some of the fields."""
+        """Write rows of some series, with late and repeated times and with some of the fields."""
         columns = {"host": [host for host, _, _ in rows], "time": pa.array([at for _, at, _ in rows], pa.int64())}
         for name in sorted(names):
             columns[name] = pa.array([fields[name] for _, _, fields in rows], VALUES[name][0])
-        with Writer(self.shared, "db", table) as writer:
+        with TableWriter(self.shared, "db", table) as writer:
             writer.write(pa.table(columns), ["host"])
         for host, at, fields in rows:
             self.model[table, host, at] = {name: fields[name] for name in names if fields[name] is not None}
@@ -156,44 +164,44 @@ class NodeMachine(RuleBasedStateMachine):
         data=st.data(),
     )
     def delete(self, hosts: set[str], start: int | None, length: int | None, data: st.DataObject) -> None:
-        """Some series, some stretch of time, or everything of a table."""
+        """Delete some series, a time range, or everything of a table."""
         table = data.draw(st.sampled_from(sorted(self.tables)))
         end = None if length is None else (start or 0) + length * HOUR_NS
         delete_rows(self.shared, "db", table, {"host": sorted(hosts)} if hosts else None, start, end)
         for key in list(self.model):
-            hit = key[0] == table and (not hosts or key[1] in hosts)
-            if hit and (start is None or key[2] >= start) and (end is None or key[2] < end):
+            deleted = key[0] == table and (not hosts or key[1] in hosts)
+            if deleted and (start is None or key[2] >= start) and (end is None or key[2] < end):
                 del self.model[key]
 
     @rule()
     def seal(self) -> None:
-        """An operator's seal, which waits for a leader."""
+        """Seal as an operator does, once there is a leader."""
         eventually(lambda: self.node.role(Topics(CLUSTER).forward("n1")) is Role.LEADER, "a node that leads")
         self.node.seal("n1")
 
     @rule()
-    def strange_bytes(self) -> None:
-        """Something that is no message, and a gap as a transaction marker leaves it."""
+    def undecodable_bytes(self) -> None:
+        """Append bytes that are no message, and a gap as a transaction marker leaves it."""
         topic = Topics(CLUSTER).forward("n1")
-        self.shared.appender.append(topic, b"strange")
+        self.shared.appender.append(topic, b"foreign")
         self.log.gap(topic)
 
     @rule()
     def restart(self) -> None:
-        """A clean stop, in the middle of whatever was written last."""
+        """Stop cleanly and start again, whatever was written last."""
         self.node.stop()
-        self.node = start(self.log, self.home())
+        self.node = start(self.log, self.directory())
 
     @rule()
     def crash(self) -> None:
-        """The disk as it is while the node runs is all that the next life finds."""
+        """Crash: the next start sees a copy of the directory that was taken while the node ran."""
         await_end(self.log, self.node)
-        before = self.home()
-        self.homes += 1
-        shutil.copytree(before, self.home())
+        before = self.directory()
+        self.directories += 1
+        shutil.copytree(before, self.directory())
         self.node.stop()
         shutil.rmtree(before)
-        self.node = start(self.log, self.home())
+        self.node = start(self.log, self.directory())
 
     @rule()
     def compare(self) -> None:
@@ -205,9 +213,9 @@ class NodeMachine(RuleBasedStateMachine):
 
     @invariant()
     def runs(self) -> None:
-        """Nothing of this ever stops the group."""
+        """No operation stops the group."""
         assert "" == the_group(self.node).fault
 
 
-TestNodeMachine = pytest.mark.slow(NodeMachine.TestCase)
+TestNodeMachine = pytest.mark.slow(27)(NodeMachine.TestCase)
 TestNodeMachine.settings = settings(max_examples=10, stateful_step_count=16)

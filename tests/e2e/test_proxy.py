@@ -1,4 +1,4 @@
-"""The proxy that cuts nodes off from Kafka does what a partition does."""
+"""The proxy of the fault tests behaves like a network partition."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from collections.abc import Iterator
 
 import pytest
 
-from connectors.kafka.broker_process import free_port
-from tests.e2e.proxy import Proxy, Way, running_proxies
+from headrace.connectors.kafka.broker_process import free_port
+from tests.e2e.proxy import Direction, Proxy, running_proxies
 
 SILENCE_S = 0.3
 ANSWER_S = 10.0
 
 
 class Echo(socketserver.BaseRequestHandler):
-    """Notes what it hears and says it again."""
+    """Keeps what it receives and sends it back."""
 
-    heard: bytes = b""
+    received: bytes = b""
 
     def handle(self) -> None:
-        """One connection."""
-        while piece := self.request.recv(1 << 16):
-            Echo.heard += piece
-            self.request.sendall(piece)
+        """Serve one connection."""
+        while chunk := self.request.recv(1 << 16):
+            Echo.received += chunk
+            self.request.sendall(chunk)
 
 
 class EchoServer(socketserver.ThreadingTCPServer):
-    """A server whose connections do not hold up its end."""
+    """A server whose open connections do not delay its end."""
 
     daemon_threads = True
     allow_reuse_address = True
@@ -37,8 +37,8 @@ class EchoServer(socketserver.ThreadingTCPServer):
 
 @pytest.fixture
 def proxied() -> Iterator[tuple[Proxy, int]]:
-    """A proxy before an echo server, and its port."""
-    Echo.heard = b""
+    """A proxy in front of an echo server, and its port."""
+    Echo.received = b""
     with EchoServer(("127.0.0.1", 0), Echo) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
@@ -57,7 +57,7 @@ def connect(port: int) -> socket.socket:
 
 
 def is_silent(connection: socket.socket) -> bool:
-    """Whether nothing comes, not even the end of the connection."""
+    """Whether nothing arrives, not even the end of the connection."""
     connection.settimeout(SILENCE_S)
     try:
         connection.recv(1)
@@ -68,25 +68,25 @@ def is_silent(connection: socket.socket) -> bool:
     return False
 
 
-@pytest.mark.parametrize("way", list(Way))
-def test_a_cut_is_silence_and_what_was_sent_arrives_when_it_is_healed(proxied: tuple[Proxy, int], way: Way) -> None:
-    """Nothing passes a cut and nothing is reset; afterwards the connection goes on without a hole."""
+@pytest.mark.parametrize("direction", list(Direction))
+def test_a_cut_is_silent_and_buffered_bytes_arrive_after_it(proxied: tuple[Proxy, int], direction: Direction) -> None:
+    """Nothing passes a cut and nothing is reset; afterwards the connection continues without a gap."""
     proxy, port = proxied
     with connect(port) as connection:
         connection.sendall(b"before")
         assert b"before" == connection.recv(100)
-        proxy.cut(way)
+        proxy.cut(direction)
         connection.sendall(b"during")
         assert is_silent(connection)
-        assert (b"before" if way is not Way.FROM_BROKER else b"beforeduring") == Echo.heard
+        assert (b"before" if direction is not Direction.FROM_BROKER else b"beforeduring") == Echo.received
         proxy.heal()
         assert b"during" == connection.recv(100)
 
 
-def test_a_connection_made_during_a_cut_hangs_until_it_is_healed(proxied: tuple[Proxy, int]) -> None:
-    """Who connects to a partitioned address hears nothing."""
+def test_a_connection_made_during_a_cut_hangs_until_the_cut_is_healed(proxied: tuple[Proxy, int]) -> None:
+    """A client that connects to a partitioned address receives nothing."""
     proxy, port = proxied
-    proxy.cut(Way.BOTH)
+    proxy.cut(Direction.BOTH)
     with connect(port) as connection:
         connection.sendall(b"hello")
         assert is_silent(connection)
@@ -94,13 +94,13 @@ def test_a_connection_made_during_a_cut_hangs_until_it_is_healed(proxied: tuple[
         assert b"hello" == connection.recv(100)
 
 
-def test_the_end_of_either_side_reaches_the_other(proxied: tuple[Proxy, int]) -> None:
-    """Without a cut a closed connection is seen as closed."""
+def test_the_end_of_a_connection_is_forwarded(proxied: tuple[Proxy, int]) -> None:
+    """Without a cut both ends see the end of a connection."""
     _, port = proxied
     with connect(port) as connection:
         connection.sendall(b"all")
         connection.shutdown(socket.SHUT_WR)
         received = b""
-        while piece := connection.recv(100):
-            received += piece
+        while chunk := connection.recv(100):
+            received += chunk
         assert b"all" == received

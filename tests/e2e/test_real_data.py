@@ -1,4 +1,6 @@
-"""Real sensor data, with its gaps and duplicate times, comes back as DuckDB reads it from the files: the last of equal times wins."""
+"""Real sensor data with gaps and duplicate times is read back as DuckDB reads it from the files: the last of
+equal times wins.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +10,9 @@ from pathlib import Path
 import duckdb
 import pytest
 
-from connectors.kafka.broker import BrokerInfo
+from headrace.connectors.kafka.broker import BrokerInfo
 from headrace.local_cluster import LocalCluster
-from tests.e2e.actions import ask, headrace, running_cluster, seal, verify
+from tests.e2e.actions import headrace, query, running_cluster, seal, verify
 
 REAL = Path(__file__).parents[3] / "shared" / "data" / "real"
 FILES = sorted(REAL.glob("nab_*.csv"))
@@ -19,7 +21,7 @@ pytestmark = pytest.mark.skipif(not FILES, reason="the folder with real data is 
 
 
 def expected(file: Path) -> list[tuple[int, float]]:
-    """(time in ns, value) of a file, the last row of each time, in order of time."""
+    """(time in ns, value) of a file in order of time, the last row of each time."""
     return duckdb.sql(
         f"""SELECT epoch_ns(timestamp), value
         FROM (SELECT *, row_number() OVER () AS number FROM read_csv('{file}', parallel = false))
@@ -28,7 +30,7 @@ def expected(file: Path) -> list[tuple[int, float]]:
 
 
 def write(cluster: LocalCluster, file: Path) -> dict[str, int]:
-    """Write a file as a table of its name, one series."""
+    """Write a file as a table of its name, as one series."""
     done = headrace(
         *("write", str(file), "--cluster", cluster.cluster, "--bootstrap", cluster.bootstrap, "--database", "nab"),
         *("--format", "csv", "--table", file.stem, "--tag", "sensor=one", "--time-column", "timestamp", "--json"),
@@ -40,15 +42,17 @@ def write(cluster: LocalCluster, file: Path) -> dict[str, int]:
 
 def found(cluster: LocalCluster, name: str, file: Path) -> list[tuple[int, float]]:
     """The same as `expected`, from a node."""
-    rows = ask(cluster.url(name), f"SELECT epoch_ns(time) AS at, value FROM nab.{file.stem} ORDER BY time")
+    rows = query(cluster.url(name), f"SELECT epoch_ns(time) AS at, value FROM nab.{file.stem} ORDER BY time")
     return list(zip(rows["at"].to_pylist(), rows["value"].to_pylist(), strict=True))
 
 
-@pytest.mark.slow
-def test_every_file_comes_back_bit_by_bit_from_every_node(
+@pytest.mark.slow(51)
+def test_every_file_is_read_back_bit_by_bit_from_every_node(
     broker: BrokerInfo, cluster_name: str, tmp_path: Path
 ) -> None:
-    """Written twice, unsealed and sealed, in live rows and in segments: the same times and the same bits of every value."""
+    """Written twice, unsealed and sealed, from memtables and from segments: equal times, and values equal bit
+    by bit.
+    """
     with running_cluster(tmp_path, broker.bootstrap, cluster_name) as cluster:
         for file in FILES:
             written = write(cluster, file)

@@ -1,4 +1,6 @@
-"""`headrace up` and `down`: a whole cluster in one command, that keeps its data, stops cleanly and leaves nothing behind."""
+"""`headrace up` and `down`: a cluster in one command that keeps its data, stops cleanly and leaves nothing
+running.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ CLEAN_STOP_S = 15.0
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Iterator[Path]:
-    """Where a cluster lives; whatever runs there at the end is killed."""
+    """The directory of a cluster; every process that still runs there at the end is killed."""
     yield tmp_path / "cluster"
     for process in processes(tmp_path):
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -39,8 +41,8 @@ def processes(directory: Path) -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter(["cmdline", "status"]):
         words = process.info["cmdline"] or []
-        ours = process.pid != os.getpid() and process.info["status"] != psutil.STATUS_ZOMBIE
-        if ours and any(str(directory) in word for word in words):
+        counts = process.pid != os.getpid() and process.info["status"] != psutil.STATUS_ZOMBIE
+        if counts and any(str(directory) in word for word in words):
             found.append(process)
     return found
 
@@ -55,8 +57,9 @@ def down(directory: Path) -> subprocess.CompletedProcess[str]:
     return headrace("down", "--dir", str(directory), "--json")
 
 
+@pytest.mark.slow(32)
 def test_up_and_down_keep_data_and_leave_nothing_running(directory: Path) -> None:
-    """A second up is refused, a second down finds nothing to do, an up after it has every row; stopped nodes are gone without a trace."""
+    """A second up is refused, a second down finds nothing to do, and a later up has every row."""
     started = up(directory)
     assert 0 == started.returncode, started.stderr
     assert {"n1", "n2"} == {node["name"] for node in json.loads(started.stdout)["nodes"]}
@@ -81,20 +84,21 @@ def test_up_and_down_keep_data_and_leave_nothing_running(directory: Path) -> Non
 
 
 def assert_stops_quickly(cluster: LocalCluster) -> None:
-    """SIGTERM ends a node by itself, soon, without a complaint, and its directory is free."""
+    """SIGTERM ends a node soon and without an error in its log."""
     pid = cluster.node("n1").pid
     process, started = psutil.Process(pid), time.monotonic()
     process.send_signal(signal.SIGTERM)
-    eventually(lambda: not psutil.pid_exists(pid) or process.status() == psutil.STATUS_ZOMBIE, "a node that ended")
+    eventually(lambda: not psutil.pid_exists(pid) or process.status() == psutil.STATUS_ZOMBIE, "the end of the node")
     assert CLEAN_STOP_S > time.monotonic() - started
     log = (cluster.directory / "n1.log").read_text()
     assert "Traceback" not in log
     assert "error" not in log
 
 
+@pytest.mark.slow(15)
 @pytest.mark.parametrize("after_s", [0.0, 2.0, 4.0])
 def test_an_interrupted_up_leaves_nothing_running(directory: Path, after_s: float) -> None:
-    """Ctrl-C at any moment of a start stops what was started, and the next start works."""
+    """Ctrl-C at any moment of a start stops every started process, and the next start works."""
     command = [sys.executable, "-m", "headrace", "up", "--nodes", "2", "--dir", str(directory)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
         assert child.stderr is not None
@@ -102,18 +106,18 @@ def test_an_interrupted_up_leaves_nothing_running(directory: Path, after_s: floa
         with contextlib.suppress(subprocess.TimeoutExpired):
             child.wait(after_s)
         child.send_signal(signal.SIGINT)
-        _, said = child.communicate(timeout=60)
-    assert child.returncode in (0, 130), said
+        _, errors = child.communicate(timeout=60)
+    assert child.returncode in (0, 130), errors
     if child.returncode == 130:
         assert [] == processes(directory)
-        assert b"Traceback" not in said
+        assert b"Traceback" not in errors
         assert 0 == up(directory).returncode
     assert 0 == down(directory).returncode
     assert [] == processes(directory)
 
 
-def test_down_where_nothing_was_started_says_so(tmp_path: Path) -> None:
-    """It is an error that names the directory."""
+def test_down_without_a_cluster_is_an_error(tmp_path: Path) -> None:
+    """`down` fails with an error that names the directory."""
     done = headrace("down", "--dir", str(tmp_path))
     assert 1 == done.returncode
     assert str(tmp_path) in done.stderr

@@ -1,4 +1,6 @@
-"""A process that writes to the log is killed at every named step of update, checkpoint and recovery; nothing it acknowledged is lost."""
+"""A writing process is killed at every named step of update, checkpoint and recovery; nothing acknowledged is
+lost.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from consumers.wal import BytesSerde, WriteAheadLog
+from headrace.consumers.wal import BytesSerde, WriteAheadLog
 from tests.e2e.wal_worker import PARTITIONS, state_after
 
 STEPS = [
@@ -26,7 +28,7 @@ STEPS = [
     "update: frames written",
     "update: group written",
     "update: journals synced",
-    "checkpoint: journals ended",
+    "checkpoint: journals rolled",
     "checkpoint: journals synced",
     "snapshot: partial written",
     "snapshot: partial synced",
@@ -40,7 +42,9 @@ REPOSITORY = Path(__file__).parents[2]
 
 
 def kill_at(directory: Path, step: str, nth: int, seed: int) -> tuple[bool, int]:
-    """Runs a worker until it dies; returns (whether it was killed, the last transaction it acknowledged, 0 for none)."""
+    """Run a worker until it dies; returns (whether it was killed, the last acknowledged transaction, 0 for
+    none).
+    """
     command = [sys.executable, "-m", "tests.e2e.wal_worker", str(directory), step, str(nth), str(seed)]
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
     done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, check=False, timeout=120)
@@ -50,7 +54,7 @@ def kill_at(directory: Path, step: str, nth: int, seed: int) -> tuple[bool, int]
 
 
 def recover_twice(directory: Path) -> int:
-    """Recovers, compares with the model, recovers again and finds the same; returns the last transaction."""
+    """Recover, compare with the model, recover again to the same state; returns the last transaction."""
     log = WriteAheadLog(directory, BytesSerde(), PARTITIONS, checkpoint_age_ms=None, sync_interval_ms=None)
     state = dict(log.recover())
     last = log.last_transaction
@@ -67,15 +71,15 @@ def recover_twice(directory: Path) -> int:
 
 
 def kill_repeatedly(directory: Path, kills: int, seed: int) -> None:
-    """Kills `kills` workers on one directory, each step in turn, and checks after each."""
-    chance = random.Random(seed)
+    """Kill `kills` workers on one directory, at each step in turn, and check after each."""
+    rng = random.Random(seed)
     done, last = 0, 0
     runs = 0
     while done < kills:
         step = STEPS[runs % len(STEPS)]
         runs += 1
-        nth = 1 if step.startswith("recovery") else chance.randint(1, 3)
-        killed, acknowledged = kill_at(directory, step, nth, chance.randrange(1 << 30))
+        nth = 1 if step.startswith("recovery") else rng.randint(1, 3)
+        killed, acknowledged = kill_at(directory, step, nth, rng.randrange(1 << 30))
         done += killed
         before, last = max(last, acknowledged), recover_twice(directory)
         assert before <= last <= before + 1
@@ -83,7 +87,9 @@ def kill_repeatedly(directory: Path, kills: int, seed: int) -> None:
 
 
 def kill_threads(directory: Path, after_lines: int) -> dict[int, int]:
-    """Kills a process of six writing threads after so many acknowledgements; returns the last one of each caller."""
+    """Kill a process of six writing threads after a number of acknowledgements; returns each caller's last
+    one.
+    """
     command = [sys.executable, "-m", "tests.e2e.wal_worker", str(directory), "threads", "6"]
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
     acknowledged: dict[int, int] = {}
@@ -99,7 +105,9 @@ def kill_threads(directory: Path, after_lines: int) -> dict[int, int]:
 
 @pytest.mark.slow
 def test_nothing_acknowledged_to_many_callers_is_lost_by_kill_9(tmp_path: Path) -> None:
-    """Six threads share syncs and checkpoints happen by themselves; after each kill every caller finds its last count or a newer one."""
+    """Six threads share syncs, and checkpoints run by themselves; after each kill every caller recovers its
+    last count or a newer one.
+    """
     for after_lines in (50, 1_000, 2_500):
         acknowledged = kill_threads(tmp_path / "log", after_lines)
         assert len(acknowledged) >= 2
@@ -112,7 +120,9 @@ def test_nothing_acknowledged_to_many_callers_is_lost_by_kill_9(tmp_path: Path) 
 
 
 def test_every_named_step_is_killed_at() -> None:
-    """The list of steps is that of the code, but for the two that need a torn tail or a failed sync; the simulated disk has those."""
+    """The list of steps is that of the code, except two that need a torn tail or a failed sync; the simulated
+    disk has those.
+    """
     named = set()
     for path in (REPOSITORY / "consumers" / "wal").glob("*.py"):
         named |= set(re.findall(r'step\(f?"([^"]+)"\)', path.read_text()))
@@ -123,17 +133,19 @@ def test_every_named_step_is_killed_at() -> None:
         if "{" in step
     }
     expected = {step for step in named if "{" not in step} | replaced
-    assert expected - {"recovery: journal cut", "checkpoint: state rebuilt"} == set(STEPS)
+    assert expected - {"recovery: journal truncated", "checkpoint: state rebuilt"} == set(STEPS)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(11)
 def test_nothing_acknowledged_is_lost_by_kill_9(tmp_path: Path) -> None:
-    """Forty kills, at every named step at least twice: what was acknowledged, synced or not, is recovered, twice alike."""
+    """Forty kills, at every named step at least twice: acknowledged updates, synced or not, are recovered,
+    twice with the same result.
+    """
     kill_repeatedly(tmp_path / "log", 40, seed=1)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(3_600)
-def test_nothing_acknowledged_is_lost_by_kill_9_long(tmp_path: Path) -> None:
-    """Five hundred kills."""
+def test_nothing_acknowledged_is_lost_by_five_hundred_kills(tmp_path: Path) -> None:
+    """The soak test of the same."""
     kill_repeatedly(tmp_path / "log", 500, seed=2)

@@ -1,4 +1,4 @@
-"""`headrace write` as a user runs it: every format, bad lines, and what it says when it cannot."""
+"""`headrace write` as a user runs it: every format, bad lines, and its errors."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ import pytest
 import structlog
 from typer.testing import CliRunner
 
-from connectors.kafka.broker import BrokerInfo
 from headrace.cli.main import build_app
+from headrace.connectors.kafka.broker import BrokerInfo
 from headrace.workload import iot
 from headrace.workload.checksum import compare, workload_checksums
 from headrace.workload.encode import line_protocol_bytes
@@ -32,7 +32,7 @@ SECOND = 1_000_000_000
 
 @dataclass(frozen=True)
 class Written:
-    """How a run ended; `document` is what it printed with `--json`."""
+    """The result of a run; `document` is its output with `--json`."""
 
     code: int
     document: dict[str, Any]
@@ -57,46 +57,46 @@ class Shell:
         return Written(done.exit_code, json.loads(done.stdout or "{}"), done.stderr)
 
     def run(self, file: str, *arguments: str, data: bytes = b"") -> Written:
-        """The same in a process of its own, with `data` on standard input."""
+        """The same in a subprocess, with `data` on standard input."""
         command = [sys.executable, "-m", "headrace", "write", file, "--json", "--database", "db", *arguments]
         variables = {**os.environ, **self.variables(), "PYTHONPATH": str(Path(__file__).parents[2])}
         done = subprocess.run(command, input=data, capture_output=True, cwd=self.directory, env=variables, timeout=120)
         return Written(done.returncode, json.loads(done.stdout or b"{}"), done.stderr.decode())
 
     def variables(self) -> dict[str, str]:
-        """What the environment says of the cluster."""
+        """The environment variables of the cluster."""
         return {"HEADRACE__CLUSTER__NAME": self.cluster, "HEADRACE__CLUSTER__BOOTSTRAP": self.bootstrap}
 
     def file(self, name: str, content: str | bytes) -> str:
-        """A file to write; its name."""
+        """Create a file to write; returns its name."""
         path = self.directory / name
         path.write_bytes(content.encode() if isinstance(content, str) else content)
         return name
 
     def rows(self, table: str, tags: tuple[str, ...] = ("host",)) -> list[dict[str, Any]]:
-        """What the log holds of a table."""
+        """The rows of a table in the log."""
         return dicts(self.bootstrap, self.cluster, table, tags)
 
 
 @pytest.fixture(autouse=True)
 def restored_logging() -> Iterator[None]:
-    """structlog's configuration belongs to the whole process; put it back."""
+    """Restore structlog's configuration, which belongs to the whole process."""
     yield
     structlog.reset_defaults()
 
 
 @pytest.fixture(scope="module")
-def born(broker: BrokerInfo) -> str:
-    """One cluster for all tests here; each writes tables of its own."""
+def cluster(broker: BrokerInfo) -> str:
+    """One cluster for all tests here; each writes its own tables."""
     name = f"t{uuid.uuid4().hex[:12]}"
     create_cluster(broker.bootstrap, name)
     return name
 
 
 @pytest.fixture
-def shell(tmp_path: Path, broker: BrokerInfo, born: str) -> Shell:
+def shell(tmp_path: Path, broker: BrokerInfo, cluster: str) -> Shell:
     """A shell in an empty directory."""
-    return Shell(tmp_path, broker.bootstrap, born)
+    return Shell(tmp_path, broker.bootstrap, cluster)
 
 
 @pytest.fixture
@@ -105,8 +105,8 @@ def table() -> str:
     return f"t{uuid.uuid4().hex[:8]}"
 
 
-def expect(written: Written, rows: int, points: int, rejected: int = 0) -> None:
-    """Check a run that went well, or well but for bad lines."""
+def assert_written(written: Written, rows: int, points: int, rejected: int = 0) -> None:
+    """Assert that a run succeeded, or rejected bad lines alone."""
     assert (3 if rejected else 0) == written.code, written.errors
     assert {"rows": rows, "points": points, "rejected": rejected} == {
         name: written.document[name] for name in ("rows", "points", "rejected")
@@ -114,18 +114,21 @@ def expect(written: Written, rows: int, points: int, rejected: int = 0) -> None:
     assert written.document["seconds"] >= 0
 
 
-def test_a_fleet_in_line_protocol_arrives_whole(shell: Shell) -> None:
+@pytest.mark.slow(6)
+def test_a_fleet_in_line_protocol_arrives_complete(shell: Shell) -> None:
     """Both tables of one gzipped file, with missing and late rows, have the checksums of the workload."""
     workload = iot(30, duration_s=1_800, seed=3, disorder=True)
     lines = b"".join(line_protocol_bytes(name, rows) for name, rows in workload.batches(5_000))
     written = shell.run(shell.file("fleet.lp.gz", gzip.compress(lines, 1)))
-    expect(written, workload.rows, workload.points)
+    assert_written(written, workload.rows, workload.points)
     for name, expected in workload_checksums(workload).items():
         assert [] == compare(expected, stored_checksums(shell.bootstrap, shell.cluster, name, workload.tags))
 
 
-def test_bad_lines_are_told_with_their_numbers_and_good_ones_written(shell: Shell, table: str) -> None:
-    """Broken lines, no time, NaN where none can be, bytes that are no text: told on stderr, counted, exit code 3."""
+def test_bad_lines_are_reported_by_number_and_good_ones_written(shell: Shell, table: str) -> None:
+    """Broken lines, no time, NaN where none can be, invalid UTF-8: reported on stderr, counted, exit code
+    3.
+    """
     lines = [
         f"{table},host=a v=1 1",
         "no fields here",
@@ -140,44 +143,46 @@ def test_bad_lines_are_told_with_their_numbers_and_good_ones_written(shell: Shel
     ]
     content = "\n".join(lines).encode() + b"\n" + table.encode() + b",host=\xff v=8 8\n"
     written = shell.write(shell.file("readings.lp", content), "--format", "influx")
-    expect(written, 3, 3, rejected=6)
-    told = [line.partition(":")[0] for line in written.errors.splitlines()]
-    assert ["line 2", "line 4", "line 5", "line 6", "line 9", "line 11"] == told
+    assert_written(written, 3, 3, rejected=6)
+    reported = [line.partition(":")[0] for line in written.errors.splitlines()]
+    assert ["line 2", "line 4", "line 5", "line 6", "line 9", "line 11"] == reported
     assert [(1, 1.0), (2, 2.0), (7, 7.0)] == [(row["time"], row["v"]) for row in shell.rows(table)]
 
 
 def test_many_bad_lines_are_counted_after_the_first_twenty(shell: Shell, table: str) -> None:
-    """A file of nothing but noise does not flood the terminal."""
+    """A file of noise does not flood the terminal."""
     written = shell.write(shell.file("noise.lp", "noise\n" * 50 + f"{table} v=1 1\n"))
-    expect(written, 1, 1, rejected=50)
+    assert_written(written, 1, 1, rejected=50)
     assert [f"line {number}" for number in range(1, 21)] == [
         line.partition(":")[0] for line in written.errors.splitlines()[:-1]
     ]
     assert "and 30 more were not taken" == written.errors.splitlines()[-1]
 
 
-def test_a_line_that_clashes_with_its_table_is_refused_also_in_a_later_file(shell: Shell, table: str) -> None:
-    """The types of the table hold for every file: other types are bad lines, whole numbers fit into decimals."""
-    expect(shell.write(shell.file("first.lp", f"{table},host=a v=1.5,up=true 1\n")), 1, 2)
+def test_a_line_that_clashes_with_its_table_is_rejected_also_in_a_later_file(shell: Shell, table: str) -> None:
+    """The types of the table hold for every file: other types are bad lines, and integers widen to floats."""
+    assert_written(shell.write(shell.file("first.lp", f"{table},host=a v=1.5,up=true 1\n")), 1, 2)
     written = shell.write(
         shell.file("second.lp", f'{table},host=a v="x" 2\n{table},host=a v=2i 3\n{table},v=a up=t 4\n')
     )
-    expect(written, 1, 1, rejected=2)
+    assert_written(written, 1, 1, rejected=2)
     assert [(1, 1.5), (3, 2.0)] == [(row["time"], row["v"]) for row in shell.rows(table)]
 
 
 def test_a_row_that_fits_no_message_is_a_bad_line(shell: Shell, table: str) -> None:
-    """A text of 18 MB that compresses to more than a message is refused by its line; the lines around it are written."""
+    """A text of 18 MB that compresses to more than a message is rejected by its line number; the lines around
+    it are written.
+    """
     noise = os.urandom(9_000_000).hex()
     content = f'{table},host=a v="x" 1\n{table},host=a v="{noise}" 2\n{table},host=a v="y" 3\n'
     written = shell.write(shell.file("large.lp", content))
-    expect(written, 2, 2, rejected=1)
+    assert_written(written, 2, 2, rejected=1)
     assert written.errors.startswith(f"line 2: a row of db.{table} takes ")
     assert ["x", "y"] == [row["v"] for row in shell.rows(table)]
 
 
 def test_json_lines_from_standard_input(shell: Shell, table: str) -> None:
-    """Numbers are float64, tags are named, static tags are added, times are of the unit given."""
+    """Numbers are float64, tags are named, static tags are added, times have the given unit."""
     lines = [
         {"ts": 1, "host": "a", "v": 1, "note": "x"},
         {"ts": 2, "host": "b", "v": 2.5, "site": "south"},
@@ -188,7 +193,7 @@ def test_json_lines_from_standard_input(shell: Shell, table: str) -> None:
         "-", "--format", "json", "--table", table, "--tags", "host,site", "--tag", "site=north", "--time-column", "ts",
         "--time-unit", "s", data=data,
     )  # fmt: skip
-    expect(written, 2, 3, rejected=2)
+    assert_written(written, 2, 3, rejected=2)
     assert [
         {"time": SECOND, "host": "a", "site": "north", "v": 1.0},
         {"time": 2 * SECOND, "host": "b", "site": "south", "v": 2.5},
@@ -196,19 +201,21 @@ def test_json_lines_from_standard_input(shell: Shell, table: str) -> None:
 
 
 def test_csv_with_a_time_format_and_a_delimiter(shell: Shell, table: str) -> None:
-    """Columns by header, quoted text, empty cells as no value, text times of a given form."""
+    """Columns by header, quoted text, empty cells as nulls, text times of a given format."""
     content = 'when;host;v;note\n01.02.2026 03:04;a;1;"x;y"\n01.02.2026 03:05;b;;z\nsoon;a;1;x\n'
     written = shell.write(
         shell.file("readings.csv", content), "--table", table, "--tags", "host", "--time-column", "when",
         "--time-format", "%d.%m.%Y %H:%M", "--delimiter", ";",
     )  # fmt: skip
-    expect(written, 2, 3, rejected=1)
+    assert_written(written, 2, 3, rejected=1)
     assert written.errors.startswith("line 4: ")
     assert [("a", 1, "x;y"), ("b", None, "z")] == [(row["host"], row["v"], row["note"]) for row in shell.rows(table)]
 
 
 def test_parquet_in_row_groups(shell: Shell, table: str) -> None:
-    """Typed columns keep their types; a row without a time is refused by its number; a file without rows makes the table."""
+    """Typed columns keep their types; a row without a time is rejected by its number; a file without rows
+    creates the table.
+    """
     rows = pa.table(
         {
             "time": pa.array([1, 2, None, 4], pa.timestamp("us")),
@@ -220,18 +227,18 @@ def test_parquet_in_row_groups(shell: Shell, table: str) -> None:
     path = shell.directory / "readings.parquet"
     pq.write_table(rows, path, row_group_size=2)
     written = shell.write(str(path), "--table", table, "--tags", "host")
-    expect(written, 3, 5, rejected=1)
+    assert_written(written, 3, 5, rejected=1)
     assert written.errors.startswith("row 3: ")
     assert [(1_000, "a", 1), (2_000, "b", 2), (4_000, None, 4)] == [
         (row["time"], row["host"], row["v"]) for row in shell.rows(table)
     ]
     pq.write_table(rows.slice(0, 0), path)
-    expect(shell.write(str(path), "--table", f"{table}_empty", "--tags", "host"), 0, 0)
+    assert_written(shell.write(str(path), "--table", f"{table}_empty", "--tags", "host"), 0, 0)
 
 
 def test_an_empty_file_is_no_error(shell: Shell) -> None:
-    """Nothing to write is written."""
-    expect(shell.write(shell.file("empty.lp", "")), 0, 0)
+    """Zero rows are written."""
+    assert_written(shell.write(shell.file("empty.lp", "")), 0, 0)
 
 
 @pytest.mark.parametrize(
@@ -250,10 +257,13 @@ def test_an_empty_file_is_no_error(shell: Shell) -> None:
         (["readings.parquet", "--table", "t"], {}, 1, "readings.parquet"),
     ],
 )
-def test_what_cannot_be_done_is_said_in_one_line(
+def test_a_failure_is_reported_in_one_line(
     shell: Shell, arguments: list[str], environment: dict[str, str], code: int, expected: str
 ) -> None:
-    """Mistakes on the command line end with 2, what fails with 1; the error is JSON with `--json`, and stdout is empty."""
+    """Mistakes on the command line end with exit code 2, failures with 1.
+
+    The error is JSON with `--json`, and stdout is empty.
+    """
     for name in ("readings", "readings.lp", "readings.json", "readings.parquet"):
         shell.file(name, "t,host=a v=1 1\n")
     written = shell.write(*arguments, environment=environment)
@@ -262,7 +272,7 @@ def test_what_cannot_be_done_is_said_in_one_line(
 
 
 def test_a_quorum_that_nobody_confirms_is_an_unknown_state(shell: Shell, table: str) -> None:
-    """Without live nodes two copies are never reported as done; the rows are in the log."""
+    """Without live nodes two copies are never acknowledged; the rows are in the log."""
     written = shell.write(
         shell.file("one.lp", f"{table},host=a v=1 1\n"),
         "--quorum",

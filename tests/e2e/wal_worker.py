@@ -8,8 +8,8 @@ import signal
 import sys
 import threading
 
-from connectors.files import FileLayer
-from consumers.wal import BytesSerde, Delete, Put, WriteAheadLog
+from headrace.connectors.files import FileLayer
+from headrace.consumers.wal import BytesSerde, Delete, Put, WriteAheadLog
 
 KEYS = 12
 PARTITIONS = 3
@@ -17,21 +17,21 @@ UPDATES = 60
 
 
 def records_of(transaction: int) -> list[Put | Delete]:
-    """What the transaction with this number does, the same in every process."""
-    chance = random.Random(transaction)
+    """The records of a transaction, the same in every process."""
+    rng = random.Random(transaction)
     records: list[Put | Delete] = []
-    for _ in range(chance.randint(1, 3)):
-        key = b"key-%d" % chance.randrange(KEYS)
-        if chance.random() < 0.25:
+    for _ in range(rng.randint(1, 3)):
+        key = b"key-%d" % rng.randrange(KEYS)
+        if rng.random() < 0.25:
             records.append(Delete(key))
         else:
-            size = 5_000 if chance.random() < 0.3 else chance.randrange(60)
+            size = 5_000 if rng.random() < 0.3 else rng.randrange(60)
             records.append(Put((key, b"%d:" % transaction + bytes(size))))
     return records
 
 
 def state_after(transactions: int) -> dict[bytes, tuple[bytes, bytes]]:
-    """The records after that many transactions."""
+    """The state after this number of transactions."""
     state: dict[bytes, tuple[bytes, bytes]] = {}
     for transaction in range(1, transactions + 1):
         for record in records_of(transaction):
@@ -47,17 +47,20 @@ class KillingFiles(FileLayer):
 
     def __init__(self, step: str, nth: int) -> None:
         self._step = step
-        self._left = nth
+        self._remaining = nth
 
     def step(self, name: str) -> None:
         if name == self._step:
-            self._left -= 1
-            if self._left <= 0:
+            self._remaining -= 1
+            if self._remaining <= 0:
                 os.kill(os.getpid(), signal.SIGKILL)
 
 
 def write_from_threads(directory: str, callers: int) -> None:
-    """Many callers at once, each with a key of its own that counts up; acknowledged on stdout as `caller count`."""
+    """Many concurrent callers, each of which counts up under its own key.
+
+    Acknowledged on stdout as `caller count`.
+    """
     log = WriteAheadLog(directory, BytesSerde(), PARTITIONS, sync_interval_ms=5, checkpoint_bytes=200_000)
     state = dict(log.recover())
 
@@ -77,8 +80,8 @@ def write_from_threads(directory: str, callers: int) -> None:
 
 
 def main(directory: str, step: str, nth: str, seed: str) -> None:
-    """Writes and acknowledges on stdout, one line a transaction, until killed or done."""
-    chance = random.Random(int(seed))
+    """Write and acknowledge on stdout, one line for each transaction, until killed or done."""
+    rng = random.Random(int(seed))
     log = WriteAheadLog(
         directory,
         BytesSerde(),
@@ -91,10 +94,10 @@ def main(directory: str, step: str, nth: str, seed: str) -> None:
     for _ in range(UPDATES):
         transaction = log.last_transaction + 1
         assert transaction == log.update(
-            records_of(transaction), sync=chance.random() < 0.3, partition=chance.randrange(PARTITIONS)
+            records_of(transaction), sync=rng.random() < 0.3, partition=rng.randrange(PARTITIONS)
         )
         os.write(1, b"%d\n" % transaction)
-        if chance.random() < 0.1:
+        if rng.random() < 0.1:
             log.checkpoint()
     log.close()
 

@@ -1,58 +1,37 @@
-"""A simulated node of one group, made of the pieces a real one is made of: replica, roles, status board, recovery and trimming.
+"""A simulated node of one group with the production replica, election, failure detector, recovery plan and
+trimming.
 
-What is simulated is what those pieces stand on: a journal whose unsynced tail is lost in a crash, a store that commits a seal some time after it was
-decided, and clocks. Payloads are opaque bytes.
+The layers below are simulated. A crash loses the unsynced tail of the journal. The store commits a seal some
+time after its decision. Clocks are virtual, and payloads are opaque bytes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
-from consumers.replication.chain import content_digest, next_chain, record_digest
-from consumers.replication.divergence import Finding, Kind, Marks
-from consumers.replication.recovery import Costs, Need, Way, plan_recovery, trim_before
-from consumers.replication.replica import ApplyWrite, Replica, SealNow
-from consumers.replication.roles import Decision, GroupView, MemberView, decide
-from consumers.replication.state import GroupState
-from consumers.replication.status import OFFLINE_MS, StatusBoard
-from schemas.messages import Anchor, Body, Claim, Leadership, Message, ProducerPosition, Seal, encode_message
-from schemas.records import Role, Status
+from headrace.consumers.integrity.divergence import ChainSamples, Finding, Kind
+from headrace.consumers.recovery.plan import Costs, RecoveryMethod, ReplicaPosition, plan_recovery
+from headrace.consumers.replication.election import Decision, GroupView, MemberView, decide
+from headrace.consumers.replication.failure_detector import OFFLINE_MS, FailureDetector
+from headrace.consumers.replication.group_state import GroupState
+from headrace.consumers.replication.hash_chain import content_digest, next_chain, record_digest
+from headrace.consumers.replication.leader_tasks import trim_before
+from headrace.consumers.replication.replica import ApplyWrite, Replica, SealNow
+from headrace.schemas.messages import Anchor, Body, Claim, Leadership, Message, ProducerPosition, Seal, encode_message
+from headrace.schemas.records import Role, Status
+from tests.sim.disk import Disk
 from tests.sim.world import SimRecord, World
 
 GROUP = "g"
 HEADERS = (("format", b"1"),)
 SEAL_ROWS = 40
 TAKE_BACK_MS = 8_000
-MARK_INTERVAL = 16
+SAMPLE_INTERVAL = 16
 COSTS = Costs(log_bytes_per_second=1e4, file_bytes_per_second=1e6, worth_s=0.5)
 
 
-@dataclass(slots=True)
-class Disk:
-    """What survives a crash: synced journal records by version, and the last committed seal with the writes it holds."""
-
-    journal: dict[int, SimRecord[bytes]] = field(default_factory=dict)
-    state: bytes | None = None
-    sealed: dict[str, int] = field(default_factory=dict)
-    full: bool = False
-    wiped_ms: int = -1_000_000
-    wrong: str = ""
-    rotted: bool = False
-    tampered: bool = False
-
-    def durable_offset(self) -> int:
-        """Newest offset such that everything up to it is on this disk, and right as far as is known."""
-        if self.wrong:
-            return -1
-        newest = max(self.journal, default=0)
-        if newest:
-            return self.journal[newest].offset
-        return GroupState.from_bytes(self.state).offset if self.state else -1
-
-
 class SimNode:
-    """One node. `running` is False between a kill and the restart, `paused` while it is stopped by a signal."""
+    """One node. `running` is False between a kill and the restart, `paused` between SIGSTOP and SIGCONT."""
 
     def __init__(self, world: World, name: str, members: tuple[str, ...], peers: dict[str, SimNode]) -> None:
         self.world = world
@@ -62,28 +41,28 @@ class SimNode:
         self.disk = Disk()
         self.running = False
         self.paused = False
-        self.life = 0
+        self.generation = 0
         self.served: list[tuple[int, int]] = []
 
-    # Life and death.
+    # Start and stop.
 
     def start(self) -> None:
         """Recover from the disk: the last seal, then the journal beyond it."""
-        self.life += 1
+        self.generation += 1
         self.running, self.paused = True, False
-        self.incarnation = f"{self.name}#{self.life}"
+        self.incarnation = f"{self.name}#{self.generation}"
         state = GroupState.from_bytes(self.disk.state) if self.disk.state else GroupState()
         self.replica = Replica(self.members, state)
         self.visible = dict(self.disk.sealed)
         self.sealed_version, self.sealed_offset = state.frontier, state.offset
         self.sealed_log_bytes = state.log_bytes
-        self.marks, self.chains, self.mark = Marks(self.name), {state.version: state.chain}, (0, bytes(16))
-        self.shunned: set[str] = set()
+        self.samples, self.chains, self.sample = ChainSamples(self.name), {state.version: state.chain}, (0, bytes(16))
+        self.excluded: set[str] = set()
         self.digested: tuple[dict[str, int], bytes] = ({}, content_digest({}))
-        self.disputed, self.tampered = "", self.disk.tampered
+        self.divergence, self.tampered = "", self.disk.tampered
         self.trusted: frozenset[str] | None = None
         self.unsynced: list[SimRecord[bytes]] = []
-        self.board, self.board_at = StatusBoard(), max(self.world.status.begin, self.world.status.end - 200)
+        self.detector, self.status_offset = FailureDetector(), max(self.world.status.begin, self.world.status.end - 200)
         self.read_back_ms = -OFFLINE_MS
         self.decision = Decision(Role.UNSYNCED, False)
         self.follower_since_ms: int | None = None
@@ -91,7 +70,7 @@ class SimNode:
         self.copying = False
         self.claimed_ms = -1_000_000
         self.batch = 0
-        self.asked = (-1, -1, -1)
+        self.pending_append = (-1, -1, -1)
         for version in sorted(version for version in self.disk.journal if version > state.version):
             self._apply(self.disk.journal[version])
         self.durable_version = self.replica.state.version
@@ -100,60 +79,64 @@ class SimNode:
         self.world.note(
             f"{self.incarnation} starts at version {self.replica.state.version}, sealed {self.sealed_version}"
         )
-        for every_ms, step in (
+        for period_ms, task in (
             (50, self._poll),
-            (250, self._speak),
-            (80, self._listen),
-            (150, self._duties),
+            (250, self._send_statuses),
+            (80, self._receive_statuses),
+            (150, self._leader_tasks),
             (1_000, self._trim),
-            (400, self._inspect),
+            (400, self._compare_members),
         ):
-            self._every(every_ms, step)
+            self._schedule(period_ms, task)
 
     def kill(self) -> None:
-        """Everything that was not synced is gone."""
+        """SIGKILL: every unsynced record is lost."""
         self.running = False
-        self.life += 1
+        self.generation += 1
         self.world.note(
             f"{self.name} is killed at version {self.replica.state.version}, {len(self.unsynced)} records unsynced"
         )
 
     def wipe(self) -> None:
-        """The disk is replaced by an empty one."""
+        """Replace the disk by an empty one."""
         self.disk = Disk(wiped_ms=self.world.now_ms)
         self.world.note(f"{self.name} lost its disk")
 
-    def _every(self, every_ms: int, step: Callable[[], None]) -> None:
-        life = self.life
+    def _schedule(self, period_ms: int, task: Callable[[], None]) -> None:
+        generation = self.generation
 
-        def turn() -> None:
-            if self.life != life:
+        def run() -> None:
+            if self.generation != generation:
                 return
             if not self.paused:
-                step()
-            self.world.after(every_ms * self.world.random.uniform(0.5, 1.5), turn)
+                task()
+            self.world.after(period_ms * self.world.random.uniform(0.5, 1.5), run)
 
-        self.world.after(self.world.random.uniform(1, every_ms), turn)
+        # Random periods and first delays, so that the tasks of all nodes interleave in every order.
+        self.world.after(self.world.random.uniform(1, period_ms), run)
 
-    # The way of a record: read, journal, sync, apply.
+    # The path of a record: poll, journal, sync, apply.
 
     def _poll(self) -> None:
+        # As the log consumer: no poll before the records of the previous poll are durable.
         if self.name in self.world.reads_cut or self.unsynced or self.copying:
             return
         next_offset = self.durable_offset + 1
         state, begin = self.replica.state, self.world.forward.begin
         wrong, trusted = bool(self.disk.wrong), self.trusted if self.disk.wrong else None
-        need = Need(self.name, next_offset, begin, state.version, state.log_bytes, wrong, trusted, begin == 0)
-        live = [status for status in self.board.live(GROUP, self.members) if status.node not in self.shunned]
-        plan = plan_recovery(need, live, COSTS)
-        if plan.way is Way.FILES and (need.wrong or next_offset < begin or not self.reached_end):
+        position = ReplicaPosition(
+            self.name, next_offset, begin, state.version, state.log_bytes, wrong, trusted, begin == 0
+        )
+        live = [status for status in self.detector.live(GROUP, self.members) if status.node not in self.excluded]
+        plan = plan_recovery(position, live, COSTS)
+        if plan.method is RecoveryMethod.FILES and (position.wrong or next_offset < begin or not self.reached_end):
             self._copy_from(plan.source)
             self.reached_end = False
             return
-        if plan.way is Way.REBUILD:
-            self._replace(Disk(full=self.disk.full, wiped_ms=self.disk.wiped_ms), "nothing, to begin anew")
+        if plan.method is RecoveryMethod.REBUILD:
+            self._replace(Disk(full=self.disk.full, wiped_ms=self.disk.wiped_ms), "no data, for a rebuild from the log")
             return
-        if plan.way is Way.WAIT:
+        if plan.method is RecoveryMethod.WAIT:
             self.reached_end = False
             return
         records = self.world.forward.read(next_offset, self.world.random.randint(1, 40))
@@ -163,14 +146,16 @@ class SimNode:
         if self.disk.full:
             return
         self.unsynced = records
-        life = self.life
-        self.world.after(self.world.random.uniform(1, 15), lambda: self._synced(life))
+        generation = self.generation
+        self.world.after(self.world.random.uniform(1, 15), lambda: self._synced(generation))
 
-    def _synced(self, life: int) -> None:
-        if self.life != life:
+    def _synced(self, generation: int) -> None:
+        if self.generation != generation:
             return
+        # A process that was paused in the middle of a sync continues there, with records that are old by
+        # then.
         if self.paused:
-            self.world.after(50, lambda: self._synced(life))
+            self.world.after(50, lambda: self._synced(generation))
             return
         for record in self.unsynced:
             self.durable_version += 1
@@ -190,16 +175,17 @@ class SimNode:
             self.claimed_ms = record.timestamp_ms
         state = self.replica.state
         self.chains[state.version] = state.chain
-        if state.version % MARK_INTERVAL == 0:
-            self.mark = (state.version, state.chain)
+        if state.version % SAMPLE_INTERVAL == 0:
+            self.sample = (state.version, state.chain)
 
     def _seal(self, action: SealNow, offset: int) -> None:
-        """The store commits some time later, all or nothing; then the journal forgets what the segments hold."""
-        life, content, log_bytes = self.life, dict(self.visible), self.replica.state.log_bytes
+        """Commit some time later, all or nothing; then drop the journal records that the segments hold."""
+        generation, content, log_bytes = self.generation, dict(self.visible), self.replica.state.log_bytes
         tampered = self.tampered
 
         def commit() -> None:
-            if self.life != life or self.disk.full or action.version <= self.sealed_version:
+            # A commit of a killed process must not reach the disk of the restarted one.
+            if self.generation != generation or self.disk.full or action.version <= self.sealed_version:
                 return
             self.disk.state, self.disk.sealed, self.disk.tampered = action.state, content, tampered
             self.sealed_version, self.sealed_offset, self.sealed_log_bytes = action.version, offset, log_bytes
@@ -209,12 +195,12 @@ class SimNode:
         self.world.after(self.world.random.uniform(5, 400), commit)
 
     def _copy_from(self, source: str) -> None:
-        """Copy another member's files; they take the place of ours only when they are complete."""
+        """Copy another member's files, which replace the node's own only when they are complete."""
         self.copying = True
-        life = self.life
+        generation = self.generation
 
         def finish() -> None:
-            if self.life != life:
+            if self.generation != generation:
                 return
             self.copying = False
             peer = self.peers[source]
@@ -222,13 +208,14 @@ class SimNode:
             if not peer.running or peer.paused or cut or peer.disk.state is None:
                 self.world.note(f"{self.name} could not copy from {source}")
                 return
-            found = GroupState.from_bytes(peer.disk.state)
-            whole = self.world.forward.begin == 0
-            if whole and found.chain != self._chain_of_log(found.version):
-                self.world.note(f"{self.name} found the files of {source} not to be what the log says")
-                self.shunned.add(source)
+            copied = GroupState.from_bytes(peer.disk.state)
+            # The source may not know yet that its data is wrong, so the copy is compared with a complete log.
+            log_is_complete = self.world.forward.begin == 0
+            if log_is_complete and copied.chain != self._chain_of_log(copied.version):
+                self.world.note(f"{self.name} rejects the files of {source}: their chain is not that of the log")
+                self.excluded.add(source)
                 return
-            if peer.disk.wrong or peer.disk.rotted:
+            if peer.disk.wrong or peer.disk.corrupted:
                 self.world.note(f"{source} refuses its files to {self.name}")
                 return
             copy = Disk(
@@ -242,53 +229,61 @@ class SimNode:
 
         self.world.after(self.world.random.uniform(50, 3_000), finish)
 
-    def _replace(self, disk: Disk, what: str) -> None:
-        """Other data takes the place of what is here."""
+    def _replace(self, disk: Disk, content: str) -> None:
+        """Restart on other data."""
         self.disk = disk
-        self.world.note(f"{self.name} has {what}")
-        self.life += 1
+        self.world.note(f"{self.name} restarts on {content}")
+        self.generation += 1
         self.start()
 
-    # What is found wrong.
+    # Divergence.
 
     def tamper(self) -> None:
-        """A fault of hardware or code in this process: from here on it counts and holds something else than the others."""
+        """Simulate a fault of hardware or code: from here on the chain and the content differ from the other
+        members'.
+        """
         self.tampered = True
         self.replica.state.chain = record_digest(self.replica.state.chain)
         if self.visible:
             del self.visible[self.world.random.choice(sorted(self.visible))]
 
-    def found_wrong(self, why: str, trusted: frozenset[str] | None = None) -> None:
-        """As consumers.mending does it: remembered on the disk until other data has taken its place."""
+    def mark_wrong(self, why: str, trusted: frozenset[str] | None = None) -> None:
+        """As headrace.consumers.recovery.supervisor: the mark stays on the disk until the data was
+        replaced.
+        """
         if not self.disk.wrong:
             self.world.note(f"{self.name} holds wrong data: {why}")
             self.disk.wrong, self.trusted = why, trusted
             self.disk.wiped_ms = self.world.now_ms
             self.reached_end = False
 
-    def _inspect(self) -> None:
-        """As consumers.replication.inspector and scrub do it; the truth is the log's own chain where the log is whole."""
-        if self.disk.rotted and self.world.random.random() < 0.3:
-            self.found_wrong("a file has changed")
+    def _compare_members(self) -> None:
+        """As divergence_monitor and scrubber of headrace.consumers.integrity.
+
+        While the log is complete, its chain decides which member is right.
+        """
+        # The scrubber reaches a file some time after its corruption.
+        if self.disk.corrupted and self.world.random.random() < 0.3:
+            self.mark_wrong("a file has changed")
         if self.disk.wrong or self.copying or not self.reached_end:
             return
-        for status in self.board.live(GROUP, self.members):
+        for status in self.detector.live(GROUP, self.members):
             if status.node != self.name or status.store == self._store():
-                self.marks.hear(status)
-        dispute = self.marks.dispute(self.chains.get)
+                self.samples.observe(status)
+        dispute = self.samples.dispute(self.chains.get)
         if dispute is None:
-            self.disputed = ""
+            self.divergence = ""
             return
-        whole = self.world.forward.begin == 0
-        truth = self._chain_of_log(dispute.version) if whole and dispute.kind is Kind.RECORDS else None
+        log_is_complete = self.world.forward.begin == 0
+        truth = self._chain_of_log(dispute.version) if log_is_complete and dispute.kind is Kind.RECORDS else None
         finding = dispute.judge(len(self.members), truth)
         if finding is Finding.RIGHT:
-            self.marks.settle(dispute)
-            self.disputed = ""
-        elif finding is Finding.WRONG or (dispute.kind is Kind.FILES and whole):
-            self.found_wrong(str(dispute), dispute.right(len(self.members), truth))
+            self.samples.dismiss(dispute)
+            self.divergence = ""
+        elif finding is Finding.WRONG or (dispute.kind is Kind.FILES and log_is_complete):
+            self.mark_wrong(str(dispute), dispute.right(len(self.members), truth))
         else:
-            self.disputed = str(dispute)
+            self.divergence = str(dispute)
 
     def _chain_of_log(self, version: int) -> bytes:
         chain = bytes(16)
@@ -297,19 +292,19 @@ class SimNode:
         return chain
 
     def _store(self) -> str:
-        """Identity of the data: another one after every start is as good as another one after every replacement."""
-        return f"{self.name}/{self.life}"
+        """Identity of the data. It may change with every start as well as with every replacement."""
+        return f"{self.name}/{self.generation}"
 
-    # What is said and heard.
+    # Heartbeats.
 
     def _reason(self) -> str:
-        if self.disk.wrong or self.disputed:
-            return self.disk.wrong or self.disputed
+        if self.disk.wrong or self.divergence:
+            return self.disk.wrong or self.divergence
         if self.disk.full:
             return "disk full"
         return "" if self.reached_end and not self.copying else "recovering"
 
-    def _speak(self) -> None:
+    def _send_statuses(self) -> None:
         state = self.replica.state
         status = Status(
             node=self.name,
@@ -328,8 +323,8 @@ class SimNode:
             durable_offset=-1 if self.disk.wrong else self.durable_offset,
             sealed_version=0 if self.disk.wrong else self.sealed_version,
             sealed_offset=-1 if self.disk.wrong else self.sealed_offset,
-            chain_version=self.mark[0],
-            chain=self.mark[1],
+            chain_version=self.sample[0],
+            chain=self.sample[1],
             stored_version=self.sealed_version if self.reached_end else -1,
             content=self._content(),
             sealed_log_bytes=self.sealed_log_bytes,
@@ -349,24 +344,24 @@ class SimNode:
             self.digested = (sealed, content_digest({write: str(version) for write, version in sealed.items()}))
         return self.digested[1]
 
-    def _listen(self) -> None:
+    def _receive_statuses(self) -> None:
         if self.name in self.world.reads_cut:
             return
-        for record in self.world.status.read(self.board_at, 1_000):
+        for record in self.world.status.read(self.status_offset, 1_000):
             status = record.value
-            self.board.hear(record.timestamp_ms, status)
-            self.board_at = record.offset + 1
+            self.detector.observe(record.timestamp_ms, status)
+            self.status_offset = record.offset + 1
             if status.node == self.name and status.incarnation == self.incarnation:
                 self.read_back_ms = max(self.read_back_ms, status.sent_boot_ns)
 
-    # Roles and duties.
+    # Roles and leader tasks.
 
     def fenced(self) -> bool:
-        """See consumers.replication.broadcast."""
+        """See headrace.consumers.replication.heartbeat."""
         return self.world.now_ms - self.read_back_ms >= OFFLINE_MS
 
     def serves(self) -> bool:
-        """Whether a reader would get an answer now."""
+        """Whether the node would answer a query now."""
         return (
             self.running
             and not self.paused
@@ -376,13 +371,13 @@ class SimNode:
         )
 
     def view(self) -> GroupView:
-        """As consumers.node builds it."""
+        """As headrace.consumers.node.readiness builds it."""
         steady = 0 if self.follower_since_ms is None else self.world.now_ms - self.follower_since_ms
         return GroupView(
             members=tuple(self._member(node) for node in self.members),
             node=self.name,
             leader=self.replica.state.leader,
-            claim_age_ms=self.board.newest_ms - self.claimed_ms,
+            claim_age_ms=self.detector.newest_ms - self.claimed_ms,
             log_answers=self.name not in self.world.reads_cut,
             fenced=self.fenced(),
             steady_ms=steady,
@@ -393,12 +388,12 @@ class SimNode:
         if node == self.name:
             epoch = self.replica.state.epoch
             return MemberView(node, self.incarnation, not self.fenced(), not self._reason(), epoch)
-        status = self.board.status(GROUP, node)
+        status = self.detector.status(GROUP, node)
         if status is None:
             return MemberView(node, "", False, False, 0)
-        return MemberView(node, status.incarnation, self.board.alive(GROUP, node), status.eligible, status.epoch)
+        return MemberView(node, status.incarnation, self.detector.alive(GROUP, node), status.eligible, status.epoch)
 
-    def _duties(self) -> None:
+    def _leader_tasks(self) -> None:
         before, self.decision = self.decision, decide(self.view())
         if self.decision.role is not before.role:
             self.world.note(f"{self.incarnation} is {self.decision.role} {self.decision.reason}")
@@ -407,7 +402,9 @@ class SimNode:
         elif self.follower_since_ms is None:
             self.follower_since_ms = self.world.now_ms
         state = self.replica.state
-        pending = self.asked[:2] == (state.epoch, state.frontier) and self.world.now_ms < self.asked[2]
+        pending = (
+            self.pending_append[:2] == (state.epoch, state.frontier) and self.world.now_ms < self.pending_append[2]
+        )
         if pending:
             return
         if self.decision.claim:
@@ -419,7 +416,7 @@ class SimNode:
             self._append(Seal(state.leader, self._anchor()))
         else:
             return
-        self.asked = (state.epoch, state.frontier, self.world.now_ms + 5_000)
+        self.pending_append = (state.epoch, state.frontier, self.world.now_ms + 5_000)
 
     def _anchor(self) -> Anchor:
         state = self.replica.state
@@ -433,7 +430,7 @@ class SimNode:
 
     def _trim(self) -> None:
         if self.decision.role is Role.LEADER and self.world.trims:
-            live = self.board.live(GROUP, self.members)
+            live = self.detector.live(GROUP, self.members)
             before = trim_before(live, self.members, self.sealed_offset, self.world.forward.end - 30)
             if before > self.world.forward.begin:
                 self.world.note(f"{self.name} trims below offset {before}")

@@ -1,13 +1,16 @@
-"""One simulated schedule: nodes, writers, readers and faults from a seed, invariants after every event, and convergence at the end."""
+"""One simulated schedule from a seed: nodes, writers, readers and faults.
+
+Invariants are checked after every event, convergence at the end.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from consumers.replication.status import StatusBoard
-from schemas.framing import FrameInvalid
-from schemas.messages import Claim, Message, ProducerPosition, Write, decode_message, encode_message
-from schemas.records import Role
+from headrace.consumers.replication.failure_detector import FailureDetector
+from headrace.schemas.framing import FrameInvalid
+from headrace.schemas.messages import Claim, Message, ProducerPosition, Write, decode_message, encode_message
+from headrace.schemas.records import Role
 from tests.sim.node import GROUP, SimNode
 from tests.sim.world import World
 
@@ -17,16 +20,16 @@ WRITERS = 3
 
 
 class InvariantBroken(AssertionError):
-    """A schedule that does what must never happen; the last events are in the message."""
+    """A schedule violated an invariant; the message holds the last events."""
 
 
 @dataclass(slots=True)
 class Pending:
-    """A write that was appended: its offset once the log has it, and the quorum it waits for."""
+    """A write that waits for its quorum."""
 
     write: str
     quorum: int
-    asked_ms: int
+    appended_ms: int
 
 
 @dataclass
@@ -52,13 +55,13 @@ class Simulation:
         self.members = members
         self.written = 0
         self.log_index = self.status_index = 0
-        self.board = StatusBoard()
+        self.detector = FailureDetector()
         self.checked: dict[str, tuple[int, int, Role]] = {}
         self.offsets: dict[str, int] = {}
         self.log_epoch = 0
 
     def run(self) -> None:
-        """Faults for a while, then a healed world that must converge. Raises InvariantBroken."""
+        """Inject faults for a while, then heal the world, which must converge. Raises InvariantBroken."""
         for node in self.nodes.values():
             self.world.after(self.world.random.uniform(0, 2_000), node.start)
         for number in range(WRITERS):
@@ -84,29 +87,31 @@ class Simulation:
             self.world.after(random.uniform(20, 600), lambda: self._write(writer))
 
     def _acknowledge(self) -> None:
-        """What writers are told, by a board of their own."""
-        for waiting in list(self.pending):
-            offset = self.offsets.get(waiting.write)
+        """Acknowledge writes as writers do, by a failure detector of their own."""
+        for pending in list(self.pending):
+            offset = self.offsets.get(pending.write)
             if offset is None:
                 continue
-            if waiting.quorum == 1 or self.board.durable_copies(GROUP, self.members, "t", offset) >= waiting.quorum:
-                self.pending.remove(waiting)
-                self.acknowledged[waiting.write] = offset
-                self._check_copies(waiting, offset)
+            if pending.quorum == 1 or self.detector.durable_copies(GROUP, self.members, "t", offset) >= pending.quorum:
+                self.pending.remove(pending)
+                self.acknowledged[pending.write] = offset
+                self._check_copies(pending, offset)
 
-    def _check_copies(self, waiting: Pending, offset: int) -> None:
-        if waiting.quorum == 1:
+    def _check_copies(self, pending: Pending, offset: int) -> None:
+        if pending.quorum == 1:
             return
-        recently = self.world.now_ms - 5_000
+        # A status is up to 3 s old and arrives with a delay: a disk that was wiped since did hold the record.
+        wiped_after_ms = self.world.now_ms - 5_000
         copies = sum(
-            node.disk.durable_offset() >= offset or node.disk.wiped_ms > recently for node in self.nodes.values()
+            node.disk.durable_offset() >= offset or node.disk.wiped_ms > wiped_after_ms for node in self.nodes.values()
         )
         self._require(
-            copies >= waiting.quorum, f"{waiting.write} was acknowledged with {waiting.quorum}, {copies} disks hold it"
+            copies >= pending.quorum, f"{pending.write} was acknowledged with {pending.quorum}, {copies} disks hold it"
         )
 
     def _read(self) -> None:
         node = self.nodes[self.world.random.choice(self.members)]
+        # Reads of one node are monotonic, also across a restart.
         if node.serves():
             version = node.replica.state.version
             self._require(
@@ -136,14 +141,14 @@ class Simulation:
                 "cut both",
                 "cut link",
                 "garbage",
-                "rot",
+                "corrupt",
                 "tamper",
             )
         )
         self.world.note(f"fault: {fault} {node.name}")
         heal_ms = random.uniform(500, 12_000)
         if fault == "garbage":
-            self.world.send("stranger", self.world.forward, bytes(random.randrange(256) for _ in range(12)))
+            self.world.send("unknown", self.world.forward, bytes(random.randrange(256) for _ in range(12)))
         elif fault == "kill" and node.running:
             node.kill()
             self.world.after(heal_ms, lambda: node.start() if not node.running else None)
@@ -152,8 +157,10 @@ class Simulation:
             node.wipe()
             self.served.pop(node.name, None)
             self.world.after(heal_ms, lambda: node.start() if not node.running else None)
-        elif fault == "rot" and node.running and self._may_rot(node):
-            node.disk.rotted = bool(node.disk.sealed)
+        elif fault == "corrupt" and node.running and self._may_corrupt(node):
+            node.disk.corrupted = bool(node.disk.sealed)
+        # With a trimmed log and two halves that disagree, an operator must decide and nothing converges by
+        # itself.
         elif fault == "tamper" and node.running and not self.world.trims and len(self.members) > 1:
             node.tamper()
         elif fault == "pause" and node.running:
@@ -181,21 +188,25 @@ class Simulation:
             world.after(heal_ms, lambda: world.links_cut.discard(link))
 
     def _may_wipe(self, victim: SimNode) -> bool:
-        """Losing the last disk that holds what was trimmed is losing the data, in any system: leave one."""
+        """One disk must keep what was trimmed from the log: without it the data is lost in any system."""
         begin = self.world.forward.begin
         return begin == 0 or any(
-            node is not victim and node.disk.durable_offset() + 1 >= begin and not (node.disk.full or node.disk.rotted)
+            node is not victim
+            and node.disk.durable_offset() + 1 >= begin
+            and not (node.disk.full or node.disk.corrupted)
             for node in self.nodes.values()
         )
 
-    def _may_rot(self, victim: SimNode) -> bool:
-        """The log may be trimmed before the rot is found, so somebody else must have everything now."""
+    def _may_corrupt(self, victim: SimNode) -> bool:
+        """Another member must hold everything now: the log may be trimmed before the scrubber finds the
+        corruption.
+        """
         begin = self.world.forward.begin
         return not self.world.trims or any(
             node is not victim
             and node.running
             and node.disk.durable_offset() + 1 >= max(1, begin)
-            and not (node.disk.full or node.disk.rotted)
+            and not (node.disk.full or node.disk.corrupted)
             for node in self.nodes.values()
         )
 
@@ -212,17 +223,17 @@ class Simulation:
     # Invariants.
 
     def _check(self) -> None:
-        news = self.world.status.records[self.status_index :]
-        for record in news:
+        statuses = self.world.status.records[self.status_index :]
+        for record in statuses:
             self.status_index += 1
-            self.board.hear(record.timestamp_ms, record.value)
-        if news or len(self.world.forward.records) > self.log_index:
+            self.detector.observe(record.timestamp_ms, record.value)
+        if statuses or len(self.world.forward.records) > self.log_index:
             self._read_log()
             self._acknowledge()
         for node in self.nodes.values():
-            seen = (node.life, node.replica.state.version, node.decision.role) if node.running else None
-            if seen is not None and self.checked.get(node.name) != seen:
-                self.checked[node.name] = seen
+            observed = (node.generation, node.replica.state.version, node.decision.role) if node.running else None
+            if observed is not None and self.checked.get(node.name) != observed:
+                self.checked[node.name] = observed
                 self._check_node(node)
 
     def _read_log(self) -> None:
@@ -240,12 +251,15 @@ class Simulation:
 
     def _check_node(self, node: SimNode) -> None:
         state = node.replica.state
+        # A tampered node may serve until a comparison detects it, so its content is not checked.
         if node.tampered:
-            self._require(not (node.disk.wrong and node.serves()), f"{node.name} serves what it knows to be wrong")
+            self._require(
+                not (node.disk.wrong and node.serves()), f"{node.name} serves data that it has marked as wrong"
+            )
             return
         if state.version:
-            known = self.history.setdefault(state.version, state.chain)
-            self._require(known == state.chain, f"{node.name} has another content at version {state.version}")
+            expected_chain = self.history.setdefault(state.version, state.chain)
+            self._require(expected_chain == state.chain, f"{node.name} has another content at version {state.version}")
         if state.leader is not None:
             expected = self.leaders.get(state.epoch)
             self._require(
@@ -270,10 +284,10 @@ class Simulation:
         leading = [node.name for node in self.nodes.values() if node.decision.role is Role.LEADER]
         self._require(leading == [self.members[0]], f"leaders at the end: {leading}")
 
-    def _require(self, holds: bool, what: str) -> None:
+    def _require(self, holds: bool, violation: str) -> None:
         if not holds:
             tail = "\n".join(self.world.lines[-40:])
-            raise InvariantBroken(f"seed {self.seed}, {self.world.now_ms} ms: {what}\n{tail}")
+            raise InvariantBroken(f"seed {self.seed}, {self.world.now_ms} ms: {violation}\n{tail}")
 
 
 __all__ = ["GROUP", "InvariantBroken", "Simulation"]

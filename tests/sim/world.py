@@ -1,4 +1,4 @@
-"""The simulated world: one seed, one virtual clock, a log, a network that delays, cuts and repeats, and disks that lose what was not synced."""
+"""The simulated world: one seed, one virtual clock, a log, a network that delays, cuts and repeats."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from schemas.records import Status
+from headrace.schemas.records import Status
 
 Value = TypeVar("Value")
 
@@ -24,20 +24,20 @@ class SimRecord(Generic[Value]):
 
 @dataclass(slots=True)
 class SimTopic(Generic[Value]):
-    """One topic: records in order, offsets with gaps, a begin that trimming moves."""
+    """One topic: records in order, offsets with gaps, a beginning that trimming moves."""
 
     records: list[SimRecord[Value]] = field(default_factory=list)
     begin: int = 0
     end: int = 0
 
-    def read(self, offset: int, most: int) -> list[SimRecord[Value]]:
-        """Up to `most` records from an offset on; never called for an offset below `begin`."""
-        assert offset >= self.begin, "a reader was moved silently"
+    def read(self, offset: int, limit: int) -> list[SimRecord[Value]]:
+        """Up to `limit` records from an offset on; never called for an offset below `begin`."""
+        assert offset >= self.begin, "a read below the beginning of the log"
         low = self._index(offset)
-        return self.records[low : low + most]
+        return self.records[low : low + limit]
 
     def trim(self, before: int) -> None:
-        """Forget everything below an offset."""
+        """Remove every record below an offset."""
         self.begin = max(self.begin, min(before, self.end))
 
     def _index(self, offset: int) -> int:
@@ -49,7 +49,10 @@ class SimTopic(Generic[Value]):
 
 
 class World:
-    """Clock, randomness, topics and the reachability of each node. Every event prints as one line when `verbose`."""
+    """Clock, randomness, topics and the reachability of each node.
+
+    Every event prints as one line when `verbose`.
+    """
 
     def __init__(self, seed: int, verbose: bool = False) -> None:
         self.random = random.Random(seed)
@@ -73,30 +76,36 @@ class World:
             print(self.lines[-1])
 
     def after(self, delay_ms: float, action: Callable[[], None]) -> None:
-        """Do something later."""
+        """Run an action after a delay."""
         self._count += 1
         heapq.heappush(self._events, (self.now_ms + max(1, int(delay_ms)), self._count, action))
 
-    def run_until(self, end_ms: int, each: Callable[[], None]) -> None:
-        """Run every event up to a time; `each` is called after each one."""
+    def run_until(self, end_ms: int, after_each: Callable[[], None]) -> None:
+        """Run every event up to a time; `after_each` is called after each one."""
         while self._events and self._events[0][0] <= end_ms:
             self.now_ms, _, action = heapq.heappop(self._events)
             action()
-            each()
+            after_each()
         self.now_ms = end_ms
 
     def send(self, sender: str, topic: SimTopic[Value], value: Value) -> None:
-        """Append a record after a delay, in the order of the sender's calls. It may be lost when the sender is cut off; a copy may arrive again
-        later. Nobody is told."""
+        """Append a record after a delay, in the order of the sender's calls.
+
+        The record of a sender that is cut off may be lost, and a copy may arrive again later. Neither is
+        reported.
+        """
+        # One record in ten of a sender that is cut off arrives, as one that was in flight at the cut does.
         if sender in self.sends_cut and self.random.random() < 0.9:
             return
         arrival_ms = max(self._arrivals_ms.get((sender, id(topic)), 0), self.now_ms + self._delay_ms())
         self._arrivals_ms[sender, id(topic)] = arrival_ms
         self.after(arrival_ms - self.now_ms, lambda: self._append(topic, value))
+        # A duplicate, as of a producer that retries because the acknowledgement was lost.
         if self.random.random() < 0.02:
             self.after(arrival_ms - self.now_ms + self._delay_ms(), lambda: self._append(topic, value))
 
     def _append(self, topic: SimTopic[Value], value: Value) -> None:
+        # Gaps in the offsets, as Kafka's transaction markers leave them: no version follows from an offset.
         if self.random.random() < 0.05:
             topic.end += self.random.randint(1, 3)
         topic.records.append(SimRecord(topic.end, self.now_ms, value))

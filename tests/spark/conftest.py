@@ -1,4 +1,4 @@
-"""A Spark session for all tests of this folder, and raw topics to read from."""
+"""A Spark session for all tests of this directory, and raw topics to read from."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 from pyspark.sql import SparkSession
 
-from connectors.formats.parsed import FormatOptions
-from connectors.kafka.broker import BrokerInfo
-from connectors.log.kafka import KafkaLog
-from connectors.log.port import Record, read_to_end
-from connectors.log.topics import Topics, dlq
-from consumers.membership.cluster import join_cluster
-from pipeline.ingest import RunOptions, prepare, run_ingest
-from pipeline.job import IngestJob
-from pipeline.progress import IngestProgress
-from pipeline.session import close_session, open_session
-from schemas.records import Create
+from headrace.connectors.formats.interface import FormatOptions
+from headrace.connectors.kafka.broker import BrokerInfo
+from headrace.connectors.log.kafka import KafkaLog
+from headrace.connectors.log.port import Record, read_to_end
+from headrace.connectors.log.topics import Topics, dlq
+from headrace.consumers.membership.bootstrap import join_cluster
+from headrace.pipeline.ingest import RunOptions, prepare, run_ingest
+from headrace.pipeline.ingest_progress import IngestProgress
+from headrace.pipeline.job import IngestJob
+from headrace.pipeline.session import close_session, open_session
+from headrace.schemas.records import Create
 
 
 @pytest.fixture(scope="session")
@@ -37,8 +37,8 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
 
 @dataclass
-class Station:
-    """A cluster without nodes: its topics, and raw topics beside them."""
+class IngestCluster:
+    """A cluster without nodes: its topics, and a raw topic."""
 
     bootstrap: str
     topics: Topics
@@ -51,24 +51,24 @@ class Station:
         return self.topics.ingest("readings")
 
     def job(self, form: str = "influx", options: FormatOptions | None = None, database: str = "db") -> IngestJob:
-        """A job on the raw topic."""
-        chosen = options or FormatOptions()
-        return IngestJob(self.topics.cluster, self.bootstrap, self.raw, database, form, chosen)  # type: ignore[arg-type]
+        """An ingest job on the raw topic."""
+        format_options = options or FormatOptions()
+        return IngestJob(self.topics.cluster, self.bootstrap, self.raw, database, form, format_options)  # type: ignore[arg-type]
 
     def run(self, spark: SparkSession, job: IngestJob, messages_per_batch_max: int = 1_000_000) -> IngestProgress:
-        """Run a job to the present end of its topic."""
-        name = f"checkpoint-{job.topic}-{job.format}-{job.database}"
-        run = RunOptions(str(self.directory / name), True, messages_per_batch_max, broker_wait_s=5)
+        """Run a job to the current end of its topic."""
+        checkpoint = f"checkpoint-{job.topic}-{job.format}-{job.database}"
+        run = RunOptions(str(self.directory / checkpoint), True, messages_per_batch_max, broker_wait_s=5)
         prepare(job, run, lambda _line: None)
         return run_ingest(spark, job, run)
 
     def create_raw(self, partitions: int) -> None:
-        """Make the raw topic."""
+        """Create the raw topic."""
         with AdminClient({"bootstrap.servers": self.bootstrap}) as admin:
             admin.create_topics([NewTopic(self.raw, partitions, 1)])[self.raw].result(10)
 
     def produce(self, values: Sequence[bytes], keys: Sequence[bytes | None] | None = None, partitions: int = 1) -> None:
-        """Append raw messages, in turn to each partition."""
+        """Append raw messages, round-robin over the partitions."""
         producer = Producer(
             {
                 "bootstrap.servers": self.bootstrap,
@@ -82,24 +82,24 @@ class Station:
         assert producer.flush(30) == 0
 
     def dead_letters(self) -> list[Record]:
-        """What is in the dead-letter topic."""
+        """The records of the dead-letter topic."""
         return read_to_end(self.log, dlq(self.raw), timeout_s=20)
 
 
 @contextmanager
-def new_station(bootstrap: str, cluster: str, directory: Path) -> Iterator[Station]:
-    """A cluster of three groups, born but without nodes."""
+def new_ingest_cluster(bootstrap: str, name: str, directory: Path) -> Iterator[IngestCluster]:
+    """Create a cluster of three groups without nodes."""
     log = KafkaLog(bootstrap)
-    topics = Topics(cluster)
+    topics = Topics(name)
     join_cluster(log, topics, Create(("n1", "n2", "n3"), 3, 1_000))
     try:
-        yield Station(bootstrap, topics, log, directory)
+        yield IngestCluster(bootstrap, topics, log, directory)
     finally:
         log.close()
 
 
 @pytest.fixture
-def station(broker: BrokerInfo, cluster_name: str, tmp_path: Path) -> Iterator[Station]:
-    """A station on the broker of all tests."""
-    with new_station(broker.bootstrap, cluster_name, tmp_path) as made:
-        yield made
+def cluster(broker: BrokerInfo, cluster_name: str, tmp_path: Path) -> Iterator[IngestCluster]:
+    """A cluster without nodes on the broker of the run."""
+    with new_ingest_cluster(broker.bootstrap, cluster_name, tmp_path) as created:
+        yield created

@@ -1,4 +1,6 @@
-"""What a cluster's replicas would hold: forward logs through the real replica, then the last row of each series and time."""
+"""The content of a cluster's replicas: forward logs through the real replica, then the last row of each
+series and time.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +10,14 @@ from collections.abc import Iterable
 import polars as pl
 import pyarrow as pa
 
-from connectors.log.port import Log, Record, read_to_end
-from connectors.log.topics import Topics
-from consumers.membership.cluster import read_slot_table
-from consumers.replication.replica import ApplyWrite, Ignored, Replica
-from schemas.messages import Message, decode_message
-from schemas.payload import SERIES_COLUMN, decode_rows
-from schemas.series import parse_series_key
-from schemas.tables import TIME_COLUMN
+from headrace.connectors.log.port import Log, Record, read_to_end
+from headrace.connectors.log.topics import Topics
+from headrace.consumers.membership.bootstrap import read_slot_table
+from headrace.consumers.replication.replica import ApplyWrite, Ignored, Replica
+from headrace.schemas.messages import Message, decode_message
+from headrace.schemas.payload import SERIES_COLUMN, decode_rows
+from headrace.schemas.series import parse_series_key
+from headrace.schemas.tables import TIME_COLUMN
 
 
 def forward_logs(log: Log, topics: Topics) -> dict[str, list[Record]]:
@@ -25,17 +27,19 @@ def forward_logs(log: Log, topics: Topics) -> dict[str, list[Record]]:
 
 
 def messages(log: Log, topics: Topics) -> list[Message]:
-    """All forward messages, group after group."""
+    """All forward messages, group by group."""
     return [decode_message(record.value) for records in forward_logs(log, topics).values() for record in records]
 
 
 def stored_tables(log: Log, topics: Topics) -> dict[str, pa.Table]:
-    """Each table as a user table: tags as dictionaries, `time`, fields; one row a series and time."""
+    """Each table as a user table with one row for each series and time: tags as dictionaries, `time`,
+    fields.
+    """
     return tables_of(forward_logs(log, topics).values())[0]
 
 
 def tables_of(logs: Iterable[Iterable[Record]]) -> tuple[dict[str, pa.Table], dict[Ignored, int]]:
-    """(tables, how many records were ignored and why) of the logs of all groups."""
+    """(tables, number of ignored records by reason) of the logs of all groups."""
     frames: dict[str, list[pl.DataFrame]] = defaultdict(list)
     ignored: dict[Ignored, int] = defaultdict(int)
     for records in logs:
@@ -44,9 +48,9 @@ def tables_of(logs: Iterable[Iterable[Record]]) -> tuple[dict[str, pa.Table], di
             for action in replica.apply(record.offset, record.value, record.headers):
                 if isinstance(action, ApplyWrite):
                     frames[action.write.table].append(_frame(action))
-        for why, count in replica.ignored.items():
-            ignored[why] += count
-    return {table: _user_table(pieces) for table, pieces in frames.items()}, dict(ignored)
+        for reason, count in replica.ignored.items():
+            ignored[reason] += count
+    return {table: _user_table(frames_of_table) for table, frames_of_table in frames.items()}, dict(ignored)
 
 
 def _frame(action: ApplyWrite) -> pl.DataFrame:
@@ -55,8 +59,8 @@ def _frame(action: ApplyWrite) -> pl.DataFrame:
     return frame.with_columns(pl.col(SERIES_COLUMN).cast(pl.String))
 
 
-def _user_table(pieces: list[pl.DataFrame]) -> pa.Table:
-    rows = pl.concat(pieces, how="diagonal_relaxed").unique(
+def _user_table(frames_of_table: list[pl.DataFrame]) -> pa.Table:
+    rows = pl.concat(frames_of_table, how="diagonal_relaxed").unique(
         [SERIES_COLUMN, TIME_COLUMN], keep="last", maintain_order=True
     )
     keys = rows[SERIES_COLUMN].unique().to_list()

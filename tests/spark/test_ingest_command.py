@@ -1,4 +1,6 @@
-"""`headrace ingest run` and the plain `spark-submit` job, as processes: what they print, how they end, and what kill -9 leaves."""
+"""`headrace ingest run` and the plain `spark-submit` job as processes: output, exit codes, and the content
+after kill -9.
+"""
 
 from __future__ import annotations
 
@@ -16,24 +18,24 @@ from pathlib import Path
 import psutil
 import pytest
 
-from connectors.kafka.broker import EmbeddedBroker
-from connectors.kafka.jars import resolve_jars
-from connectors.log.port import LogUnavailable
-from headrace.cli.stop_signals import STOPPING
+from headrace.connectors.kafka.broker import EmbeddedBroker
+from headrace.connectors.kafka.jars import resolve_jars
+from headrace.connectors.log.port import LogUnavailable
+from headrace.terminal.stop_signals import STOPPING
 from headrace.workload import iot
 from headrace.workload.checksum import checksums, compare, workload_checksums
 from headrace.workload.encode import to_line_protocol
-from tests.spark.conftest import Station, new_station
+from tests.spark.conftest import IngestCluster, new_ingest_cluster
 from tests.spark.stored import forward_logs, stored_tables
 
 ROOT = Path(__file__).resolve().parents[2]
 WAIT_S = 240
 
 
-def command(station: Station, *more: str) -> list[str]:
-    """`headrace ingest run` on the station's raw topic, line protocol, database db."""
-    given = ["--cluster", station.topics.cluster, "--bootstrap", station.bootstrap, "--topic", station.raw]
-    checkpoint = str(station.directory / "deep" / "er" / "checkpoint")
+def command(cluster: IngestCluster, *more: str) -> list[str]:
+    """`headrace ingest run` on the cluster's raw topic, line protocol, database db."""
+    given = ["--cluster", cluster.topics.cluster, "--bootstrap", cluster.bootstrap, "--topic", cluster.raw]
+    checkpoint = str(cluster.directory / "deep" / "er" / "checkpoint")
     return [
         *(sys.executable, "-m", "headrace", "ingest", "run", *given),
         *("--database", "db", "--format", "influx", "--checkpoint", checkpoint, *more),
@@ -41,13 +43,13 @@ def command(station: Station, *more: str) -> list[str]:
 
 
 def finished(line: list[str]) -> subprocess.CompletedProcess[str]:
-    """Run to the end, output captured."""
+    """Run to the end, with captured output."""
     return subprocess.run(line, capture_output=True, text=True, timeout=WAIT_S, check=False, cwd=ROOT)
 
 
 @contextmanager
 def running(line: list[str]) -> Iterator[subprocess.Popen[str]]:
-    """A process in a group of its own, killed with all its children at the end."""
+    """A process in its own process group, killed with all its children at the end."""
     process = subprocess.Popen(
         line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, start_new_session=True
     )
@@ -59,48 +61,54 @@ def running(line: list[str]) -> Iterator[subprocess.Popen[str]]:
                 os.killpg(process.pid, signal.SIGKILL)
 
 
-def forwarded(station: Station) -> int:
-    """How many forward messages there are."""
-    return sum(map(len, forward_logs(station.log, station.topics).values()))
+def forwarded(cluster: IngestCluster) -> int:
+    """The number of forward messages."""
+    return sum(map(len, forward_logs(cluster.log, cluster.topics).values()))
 
 
-def forwarded_once_there(station: Station) -> int:
-    """How many forward messages there are, asked until Kafka knows: a broker that starts answers before its topics do."""
+def forwarded_once_available(cluster: IngestCluster) -> int:
+    """The number of forward messages, retried until Kafka knows it: a starting broker answers before its
+    topics do.
+    """
     deadline = time.monotonic() + WAIT_S
     while True:
         try:
-            return forwarded(station)
+            return forwarded(cluster)
         except LogUnavailable:
             assert time.monotonic() < deadline, "Kafka does not come back"
             time.sleep(0.3)
 
 
-def wait_for_more(station: Station, than: int, process: subprocess.Popen[str]) -> None:
-    """Return once there are more forward messages."""
+def wait_for_more(cluster: IngestCluster, than: int, process: subprocess.Popen[str]) -> None:
+    """Wait until there are more forward messages."""
     deadline = time.monotonic() + WAIT_S
-    while forwarded(station) <= than:
+    while forwarded(cluster) <= than:
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline, "nothing was forwarded"
         time.sleep(0.3)
 
 
-def test_available_now_prints_one_object_and_keeps_bad_records(station: Station) -> None:
-    """The checkpoint's parents are made; a bad record is counted and kept in the dead-letter topic; the exit code is 0 all the same."""
-    station.create_raw(partitions=1)
+@pytest.mark.slow(14)
+def test_available_now_prints_one_object_and_keeps_bad_records(cluster: IngestCluster) -> None:
+    """The checkpoint's parent directories are created; a bad record is counted and becomes a dead letter; the
+    exit code is still 0.
+    """
+    cluster.create_raw(partitions=1)
     bad = b"t,host=a x=1 7\n\xfe\x00bad"
-    station.produce([b"t,host=a x=1,y=2 5", bad], keys=[None, b"k\x00"])
-    done = finished(command(station, "--available-now", "--json"))
+    cluster.produce([b"t,host=a x=1,y=2 5", bad], keys=[None, b"k\x00"])
+    done = finished(command(cluster, "--available-now", "--json"))
     assert 0 == done.returncode, done.stderr
     document = json.loads(done.stdout)
     assert document.pop("seconds") > 0
     assert {"rows": 2, "points": 3, "rejected": 1, "batches": 1} == document
     assert "" == done.stderr
-    [letter] = station.dead_letters()
+    [letter] = cluster.dead_letters()
     assert (b"k\x00", bad) == (letter.key, letter.value)
 
 
-def test_without_a_broker_there_is_one_clear_line(tmp_path: Path) -> None:
-    """Nothing listens there: the command says which address does not answer, and fails."""
+@pytest.mark.slow(12)
+def test_without_a_broker_there_is_one_clear_error(tmp_path: Path) -> None:
+    """Without a listener the command names the address that does not answer, and fails."""
     given = ["--cluster", "c", "--bootstrap", "127.0.0.1:9", "--topic", "raw", "--database", "db", "--format", "influx"]
     line = [sys.executable, "-m", "headrace", "ingest", "run", *given, "--data-dir", str(tmp_path), "--wait-s", "0.5"]
     done = finished(line)
@@ -111,9 +119,9 @@ def test_without_a_broker_there_is_one_clear_line(tmp_path: Path) -> None:
     assert "broker" in action
 
 
-def test_an_unknown_cluster_and_a_foreign_checkpoint_are_refused(station: Station) -> None:
-    """Before Spark starts: no cluster of that name; a checkpoint of another database."""
-    line = command(station, "--available-now")
+def test_an_unknown_cluster_and_a_foreign_checkpoint_are_refused(cluster: IngestCluster) -> None:
+    """Refused before Spark starts: a missing cluster, and a checkpoint of another database."""
+    line = command(cluster, "--available-now")
     unknown = finished([*line, "--cluster", "nobody"])
     assert 1 == unknown.returncode
     assert "'nobody' does not exist" in unknown.stderr
@@ -123,34 +131,38 @@ def test_an_unknown_cluster_and_a_foreign_checkpoint_are_refused(station: Statio
     assert len(foreign.stderr.splitlines()) == 2
 
 
-def test_options_that_make_no_sense_are_refused(station: Station) -> None:
-    """A format that is not read from topics, JSON without a table: exit codes 2 and 1, one line and what to do."""
-    csv = finished([*command(station), "--format", "csv"])
+def test_invalid_options_are_refused(cluster: IngestCluster) -> None:
+    """A format that topics do not have and JSON without a table: exit codes 2 and 1, one line and an
+    action.
+    """
+    csv = finished([*command(cluster), "--format", "csv"])
     assert 2 == csv.returncode
     assert "csv" in csv.stderr
-    json_without_table = finished([*command(station, "--available-now"), "--format", "json"])
+    json_without_table = finished([*command(cluster, "--available-now"), "--format", "json"])
     assert 1 == json_without_table.returncode
     assert "table" in json_without_table.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.slow(41)
 @pytest.mark.timeout(900)
-def test_kill_9_within_and_between_micro_batches_leaves_the_content_exact(station: Station) -> None:
-    """The driver is killed while it writes, and started again from its checkpoint; SIGTERM at the end stops it cleanly with its counts."""
+def test_kill_9_within_and_between_micro_batches_leaves_the_content_exact(cluster: IngestCluster) -> None:
+    """The driver is killed while it writes, and restarted from its checkpoint; SIGTERM at the end stops it
+    cleanly with its counts.
+    """
     fleet = iot(trucks=60, duration_s=4_000, disorder=True)
-    chance = random.Random(11)
+    rng = random.Random(11)
     lines = [line.encode() for line in to_line_protocol("readings", fleet.read("readings")).to_pylist()]
-    station.create_raw(partitions=2)
-    station.produce(lines, partitions=2)
-    line = command(station, "--max-messages", "4000", "--interval-s", "0", "--json")
+    cluster.create_raw(partitions=2)
+    cluster.produce(lines, partitions=2)
+    line = command(cluster, "--max-messages", "4000", "--interval-s", "0", "--json")
     for _ in range(2):
         with running(line) as process:
-            wait_for_more(station, forwarded(station), process)
-            time.sleep(chance.uniform(0, 0.4))
+            wait_for_more(cluster, forwarded(cluster), process)
+            time.sleep(rng.uniform(0, 0.4))
             process.kill()
     with running(line) as process:
         deadline = time.monotonic() + WAIT_S
-        while len(stored_tables(station.log, station.topics)["readings"]) < fleet.rows_of("readings"):
+        while len(stored_tables(cluster.log, cluster.topics)["readings"]) < fleet.rows_of("readings"):
             assert process.poll() is None, process.communicate()
             assert time.monotonic() < deadline, "rows are missing"
             time.sleep(2.0)
@@ -158,25 +170,27 @@ def test_kill_9_within_and_between_micro_batches_leaves_the_content_exact(statio
         stdout, stderr = process.communicate(timeout=WAIT_S)
     assert 0 == process.returncode, stderr
     assert {"rows", "points", "rejected", "batches", "seconds"} == set(json.loads(stdout))
-    found = checksums(stored_tables(station.log, station.topics)["readings"], fleet.tags)
+    found = checksums(stored_tables(cluster.log, cluster.topics)["readings"], fleet.tags)
     assert [] == compare(workload_checksums(fleet)["readings"], found)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(58)
 @pytest.mark.timeout(900)
-def test_a_broker_that_is_killed_in_the_middle_leaves_the_content_exact(
+def test_a_broker_killed_during_a_run_leaves_the_content_exact(
     own_broker: EmbeddedBroker, cluster_name: str, tmp_path: Path
 ) -> None:
-    """Kafka goes away with kill -9 while workers read and write, once for a moment and once for longer: the run goes on by itself."""
+    """Kafka is killed with kill -9 while workers read and write, for a moment and for longer: the run
+    continues by itself.
+    """
     fleet = iot(trucks=60, duration_s=4_000)
     info = own_broker.start()
-    with new_station(info.bootstrap, cluster_name, tmp_path) as station:
+    with new_ingest_cluster(info.bootstrap, cluster_name, tmp_path) as cluster:
         lines = [line.encode() for line in to_line_protocol("readings", fleet.read("readings")).to_pylist()]
-        station.create_raw(partitions=2)
-        station.produce(lines, partitions=2)
-        with running(command(station, "--max-messages", "4000", "--interval-s", "0", "--available-now")) as process:
+        cluster.create_raw(partitions=2)
+        cluster.produce(lines, partitions=2)
+        with running(command(cluster, "--max-messages", "4000", "--interval-s", "0", "--available-now")) as process:
             for away_s in (0.0, 15.0):
-                wait_for_more(station, forwarded_once_there(station), process)
+                wait_for_more(cluster, forwarded_once_available(cluster), process)
                 broker = psutil.Process(info.pid)
                 broker.kill()
                 broker.wait(20)
@@ -184,11 +198,12 @@ def test_a_broker_that_is_killed_in_the_middle_leaves_the_content_exact(
                 info = own_broker.start()
             _, stderr = process.communicate(timeout=WAIT_S)
         assert 0 == process.returncode, stderr
-        forwarded_once_there(station)
-        found = checksums(stored_tables(station.log, station.topics)["readings"], fleet.tags)
+        forwarded_once_available(cluster)
+        found = checksums(stored_tables(cluster.log, cluster.topics)["readings"], fleet.tags)
         assert [] == compare(workload_checksums(fleet)["readings"], found)
 
 
+@pytest.mark.slow(27)
 @pytest.mark.parametrize(
     ("number", "to_group", "code"),
     [
@@ -198,13 +213,13 @@ def test_a_broker_that_is_killed_in_the_middle_leaves_the_content_exact(
     ],
 )
 def test_a_signal_stops_a_run_with_one_line_and_its_counts(
-    station: Station, number: signal.Signals, to_group: bool, code: int
+    cluster: IngestCluster, number: signal.Signals, to_group: bool, code: int
 ) -> None:
-    """No traceback, whoever of the processes gets the signal: what has begun is finished, and counted."""
-    station.create_raw(partitions=1)
-    station.produce([b"t,host=a x=1,y=2 5"])
-    with running(command(station, "--json", "--interval-s", "0")) as process:
-        wait_for_more(station, 0, process)
+    """No traceback, whichever process gets the signal: what has begun is finished and counted."""
+    cluster.create_raw(partitions=1)
+    cluster.produce([b"t,host=a x=1,y=2 5"])
+    with running(command(cluster, "--json", "--interval-s", "0")) as process:
+        wait_for_more(cluster, 0, process)
         (os.killpg if to_group else os.kill)(process.pid, number)
         stdout, stderr = process.communicate(timeout=WAIT_S)
     assert (code, [STOPPING]) == (process.returncode, stderr.splitlines())
@@ -212,13 +227,16 @@ def test_a_signal_stops_a_run_with_one_line_and_its_counts(
     assert (1, 2, 0) == (document["rows"], document["points"], document["rejected"])
 
 
-def test_a_run_that_was_to_reach_the_end_says_that_it_did_not(station: Station) -> None:
-    """Stopped while Spark starts, `--available-now` fails: a script must not take it for done. The next run does all of it."""
-    station.create_raw(partitions=1)
-    station.produce([b"t,host=a x=1,y=2 5"])
-    line = command(station, "--json", "--available-now")
+@pytest.mark.slow(23)
+def test_an_available_now_run_that_is_stopped_early_fails(cluster: IngestCluster) -> None:
+    """Stopped while Spark starts, `--available-now` fails: a script must not take it for complete. The next
+    run reads everything.
+    """
+    cluster.create_raw(partitions=1)
+    cluster.produce([b"t,host=a x=1,y=2 5"])
+    line = command(cluster, "--json", "--available-now")
     with running(line) as process:
-        log = station.directory / "deep" / "er" / "checkpoint" / "headrace" / "spark.log"
+        log = cluster.directory / "deep" / "er" / "checkpoint" / "headrace" / "spark.log"
         deadline = time.monotonic() + WAIT_S
         while not log.exists():
             assert process.poll() is None, process.communicate()
@@ -232,8 +250,9 @@ def test_a_run_that_was_to_reach_the_end_says_that_it_did_not(station: Station) 
     assert 1 == json.loads(finished(line).stdout)["rows"]
 
 
+@pytest.mark.slow(22)
 def test_a_signal_ends_the_wait_for_a_broker(tmp_path: Path) -> None:
-    """Before anything has begun there is nothing to finish: Ctrl-C ends the command at once."""
+    """Before the first micro-batch there is nothing to finish: Ctrl-C ends the command at once."""
     given = ["--cluster", "c", "--bootstrap", "127.0.0.1:9", "--topic", "raw", "--database", "db", "--format", "influx"]
     line = [sys.executable, "-m", "headrace", "ingest", "run", *given, "--data-dir", str(tmp_path), "--wait-s", "200"]
     with running(line) as process:
@@ -244,13 +263,16 @@ def test_a_signal_ends_the_wait_for_a_broker(tmp_path: Path) -> None:
     assert (130, "", "interrupted\n") == (process.returncode, stdout, stderr)
 
 
+@pytest.mark.slow(17)
 @pytest.mark.parametrize("messages", [1, 400_000])
-def test_a_java_process_that_dies_is_one_clear_line(station: Station, messages: int) -> None:
-    """Spark's JVM is killed, as the system does when memory is short, also in the middle of a micro-batch: an error that names it, no traceback."""
-    station.create_raw(partitions=1)
-    station.produce([b"t,host=a x=1,y=2 5"] * messages)
-    with running(command(station, "--interval-s", "0")) as process:
-        wait_for_more(station, 0, process)
+def test_the_death_of_the_java_process_is_one_clear_error(cluster: IngestCluster, messages: int) -> None:
+    """Spark's JVM is killed, as the kernel does when memory is short, also within a micro-batch: a named
+    error without a traceback.
+    """
+    cluster.create_raw(partitions=1)
+    cluster.produce([b"t,host=a x=1,y=2 5"] * messages)
+    with running(command(cluster, "--interval-s", "0")) as process:
+        wait_for_more(cluster, 0, process)
         [java] = [child for child in psutil.Process(process.pid).children() if "java" in child.name()]
         java.kill()
         stdout, stderr = process.communicate(timeout=WAIT_S)
@@ -262,11 +284,11 @@ def test_a_java_process_that_dies_is_one_clear_line(station: Station, messages: 
     assert 2 == len(stderr.splitlines())
 
 
-@pytest.mark.slow
-def test_plain_spark_submit_runs_the_same_job(station: Station) -> None:
-    """Spark's own launcher with the connector's jars and the job's script is all it takes."""
-    station.create_raw(partitions=1)
-    station.produce([b"t,host=a x=1 5", b"bad"])
+@pytest.mark.slow(22)
+def test_plain_spark_submit_runs_the_same_job(cluster: IngestCluster) -> None:
+    """`spark-submit` needs only the connector's jars and the job's script."""
+    cluster.create_raw(partitions=1)
+    cluster.produce([b"t,host=a x=1 5", b"bad"])
     submit = str(Path(sys.executable).with_name("spark-submit"))
     jars = ",".join(str(jar) for jar in resolve_jars().spark)
     local = [
@@ -278,7 +300,7 @@ def test_plain_spark_submit_runs_the_same_job(station: Station) -> None:
         "spark.driver.bindAddress=127.0.0.1",
     ]
     local += ["--conf", "spark.ui.enabled=false", "--jars", jars]
-    options = command(station, "--available-now")[5:]
+    options = command(cluster, "--available-now")[5:]
     done = subprocess.run(
         [submit, *local, str(ROOT / "pipeline" / "jobs" / "ingest.py"), *options],
         capture_output=True,
@@ -286,9 +308,9 @@ def test_plain_spark_submit_runs_the_same_job(station: Station) -> None:
         timeout=WAIT_S,
         check=False,
         env={**os.environ, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"},
-        cwd=station.directory,
+        cwd=cluster.directory,
     )
     assert 0 == done.returncode, done.stderr
     document = json.loads(done.stdout.splitlines()[-1])
     assert (1, 1, 1) == (document["rows"], document["rejected"], document["batches"])
-    assert 1 == stored_tables(station.log, station.topics)["t"].num_rows
+    assert 1 == stored_tables(cluster.log, cluster.topics)["t"].num_rows

@@ -12,18 +12,20 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from connectors.log.memory import MemoryLog
-from connectors.log.topics import Topics
-from consumers.membership.cluster import read_slot_table
-from consumers.membership.quorum import StatusWatch
-from consumers.membership.tables import TableLog
-from consumers.membership.writer import Cluster, Writer
-from consumers.node import Node, NodeSettings
-from consumers.replication import duties
-from consumers.replication.limits import ReplicationLimits
-from consumers.replication.transfer import digest_of
-from consumers.store import TableUnknown
-from schemas.errors import HeadraceError
+from headrace.connectors.log.memory import MemoryLog
+from headrace.connectors.log.topics import Topics
+from headrace.consumers.membership.bootstrap import read_slot_table
+from headrace.consumers.membership.schema_log import SchemaLog
+from headrace.consumers.membership.settings import ClusterSettings
+from headrace.consumers.node.node import Node
+from headrace.consumers.node.settings import NodeSettings, ServerSettings, StoreSection
+from headrace.consumers.recovery.file_copy import digest_of
+from headrace.consumers.replication import leader_tasks
+from headrace.consumers.replication.heartbeat import StatusWatch
+from headrace.consumers.store import TableUnknown
+from headrace.producers.cluster import Cluster
+from headrace.producers.writer import TableWriter
+from headrace.schemas.errors import HeadraceError
 from tests.waiting import eventually
 
 ROWS = 500
@@ -41,21 +43,16 @@ class Nodes:
         self.running: dict[str, Node] = {}
         self.written = 0
 
-    def settings(self, name: str) -> NodeSettings:
-        """What a node is started with."""
-        return NodeSettings(
-            "c",
-            name,
-            self.names,
-            len(self.names),
-            "memory",
-            self.directory / name,
-            slots=60,
-            limits=ReplicationLimits(log_keep_records=self.keep_records),
+    def settings(self, name: str) -> ServerSettings:
+        """The settings of a node."""
+        return ServerSettings(
+            cluster=ClusterSettings(name="c", bootstrap="memory", slots=60),
+            node=NodeSettings(id=name, nodes=self.names, data_dir=str(self.directory / name)),
+            store=StoreSection(log_keep_records=self.keep_records),
         )
 
     def start(self, *names: str) -> None:
-        """Start nodes, and wait for nothing."""
+        """Start nodes without waiting for them."""
         for name in names:
             node = self.running[name] = Node(self.settings(name), self.log)
             node.start(lambda _line: None)
@@ -67,30 +64,30 @@ class Nodes:
             self.running.pop(name).stop()
 
     def wipe(self, name: str) -> None:
-        """Stop a node and take its disk away."""
+        """Stop a node and delete its data directory."""
         self.stop(name)
         shutil.rmtree(self.directory / name)
 
     def seal(self) -> None:
-        """Every group seals."""
+        """Seal every group."""
         for name in self.names:
             eventually(lambda name=name: sealed_by_any(list(self.running.values()), name), f"a seal of group {name}")
 
     def fill(self, topic: str, records: int) -> None:
-        """Records that no version could have written: counted, and nothing else."""
+        """Append undecodable records: they raise the version and change nothing else."""
         appender = self.log.appender()
         for number in range(records):
             appender.append(topic, f"no message {number}".encode())
         appender.close()
 
     def ready(self) -> None:
-        """Wait until all that run are ready."""
+        """Wait until all running nodes are ready."""
         for name, node in self.running.items():
-            eventually(lambda node=node: node.ready()[0], f"node {name} ready; it says {node.ready()}")
+            eventually(lambda node=node: node.ready()[0], f"node {name} ready; reported: {node.ready()}")
 
     def write(self) -> None:
-        """Some more rows in all groups."""
-        tables = TableLog(self.log, self.topics)
+        """Write some more rows to all groups."""
+        tables = SchemaLog(self.log, self.topics)
         shared = Cluster(
             self.log,
             self.topics,
@@ -107,13 +104,13 @@ class Nodes:
                 "flow": [float(number) for number in numbers],
             }
         )
-        with Writer(shared, "plant", "pumps") as writer:
+        with TableWriter(shared, "plant", "pumps") as writer:
             writer.write(rows, ["pump"])
         self.written += ROWS
         tables.close()
 
     def seal_and_trim(self) -> None:
-        """Everything written is sealed, and every log begins where its newest records are."""
+        """Seal all written rows, and wait until every log is trimmed to its newest records."""
         for name in self.names:
             topic = self.topics.forward(name)
             before = self.log.describe(topic).end
@@ -122,9 +119,9 @@ class Nodes:
             eventually(lambda topic=topic, before=before: self.log.describe(topic).begin >= before, "a trimmed log")
 
     def holds_everything(self, name: str) -> None:
-        """A node has all rows, in files that have the digests of its catalogue."""
+        """Wait until a node has all rows, and compare its files with the digests of its catalogue."""
         node = self.running[name]
-        eventually(lambda: node.ready()[0], f"node {name} ready; it says {node.ready()}")
+        eventually(lambda: node.ready()[0], f"node {name} ready; reported: {node.ready()}")
         eventually(lambda: self.written == rows(node), f"{self.written} rows at node {name}")
         for group in node.groups.values():
             for entry in group.store.segments():
@@ -144,8 +141,8 @@ def rows(node: Node) -> int:
 def running_nodes(
     directory: Path, monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...], keep_records: int = 1
 ) -> Iterator[Nodes]:
-    """Nodes that are ready, and look after their groups often."""
-    monkeypatch.setattr(duties, "UPKEEP_INTERVAL_S", 0.1)
+    """Nodes that are ready, with a short interval of leader tasks."""
+    monkeypatch.setattr(leader_tasks, "UPKEEP_INTERVAL_S", 0.1)
     nodes = Nodes(directory, names, keep_records)
     try:
         nodes.start(*names)
@@ -155,8 +152,8 @@ def running_nodes(
         nodes.stop(*list(nodes.running))
 
 
-def spoil(path: Path) -> None:
-    """Another byte in the middle, the size as before."""
+def corrupt(path: Path) -> None:
+    """Change a byte in the middle; the size stays."""
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 0xFF
     path.write_bytes(data)

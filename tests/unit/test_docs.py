@@ -1,4 +1,4 @@
-"""The documents say what is so: commands and options exist, links lead somewhere, metrics are those there are."""
+"""The documents match the code: commands, options, links and metrics exist."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ METRIC = re.compile(r"\bheadrace_[a-z_]+\b")
 
 
 def name_of(page: Path) -> str:
-    """A page as it is called in a failing test."""
+    """A page as a failing test names it."""
     return str(page.relative_to(ROOT))
 
 
@@ -79,7 +79,7 @@ def source_metrics() -> set[str]:
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_commands_on_a_page_exist(page: Path) -> None:
-    """Whoever types what stands there gets no usage error."""
+    """No documented command is a usage error."""
     for words in commands(page):
         check_command(words)
 
@@ -105,7 +105,7 @@ def test_make_targets_in_the_readme_exist() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_links_lead_somewhere(page: Path) -> None:
+def test_link_targets_exist(page: Path) -> None:
     """Files and headings that a page links to are there."""
     prose = FENCE.sub("", page.read_text("utf-8"))
     for target in re.findall(r"\]\(([^)\s]+)\)", prose):
@@ -118,12 +118,12 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 def test_every_page_is_reached_from_the_readme() -> None:
-    """No page is lost: each stands in the README's list."""
+    """Every page is in the README's list."""
     linked = set(re.findall(r"\]\((docs/[^)#\s]+)", (ROOT / "README.md").read_text("utf-8")))
     assert {name_of(page) for page in PAGES if page.is_relative_to(ROOT / "docs")} <= linked
 
 
-def test_metrics_on_the_page_are_those_there_are() -> None:
+def test_metrics_on_the_page_are_those_of_the_code() -> None:
     """The table has every metric of the code, and none that is not."""
     rows = re.findall(r"^\| `(headrace_[a-z_]+)", MONITORING.read_text("utf-8"), re.MULTILINE)
     assert len(rows) == len(set(rows))
@@ -131,7 +131,7 @@ def test_metrics_on_the_page_are_those_there_are() -> None:
 
 
 def test_alerts_and_dashboard_use_metrics_that_exist() -> None:
-    """Every expression names documented metrics; every rule says how grave it is and what to do."""
+    """Every expression names documented metrics; every rule has a severity and an action."""
     rules = yaml.safe_load((ROOT / "ops/alerts.yml").read_text("utf-8"))["groups"][0]["rules"]
     dashboard = json.loads((ROOT / "ops/grafana-dashboard.json").read_text("utf-8"))
     targets = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
@@ -143,7 +143,7 @@ def test_alerts_and_dashboard_use_metrics_that_exist() -> None:
 
 
 def test_the_version_is_in_the_changelog() -> None:
-    """What is installed has an entry."""
+    """The installed version has an entry."""
     version = re.search(r'^version = "(.+)"', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
     assert version
     assert f"## {version[1]}" in (ROOT / "CHANGELOG.md").read_text("utf-8")

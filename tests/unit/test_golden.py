@@ -1,4 +1,4 @@
-"""Golden files: what a released version wrote is read by this one, for ever."""
+"""Golden files: this version reads what every released version wrote."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from consumers.store.segment import METADATA_PREFIX, digest_of_file
-from schemas.framing import HEADER_BYTES, codec
+from headrace.consumers.store.segment import METADATA_PREFIX
+from headrace.consumers.store.segment_reader import digest_of_file
+from headrace.schemas.framing import HEADER_BYTES, codec
 from tests.golden_values import DIGEST, DIRECTORY, VERSION, Golden, goldens
 
 VERSIONS = sorted(path.name for path in DIRECTORY.iterdir() if path.is_dir())
@@ -28,7 +29,7 @@ def same(one: object, other: object) -> bool:
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("golden", GOLDENS.values(), ids=lambda golden: golden.name)
 def test_what_was_released_is_read(golden: Golden, version: str) -> None:
-    """Today's code gives the value that the bytes of a released version were made of."""
+    """The code decodes the bytes of a released version to the value that was encoded."""
     path = DIRECTORY / version / f"{golden.name}.bin"
     if not path.exists():
         assert version != VERSION, f"{path.name} is missing: python -m tests.golden_values"
@@ -50,8 +51,8 @@ def test_what_is_written_today_is_what_was_released(golden: Golden) -> None:
 
 def test_every_schema_has_a_golden_file() -> None:
     """Each schema, as it is today, is one that a golden file was written with."""
-    names = [entry.name.removesuffix(".avsc") for entry in resources.files("schemas").iterdir()]
-    names = [name for name in names if resources.files("schemas").joinpath(f"{name}.avsc").is_file()]
+    names = [entry.name.removesuffix(".avsc") for entry in resources.files("headrace.schemas").iterdir()]
+    names = [name for name in names if resources.files("headrace.schemas").joinpath(f"{name}.avsc").is_file()]
     assert {golden.schema for golden in GOLDENS.values() if golden.schema} == set(names)
     prefixes = {path.read_bytes()[:HEADER_BYTES] for path in DIRECTORY.glob("*/*.bin")}
     assert {name for name in names if codec(name).prefix in prefixes} == set(names)
@@ -59,7 +60,7 @@ def test_every_schema_has_a_golden_file() -> None:
 
 def test_every_kind_of_message_has_a_golden_file() -> None:
     """Every branch of the union is written once."""
-    schema = json.loads(resources.files("schemas").joinpath("forward.avsc").read_text("utf-8"))
+    schema = json.loads(resources.files("headrace.schemas").joinpath("forward.avsc").read_text("utf-8"))
     union = next(field["type"] for field in schema["fields"] if field["name"] == "body")
     written = {name.removeprefix("forward-") for name in GOLDENS if name.startswith("forward-")}
     assert {kind["name"].lower() for kind in union} == written

@@ -3,47 +3,61 @@
 from __future__ import annotations
 
 import ast
+import io
 import re
 import subprocess
+import sys
+import tokenize
 import tomllib
-from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("schemas", "connectors", "consumers", "pipeline", "headrace")
+PACKAGES = ("schemas", "connectors", "producers", "consumers", "pipeline", "headrace")
 
-FLOORS = {
-    "schemas": 0,
-    "connectors": 1,
-    "consumers.wal": 2,
-    "consumers.store": 3,
-    "consumers.replication": 4,
-    "consumers.membership": 5,
-    "consumers.query": 6,
-    "consumers.sync": 6,
-    "pipeline": 6,
-    "consumers.serve": 7,
-    "consumers.node": 8,
-    "headrace": 9,
-}
+# From the ground up; docs/internals/architecture.md has the same order.
+ROOMS = (
+    ("schemas",),
+    ("connectors",),
+    ("producers",),
+    ("consumers.wal",),
+    ("consumers.store",),
+    ("consumers.replication",),
+    ("consumers.recovery",),
+    ("consumers.integrity",),
+    ("consumers.membership",),
+    ("consumers.query", "pipeline"),
+    ("consumers.serve",),
+    ("consumers.node",),
+    ("headrace",),
+)
+TOP = "headrace"
+FLOORS = {room if room == TOP else f"{TOP}.{room}": floor for floor, rooms in enumerate(ROOMS) for room in rooms}
+LINKED = tuple(f"{TOP}.{package}" for package in PACKAGES if package != TOP)
 
 PURE_MODULES = (
-    "consumers/membership/ring.py",
-    "consumers/membership/slots.py",
-    "consumers/membership/groups.py",
-    "consumers/membership/cut.py",
-    "consumers/membership/changes.py",
-    "consumers/replication/roles.py",
-    "consumers/replication/replica.py",
-    "consumers/replication/chain.py",
-    "consumers/sync/selection.py",
-    "consumers/sync/owners.py",
-    "consumers/wal/frames.py",
-    "consumers/query/queue.py",
-    "consumers/query/scheduler.py",
+    "consumers/integrity/divergence.py",
+    "consumers/integrity/verify.py",
+    "consumers/membership/slot_table.py",
     "consumers/query/planner.py",
+    "consumers/query/predicates.py",
+    "consumers/query/table_names.py",
+    "consumers/recovery/plan.py",
+    "consumers/replication/election.py",
+    "consumers/replication/failure_detector.py",
+    "consumers/replication/group_state.py",
+    "consumers/replication/hash_chain.py",
+    "consumers/replication/replica.py",
+    "consumers/store/compaction.py",
+    "consumers/store/row_order.py",
+    "consumers/wal/frames.py",
+    "consumers/wal/prefix.py",
+    "consumers/wal/record_encoding.py",
+    "pipeline/rebatch.py",
+    "pipeline/schema_match.py",
+    "producers/router.py",
+    "schemas/tables.py",
 )
 IMPURE_IMPORTS = {
     "asyncio",
@@ -69,28 +83,38 @@ IMPURE_IMPORTS = {
     "uuid",
 }
 LINES_MAX = 600
+SOURCE_LINES_MAX = 400
+FUNCTION_LINES_MAX = 50
+COMMENT_SHARE_MIN = 1 / 40
 
 
 def source_files() -> list[Path]:
     """Every Python file of the packages."""
-    return sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+    found = (path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+    return sorted(path for path in found if not path.parent.is_symlink())
 
 
 def module_name(path: Path) -> str:
-    """`consumers/wal/frames.py` → `consumers.wal.frames`."""
+    """`consumers/wal/frames.py` → `headrace.consumers.wal.frames`."""
     parts = path.relative_to(ROOT).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+    parts = parts[:-1] if parts[-1] == "__init__" else parts
+    return ".".join(parts if parts[0] == "headrace" else ("headrace", *parts))
 
 
 MODULES = {module_name(path): path for path in source_files()}
 
 
+def is_inside(module: str, room: str) -> bool:
+    """Whether a module is a package or inside it."""
+    return module == room or module.startswith(room + ".")
+
+
 def floor_of(module: str) -> tuple[str, int] | None:
-    """The room a module belongs to and how high it lies; None for packages that only hold rooms."""
-    for room in sorted(FLOORS, key=len, reverse=True):
-        if module == room or module.startswith(room + "."):
-            return room, FLOORS[room]
-    return None
+    """The room of a module and its floor; None for packages that only hold rooms, and for modules in no room."""
+    # The target of a link in `headrace/` is in a room of its own or in none: it is never part of the top floor.
+    rooms = [room for room in FLOORS if room != TOP] if any(is_inside(module, link) for link in LINKED) else [TOP]
+    found = [room for room in rooms if is_inside(module, room)]
+    return (found[0], FLOORS[found[0]]) if found else None
 
 
 def typing_only(tree: ast.AST) -> set[ast.AST]:
@@ -124,42 +148,81 @@ def imported_modules(path: Path, *, at_load: bool = False) -> set[str]:
 
 
 def test_there_are_modules_to_look_at() -> None:
-    """The walk finds the packages, so the other tests here do not pass over nothing."""
-    assert {name.split(".")[0] for name in MODULES} == set(PACKAGES)
+    """The walk finds the packages, so the other tests here do not pass for lack of files."""
+    assert {name.split(".")[1] for name in MODULES if "." in name} >= set(PACKAGES) - {"headrace"}
 
 
-@pytest.mark.parametrize("module", sorted(MODULES))
-def test_imports_point_down(module: str) -> None:
-    """A floor imports only floors below it; two rooms beside each other do not know each other."""
-    own = floor_of(module)
+def test_every_module_is_in_a_room_and_every_room_has_modules() -> None:
+    """Every module has a floor, and every room of the order exists; a package that only holds rooms is empty."""
+    outside = {name: path for name, path in MODULES.items() if floor_of(name) is None}
+    assert [] == [name for name, path in outside.items() if path.name != "__init__.py" or imported_modules(path)]
+    assert set(FLOORS) == {floor[0] for name in MODULES if (floor := floor_of(name)) is not None}
+
+
+def test_imports_point_down() -> None:
+    """A floor imports only floors below it, also inside of functions.
+
+    Two rooms of one floor do not import each other.
+    """
     upward = []
-    for imported in sorted(imported_modules(MODULES[module])):
-        other = floor_of(imported)
-        if own is not None and other is not None and own[0] != other[0] and other[1] >= own[1]:
-            upward.append(imported)
+    for module, path in sorted(MODULES.items()):
+        own = floor_of(module)
+        for imported in sorted(imported_modules(path)):
+            other = floor_of(imported)
+            if own is not None and other is not None and own[0] != other[0] and other[1] >= own[1]:
+                upward.append(f"{module} → {imported}")
     assert upward == []
 
 
-def test_no_import_circles() -> None:
-    """No chain of imports at load time leads back to where it began."""
-    graph = {name: imported_modules(path, at_load=True) & MODULES.keys() for name, path in MODULES.items()}
+def cycle_in(graph: dict[str, set[str]]) -> str:
+    """The first cycle of a graph, as text; empty when there is none."""
     done: set[str] = set()
 
-    def visit(name: str, trail: tuple[str, ...]) -> None:
-        assert name not in trail, " → ".join((*trail[trail.index(name) :], name))
+    def visit(name: str, trail: tuple[str, ...]) -> str:
+        if name in trail:
+            return " → ".join((*trail[trail.index(name) :], name))
         if name in done:
-            return
+            return ""
         for imported in sorted(graph[name] - {name}):
-            visit(imported, (*trail, name))
+            if cycle := visit(imported, (*trail, name)):
+                return cycle
         done.add(name)
+        return ""
 
-    for name in sorted(graph):
-        visit(name, ())
+    return next((cycle for name in sorted(graph) if (cycle := visit(name, ()))), "")
 
 
-@pytest.mark.parametrize("name", [name for name in PURE_MODULES if (ROOT / name).exists()])
+def test_no_import_cycles_between_modules() -> None:
+    """No chain of imports at load time is a cycle."""
+    graph = {name: imported_modules(path, at_load=True) & MODULES.keys() for name, path in MODULES.items()}
+    assert "" == cycle_in(graph)
+
+
+def test_no_import_cycles_between_packages() -> None:
+    """Nor is one from folder to folder, whenever the imports run. No module imports the entry point: it is left out."""
+    graph: dict[str, set[str]] = {}
+    for name, path in MODULES.items():
+        if name == f"{TOP}.__main__":
+            continue
+        imported = imported_modules(path) & MODULES.keys()
+        graph.setdefault(package_of(name), set()).update(package_of(each) for each in imported)
+    assert "" == cycle_in(graph)
+
+
+def package_of(module: str) -> str:
+    """The folder of a module."""
+    return module if MODULES[module].name == "__init__.py" else module.rpartition(".")[0]
+
+
+def test_a_cycle_is_found() -> None:
+    """The search finds a cycle of three modules, and accepts two paths to one module."""
+    assert "a → b → c → a" == cycle_in({"a": {"b"}, "b": {"c"}, "c": {"a"}})
+    assert "" == cycle_in({"a": {"b", "c"}, "b": {"c"}, "c": set()})
+
+
+@pytest.mark.parametrize("name", PURE_MODULES)
 def test_decisions_have_no_clock_chance_or_io(name: str) -> None:
-    """Decision code imports no clock, no randomness and nothing that reaches outside the process."""
+    """Decision code imports no clock, no randomness and no I/O."""
     tree = ast.parse((ROOT / name).read_text())
     skipped = typing_only(tree)
     imported: set[str] = set()
@@ -173,6 +236,31 @@ def test_decisions_have_no_clock_chance_or_io(name: str) -> None:
     calls = {node.func.id for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
     assert imported & IMPURE_IMPORTS == set()
     assert calls & {"open", "input", "print", "exec", "eval"} == set()
+
+
+def documented_as_pure() -> set[str]:
+    """Files that their own docstrings, or a page, call pure."""
+    found = set()
+    for path in source_files():
+        documented = (
+            node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Module | ast.ClassDef)
+        )
+        if any(PURE.search(ast.get_docstring(node) or "") for node in documented):
+            found.add(str(path.relative_to(ROOT)))
+    for page in (ROOT / "docs").rglob("*.md"):
+        for sentence in re.split(r"(?<=[.:])\s", page.read_text("utf-8")):
+            if PURE.search(sentence):
+                found |= set(re.findall(r"`((?:\w+/)+\w+\.py)`", sentence))
+    return found
+
+
+PURE = re.compile(r"\bpure\b", re.IGNORECASE)
+
+
+def test_modules_that_are_called_pure_are_checked() -> None:
+    """Every module that a docstring or a page calls pure is checked above, and every checked module exists."""
+    assert set() == documented_as_pure() - set(PURE_MODULES)
+    assert [] == [name for name in PURE_MODULES if not (ROOT / name).is_file()]
 
 
 def committed_files() -> list[Path]:
@@ -189,26 +277,78 @@ def test_no_file_is_too_long() -> None:
     assert {name: lines for name, lines in lengths.items() if lines > LINES_MAX} == {}
 
 
-def test_every_test_says_what_it_shows() -> None:
+def test_no_source_file_is_too_long() -> None:
+    """A file of the packages has 400 lines at most."""
+    lengths = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in source_files()}
+    assert {name: lines for name, lines in lengths.items() if lines > SOURCE_LINES_MAX} == {}
+
+
+def test_no_function_is_too_long() -> None:
+    """A function of the packages has 50 lines at most, its docstring among them."""
+    long = {}
+    for path in source_files():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno is not None:
+                lines = node.end_lineno - node.lineno + 1
+                if lines > FUNCTION_LINES_MAX:
+                    long[f"{path.relative_to(ROOT)}: {node.name}"] = lines
+    assert long == {}
+
+
+def test_comments_say_why_often_enough() -> None:
+    """Of forty lines of the packages that are not empty at least one has a comment.
+
+    Those that silence a tool do not count.
+    """
+    lines = comments = 0
+    for path in source_files():
+        text = path.read_text()
+        lines += sum(1 for line in text.splitlines() if line.strip())
+        tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+        found = (token for token in tokens if token.type == tokenize.COMMENT)
+        comments += len({token.start[0] for token in found if not token.string.startswith(("# noqa", "# type:"))})
+    assert comments / lines >= COMMENT_SHARE_MIN, f"{comments} of {lines} lines"
+
+
+def test_every_test_has_a_docstring() -> None:
     """Every test function and method has a docstring."""
-    silent = []
+    undocumented = []
     for path in sorted((ROOT / "tests").rglob("test_*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             named = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_")
             if named and not ast.get_docstring(node):
-                silent.append(f"{path.relative_to(ROOT)}::{node.name}")
-    assert silent == []
+                undocumented.append(f"{path.relative_to(ROOT)}::{node.name}")
+    assert undocumented == []
 
 
-def test_every_test_file_name_is_unique_and_found() -> None:
+WHOLE_TREE = {"test_compose.py", "test_docs.py", "test_golden.py", "test_prose.py", "test_tree.py", "test_wheel.py"}
+"""Unit tests that are about the repository, not about one folder of it."""
+
+
+def test_unit_tests_mirror_the_source_folders() -> None:
+    """`tests/unit/wal` is about `consumers/wal`, `tests/unit/connectors/log` about `connectors/log`, and so on."""
+    unit = ROOT / "tests" / "unit"
+    misplaced = []
+    for path in sorted(unit.rglob("test_*.py")):
+        folder = path.parent.relative_to(unit)
+        found = (
+            path.name in WHOLE_TREE
+            if path.parent == unit
+            else any((ROOT / up / folder).is_dir() for up in ("", "consumers"))
+        )
+        misplaced += [] if found else [str(path.relative_to(ROOT))]
+    assert misplaced == []
+
+
+def test_every_file_with_tests_is_collected() -> None:
     """Files with tests begin with `test_`, so that pytest collects them."""
-    lost = []
+    misplaced = []
     for path in sorted((ROOT / "tests").rglob("*.py")):
         if path.name.startswith("test_"):
             continue
         names = [node.name for node in ast.parse(path.read_text()).body if isinstance(node, ast.FunctionDef)]
-        lost += [f"{path.relative_to(ROOT)}::{name}" for name in names if name.startswith("test_")]
-    assert lost == []
+        misplaced += [f"{path.relative_to(ROOT)}::{name}" for name in names if name.startswith("test_")]
+    assert misplaced == []
 
 
 REGISTRIES = re.compile(
@@ -243,18 +383,55 @@ def test_no_registry_address_is_committed() -> None:
 
 
 def test_no_path_of_one_machine_is_committed() -> None:
-    """Nothing in the tree names a directory that exists on one developer's machine only."""
+    """No file names a directory that exists on one developer's machine only."""
     assert offending_lines(MACHINE_PATHS) == []
 
 
 def test_nothing_is_left_unfinished() -> None:
-    """No note to self and no missing implementation in code."""
+    """Code has no open note and no missing implementation."""
     assert offending_lines(UNFINISHED, {".py", ".sh", ".js", ".html", ".css"}) == []
 
 
-def test_tests_are_not_in_the_distribution() -> None:
-    """The distribution has the five packages and nothing else."""
+def test_the_distribution_is_one_package() -> None:
+    """What is installed has one name; the rooms are links in it to the folders at the top of the repository."""
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    include = settings["tool"]["setuptools"]["packages"]["find"]["include"]
-    assert {pattern.removesuffix("*") for pattern in include} == set(PACKAGES)
-    assert not any(fnmatch("tests", pattern) for pattern in include)
+    assert settings["tool"]["setuptools"]["packages"]["find"]["include"] == ["headrace*"]
+    links = {path.name: path.readlink() for path in (ROOT / "headrace").iterdir() if path.is_symlink()}
+    assert links == {package: Path("..", package) for package in PACKAGES if package != "headrace"}
+
+
+def test_no_module_is_imported_under_a_second_name() -> None:
+    """Code imports the rooms as parts of `headrace`: under their folder's name they would be loaded a second time."""
+    twice = []
+    for path in committed_files():
+        if path.suffix == ".py":
+            names = {name.split(".")[0] for name in imported_modules(path)}
+            twice += [f"{path.relative_to(ROOT)}: {name}" for name in names & (set(PACKAGES) - {"headrace"})]
+    assert twice == []
+
+
+def test_no_module_is_loaded_under_two_names() -> None:
+    """An import of every module loads each file once, through any link."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", LOAD_EVERYTHING, *MODULES],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (0, "") == (done.returncode, done.stdout), done.stdout + done.stderr
+
+
+LOAD_EVERYTHING = """
+import importlib, os, sys
+for name in sys.argv[1:]:
+    if not name.endswith("__main__"):
+        importlib.import_module(name)
+names = {}
+for name, module in list(sys.modules.items()):
+    file = getattr(module, "__file__", None)
+    if file and name != "__main__":
+        names.setdefault(os.path.realpath(file), set()).add(getattr(module, "__name__", name))
+here = os.getcwd() + os.sep
+print(*(f"{file}: {sorted(each)}" for file, each in names.items() if len(each) > 1 and file.startswith(here)), sep="\\n", end="")
+"""

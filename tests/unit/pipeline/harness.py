@@ -6,16 +6,16 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pyarrow as pa
 
-from connectors.formats.parsed import FormatOptions
-from connectors.log.memory import MemoryLog
-from connectors.log.topics import Topics
-from consumers.membership.cluster import join_cluster
-from pipeline.access import ClusterAccess
-from pipeline.batches import ingest
-from pipeline.counts import Counts, TaskCounts
-from pipeline.job import IngestJob
-from pipeline.records import RECORD_SCHEMA
-from schemas.records import Create
+from headrace.connectors.formats.interface import FormatOptions
+from headrace.connectors.log.memory import MemoryLog
+from headrace.connectors.log.topics import Topics
+from headrace.consumers.membership.bootstrap import join_cluster
+from headrace.pipeline.cluster_access import ClusterAccess
+from headrace.pipeline.ingest_progress import Counts, TaskCounts
+from headrace.pipeline.ingest_task import ingest_partition
+from headrace.pipeline.job import IngestJob
+from headrace.pipeline.sink_records import RECORD_SCHEMA
+from headrace.schemas.records import Create
 
 TOPICS = Topics("c")
 START_MS = 1_767_225_600_000
@@ -42,7 +42,7 @@ def json_job(**options: object) -> IngestJob:
 def raw_batch(
     values: Sequence[bytes | str | None], first_offset: int = 0, keys: Sequence[bytes | None] | None = None
 ) -> pa.RecordBatch:
-    """Raw messages as Spark hands them over; the Kafka timestamp of the message at offset n is `START_MS` + n."""
+    """Raw messages in the form of Spark; the Kafka timestamp of the message at offset n is `START_MS` + n."""
     count = len(values)
     offsets = list(range(first_offset, first_offset + count))
     encoded = [value.encode() if isinstance(value, str) else value for value in values]
@@ -65,11 +65,11 @@ def attempt(
     batch: int = 0,
     report: Callable[[TaskCounts], None] = lambda _counts: None,
 ) -> Iterator[str]:
-    """One attempt of one task; each record is appended to its topic just before it is handed out, so stopping to ask is a crash."""
+    """One attempt of one task; each record is appended to its topic before it is yielded, so an unfinished iteration is a crash."""
     access = ClusterAccess(log, TOPICS)
     access.begin_task()
     appender = log.appender()
-    for records in ingest(iter(batches), job, access, "query", batch, report):
+    for records in ingest_partition(iter(batches), job, access, "query", batch, report):
         assert records.schema == RECORD_SCHEMA
         for record in records.to_pylist():
             headers = [(header["key"], header["value"]) for header in record["headers"]]
@@ -77,8 +77,8 @@ def attempt(
             yield record["topic"]
 
 
-def run_whole(log: MemoryLog, job: IngestJob, batches: Sequence[pa.RecordBatch], batch: int = 0) -> Counts:
-    """One attempt to its end; what it counted."""
+def run_attempt(log: MemoryLog, job: IngestJob, batches: Sequence[pa.RecordBatch], batch: int = 0) -> Counts:
+    """One attempt to its end; returns its counts."""
     counted = TaskCounts()
     for _ in attempt(log, job, batches, batch, counted.merge):
         pass

@@ -1,4 +1,4 @@
-"""The ingest task: what becomes of raw messages, and that attempts cut short and run again leave exactly the same content."""
+"""The ingest task: how raw messages become records, and that repeated attempts leave the same content."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import pipeline.pending
-from connectors.log.memory import MemoryLog
-from connectors.log.port import read_to_end
-from consumers.membership.tables import TableLog
-from consumers.replication.replica import Ignored
-from pipeline.counts import Counts
-from schemas.messages import Write
-from schemas.tables import FieldType
+import headrace.pipeline.rebatch
+from headrace.connectors.log.memory import MemoryLog
+from headrace.connectors.log.port import read_to_end
+from headrace.consumers.membership.schema_log import SchemaLog
+from headrace.consumers.replication.replica import Ignored
+from headrace.pipeline.ingest_progress import Counts
+from headrace.schemas.messages import Write
+from headrace.schemas.tables import FieldType
 from tests.spark.stored import forward_logs, messages, stored_tables, tables_of
-from tests.unit.pipeline.harness import START_MS, TOPICS, attempt, influx_job, json_job, new_log, raw_batch, run_whole
+from tests.unit.pipeline.harness import START_MS, TOPICS, attempt, influx_job, json_job, new_log, raw_batch, run_attempt
 
 
 def rows_of(log: MemoryLog, table: str) -> list[dict[str, object]]:
@@ -36,17 +36,20 @@ def dead(log: MemoryLog) -> list[tuple[bytes | None, bytes, dict[str, str]]]:
 
 
 def newest_fields(log: MemoryLog, table: str) -> dict[str, FieldType]:
-    """The field types of a table as its log says now."""
-    tables = TableLog(log, TOPICS)
+    """The newest field types of a table in the schema log."""
+    tables = SchemaLog(log, TOPICS)
     tables.refresh()
     return tables.catalogue.newest("db", table).field_types()
 
 
 def test_messages_of_one_and_of_many_lines_become_rows() -> None:
-    """Every good line is a row, whether its message has one or many; blank lines, comments and empty messages are nothing."""
+    """Every good line is a row, whether its message has one or many.
+
+    Blank lines, comments and empty messages give no row.
+    """
     log = new_log()
     values = ["t,host=a x=1,y=2i 10\nt,host=b x=2 11\n", "t,host=a x=3 12", "", None, "\n# a comment\n"]
-    run_whole(log, influx_job(), [raw_batch(values)])
+    run_attempt(log, influx_job(), [raw_batch(values)])
     assert [
         {"host": "a", "time": 10, "x": 1.0, "y": 2},
         {"host": "b", "time": 11, "x": 2.0},
@@ -56,20 +59,23 @@ def test_messages_of_one_and_of_many_lines_become_rows() -> None:
 
 
 def test_a_line_without_a_time_takes_the_timestamp_of_its_message() -> None:
-    """The Kafka timestamp in nanoseconds stands in for a missing time, in both formats."""
+    """The Kafka timestamp in nanoseconds replaces a missing time, in both formats."""
     log = new_log()
-    run_whole(log, influx_job(), [raw_batch(["t,host=a x=1", "t,host=b x=2"])])
-    run_whole(log, json_job(table="j"), [raw_batch(['{"host":"a","x":1}'], first_offset=5)], batch=1)
+    run_attempt(log, influx_job(), [raw_batch(["t,host=a x=1", "t,host=b x=2"])])
+    run_attempt(log, json_job(table="j"), [raw_batch(['{"host":"a","x":1}'], first_offset=5)], batch=1)
     assert [START_MS * 1_000_000, (START_MS + 1) * 1_000_000] == [row["time"] for row in rows_of(log, "t")]
     assert [(START_MS + 5) * 1_000_000] == [row["time"] for row in rows_of(log, "j")]
 
 
-def test_bad_lines_go_to_the_dead_letters_whole_and_good_lines_of_the_same_message_are_written() -> None:
-    """Key and value are kept byte for byte, the headers say why and where; one record a message, however many bad lines it has."""
+def test_a_message_with_bad_lines_is_a_dead_letter_and_its_good_lines_are_rows() -> None:
+    """Key and value are unchanged, headers have reason and offset.
+
+    One record a message, for any number of bad lines.
+    """
     log = new_log()
     mixed = b"t,host=a x=1 10\nbroken\nt,host=a x=2 11\nt,host=a x= 12"
     values = [b"t,host=z x=9 9", mixed, b"\xff\xfe\x00junk"]
-    counts = run_whole(log, influx_job(), [raw_batch(values, first_offset=7, keys=[None, b"\x00key", None])])
+    counts = run_attempt(log, influx_job(), [raw_batch(values, first_offset=7, keys=[None, b"\x00key", None])])
     assert [9, 10, 11] == [row["time"] for row in rows_of(log, "t")]
     first, second = dead(log)
     assert (b"\x00key", mixed) == first[:2]
@@ -83,7 +89,7 @@ def test_bad_lines_go_to_the_dead_letters_whole_and_good_lines_of_the_same_messa
 def test_a_new_column_in_mid_stream_extends_the_table() -> None:
     """Rows before it stay without the column, rows after it have it, and the table log has both versions."""
     log = new_log()
-    run_whole(log, influx_job(), [raw_batch(["t,host=a x=1 1"]), raw_batch(["t,host=a,rack=r x=2,y=true 2"])])
+    run_attempt(log, influx_job(), [raw_batch(["t,host=a x=1 1"]), raw_batch(["t,host=a,rack=r x=2,y=true 2"])])
     assert [{"host": "a", "time": 1, "x": 1.0}, {"host": "a", "rack": "r", "time": 2, "x": 2.0, "y": True}] == rows_of(
         log, "t"
     )
@@ -93,8 +99,8 @@ def test_a_new_column_in_mid_stream_extends_the_table() -> None:
 def test_an_integer_field_widens_when_a_float_comes() -> None:
     """int64 becomes float64 in the table; the integers that were written before keep their value."""
     log = new_log()
-    run_whole(log, influx_job(), [raw_batch(["t,host=a x=1i 1"]), raw_batch(["t,host=a x=2.5 2"])])
-    run_whole(log, influx_job(), [raw_batch(["t,host=a x=3i 3"])], batch=1)
+    run_attempt(log, influx_job(), [raw_batch(["t,host=a x=1i 1"]), raw_batch(["t,host=a x=2.5 2"])])
+    run_attempt(log, influx_job(), [raw_batch(["t,host=a x=3i 3"])], batch=1)
     assert [1.0, 2.5, 3.0] == [row["x"] for row in rows_of(log, "t")]
     assert {"x": FieldType.FLOAT64} == newest_fields(log, "t")
 
@@ -102,9 +108,9 @@ def test_an_integer_field_widens_when_a_float_comes() -> None:
 def test_a_type_clash_is_a_dead_letter_and_its_neighbours_are_rows() -> None:
     """A string for a float field is refused with the reason, never cast; lines without the field are untouched."""
     log = new_log()
-    run_whole(log, influx_job(), [raw_batch(["t,host=a x=1 1"])])
+    run_attempt(log, influx_job(), [raw_batch(["t,host=a x=1 1"])])
     values = ['t,host=a x="text" 2\nt,host=a y=5 3', "t,host=a x=4 4"]
-    run_whole(log, influx_job(), [raw_batch(values)], batch=1)
+    run_attempt(log, influx_job(), [raw_batch(values)], batch=1)
     assert [1, 3, 4] == [row["time"] for row in rows_of(log, "t")]
     [(_, value, headers)] = dead(log)
     assert values[0].encode() == value
@@ -122,11 +128,14 @@ def test_a_type_clash_is_a_dead_letter_and_its_neighbours_are_rows() -> None:
         ("t,host=a x=1 1", "t,host=a host=1 2", "host"),
     ],
 )
-def test_a_column_or_table_that_cannot_be_is_a_dead_letter(first: str, second: str, word: str) -> None:
-    """A tag that is a field, names that differ only in case, reserved names: refused with the reason, the stream goes on."""
+def test_a_column_or_table_that_is_refused_is_a_dead_letter(first: str, second: str, word: str) -> None:
+    """A tag that is a field, names that differ only in case, reserved names: refused with the reason.
+
+    Later messages become rows.
+    """
     log = new_log()
-    run_whole(log, influx_job(), [raw_batch([first])])
-    run_whole(log, influx_job(), [raw_batch([second, "t,host=a x=3 3"])], batch=1)
+    run_attempt(log, influx_job(), [raw_batch([first])])
+    run_attempt(log, influx_job(), [raw_batch([second, "t,host=a x=3 3"])], batch=1)
     assert [1, 3] == [row["time"] for row in rows_of(log, "t")]
     [(_, value, headers)] = dead(log)
     assert second.encode() == value
@@ -134,33 +143,36 @@ def test_a_column_or_table_that_cannot_be_is_a_dead_letter(first: str, second: s
 
 
 def test_a_refused_table_leaves_nothing_in_the_table_log() -> None:
-    """A name that differs from a table's only in case is refused before it is asked for, or the log would grow with every batch."""
+    """A table name that differs only in case is refused before it is proposed, or the log would grow with every batch."""
     log = new_log()
-    run_whole(log, influx_job(), [raw_batch(["t,host=a x=1 1"])])
+    run_attempt(log, influx_job(), [raw_batch(["t,host=a x=1 1"])])
     before = log.describe(TOPICS.table).end
-    run_whole(log, influx_job(), [raw_batch(["T,host=a x=1 2"]), raw_batch(["T,host=a x=1 3"])], batch=1)
+    run_attempt(log, influx_job(), [raw_batch(["T,host=a x=1 2"]), raw_batch(["T,host=a x=1 3"])], batch=1)
     assert before == log.describe(TOPICS.table).end
 
 
-def test_json_numbers_are_floats_unless_the_table_says_integer() -> None:
-    """A new field of JSON is float64; one that the table knows as int64 stays int64, also when the table came up in mid-task."""
+def test_json_numbers_are_floats_unless_the_table_has_integers() -> None:
+    """A new JSON field is float64.
+
+    An int64 field of the table stays int64, also if the table was created during the task.
+    """
     log = new_log()
     batches = attempt(log, json_job(), [raw_batch(['{"host":"a","time":1,"x":7}'])])
-    other = TableLog(log, TOPICS)
+    other = SchemaLog(log, TOPICS)
     other.ensure_database("db")
     other.ensure("db", "t", ["host"], {"x": FieldType.INT64})
     list(batches)
-    run_whole(log, json_job(table="u"), [raw_batch(['{"host":"a","time":1,"x":7}'])], batch=1)
+    run_attempt(log, json_job(table="u"), [raw_batch(['{"host":"a","time":1,"x":7}'])], batch=1)
     assert {"x": FieldType.INT64} == newest_fields(log, "t")
     assert {"x": FieldType.FLOAT64} == newest_fields(log, "u")
     assert [{"host": "a", "time": 1, "x": 7}] == rows_of(log, "t")
 
 
 def test_a_row_too_large_for_a_message_is_a_dead_letter() -> None:
-    """Nine megabytes of text in one row are refused; what else the message holds is written."""
+    """Nine megabytes of text in one row are refused; the other rows of the message are written."""
     log = new_log()
     giant = f't,host=a x="{"z" * 9_000_000}" 1\nt,host=a y=1 2'
-    run_whole(log, influx_job(), [raw_batch([giant, "t,host=a y=2 3"])])
+    run_attempt(log, influx_job(), [raw_batch([giant, "t,host=a y=2 3"])])
     assert [2, 3] == [row["time"] for row in rows_of(log, "t")]
     [(_, value, headers)] = dead(log)
     assert giant.encode() == value
@@ -168,21 +180,21 @@ def test_a_row_too_large_for_a_message_is_a_dead_letter() -> None:
 
 
 def test_many_small_messages_become_few_large_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows of several input batches leave together, at most about a message's worth for each group, none lost."""
-    monkeypatch.setattr(pipeline.pending, "ROWS_PER_GROUP", 1_000)
+    """Rows of several input batches are sent together, about one message for each group, without loss."""
+    monkeypatch.setattr(headrace.pipeline.rebatch, "ROWS_PER_GROUP", 1_000)
     log = new_log(("n1",))
     lines = [f"t,host=h{number % 7} x={number} {number}" for number in range(2_600)]
-    run_whole(log, influx_job(), [raw_batch(lines[at : at + 100], at) for at in range(0, 2_600, 100)])
+    run_attempt(log, influx_job(), [raw_batch(lines[at : at + 100], at) for at in range(0, 2_600, 100)])
     bodies = [message.body for message in messages(log, TOPICS)]
     assert [1_000, 1_000, 600] == [body.row_count for body in bodies if isinstance(body, Write)]
     assert 2_600 == stored_tables(log, TOPICS)["t"].num_rows
 
 
 def test_of_two_values_for_one_series_and_time_the_later_wins() -> None:
-    """Order within a partition is kept: within a message, across messages, across input batches, whatever fields the lines have."""
+    """The order of a partition holds within a message, across messages and across input batches, for any fields."""
     log = new_log()
     values = ["t,host=a x=1 1\nt,host=a y=2 1", "t,host=a x=3 1", "t,host=b y=1 1", "t,host=b x=1,y=1 1"]
-    run_whole(log, influx_job(), [raw_batch(values), raw_batch(["t,host=b x=9 1"], 4)])
+    run_attempt(log, influx_job(), [raw_batch(values), raw_batch(["t,host=b x=9 1"], 4)])
     assert [{"host": "a", "time": 1, "x": 3.0}, {"host": "b", "time": 1, "x": 9.0}] == rows_of(log, "t")
 
 
@@ -207,69 +219,70 @@ def content(log: MemoryLog) -> dict[str, list[dict[str, object]]]:
     return {table: rows_of(log, table) for table in stored_tables(log, TOPICS)}
 
 
+@pytest.mark.slow(22)
 @given(
     seed=st.integers(0, 50),
     crashes=st.lists(st.integers(0, 12), max_size=3),
     rows_per_group=st.sampled_from([10, 35, 1_000]),
 )
-def test_attempts_that_were_cut_short_change_nothing(seed: int, crashes: Sequence[int], rows_per_group: int) -> None:
-    """However often a task dies after however many records, the whole attempt after it leaves what one clean run leaves."""
+def test_attempts_that_crashed_change_nothing(seed: int, crashes: Sequence[int], rows_per_group: int) -> None:
+    """After any crashes, at any record, one complete attempt leaves the content of one clean run."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pipeline.pending, "ROWS_PER_GROUP", rows_per_group)
+        patch.setattr(headrace.pipeline.rebatch, "ROWS_PER_GROUP", rows_per_group)
         clean, crashed = new_log(), new_log()
-        run_whole(clean, influx_job(), stream(seed))
+        run_attempt(clean, influx_job(), stream(seed))
         for records in crashes:
             unfinished = attempt(crashed, influx_job(), stream(seed))
             for _ in range(records):
                 next(unfinished, None)
-        run_whole(crashed, influx_job(), stream(seed))
+        run_attempt(crashed, influx_job(), stream(seed))
         assert content(clean) == content(crashed)
 
 
-def test_a_batch_that_is_run_again_is_dropped_as_a_repeat() -> None:
-    """The second attempt gives the very same messages, although the first one has changed the tables: replicas apply none of them."""
+def test_a_repeated_batch_is_dropped() -> None:
+    """The second attempt sends equal messages, although the first changed the tables: replicas apply none of them."""
     log = new_log()
-    run_whole(log, influx_job(), stream(3))
+    run_attempt(log, influx_job(), stream(3))
     first = len(messages(log, TOPICS))
-    run_whole(log, influx_job(), stream(3))
+    run_attempt(log, influx_job(), stream(3))
     _, ignored = tables_of(forward_logs(log, TOPICS).values())
     assert {Ignored.REPEATED: first} == ignored
 
 
 def test_a_late_message_of_an_old_attempt_is_dropped() -> None:
-    """A zombie of batch 0 that writes after batch 1 began changes nothing: its batch was written whole by the retry."""
+    """A zombie of batch 0 that writes after batch 1 began changes nothing: the retry wrote all of its batch."""
     log = new_log(("n1",))
     old = [raw_batch(["t,host=a x=1 1"])]
     zombie = attempt(log, influx_job(), old)
-    run_whole(log, influx_job(), old)
-    run_whole(log, influx_job(), [raw_batch(["t,host=a x=2 1"])], batch=1)
+    run_attempt(log, influx_job(), old)
+    run_attempt(log, influx_job(), [raw_batch(["t,host=a x=2 1"])], batch=1)
     list(zombie)
     assert [{"host": "a", "time": 1, "x": 2.0}] == rows_of(log, "t")
 
 
-def test_after_a_message_that_came_out_differently_all_later_ones_are_applied_again(
+def test_after_a_message_with_other_content_all_later_ones_are_applied_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Between two attempts another writer widens an int64 field that JSON is read by: the order of upserts survives it."""
-    monkeypatch.setattr(pipeline.pending, "ROWS_PER_GROUP", 1)
+    monkeypatch.setattr(headrace.pipeline.rebatch, "ROWS_PER_GROUP", 1)
     log = new_log(("n1",))
-    tables = TableLog(log, TOPICS)
+    tables = SchemaLog(log, TOPICS)
     tables.ensure_database("db")
     tables.ensure("db", "t", ["host"], {"x": FieldType.INT64})
     batches = [raw_batch(['{"host":"a","time":1,"x":1}']), raw_batch(['{"host":"a","time":1,"x":2.5}'], 1)]
-    run_whole(log, json_job(), batches)
-    run_whole(log, json_job(), batches)
+    run_attempt(log, json_job(), batches)
+    run_attempt(log, json_job(), batches)
     assert [{"host": "a", "time": 1, "x": 2.5}] == rows_of(log, "t")
 
 
 def test_counts_add_up_to_what_was_read_and_written() -> None:
     """Rows, points that are not null, bad lines, bytes and the newest timestamp of a task."""
     values = ["t,host=a x=1,y=2 1", "t,host=b x=1 2", "broken"]
-    counts = run_whole(new_log(), influx_job(), [raw_batch(values)])
+    counts = run_attempt(new_log(), influx_job(), [raw_batch(values)])
     assert Counts(2, 3, 1, sum(map(len, values)), START_MS + 2) == counts
 
 
-def test_a_job_has_nothing_to_say_about_an_empty_input() -> None:
+def test_an_empty_input_counts_nothing() -> None:
     """No messages, no records, nothing counted."""
-    assert Counts() == run_whole(new_log(), influx_job(), [raw_batch([])])
+    assert Counts() == run_attempt(new_log(), influx_job(), [raw_batch([])])
     assert [] == list(attempt(new_log(), influx_job(), []))

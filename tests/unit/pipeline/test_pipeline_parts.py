@@ -17,11 +17,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from connectors.files import DirectoryHeld
-from connectors.kafka.jars import JarSet
-from connectors.kafka.java import OPTIONS_VARIABLE
-from pipeline import session
-from pipeline.checkpoint import (
+from headrace.connectors.files import DirectoryHeld
+from headrace.connectors.kafka.class_data_archive import archive_options
+from headrace.connectors.kafka.jars import JarSet
+from headrace.connectors.kafka.java import OPTIONS_VARIABLE
+from headrace.connectors.log.kafka_settings import java_settings
+from headrace.pipeline import session
+from headrace.pipeline.checkpoint import (
     CheckpointBusy,
     CheckpointForeign,
     default_checkpoint,
@@ -29,22 +31,19 @@ from pipeline.checkpoint import (
     local_folder,
     make_batch_durable,
 )
-from pipeline.counts import BATCHES_KEPT, Counts, TaskCounts
-from pipeline.failures import KafkaLost, QueryFailed, RawDataLost, SparkStumbled, explain
-from pipeline.fitting import Columns, oldest_fitting, refused_columns
-from pipeline.gathering import gather
-from pipeline.java_settings import java_settings
-from pipeline.package import build_package
-from pipeline.progress import lag_records, progress_of
-from pipeline.records import dead_letters
-from pipeline.session import SparkUnavailable
-from pipeline.spark_archive import archive_options, archive_path
-from schemas.tables import FieldType, TableSchema
+from headrace.pipeline.failures import KafkaLost, QueryFailed, RawDataLost, SparkTransientFault, explain
+from headrace.pipeline.ingest_progress import BATCHES_KEPT, Counts, TaskCounts, lag_records, progress_of
+from headrace.pipeline.package import build_package
+from headrace.pipeline.rebatch import rebatch
+from headrace.pipeline.schema_match import Columns, oldest_match, rejected_columns
+from headrace.pipeline.session import SparkUnavailable, spark_archive
+from headrace.pipeline.sink_records import dead_letters
+from headrace.schemas.tables import FieldType, TableSchema
 from tests.unit.pipeline.harness import influx_job, raw_batch
 
 
 def test_a_checkpoint_is_made_with_its_parents_and_held_once(tmp_path: Path) -> None:
-    """A second opener is refused while the first holds it, and welcome after."""
+    """A second opener is refused while the first holds it, and succeeds after."""
     place = str(tmp_path / "a" / "b")
     with held_checkpoint(place, influx_job()) as held:
         assert held is not None
@@ -59,7 +58,10 @@ def test_a_checkpoint_is_made_with_its_parents_and_held_once(tmp_path: Path) -> 
     "change", [{"cluster": "other"}, {"topic": "other"}, {"database": "other"}, {"format": "json"}]
 )
 def test_a_checkpoint_of_another_job_is_refused(tmp_path: Path, change: dict[str, str]) -> None:
-    """Cluster, topic, database and format must be those that the checkpoint began with; the message names what differs."""
+    """Cluster, topic, database and format must be those that the checkpoint began with.
+
+    The message names what differs.
+    """
     with held_checkpoint(str(tmp_path), influx_job()):
         pass
     other = replace(influx_job(), **change)  # type: ignore[arg-type]
@@ -67,17 +69,17 @@ def test_a_checkpoint_of_another_job_is_refused(tmp_path: Path, change: dict[str
         pass
 
 
-def test_a_checkpoint_that_an_old_jvm_still_writes_is_waited_for(tmp_path: Path) -> None:
-    """The lock that a JVM inherits outlives its driver: the next run says that it waits, and gives up after its time."""
+def test_a_run_waits_for_a_checkpoint_that_an_old_jvm_still_writes(tmp_path: Path) -> None:
+    """The lock that a JVM inherits outlives its driver: the next run reports that it waits, and fails after a timeout."""
     with held_checkpoint(str(tmp_path), influx_job()) as held:
         assert held is not None
         inherited = os.dup(held.descriptors[0])
-    said: list[str] = []
+    notices: list[str] = []
     try:
-        busy = held_checkpoint(str(tmp_path), influx_job(), wait_s=0.2, say=said.append)
+        busy = held_checkpoint(str(tmp_path), influx_job(), wait_s=0.2, notify=notices.append)
         with pytest.raises(CheckpointBusy, match="Java process"), busy:
             pass
-        assert 1 == len(said)
+        assert 1 == len(notices)
     finally:
         fcntl.flock(inherited, fcntl.LOCK_UN)
         os.close(inherited)
@@ -95,7 +97,7 @@ def test_a_checkpoint_elsewhere_is_left_to_spark() -> None:
 
 
 def test_each_topic_and_database_has_a_checkpoint_of_its_own(tmp_path: Path) -> None:
-    """The default lies under the cluster's folder, and odd characters stay out of it."""
+    """The default path is under the cluster's folder, without special characters."""
     default = default_checkpoint(tmp_path, replace(influx_job(), topic="c.ingest.a", database="d/../b"))
     assert tmp_path / "c" / "ingest" / "c.ingest.a-d_.._b" == Path(default)
 
@@ -125,7 +127,7 @@ def test_a_task_that_ran_twice_counts_once() -> None:
 
 
 def test_lag_is_counted_over_partitions_and_unknown_without_a_report() -> None:
-    """Records behind, seconds from the newest message read, 0 at the end, -1 while nobody knows."""
+    """Records behind, seconds from the newest message read, 0 at the end, -1 while unknown."""
     report = {"sources": [{"endOffset": '{"t":{"0":5,"1":7}}', "latestOffset": {"t": {"0": 9, "1": 7, "2": 3}}}]}
     assert 7 == lag_records(report)
     assert -1 == lag_records({"sources": [{"endOffset": {"t": {"0": 5}}, "latestOffset": None}]})
@@ -138,18 +140,18 @@ def test_lag_is_counted_over_partitions_and_unknown_without_a_report() -> None:
 
 
 @pytest.mark.parametrize(
-    ("story", "kind", "retriable"),
+    ("trace", "kind", "retriable"),
     [
         (
             "java.lang.IllegalStateException: Partition t-0's offset was changed. Some data may have been lost",
             RawDataLost,
             False,
         ),
-        ("x\nconnectors.log.port.LogUnavailable: Kafka at b does not answer (check)\n", KafkaLost, True),
+        ("x\nheadrace.connectors.log.port.LogUnavailable: Kafka at b does not answer (check)\n", KafkaLost, True),
         ("org.apache.kafka.common.errors.TimeoutException: Timeout of 60000ms expired", KafkaLost, True),
         (
             "NullPointerException at org.apache.spark.sql.kafka010.KafkaMicroBatchStream$.metrics(…)",
-            SparkStumbled,
+            SparkTransientFault,
             True,
         ),
         ("org.apache.kafka.common.errors.RecordTooLargeException: The message is 99 bytes", QueryFailed, False),
@@ -158,20 +160,22 @@ def test_lag_is_counted_over_partitions_and_unknown_without_a_report() -> None:
         ("", QueryFailed, False),
     ],
 )
-def test_a_failed_query_says_why_in_one_line(story: str, kind: type[QueryFailed], retriable: bool) -> None:
-    """Each cause has its class, says whether to try again, and names no stack frame."""
-    failure = explain(RuntimeError(story), "raw")
+def test_a_failed_query_has_its_cause_in_one_line(trace: str, kind: type[QueryFailed], retriable: bool) -> None:
+    """Each cause has its class, is retriable or not, and names no stack frame."""
+    failure = explain(RuntimeError(trace), "raw")
     assert (kind, retriable) == (type(failure), failure.retriable)
     assert "\n" not in failure.message
 
 
-def test_the_causes_own_words_are_kept() -> None:
-    """What a worker or the operating system said comes through."""
+def test_the_message_of_the_cause_is_passed_on() -> None:
+    """The message of a worker or of the operating system is part of the error."""
     assert (
         "No space left"
         in explain(RuntimeError("Caused by: java.io.IOException: No space left on device"), "raw").message
     )
-    own = explain(RuntimeError("x\nconsumers.membership.cluster.NoCluster: cluster 'c' does not exist\n"), "raw")
+    own = explain(
+        RuntimeError("x\nheadrace.consumers.membership.cluster.NoCluster: cluster 'c' does not exist\n"), "raw"
+    )
     assert "cluster 'c' does not exist" == own.message
 
 
@@ -181,17 +185,17 @@ def test_the_oldest_version_that_holds_the_columns_is_chosen() -> None:
     second = TableSchema("d", "t", 2, ("host",), (("x", FieldType.INT64), ("y", FieldType.BOOL)))
     third = TableSchema("d", "t", 3, ("host", "rack"), (("x", FieldType.FLOAT64), ("y", FieldType.BOOL)))
     versions = (first, second, third)
-    assert first == oldest_fitting(versions, Columns(("host",), (("x", FieldType.INT64),)))
-    assert second == oldest_fitting(versions, Columns((), (("y", FieldType.BOOL),)))
-    assert third == oldest_fitting(versions, Columns(("host",), (("x", FieldType.FLOAT64),)))
-    assert oldest_fitting(versions, Columns((), (("x", FieldType.STRING),))) is None
+    assert first == oldest_match(versions, Columns(("host",), (("x", FieldType.INT64),)))
+    assert second == oldest_match(versions, Columns((), (("y", FieldType.BOOL),)))
+    assert third == oldest_match(versions, Columns(("host",), (("x", FieldType.FLOAT64),)))
+    assert oldest_match(versions, Columns((), (("x", FieldType.STRING),))) is None
 
 
 def test_only_the_columns_that_clash_are_refused() -> None:
-    """Each refused column with its reason; the others may go on."""
+    """Each refused column has its reason; the others are written."""
     table = TableSchema("d", "t", 1, ("host",), (("x", FieldType.INT64),))
     columns = Columns(("host", "x"), (("X", FieldType.INT64), ("new", FieldType.BOOL)))
-    assert {"x", "X"} == set(refused_columns(table, columns))
+    assert {"x", "X"} == set(rejected_columns(table, columns))
 
 
 def test_dead_letters_of_a_batch_are_made_at_once() -> None:
@@ -209,7 +213,7 @@ def test_dead_letters_of_a_batch_are_made_at_once() -> None:
     ]
 
 
-def test_the_package_is_whole_and_the_same_every_time(tmp_path: Path) -> None:
+def test_the_package_is_complete_and_reproducible(tmp_path: Path) -> None:
     """Code, Avro schemas and Ivy files of our packages; equal content gives an equal file."""
     first, second = build_package(tmp_path), build_package(tmp_path / "..")
     try:
@@ -218,12 +222,12 @@ def test_the_package_is_whole_and_the_same_every_time(tmp_path: Path) -> None:
         second.unlink()
     names = set(zipfile.ZipFile(first).namelist())
     assert {
-        "schemas/forward.avsc",
-        "connectors/kafka/ivy.xml",
-        "pipeline/batches.py",
-        "consumers/membership/cut.py",
+        "headrace/schemas/forward.avsc",
+        "headrace/connectors/kafka/ivy.xml",
+        "headrace/pipeline/ingest_task.py",
+        "headrace/producers/router.py",
     } <= names
-    assert not any(name.startswith(("headrace/", "tests/")) for name in names)
+    assert all(name.startswith("headrace/") for name in names)
 
 
 def test_the_package_works_from_the_zip(tmp_path: Path) -> None:
@@ -231,9 +235,9 @@ def test_the_package_works_from_the_zip(tmp_path: Path) -> None:
     package = build_package(tmp_path)
     program = (
         f"import sys; sys.path.insert(0, {str(package)!r})\n"
-        "import pipeline.batches, schemas.framing\n"
-        "assert '.zip' in schemas.framing.__file__, schemas.framing.__file__\n"
-        "assert len(schemas.framing.codec('forward').prefix) == 10\n"
+        "import headrace.pipeline.ingest_task, headrace.schemas.framing\n"
+        "assert '.zip' in headrace.schemas.framing.__file__, headrace.schemas.framing.__file__\n"
+        "assert len(headrace.schemas.framing.codec('forward').prefix) == 10\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path, check=False, timeout=120
@@ -261,21 +265,24 @@ def test_settings_that_reach_the_broker_hold_for_java_clients() -> None:
     } == java_settings(given)
 
 
-def test_the_class_archive_is_used_only_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each Java and each Spark has an archive of its own in its environment; without it the JVM starts without any option about it."""
+def test_the_class_archive_is_used_only_where_it_exists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each Java and each Spark has an archive of its own in its environment.
+
+    Without it the JVM starts without any option about it.
+    """
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
     java = tmp_path / "java"
     java.write_bytes(b"program")
     jars = JarSet(tmp_path, {})
-    archive = archive_path(jars, java)
+    archive = spark_archive(jars, java)
     assert archive.is_relative_to(tmp_path)
-    assert "" == archive_options(jars, java)
+    assert [] == archive_options(spark_archive(jars, java))
     archive.parent.mkdir()
     archive.touch()
-    assert f"-XX:SharedArchiveFile={archive}" in archive_options(jars, java)
+    assert f"-XX:SharedArchiveFile={archive}" in archive_options(spark_archive(jars, java))
     java.write_bytes(b"another program")
-    assert archive != archive_path(jars, java)
-    assert "" == archive_options(jars, java)
+    assert archive != spark_archive(jars, java)
+    assert [] == archive_options(spark_archive(jars, java))
 
 
 @given(
@@ -284,18 +291,18 @@ def test_the_class_archive_is_used_only_where_it_is(tmp_path: Path, monkeypatch:
     messages_max=st.integers(1, 20),
     bytes_max=st.integers(1, 200),
 )
-def test_pieces_are_joined_in_order_and_cut_by_their_messages_alone(
+def test_rebatch_keeps_the_order_and_depends_on_the_messages_alone(
     lengths: Sequence[int | None], cuts: Sequence[int], messages_max: int, bytes_max: int
 ) -> None:
-    """Every message once and in order; a batch ends with the message that fills it, whatever pieces the messages came in."""
+    """Every message once and in order; a batch ends with the message that fills it, for any pieces on input."""
     values = [None if length is None else b"v" * length for length in lengths]
     whole = pa.record_batch(
         {"value": pa.array(values, pa.binary()), "number": pa.array(range(len(values)), pa.int64())}
     )
     borders = [0, *sorted(min(cut, len(values)) for cut in cuts), len(values)]
     pieces = [whole.slice(begin, end - begin) for begin, end in pairwise(borders)]
-    joined = list(gather(pieces, messages_max, bytes_max))
-    assert list(gather([whole], messages_max, bytes_max)) == joined
+    joined = list(rebatch(pieces, messages_max, bytes_max))
+    assert list(rebatch([whole], messages_max, bytes_max)) == joined
     assert list(range(len(values))) == [number for batch in joined for number in batch["number"].to_pylist()]
     for batch in joined:
         sizes = [len(value or b"") for value in batch["value"].to_pylist()]
@@ -305,7 +312,10 @@ def test_pieces_are_joined_in_order_and_cut_by_their_messages_alone(
 
 
 def test_java_options_of_the_environment_reach_spark_but_for_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Words with spaces stay words; a heap size, which Spark refuses with a page of text, is refused in a line that names the right setting."""
+    """Words with spaces stay words.
+
+    A heap size, which Spark refuses with a page of text, is refused by a line that names the right setting.
+    """
     monkeypatch.setenv(OPTIONS_VARIABLE, "-Xss1m '-Dplant=north hall'")
     assert " -Xss1m '-Dplant=north hall'" == session._java_options()
     monkeypatch.setenv(OPTIONS_VARIABLE, "-Xss1m -Xmx300m")

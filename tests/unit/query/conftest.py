@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from consumers.query.engine import QueryEngine, QuerySettings
+from headrace.consumers.query.engine import QueryEngine
+from headrace.consumers.query.settings import QuerySettings
 from tests.unit.query.memory_source import READINGS, MemorySource, readings
 
 DAY_NS = 86_400_000_000_000
@@ -27,7 +28,7 @@ def source(tmp_path: Path) -> MemorySource:
 
 @pytest.fixture
 def engine(source: MemorySource) -> Iterator[QueryEngine]:
-    """An engine over `source`, whose clock says noon of the third day."""
+    """An engine over `source`, whose clock is at noon of the third day."""
     engine = QueryEngine(
         source,
         [source.directory],

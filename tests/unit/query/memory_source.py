@@ -1,4 +1,4 @@
-"""A TableSource over tables in memory, some of their rows written as Parquet segments: the other side of the engine's contract."""
+"""A TableSource over tables in memory with some rows in Parquet segments: the other side of the engine's contract."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from schemas.tables import FieldType, TableSchema
+from headrace.schemas.tables import FieldType, TableSchema
 
 
 @dataclass
@@ -34,13 +34,13 @@ class MemoryScan:
 
 @dataclass
 class MemorySource:
-    """Tables by name; each has segments with the time range they hold, and live rows. Remembers every scan and what it was asked for."""
+    """Tables by name, with segments and live rows. Remembers the conditions of every scan."""
 
     directory: Path
     schemas: dict[tuple[str, str], TableSchema] = field(default_factory=dict)
     segments: dict[tuple[str, str], list[tuple[Path, pa.Table]]] = field(default_factory=dict)
     live: dict[tuple[str, str], list[pa.Table]] = field(default_factory=dict)
-    asked: list[dict[str, Any]] = field(default_factory=list)
+    requests: list[dict[str, Any]] = field(default_factory=list)
     opened: list[MemoryScan] = field(default_factory=list)
 
     def add(self, schema: TableSchema, *, segments: Sequence[pa.Table] = (), live: Sequence[pa.Table] = ()) -> None:
@@ -71,8 +71,8 @@ class MemorySource:
         end_ns: int | None,
         tags: Mapping[str, Sequence[str]] | None,
     ) -> list[MemoryScan]:
-        """Prunes as hard as the contract allows: whole files, single live rows, columns."""
-        self.asked.append(
+        """Prunes as much as the contract allows: complete files, single live rows, columns."""
+        self.requests.append(
             {"table": (database, table), "columns": columns, "start_ns": start_ns, "end_ns": end_ns, "tags": tags}
         )
         key = (database, table)
@@ -87,12 +87,16 @@ class MemorySource:
         self.opened += scans
         return scans
 
-    def whole(self, database: str, table: str) -> pa.Table:
-        """Every row of a table under its newest schema, the way the view must show it."""
+    def wait_for(self, offsets: Mapping[str, int], timeout_s: float) -> bool:
+        """Rows are in memory before any query."""
+        return True
+
+    def all_rows(self, database: str, table: str) -> pa.Table:
+        """Every row of a table under its newest schema, as the view must show it."""
         schema = self.schemas[database, table]
         types = user_types(schema)
         parts = [*(rows for _, rows in self.segments.get((database, table), [])), *self.live[database, table]]
-        return pa.concat_tables([shown(rows, types) for rows in parts] or [pa.schema(types).empty_table()])
+        return pa.concat_tables([under_schema(rows, types) for rows in parts] or [pa.schema(types).empty_table()])
 
     def _no_rows(self, key: tuple[str, str]) -> pa.Table:
         return pa.schema({**user_types(self.schemas[key]), "time": pa.int64()}).empty_table()
@@ -104,7 +108,7 @@ def user_types(schema: TableSchema) -> dict[str, pa.DataType]:
     return {**dict.fromkeys(schema.tags, pa.string()), "time": pa.timestamp("ns"), **fields}
 
 
-def shown(rows: pa.Table, types: dict[str, pa.DataType]) -> pa.Table:
+def under_schema(rows: pa.Table, types: dict[str, pa.DataType]) -> pa.Table:
     """User rows under a newer schema; an empty tag is null."""
     columns = []
     for name, kind in types.items():
@@ -132,9 +136,9 @@ def keep(
 
 def as_segment(rows: pa.Table) -> pa.Table:
     """User rows as a segment stores them: `time` in microseconds where nothing is lost, else in nanoseconds."""
-    whole = not pc.any(pc.not_equal(pc.multiply(pc.divide(rows["time"], 1000), 1000), rows["time"])).as_py()
+    all_rows = not pc.any(pc.not_equal(pc.multiply(pc.divide(rows["time"], 1000), 1000), rows["time"])).as_py()
     time = rows["time"].cast(pa.timestamp("ns"))
-    return rows.set_column(rows.column_names.index("time"), "time", time.cast(pa.timestamp("us")) if whole else time)
+    return rows.set_column(rows.column_names.index("time"), "time", time.cast(pa.timestamp("us")) if all_rows else time)
 
 
 def readings(

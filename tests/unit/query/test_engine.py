@@ -10,8 +10,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from consumers.query.engine import QueryEngine, QuerySettings
-from consumers.query.errors import (
+from headrace.consumers.query.engine import QueryEngine
+from headrace.consumers.query.query_errors import (
     NotCaughtUp,
     QueryCancelled,
     QueryError,
@@ -22,7 +22,8 @@ from consumers.query.errors import (
     TooManyQueries,
     UnknownTable,
 )
-from schemas.tables import FieldType, TableSchema
+from headrace.consumers.query.settings import QuerySettings
+from headrace.schemas.tables import FieldType, TableSchema
 from tests.unit.query.conftest import DAY_NS, START_NS
 from tests.unit.query.memory_source import MemorySource, readings
 
@@ -51,7 +52,7 @@ def test_columns_come_as_tags_time_fields(engine: QueryEngine) -> None:
 
 
 def test_a_bare_name_is_enough(engine: QueryEngine) -> None:
-    """A table that one database has is found by its own name."""
+    """A table that exists in one database only is found by its bare name."""
     assert [(30,)] == rows(engine, "SELECT count(*) FROM readings")
 
 
@@ -82,7 +83,7 @@ def test_old_segments_show_the_newest_schema(engine: QueryEngine, source: Memory
 
 
 def test_an_empty_tag_is_null_and_an_empty_field_is_not(engine: QueryEngine, source: MemorySource) -> None:
-    """A tag that is not there is null however a row spells that; an empty text of a field stays."""
+    """A missing tag is null, whether a row has null or empty text; an empty text of a field stays."""
     live = readings(START_NS, 2, names=["", "a"], note=["", "x"])
     source.add(TableSchema("lab", "notes", 1, ("name",), (("note", FieldType.STRING),)), live=[live])
     assert [(None, ""), ("a", "x")] == rows(engine, "SELECT name, note FROM lab.notes ORDER BY time")
@@ -101,7 +102,7 @@ def test_a_table_without_rows_has_columns(engine: QueryEngine, source: MemorySou
     assert ["name", "time", "velocity"] == engine.query("SELECT * FROM lab.empty").read_all().schema.names
 
 
-def test_now_is_one_moment_of_the_clock_that_is_handed_in(engine: QueryEngine) -> None:
+def test_now_is_one_moment_of_the_injected_clock(engine: QueryEngine) -> None:
     """`now()`, `current_timestamp` and `today()` agree within a query, compare with `time`, and prune."""
     noon = datetime(2023, 11, 17, 12)
     assert [(noon, noon, noon.date(), noon.date())] == rows(
@@ -111,15 +112,15 @@ def test_now_is_one_moment_of_the_clock_that_is_handed_in(engine: QueryEngine) -
 
 
 def test_pruning_reaches_the_source(engine: QueryEngine, source: MemorySource) -> None:
-    """Time, tags and columns of the statement are what the source is asked for."""
+    """Time, tags and columns of the statement reach the source as conditions of the scan."""
     rows(
         engine,
         "SELECT max(velocity) FROM iot.readings WHERE name = 'truck_1' AND time >= TIMESTAMP '2023-11-16' AND time < '2023-11-17'",
     )
-    (asked,) = source.asked
-    assert ("name", "time", "velocity") == asked["columns"]
-    assert {"name": ("truck_1",)} == asked["tags"]
-    assert START_NS + DAY_NS - 1_000_000_000 == asked["start_ns"]
+    (request,) = source.requests
+    assert ("name", "time", "velocity") == request["columns"]
+    assert {"name": ("truck_1",)} == request["tags"]
+    assert START_NS + DAY_NS - 1_000_000_000 == request["start_ns"]
     assert 1 == engine.statistics.files_scanned
 
 
@@ -133,7 +134,7 @@ def test_a_missing_column_is_named_with_candidates_of_the_whole_table(engine: Qu
 
 
 @pytest.mark.parametrize(
-    ("sql", "said"),
+    ("sql", "expected"),
     [
         ("SELEC 1", "syntax error"),
         ("SELECT 'a'::INT", "'a'"),
@@ -144,11 +145,11 @@ def test_a_missing_column_is_named_with_candidates_of_the_whole_table(engine: Qu
         ("SELECT nothing.velocity FROM readings", "nothing"),
     ],
 )
-def test_errors_of_the_sql_are_one_line(engine: QueryEngine, sql: str, said: str) -> None:
-    """What DuckDB says about the statement arrives as one line that never names the engine's own catalogs."""
+def test_errors_of_the_sql_are_one_line(engine: QueryEngine, sql: str, expected: str) -> None:
+    """DuckDB's error about the statement arrives as one line that never names the engine's own catalogs."""
     with pytest.raises(QueryInvalid) as raised:
         engine.query(sql).read_all()
-    assert said in raised.value.message
+    assert expected in raised.value.message
     assert "\n" not in raised.value.message
     assert "__q" not in str(raised.value)
 
@@ -160,8 +161,8 @@ def test_an_unknown_table_is_refused_before_anything_is_read(engine: QueryEngine
     assert [] == source.opened
 
 
-def test_show_describe_summarize_and_explain_work(engine: QueryEngine, source: MemorySource) -> None:
-    """The statements that look around are answered."""
+def test_show_describe_summarize_and_explain_are_answered(engine: QueryEngine, source: MemorySource) -> None:
+    """SHOW, DESCRIBE, SUMMARIZE and EXPLAIN give rows."""
     assert [("iot", "readings", ["name"], ["velocity float64"], 1)] == rows(engine, "SHOW TABLES")
     assert [("iot",)] == rows(engine, "SHOW DATABASES")
     assert [] == rows(engine, "SHOW TABLES FROM nowhere")
@@ -185,8 +186,8 @@ def test_scans_stay_open_while_the_result_is_and_no_longer(engine: QueryEngine, 
     assert 0 == engine.statistics.running
 
 
-def test_a_result_can_be_cut(engine: QueryEngine) -> None:
-    """`row_limit` ends a result after so many rows, whatever the statement says."""
+def test_a_result_can_be_limited(engine: QueryEngine) -> None:
+    """`row_limit` ends a result after so many rows, whatever the statement is."""
     assert 70_000 == engine.query(LONG, row_limit=70_000).read_all().num_rows
     assert 3 == engine.query("SELECT * FROM iot.readings", row_limit=3).read_all().num_rows
 
@@ -199,7 +200,7 @@ def test_a_large_result_comes_in_batches_that_are_computed_as_they_are_read(engi
 
 
 def test_a_query_out_of_time_is_ended(engine: QueryEngine) -> None:
-    """A query that runs too long raises QueryTimeout, says how long that was, and gives its place back."""
+    """A query that runs too long raises QueryTimeout, names the limit, and releases its permit."""
     with pytest.raises(QueryTimeout, match="150 ms"):
         engine.query(ENDLESS, timeout_ms=150)
     assert (0, 1) == (engine.statistics.running, engine.statistics.timed_out)
@@ -212,8 +213,8 @@ def test_the_time_covers_the_reading_of_the_result(engine: QueryEngine) -> None:
             pass
 
 
-def test_nobody_gets_more_time_than_the_setting(source: MemorySource) -> None:
-    """The setting bounds what a query asks for."""
+def test_the_setting_bounds_every_timeout(source: MemorySource) -> None:
+    """A query with a longer timeout gets that of the setting."""
     engine = QueryEngine(source, [source.directory], QuerySettings(timeout_ms=100))
     with pytest.raises(QueryTimeout, match="100 ms"):
         engine.query(ENDLESS, timeout_ms=1_000_000)
@@ -221,7 +222,7 @@ def test_nobody_gets_more_time_than_the_setting(source: MemorySource) -> None:
 
 
 def test_a_query_beyond_the_memory_limit_fails_alone(source: MemorySource) -> None:
-    """Too much memory is an error with what to do, and the engine goes on answering."""
+    """Too much memory is an error with an action, and the engine answers the next query."""
     engine = QueryEngine(source, [source.directory], QuerySettings(memory_limit_mb=32))
     with pytest.raises(QueryMemory, match="32 MB"):
         engine.query("SELECT list(i) FROM range(10000000) t(i) GROUP BY i // 3").read_all()
@@ -230,7 +231,7 @@ def test_a_query_beyond_the_memory_limit_fails_alone(source: MemorySource) -> No
 
 
 def test_a_running_query_can_be_ended_by_another_thread(engine: QueryEngine) -> None:
-    """`on_start` hands out a function that ends the query before its first rows."""
+    """`on_start` receives a function that ends the query before its first rows."""
     enders: list[object] = []
 
     def end_soon(end: object) -> None:
@@ -253,8 +254,8 @@ def test_closing_a_result_ends_its_reading(engine: QueryEngine) -> None:
         next(batches)
 
 
-def test_places_are_bounded_and_given_back(engine: QueryEngine) -> None:
-    """One query too many is refused at once and may be retried; a closed result makes room."""
+def test_permits_are_bounded_and_released(engine: QueryEngine) -> None:
+    """One query too many is refused at once and retriable; a closed result releases its permit."""
     results = [engine.query(LONG) for _ in range(engine.settings.queries_max)]
     with pytest.raises(TooManyQueries) as raised:
         engine.query("SELECT 1")
@@ -267,7 +268,7 @@ def test_places_are_bounded_and_given_back(engine: QueryEngine) -> None:
 
 
 def test_queries_at_the_same_time_see_their_own_tables(engine: QueryEngine, source: MemorySource) -> None:
-    """Two open results over one table stand side by side, each as of its own scan."""
+    """Two results over one table are open together, each as of its own scan."""
     first = engine.query("SELECT count(*) FROM iot.readings")
     source.add(source.schemas["iot", "readings"], live=[readings(START_NS + 5 * DAY_NS, 7)])
     second = engine.query("SELECT count(*) FROM iot.readings")
@@ -275,14 +276,14 @@ def test_queries_at_the_same_time_see_their_own_tables(engine: QueryEngine, sour
     assert [{"count_star()": 37}] == second.read_all().to_pylist()
 
 
-def test_many_threads_may_ask_at_once(engine: QueryEngine) -> None:
+def test_many_threads_may_query_at_once(engine: QueryEngine) -> None:
     """Concurrent queries give the same answers as one after the other."""
     answers: list[object] = []
 
-    def ask() -> None:
+    def run() -> None:
         answers.extend(rows(engine, "SELECT count(*) FROM iot.readings WHERE velocity >= 5") for _ in range(5))
 
-    threads = [threading.Thread(target=ask) for _ in range(4)]
+    threads = [threading.Thread(target=run) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -290,17 +291,17 @@ def test_many_threads_may_ask_at_once(engine: QueryEngine) -> None:
     assert [[(15,)]] * 20 == answers
 
 
-class WaitingSource(MemorySource):
+class SourceAtOffset5(MemorySource):
     """A source that has reached offset 5 of every group."""
 
     def wait_for(self, offsets: Mapping[str, int], timeout_s: float) -> bool:
-        """True if it need not wait."""
+        """Whether the offsets are reached."""
         return timeout_s > 0 and all(offset <= 5 for offset in offsets.values())
 
 
-def test_a_reader_sees_its_own_writes_or_is_told(tmp_path: Path) -> None:
+def test_a_reader_sees_its_own_writes_or_an_error(tmp_path: Path) -> None:
     """A query with offsets waits for them; when they are not reached in time it does not answer from older rows."""
-    source = WaitingSource(tmp_path)
+    source = SourceAtOffset5(tmp_path)
     engine = QueryEngine(source, [tmp_path])
     assert 1 == engine.query("SELECT 1", after={"n1": 5}).read_all().num_rows
     with pytest.raises(NotCaughtUp, match="offset 6 of group n1") as raised:
@@ -309,8 +310,8 @@ def test_a_reader_sees_its_own_writes_or_is_told(tmp_path: Path) -> None:
     engine.close()
 
 
-def test_a_broken_segment_is_not_the_askers_fault(engine: QueryEngine, source: MemorySource) -> None:
-    """A file that is no Parquet any more is named as such; a file that vanished too."""
+def test_a_broken_segment_is_an_error_of_the_node(engine: QueryEngine, source: MemorySource) -> None:
+    """The error names a segment that is no Parquet file any more, or that is missing."""
     path = source.segments["iot", "readings"][0][0]
     path.write_bytes(b"not parquet at all")
     with pytest.raises(SegmentUnreadable):
@@ -321,12 +322,12 @@ def test_a_broken_segment_is_not_the_askers_fault(engine: QueryEngine, source: M
 
 
 def test_repeated_column_names_are_made_unique(engine: QueryEngine) -> None:
-    """Every column of an answer can be named, and a name that was given keeps its column."""
+    """Every column of an answer has its own name, and a given name stays with its column."""
     assert ["a", "a_2", "a_3", "a_1"] == engine.query("SELECT 1 a, 2 a, 3 a, 4 a_1").read_all().schema.names
 
 
-def test_a_closed_engine_answers_no_more(engine: QueryEngine) -> None:
-    """After `close` every query is refused, and its place is given back."""
+def test_a_closed_engine_refuses_queries(engine: QueryEngine) -> None:
+    """After `close` every query is refused, and its permit is released."""
     engine.close()
     with pytest.raises(QueryError):
         engine.query("SELECT 1")

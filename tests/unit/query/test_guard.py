@@ -7,9 +7,9 @@ from functools import partial
 import duckdb
 import pytest
 
-from consumers.query.database import statement_kinds, syntax_tree
-from consumers.query.errors import FunctionRefused, NotReadOnly, QueryInvalid
-from consumers.query.guard import NESTING_MAX, SQL_BYTES_MAX, Statement, check
+from headrace.consumers.query.database import statement_kinds, syntax_tree
+from headrace.consumers.query.guard import NESTING_MAX, SQL_BYTES_MAX, Statement, check
+from headrace.consumers.query.query_errors import FunctionRefused, NotReadOnly, QueryInvalid
 
 CONNECTION = duckdb.connect(":memory:")
 
@@ -115,8 +115,8 @@ def test_everything_but_one_reading_statement_is_refused_by_name(sql: str, kind:
         "VALUES ((SELECT count(*) FROM glob('*')))",
     ],
 )
-def test_functions_that_reach_outside_are_refused_wherever_they_stand(sql: str) -> None:
-    """Table functions are allowed by name only; a few scalar ones are refused; depth in the statement makes no difference."""
+def test_functions_that_reach_outside_are_refused_at_any_depth(sql: str) -> None:
+    """Table functions are allowed by name only; a few scalar ones are refused; both hold in subqueries too."""
     with pytest.raises(FunctionRefused):
         checked(sql)
 
@@ -141,11 +141,11 @@ def test_functions_that_reach_outside_are_refused_wherever_they_stand(sql: str) 
     ],
 )
 def test_tables_are_those_that_the_parser_of_the_engine_sees(sql: str, tables: set[tuple[str, ...]]) -> None:
-    """Every table reference is found with its whole path, at any depth; text and comments are not taken for tables."""
+    """Every table reference is found with its full path, at any depth; text and comments are not tables."""
     assert tables == {name.path for name in checked(sql).tables}
 
 
-def test_names_of_with_clauses_are_told_apart() -> None:
+def test_names_of_with_clauses_are_distinguished() -> None:
     """Names that WITH defines are reported, plain and recursive ones, so that they need not be tables."""
     statement = checked("WITH RECURSIVE a AS (SELECT 1 UNION ALL SELECT 2 FROM a), B AS (SELECT 1) SELECT * FROM a, b")
     assert frozenset({"a", "b"}) == statement.cte_names
@@ -159,7 +159,7 @@ def test_names_of_with_clauses_are_told_apart() -> None:
         ("/* EXPLAIN */ EXPLAIN /* ANALYZE */ SELECT 1", "EXPLAIN ", " /* ANALYZE */ SELECT 1"),
     ],
 )
-def test_explain_is_taken_off_and_what_it_explains_is_checked(sql: str, explain: str, inner: str) -> None:
+def test_the_statement_under_explain_is_checked(sql: str, explain: str, inner: str) -> None:
     """EXPLAIN and EXPLAIN ANALYZE are understood around a reading statement."""
     statement = checked(sql)
     assert (explain, inner) == (statement.explain, statement.sql)
@@ -181,7 +181,7 @@ def test_show_is_answered_by_the_engine_itself(sql: str, show: str, database: st
 
 
 def test_describe_needs_no_rows_and_summarize_does() -> None:
-    """DESCRIBE asks for the shape of a table only."""
+    """DESCRIBE needs the columns of a table only."""
     assert (True, False) == (checked("DESCRIBE a.b").described, checked("SUMMARIZE a.b").described)
 
 
@@ -196,17 +196,17 @@ def test_text_that_is_no_statement_is_refused_clearly(sql: str) -> None:
 @pytest.mark.parametrize(
     "opening", ["(", "( ')' ", "( E'\\')' ", "( /* ) */", "( $$)$$ ", "abs(", "[", "{'a': ", "(SELECT "]
 )
-def test_nesting_that_holds_up_the_parser_is_refused_before_it(opening: str) -> None:
-    """Brackets may nest a hundred deep, however they are hidden among quotes; then the parser is not asked at all."""
+def test_deep_nesting_is_refused_before_the_parser(opening: str) -> None:
+    """Brackets may nest a hundred deep, also among quotes; above that the parser is not called."""
 
     def parser(_sql: str) -> list[str]:
-        pytest.fail("the parser was asked")
+        pytest.fail("the parser was called")
 
     with pytest.raises(QueryInvalid, match="nests brackets"):
         check("SELECT " + opening * (NESTING_MAX + 1), parser, lambda _sql: {})
 
 
 def test_wide_sql_is_not_deep() -> None:
-    """Many brackets beside each other are no nesting, and so are balanced ones in quotes."""
+    """Neither brackets beside each other nor balanced ones in quotes are nesting."""
     rows = ", ".join("(1, '()')" for _ in range(2_000))
     assert () == checked(f"SELECT * FROM (VALUES {rows})").tables

@@ -7,12 +7,12 @@ from functools import partial
 import duckdb
 import pytest
 
-from consumers.query.database import statement_kinds, syntax_tree
-from consumers.query.guard import check
-from consumers.query.names import resolve
-from consumers.query.planner import PLANNED_BYTES_MAX, ScanPlan, plan_scans
-from consumers.query.predicates import DAY_NS, SLACK_NS
-from schemas.tables import FieldType, TableSchema
+from headrace.consumers.query.database import statement_kinds, syntax_tree
+from headrace.consumers.query.guard import check
+from headrace.consumers.query.planner import PLANNED_BYTES_MAX, ScanPlan, plan_scans
+from headrace.consumers.query.predicates import DAY_NS, SLACK_NS
+from headrace.consumers.query.table_names import resolve
+from headrace.schemas.tables import FieldType, TableSchema
 
 CONNECTION = duckdb.connect(":memory:")
 SECOND_NS = 1_000_000_000
@@ -91,7 +91,7 @@ def test_conditions_on_time_narrow_the_range(condition: str, start_ns: int | Non
     ],
 )
 def test_rounded_times_narrow_with_the_width_of_the_rounding(condition: str, width_ns: int) -> None:
-    """A time rounded down lies within a bucket of the time itself, so the range is a bucket wider at each end."""
+    """A time rounded down is within a bucket of the time itself, so the range is a bucket wider at each end."""
     found = plan(f"SELECT velocity FROM iot.readings WHERE {condition}")
     assert (DAY_2024_NS - width_ns, DAY_2024_NS + width_ns + 1) == (found.start_ns, found.end_ns)
 
@@ -132,7 +132,7 @@ def test_rounded_times_narrow_with_the_width_of_the_rounding(condition: str, wid
     ],
 )
 def test_conditions_that_prove_nothing_narrow_nothing(sql: str) -> None:
-    """Where a row that fails the condition can still matter, or nobody knows, everything is read."""
+    """Where a row that fails the condition can still matter, every row is read."""
     found = plan(sql)
     assert (None, None, {}, False) == (found.start_ns, found.end_ns, found.tags, found.empty)
 
@@ -148,7 +148,7 @@ def test_conditions_that_prove_nothing_narrow_nothing(sql: str) -> None:
         ("r.name = 'a' AND e.name = 'b'", {"name": ("a",)}),
     ],
 )
-def test_equal_tags_are_handed_down(condition: str, tags: dict[str, tuple[str, ...]]) -> None:
+def test_equal_tags_are_pushed_down(condition: str, tags: dict[str, tuple[str, ...]]) -> None:
     """Equality with text and IN over text become the values that a tag may have."""
     tables = "iot.readings r JOIN iot.events e USING (time)" if "r." in condition else "iot.readings"
     assert tags == plan(f"SELECT velocity FROM {tables} WHERE {condition}").tags
@@ -180,7 +180,7 @@ def test_equal_tags_are_handed_down(condition: str, tags: dict[str, tuple[str, .
     ],
 )
 def test_columns_are_those_that_are_named(sql: str, columns: tuple[str, ...] | None) -> None:
-    """Columns whose name stands anywhere are read, in table order; a star, or anything like one, reads all."""
+    """Columns named anywhere in the statement are read, in table order; a star, or anything like one, reads all."""
     assert columns == plan(sql).columns
 
 
@@ -196,8 +196,11 @@ def test_columns_are_those_that_are_named(sql: str, columns: tuple[str, ...] | N
         "iot.events e, iot.readings r WHERE r.name = e.name AND r.time >= '2024-01-01'",
     ],
 )
-def test_conditions_reach_through_joins_where_they_must_hold(join: str) -> None:
-    """WHERE narrows every table of an ordinary join; ON narrows both sides of an inner and the right side of a left join."""
+def test_conditions_are_pushed_through_joins_where_they_must_hold(join: str) -> None:
+    """WHERE narrows every table of an ordinary join.
+
+    ON narrows both sides of an inner and the right side of a left join.
+    """
     found = plans(f"SELECT r.velocity, e.code FROM {join}")
     assert DAY_2024_NS - SLACK_NS == found["readings"].start_ns
     assert found["events"].start_ns is None
@@ -219,13 +222,13 @@ def test_a_range_without_times_reads_no_rows() -> None:
 
 
 def test_describe_reads_no_rows() -> None:
-    """Only the shape is needed."""
+    """DESCRIBE needs the schema only."""
     assert plan("DESCRIBE SELECT * FROM iot.readings").empty
 
 
 @pytest.mark.parametrize("year", ["0001", "1500", "2400", "9999"])
 def test_times_beyond_nanoseconds_do_not_overflow(year: str) -> None:
-    """A bound outside of what int64 nanoseconds can say is dropped or clamped."""
+    """A bound out of the range of int64 nanoseconds is dropped or clamped."""
     after = plan(f"SELECT load FROM iot.readings WHERE time >= TIMESTAMP '{year}-01-01'")
     before = plan(f"SELECT load FROM iot.readings WHERE time < TIMESTAMP '{year}-01-01'")
     assert all(bound is None or -(2**63) <= bound < 2**63 for bound in (after.start_ns, before.end_ns))
@@ -234,6 +237,6 @@ def test_times_beyond_nanoseconds_do_not_overflow(year: str) -> None:
 
 
 def test_long_sql_is_not_narrowed() -> None:
-    """SQL beyond the limit is read whole instead of being parsed in Python."""
+    """For SQL beyond the limit all rows are read instead of parsing it in Python."""
     values = ", ".join(f"'{number:08}'" for number in range(PLANNED_BYTES_MAX // 10))
     assert ScanPlan() == plan(f"SELECT load FROM iot.readings WHERE name IN ({values})")

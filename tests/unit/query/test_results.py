@@ -16,14 +16,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from consumers.query.results import FormatUnknown, encode
-from consumers.query.text import plain_text
+from headrace.consumers.query.result_formats import FormatUnknown, encode, plain_text
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def encoded(name: str, table: pa.Table, batch_rows: int = 3) -> bytes:
-    """A table in a format, as if it had come in small batches."""
+    """A table in a format, encoded from small batches."""
     return b"".join(encode(name, table.schema, table.to_batches(max_chunksize=batch_rows)))
 
 
@@ -32,7 +31,7 @@ def json_of(table: pa.Table) -> list[dict[str, object]]:
     return json.loads(encoded("json", table), parse_float=Decimal)
 
 
-def asked(sql: str) -> pa.Table:
+def duckdb_result(sql: str) -> pa.Table:
     """What DuckDB itself gives for a statement."""
     return duckdb.connect(":memory:").sql(sql).to_arrow_table()
 
@@ -82,8 +81,8 @@ def asked(sql: str) -> pa.Table:
     ],
 )
 def test_values_as_json(sql: str, expected: object) -> None:
-    """Every type has one form in JSON: numbers stay exact numbers, times have nine digits, what JSON cannot say is null."""
-    assert [{"x": expected}] == json_of(asked(sql))
+    """Every type has one form in JSON: numbers stay exact numbers, times have nine digits, values without a JSON form are null."""
+    assert [{"x": expected}] == json_of(duckdb_result(sql))
 
 
 def test_times_past_the_year_9999_stay_readable() -> None:
@@ -99,7 +98,7 @@ def test_times_past_the_year_9999_stay_readable() -> None:
 
 
 @pytest.mark.parametrize("name", ["json", "csv", "arrow"])
-def test_an_answer_without_rows_is_whole(name: str) -> None:
+def test_an_answer_without_rows_is_complete(name: str) -> None:
     """No rows: an empty array, a header, an empty stream."""
     table = pa.schema([("a", pa.int64()), ("b, c", pa.string())]).empty_table()
     found = encoded(name, table)
@@ -110,16 +109,19 @@ def test_an_answer_without_rows_is_whole(name: str) -> None:
 
 
 def test_csv_quotes_what_needs_it() -> None:
-    """RFC 4180: quotes doubled, commas and line ends quoted, nothing for null, `""` for empty text; nested values as JSON."""
-    table = asked(
+    """RFC 4180: quotes doubled, commas and line ends quoted, nothing for null, `""` for empty text.
+
+    Nested values as JSON.
+    """
+    table = duckdb_result(
         "SELECT * FROM (VALUES ('a,b', 'say \"x\"', NULL, [1, 2], 1.5), ('', 'two' || chr(10) || 'lines', 'plain', NULL, NULL)) t(a, b, c, d, e)"
     )
     assert b'a,b,c,d,e\n"a,b","say ""x""",,"[1,2]",1.5\n"","two\nlines",plain,,\n' == encoded("csv", table)
 
 
-def test_arrow_is_what_came(tmp_path: object) -> None:
-    """An Arrow answer is the very rows, types and all."""
-    table = asked("SELECT i, 'x' || i AS s, [i] AS l, make_timestamp_ns(i) AS t FROM range(10) t(i)")
+def test_arrow_has_the_rows_unchanged(tmp_path: object) -> None:
+    """An Arrow answer has equal rows and types."""
+    table = duckdb_result("SELECT i, 'x' || i AS s, [i] AS l, make_timestamp_ns(i) AS t FROM range(10) t(i)")
     assert table.equals(pa.ipc.open_stream(encoded("arrow", table)).read_all())
 
 
@@ -130,8 +132,8 @@ def test_an_unknown_format_is_refused() -> None:
     assert "json, csv, arrow" in raised.value.action
 
 
-def test_pieces_come_as_the_rows_do() -> None:
-    """A long answer is not held back until its end."""
+def test_an_answer_is_streamed() -> None:
+    """The first bytes of an answer are sent before its last row is computed."""
     batch = pa.record_batch({"a": pa.array(range(1_000))})
 
     def endless() -> object:
@@ -206,7 +208,7 @@ def iso(moment_ns: int) -> str:
 @settings(max_examples=60)
 @given(tables, st.integers(1, 4))
 def test_any_rows_read_back_from_json(rows: list[dict[str, object]], batch_rows: int) -> None:
-    """Whatever the values and however they are cut into batches, a JSON reader finds the rows."""
+    """For any values in any batches a JSON reader finds the rows."""
     table = pa.Table.from_pylist(rows, SCHEMA)
     assert [modelled(row) for row in rows] == json.loads(encoded("json", table, batch_rows))
 

@@ -1,4 +1,4 @@
-"""A node that is all view: an engine over one small table, and states that a test sets."""
+"""A fake node with the HTTP server, an engine over one small table, and a state that a test sets."""
 
 from __future__ import annotations
 
@@ -10,16 +10,18 @@ import httpx
 import pytest
 import structlog
 
-from consumers.query.engine import QueryEngine, QuerySettings
-from consumers.serve.app import create_app
-from consumers.serve.server import Server
+from headrace.consumers.query.engine import QueryEngine
+from headrace.consumers.query.settings import QuerySettings
+from headrace.consumers.serve.app import create_app
+from headrace.consumers.serve.node_api import NodeFigures
+from headrace.consumers.serve.server import Server
 from tests.unit.query.memory_source import READINGS, MemorySource, readings
 
 START_NS = 1_700_006_400_000_000_000
 
 
 class FakeNode:
-    """A NodeView whose answers a test sets; its source can be made to wait."""
+    """A NodeApi whose values a test sets."""
 
     def __init__(self, directory: Path) -> None:
         self.source = MemorySource(directory)
@@ -50,13 +52,13 @@ class FakeNode:
             "members": [],
         }
 
-    def metrics(self) -> str:
-        return "# TYPE headrace_rows_total counter\nheadrace_rows_total 5\n"
+    def figures(self) -> NodeFigures:
+        return NodeFigures(987_654, {}, 6, 1, {"syncs": 5.0}, {"queue_bytes": 1_024.0})
 
 
 @pytest.fixture(autouse=True)
 def own_logging() -> None:
-    """Logging as it is by default: commands that ran before may have left it on a stream that is closed by now."""
+    """Default logging: earlier commands may have configured a stream that is closed by now."""
     structlog.reset_defaults()
 
 

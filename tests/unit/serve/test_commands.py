@@ -11,9 +11,10 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-from consumers.query.errors import UnknownTable
-from consumers.serve.client import AnswerCut, NodeAddressInvalid, NodeClient
 from headrace.cli import query, status
+from headrace.connectors.http import AnswerCut
+from headrace.consumers.query.query_errors import UnknownTable
+from headrace.node_client import NodeAddressInvalid, NodeClient
 from tests.unit.serve.conftest import FakeNode
 
 ROWS = "SELECT name, velocity, time FROM iot.readings ORDER BY time LIMIT 2"
@@ -44,7 +45,7 @@ def test_rows_as_json(client: httpx.Client) -> None:
 
 
 def test_rows_as_csv_and_arrow(client: httpx.Client) -> None:
-    """The other formats come through as the node sends them."""
+    """The other formats are printed as the node sends them."""
     csv = run("query", ROWS, "--node", str(client.base_url), "--format", "csv")
     assert "name,velocity,time" == csv.stdout.splitlines()[0]
     arrow = run("query", ROWS, "--node", str(client.base_url), "--format", "arrow")
@@ -60,7 +61,7 @@ def test_rows_as_a_table_with_the_count_on_stderr(client: httpx.Client) -> None:
     assert "1 row," in run("query", "SELECT 1", "--node", str(client.base_url)).stderr
 
 
-def test_long_tables_are_cut_and_said_to_be(client: httpx.Client) -> None:
+def test_long_tables_are_limited_with_the_true_count(client: httpx.Client) -> None:
     """A terminal gets the first thousand rows and the true count."""
     result = run("query", "SELECT i FROM range(70000) t(i)", "--node", str(client.base_url))
     assert "70,000 rows (the first 1,000 shown)" in result.stderr
@@ -77,8 +78,8 @@ def test_sql_from_stdin(client: httpx.Client) -> None:
     )
 
 
-def test_a_wrong_query_is_one_clear_line(client: httpx.Client) -> None:
-    """The node's error and what to do go to stderr, nothing to stdout, and the exit code is 1."""
+def test_a_wrong_query_is_one_line(client: httpx.Client) -> None:
+    """The node's error and its action go to stderr, nothing to stdout, and the exit code is 1."""
     result = run("query", "SELECT * FROM iot.reading", "--node", str(client.base_url))
     assert (1, "") == (result.exit_code, result.stdout)
     assert "error: there is no table 'iot.reading'\nwhat to do: did you mean iot.readings?\n" == result.stderr
@@ -87,7 +88,7 @@ def test_a_wrong_query_is_one_clear_line(client: httpx.Client) -> None:
 
 
 def test_a_node_that_is_not_there_is_named() -> None:
-    """Unreachable nodes and missing or malformed addresses end with a clear line."""
+    """Unreachable nodes and missing or malformed addresses end with one line."""
     gone = run("query", "SELECT 1", "--node", "http://127.0.0.1:1")
     assert 1 == gone.exit_code
     assert "no node answers at http://127.0.0.1:1" in gone.stderr
@@ -98,7 +99,7 @@ def test_a_node_that_is_not_there_is_named() -> None:
 def test_the_node_comes_from_environment_or_file(
     client: httpx.Client, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """`headrace query` works bare where a setting names the node; the flag wins."""
+    """`headrace query` needs no flag where a setting names the node; the flag wins."""
     (tmp_path / "headrace.toml").write_text('[node]\nurl = "http://127.0.0.1:1"\n')
     assert 1 == run("query", "SELECT 1", "--json").exit_code
     monkeypatch.setenv("HEADRACE__NODE__URL", str(client.base_url))
@@ -106,8 +107,8 @@ def test_the_node_comes_from_environment_or_file(
     assert 1 == run("query", "SELECT 1", "--json", "--node", "http://127.0.0.1:1").exit_code
 
 
-def test_a_cut_answer_fails_after_what_came(client: httpx.Client) -> None:
-    """Rows that came are printed, the exit code and stderr say that they are not all."""
+def test_a_cut_answer_fails_after_the_received_rows(client: httpx.Client) -> None:
+    """Received rows are printed; exit code and stderr report that they are not all."""
     sql = "SELECT CASE WHEN i = 4900000 THEN error('boom') ELSE i END AS i FROM range(5000000) t(i)"
     result = run("query", sql, "--format", "csv", "--node", str(client.base_url))
     assert 1 == result.exit_code
@@ -163,3 +164,8 @@ def test_addresses_are_checked(url: str) -> None:
     """Anything that is not http://host:port is refused before a connection is tried."""
     with pytest.raises(NodeAddressInvalid):
         NodeClient(url)
+
+
+def test_a_link_to_the_page_is_the_address_of_its_node() -> None:
+    """A copied link may carry the page's query and a fragment; requests go to the node's own paths."""
+    assert "http://127.0.0.1:8080" == NodeClient("http://127.0.0.1:8080/?q=SELECT+1#chart").url

@@ -10,7 +10,7 @@ import httpx
 import pyarrow as pa
 import pytest
 
-from consumers.query.errors import TooManyQueries
+from headrace.consumers.query.query_errors import TooManyQueries
 from tests.unit.serve.conftest import FakeNode
 
 ENDLESS = "SELECT count(*) FROM range(1000000000000) a(i) WHERE i % 7 = 3"
@@ -18,7 +18,7 @@ LONG = "SELECT i, sin(i) AS s FROM range(500000000) t(i)"
 
 
 def eventually(holds: Callable[[], bool]) -> bool:
-    """Whether something comes true within a generous time."""
+    """Whether a condition becomes true within a generous time."""
     for _ in range(400):
         if holds():
             return True
@@ -26,8 +26,8 @@ def eventually(holds: Callable[[], bool]) -> bool:
     return False
 
 
-def test_health_says_yes_and_why_not(client: httpx.Client, node: FakeNode) -> None:
-    """Each health route answers 200 when all is well, and 503 with reasons as JSON when not."""
+def test_health_gives_reasons(client: httpx.Client, node: FakeNode) -> None:
+    """Each health route answers 200, or 503 with reasons as JSON."""
     for route in ("live", "ready", "startup"):
         assert (200, {"ok": True, "reasons": []}) == (
             (answer := client.get(f"/health/{route}")).status_code,
@@ -42,16 +42,16 @@ def test_health_says_yes_and_why_not(client: httpx.Client, node: FakeNode) -> No
 
 
 def test_metrics_are_prometheus_text(client: httpx.Client) -> None:
-    """The node's metrics are passed on under the media type that Prometheus expects."""
+    """The node's metrics have the media type that Prometheus expects."""
     answer = client.get("/metrics")
-    assert "headrace_rows_total 5" in answer.text
+    assert "headrace_consumed_bytes 987654.0" in answer.text
     assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
 
 
 def test_metrics_count_queries_by_outcome_beside_their_limits(client: httpx.Client) -> None:
-    """Answers, failures and timeouts are told apart, and every limit is there to compare with."""
-    for asked in ({"sql": "SELECT * FROM iot.readings"}, {"sql": "SELEC"}, {"sql": ENDLESS, "timeout_ms": 50}):
-        client.post("/api/v1/query", json=asked)
+    """Answers, failures and timeouts are counted separately, and every limit is there to compare with."""
+    for query in ({"sql": "SELECT * FROM iot.readings"}, {"sql": "SELEC"}, {"sql": ENDLESS, "timeout_ms": 50}):
+        client.post("/api/v1/query", json=query)
     lines = client.get("/metrics").text.splitlines()
     for outcome, count in (("answered", 1), ("failed", 1), ("timed_out", 1), ("refused", 0)):
         assert f'headrace_queries_total{{outcome="{outcome}"}} {count}.0' in lines
@@ -60,7 +60,7 @@ def test_metrics_count_queries_by_outcome_beside_their_limits(client: httpx.Clie
 
 
 def test_status_is_the_nodes_own_with_its_queries(client: httpx.Client) -> None:
-    """Status carries what the node says, and the counters of queries beside their limits."""
+    """The node's own status, with the counters of queries beside their limits."""
     client.get("/api/v1/query", params={"q": "SELECT 1"})
     status = client.get("/api/v1/status").json()
     assert ("n1", True) == (status["node"], status["ready"])
@@ -81,7 +81,7 @@ def test_tables_list_their_columns(client: httpx.Client) -> None:
 
 
 def test_a_query_by_get_and_by_post(client: httpx.Client) -> None:
-    """The same question in both forms has the same answer."""
+    """The same query in both forms has the same result."""
     sql = "SELECT name, count(*) AS n FROM iot.readings GROUP BY ALL ORDER BY ALL"
     expected = [{"name": "truck_1", "n": 8}, {"name": "truck_2", "n": 7}]
     assert expected == client.get("/api/v1/query", params={"q": sql}).json()
@@ -89,7 +89,7 @@ def test_a_query_by_get_and_by_post(client: httpx.Client) -> None:
 
 
 def test_formats_have_their_media_types(client: httpx.Client) -> None:
-    """JSON, CSV and Arrow come under their own types."""
+    """JSON, CSV and Arrow have their own types."""
     csv = client.post("/api/v1/query", json={"sql": "SELECT 1 AS a", "format": "csv"})
     assert ("text/csv; charset=utf-8", "a\n1\n") == (csv.headers["content-type"], csv.text)
     arrow = client.get("/api/v1/query", params={"q": "SELECT 1 AS a", "format": "arrow"})
@@ -132,7 +132,7 @@ def test_a_bad_query_is_400_with_kind_message_and_action(client: httpx.Client, s
         ["SELECT 1"],
     ],
 )
-def test_a_request_that_is_no_question_is_refused(client: httpx.Client, document: object) -> None:
+def test_a_request_that_is_no_query_is_refused(client: httpx.Client, document: object) -> None:
     """Every part of a request is checked, and the message names the part."""
     answer = client.post("/api/v1/query", json=document)
     assert (400, "RequestInvalid") == (answer.status_code, answer.json()["error"]["kind"])
@@ -141,8 +141,8 @@ def test_a_request_that_is_no_question_is_refused(client: httpx.Client, document
 @pytest.mark.parametrize(
     "query", ["", "q=", "q=SELECT+1&limit=x", "q=SELECT+1&after=x", "q=SELECT+1&timeout_ms=-1", "q=SELECT+1&sql=x&z=1"]
 )
-def test_a_link_that_is_no_question_is_refused(client: httpx.Client, query: str) -> None:
-    """The same for questions in the address."""
+def test_a_link_that_is_no_query_is_refused(client: httpx.Client, query: str) -> None:
+    """The same for queries in the address."""
     assert "RequestInvalid" == client.get(f"/api/v1/query?{query}").json()["error"]["kind"]
 
 
@@ -168,7 +168,7 @@ def test_bodies_are_bounded_and_are_json(client: httpx.Client) -> None:
 
 
 def test_a_node_that_is_not_ready_answers_no_query(client: httpx.Client, node: FakeNode) -> None:
-    """An unsynced node refuses with 503, its reasons, and when to come back."""
+    """An unsynced node refuses with 503, its reasons, and a Retry-After header."""
     node.reasons = ["group n1: diverged"]
     answer = client.get("/api/v1/query", params={"q": "SELECT 1"})
     assert (503, "NotReady", "1") == (answer.status_code, answer.json()["error"]["kind"], answer.headers["retry-after"])
@@ -176,13 +176,13 @@ def test_a_node_that_is_not_ready_answers_no_query(client: httpx.Client, node: F
 
 
 def test_a_query_out_of_time_is_504(client: httpx.Client) -> None:
-    """The time a request asks for is kept."""
+    """The timeout in a request is enforced."""
     answer = client.post("/api/v1/query", json={"sql": ENDLESS, "timeout_ms": 100})
     assert (504, "QueryTimeout") == (answer.status_code, answer.json()["error"]["kind"])
 
 
 def test_one_query_too_many_is_503_while_health_still_answers(client: httpx.Client, node: FakeNode) -> None:
-    """With every place taken a query is refused at once, may be retried, and nothing else waits."""
+    """With every permit taken a query is refused at once, may be retried, and nothing else waits."""
     held = [node.engine.query(LONG) for _ in range(node.engine.settings.queries_max)]
     answer = client.get("/api/v1/query", params={"q": "SELECT 1"})
     assert (503, TooManyQueries.__name__, "1") == (
@@ -196,24 +196,24 @@ def test_one_query_too_many_is_503_while_health_still_answers(client: httpx.Clie
     assert 200 == client.get("/api/v1/query", params={"q": "SELECT 1"}).status_code
 
 
-def test_health_answers_while_every_place_is_waiting_for_first_rows(client: httpx.Client, node: FakeNode) -> None:
-    """Queries that compute without giving rows keep no other request from being answered."""
-    asked = {"sql": ENDLESS, "timeout_ms": 3_000}
-    askers = [
-        threading.Thread(target=lambda: httpx.post(f"{client.base_url}/api/v1/query", json=asked, timeout=30))
+def test_health_answers_while_every_permit_waits_for_first_rows(client: httpx.Client, node: FakeNode) -> None:
+    """Queries that compute without a first row delay no other request."""
+    query = {"sql": ENDLESS, "timeout_ms": 3_000}
+    client_threads = [
+        threading.Thread(target=lambda: httpx.post(f"{client.base_url}/api/v1/query", json=query, timeout=30))
         for _ in range(2)
     ]
-    for asker in askers:
-        asker.start()
+    for client_thread in client_threads:
+        client_thread.start()
     assert eventually(lambda: node.engine.statistics.running == 2)
     assert 200 == client.get("/health/live").status_code
     assert 2 == client.get("/api/v1/status").json()["queries"]["running"]
-    for asker in askers:
-        asker.join()
+    for client_thread in client_threads:
+        client_thread.join()
 
 
-def test_a_client_that_leaves_takes_its_query_along(client: httpx.Client, node: FakeNode) -> None:
-    """A query whose client has gone is ended, before its first row and in the middle of its answer."""
+def test_a_disconnected_client_ends_its_query(client: httpx.Client, node: FakeNode) -> None:
+    """A query whose client disconnects is ended, before its first row and in the middle of its answer."""
     with pytest.raises(httpx.ReadTimeout):
         client.post("/api/v1/query", json={"sql": ENDLESS}, timeout=0.3)
     assert eventually(lambda: node.engine.statistics.running == 0)
@@ -224,21 +224,21 @@ def test_a_client_that_leaves_takes_its_query_along(client: httpx.Client, node: 
 
 
 def test_an_answer_that_fails_midway_is_cut_not_ended(client: httpx.Client, node: FakeNode) -> None:
-    """Nobody can take the first part of an answer for the whole: the connection breaks without an end."""
+    """The connection breaks without a final chunk, so no client mistakes a part of an answer for all of it."""
     sql = "SELECT CASE WHEN i = 4900000 THEN error('boom') ELSE i END AS i FROM range(5000000) t(i)"
     with pytest.raises(httpx.RemoteProtocolError):
         client.post("/api/v1/query", json={"sql": sql})
     assert eventually(lambda: node.engine.statistics.running == 0)
 
 
-def test_a_long_answer_comes_whole(client: httpx.Client) -> None:
-    """Three hundred thousand rows stream through the socket without loss; `limit` cuts them."""
+def test_a_long_answer_is_complete(client: httpx.Client) -> None:
+    """Three hundred thousand rows stream through the socket without loss; `limit` truncates them."""
     sql = "SELECT i FROM range(300000) t(i)"
     assert 300_000 == len(client.post("/api/v1/query", json={"sql": sql}).json())
     assert [{"i": 0}, {"i": 1}] == client.post("/api/v1/query", json={"sql": sql, "limit": 2}).json()
 
 
-def test_what_is_not_there_is_json_too(client: httpx.Client) -> None:
+def test_unknown_paths_are_json_errors(client: httpx.Client) -> None:
     """Unknown paths and wrong methods have the shape of every other error."""
     assert (404, "Http") == ((answer := client.get("/nothing")).status_code, answer.json()["error"]["kind"])
     assert 405 == client.delete("/api/v1/query").status_code
@@ -247,7 +247,7 @@ def test_what_is_not_there_is_json_too(client: httpx.Client) -> None:
 def test_a_fault_of_the_node_is_500_without_details(
     client: httpx.Client, node: FakeNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What breaks inside is logged there and not told to clients."""
+    """An unexpected error is logged at the node and not sent to clients."""
 
     def broken() -> dict[str, object]:
         raise RuntimeError("the inside of the node")

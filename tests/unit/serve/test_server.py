@@ -8,12 +8,12 @@ import threading
 import httpx
 import pytest
 
-from consumers.serve.app import create_app
-from consumers.serve.server import AddressInUse, Server
+from headrace.consumers.serve.app import create_app
+from headrace.consumers.serve.server import AddressInUse, Server
 from tests.unit.serve.conftest import FakeNode
 
 
-def test_port_0_takes_a_free_one_and_says_which(node: FakeNode) -> None:
+def test_port_0_selects_a_free_port(node: FakeNode) -> None:
     """The address is known when `start` returns, and answers at once."""
     server = Server(create_app(node), "127.0.0.1", 0)
     url = server.start()
@@ -23,7 +23,7 @@ def test_port_0_takes_a_free_one_and_says_which(node: FakeNode) -> None:
 
 
 def test_a_taken_address_is_named(node: FakeNode) -> None:
-    """An address in use is a typed error with the address in it, and the one who has it goes on."""
+    """An address in use is a typed error with the address in it, and the server on it continues."""
     first = Server(create_app(node))
     port = int(first.start().rsplit(":", 1)[1])
     with pytest.raises(AddressInUse, match=str(port)):
@@ -32,7 +32,7 @@ def test_a_taken_address_is_named(node: FakeNode) -> None:
     first.stop()
 
 
-def test_an_address_of_no_machine_here_is_named(node: FakeNode) -> None:
+def test_an_address_of_another_machine_is_named(node: FakeNode) -> None:
     """An address that is not one of this machine's is refused the same way."""
     with pytest.raises(AddressInUse, match=r"192\.0\.2\.1"):
         Server(create_app(node), "192.0.2.1", 0).start()
@@ -50,7 +50,7 @@ def test_stop_frees_the_port_and_ends_the_thread(node: FakeNode) -> None:
 
 
 def test_stop_does_not_wait_for_a_client_that_reads_nothing(node: FakeNode) -> None:
-    """An answer that nobody reads is cut, and its query ends."""
+    """An answer that no client reads is aborted, and its query ends."""
     server = Server(create_app(node))
     url = server.start()
     with httpx.stream(

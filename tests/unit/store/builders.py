@@ -9,10 +9,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from consumers.store import Scan, Store
-from schemas.payload import SERIES_COLUMN
-from schemas.series import series_key
-from schemas.tables import DatabaseSchema, FieldType, TableSchema
+from headrace.consumers.store import Store, TableScan
+from headrace.schemas.payload import SERIES_COLUMN
+from headrace.schemas.series import series_key
+from headrace.schemas.tables import DatabaseSchema, FieldType, TableSchema
 
 HOUR_NS = 3_600_000_000_000
 DATABASE = DatabaseSchema("plant", slice_ns=HOUR_NS, buckets=3)
@@ -51,7 +51,7 @@ def seal(store: Store, version: int, state: bytes = b"", era: int = 1) -> None:
 
 
 def comparable(value: Any) -> Any:
-    """A value that equals itself: floats by their text, so that NaN and -0.0 are told apart and equal to themselves."""
+    """A comparable value: floats become text, so that NaN equals itself and -0.0 differs from 0.0."""
     return repr(value) if isinstance(value, float) else value
 
 
@@ -69,7 +69,7 @@ def answer_of(tables: Iterable[pa.Table], tags: Sequence[str]) -> Answer:
     return found
 
 
-def scanned(scan: Scan, schema: TableSchema) -> Answer:
+def scanned(scan: TableScan, schema: TableSchema) -> Answer:
     """Both halves of a scan together, under the newest schema of the table."""
     return answer_of([scan.table, *(widened(read_file(path), schema) for path in scan.files)], schema.tags)
 
@@ -88,9 +88,9 @@ def read_file(path: Path) -> pa.Table:
     return pq.read_table(path, partitioning=None)
 
 
-def contents(store: Store, schema: TableSchema = CPU, **question: Any) -> Answer:
+def contents(store: Store, schema: TableSchema = CPU, **conditions: Any) -> Answer:
     """What a scan of the table answers."""
-    with store.scan(schema.database, schema.table, **question) as scan:
+    with store.scan(schema.database, schema.table, **conditions) as scan:
         return scanned(scan, schema)
 
 

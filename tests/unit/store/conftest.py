@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from consumers.store import Store, StoreSettings
+from headrace.consumers.store import Store, StoreSettings
 
 SETTINGS = StoreSettings(row_group_rows=4, compaction_files_min=2, compaction_rows_max=1_000)
 """Small enough that a handful of rows makes several row groups and a merge."""

@@ -1,4 +1,4 @@
-"""Choosing merges and carrying them out."""
+"""Planning and execution of merges."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from consumers.store import JobSuperseded, SegmentEntry, Store, StoreSettings, Tombstone, plan_compaction
-from consumers.store.names import SegmentName, path_component
+from headrace.consumers.store import JobSuperseded, SegmentEntry, Store, StoreSettings, Tombstone, plan_compaction
+from headrace.consumers.store.segment_files import SegmentName, path_component
 from tests.unit.store.builders import contents, expected, seal, write
 from tests.unit.store.conftest import SETTINGS
 
@@ -67,7 +67,7 @@ def test_a_file_with_deletes_to_apply_is_rewritten() -> None:
     deleted=st.integers(0, 150),
 )
 def test_plans_never_share_files_and_keep_the_limits(rows: list[tuple[int, int, int]], deleted: int) -> None:
-    """Whatever the catalogue: plans are disjoint, of neighbours in rank of one place, within the row limit, and equal however it is listed."""
+    """Whatever the catalogue: plans are disjoint, of neighbours in rank, within the row limit, and independent of the listing's order."""
     entries = [entry(10 * (i + 1), count, era, bucket) for i, (count, era, bucket) in enumerate(rows)]
     by_name = {each.name: each for each in entries}
     plans = plan_compaction(entries, [Tombstone("d", "t", 2, deleted)], PLANNING)
@@ -85,7 +85,7 @@ def test_plans_never_share_files_and_keep_the_limits(rows: list[tuple[int, int, 
 
 
 def sealed_thrice(store: Store) -> list[str]:
-    """Three files of one place with an upsert across them; their names, lowest rank first."""
+    """Three files of one slice and bucket with an upsert across them; their names, lowest rank first."""
     for index in range(3):
         write(store, index * 2 + 1, [(A, 1, {"busy": index}), (A, 10 + index, {"busy": index})])
         seal(store, index * 2 + 2)
@@ -95,8 +95,8 @@ def sealed_thrice(store: Store) -> list[str]:
 WANT = expected([(A, 1, {"busy": 2}), (A, 10, {"busy": 0}), (A, 11, {"busy": 1}), (A, 12, {"busy": 2})])
 
 
-def test_a_merge_keeps_the_answer_and_says_what_it_holds(store: Store) -> None:
-    """The output has every winner once, covers the versions of its inputs, is named as planned, and stands as it is for scans."""
+def test_a_merge_keeps_the_answer_and_describes_its_output(store: Store) -> None:
+    """The output has every winner once, covers the versions of its inputs, is named as planned, and scans need no merge."""
     inputs = sealed_thrice(store)
     (plan,) = store.plan_compaction()
     assert tuple(inputs) == plan.inputs
@@ -123,7 +123,10 @@ def test_a_merge_read_again_after_a_crash_is_done_already(store: Store) -> None:
 
 @pytest.mark.parametrize("wrong", [[0, 2], [1, 0], [2, 1, 0]])
 def test_a_merge_that_would_break_the_order_of_ranks_is_refused(store: Store, wrong: list[int]) -> None:
-    """Inputs that are no neighbours, or not in order, are refused; given up, the next job runs, and nothing has changed."""
+    """Inputs that are no neighbours, or not in order, are refused without a change.
+
+    After a cancel the next job runs.
+    """
     inputs = sealed_thrice(store)
     job = store.compact(7, [inputs[index] for index in wrong])
     with pytest.raises(JobSuperseded):
@@ -137,7 +140,7 @@ def test_a_merge_that_would_break_the_order_of_ranks_is_refused(store: Store, wr
     assert WANT == contents(store)
 
 
-def test_a_merge_of_files_partly_gone_is_refused(store: Store) -> None:
+def test_a_merge_with_a_missing_input_is_refused(store: Store) -> None:
     """Two merges planned over the same file cannot both count: the second is refused."""
     inputs = sealed_thrice(store)
     store.compact(7, inputs[:2]).run()
@@ -147,7 +150,7 @@ def test_a_merge_of_files_partly_gone_is_refused(store: Store) -> None:
 
 
 def test_a_merge_that_leaves_nothing_writes_no_file(store: Store, home: Path) -> None:
-    """When every row of the inputs is deleted they are removed and nothing takes their place; that survives reopening."""
+    """When every row of the inputs is deleted they are removed without an output; that survives reopening."""
     inputs = sealed_thrice(store)
     store.delete(7, 1, "plant", "cpu", {})
     store.compact(8, inputs).run()
@@ -160,7 +163,10 @@ def test_a_merge_that_leaves_nothing_writes_no_file(store: Store, home: Path) ->
 
 
 def test_a_delete_between_merge_and_crash_is_applied_again_without_harm(store: Store, home: Path) -> None:
-    """A merge commits before the seal that follows it; read again from the last seal, delete and merge give the same files."""
+    """A merge commits before the seal that follows it.
+
+    Read again from the last seal, delete and merge give the same files.
+    """
     inputs = sealed_thrice(store)
     store.delete(7, 1, "plant", "cpu", {}, 10, 12)
     store.compact(8, inputs).run()
@@ -172,7 +178,7 @@ def test_a_delete_between_merge_and_crash_is_applied_again_without_harm(store: S
     again.compact(8, inputs).run()
     assert (before, want) == (again.digests(), contents(again))
     seal(again, 9)
-    assert () == again._parts.view.tombstones()
+    assert () == again._components.view.tombstones()
     again.close()
 
 

@@ -1,4 +1,4 @@
-"""Deletes: what they hide, when they are applied for good, when they are forgotten; and last rows under them."""
+"""Deletes: which rows they hide, when they are applied and dropped, and last rows under them."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from consumers.store import Store
-from consumers.store.tombstones import Tombstone, tombstone
+from headrace.consumers.store import Store
+from headrace.consumers.store.tombstones import Tombstone, tombstone
 from tests.unit.store.builders import CPU, Answer, Row, answer_of, contents, expected, seal, write
 from tests.unit.store.conftest import SETTINGS
 
@@ -16,9 +16,9 @@ A, B, NONE = {"host": "a", "rack": "r"}, {"host": "b", "rack": "r"}, {"rack": "r
 ROWS: list[Row] = [(tags, at, {"busy": at}) for tags in (A, B, NONE) for at in (1, 2, 3)]
 
 
-def last(store: Store, **question: Any) -> Answer | None:
+def last(store: Store, **conditions: Any) -> Answer | None:
     """The last rows, or None when a scan is needed."""
-    table = store.last_rows("plant", "cpu", **question)
+    table = store.last_rows("plant", "cpu", **conditions)
     return None if table is None else answer_of([table], CPU.tags)
 
 
@@ -39,7 +39,10 @@ def last(store: Store, **question: Any) -> Answer | None:
 def test_what_a_delete_hides(
     store: Store, sealed: bool, tags: dict[str, tuple[str, ...]], start: int | None, end: int | None, left: list[Row]
 ) -> None:
-    """Rows with time in [start, end) whose every named tag has an allowed value, where "" is absence; in memory, in files, and after a merge."""
+    """Rows with time in [start, end) whose every named tag has an allowed value, where "" is absence.
+
+    In memory, in files, and after a merge.
+    """
     write(store, 1, ROWS)
     if sealed:
         seal(store, 2)
@@ -63,39 +66,42 @@ def test_rows_written_after_a_delete_stay(store: Store) -> None:
     assert expected(ROWS[:1]) == last(store)
 
 
-def test_a_delete_reaches_rows_of_lower_rank_that_come_later(store: Store, home: Path) -> None:
-    """A row of an older era that arrives after the delete is hidden, also when seals and a restart lie between."""
+def test_a_delete_hides_later_rows_of_lower_rank(store: Store, home: Path) -> None:
+    """A row of an older era that arrives after the delete is hidden, also with seals and a restart between."""
     write(store, 1, ROWS[:1], era=2)
     store.delete(2, 2, "plant", "cpu", {"host": ("a",)})
     seal(store, 3, era=1)
     store.close()
-    again = Store.open(home, "n1", SETTINGS)
-    write(again, 4, [ROWS[1], ROWS[4]], era=1)
-    assert expected([ROWS[4]]) == contents(again)
-    seal(again, 5, era=1)
-    assert expected([ROWS[4]]) == contents(again)
-    again.close()
+    reopened = Store.open(home, "n1", SETTINGS)
+    write(reopened, 4, [ROWS[1], ROWS[4]], era=1)
+    assert expected([ROWS[4]]) == contents(reopened)
+    seal(reopened, 5, era=1)
+    assert expected([ROWS[4]]) == contents(reopened)
+    reopened.close()
 
 
-def test_a_delete_is_forgotten_when_it_can_hide_nothing(store: Store) -> None:
-    """It stays while an unmerged file may hold rows it hides, or rows of a lower era may come; then a seal drops it."""
+def test_a_tombstone_is_dropped_when_it_can_hide_nothing(store: Store) -> None:
+    """It stays while an unmerged file may hold rows it hides, or rows of a lower era may come.
+
+    Then a seal drops it.
+    """
     write(store, 1, ROWS)
     seal(store, 2)
     store.delete(3, 1, "plant", "cpu", {"host": ("a",)})
     seal(store, 4)
-    assert 1 == len(store._parts.view.tombstones())
+    assert 1 == len(store._components.view.tombstones())
     for version, plan in enumerate(store.plan_compaction(), 5):
         store.compact(version, plan.inputs).run()
     seal(store, 20, era=0)
-    assert 1 == len(store._parts.view.tombstones())
+    assert 1 == len(store._components.view.tombstones())
     seal(store, 21, era=1)
-    assert 0 == len(store._parts.view.tombstones())
+    assert 0 == len(store._components.view.tombstones())
     assert expected(ROWS[3:]) == contents(store)
     assert [] == store.plan_compaction()
 
 
 def test_a_delete_of_another_table_touches_nothing(store: Store) -> None:
-    """Deletes are by table; one for a table nobody wrote to is kept without harm."""
+    """Deletes are by table; one for a table without rows is stored without harm."""
     write(store, 1, ROWS)
     store.delete(2, 1, "plant", "gpu", {})
     store.delete(3, 1, "other", "cpu", {})
@@ -103,16 +109,16 @@ def test_a_delete_of_another_table_touches_nothing(store: Store) -> None:
     assert expected(ROWS) == contents(store)
 
 
-def test_a_deletes_text_is_its_value() -> None:
-    """Equal deletes, however their tags are ordered, have one text, and it reads back."""
+def test_equal_tombstones_have_equal_text() -> None:
+    """Equal deletes have one text for any order of tags, and it reads back."""
     one = tombstone(7, 1, ("d", "t"), {"b": ("2", "1"), "a": ("x",)}, None, 5)
     two = tombstone(7, 1, ("d", "t"), {"a": ("x", "x"), "b": ("1", "2")}, None, 5)
     assert one.to_json() == two.to_json()
     assert one == Tombstone.from_json(one.to_json())
 
 
-def test_last_rows_follow_every_way_a_row_can_come(store: Store, home: Path) -> None:
-    """The newest row by time, not by arrival; upserts of it count; sealed, frozen and live rows count; and it survives reopening."""
+def test_last_rows_follow_sealed_frozen_and_live_rows(store: Store, home: Path) -> None:
+    """The newest row by time, with upserts, over sealed, frozen and live rows; it survives reopening."""
     write(store, 1, [(A, 5, {"busy": 5}), (B, 1, {"busy": 1})])
     seal(store, 2)
     write(store, 3, [(A, 4, {"busy": 4}), (B, 2, {"load": 2.0})])
@@ -126,14 +132,14 @@ def test_last_rows_follow_every_way_a_row_can_come(store: Store, home: Path) -> 
     assert want == last(store)
     assert expected([(B, 2, {"load": 2.0})]) == last(store, tags={"host": ["b", "x"]})
     store.close()
-    again = Store.open(home, "n1", SETTINGS)
-    assert want == last(again)
-    again.close()
+    reopened = Store.open(home, "n1", SETTINGS)
+    assert want == last(reopened)
+    reopened.close()
 
 
 @pytest.mark.parametrize("sealed", [False, True])
 def test_a_hidden_last_row_is_unknown_until_a_newer_one(store: Store, sealed: bool) -> None:
-    """After a delete of the newest sealed row of a series only a scan can tell; series it did not hit are still known, and a newer row ends it."""
+    """After a delete of its newest sealed row a series needs a scan, until a newer row; other series do not."""
     write(store, 1, ROWS)
     seal(store, 2)
     store.delete(3, 1, "plant", "cpu", {"host": ("a",)}, 3, None)
@@ -148,7 +154,7 @@ def test_a_hidden_last_row_is_unknown_until_a_newer_one(store: Store, sealed: bo
 
 
 @pytest.mark.parametrize("sealed", [False, True])
-def test_a_series_deleted_whole_is_gone_from_last_rows(store: Store, sealed: bool) -> None:
+def test_a_series_without_rows_has_no_last_row(store: Store, sealed: bool) -> None:
     """A delete without start that reaches the newest row, and a drop of its slice, leave no last row and no need to scan."""
     write(store, 1, ROWS)
     seal(store, 2)

@@ -1,4 +1,4 @@
-"""The index on a disk that is really full, since RocksDB keeps a failed write in mind."""
+"""The index on a disk that is really full, since RocksDB fails every write after a failed one."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from consumers.store.errors import StoreFull
-from consumers.store.index import Index, IndexChanges
-from consumers.store.settings import StoreSettings
+from headrace.consumers.store.index import Index, IndexChanges
+from headrace.consumers.store.settings import StoreSettings
+from headrace.consumers.store.store_errors import StoreFull
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def fill(place: Path) -> Path:
-    """Take all the space there is."""
+    """Allocate all free space."""
     path = place / "filler"
     descriptor = os.open(path, os.O_CREAT | os.O_WRONLY)
     try:
@@ -46,8 +46,8 @@ def change(number: int) -> IndexChanges:
     return IndexChanges(last={("d", "t", number): os.urandom(200_000)}, state=(number, b"state"))
 
 
-def test_commits_fail_while_the_disk_is_full_and_go_on_when_it_is_not(small_disk: Path) -> None:
-    """Every commit on the full disk is StoreFull, however often it is tried; with space the same index goes on, and nothing committed is lost."""
+def test_commits_fail_while_the_disk_is_full_and_succeed_after(small_disk: Path) -> None:
+    """Every commit on the full disk is StoreFull; with space the same index continues, and no commit is lost."""
     index = Index(small_disk / "index", StoreSettings())
     index.commit(change(1))
     filler = fill(small_disk)
@@ -58,14 +58,14 @@ def test_commits_fail_while_the_disk_is_full_and_go_on_when_it_is_not(small_disk
     index.commit(change(6))
     assert (6, b"state") == (index.load().frontier, index.load().state)
     index.close()
-    again = Index(small_disk / "index", StoreSettings())
-    assert again.load().frontier == 6
-    assert again.last(("d", "t", 1)) is not None
-    again.close()
+    reopened = Index(small_disk / "index", StoreSettings())
+    assert reopened.load().frontier == 6
+    assert reopened.last(("d", "t", 1)) is not None
+    reopened.close()
 
 
-def test_a_reader_opens_the_index_again_too(small_disk: Path) -> None:
-    """A seal reads before it commits, so a read must not wait for a commit to open what a full disk has closed."""
+def test_a_reader_reopens_the_index_too(small_disk: Path) -> None:
+    """A seal reads before it commits, so a read must reopen what a full disk has closed, without waiting for a commit."""
     index = Index(small_disk / "index", StoreSettings())
     index.commit(change(1))
     filler = fill(small_disk)

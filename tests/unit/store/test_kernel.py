@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from consumers.store.kernel import field_column, gather, order_rows, parts_of, unify_series
-from schemas.series import bucket_of
-from schemas.tables import FieldType
+from headrace.consumers.store.batch_columns import field_column, gather, unify_series
+from headrace.consumers.store.row_order import order_rows, parts_of
+from headrace.schemas.series import bucket_of
+from headrace.schemas.tables import FieldType
 
 BATCHES = st.lists(
     st.lists(st.tuples(st.sampled_from("abcdefg"), st.integers(-50, 50)), max_size=12), min_size=1, max_size=5
@@ -35,16 +36,16 @@ def test_rows_are_ordered_and_the_last_of_equal_ones_stays(
     flat = [row for batch in batches for row in batch]
     winners = {row: index for index, row in enumerate(flat)}
 
-    def place(row: tuple[str, int]) -> tuple[int, int, str, int]:
+    def slice_and_bucket(row: tuple[str, int]) -> tuple[int, int, str, int]:
         return row[1] // slice_ns if slice_ns else 0, bucket_of(row[0], buckets), row[0], row[1]
 
-    ordered = sorted(winners, key=place)
+    ordered = sorted(winners, key=slice_and_bucket)
     ordering = order_rows([batch_of(batch) for batch in batches], slice_ns, buckets)
     assert [winners[row] for row in ordered] == ordering.rows.tolist()
     assert [row[1] for row in ordered] == ordering.times.tolist()
 
     parts = list(parts_of(ordering))
-    places = sorted({place(row)[:2] for row in winners})
+    places = sorted({slice_and_bucket(row)[:2] for row in winners})
     assert places == [(part.slice_number, part.bucket) for part in parts]
     rows_of_parts = [
         (ordering.keys[int(series)].as_py(), length)

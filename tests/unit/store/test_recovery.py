@@ -1,4 +1,4 @@
-"""What opening finds after crashes and damage, and what a job does when the disk says no."""
+"""Opening after crashes and damage, and jobs on a failing disk."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from typing import Any
 import pytest
 from rocksdict import Options, Rdict
 
-from connectors.files import PARTIAL_SUFFIX
-from consumers.store import (
+from headrace.connectors.files import PARTIAL_SUFFIX
+from headrace.consumers.store import (
     Store,
     StoreDamaged,
     StoreFormatUnknown,
     StoreFull,
-    StoreHeld,
+    StoreLocked,
     StoreSettings,
     StoreUnwritable,
 )
-from consumers.store.index import FAMILIES, Index
+from headrace.consumers.store.index import FAMILIES, Index
 from tests.unit.store.builders import contents, expected, seal, write
 from tests.unit.store.conftest import SETTINGS
 
@@ -33,7 +33,7 @@ ROWS = [({"host": host}, at, {"busy": at}) for at, host in enumerate("abcdefghij
 
 
 def failing(monkeypatch: pytest.MonkeyPatch, name: str, code: int, after: int = 0) -> list[int]:
-    """Lets `os.{name}` fail from the call `after` on; clearing the returned list heals it."""
+    """Lets `os.{name}` fail from the call `after` on; clearing the returned list ends the fault."""
     original: Callable[..., Any] = getattr(os, name)
     broken, calls = [1], [0]
 
@@ -47,8 +47,8 @@ def failing(monkeypatch: pytest.MonkeyPatch, name: str, code: int, after: int = 
     return broken
 
 
-def test_files_that_the_catalogue_does_not_name_go(store: Store, home: Path) -> None:
-    """Partial files, segments without an entry and empty directories are removed; a file that no store writes is left alone."""
+def test_files_that_the_catalogue_does_not_name_are_removed(store: Store, home: Path) -> None:
+    """Partial files, segments without an entry and empty directories are removed; a file of another kind stays."""
     write(store, 1, ROWS[:1])
     seal(store, 2)
     (entry,) = store.segments()
@@ -56,14 +56,14 @@ def test_files_that_the_catalogue_does_not_name_go(store: Store, home: Path) -> 
     good = home / "segments" / "n1" / entry.name
     orphan = good.with_name("000001-000000000000003-000000000000004.parquet")
     partial = good.with_name(good.name + PARTIAL_SUFFIX)
-    stranger, empty = good.with_name("notes.txt"), good.parent.parent / "9-9"
-    for path in (orphan, partial, stranger):
+    foreign, empty = good.with_name("notes.txt"), good.parent.parent / "9-9"
+    for path in (orphan, partial, foreign):
         shutil.copy(good, path)
     empty.mkdir()
-    again = Store.open(home, "n1", SETTINGS)
-    assert [False, False, True, False] == [path.exists() for path in (orphan, partial, stranger, empty)]
-    assert expected(ROWS[:1]) == contents(again)
-    again.close()
+    reopened = Store.open(home, "n1", SETTINGS)
+    assert [False, False, True, False] == [path.exists() for path in (orphan, partial, foreign, empty)]
+    assert expected(ROWS[:1]) == contents(reopened)
+    reopened.close()
 
 
 @pytest.mark.parametrize("damage", ["missing", "short", "long"])
@@ -108,8 +108,8 @@ def test_an_index_of_another_format_is_refused(store: Store, home: Path) -> None
 
 
 def test_a_store_has_one_opener(store: Store, home: Path) -> None:
-    """A second opening says that it is held; after closing it opens; another group beside it is free."""
-    with pytest.raises(StoreHeld):
+    """A second opening reports the holder; after closing it opens; another group beside it is free."""
+    with pytest.raises(StoreLocked):
         Store.open(home, "n1", SETTINGS)
     Store.open(home, "n2", SETTINGS).close()
     store.close()
@@ -117,7 +117,7 @@ def test_a_store_has_one_opener(store: Store, home: Path) -> None:
 
 
 def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Opening on a read-only file system or where a file is in the way is StoreUnwritable."""
+    """Opening on a read-only file system, or below a file, is StoreUnwritable."""
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(StoreUnwritable, match="file"):
         Store.open(tmp_path / "file", "n1", SETTINGS)
@@ -129,11 +129,13 @@ def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch
 @pytest.mark.parametrize("call", ["write", "fsync", "rename", "mkdir"])
 @pytest.mark.parametrize("after", [0, 2])
 @pytest.mark.parametrize("threads", [1, 2])
-def test_a_full_disk_stops_a_seal_and_space_lets_it_go_on(
+def test_a_seal_fails_on_a_full_disk_and_succeeds_with_space(
     home: Path, monkeypatch: pytest.MonkeyPatch, call: str, after: int, threads: int
 ) -> None:
-    """Whichever step meets the full disk: StoreFull, retriable, nothing visible, rows still answered; the same job succeeds afterwards and its
-    result is what it would have been."""
+    """At any step a full disk is StoreFull: retriable, nothing visible, rows still answered.
+
+    The same job succeeds afterwards with the same result.
+    """
     store = Store.open(home, "n1", StoreSettings(encode_threads=threads))
     write(store, 1, ROWS)
     job = store.freeze(2, 1, b"two")
@@ -150,13 +152,15 @@ def test_a_full_disk_stops_a_seal_and_space_lets_it_go_on(
     assert expected(ROWS) == contents(store)
     digests = store.digests()
     store.close()
-    again = Store.open(home, "n1")
-    assert (b"two", digests) == (again.state, again.digests())
-    again.close()
+    reopened = Store.open(home, "n1")
+    assert (b"two", digests) == (reopened.state, reopened.digests())
+    reopened.close()
 
 
-def test_a_full_disk_under_the_index_is_the_same(store: Store, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """When the index itself cannot be written the seal is StoreFull, the index is opened anew, and the same job succeeds."""
+def test_a_seal_succeeds_after_a_full_disk_under_the_index(
+    store: Store, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When the index itself cannot be written the seal is StoreFull, the index is reopened, and the same job succeeds."""
     write(store, 1, ROWS)
     job = store.freeze(2, 1, b"two")
 
@@ -172,7 +176,7 @@ def test_a_full_disk_under_the_index_is_the_same(store: Store, home: Path, monke
         def close(self) -> None:
             self.database.close()
 
-    index: Index = store._parts.index
+    index: Index = store._components.index
     index._database = Full(index._database)
     with pytest.raises(StoreFull):
         job.run()
@@ -183,7 +187,7 @@ def test_a_full_disk_under_the_index_is_the_same(store: Store, home: Path, monke
 
 
 def test_another_disk_error_is_not_retriable(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A failing disk is StoreUnwritable: the caller stops instead of trying again for ever."""
+    """A failing disk is StoreUnwritable: the caller stops instead of retrying for ever."""
     write(store, 1, ROWS)
     job = store.freeze(2, 1, b"")
     failing(monkeypatch, "fsync", errno.EIO)
@@ -192,7 +196,7 @@ def test_another_disk_error_is_not_retriable(store: Store, monkeypatch: pytest.M
     assert not caught.value.retriable
 
 
-def test_a_file_that_rots_under_a_scan_is_reported(store: Store) -> None:
+def test_a_file_that_is_damaged_during_a_scan_is_reported(store: Store) -> None:
     """A merge or a scan that meets an unreadable file raises StoreDamaged that names it."""
     write(store, 1, ROWS[:1])
     seal(store, 2)

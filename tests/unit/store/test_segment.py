@@ -1,4 +1,4 @@
-"""Segments as files: what other tools read, what the footer says, what pruning reads."""
+"""Segments as files: readable by other tools, with a footer, and pruned by row groups."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from consumers.store import Store, StoreDamaged, digest_of_file
-from consumers.store.digest import content_digest
-from consumers.store.segment import read_rows
-from schemas.tables import FieldType, TableSchema
+from headrace.consumers.store import Store, StoreDamaged, digest_of_file
+from headrace.consumers.store.digest import content_digest
+from headrace.consumers.store.segment_reader import read_rows
+from headrace.schemas.tables import FieldType, TableSchema
 from tests.unit.store.builders import CPU, HOUR_NS, contents, expected, row_batch, seal, write
 from tests.unit.store.conftest import SETTINGS
 
@@ -38,7 +38,7 @@ def rows_of(data: bytes) -> str:
     return repr([table.schema.names, table.to_pylist()])
 
 
-def test_a_file_says_what_it_is(store: Store) -> None:
+def test_the_footer_describes_the_file(store: Store) -> None:
     """The footer carries format, group, table, era, versions, schema version and content digest, and the entry agrees with the file."""
     write(store, 1, ROWS[:2])
     seal(store, 5)
@@ -63,7 +63,7 @@ def test_a_file_says_what_it_is(store: Store) -> None:
     assert entry.name == f"plant/cpu/0-{entry.bucket}/000001-000000000000001-000000000000005.parquet"
 
 
-def test_other_tools_read_it_as_it_is(store: Store) -> None:
+def test_other_tools_read_segments(store: Store) -> None:
     """DuckDB and pandas see tags as text, time as a timestamp without zone, fields with their types and nulls."""
     write(store, 1, ROWS[:2])
     seal(store, 2)
@@ -80,7 +80,10 @@ def test_other_tools_read_it_as_it_is(store: Store) -> None:
 
 @pytest.mark.parametrize(("offset_ns", "unit"), [(0, "us"), (1, "ns")])
 def test_time_is_micros_when_that_is_exact(store: Store, offset_ns: int, unit: str) -> None:
-    """Whole microseconds are stored as such, since Spark reads nothing finer; one odd nanosecond makes the file NANOS, and no time is rounded."""
+    """Whole microseconds are stored as such, since Spark reads nothing finer.
+
+    One odd nanosecond makes the file NANOS, and no time is rounded.
+    """
     rows = [({"host": "a"}, 5_000, {"busy": 1}), ({"host": "a"}, 7_000 + offset_ns, {"busy": 2})]
     write(store, 1, rows)
     seal(store, 2)
@@ -124,7 +127,7 @@ def test_a_table_without_tags(store: Store) -> None:
 def test_pruning_reads_only_row_groups_that_matter(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a segment only the row groups with a wanted series and time are read, and of these only the wanted rows come back."""
     rows = [({"host": host}, at * 1_000, {"busy": at}) for host in "ab" for at in range(8)]
-    monkeypatch.setattr("consumers.store.kernel.bucket_of", lambda *_: 0)
+    monkeypatch.setattr("headrace.consumers.store.row_order.bucket_of", lambda *_: 0)
     write(store, 1, rows)
     seal(store, 2)
     (entry,) = store.segments()
@@ -135,7 +138,7 @@ def test_pruning_reads_only_row_groups_that_matter(store: Store, monkeypatch: py
         "read_row_groups",
         lambda self, groups, **o: (read.append(groups), original(self, groups, **o))[1],
     )
-    runs = store._parts.runs.get(entry.name)
+    runs = store._components.runs.get(entry.name)
     found = read_rows(only_file(store), entry, runs, ["busy"], 2_000, 6_000, np.array([False, True]))
     assert [[2, 3]] == read
     assert [2, 3, 4, 5] == found.column("busy").to_pylist()
@@ -177,7 +180,7 @@ def test_the_digest_is_fixed() -> None:
     assert "971e071fecbc97f3b2440f1f67d3bada" == content_digest(keys, lengths, times, sliced)
 
 
-def test_the_digest_tells_rows_apart() -> None:
+def test_different_rows_have_different_digests() -> None:
     """Null and zero, empty and missing text, other series, other lengths, other names: all other digests."""
     keys, lengths, times = pa.array(["t,a=1"]), np.array([1]), np.array([5])
     variants = [

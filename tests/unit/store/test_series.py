@@ -7,8 +7,8 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from consumers.store.series import series_mask, tag_column, tag_values
-from schemas.series import series_key
+from headrace.consumers.store.batch_columns import series_mask, tag_column, tag_values
+from headrace.schemas.series import series_key
 
 TEXT = st.text(st.sampled_from("ab,= \\\nö."), max_size=5)
 TAGS = st.dictionaries(st.text(st.sampled_from("ab,= \\ö."), min_size=1, max_size=3), TEXT, max_size=4)
@@ -16,7 +16,10 @@ TAGS = st.dictionaries(st.text(st.sampled_from("ab,= \\ö."), min_size=1, max_si
 
 @given(series=st.lists(TAGS, min_size=1, max_size=6), data=st.data())
 def test_every_tag_is_found_again(series: list[dict[str, str]], data: st.DataObject) -> None:
-    """The value of a tag read from keys is the value they were made of, whatever characters are in names and values; empty is absent."""
+    """The value of a tag read from keys is the encoded value, for any characters in names and values.
+
+    Empty is absent.
+    """
     names = sorted({name for tags in series for name in tags}) or ["a"]
     tag = data.draw(st.sampled_from(names))
     keys = pa.array([series_key("t", tags) for tags in series])

@@ -17,10 +17,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from consumers.store import Store, StoreSettings, digest_of_file
-from consumers.store.index import Index
-from schemas.payload import decode_rows, encode_rows
-from schemas.tables import FieldType, TableSchema
+from headrace.consumers.store import Store, StoreSettings, digest_of_file
+from headrace.consumers.store.index import Index
+from headrace.schemas.payload import decode_rows, encode_rows
+from headrace.schemas.tables import FieldType, TableSchema
 from tests.unit.store.builders import CPU, DATABASE, HOUR_NS, Answer, Row, answer_of, comparable, row_batch, scanned
 
 SETTINGS = StoreSettings(row_group_rows=4, encode_threads=1, compaction_files_min=2, compaction_rows_max=60)
@@ -49,7 +49,10 @@ Action = Callable[[Store], None]
 
 
 class StoreMachine(RuleBasedStateMachine):
-    """Every action is a record of a log with a version; after a crash the store is fed the records after its frontier again."""
+    """Every action is a record of a log with a version.
+
+    After a crash the store is fed the records after its frontier again.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -129,7 +132,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(hours=st.integers(0, 2))
     def drop(self, hours: int) -> None:
-        """Whole slices before a time go."""
+        """Slices before a time are removed."""
 
         def action(store: Store, version: int) -> None:
             job = store.drop(version, 2, "plant", "cpu", hours * HOUR_NS + 17)
@@ -151,7 +154,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule()
     def seal(self) -> None:
-        """Everything unsealed becomes segments."""
+        """All unsealed rows become segments."""
         self.act(self.sealing())
 
     def sealing(self) -> Callable[[Store, int], None]:
@@ -165,7 +168,10 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def seal_later(self, data: st.DataObject) -> None:
-        """Rows and deletes that arrive between freeze and commit belong to the next seal; scans see all of it meanwhile."""
+        """Rows and deletes that arrive between freeze and commit belong to the next seal.
+
+        Scans see all of it meanwhile.
+        """
         self.version += 1
         version, schema, floor = self.version, self.schema, self.era_floor
 
@@ -184,7 +190,7 @@ class StoreMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.reference.plan_compaction())
     @rule()
     def compact(self) -> None:
-        """What the leader would merge is merged."""
+        """Run the merges that the leader would plan."""
         plans = self.reference.plan_compaction()
         assert plans == self.store.plan_compaction()
         for plan in plans:
@@ -207,7 +213,10 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(step=st.integers(0, 30), compacting=st.booleans())
     def crash(self, step: int, compacting: bool) -> None:
-        """The process dies at some durable step of a seal (and of the merges after it); the files of that moment are opened again."""
+        """The process crashes at some durable step of a seal (and of the merges after it).
+
+        The files of that moment are reopened.
+        """
         self.homes += 1
         copied = self.root / f"home-{self.homes}"
         with copy_at_step(self.home, copied, step):
@@ -241,7 +250,7 @@ class StoreMachine(RuleBasedStateMachine):
         return {key: self.fields_of(row) for key, row in best.items()}
 
     def fields_of(self, row: Written) -> dict[str, Any]:
-        """The fields of a row as the newest schema shows them."""
+        """The fields of a row under the newest schema."""
         wide = self.newest().field_types()
         values = {name: value for name, value in row.fields.items() if value is not None}
         return {
@@ -250,7 +259,7 @@ class StoreMachine(RuleBasedStateMachine):
         }
 
     def newest(self) -> TableSchema:
-        """The newest schema that both stores know: named by a write."""
+        """The newest schema that both stores have: one named by a write."""
         return self.reference.schema("plant", "cpu")
 
     @invariant()
@@ -264,7 +273,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(start=st.none() | TIME, end=st.none() | TIME, hosts=st.none() | st.lists(HOST, min_size=1, max_size=2))
     def pruned(self, start: int | None, end: int | None, hosts: list[str] | None) -> None:
-        """A pruned scan has every row asked for, and what lies in memory is exact."""
+        """A pruned scan has every requested row, and the rows from memory are exact."""
         with self.store.scan(
             "plant", "cpu", columns=["host", "rack", "zone", "up"], start_ns=start, end_ns=end,
             tags=None if hosts is None else {"host": hosts},
@@ -272,13 +281,15 @@ class StoreMachine(RuleBasedStateMachine):
             merged = answer_of([scan.table], self.newest().tags)
             found = scanned(scan, self.newest())
 
-        def asked(key: Any) -> bool:
+        def requested(key: Any) -> bool:
             in_time = (start is None or key[1] >= start) and (end is None or key[1] < end)
             return in_time and (hosts is None or dict(key[0]).get("host", "") in hosts)
 
-        want = {key: {k: v for k, v in row.items() if k == "up"} for key, row in self.model().items() if asked(key)}
-        assert want == {key: {k: v for k, v in row.items() if k == "up"} for key, row in found.items() if asked(key)}
-        assert all(asked(key) for key in merged)
+        want = {key: {k: v for k, v in row.items() if k == "up"} for key, row in self.model().items() if requested(key)}
+        assert want == {
+            key: {k: v for k, v in row.items() if k == "up"} for key, row in found.items() if requested(key)
+        }
+        assert all(requested(key) for key in merged)
 
     @invariant()
     def last_rows_are_true(self) -> None:
@@ -346,7 +357,7 @@ class LongStoreMachine(StoreMachine):
 
 StoreMachine.TestCase.settings = settings(max_examples=20, stateful_step_count=25, deadline=None)
 LongStoreMachine.TestCase.settings = settings(max_examples=1_500, stateful_step_count=40, deadline=None)
-TestStore = pytest.mark.slow(StoreMachine.TestCase)
+TestStore = pytest.mark.slow(12)(StoreMachine.TestCase)
 TestStore.__doc__ = "Any order of writes, deletes, seals, merges, drops and crashes leaves exactly the model's rows."
 TestStoreLong = pytest.mark.soak(LongStoreMachine.TestCase)
 TestStoreLong.__doc__ = TestStore.__doc__

@@ -1,4 +1,4 @@
-"""A store in use: writing, sealing, reading, dropping, and what it says of itself."""
+"""A store in use: writes, seals, scans, drops, and its sizes."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from consumers.store import JobOutOfTurn, RowsInvalid, Store, StoreSettings, TableUnknown
-from schemas.tables import DatabaseSchema, FieldType, TableSchema
+from headrace.consumers.store import JobOutOfOrder, RowsInvalid, Store, StoreSettings, TableUnknown
+from headrace.schemas.tables import DatabaseSchema, FieldType, TableSchema
 from tests.unit.store.builders import CPU, DATABASE, HOUR_NS, Row, contents, expected, row_batch, seal, write
 from tests.unit.store.conftest import SETTINGS
 
@@ -32,7 +32,7 @@ def test_the_newest_write_of_a_row_wins_everywhere(store: Store) -> None:
 
 
 def test_a_higher_era_wins_over_a_later_version(store: Store) -> None:
-    """Rank is (era, version): a row handed over from an older era does not cover a newer one, in memory and in files."""
+    """Rank is (era, version): a row of an older era never covers one of a newer era, in memory and in files."""
     write(store, 1, [(A, 1, {"busy": 2})], era=2)
     write(store, 2, [(A, 1, {"busy": 1}), (A, 2, {"busy": 1})], era=1)
     want = expected([(A, 1, {"busy": 2}), (A, 2, {"busy": 1})])
@@ -44,8 +44,10 @@ def test_a_higher_era_wins_over_a_later_version(store: Store) -> None:
 
 @pytest.mark.parametrize("seals", [(), (2,), (4,), (2, 4)])
 def test_a_lower_era_never_covers_whatever_is_sealed(store: Store, home: Path, seals: tuple[int, ...]) -> None:
-    """The higher era wins over a lower one that comes later, with each of them in memory or in a file, for rows and for last rows, and after
-    reopening."""
+    """The higher era wins over a later row of a lower one, with each of them in memory or in a file.
+
+    The same holds for last rows, and after reopening.
+    """
     write(store, 1, [(A, 1, {"busy": 2})], era=2)
     if 2 in seals:
         seal(store, 2)
@@ -59,14 +61,16 @@ def test_a_lower_era_never_covers_whatever_is_sealed(store: Store, home: Path, s
     assert [2] == last.column("busy").to_pylist()
     if 4 in seals:
         store.close()
-        again = Store.open(home, "n1", SETTINGS)
-        assert want == contents(again)
-        again.close()
+        reopened = Store.open(home, "n1", SETTINGS)
+        assert want == contents(reopened)
+        reopened.close()
 
 
-def test_files_that_share_no_row_are_handed_out_as_they_are(store: Store) -> None:
-    """Overlap in time alone brings nothing into the merge: not between files, not between files and late unsealed rows; a shared row does, and
-    only the files that have it."""
+def test_files_that_share_no_row_are_scanned_without_a_merge(store: Store) -> None:
+    """Overlap in time alone needs no merge, neither between files nor between files and late unsealed rows.
+
+    A shared row does, and only of the files that have it.
+    """
     write(store, 1, [(A, 10, {"busy": 1}), (A, 30, {"busy": 2})])
     seal(store, 2)
     write(store, 3, [(A, 20, {"busy": 3}), (A, 40, {"busy": 4}), (A, HOUR_NS, {"busy": 5})])
@@ -87,22 +91,25 @@ def test_files_that_share_no_row_are_handed_out_as_they_are(store: Store) -> Non
 
 
 def test_live_rows_are_known_to_be_unique_or_not(store: Store) -> None:
-    """Repeated, upserted and late unsealed rows are each answered once, whatever was asked before they came."""
+    """Repeated, upserted and late unsealed rows are each answered once, also after earlier scans."""
     rows: list[Row] = [(A, 10, {"busy": 1}), (B, 10, {"busy": 2})]
     write(store, 1, rows)
     assert expected(rows) == contents(store)
     write(store, 2, [(A, 11, {"busy": 3})])
-    assert store._parts.live.of(store._parts.view.table("plant", "cpu")).unique
+    assert store._components.live.of(store._components.view.table("plant", "cpu")).unique
     assert expected([*rows, (A, 11, {"busy": 3})]) == contents(store)
     write(store, 3, [(A, 10, {"busy": 4}), (B, 9, {"busy": 5})])
-    assert not store._parts.live.of(store._parts.view.table("plant", "cpu")).unique
+    assert not store._components.live.of(store._components.view.table("plant", "cpu")).unique
     assert expected(
         [(A, 10, {"busy": 4}), (B, 10, {"busy": 2}), (A, 11, {"busy": 3}), (B, 9, {"busy": 5})]
     ) == contents(store)
 
 
-def test_a_pruned_scan_returns_the_columns_asked_for(store: Store) -> None:
-    """The merged half has the tags and fields asked for in the order of the schema, and always the time; unknown names are left out."""
+def test_a_pruned_scan_returns_the_requested_columns(store: Store) -> None:
+    """The merged half has the requested tags and fields in the order of the schema, and always the time.
+
+    Unknown names are left out.
+    """
     write(store, 1, [(A, 1, {"busy": 1, "load": 2.0})])
     with store.scan("plant", "cpu", columns=["load", "host", "nothing"]) as scan:
         assert ["host", "time", "load"] == scan.table.schema.names
@@ -121,7 +128,7 @@ def test_a_scan_without_rows_still_has_its_columns(store: Store) -> None:
 
 
 def test_an_unknown_table_is_an_error_and_never_an_empty_answer(store: Store) -> None:
-    """Scan, last rows and schema of a table nobody wrote to raise TableUnknown."""
+    """Scan, last rows and schema of a table without rows raise TableUnknown."""
     for ask in (store.scan, store.last_rows, store.schema):
         with pytest.raises(TableUnknown):
             ask("plant", "nothing")
@@ -143,13 +150,13 @@ def test_frozen_rows_stay_visible_until_their_segments_are(store: Store) -> None
     assert (b"two", 2) == (store.state, store.frontier)
 
 
-def test_jobs_succeed_in_the_order_they_were_made(store: Store) -> None:
+def test_jobs_commit_in_the_order_of_their_creation(store: Store) -> None:
     """A later seal refuses to commit before an earlier one, so the committed state never skips rows."""
     write(store, 1, [(A, 1, {"busy": 1})])
     first = store.freeze(2, 1, b"")
     write(store, 3, [(A, 2, {"busy": 2})])
     second = store.freeze(4, 1, b"")
-    with pytest.raises(JobOutOfTurn) as caught:
+    with pytest.raises(JobOutOfOrder) as caught:
         second.run()
     assert caught.value.retriable
     first.run()
@@ -162,13 +169,13 @@ def test_an_empty_seal_commits_its_state(store: Store, home: Path) -> None:
     seal(store, 7, b"seven")
     assert [] == store.segments()
     store.close()
-    again = Store.open(home, "n1", SETTINGS)
-    assert (b"seven", 7, []) == (again.state, again.frontier, again.tables())
-    again.close()
+    reopened = Store.open(home, "n1", SETTINGS)
+    assert (b"seven", 7, []) == (reopened.state, reopened.frontier, reopened.tables())
+    reopened.close()
 
 
 def test_a_scan_keeps_its_files_on_disk(store: Store) -> None:
-    """A file that a merge replaces stays until the scan that names it is closed, then goes; the new scan sees the new file."""
+    """A file that a merge replaces stays until the scan that names it is closed; the next scan has the new file."""
     write(store, 1, [(A, 1, {"busy": 1})])
     seal(store, 2)
     write(store, 3, [(A, 2, {"busy": 2})])
@@ -184,8 +191,8 @@ def test_a_scan_keeps_its_files_on_disk(store: Store) -> None:
     assert not any(path.exists() for path in scan.files)
 
 
-def test_drop_takes_whole_slices(store: Store) -> None:
-    """Slices that end at or before the time go, in files and in memory; the slice that holds the time stays whole."""
+def test_drop_removes_complete_slices(store: Store) -> None:
+    """Slices that end at or before the time are removed, in files and in memory; the slice of the time stays."""
     rows: list[Row] = [(A, at, {"busy": 1}) for at in (1, HOUR_NS - 1, HOUR_NS, HOUR_NS + 1)]
     write(store, 1, rows[:2])
     seal(store, 2)
@@ -211,7 +218,9 @@ def test_drop_takes_whole_slices(store: Store) -> None:
         (TableSchema("plant", "cpu", 1, ("host",), (("load", FieldType.BOOL),)), {"load": FieldType.STRING}),
     ],
 )
-def test_rows_that_do_not_fit_are_refused_whole(store: Store, schema: TableSchema, types: dict[str, FieldType]) -> None:
+def test_a_batch_with_a_row_that_does_not_fit_is_refused(
+    store: Store, schema: TableSchema, types: dict[str, FieldType]
+) -> None:
     """A field the schema lacks, or of another type that does not widen, is refused and nothing is stored."""
     batch = row_batch(CPU, [(A, 1, {})], types)
     with pytest.raises(RowsInvalid, match="load"):
@@ -219,7 +228,7 @@ def test_rows_that_do_not_fit_are_refused_whole(store: Store, schema: TableSchem
     assert (0, []) == (store.size().rows, store.tables())
 
 
-def test_columns_come_and_widen(store: Store) -> None:
+def test_columns_are_added_and_widened(store: Store) -> None:
     """Rows under older and newer schemas are one table: new fields are null in old rows, int64 reads as float64, also after a merge."""
     old = TableSchema("plant", "t", 1, ("host",), (("v", FieldType.INT64),))
     new = TableSchema("plant", "t", 2, ("host", "site"), (("v", FieldType.FLOAT64), ("w", FieldType.STRING)))
@@ -239,7 +248,7 @@ def test_columns_come_and_widen(store: Store) -> None:
 
 
 def test_a_seal_uses_the_schema_it_is_given(store: Store) -> None:
-    """A seal that names a newer schema than its rows writes that one's columns: the record decides, not what a replica has heard."""
+    """A seal that names a newer schema than its rows writes that one's columns: the record decides, not the newest schema at a replica."""
     narrow = TableSchema("plant", "t", 1, ("host",), (("v", FieldType.INT64),))
     wide = TableSchema("plant", "t", 3, ("host",), (("u", FieldType.BOOL), ("v", FieldType.FLOAT64)))
     write(store, 1, [(A, 1, {"v": 1})], narrow)
@@ -250,8 +259,8 @@ def test_a_seal_uses_the_schema_it_is_given(store: Store) -> None:
     assert 3 == store.segments()[0].schema_version
 
 
-def test_strange_names_are_kept(store: Store, home: Path) -> None:
-    """Databases, tables, tags and values with separators, dots, globs and long names live in files and come back after reopening."""
+def test_unusual_names_survive(store: Store, home: Path) -> None:
+    """Databases, tables, tags and values with separators, dots, globs and long names are stored in files and survive reopening."""
     long = "ü" * 90 + "/" * 20
     for version, (database, table) in enumerate(
         [("a/b", "c d"), ("..x", "*?[0]"), (long, "_hidden=1"), ("A%2Fb", "a/b")]
@@ -266,9 +275,9 @@ def test_strange_names_are_kept(store: Store, home: Path) -> None:
     assert 4 == len(tables)
     assert 4 == len({entry.name.rsplit("/", 2)[0] for entry in store.segments()})
     store.close()
-    again = Store.open(home, "n1", SETTINGS)
-    assert tables == again.tables()
-    again.close()
+    reopened = Store.open(home, "n1", SETTINGS)
+    assert tables == reopened.tables()
+    reopened.close()
 
 
 MESSAGES = st.lists(
@@ -291,8 +300,10 @@ MESSAGES = st.lists(
 def test_the_documented_query_over_plain_files_gives_the_same_rows(
     tmp_path_factory: pytest.TempPathFactory, messages: list[list[Row]], sealing: list[bool], merging: bool
 ) -> None:
-    """With no Headrace running, DuckDB over the Parquet files, keeping of each (tags, time) the row of the last file name, gives what a scan
-    gives, for a table without deletes."""
+    """For a table without deletes DuckDB over the Parquet files gives the rows of a scan, without a running node.
+
+    It takes of each (tags, time) the row of the last file name.
+    """
     home = tmp_path_factory.mktemp("plain")
     store = Store.open(home, "n1", StoreSettings(row_group_rows=4, compaction_files_min=2, encode_threads=1))
     version = 0
@@ -319,8 +330,8 @@ def test_the_documented_query_over_plain_files_gives_the_same_rows(
     assert len(found) == len(want)
 
 
-def test_stores_share_encoding_threads_that_outlive_each_of_them(tmp_path: Path) -> None:
-    """Two stores seal at once on one thread; the first one's end takes nothing from the second."""
+def test_stores_share_encoding_threads_that_survive_each_close(tmp_path: Path) -> None:
+    """Two stores seal at once on one thread; closing the first does not stop the second."""
     with ThreadPoolExecutor(1) as encoders, ThreadPoolExecutor(2) as jobs:
         stores = [Store.open(tmp_path / name, "n1", SETTINGS, encoders) for name in ("one", "other")]
         rows: list[Row] = [(A, 1, {"busy": 1}), (B, 2, {"busy": 2}), (A, HOUR_NS, {"busy": 3})]

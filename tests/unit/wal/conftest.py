@@ -1,4 +1,4 @@
-"""Keeps the log's warnings about the crashes that these tests make out of the output."""
+"""Keeps the log's warnings about simulated crashes out of the output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A disk in memory that loses what was not synced, fails when told to, and runs full."""
+"""A disk in memory that loses unsynced changes, fails on request, and runs full."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from connectors.files import Buffer, FileLayer
+from headrace.connectors.files import Buffer, FileLayer
 
 SECTOR_BYTES = 64
 """What such a disk writes at once; small, so that small tests meet torn writes."""
@@ -29,7 +29,7 @@ class Change:
 
 @dataclass(slots=True)
 class Inode:
-    """A file: what programs see, what a power cut leaves, and the changes between the two in order."""
+    """A file: its visible content, its durable content, and the unsynced changes between the two in order."""
 
     seen: bytearray = field(default_factory=bytearray)
     durable: bytearray = field(default_factory=bytearray)
@@ -50,7 +50,7 @@ def apply(content: bytearray, change: Change) -> None:
 
 
 class NoLock:
-    """Stands for the lock on the directory, which a crash gives up anyway."""
+    """A double of the directory lock, which a crash releases anyway."""
 
     def release(self) -> None:
         """Nothing to do."""
@@ -81,8 +81,8 @@ class SimulatedDisk(FileLayer):
         """The nth next call of the operation raises EIO."""
         self._faults[operation] = nth
 
-    def mend(self) -> None:
-        """No more faults."""
+    def clear_faults(self) -> None:
+        """Clear all faults."""
         self._faults.clear()
         self.capacity = None
         self.short_writes = False
@@ -107,7 +107,7 @@ class SimulatedDisk(FileLayer):
         return after
 
     def kill(self) -> SimulatedDisk:
-        """What the next start finds when only the process died: everything written."""
+        """What the next start finds when only the process was killed: everything written."""
         after = SimulatedDisk()
         after.random = self.random
         after.names_seen, after.names_durable = self.names_seen, self.names_durable
@@ -128,7 +128,10 @@ class SimulatedDisk(FileLayer):
         return {os.path.basename(name): len(inode.seen) for name, inode in self.names_seen.items()}
 
     def content(self, name: str) -> bytearray:
-        """The bytes of the file with that name in any directory; changing them changes the file behind the log's back."""
+        """The bytes of the file with that name in any directory.
+
+        Changing them changes the file behind the log's back.
+        """
         return next(inode.seen for path, inode in self.names_seen.items() if os.path.basename(path) == name)
 
     def _surviving_names(self) -> dict[str, Inode]:
@@ -255,7 +258,7 @@ class SimulatedDisk(FileLayer):
         try:
             self._count(operation)
         except OSError:
-            # As with a real disk: some of it arrived, the rest is marked clean and never tried again.
+            # As on Linux after a failed fsync: some pages are written, the rest are marked clean and never retried.
             for change in inode.pending[: self.random.randint(0, len(inode.pending))]:
                 apply(inode.durable, change)
             inode.pending.clear()

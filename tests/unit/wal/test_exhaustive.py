@@ -1,4 +1,4 @@
-"""A small log, cut and flipped at every byte of every file."""
+"""A small log, truncated and with a flipped bit at every byte of every file."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from consumers.wal import BytesSerde, Delete, LogDamaged, Put, WriteAheadLog
+from headrace.consumers.wal import BytesSerde, Delete, LogDamaged, Put, WriteAheadLog
 from tests.unit.wal.disk import SimulatedDisk
 
 DIRECTORY = Path("/log")
@@ -15,7 +15,7 @@ LARGE = bytes(range(250)) * 17
 
 
 def open_log(disk: SimulatedDisk, partitions: int = 2) -> WriteAheadLog:
-    """A log that does nothing by itself."""
+    """A log without background work."""
     return WriteAheadLog(
         DIRECTORY,
         BytesSerde(),
@@ -29,7 +29,10 @@ def open_log(disk: SimulatedDisk, partitions: int = 2) -> WriteAheadLog:
 
 
 def write_history(disk: SimulatedDisk, sync: bool, checkpoint: bool = False) -> tuple[list[dict[Any, Any]], int]:
-    """Seven transactions in two partitions; returns (states after 0, 1, … transactions, how many a frame calls durable)."""
+    """Seven transactions in two partitions.
+
+    Returns (states after 0, 1, … transactions, number recorded as durable).
+    """
     states: list[dict[Any, Any]] = [{}]
     log = open_log(disk)
     log.recover()
@@ -52,7 +55,7 @@ def write_history(disk: SimulatedDisk, sync: bool, checkpoint: bool = False) -> 
         states.append(after)
         if checkpoint and index == 4:
             log.checkpoint()
-        # One synced in the middle: the frames after it say so.
+        # One synced transaction in the middle: the frames after it record that.
         log.update(records, sync=sync and index == 3, partition=index % 2)
     return states, 4 if sync else 0
 
@@ -70,7 +73,10 @@ def recover_copy(disk: SimulatedDisk) -> dict[Any, Any]:
 
 
 def check(disk: SimulatedDisk, states: list[dict[Any, Any]], durable: int) -> str:
-    """The outcome is a prefix, or an error that names a file and an offset; what is called durable is never dropped silently."""
+    """The outcome is a prefix, or an error that names a file and an offset.
+
+    Durable transactions are never dropped silently.
+    """
     try:
         state = recover_copy(disk)
     except LogDamaged as damage:
@@ -80,13 +86,14 @@ def check(disk: SimulatedDisk, states: list[dict[Any, Any]], durable: int) -> st
 
 
 def files_of(disk: SimulatedDisk, start: str) -> list[str]:
-    """Names of the files that start so."""
+    """Names of the files with this prefix."""
     return [name for name in disk.sizes() if name.startswith(start)]
 
 
+@pytest.mark.slow(8)
 @pytest.mark.parametrize("sync", [False, True])
 def test_journals_cut_at_every_byte(sync: bool) -> None:
-    """A journal that ends early gives a prefix, unless a frame elsewhere says that what is missing was durable."""
+    """A journal that ends early gives a prefix, unless another frame records the missing transactions as durable."""
     disk = SimulatedDisk()
     states, durable = write_history(disk, sync)
     outcomes = set()
@@ -98,6 +105,7 @@ def test_journals_cut_at_every_byte(sync: bool) -> None:
     assert outcomes == ({"whole", "prefix", "damage"} if sync else {"whole", "prefix"})
 
 
+@pytest.mark.slow(14)
 @pytest.mark.parametrize("sync", [False, True])
 def test_journals_zeroed_from_every_byte(sync: bool) -> None:
     """A journal that ends in zeros is treated like one that ends early."""
@@ -113,6 +121,7 @@ def test_journals_zeroed_from_every_byte(sync: bool) -> None:
     assert outcomes == ({"whole", "prefix", "damage"} if sync else {"whole", "prefix"})
 
 
+@pytest.mark.slow(10)
 @pytest.mark.parametrize(("sync", "checkpoint"), [(False, False), (True, False), (True, True)])
 def test_journals_flipped_at_every_byte(sync: bool, checkpoint: bool) -> None:
     """A flipped bit never changes a recovered record: the outcome is a prefix or damage, and damage where it was durable."""
@@ -139,7 +148,7 @@ def check_flipped(disk: SimulatedDisk, states: list[dict[Any, Any]], durable: in
 
 @pytest.mark.parametrize("name", ["snapshot", "manifest"])
 def test_snapshot_and_manifest_cut_or_flipped_at_every_byte(name: str) -> None:
-    """They are replaced in one step, so any wrong byte in them is damage and says where."""
+    """They are replaced atomically, so any wrong byte in them is damage, with file and offset."""
     disk = SimulatedDisk()
     write_history(disk, sync=True, checkpoint=True)
     for position in range(len(disk.content(name))):
@@ -166,7 +175,7 @@ def test_each_missing_file_is_an_error(start: str) -> None:
 
 
 def test_later_transactions_are_cut_in_all_partitions() -> None:
-    """When a transaction is lost from one partition, later ones disappear from the others' files too, and the report says so."""
+    """When a transaction is lost from one partition, later ones are cut from the others' files too, and the report lists them."""
     disk = SimulatedDisk()
     states, _ = write_history(disk, sync=False)
     first, second = sorted(files_of(disk, "journal"))

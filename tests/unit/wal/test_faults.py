@@ -1,4 +1,4 @@
-"""Disks and serdes that fail: the caller who is hit gets the error, nobody else a wrong answer, and service resumes."""
+"""Failing disks and serdes: the affected caller gets the error, no other a wrong answer, and service resumes."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from connectors.files import FileLayer
-from consumers.wal import (
+from headrace.connectors.files import FileLayer
+from headrace.consumers.wal import (
     BytesSerde,
     CheckpointFailed,
     Delete,
@@ -25,14 +25,14 @@ from consumers.wal import (
     UpdateFailed,
     WriteAheadLog,
 )
-from schemas.errors import StateUnknown
+from headrace.schemas.errors import StateUnknown
 from tests.unit.wal.disk import Crash, SimulatedDisk
 
 DIRECTORY = Path("/log")
 
 
 def opened(directory: Path, files: FileLayer | None = None, serde: Any = None, **settings: Any) -> WriteAheadLog:
-    """A recovered log that does nothing by itself unless told to."""
+    """A recovered log without background work, unless a setting enables it."""
     quiet: dict[str, Any] = {"sync_interval_ms": None, "checkpoint_bytes": None, "checkpoint_age_ms": None}
     log = WriteAheadLog(directory, serde or BytesSerde(), files=files, **{**quiet, **settings})
     log.recover()
@@ -69,7 +69,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 
 def test_a_failed_sync_is_unknown_and_ends_service_until_a_checkpoint(tmp_path: Path, monkeypatch: Any) -> None:
-    """Its caller gets StateUnknown, later updates fail at once, the checkpoint takes exactly the doubtful out, and service resumes."""
+    """Its caller gets StateUnknown, later updates fail at once, the checkpoint removes exactly the transactions in doubt, and service resumes."""
     log = opened(tmp_path)
     log.update([Put((b"good", b"1"))], sync=True)
     monkeypatch.setattr(os, "fdatasync", failing(1, os.fdatasync))
@@ -87,8 +87,8 @@ def test_a_failed_sync_is_unknown_and_ends_service_until_a_checkpoint(tmp_path: 
     assert {b"good": b"1", b"after": b"4"} == recovered(tmp_path)
 
 
-def test_unsynced_updates_of_a_failed_group_go_with_it(tmp_path: Path, monkeypatch: Any) -> None:
-    """A sync that fails was everybody's: what stood before it unsynced is taken out too, so that a prefix remains."""
+def test_unsynced_updates_of_a_failed_group_are_removed_with_it(tmp_path: Path, monkeypatch: Any) -> None:
+    """A failed sync also covers earlier unsynced updates: they are removed too, so that a prefix remains."""
     log = opened(tmp_path, partitions=2)
     log.update([Put((b"a", b"1"))], sync=True)
     log.update([Put((b"b", b"2"))], partition=1)
@@ -148,7 +148,10 @@ def test_the_nth_fsync_fails(tmp_path: Path, monkeypatch: Any, nth: int) -> None
 
 @pytest.mark.parametrize("kind", ["EIO", "ENOSPC", "short"])
 def test_a_failed_write_leaves_nothing_behind(tmp_path: Path, monkeypatch: Any, kind: str) -> None:
-    """No id, not in the state, no byte of it in the file, and the next update succeeds with that id; short writes are completed."""
+    """No id, not in the state, no byte of it in the file, and the next update succeeds with that id.
+
+    Short writes are completed.
+    """
     log = opened(tmp_path, preallocate_bytes=0)
     log.update([Put((b"a", b"1"))])
     (journal,) = tmp_path.glob("journal-*")
@@ -180,7 +183,7 @@ def test_a_failed_write_leaves_nothing_behind(tmp_path: Path, monkeypatch: Any, 
 
 
 def test_a_write_that_cannot_be_cut_off_is_unknown(tmp_path: Path, monkeypatch: Any) -> None:
-    """When neither the write nor the cut works, the caller must not take it for a plain failure."""
+    """When neither the write nor the cut works, the caller must get StateUnknown, not a plain failure."""
     log = opened(tmp_path)
     log.update([Put((b"a", b"1"))], sync=True)
     monkeypatch.setattr(os, "pwritev", failing(1, os.pwritev))
@@ -197,7 +200,7 @@ def test_a_write_that_cannot_be_cut_off_is_unknown(tmp_path: Path, monkeypatch: 
 
 @pytest.mark.parametrize("error", [ValueError("bad record"), MemoryError(), OSError(errno.EIO, "no file")])
 def test_a_serde_that_raises_fails_its_update_alone(tmp_path: Path, error: Exception) -> None:
-    """Whatever it raises comes out unchanged, after some records were encoded already; nothing was written."""
+    """Its exception is raised unchanged, also after some encoded records; nothing is written."""
 
     class Failing(BytesSerde):
         def dump(self, record: Any) -> bytes:
@@ -240,7 +243,7 @@ def test_a_serde_that_fails_to_load_fails_recovery_and_frees_the_directory(tmp_p
 
 @pytest.mark.parametrize("free", range(0, 1_600, 40))
 def test_disk_full_at_every_point(free: int) -> None:
-    """Wherever the disk runs full, the update fails, nothing grows while it is tried again, and it succeeds once there is space."""
+    """Wherever the disk runs full, the update fails, no file grows at retries, and it succeeds once there is space."""
     disk = SimulatedDisk()
     log = opened(DIRECTORY, disk, partitions=2, preallocate_bytes=256)
     log.update([Put((b"a", b"1"))], partition=0)
@@ -284,7 +287,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_full_disk_is_survived_without_restart(small_disk: Path) -> None:
-    """On a real full disk updates fail and leave everything as it is; once space is free the same log goes on."""
+    """On a real full disk updates fail without a change; once space is free the same log continues."""
     ballast = small_disk / "ballast"
     ballast.write_bytes(bytes(500_000))
     log = opened(small_disk / "log")
@@ -332,7 +335,10 @@ def run_threads(works: list[Callable[[], None]]) -> None:
 
 
 def test_many_callers_share_syncs(tmp_path: Path, monkeypatch: Any) -> None:
-    """Eight callers need fewer syncs than updates; ids are given once each, in a run; all is recovered in the right order."""
+    """Eight callers need fewer syncs than updates.
+
+    Ids are given once each, in a run; all is recovered in the right order.
+    """
     real = os.fdatasync
     synced = [0]
 
@@ -368,8 +374,8 @@ def test_many_callers_share_syncs(tmp_path: Path, monkeypatch: Any) -> None:
     assert {key: value for key, (_, value) in last.items()} == state
 
 
-def test_a_group_whose_sync_fails_fails_for_all_of_it(tmp_path: Path, monkeypatch: Any) -> None:
-    """Every caller that waited for that sync gets StateUnknown; those that came later a plain failure; none is recovered."""
+def test_a_failed_sync_fails_its_whole_group(tmp_path: Path, monkeypatch: Any) -> None:
+    """Every caller that waited for that sync gets StateUnknown, later ones a plain failure; none is recovered."""
     log = opened(tmp_path)
     log.update([Put((b"good", b"1"))], sync=True)
     gate = threading.Event()
@@ -399,8 +405,8 @@ def test_a_group_whose_sync_fails_fails_for_all_of_it(tmp_path: Path, monkeypatc
     assert {b"good": b"1"} == recovered(tmp_path)
 
 
-def test_a_caller_between_write_and_sync_learns_of_a_failure_that_is_over(tmp_path: Path) -> None:
-    """A transaction that was written before a failure and taken out by the checkpoint after it is never called durable."""
+def test_a_caller_between_write_and_sync_gets_an_earlier_failure(tmp_path: Path) -> None:
+    """A transaction written before a failure, and removed by the checkpoint after it, is never reported durable."""
     log = opened(tmp_path)
     log.update([Put((b"good", b"1"))], sync=True)
     outcome: list[object] = []
@@ -426,7 +432,7 @@ def test_a_caller_between_write_and_sync_learns_of_a_failure_that_is_over(tmp_pa
 
 
 def test_one_bad_write_in_a_group_fails_one_caller(tmp_path: Path) -> None:
-    """When the journal of one caller cannot be made, the others of its group are written, and ids have no hole."""
+    """When one caller's journal cannot be created, the others of its group are written, and ids have no gap."""
 
     class NoSecondPartition(FileLayer):
         def create(self, path: Path) -> int:
@@ -458,15 +464,15 @@ def test_one_bad_write_in_a_group_fails_one_caller(tmp_path: Path) -> None:
     assert {b"first", b"0", b"1", b"2", b"4"} == set(recovered(tmp_path))
 
 
-def test_updates_go_on_while_a_checkpoint_is_written(tmp_path: Path) -> None:
-    """A snapshot that takes its time stops nobody, and what came meanwhile is recovered on top of it."""
-    reached, go_on = threading.Event(), threading.Event()
+def test_updates_continue_while_a_checkpoint_is_written(tmp_path: Path) -> None:
+    """A slow snapshot blocks no update, and later updates are recovered on top of it."""
+    reached, resume = threading.Event(), threading.Event()
 
     class SlowSnapshot(FileLayer):
         def step(self, name: str) -> None:
             if name == "snapshot: partial written":
                 reached.set()
-                assert go_on.wait(60)
+                assert resume.wait(60)
 
     log = opened(tmp_path, SlowSnapshot())
     log.update([Put((b"a", b"1")), Put((b"b", b"1"))])
@@ -474,7 +480,7 @@ def test_updates_go_on_while_a_checkpoint_is_written(tmp_path: Path) -> None:
     thread.start()
     assert reached.wait(60)
     log.update([Put((b"a", b"2")), Delete(b"b")], sync=True)
-    go_on.set()
+    resume.set()
     thread.join(60)
     log.update([Put((b"c", b"3"))], sync=True)
     log.close()
@@ -490,7 +496,7 @@ def test_unsynced_updates_become_durable_within_the_interval(tmp_path: Path) -> 
 
 
 def test_checkpoints_happen_by_size_and_by_age(tmp_path: Path) -> None:
-    """After so many bytes, or when changes are old enough, a snapshot appears without anybody asking."""
+    """After so many bytes, or when changes are old enough, a snapshot is written without a call."""
     for name, settings in {"size": {"checkpoint_bytes": 50_000}, "age": {"checkpoint_age_ms": 10}}.items():
         log = opened(tmp_path / name, **settings)
         for index in range(10):
@@ -500,8 +506,8 @@ def test_checkpoints_happen_by_size_and_by_age(tmp_path: Path) -> None:
         assert 10 == len(recovered(tmp_path / name))
 
 
-def test_a_failed_sync_of_the_interval_is_met_by_the_next_update(tmp_path: Path, monkeypatch: Any) -> None:
-    """There is no caller to tell, so updates fail until a checkpoint."""
+def test_a_failed_sync_of_the_interval_fails_the_next_update(tmp_path: Path, monkeypatch: Any) -> None:
+    """The sync has no caller, so updates fail until a checkpoint."""
     log = opened(tmp_path, sync_interval_ms=10)
     monkeypatch.setattr(os, "fdatasync", failing(1, os.fdatasync))
     log.update([Put((b"a", b"1"))])
@@ -515,14 +521,17 @@ def test_a_failed_sync_of_the_interval_is_met_by_the_next_update(tmp_path: Path,
 
 
 def all_steps() -> list[str]:
-    """Every step that updates, checkpoints after success and failure, and recoveries pass, in the order of their first time."""
+    """Every step of updates, of checkpoints after success and failure, and of recoveries, in order of first use."""
     disk = SimulatedDisk()
     run_all(disk)
     return list(dict.fromkeys(disk.steps))
 
 
 def run_all(disk: SimulatedDisk, confirmed: list[int] | None = None) -> None:
-    """Updates, checkpoints, a failed sync and the checkpoint after it, two recoveries; notes what was confirmed as synced."""
+    """Updates, checkpoints, a failed sync and the checkpoint after it, two recoveries.
+
+    Records the confirmed transactions.
+    """
     for _ in range(2):
         log = opened(DIRECTORY, disk, partitions=2, preallocate_bytes=128)
         for index in range(3):
@@ -543,7 +552,7 @@ def run_all(disk: SimulatedDisk, confirmed: list[int] | None = None) -> None:
 
 @pytest.mark.parametrize("step", all_steps())
 def test_a_power_cut_at_every_named_step(step: str) -> None:
-    """At every time that a step is reached: what was confirmed is recovered, or something newer, and the log goes on."""
+    """At every occurrence of a step: recovery finds the confirmed state or a newer one, and the log continues."""
     times = 0
     while True:
         times += 1
@@ -560,7 +569,7 @@ def test_a_power_cut_at_every_named_step(step: str) -> None:
         log = WriteAheadLog(DIRECTORY, BytesSerde(), 2, files=after, sync_interval_ms=None, checkpoint_age_ms=None)
         state = log.recover()
         newest = state.get(b"k", (b"k", b"0"))[1]
-        # A transaction in doubt may be there until a checkpoint has taken it out.
+        # A transaction in doubt may be recovered until a checkpoint has removed it.
         assert newest == b"doubtful" or int(newest) >= max(confirmed, default=0)
         if newest not in (b"doubtful", b"0"):
             assert newest * 2_500 == state[b"large"][1]

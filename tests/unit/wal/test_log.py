@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from connectors.files import DirectoryHeld
-from consumers.wal import (
+from headrace.connectors.files import DirectoryHeld
+from headrace.consumers.wal import (
     BytesSerde,
     Delete,
     ForeignLog,
@@ -115,7 +115,7 @@ def test_wrong_settings_and_operations_are_errors(tmp_path: Path) -> None:
 
 
 def test_one_opener_at_a_time(tmp_path: Path) -> None:
-    """A second opener is refused and told the holder's pid; a copied directory opens like the original."""
+    """A second opener is refused with the holder's pid; a copied directory opens like the original."""
     log, _ = opened(tmp_path / "log")
     log.update([Put((b"a", b"1"))], sync=True)
     with pytest.raises(DirectoryHeld) as caught:
@@ -129,8 +129,8 @@ def test_one_opener_at_a_time(tmp_path: Path) -> None:
     opened(tmp_path / "log")[0].close()
 
 
-def test_large_values_are_read_when_asked(tmp_path: Path) -> None:
-    """A recovered large value is a reference until it is accessed, by whatever way; small ones are in memory."""
+def test_large_values_are_read_at_access(tmp_path: Path) -> None:
+    """A recovered large value is a reference until any access; small ones are in memory."""
     log, _ = opened(tmp_path)
     log.update([Put((b"large", LARGE)), Put((b"small", b"1"))], sync=True)
     log.close()
@@ -162,7 +162,7 @@ def test_large_values_are_read_when_asked(tmp_path: Path) -> None:
 
 
 def test_values_stay_readable(tmp_path: Path) -> None:
-    """A state that was handed out is not touched by later deletes, checkpoints or the close of the log."""
+    """A returned state is not changed by later deletes, checkpoints or the close of the log."""
     log, _ = opened(tmp_path)
     log.update([Put((b"a", LARGE))])
     log.close()
@@ -175,7 +175,7 @@ def test_values_stay_readable(tmp_path: Path) -> None:
 
 
 def test_values_may_be_any_buffers(tmp_path: Path) -> None:
-    """A value may be bytes, bytearray, memoryview or a tuple of them, and comes back as bytes."""
+    """A value may be bytes, bytearray, memoryview or a tuple of them, and is read back as bytes."""
     log, _ = opened(tmp_path)
     log.update(
         [Put((b"a", bytearray(LARGE))), Put((b"b", memoryview(LARGE)[1:])), Put((b"c", (b"head", memoryview(LARGE))))]
@@ -207,7 +207,7 @@ def test_a_damaged_large_value_is_an_error_when_read(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_writes_no_payload_again(tmp_path: Path) -> None:
-    """The snapshot holds references; a journal is deleted when nothing in it lives, and not before."""
+    """The snapshot holds references; a journal is deleted once none of its values is referenced."""
     log, _ = opened(tmp_path, partitions=2, preallocate_bytes=0)
     log.update([Put((b"a", LARGE))], partition=0)
     log.update([Put((b"b", LARGE))], partition=1)
@@ -312,7 +312,7 @@ def test_keys_that_cannot_be_written_are_refused(tmp_path: Path) -> None:
 
 
 def test_overridden_serde_methods_are_used(tmp_path: Path) -> None:
-    """A subclass of BytesSerde that dumps and loads in its own way is not bypassed."""
+    """A subclass of BytesSerde with its own dump and load is not bypassed."""
 
     class Upper(BytesSerde):
         def dump(self, record: Any) -> bytes:
@@ -329,7 +329,7 @@ def test_overridden_serde_methods_are_used(tmp_path: Path) -> None:
 
 
 def test_a_file_of_another_log_is_refused(tmp_path: Path) -> None:
-    """A snapshot or journal that was copied from another log is not taken for one's own."""
+    """A snapshot or journal that was copied from another log is refused."""
     for name in ("one", "two"):
         log, _ = opened(tmp_path / name)
         log.update([Put((b"a", name.encode()))])
@@ -347,7 +347,7 @@ def test_a_file_of_another_log_is_refused(tmp_path: Path) -> None:
 
 
 def test_leftovers_of_a_crash_are_removed(tmp_path: Path) -> None:
-    """Partial files and journals that the manifest does not name go away; other people's files stay."""
+    """Partial files and journals that the manifest does not name are removed; foreign files stay."""
     log, _ = opened(tmp_path)
     log.update([Put((b"a", b"1"))])
     log.close()
@@ -384,8 +384,8 @@ def test_metrics_count_what_was_done(tmp_path: Path) -> None:
     log.close()
 
 
-def test_orderly_close_leaves_small_files(tmp_path: Path) -> None:
-    """The reserve is given back at close, and opening without writing grows nothing."""
+def test_close_truncates_the_reserve(tmp_path: Path) -> None:
+    """Close truncates the reserved space, and opening without a write grows no file."""
     log, _ = opened(tmp_path)
     log.update([Put((b"a", b"1"))])
     (journal,) = tmp_path.glob("journal-*")

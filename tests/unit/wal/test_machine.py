@@ -20,7 +20,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from consumers.wal import (
+from headrace.consumers.wal import (
     BytesSerde,
     CheckpointFailed,
     Delete,
@@ -105,7 +105,7 @@ class LogMachine(RuleBasedStateMachine):
         self.arm(fault)
         for action in actions:
             getattr(self, action[0])(*action[1:])
-        self.disk.mend()
+        self.disk.clear_faults()
 
     @rule(actions=st.lists(ACTION, min_size=1, max_size=8))
     def work_undisturbed(self, actions: list[tuple[Any, ...]]) -> None:
@@ -174,7 +174,7 @@ class LogMachine(RuleBasedStateMachine):
             self.recover()
             return
         if self.in_doubt:
-            # What is not known durable is taken out; a sync inside a failed checkpoint may have made more durable than we know.
+            # The checkpoint removes transactions in doubt; a sync inside a failed one may have made more of them durable.
             self.keep_prefix(self.now())
             self.in_doubt = False
         self.required = len(self.states) - 1
@@ -186,7 +186,7 @@ class LogMachine(RuleBasedStateMachine):
     @precondition(lambda self: not self.in_doubt)
     @rule(partitions=st.integers(1, 4))
     def close_and_open(self, partitions: int) -> None:
-        self.disk.mend()
+        self.disk.clear_faults()
         self.disk.crash_in(None)
         self.log.close()
         self.required = len(self.states) - 1
@@ -224,7 +224,7 @@ class LogMachine(RuleBasedStateMachine):
         self.log = self.new_log()
         assert recovered == values_of(self.log.recover())
         assert last == self.log.last_transaction
-        # Bytes of a failed sync at the end of an old journal, which only large values keep, may be gone after a power cut.
+        # After a power cut an old journal, held only by large values, may lack the bytes of a failed sync at its end.
         again = self.disk.sizes()
         assert set(sizes) == set(again)
         assert all(again[name] <= size for name, size in sizes.items())
@@ -244,7 +244,7 @@ class LogMachine(RuleBasedStateMachine):
 
 
 def run_machine(examples: int, steps: int, same_every_time: bool = True) -> None:
-    """Runs the machine with garbage collected at the end: simulated descriptors are closed by their owners' end."""
+    """Runs the machine with garbage collected at the end: simulated descriptors are closed by the destructors of their owners."""
     run_state_machine_as_test(
         LogMachine,
         settings=settings(
@@ -260,7 +260,7 @@ def run_machine(examples: int, steps: int, same_every_time: bool = True) -> None
     gc.collect()
 
 
-@pytest.mark.slow
+@pytest.mark.slow(26)
 def test_recovered_state_is_a_prefix_with_every_synced_transaction() -> None:
     """After any history the recovered state is that after a prefix of the transactions which holds all synced ones."""
     run_machine(600, 25)

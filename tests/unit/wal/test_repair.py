@@ -1,4 +1,4 @@
-"""Repair says what it would drop, drops it only when told, and leaves a log that opens."""
+"""Repair lists what it would drop, drops it only with `drop`, and leaves a log that opens."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from consumers.wal import BytesSerde, LogDamaged, Put, WriteAheadLog
-from consumers.wal.repair import DAMAGED, TORN, WHOLE, repair
 from headrace.cli.wal import register
+from headrace.consumers.wal import BytesSerde, LogDamaged, Put, WriteAheadLog
+from headrace.consumers.wal.repair import DAMAGED, TORN, WHOLE, repair
 
 LARGE = bytes(range(256)) * 40
 
@@ -57,7 +57,7 @@ def journal(directory: Path, number: int) -> Path:
     return next(directory.glob(f"journal-{number:010d}-*"))
 
 
-def test_a_whole_log_has_nothing_to_drop(directory: Path) -> None:
+def test_an_undamaged_log_has_nothing_to_drop(directory: Path) -> None:
     """Examining changes nothing, also with --drop."""
     before = contents(directory)
     for drop in (False, True):
@@ -73,7 +73,7 @@ def test_a_whole_log_has_nothing_to_drop(directory: Path) -> None:
 
 
 def test_a_torn_tail_is_left_to_recovery(directory: Path) -> None:
-    """What was never known durable is shown, and the next recovery cuts it."""
+    """Transactions that were never known durable are reported, and the next recovery truncates them."""
     path = journal(directory, 4)
     path.write_bytes(path.read_bytes()[:-3])
     before = contents(directory)
@@ -83,8 +83,8 @@ def test_a_torn_tail_is_left_to_recovery(directory: Path) -> None:
     assert [b"0", b"1", b"2", b"a", b"b"] == keys_of(directory)
 
 
-def test_damage_is_dropped_only_when_told(directory: Path) -> None:
-    """The longest readable prefix is kept, the rest is named first and given up then."""
+def test_damage_is_dropped_only_with_drop(directory: Path) -> None:
+    """The longest readable prefix stays; the rest is reported first and then dropped."""
     flip(journal(directory, 3), 70)
     before = contents(directory)
     with pytest.raises(LogDamaged, match="headrace wal repair"):
@@ -98,8 +98,8 @@ def test_damage_is_dropped_only_when_told(directory: Path) -> None:
     assert WHOLE == repair(directory).state
 
 
-def test_a_missing_journal_is_given_up(directory: Path) -> None:
-    """Its transactions and all later ones go."""
+def test_a_missing_journal_is_dropped(directory: Path) -> None:
+    """Its transactions and all later ones are dropped."""
     journal(directory, 4).unlink()
     report = repair(directory, drop=True)
     assert any("is missing" in line for line in report.would_drop)
@@ -107,7 +107,7 @@ def test_a_missing_journal_is_given_up(directory: Path) -> None:
 
 
 @pytest.mark.parametrize("missing", [False, True])
-def test_unreadable_large_values_are_given_up(directory: Path, missing: bool) -> None:
+def test_unreadable_large_values_are_dropped(directory: Path, missing: bool) -> None:
     """A record whose value is damaged, or whose journal is missing, is named by key; all others stay."""
     if missing:
         journal(directory, 1).unlink()
@@ -120,7 +120,7 @@ def test_unreadable_large_values_are_given_up(directory: Path, missing: bool) ->
 
 @pytest.mark.parametrize("name", ["snapshot", "manifest"])
 def test_without_manifest_or_snapshot_only_a_copy_helps(directory: Path, name: str) -> None:
-    """No prefix can be told, so nothing is dropped, whatever is asked."""
+    """No prefix can be determined, so nothing is dropped, also with `drop`."""
     flip(directory / name, 20)
     before = contents(directory)
     with pytest.raises(LogDamaged, match=name):
@@ -129,7 +129,7 @@ def test_without_manifest_or_snapshot_only_a_copy_helps(directory: Path, name: s
 
 
 def run(*arguments: str) -> Any:
-    """The command line with only this noun."""
+    """Run the command line with only this noun."""
     app = typer.Typer()
     register(app)
     return CliRunner().invoke(app, ["wal", "repair", *arguments])

@@ -1,0 +1,249 @@
+"""Files and streams parsed in blocks, so that memory is bounded and progress is known."""
+
+from __future__ import annotations
+
+import gzip
+import io
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import BinaryIO, cast
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from headrace.connectors.formats.arrow_tables import parquet_batches, parse_table
+from headrace.connectors.formats.csv_lines import Header, csv_records, header_of
+from headrace.connectors.formats.interface import (
+    LINE_COLUMN,
+    Format,
+    FormatError,
+    FormatOptions,
+    ParseResult,
+    check_format,
+)
+from headrace.connectors.formats.line_protocol import line_records
+from headrace.connectors.formats.lines import Lines, lines_of_buffer
+from headrace.connectors.formats.parser import BYTE_ORDER_MARK, parse_text
+from headrace.schemas.tables import FieldType, widened
+
+BLOCK_BYTES = 16 << 20
+# A file without newlines is not of a text format: reading it to its end would only fill the memory.
+LINE_BYTES_MAX = 256 << 20
+STANDARD_INPUT = "-"
+_GZIP_MAGIC = b"\x1f\x8b"
+
+
+class UnreadableFile(FormatError):
+    """The file cannot be opened or read to its end, or is not of the format it should be."""
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """The readings of a part of a file.
+
+    Line numbers in `parsed` count from 0 at the start of the file; in Parquet they are row numbers.
+    `first_line` is the first line of the part, `bytes_read` the bytes of the file (as stored) read up to its
+    end.
+    """
+
+    parsed: ParseResult
+    first_line: int
+    bytes_read: int
+
+
+def iterate_file(
+    source: str | Path | BinaryIO,
+    format: str,
+    options: FormatOptions,
+    *,
+    block_bytes: int = BLOCK_BYTES,
+    default_time_ns: int | None = None,
+    keep_lines: bool = False,
+) -> Iterator[Block]:
+    """Read a file (`-` is standard input; gzip is recognised) in blocks of lines, about `block_bytes` each.
+
+    The first type of a field decides for the whole file, as in one block, unless `options.declared` has
+    another; that mapping is read again for every block. Raises UnreadableFile, and the errors of the parser
+    of the format.
+    """
+    known = check_format(format)
+    try:
+        with _open(source) as raw:
+            if known == "parquet":
+                yield from _parquet_blocks(raw, options, keep_lines=keep_lines)
+            else:
+                yield from _text_blocks(
+                    _TextSource(raw), known, options, block_bytes, default_time_ns, keep_lines=keep_lines
+                )
+    except (OSError, EOFError, pa.ArrowInvalid) as error:
+        name = getattr(source, "name", source)
+        raise UnreadableFile(
+            f"cannot read {name}: {error}", action="check the path and the format of the file"
+        ) from error
+
+
+def _open(source: str | Path | BinaryIO) -> BinaryIO:
+    if isinstance(source, str | Path):
+        # The caller closes both; closing standard input would break whoever reads it next in this process.
+        return open(0, "rb", closefd=False) if str(source) == STANDARD_INPUT else open(source, "rb")
+    return cast("BinaryIO", _CallerStream(source))
+
+
+class _CallerStream:
+    """A stream of the caller, which the context manager leaves open."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+
+    def __enter__(self) -> BinaryIO:
+        return self._stream
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+
+class _TextSource:
+    """The uncompressed bytes of a stream, and the number of stored bytes read for them."""
+
+    def __init__(self, raw: BinaryIO) -> None:
+        self._counted = _CountingStream(raw)
+        buffered = io.BufferedReader(self._counted, 1 << 20)
+        packed = buffered.peek(2)[:2] == _GZIP_MAGIC
+        self._stream = cast("BinaryIO", gzip.GzipFile(fileobj=buffered) if packed else buffered)
+
+    @property
+    def bytes_read(self) -> int:
+        """Stored bytes read so far."""
+        return self._counted.count
+
+    def read(self, size: int) -> bytes:
+        """Up to `size` bytes; fewer only at the end."""
+        return self._stream.read(size)
+
+
+class _CountingStream(io.RawIOBase):
+    """A raw stream that counts the bytes read from it."""
+
+    def __init__(self, raw: BinaryIO) -> None:
+        self._raw = raw
+        self.count = 0
+
+    def readable(self) -> bool:
+        """Always."""
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        """Fill `buffer` with the next bytes."""
+        data = self._raw.read(len(buffer))
+        buffer[: len(data)] = data
+        self.count += len(data)
+        return len(data)
+
+
+@dataclass(slots=True)
+class _FieldTypes:
+    """The types of the fields of a file so far; declared types have priority."""
+
+    options: FormatOptions
+    seen: dict[str, dict[str, FieldType]]
+
+    def current(self) -> FormatOptions:
+        """The options for the next block."""
+        tables = {*self.seen, *self.options.declared}
+        declared = {table: {**self.seen.get(table, {}), **self.options.declared_types(table)} for table in tables}
+        return replace(self.options, declared=declared)
+
+    def update(self, tables: Mapping[str, pa.Table]) -> None:
+        """Add the types of one block."""
+        for name, table in tables.items():
+            known = self.seen.setdefault(name, {})
+            for column in table.schema:
+                kind = FieldType.of_arrow(column.type)
+                if kind is not None and not column.name.startswith("__") and column.name != "time":
+                    known[column.name] = widened(known.get(column.name, kind), kind) or kind
+
+
+def _text_blocks(
+    source: _TextSource,
+    format: Format,
+    options: FormatOptions,
+    block_bytes: int,
+    default_time_ns: int | None,
+    *,
+    keep_lines: bool,
+) -> Iterator[Block]:
+    types = _FieldTypes(options, {})
+    header: Header | None = None
+    first_line, remainder, ended = 0, b"", False
+    # The first block must hold a whole byte order mark.
+    size = max(block_bytes, len(BYTE_ORDER_MARK))
+    while not ended:
+        fresh = source.read(size)
+        ended = len(fresh) < size
+        if not first_line and not remainder:
+            fresh = fresh.removeprefix(BYTE_ORDER_MARK)
+        data = remainder + fresh
+        end = len(data) if ended else data.rfind(b"\n") + 1
+        if not end and len(data) > LINE_BYTES_MAX:
+            raise UnreadableFile(
+                f"line {first_line + 1} is longer than {LINE_BYTES_MAX} bytes", action="check the format of the file"
+            )
+        lines = lines_of_buffer(memoryview(data)[:end])
+        if format == "csv" and header is None:
+            header, after = header_of(lines, options)
+            if header is None and not ended:
+                remainder = data
+                continue
+        else:
+            after = 0
+        if not ended:
+            incomplete = _incomplete_from(lines, format, header)
+            end = end if incomplete == lines.count else int(lines.starts[incomplete])
+            lines = lines if incomplete == lines.count else lines_of_buffer(memoryview(data)[:end])
+        remainder = data[end:]
+        if lines.count:
+            parsed = parse_text(
+                format, lines, types.current(), default_time_ns, header=header, first=after, keep_lines=keep_lines
+            )
+            types.update(parsed.tables)
+            yield Block(_renumber(parsed, first_line), first_line, source.bytes_read)
+        first_line += lines.count
+
+
+def _incomplete_from(lines: Lines, format: Format, header: Header | None) -> int:
+    """The first line of a record that this block does not complete, or the number of lines."""
+    # A reading of JSON is always one line of a file.
+    if format == "influx":
+        return line_records(lines).incomplete_from
+    return csv_records(lines, header).incomplete_from if header is not None else lines.count
+
+
+def _renumber(parsed: ParseResult, first_line: int) -> ParseResult:
+    """The same rows with line numbers from the start of the file."""
+    if not first_line:
+        return parsed
+    rejected = _renumber_column(parsed.rejected, "line", first_line)
+    tables = {name: _renumber_column(table, LINE_COLUMN, first_line) for name, table in parsed.tables.items()}
+    return ParseResult(tables, rejected, parsed.lines)
+
+
+def _renumber_column(table: pa.Table, name: str, by: int) -> pa.Table:
+    index = table.schema.get_field_index(name)
+    return table if index < 0 else table.set_column(index, name, pc.add(table.column(index), pa.scalar(by, pa.int64())))
+
+
+def _parquet_blocks(raw: BinaryIO, options: FormatOptions, *, keep_lines: bool) -> Iterator[Block]:
+    # Parquet has its index at the end: a pipe is read whole.
+    stream = raw if raw.seekable() else io.BytesIO(raw.read())
+    size = stream.seek(0, io.SEEK_END)
+    stream.seek(0)
+    first_row = 0
+    with pq.ParquetFile(stream) as file:
+        total = file.metadata.num_rows
+        for table in parquet_batches(file):
+            parsed = parse_table(table, options, keep_lines=keep_lines)
+            done = first_row + table.num_rows
+            yield Block(_renumber(parsed, first_row), first_row, size if done >= total else int(size * done / total))
+            first_row = done

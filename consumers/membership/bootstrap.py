@@ -1,0 +1,107 @@
+"""Creates or joins a cluster through its membership log.
+
+The first valid record of `{c}.membership` creates the cluster; position in the log = version of the slot
+table. Every reader checks every record in the same way, and one that breaks the rules is ignored by all.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable
+
+from headrace.connectors.log.append import append_one
+from headrace.connectors.log.port import Log, Record, TopicMissing, read_to_end
+from headrace.connectors.log.topics import Topics
+from headrace.consumers.membership.slot_table import ClusterInvalid, SlotTable
+from headrace.schemas.errors import HeadraceError
+from headrace.schemas.framing import FrameInvalid, check_format
+from headrace.schemas.records import HASH_NAME, Create, decode_membership, encode_membership
+
+# The broker's defaults delete records after a week. The beginning of a forward log is deleted by the leader
+# only, and the membership and table logs are always read from their first record.
+KEEP_FOREVER = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
+# Only the newest status of a node counts. The active segment is never compacted, so it is closed after a
+# minute.
+STATUS_SETTINGS = {
+    "cleanup.policy": "compact,delete",
+    "segment.ms": "60000",
+    "retention.ms": "3600000",
+    "min.cleanable.dirty.ratio": "0.1",
+}
+READ_TIMEOUT_S = 30.0
+
+
+class NoCluster(HeadraceError):
+    """No cluster of that name exists on this Kafka."""
+
+
+class ClusterDiffers(HeadraceError):
+    """A node with other settings than those the cluster was created with; names each setting."""
+
+
+def read_slot_table(log: Log, topics: Topics, timeout_s: float = READ_TIMEOUT_S) -> SlotTable:
+    """The newest slot table. Raises NoCluster."""
+    try:
+        records = read_to_end(log, topics.membership, timeout_s=timeout_s)
+    except TopicMissing:
+        records = []
+    table = _replay(records)
+    if table is None:
+        raise NoCluster(
+            f"cluster {topics.cluster!r} does not exist on this Kafka",
+            action="start its nodes first, or check --cluster",
+        )
+    return table
+
+
+def join_cluster(log: Log, topics: Topics, create: Create, timeout_s: float = READ_TIMEOUT_S) -> SlotTable:
+    """The slot table of the cluster that this node was started for; creates the cluster if it does not exist.
+
+    Creates the cluster's topics. Raises ClusterInvalid for settings no cluster can have, ClusterDiffers when
+    it was created with others.
+    """
+    mine = SlotTable.create(create.nodes, create.replication, create.slots)
+    log.create_topic(topics.membership, KEEP_FOREVER)
+    log.create_topic(topics.table, KEEP_FOREVER)
+    log.create_topic(topics.status, STATUS_SETTINGS)
+    table = _replay(read_to_end(log, topics.membership, timeout_s=timeout_s))
+    if table is None:
+        # All nodes may find the log empty and append at once. The log is read again, since the first record
+        # decides, and it may be another node's.
+        append_one(log, topics.membership, encode_membership(uuid.uuid4().hex, create))
+        table = read_slot_table(log, topics, timeout_s)
+    _check_same(table, mine, topics.cluster)
+    for header in table.headers:
+        log.create_topic(topics.forward(header), KEEP_FOREVER)
+    return table
+
+
+def _replay(records: Iterable[Record]) -> SlotTable | None:
+    table = None
+    for version, record in enumerate(records, start=1):
+        check_format(record.headers)
+        try:
+            _, change = decode_membership(record.value)
+            # A record with another hash is of a build that places rows elsewhere: it creates no cluster here.
+            if table is None and change.hash == HASH_NAME:
+                table = SlotTable.create(change.nodes, change.replication, change.slots, version)
+        except (FrameInvalid, ClusterInvalid):
+            continue
+    return table
+
+
+def _check_same(table: SlotTable, mine: SlotTable, cluster: str) -> None:
+    differing = [
+        f"{name} is {have}, this node was started with {want}"
+        for name, have, want in (
+            ("nodes", ",".join(sorted(table.nodes)), ",".join(sorted(mine.nodes))),
+            ("replication", table.replication, mine.replication),
+            ("slots", table.slots, mine.slots),
+        )
+        if have != want
+    ]
+    if differing:
+        raise ClusterDiffers(
+            f"cluster {cluster!r} was created with other settings: {'; '.join(differing)}",
+            action="start this node with the cluster's settings",
+        )

@@ -1,0 +1,18 @@
+"""What nodes agree on when a cluster is born."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from headrace.consumers.membership import SLOTS_DEFAULT
+from headrace.schemas.settings import SettingsModel
+
+
+class ClusterSettings(SettingsModel):
+    """Which cluster, and where its Kafka is."""
+
+    name: str = Field(default="headrace", description="name of the cluster, the prefix of its topics")
+    bootstrap: str = Field(
+        default="127.0.0.1:9092", description="Kafka's bootstrap servers, host:port separated by commas"
+    )
+    slots: int = Field(default=SLOTS_DEFAULT, ge=1, description="slots of a new cluster; they cannot be changed later")

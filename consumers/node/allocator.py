@@ -1,0 +1,47 @@
+"""Keeps freed memory in a node's process for some time.
+
+A node fills and frees the same hundreds of MB again and again. Memory that was returned to the system comes
+back as pages to be zeroed, one fault each, under a lock of the process that all its threads share: 7 % of a
+busy node's CPU time in one profile, 19 % in another.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+
+GIVE_BACK_INTERVAL_S = 60.0
+_PURGE_DELAY_MS = 10_000
+_KEPT_BYTES_MAX = 1 << 30
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+
+
+def keep_freed() -> None:
+    """Let malloc and Arrow's allocator keep freed memory for reuse.
+
+    Settings of these allocators in the environment win.
+
+    Must be called before pyarrow is loaded: its allocator reads the environment once, when the library is
+    loaded.
+    """
+    os.environ.setdefault("MIMALLOC_PURGE_DELAY", str(_PURGE_DELAY_MS))
+    if any(name.startswith("MALLOC_") or name == "GLIBC_TUNABLES" for name in os.environ):
+        return
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, ctypes.c_int(_KEPT_BYTES_MAX))
+        mallopt(_M_TRIM_THRESHOLD, ctypes.c_int(_KEPT_BYTES_MAX))
+
+
+def give_back() -> None:
+    """Return free memory to the system.
+
+    To be called every GIVE_BACK_INTERVAL_S, so that an idle node becomes small.
+    """
+    # Imported here: whoever imports this module calls `keep_freed` before pyarrow is loaded.
+    import pyarrow as pa
+
+    pa.default_memory_pool().release_unused()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(ctypes.c_size_t(0))

@@ -1,0 +1,98 @@
+"""The identity of a data directory: cluster, node, and the topics that its data came from.
+
+It is written before any data and checked before any data is opened, so that no node ever mixes its data with
+another's.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from headrace.connectors.files import write_atomically
+from headrace.schemas.errors import HeadraceError
+
+DIRECTORY_FORMAT = 1
+IDENTITY_FILE = "node.json"
+
+
+class DataDirectoryForeign(HeadraceError):
+    """A data directory of another node, another cluster or another format."""
+
+
+class DataDirectoryDamaged(HeadraceError):
+    """A data directory whose identity cannot be read."""
+
+
+class DataDirectoryUnusable(HeadraceError):
+    """A data directory that cannot be read or written."""
+
+
+@dataclass(slots=True)
+class Identity:
+    """The owner of a data directory, and its groups' state by forward topic.
+
+    `topics`: its id when the data was stored. `wrong`: why the group's data is not that of its log and must
+    be replaced. `gaps`: the accepted gap of a log that lost records (see
+    headrace.consumers.recovery.log_gap).
+    """
+
+    cluster: str
+    node: str
+    store: str
+    topics: dict[str, str]
+    wrong: dict[str, str] = field(default_factory=dict)
+    gaps: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    @classmethod
+    def load(cls, directory: Path, cluster: str, node: str) -> Identity:
+        """The directory's identity, new for an empty directory.
+
+        Raises DataDirectoryForeign, DataDirectoryDamaged.
+        """
+        path = directory / IDENTITY_FILE
+        if not path.exists():
+            return cls(cluster, node, uuid.uuid4().hex, {})
+        try:
+            content = json.loads(path.read_bytes())
+            if content["format"] != DIRECTORY_FORMAT:
+                raise DataDirectoryForeign(
+                    f"data directory {directory} has format {content['format']}, this build reads {DIRECTORY_FORMAT}",
+                    action="use the build that wrote it, or another directory",
+                )
+            # `wrong` and `gaps` came later: a directory of an earlier build has neither.
+            topics, wrong = dict(content["topics"]), dict(content.get("wrong", {}))
+            gaps = dict(content.get("gaps", {}))
+            found = cls(content["cluster"], content["node"], content["store"], topics, wrong, gaps)
+        except (ValueError, KeyError, TypeError) as error:
+            raise DataDirectoryDamaged(
+                f"{path} is damaged: {error!r}",
+                action="restore that file, or move the data directory away: the node recovers from the log",
+            ) from error
+        for name, theirs, mine in (("cluster", found.cluster, cluster), ("node", found.node, node)):
+            if theirs != mine:
+                raise DataDirectoryForeign(
+                    f"data directory {directory} belongs to {name} {theirs!r}, not {mine!r}",
+                    action="use another --data-dir",
+                )
+        return found
+
+    def renew(self) -> None:
+        """Give the data a new store id: samples of the data before it are void from now on."""
+        self.store = uuid.uuid4().hex
+
+    def save(self, directory: Path) -> None:
+        """Write it durably."""
+        content = {
+            "format": DIRECTORY_FORMAT,
+            "cluster": self.cluster,
+            "node": self.node,
+            "store": self.store,
+            "topics": self.topics,
+            "wrong": self.wrong,
+            "gaps": self.gaps,
+        }
+        write_atomically(directory / IDENTITY_FILE, json.dumps(content, indent=1, sort_keys=True).encode())

@@ -1,0 +1,166 @@
+"""Opens the groups of a node from its data directory.
+
+That is the journal, the stores, and the records that only the journal holds.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+import structlog
+
+from headrace.connectors.log.port import Log
+from headrace.connectors.log.topics import Topics
+from headrace.consumers.membership.schema_log import SchemaLog
+from headrace.consumers.membership.slot_table import SlotTable
+from headrace.consumers.node.data_directory import Identity
+from headrace.consumers.node.settings import StoreSection
+from headrace.consumers.recovery.file_copy import finish_swaps
+from headrace.consumers.recovery.log_gap import parse_gap
+from headrace.consumers.replication.group import Group
+from headrace.consumers.replication.group_state import lost_log_choices
+from headrace.consumers.replication.heartbeat import Heartbeat
+from headrace.consumers.replication.journal import Journal, JournalEntry
+from headrace.consumers.replication.log_consumer import Cursor
+from headrace.consumers.store import Store, StoreDamaged, encoding_threads
+from headrace.schemas.errors import HeadraceError
+
+PROGRESS_INTERVAL_S = 1.0
+_log = structlog.get_logger(__name__)
+
+
+class LocalGroups:
+    """Owns the journal and the groups of one node, by forward topic.
+
+    `open_group` is also called when a group was replaced.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        identity: Identity,
+        slot_table: SlotTable,
+        topics: Topics,
+        schema_log: SchemaLog,
+        heartbeat: Heartbeat,
+        settings: StoreSection,
+    ) -> None:
+        self._directory = directory
+        self._identity = identity
+        self._slot_table = slot_table
+        self._topics = topics
+        self._schema_log = schema_log
+        self._heartbeat = heartbeat
+        self._settings = settings
+        self._names = slot_table.groups_of(identity.node)
+        self._opened = ExitStack()
+        self._recreated: dict[str, str] = {}
+        self.ends: dict[str, int] = {}
+        self.groups: dict[str, Group] = {}
+        self.cursors: dict[str, Cursor] = {}
+
+    def check_topics(self, log: Log) -> None:
+        """Compare the topics with those that the data came from, and note their ends.
+
+        Raises TopicMissing, LogUnavailable.
+        """
+        for name in self._names:
+            topic = self._topics.forward(name)
+            state = log.describe(topic)
+            known = self._identity.topics.setdefault(topic, state.topic_id)
+            # Offsets of a recreated topic look like those of the old one, and a node that followed it would
+            # mix two logs.
+            if known != state.topic_id:
+                self._recreated[topic] = (
+                    f"topic {topic} was recreated since this node stored its data "
+                    f"(id {known} is now {state.topic_id}); "
+                    f"{lost_log_choices(name)}"
+                )
+            self.ends[topic] = state.end
+
+    def open(self, on_progress: Callable[[str], None]) -> None:
+        """Open every group and apply the journal beyond its store; `cursors` are the positions to read from."""
+        # Before any store is opened: a crash in the middle of a swap leaves a group with the files of two
+        # stores.
+        finish_swaps(self._directory)
+        self.journal = Journal(self._directory / "journal", self._names)
+        self._opened.callback(self.journal.close)
+        self._encoders = encoding_threads(self._settings)
+        self._opened.callback(self._encoders.shutdown)
+        for name in self._names:
+            topic = self._topics.forward(name)
+            group = self.groups[topic] = self.open_group(name)
+            self.cursors[topic] = self._recover(group, on_progress)
+            if topic in self._recreated:
+                group.mark_log_lost(self._recreated[topic])
+        self.journal.release_recovered()
+
+    def open_group(self, name: str) -> Group:
+        """A group with its store as it is on the disk, not started."""
+        try:
+            store = Store.open(self._directory, name, self._settings, self._encoders)
+        except StoreDamaged as error:
+            # Set aside and not deleted, since it may be the last copy. The journal alone would leave a hole
+            # before its first record, so it goes as well, and the group recovers like one with an empty
+            # directory.
+            aside = Store.quarantine(self._directory, name)
+            self.journal.forget_all(name, self.journal.newest_version(name))
+            _log.error("store damaged, quarantined", group=name, directory=str(aside), error=str(error))
+            store = Store.open(self._directory, name, self._settings, self._encoders)
+        self._opened.callback(store.close)
+        members = self._slot_table.group(name)
+        group = Group(name, members, 1, store, self._schema_log, self._settings, self._on_sealed)
+        self._opened.callback(group.stop)
+        return group
+
+    def close(self) -> None:
+        """Stop the groups and close their stores and the journal."""
+        self._opened.close()
+
+    def _recover(self, group: Group, on_progress: Callable[[str], None]) -> Cursor:
+        """Apply a group's journal beyond its store; the cursor behind its newest record."""
+        newest = self.journal.newest_version(group.name)
+        begin = group.version
+        # Twice: the anchor of the gap may be the store's newest record, or one that the journal holds.
+        self._join_gap(group)
+        shown_s = time.monotonic()
+
+        def note(entry: JournalEntry) -> None:
+            nonlocal shown_s
+            if time.monotonic() - shown_s > PROGRESS_INTERVAL_S:
+                shown_s = time.monotonic()
+                on_progress(f"group {group.name}: journal record {entry.version - begin} of {newest - begin}")
+
+        try:
+            group.recover(self.journal.recovered(group.name, begin), note)
+        except HeadraceError as error:
+            group.fail(str(error))
+        self._join_gap(group)
+        # A crash after a seal, or after a swap, leaves entries that are older than the store.
+        if newest <= begin:
+            self.journal.forget_all(group.name, newest)
+        return Cursor.of(group.replica.state)
+
+    def _join_gap(self, group: Group) -> None:
+        """Restore an accepted gap.
+
+        It is the base of the log; of wrong data, it is the place that the replacement must lie behind.
+        """
+        topic = self._topics.forward(group.name)
+        if topic in self._identity.gaps:
+            gap = parse_gap(self._identity.gaps[topic])
+            if topic in self._identity.wrong:
+                group.gap = gap
+            else:
+                group.join_gap(gap)
+
+    def _on_sealed(self, group_name: str, version: int) -> None:
+        try:
+            self.journal.forget(group_name, version)
+        except HeadraceError as error:
+            # The records are in segments: a journal that keeps them longer costs space and nothing else.
+            _log.warning("journal keeps sealed records", group=group_name, error=str(error))
+        self._heartbeat.send_now()

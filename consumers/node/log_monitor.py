@@ -1,0 +1,117 @@
+"""Monitors the logs of a node beside the thread that reads them.
+
+It notes their ends, their topic ids and open transactions, follows the schema log, and commits the node's
+offsets for lag tools.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+
+import structlog
+
+from headrace.connectors.deadline import GracePeriod
+from headrace.connectors.log.port import Log, TopicMissing
+from headrace.connectors.periodic import PeriodicTask
+from headrace.consumers.membership.schema_log import SchemaLog
+from headrace.consumers.node.data_directory import Identity
+from headrace.consumers.node.readiness import Readiness
+from headrace.consumers.replication.group import Group
+from headrace.consumers.replication.group_state import lost_log_choices
+from headrace.consumers.replication.log_consumer import LogConsumer
+from headrace.schemas.errors import HeadraceError
+
+INTERVAL_S = 1.0
+COMMIT_TURNS = 5
+HELD_BACK_TURNS = 15
+RETRY_S = 1.0
+SCHEMA_WAIT_S = 0.2
+_log = structlog.get_logger(__name__)
+
+
+class LogMonitor:
+    """Two threads, one follows the schema log. `consumer_group` is the name that lag tools show."""
+
+    def __init__(
+        self,
+        log: Log,
+        consumer_group: str,
+        schema_log: SchemaLog,
+        groups: Mapping[str, Group],
+        identity: Identity,
+        log_consumer: LogConsumer,
+        readiness: Readiness,
+    ) -> None:
+        self._log = log
+        self._consumer_group = consumer_group
+        self._schema_log = schema_log
+        self._groups = groups
+        self._identity = identity
+        self._log_consumer = log_consumer
+        self._readiness = readiness
+        self._absence = GracePeriod()
+        self._held_back_end: dict[str, int] = {}
+        self._turn = 0
+        # A thread of its own: groups wait for the schema that a record names, and must not wait for slow
+        # answers about ends.
+        self._schema_task = PeriodicTask("schema-log", 0.0, self._follow_schemas)
+        self._end_task = PeriodicTask("log-monitor", INTERVAL_S, self._check_logs)
+
+    def start(self) -> None:
+        """Begin."""
+        self._schema_task.start()
+        self._end_task.start()
+
+    def stop(self) -> None:
+        """Stop, and commit the offsets a last time."""
+        self._schema_task.stop()
+        self._end_task.stop()
+        self._commit()
+
+    def _follow_schemas(self) -> None:
+        try:
+            self._schema_log.follow(SCHEMA_WAIT_S)
+        except HeadraceError as error:
+            _log.warning("table log not readable", error=str(error))
+            self._schema_task.stopping.wait(RETRY_S)
+
+    def _check_logs(self) -> None:
+        self._turn += 1
+        for topic, group in self._groups.items():
+            # An answer that fails leaves `log_answers` to grow old, which the role decision sees.
+            with suppress(HeadraceError):
+                self._check_log(topic, group)
+        if self._turn % COMMIT_TURNS == 0:
+            self._commit()
+
+    def _check_log(self, topic: str, group: Group) -> None:
+        try:
+            state = self._log.describe(topic)
+        except TopicMissing as error:
+            # A lost log stops its group for good, and a broker that has just started knows no topic for a
+            # moment.
+            if self._absence.missing(topic):
+                group.mark_log_lost(f"{error}; {lost_log_choices(group.name)}, once there is such a topic again")
+            return
+        self._absence.present(topic)
+        self._readiness.note_end(topic, state.end)
+        if state.topic_id != self._identity.topics[topic]:
+            group.mark_log_lost(f"topic {topic} was recreated under this node; {lost_log_choices(group.name)}")
+        if self._turn % HELD_BACK_TURNS == 0:
+            self._check_open_transactions(topic, state.end)
+
+    def _check_open_transactions(self, topic: str, end: int) -> None:
+        """Note how many offsets an open transaction holds back."""
+        # Readers get no error for them: the log just seems to end. A transaction that is running is normal,
+        # so it is shown only when the readable end is the same at two checks.
+        held_back = max(0, self._log.written_end(topic) - end)
+        lasts = held_back > 0 and self._held_back_end.get(topic) == end
+        self._held_back_end[topic] = end
+        self._readiness.note_held_back(topic, held_back if lasts else 0)
+
+    def _commit(self) -> None:
+        # For lag tools only: the node itself continues where its journal ends.
+        if self._readiness.log_answers:
+            offsets = {topic: self._log_consumer.durable_offset(topic) + 1 for topic in self._groups}
+            self._log.commit(self._consumer_group, offsets)

@@ -1,0 +1,349 @@
+"""Puts one node together: the logs it follows, its groups and their stores, its heartbeat, and the server.
+
+Start-up is bottom up and shut-down top down. A node needs nothing but its data directory and Kafka: what the
+directory lacks comes from the log, or from another member's files.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from headrace.connectors.deadline import Deadline
+from headrace.connectors.files import DirectoryLock, create_directories
+from headrace.connectors.log.kafka import KafkaLog
+from headrace.connectors.log.port import Log, LogUnavailable
+from headrace.connectors.log.topics import Topics
+from headrace.connectors.periodic import PeriodicTask
+from headrace.consumers.integrity.divergence_monitor import DivergenceMonitor
+from headrace.consumers.integrity.scrubber import Scrubber
+from headrace.consumers.membership.bootstrap import join_cluster
+from headrace.consumers.membership.schema_log import SchemaLog
+from headrace.consumers.membership.slot_table import SlotTable
+from headrace.consumers.node.data_directory import DataDirectoryForeign, DataDirectoryUnusable, Identity
+from headrace.consumers.node.local_groups import LocalGroups
+from headrace.consumers.node.log_monitor import LogMonitor
+from headrace.consumers.node.readiness import Readiness
+from headrace.consumers.node.requests import GroupRequests
+from headrace.consumers.node.settings import ServerSettings
+from headrace.consumers.node.status_report import node_figures, node_status
+from headrace.consumers.query.engine import QueryEngine
+from headrace.consumers.query.table_source import LocalSource
+from headrace.consumers.recovery.file_copy import Snapshot
+from headrace.consumers.recovery.supervisor import RecoverySupervisor
+from headrace.consumers.replication.election import TAKE_BACK_MS
+from headrace.consumers.replication.health import Progress
+from headrace.consumers.replication.heartbeat import Heartbeat
+from headrace.consumers.replication.leader_tasks import LeaderTasks, LogTrimmer, new_incarnation
+from headrace.consumers.replication.log_consumer import LogConsumer
+from headrace.consumers.replication.settings import ReplicationLimits
+from headrace.consumers.serve.app import create_app
+from headrace.consumers.serve.node_api import NodeFigures, NodeStatus
+from headrace.consumers.serve.server import Server
+from headrace.consumers.serve.snapshots import SnapshotRegistry
+from headrace.schemas.errors import HeadraceError
+from headrace.schemas.records import Create, Role
+
+JOIN_RETRY_S = 1.0
+SNAPSHOT_EXPIRY_INTERVAL_S = 1.0
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+class ReplicationUnsupported(HeadraceError):
+    """A replication that this version does not offer yet."""
+
+
+class Node:
+    """One node, started by `start` and stopped by `stop`.
+
+    All public names may be used by any thread once `start` has returned.
+    """
+
+    def __init__(self, settings: ServerSettings, log: Log | None = None) -> None:
+        self.settings = settings
+        self.incarnation = new_incarnation()
+        self.topics = Topics(settings.cluster.name)
+        self.log: Log = log or KafkaLog(settings.cluster.bootstrap, settings.kafka)
+        self.http_address = ""
+        self.software = installed_version()
+        self.started_at = datetime.now(UTC).isoformat(timespec="seconds")
+        self._server: Server | None = None
+        self.started = False
+        # The heartbeat is needed before the parts that its statuses describe; it sends nothing before
+        # `start`.
+        self.heartbeat = Heartbeat(
+            self.log, self.topics.status, settings.node.id, self.incarnation, lambda: self.readiness.statuses()
+        )
+        self._consumer_group = f"headrace-{settings.cluster.name}-{settings.node.id}"
+        self._opened = ExitStack()
+        self._stopping = threading.Event()
+
+    # Start-up, bottom up.
+
+    def start(self, on_progress: Callable[[str], None], *, observer: bool = False) -> None:
+        """Open the data directory, join the cluster, apply the journal and begin to consume.
+
+        Raises typed errors. An observer only follows its logs: it sends no status, leads no group and
+        recovers nothing from files.
+        """
+        self._observer = observer
+        try:
+            self._open(on_progress)
+        except OSError as error:
+            raise DataDirectoryUnusable(
+                f"data directory {self.settings.node.data_directory} cannot be used: {error.strerror or error}",
+                action="free space, repair the disk or the permissions, then start the node again",
+            ) from error
+        self._build_parts()
+        self._start_threads()
+
+    def _open(self, on_progress: Callable[[str], None]) -> None:
+        settings = self.settings
+        directory = create_directories(settings.node.data_directory)
+        lock = DirectoryLock(directory, purpose="data directory")
+        self._opened.callback(lock.release)
+        self.identity = Identity.load(directory, settings.cluster.name, settings.node.id)
+        self.slot_table = self._join(on_progress)
+        self.schema_log = SchemaLog(self.log, self.topics)
+        self._opened.callback(self.schema_log.close)
+        self.schema_log.refresh(settings.node.startup_timeout_s)
+        self._local = LocalGroups(
+            directory,
+            self.identity,
+            self.slot_table,
+            self.topics,
+            self.schema_log,
+            self.heartbeat,
+            settings.store,
+        )
+        self._opened.callback(self._local.close)
+        self._local.check_topics(self.log)
+        # Written before any data, so that no crash leaves data whose owner is unknown.
+        self.identity.save(directory)
+        self.snapshots = SnapshotRegistry(directory)
+        self._local.open(on_progress)
+        self.groups, self.journal = self._local.groups, self._local.journal
+
+    def _join(self, on_progress: Callable[[str], None]) -> SlotTable:
+        """Join the cluster; wait for a broker that does not answer yet."""
+        node, cluster = self.settings.node, self.settings.cluster
+        deadline = Deadline(node.startup_timeout_s)
+        if node.replication_factor != len(node.members):
+            raise ReplicationUnsupported(
+                f"replication {node.replication_factor} with {len(node.members)} nodes is not offered yet",
+                action="for now every node holds every row: use a replication equal to the number of nodes",
+            )
+        if node.id not in node.members:
+            raise DataDirectoryForeign(
+                f"node {node.id!r} is not among --nodes {','.join(node.members)}", action="name it there"
+            )
+        create = Create(node.members, node.replication_factor, cluster.slots)
+        while True:
+            try:
+                return join_cluster(self.log, self.topics, create)
+            except LogUnavailable as error:
+                # Nodes and brokers are often started together, and a broker needs seconds.
+                on_progress(f"waiting for Kafka at {cluster.bootstrap}: {error.message}")
+                if deadline.passed() or self._stopping.is_set():
+                    raise LogUnavailable(
+                        f"Kafka at {cluster.bootstrap} did not answer within {node.startup_timeout_s:g} s",
+                        action="check the address and the broker, then start the node again",
+                        retriable=True,
+                    ) from error
+                self._stopping.wait(JOIN_RETRY_S)
+
+    def _build_parts(self) -> None:
+        """Make every part that has threads, bottom up; none of them runs yet."""
+        settings, log, groups = self.settings, self.log, self.groups
+        self.log_consumer = LogConsumer(
+            log, self._consumer_group, groups, self._local.cursors, self.journal, settings.store, self
+        )
+        self.readiness = Readiness(
+            self.identity, groups, self.log_consumer, self.heartbeat, self._local.ends, TAKE_BACK_MS
+        )
+        self.log_monitor = LogMonitor(
+            log, self._consumer_group, self.schema_log, groups, self.identity, self.log_consumer, self.readiness
+        )
+        trimmer = LogTrimmer(log, self.heartbeat, settings.store.log_keep_records)
+        self.leader_tasks = LeaderTasks(
+            log, groups, settings.store, self.readiness, self.heartbeat, self.schema_log, trimmer
+        )
+        self.readiness.decision = self.leader_tasks.decision
+        self.supervisor = RecoverySupervisor(
+            log,
+            settings.node.data_directory,
+            self.identity,
+            groups,
+            self.journal,
+            self.log_consumer,
+            self.readiness,
+            self.heartbeat,
+            self._local.open_group,
+            settings.store,
+        )
+        self.divergence_monitor = DivergenceMonitor(
+            log, groups, self.identity, self.heartbeat, self.readiness, self.supervisor
+        )
+        self.scrubber = Scrubber(groups, settings.store, self.supervisor)
+        self._requests = GroupRequests(
+            groups, self.identity, self.readiness, self.leader_tasks, self.supervisor, self.snapshots
+        )
+        self._snapshot_expiry = PeriodicTask("snapshot-expiry", SNAPSHOT_EXPIRY_INTERVAL_S, self.snapshots.expire)
+        source = LocalSource(lambda: list(groups.values()), self.schema_log.catalogue)
+        directories = [group.store.segments_directory for group in groups.values()]
+        self.engine = QueryEngine(source, directories, settings.query, on_unreadable=self.scrubber.scrub_now)
+
+    def _start_threads(self) -> None:
+        for group in self.groups.values():
+            group.start()
+        self.log_consumer.start()
+        if not self._observer:
+            self.heartbeat.start()
+            self.leader_tasks.start()
+            self.supervisor.start()
+            self.divergence_monitor.start()
+            self.scrubber.start()
+        self.log_monitor.start()
+        self._snapshot_expiry.start()
+        self.started = True
+
+    def serve(self, host: str, port: int) -> None:
+        """Serve HTTP; port 0 takes a free one. Raises AddressInUse."""
+        server = Server(create_app(self, loopback=host in LOOPBACK), host, port)
+        server.start()
+        self._server = server
+        self.http_address = self.readiness.http_address = server.url
+        self.heartbeat.send_now()
+
+    # Shut-down, top down.
+
+    def stop(self) -> None:
+        """Stop every thread and release the directory, also after a start that failed.
+
+        The next start applies the journal again.
+        """
+        self._stopping.set()
+        if self._server is not None:
+            self._server.stop()
+        if self.started:
+            self.engine.close()
+            self.scrubber.stop()
+            self.divergence_monitor.stop()
+            self.supervisor.stop()
+            # The heartbeat outlives the groups: the others see the last durable offsets, which may complete a
+            # quorum.
+            self.leader_tasks.stop()
+            self.log_consumer.stop()
+            for group in self.groups.values():
+                group.stop()
+            self.heartbeat.stop()
+            self._snapshot_expiry.stop()
+            self.log_monitor.stop()
+        self._opened.close()
+        self.log.close()
+
+    # Requests, see GroupRequests.
+
+    def seal(self, group_name: str) -> dict[str, Any]:
+        """Seal a group that this node leads, and wait until the seal is read back.
+
+        Raises NotLeader, SealUnconfirmed.
+        """
+        return self._requests.seal(group_name)
+
+    def evidence(self, group_name: str, version: int, sealed_version: int) -> dict[str, Any]:
+        """The chain after a record, and the digests of the segments that end at or below a version."""
+        return self._requests.evidence(group_name, version, sealed_version)
+
+    def accept_gap(self, group_name: str, resume_offset: int | None) -> dict[str, Any]:
+        """Accept that the log of a group lost records for good. Raises GapRefused."""
+        return self._requests.accept_gap(group_name, resume_offset)
+
+    def make_snapshot(self, group_name: str) -> Snapshot:
+        """The files of a group that is in sync here, for another member. Raises SnapshotRefused."""
+        return self._requests.make_snapshot(group_name)
+
+    # Events of the consuming thread, see LogConsumerListener.
+
+    def on_durable(self) -> None:
+        """Records became durable: a writer may wait for the status that confirms them."""
+        self.heartbeat.send_now()
+
+    def on_trimmed(self, topic: str, needed: int, log_begin: int) -> None:
+        """The log begins behind what a group needs: the group recovers, that of an observer stops."""
+        if not self._observer:
+            self.supervisor.log_trimmed(topic, needed, log_begin)
+            return
+        self.groups[topic].fail(
+            f"topic {topic} begins at offset {log_begin} and {needed} is needed: the log was trimmed; "
+            "start the node instead, it recovers from the files of another member"
+        )
+
+    # State of the node, for reports and health.
+
+    @property
+    def cluster(self) -> str:
+        """Name of the cluster."""
+        return self.settings.cluster.name
+
+    @property
+    def name(self) -> str:
+        """Name of the node."""
+        return self.settings.node.id
+
+    @property
+    def limits(self) -> ReplicationLimits:
+        """Its limits."""
+        return self.settings.store
+
+    def role(self, topic: str) -> Role:
+        """Role in the group of a forward topic."""
+        return self.leader_tasks.decision(topic).role
+
+    def end(self, topic: str) -> int:
+        """The end of a forward log when it was read last."""
+        return self.readiness.end(topic)
+
+    def progress(self, topic: str) -> Progress | None:
+        """The progress of the group's recovery, None while there is none."""
+        return self.readiness.progress(topic)
+
+    def held_back(self, topic: str) -> int:
+        """Offsets of a forward topic that nobody can read because of an open transaction."""
+        return self.readiness.held_back(topic)
+
+    def reason(self, topic: str) -> str:
+        """What keeps a group from being in sync here, empty when nothing does."""
+        return self.readiness.reason(topic)
+
+    def ready(self) -> tuple[bool, list[str]]:
+        """Whether every group here serves, and the reasons why not."""
+        return self.readiness.ready()
+
+    def startup_done(self) -> bool:
+        """Whether the data is open and the logs are followed."""
+        return self.started
+
+    def live(self) -> bool:
+        """Whether the consuming thread runs; nothing but a restart starts it again."""
+        return not self.started or self.log_consumer.alive
+
+    def status(self) -> NodeStatus:
+        """The status document: what an operator needs to know first."""
+        return node_status(self)
+
+    def figures(self) -> NodeFigures:
+        """Figures that the metrics show beyond the status."""
+        return node_figures(self)
+
+
+def installed_version() -> str:
+    """Version of the installed distribution, `unknown` in a source tree that is not installed."""
+    try:
+        return version("headrace")
+    except PackageNotFoundError:
+        return "unknown"

@@ -1,0 +1,188 @@
+"""Rebuilds the store of a stopped node from the topics: the node's own code, as an observer.
+
+The new store is built beside the old one and takes its place only when it is complete; then the old one is
+deleted. A crash leaves the old or the new directory under its name, or, between two renames, neither: then
+both exist under other names, and a node that is started recovers by itself.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from headrace.connectors.deadline import Deadline
+from headrace.connectors.files import DirectoryLock, fsync_directory
+from headrace.connectors.log.kafka import KafkaLog
+from headrace.connectors.log.port import Log
+from headrace.connectors.log.topics import Topics
+from headrace.consumers.membership.bootstrap import read_slot_table
+from headrace.consumers.node.data_directory import IDENTITY_FILE, Identity
+from headrace.consumers.node.node import Node
+from headrace.consumers.node.settings import ServerSettings
+from headrace.consumers.replication.heartbeat import StatusReader
+from headrace.schemas.errors import HeadraceError
+
+STALL_TIMEOUT_S = 30.0
+LISTEN_S = 1.5
+PARTIAL_SUFFIX = ".replay"
+REPLACED_SUFFIX = ".replaced"
+
+
+class NodeRunning(HeadraceError):
+    """The node to rebuild is alive."""
+
+
+class DirectoryNotEmpty(HeadraceError):
+    """A data directory that is not empty, without permission to replace it."""
+
+
+class ReplayStalled(HeadraceError):
+    """The log has more records, and none arrived for some time."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayResult:
+    """Figures of a replay: what it read and built."""
+
+    records: int
+    rows: int
+    segments: int
+    bytes: int
+    seconds: float
+
+
+def replay(
+    settings: ServerSettings, *, may_replace: bool, on_progress: Callable[[int, int], None], log: Log | None = None
+) -> ReplayResult:
+    """Rebuild a store; `on_progress(done, total)` counts offsets of all logs together.
+
+    Raises NodeRunning, DirectoryNotEmpty, DirectoryHeld, NoCluster, ReplayStalled and what a starting node
+    raises.
+    """
+    directory = settings.node.data_directory
+    settings = _as_created(settings, log)
+    lock = _claim(directory, settings, may_replace)
+    try:
+        partial = directory.with_name(directory.name + PARTIAL_SUFFIX)
+        shutil.rmtree(partial, ignore_errors=True)
+        result = _build(_with_node(settings, data_dir=str(partial)), on_progress, log)
+    finally:
+        if lock is not None:
+            lock.release()
+    _swap(directory, partial)
+    return result
+
+
+def _as_created(settings: ServerSettings, log: Log | None) -> ServerSettings:
+    """The settings with nodes, replication and slots of the cluster's creation. Raises NodeRunning."""
+    kafka = log or KafkaLog(settings.cluster.bootstrap, settings.kafka)
+    topics = Topics(settings.cluster.name)
+    try:
+        table = read_slot_table(kafka, topics)
+        reader = StatusReader(kafka, topics.status)
+        try:
+            # Three heartbeat intervals: a directory lock would show a running node on this machine only.
+            deadline = Deadline(LISTEN_S)
+            while not deadline.passed():
+                reader.follow(deadline.left_s())
+            running = any(_is_fresh(reader, group, settings.node.id) for group in table.groups_of(settings.node.id))
+        finally:
+            reader.close()
+    finally:
+        if log is None:
+            kafka.close()
+    if running:
+        raise NodeRunning(
+            f"node {settings.node.id} of cluster {settings.cluster.name} is running", action="stop it first"
+        )
+    born = _with_node(settings, nodes=table.nodes, replication=table.replication)
+    return born.model_copy(update={"cluster": settings.cluster.model_copy(update={"slots": table.slots})})
+
+
+def _with_node(settings: ServerSettings, **changed: object) -> ServerSettings:
+    return settings.model_copy(update={"node": settings.node.model_copy(update=changed)})
+
+
+def _is_fresh(reader: StatusReader, group: str, node: str) -> bool:
+    """Whether a status of the node was appended within the last seconds."""
+    # By the local clock: when no other node runs, the status topic has no newer time to compare with.
+    found = reader.detector.received.get((group, node))
+    return found is not None and time.time() * 1_000 - found.timestamp_ms < LISTEN_S * 1_000
+
+
+def _claim(directory: Path, settings: ServerSettings, may_replace: bool) -> DirectoryLock | None:
+    """Lock the old directory, if there is one, so that no node opens it meanwhile."""
+    if not directory.exists() or not any(directory.iterdir()):
+        return None
+    lock = DirectoryLock(directory, purpose="data directory")
+    try:
+        if (directory / IDENTITY_FILE).exists():
+            Identity.load(directory, settings.cluster.name, settings.node.id)
+        if not may_replace:
+            raise DirectoryNotEmpty(
+                f"data directory {directory} is not empty", action="add --replace to rebuild it, or name another one"
+            )
+    except BaseException:
+        lock.release()
+        raise
+    return lock
+
+
+def _build(settings: ServerSettings, on_progress: Callable[[int, int], None], log: Log | None) -> ReplayResult:
+    node, started = Node(settings, log), time.monotonic()
+    node.start(lambda _line: None, observer=True)
+    try:
+        _await_end(node, on_progress)
+        groups = list(node.groups.values())
+        # Stopping a node cancels its jobs: the newest seals would be left to the next start, and missing in
+        # the figures.
+        for group in groups:
+            group.store_jobs.drain()
+        segments = [entry for group in groups for entry in group.store.segments()]
+        return ReplayResult(
+            records=sum(group.version for group in groups),
+            rows=sum(group.rows_applied for group in groups),
+            segments=len(segments),
+            bytes=node.log_consumer.bytes_consumed,
+            seconds=time.monotonic() - started,
+        )
+    finally:
+        node.stop()
+
+
+def _await_end(node: Node, on_progress: Callable[[int, int], None]) -> None:
+    """Wait until every group has applied its log to the end that was read last. Raises ReplayStalled."""
+    newest, stalled = -1, Deadline(STALL_TIMEOUT_S)
+    while True:
+        done = sum(max(0, group.applied.offset + 1) for group in node.groups.values())
+        total = sum(node.end(topic) for topic in node.groups)
+        on_progress(min(done, total), total)
+        faults = [f"group {group.name}: {group.fault}" for group in node.groups.values() if group.fault]
+        if faults:
+            raise HeadraceError(faults[0], action="repair the log, then replay again; nothing was replaced")
+        if all(node.readiness.caught_up(topic) for topic in node.groups):
+            return
+        if done > newest:
+            newest, stalled = done, Deadline(STALL_TIMEOUT_S)
+        elif stalled.passed():
+            reasons = "; ".join(node.reason(topic) for topic in node.groups if node.reason(topic))
+            raise ReplayStalled(
+                f"no record arrived for {STALL_TIMEOUT_S:g} s: {reasons}",
+                action="check the broker; an open transaction of another producer also holds the end of a log back",
+            )
+        time.sleep(0.05)
+
+
+def _swap(directory: Path, partial: Path) -> None:
+    # A rename cannot replace a directory that is not empty, so there are two, and a crash between them is
+    # possible.
+    replaced = directory.with_name(directory.name + REPLACED_SUFFIX)
+    shutil.rmtree(replaced, ignore_errors=True)
+    if directory.exists():
+        directory.rename(replaced)
+    partial.rename(directory)
+    fsync_directory(directory.parent)
+    shutil.rmtree(replaced, ignore_errors=True)

@@ -1,0 +1,216 @@
+"""The readiness of a node's groups: progress, what keeps them from serving, and their statuses.
+
+Every answer is computed at the call; the role is decided elsewhere
+(`headrace.consumers.replication.election`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from headrace.consumers.node.data_directory import Identity
+from headrace.consumers.recovery.progress import LogProgress
+from headrace.consumers.replication.election import Decision, GroupView, MemberView
+from headrace.consumers.replication.failure_detector import OFFLINE_MS
+from headrace.consumers.replication.group import Group
+from headrace.consumers.replication.health import Progress
+from headrace.consumers.replication.heartbeat import Heartbeat, boot_ns
+from headrace.consumers.replication.log_consumer import LogConsumer
+from headrace.consumers.replication.store_jobs import NO_CONTENT
+from headrace.schemas.framing import FORMAT
+from headrace.schemas.records import Role, Status
+
+FENCED = "this node's own status was not read back within 3 s: it is starting, was stopped, or is cut off from Kafka"
+
+
+class Readiness:
+    """Answers for all groups of one node.
+
+    `decision(topic)` and `http_address` are set once the leader tasks and the server exist.
+    """
+
+    def __init__(
+        self,
+        identity: Identity,
+        groups: Mapping[str, Group],
+        log_consumer: LogConsumer,
+        heartbeat: Heartbeat,
+        ends: Mapping[str, int],
+        take_back_ms: int,
+    ) -> None:
+        self._identity = identity
+        self._incarnation = heartbeat.incarnation
+        self._groups = groups
+        self._log_consumer = log_consumer
+        self._heartbeat = heartbeat
+        self._ends = dict(ends)
+        self._take_back_ms = take_back_ms
+        self._log_answered_s = time.monotonic()
+        self._reached: set[str] = set()
+        self._held_back: dict[str, int] = {}
+        self._log_progress = {topic: LogProgress(log_consumer.position(topic)) for topic in groups}
+        self.decision: Callable[[str], Decision] = lambda _topic: Decision(Role.UNSYNCED, False, "no role yet")
+        self.http_address = ""
+
+    def end(self, topic: str) -> int:
+        """The end of a forward log when it was read last."""
+        return self._ends[topic]
+
+    def note_end(self, topic: str, end: int) -> None:
+        """The log has answered, and ends at an offset."""
+        self._log_answered_s = time.monotonic()
+        self._ends[topic] = end
+        self._log_progress[topic].note(self._log_consumer.position(topic))
+
+    def note_held_back(self, topic: str, offsets: int) -> None:
+        """Note how many offsets of a log are held back by an open transaction."""
+        self._held_back[topic] = offsets
+
+    def held_back(self, topic: str) -> int:
+        """Offsets that are unreadable because of an open transaction, when checked last."""
+        return self._held_back.get(topic, 0)
+
+    def progress(self, topic: str) -> Progress | None:
+        """The progress of a group's recovery, None while there is nothing to recover."""
+        recovery = self._groups[topic].recovery
+        if recovery is not None:
+            return recovery.progress()
+        if self.caught_up(topic):
+            return None
+        return self._log_progress[topic].progress(self._log_consumer.position(topic), self._ends[topic])
+
+    @property
+    def log_answers(self) -> bool:
+        """Whether the log has answered within the last 3 s."""
+        return time.monotonic() - self._log_answered_s < OFFLINE_MS / 1_000
+
+    def caught_up(self, topic: str) -> bool:
+        """Whether the group has reached the end of its log since this start, and applied what it read."""
+        # Once reached it stays so: under load a follower is always some records behind, and must not leave
+        # sync for that.
+        if topic not in self._reached:
+            read = self._log_consumer.position(topic) >= self._ends[topic]
+            applied = self._groups[topic].applied.offset >= self._log_consumer.durable_offset(topic)
+            if read and applied:
+                self._reached.add(topic)
+        return topic in self._reached
+
+    def restart(self, topic: str) -> None:
+        """The group begins to follow its log again: it is in sync only once it has reached the end."""
+        self._reached.discard(topic)
+        self._log_progress[topic] = LogProgress(self._log_consumer.position(topic))
+
+    def reason(self, topic: str) -> str:
+        """What keeps a group from being in sync at this node, empty when nothing does."""
+        # The most final cause first: one that other causes follow from is what an operator must act on.
+        group = self._groups[topic]
+        if group.recovery is not None:
+            return group.recovery.reason
+        if group.fault:
+            return group.fault
+        if group.log_lost:
+            return group.log_lost
+        if group.log_truncated or group.divergence:
+            return group.log_truncated or group.divergence
+        if group.waiting or group.store_jobs.waiting:
+            return f"waiting for {group.waiting}" if group.waiting else group.store_jobs.waiting
+        if self._log_consumer.journal_fault:
+            return f"journal: {self._log_consumer.journal_fault}"
+        if not self.caught_up(topic):
+            return self._log_progress[topic].reason(self._log_consumer.position(topic), self._ends[topic])
+        return ""
+
+    def ready(self) -> tuple[bool, list[str]]:
+        """Whether every group here serves, and the reasons why not."""
+        if self._heartbeat.fenced:
+            return False, [FENCED]
+        reasons = [
+            f"group {group.name}: {self.reason(topic) or self.decision(topic).reason}"
+            for topic, group in self._groups.items()
+            if self.reason(topic) or self.decision(topic).role is Role.UNSYNCED
+        ]
+        return not reasons, reasons
+
+    def view(self, topic: str, steady_ms: int) -> GroupView:
+        """What this node knows of a group, for the role decision."""
+        group, detector = self._groups[topic], self._heartbeat.detector
+        return GroupView(
+            members=tuple(self._member(topic, group.name, node) for node in group.members),
+            node=self._identity.node,
+            leader=group.applied.leader,
+            claim_age_ms=detector.newest_ms - group.applied.claimed_ms,
+            log_answers=self.log_answers,
+            fenced=self._heartbeat.fenced,
+            steady_ms=steady_ms,
+            take_back_ms=self._take_back_ms,
+        )
+
+    def _member(self, topic: str, group_name: str, node: str) -> MemberView:
+        if node == self._identity.node:
+            epoch = self._groups[topic].applied.epoch
+            return MemberView(node, self._incarnation, not self._heartbeat.fenced, not self.reason(topic), epoch)
+        status = self._heartbeat.detector.status(group_name, node)
+        if status is None:
+            return MemberView(node, "", False, False, 0)
+        return MemberView(
+            node, status.incarnation, self._heartbeat.detector.alive(group_name, node), status.eligible, status.epoch
+        )
+
+    def statuses(self) -> Sequence[Status]:
+        """The statuses of this node, one of each group."""
+        return [self._status(topic, group) for topic, group in self._groups.items()]
+
+    def _status(self, topic: str, group: Group) -> Status:
+        applied, reason = group.applied, self.reason(topic)
+        chain_version, chain = group.chain_sample
+        stored_version, content = group.store_jobs.content() if self.caught_up(topic) else NO_CONTENT
+        # Wrong data is no copy of the log: it must neither confirm a write nor let a leader trim what only
+        # others have in files.
+        wrong = group.recovery is not None and group.recovery.wrong
+        sealed_version, sealed_offset = group.sealed_for_others
+        done, total = _done_of(self.progress(topic))
+        return Status(
+            node=self._identity.node,
+            incarnation=self._incarnation,
+            store=self._identity.store,
+            http=self.http_address,
+            flight="",
+            group=group.name,
+            topic_id=self._identity.topics[topic],
+            role=self.decision(topic).role,
+            # A fenced leader serves nothing. While it called itself eligible, the others would keep
+            # following it.
+            eligible=not reason and not self._heartbeat.fenced,
+            epoch=applied.epoch,
+            version=applied.version,
+            offset=applied.offset,
+            position=self._log_consumer.position(topic),
+            durable_offset=-1 if wrong else self._log_consumer.durable_offset(topic),
+            sealed_version=0 if wrong else sealed_version,
+            sealed_offset=-1 if wrong else sealed_offset,
+            chain_version=chain_version,
+            chain=chain,
+            stored_version=stored_version,
+            content=content,
+            sealed_log_bytes=group.store_jobs.sealed_log_bytes,
+            segment_bytes=group.store_jobs.size_bytes,
+            log_lost=bool(group.log_lost),
+            recovery_done=done,
+            recovery_total=total,
+            format=FORMAT,
+            reason=reason or self.decision(topic).reason,
+            sent_boot_ns=boot_ns(),
+        )
+
+
+def _done_of(progress: Progress | None) -> tuple[int, int]:
+    """(done, total) of a recovery; zeros when there is nothing to recover.
+
+    Bytes while files are copied, then offsets of the log.
+    """
+    if progress is None:
+        return 0, 0
+    if progress.way == "log":
+        return progress.offsets_done, progress.offsets_total
+    return progress.bytes_done, progress.bytes_total

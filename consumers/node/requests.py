@@ -1,0 +1,116 @@
+"""Requests of operators and other members for one group of a node.
+
+Each is refused unless the group is in a state to serve it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from headrace.consumers.node.data_directory import Identity
+from headrace.consumers.node.readiness import Readiness
+from headrace.consumers.recovery.file_copy import Snapshot
+from headrace.consumers.recovery.log_gap import GapRefused, gap_document
+from headrace.consumers.recovery.supervisor import RecoverySupervisor
+from headrace.consumers.replication.group import Group
+from headrace.consumers.replication.leader_tasks import LeaderTasks, NotLeader
+from headrace.consumers.serve.snapshots import SnapshotRefused, SnapshotRegistry
+from headrace.schemas.errors import StateUnknown
+
+SEAL_TIMEOUT_S = 30.0
+
+
+class SealUnconfirmed(StateUnknown):
+    """A seal that was appended and not read back in time."""
+
+
+class GroupRequests:
+    """Safe to share between threads: each request looks at the group that is there when it begins."""
+
+    def __init__(
+        self,
+        groups: Mapping[str, Group],
+        identity: Identity,
+        readiness: Readiness,
+        leader_tasks: LeaderTasks,
+        supervisor: RecoverySupervisor,
+        snapshots: SnapshotRegistry,
+    ) -> None:
+        self._groups = groups
+        self._identity = identity
+        self._readiness = readiness
+        self._leader_tasks = leader_tasks
+        self._supervisor = supervisor
+        self._snapshots = snapshots
+
+    def topic_of(self, group_name: str) -> str | None:
+        """The forward topic of one of this node's groups."""
+        return next((topic for topic, group in self._groups.items() if group.name == group_name), None)
+
+    def seal(self, group_name: str) -> dict[str, Any]:
+        """Seal a group that this node leads, and wait until the seal is read back.
+
+        Raises NotLeader, SealUnconfirmed.
+        """
+        topic = self.topic_of(group_name)
+        if topic is None:
+            raise NotLeader(f"group {group_name!r} is not at node {self._identity.node}")
+        group = self._groups[topic]
+        before = group.applied
+        self._leader_tasks.seal(topic)
+        if not group.wait_for(
+            lambda: group.applied.frontier > before.frontier or group.applied.epoch > before.epoch, SEAL_TIMEOUT_S
+        ):
+            raise SealUnconfirmed(
+                f"the seal of group {group_name} was not read back in {SEAL_TIMEOUT_S:g} s", action="seal again"
+            )
+        # A claim of another node before the seal makes the seal void on every replica. It is read first, so
+        # it is an answer at once, where waiting for the frontier would end in a timeout.
+        if group.applied.epoch > before.epoch:
+            raise NotLeader(
+                f"another claim came into the log of group {group_name} before this seal, which does not count",
+                action="ask the new leader",
+                retriable=True,
+            )
+        return {"group": group_name, "version": group.applied.frontier}
+
+    def evidence(self, group_name: str, version: int, sealed_version: int) -> dict[str, Any]:
+        """The chain after a record, and the digests of the segments that end at or below a version.
+
+        `stored_version` is the newest version whose jobs are done.
+        """
+        group = next(group for group in self._groups.values() if group.name == group_name)
+        chain, stored_version = group.chain_at(version), group.store_jobs.version
+        digests = {
+            entry.name: entry.content_digest for entry in group.store.segments() if entry.last_version <= sealed_version
+        }
+        return {
+            "chain": chain.hex() if chain is not None else f"not remembered (at version {group.version})",
+            "digests": digests,
+            # A job that ended between the two looks changed the set: these digests belong to neither version.
+            "stored_version": stored_version if stored_version == group.store_jobs.version else -1,
+        }
+
+    def accept_gap(self, group_name: str, resume_offset: int | None) -> dict[str, Any]:
+        """Accept that the log of a group lost records for good. Raises GapRefused."""
+        topic = self.topic_of(group_name)
+        if topic is None:
+            raise GapRefused(f"group {group_name!r} is not at node {self._identity.node}")
+        return {"group": group_name, **gap_document(self._supervisor.accept_gap(topic, resume_offset))}
+
+    def make_snapshot(self, group_name: str) -> Snapshot:
+        """The files of a group that is in sync here, for another member. Raises SnapshotRefused."""
+        topic = self.topic_of(group_name)
+        if topic is None:
+            raise SnapshotRefused(f"group {group_name!r} is not at node {self._identity.node}")
+        if reason := self._readiness.reason(topic):
+            raise SnapshotRefused(
+                f"group {group_name} is not in sync at node {self._identity.node}: {reason}", retriable=True
+            )
+        group = self._groups[topic]
+        if group.sealed_for_others[0] < 1:
+            raise SnapshotRefused(
+                f"group {group_name} has not sealed what a copy needs to join its log", retriable=True
+            )
+        return self._snapshots.make(group_name, self._identity.topics[topic], group.era, group.store)

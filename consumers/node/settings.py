@@ -1,0 +1,63 @@
+"""Everything one node is started with; the sections `cluster`, `node`, `store`, `query` and `kafka` of a
+user's settings are these objects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from pydantic import Field
+
+from headrace.consumers.membership.settings import ClusterSettings
+from headrace.consumers.query.settings import QuerySettings
+from headrace.consumers.replication.settings import ReplicationLimits, SealPolicy
+from headrace.consumers.store.settings import StoreSettings
+from headrace.schemas.settings import SettingsModel
+
+
+class NodeSettings(SettingsModel):
+    """One node, and how to reach one."""
+
+    id: str = Field(default="", description="name of this node")
+    nodes: tuple[str, ...] = Field(default=(), description="names of all nodes of a new cluster, this one among them")
+    replication: int = Field(default=0, ge=0, description="nodes that hold each row; 0 = all of them")
+    http: str = Field(default="127.0.0.1:0", description="address of this node's HTTP surface; port 0 takes a free one")
+    data_dir: str = Field(default="", description="directory of this node's data")
+    startup_timeout_s: float = Field(default=60.0, ge=0, description="how long a starting node waits for Kafka")
+    url: str = Field(
+        default="", description="URL of the node to ask, such as http://127.0.0.1:8080; empty = any live one"
+    )
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """Names of all nodes of the cluster; a node that names none is alone."""
+        return self.nodes or (self.id,)
+
+    @property
+    def replication_factor(self) -> int:
+        """How many nodes hold each row."""
+        return self.replication or len(self.members)
+
+    @property
+    def data_directory(self) -> Path:
+        """Where the data of this node is."""
+        return Path(self.data_dir)
+
+
+# Fields come in the order of the bases from right to left, which is the order of `headrace config show`.
+class StoreSection(StoreSettings, ReplicationLimits, SealPolicy):
+    """The section `store`: when a node seals, and what it may use from the log to its files.
+
+    Each room sees it as its own class.
+    """
+
+
+class ServerSettings(SettingsModel):
+    """Everything one node is started with. `kafka` maps librdkafka's names to texts, verbatim."""
+
+    cluster: ClusterSettings = ClusterSettings()
+    node: NodeSettings = NodeSettings()
+    store: StoreSection = StoreSection()
+    query: QuerySettings = QuerySettings()
+    kafka: Mapping[str, str] = {}

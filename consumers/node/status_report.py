@@ -1,0 +1,183 @@
+"""Builds the status document and the figures of a node from its parts."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Protocol
+
+from headrace.consumers.integrity.scrubber import Scrubber
+from headrace.consumers.membership.slot_table import SlotTable
+from headrace.consumers.replication.group import Group
+from headrace.consumers.replication.health import Progress
+from headrace.consumers.replication.heartbeat import Heartbeat
+from headrace.consumers.replication.journal import Journal
+from headrace.consumers.replication.log_consumer import LogConsumer
+from headrace.consumers.replication.settings import ReplicationLimits
+from headrace.consumers.serve.node_api import UNKNOWN, GroupStatus, MemberStatus, NodeFigures, NodeStatus
+from headrace.schemas.records import Role
+
+
+class NodeParts(Protocol):
+    """The parts of a node that its status and its figures are read from."""
+
+    incarnation: str
+    http_address: str
+    software: str
+    started_at: str
+    slot_table: SlotTable
+    groups: dict[str, Group]
+    log_consumer: LogConsumer
+    journal: Journal
+    heartbeat: Heartbeat
+
+    @property
+    def scrubber(self) -> Scrubber:
+        """Reads its segments again and compares their digests."""
+        ...
+
+    @property
+    def cluster(self) -> str:
+        """Name of the cluster."""
+        ...
+
+    @property
+    def name(self) -> str:
+        """Name of the node."""
+        ...
+
+    @property
+    def limits(self) -> ReplicationLimits:
+        """Its limits."""
+        ...
+
+    def role(self, topic: str) -> Role:
+        """Role in the group of a forward topic."""
+        ...
+
+    def end(self, topic: str) -> int:
+        """End of a forward topic at its newest look-up."""
+        ...
+
+    def progress(self, topic: str) -> Progress | None:
+        """Progress of a recovery of the group, None while there is none."""
+        ...
+
+    def held_back(self, topic: str) -> int:
+        """Offsets of a forward topic that nobody can read because of an open transaction."""
+        ...
+
+    def reason(self, topic: str) -> str:
+        """Why the group does not serve here, empty when it does."""
+        ...
+
+    def ready(self) -> tuple[bool, list[str]]:
+        """Whether all groups serve, and why not."""
+        ...
+
+
+def node_status(node: NodeParts) -> NodeStatus:
+    """The status document: what an operator needs to know first."""
+    ready, reasons = node.ready()
+    return {
+        "cluster": node.cluster,
+        "node": node.name,
+        "incarnation": node.incarnation,
+        "software": node.software,
+        "started_at": node.started_at,
+        "http": node.http_address,
+        "ready": ready,
+        "reasons": reasons,
+        "warnings": [_open_transaction(topic, node.held_back(topic)) for topic in node.groups if node.held_back(topic)],
+        "replication": node.slot_table.replication,
+        "nodes": list(node.slot_table.nodes),
+        "slot_table_version": node.slot_table.version,
+        "slots": node.slot_table.slots,
+        "journal_fault": node.log_consumer.journal_fault,
+        "log_fault": node.log_consumer.log_fault,
+        "groups": [group_status(node, topic, group) for topic, group in node.groups.items()],
+        "members": [_member_status(node, group, member) for group in node.groups.values() for member in group.members],
+    }
+
+
+def node_figures(node: NodeParts) -> NodeFigures:
+    """Figures that the metrics show beyond the status."""
+    return NodeFigures(
+        consumed_bytes=node.log_consumer.bytes_consumed,
+        apply_queue_bytes={group.name: group.queue_bytes for group in node.groups.values()},
+        files_checked=node.scrubber.files_checked,
+        files_rotted=node.scrubber.files_rotted,
+        journal=asdict(node.journal.metrics()),
+        limits=node.limits.figures(),
+    )
+
+
+def group_status(node: NodeParts, topic: str, group: Group) -> GroupStatus:
+    """One group at this node."""
+    # Each is read once for all fields below, because other threads apply and seal meanwhile.
+    applied, segments, memtable = group.applied, group.store.segments(), group.store.unsealed()
+    # The end of the log was looked up a moment ago, so the group may be beyond it by now.
+    lag_records = max(0, node.end(topic) - 1 - applied.offset)
+    progress = node.progress(topic)
+    return {
+        "group": group.name,
+        "topic": topic,
+        "role": str(node.role(topic)),
+        "reason": node.reason(topic),
+        "recovery": asdict(progress) if progress is not None else None,
+        "held_back": node.held_back(topic),
+        "epoch": applied.epoch,
+        "leader": applied.leader.node if applied.leader else "",
+        "version": applied.version,
+        "offset": applied.offset,
+        "chain": applied.chain.hex(),
+        "log_end": node.end(topic),
+        "durable_offset": node.log_consumer.durable_offset(topic),
+        "lag_records": lag_records,
+        "lag_seconds": lag_seconds(node, applied.timestamp_ms, lag_records),
+        "sealed_version": group.store_jobs.sealed_version,
+        "frontier": applied.frontier,
+        "live_rows": memtable.rows,
+        "live_bytes": memtable.bytes,
+        "segments": len(segments),
+        "segment_rows": sum(entry.rows for entry in segments),
+        "segment_bytes": sum(entry.size_bytes for entry in segments),
+        "ignored": {str(why): count for why, count in sorted(group.replica.ignored.items())},
+        "members": list(group.members),
+        "slots": len(node.slot_table.slots_of(group.name)),
+    }
+
+
+def _open_transaction(topic: str, offsets: int) -> str:
+    return (
+        f"a transaction left open in topic {topic} keeps {offsets} offsets from being read, by anybody; "
+        "nothing of Headrace writes in transactions: "
+        "find the producer (kafka-transactions.sh find-hanging) and abort it"
+    )
+
+
+def lag_seconds(node: NodeParts, applied_ms: int, lag_records: int) -> float:
+    """Age of the newest applied record while there are newer ones; UNKNOWN before the first one is applied."""
+    # A group with nothing to read has no lag, however old its newest record is.
+    if lag_records == 0:
+        return 0.0
+    # Both times are the broker's, so a wrong clock of this machine does not look like lag.
+    newest_ms = node.heartbeat.detector.newest_ms
+    return max(0, newest_ms - applied_ms) / 1_000 if applied_ms and newest_ms else float(UNKNOWN)
+
+
+def _member_status(node: NodeParts, group: Group, member: str) -> MemberStatus:
+    detector = node.heartbeat.detector
+    status = detector.status(group.name, member)
+    alive = detector.alive(group.name, member)
+    return {
+        "node": member,
+        "group": group.name,
+        "online": alive,
+        "role": str(status.role) if status is not None and alive else "offline",
+        "version": status.version if status else UNKNOWN,
+        "durable_offset": status.durable_offset if status else UNKNOWN,
+        "sealed_version": status.sealed_version if status else UNKNOWN,
+        "http": status.http if status else "",
+        "silent_ms": detector.silent_ms(group.name, member),
+        "reason": status.reason if status else "",
+    }

@@ -1,0 +1,67 @@
+"""The conditions that end a query, one class for each that a caller can act on.
+
+This module stays free of DuckDB and Arrow: every client imports it, and a command must not wait for them.
+Class names are the `kind` of HTTP answers, so they are part of the protocol between node and client.
+"""
+
+from __future__ import annotations
+
+from headrace.schemas.errors import HeadraceError
+
+
+class QueryError(HeadraceError):
+    """A query that gave no answer."""
+
+    @property
+    def kind(self) -> str:
+        """The name of the condition in HTTP answers and on the command line."""
+        return type(self).__name__
+
+
+class NotReadOnly(QueryError):
+    """SQL that is not one single reading statement."""
+
+
+class FunctionRefused(QueryError):
+    """SQL that calls a function that reads files, settings or other queries."""
+
+
+class UnknownTable(QueryError):
+    """SQL that names a table that no database has, or that several have."""
+
+
+class QueryInvalid(QueryError):
+    """SQL that cannot be parsed, bound, or run over these rows."""
+
+
+class QueryTimeout(QueryError):
+    """A query that did not finish within its time."""
+
+    @classmethod
+    def after(cls, timeout_ms: int) -> QueryTimeout:
+        """The error of a query whose time limit is over."""
+        return cls(
+            f"the query did not finish within {timeout_ms} ms",
+            action="narrow the time range, or give it more time with timeout_ms",
+            retriable=True,
+        )
+
+
+class QueryMemory(QueryError):
+    """A query that needs more memory than queries may use here."""
+
+
+class QueryCancelled(QueryError):
+    """A query that was cancelled, or whose result was closed, before it was read to its end."""
+
+
+class TooManyQueries(QueryError):
+    """As many queries run as the node allows at a time."""
+
+
+class NotCaughtUp(QueryError):
+    """The node has not applied its logs up to the offsets that the query must see."""
+
+
+class SegmentUnreadable(QueryError):
+    """A segment file of this node cannot be read: the fault is the node's, not the SQL's."""

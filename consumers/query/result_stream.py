@@ -1,0 +1,159 @@
+"""A running query: the timer that ends it, and the stream of its result."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from types import TracebackType
+
+import duckdb
+import pyarrow as pa
+
+from headrace.consumers.query.query_errors import QueryCancelled, QueryError
+
+INTERRUPT_AGAIN_S = 0.05
+
+
+class QueryTimer:
+    """Interrupts a connection when the time of its query is over, or when the query is cancelled."""
+
+    def __init__(self, interrupt: Callable[[], None], timeout_ms: int) -> None:
+        self.timeout_ms = timeout_ms
+        self._interrupt = interrupt
+        self._ends_s = time.monotonic() + timeout_ms / 1000
+        self._finished = threading.Event()
+        self._cancelled = threading.Event()
+        self._wake = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="query-timer", daemon=True)
+        self._thread.start()
+
+    @property
+    def expired(self) -> bool:
+        """True once the time is over."""
+        return self.left_s <= 0
+
+    @property
+    def left_s(self) -> float:
+        """Seconds left, 0 at least."""
+        return max(0.0, self._ends_s - time.monotonic())
+
+    @property
+    def cancelled(self) -> bool:
+        """True once the query was cancelled."""
+        return self._cancelled.is_set()
+
+    def cancel(self) -> None:
+        """End the query at its next interrupt; any thread."""
+        self._cancelled.set()
+        self._wake.set()
+
+    def finish(self) -> None:
+        """Stop. No interrupt happens after this returns."""
+        # The statements that detach the catalog come next, and a late interrupt would end those.
+        self._finished.set()
+        self._wake.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        self._wake.wait(self.left_s)
+        # DuckDB loses an interrupt between two statements of a query, so it is repeated until `finish`.
+        while not self._finished.wait(INTERRUPT_AGAIN_S if self.cancelled or self.expired else self.left_s):
+            self._interrupt()
+
+    def __repr__(self) -> str:
+        return f"QueryTimer({self.left_s:.3f} s left of {self.timeout_ms} ms)"
+
+
+class ResultStream:
+    """The result of one query: a schema with unique names, and batches that are computed as they are read.
+
+    A context manager. Until it is closed it holds segment files, memory and one of the permits for running
+    queries. `batches` is read once, by one thread at a time; any thread may `close` it, which ends a batch
+    being computed.
+    """
+
+    def __init__(
+        self,
+        reader: pa.RecordBatchReader,
+        resources: ExitStack,
+        timer: QueryTimer,
+        translate: Callable[[Exception], QueryError],
+        row_limit: int | None,
+    ) -> None:
+        names = unique_names(reader.schema.names)
+        self.schema = pa.schema([field.with_name(name) for field, name in zip(reader.schema, names, strict=True)])
+        self.rows = 0
+        self._reader = reader
+        self._resources = resources
+        self._timer = timer
+        self._translate = translate
+        self._row_limit = row_limit
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """The rows, in the order of the query. Raises the QueryError that ended it early, if one did."""
+        while self._row_limit is None or self.rows < self._row_limit:
+            batch = self._next()
+            if batch is None:
+                return
+            if self._row_limit is not None:
+                batch = batch.slice(0, self._row_limit - self.rows)
+            self.rows += batch.num_rows
+            if batch.num_rows:
+                yield pa.RecordBatch.from_arrays(batch.columns, schema=self.schema)
+
+    def read_all(self) -> pa.Table:
+        """Every row as one table; closes the result."""
+        with self:
+            return pa.Table.from_batches(list(self.batches()), self.schema)
+
+    def close(self) -> None:
+        """Release everything that the query holds. Closing twice is fine."""
+        # Cancelled before the lock is taken: the thread that computes a batch holds the lock until an
+        # interrupt ends it.
+        self._timer.cancel()
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                self._resources.close()
+
+    def _next(self) -> pa.RecordBatch | None:
+        with self._lock:
+            if self._closed:
+                raise QueryCancelled("the result was closed before its end")
+            # Between two batches no statement runs that could be interrupted, so a slow reader is ended here.
+            try:
+                if self._timer.expired or self._timer.cancelled:
+                    raise duckdb.InterruptException("INTERRUPT Error: before the next batch")
+                return self._reader.read_next_batch()
+            except StopIteration:
+                return None
+            except (duckdb.Error, pa.ArrowException, OSError) as error:
+                raise self._translate(error) from error
+
+    def __enter__(self) -> ResultStream:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def unique_names(names: list[str]) -> list[str]:
+    """Column names where a repeated one gets `_1`, `_2` …, as DuckDB does for the columns of a table."""
+    # A name that is spelled out in the query keeps its column: `a, a, a_1` becomes `a, a_2, a_1`.
+    taken = set(names)
+    seen: set[str] = set()
+    found: list[str] = []
+    for name in names:
+        number, candidate = 0, name
+        while candidate in seen or (number and candidate in taken):
+            number += 1
+            candidate = f"{name}_{number}"
+        seen.add(candidate)
+        found.append(candidate)
+    return found

@@ -1,0 +1,22 @@
+"""What the queries of one node may use."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from headrace.schemas.settings import SettingsModel
+
+
+class QuerySettings(SettingsModel):
+    """Limits of all queries of a node together; `timeout_ms` is also the default of one query."""
+
+    memory_limit_mb: int = Field(default=1_000, ge=16, description="memory of all running queries")
+    threads: int = Field(default=2, ge=1, description="threads of all running queries")
+    timeout_ms: int = Field(default=60_000, ge=1, description="the most time that a query may take")
+    queries_max: int = Field(
+        default=8, ge=1, description="queries that run at the same time; more are refused and may be retried"
+    )
+    spill_directory: str = Field(
+        default="", description="where queries that outgrow their memory may write; empty = they fail instead"
+    )
+    spill_mb_max: int = Field(default=4_000, ge=1, description="the most that they may write there together")

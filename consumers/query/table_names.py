@@ -1,0 +1,89 @@
+"""Resolves the names in a statement to tables.
+
+A table is `database.table`; its bare name suffices where only one database has it. SQL ignores the case of
+names, and the catalogue has no two names that differ only by case, so resolving folds case. A bare name that
+a WITH clause defines, and that no database has, is not a table.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from headrace.consumers.query.guard import TableName
+from headrace.consumers.query.query_errors import UnknownTable
+
+NEAR_MAX = 3
+
+TableKey = tuple[str, str]
+"""Database and table in the catalogue's spelling."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """The tables of a statement by folded path; `shadowed` are those whose bare name is also a CTE's."""
+
+    by_path: Mapping[tuple[str, ...], TableKey]
+    shadowed: frozenset[TableKey]
+
+    @property
+    def tables(self) -> tuple[TableKey, ...]:
+        """Every table once, in order of name."""
+        return tuple(sorted(set(self.by_path.values())))
+
+
+def resolve(names: Sequence[TableName], cte_names: frozenset[str], known: Iterable[TableKey]) -> Resolved:
+    """The tables of `names`. Raises UnknownTable, with similar names, for one of no table or of several."""
+    tables = sorted(known)
+    by_path: dict[tuple[str, ...], TableKey] = {}
+    shadowed: set[TableKey] = set()
+    for name in names:
+        path = fold(name.path)
+        found = _candidates(path, tables)
+        # Inside the CTE of that name, and before it, the same name is the table: both meanings may occur.
+        is_cte = len(path) == 1 and path[0] in cte_names
+        if is_cte and len(found) != 1:
+            continue
+        if len(found) != 1:
+            raise _unknown(name.path, found, tables)
+        by_path[path] = found[0]
+        if is_cte:
+            shadowed.add(found[0])
+    return Resolved(by_path, frozenset(shadowed))
+
+
+def fold(path: Iterable[str]) -> tuple[str, ...]:
+    """A path in the form in which SQL compares it."""
+    return tuple(part.lower() for part in path)
+
+
+def _candidates(path: tuple[str, ...], tables: Sequence[TableKey]) -> list[TableKey]:
+    if len(path) == 1:
+        return [key for key in tables if key[1].lower() == path[0]]
+    return [key for key in tables if fold(key) == path]
+
+
+def _unknown(path: tuple[str, ...], found: Sequence[TableKey], tables: Sequence[TableKey]) -> UnknownTable:
+    shown = ".".join(path)
+    if found:
+        return UnknownTable(
+            f"several databases have a table {shown!r}", action=f"write {' or '.join(map('.'.join, found))}"
+        )
+    near = _near(path, tables)
+    if near:
+        return UnknownTable(f"there is no table {shown!r}", action=f"did you mean {', '.join(near)}?")
+    return UnknownTable(
+        f"there is no table {shown!r}",
+        action="SHOW TABLES lists what there is" if tables else "nothing has been written yet",
+    )
+
+
+def _near(path: tuple[str, ...], tables: Sequence[TableKey]) -> list[str]:
+    """Similar names: by the whole name, else by the table's name alone."""
+    whole = {".".join(key).lower(): ".".join(key) for key in tables}
+    near = difflib.get_close_matches(".".join(path).lower(), whole, n=NEAR_MAX, cutoff=0.6)
+    if near:
+        return [whole[name] for name in near]
+    last = difflib.get_close_matches(path[-1].lower(), {key[1].lower() for key in tables}, n=NEAR_MAX, cutoff=0.6)
+    return [".".join(key) for key in tables if key[1].lower() in last][:NEAR_MAX]

@@ -1,0 +1,303 @@
+"""Recovers groups from the files of another member (docs/internals/recovery.md).
+
+These are groups whose log no longer holds what they need, that are far behind, or whose data is wrong. One
+thread plans for them, a small pool copies. A group under recovery is unsynced, reads nothing and keeps the
+data it has until a complete, verified copy takes its place.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import structlog
+
+from headrace.connectors.log.port import Log
+from headrace.connectors.periodic import PeriodicTask
+from headrace.consumers.recovery.file_copy import (
+    PARTS,
+    RECOVERING,
+    Snapshot,
+    Source,
+    SourceCorrupt,
+    SourceFailed,
+    commit_copy,
+    commit_empty,
+    fetch,
+    is_committed,
+)
+from headrace.consumers.recovery.log_gap import read_chain
+from headrace.consumers.recovery.peer_source import PeerSource, chain_of_member
+from headrace.consumers.recovery.plan import Costs, RecoveryMethod, RecoveryPlan, ReplicaPosition, plan_recovery
+from headrace.consumers.recovery.progress import Recovery, TransferStopped
+from headrace.consumers.replication.group import Group
+from headrace.consumers.replication.group_state import GroupState
+from headrace.consumers.store import Store, StoreDamaged
+from headrace.schemas.errors import HeadraceError
+from headrace.schemas.records import Status
+
+TURN_S = 0.5
+# A source that failed may be back at once. One that sent wrong bytes has a fault that its scrubber first has
+# to find; with a short exclusion a receiver would copy from it again and again.
+FAILED_EXCLUSION_S = 2.0
+CORRUPT_EXCLUSION_S = 600.0
+_log = structlog.get_logger(__name__)
+
+
+class RecoveryCoordinator:
+    """The planning thread and the copying pool. `begin` may be called by any thread."""
+
+    def __init__(
+        self,
+        log: Log,
+        node: str,
+        data_directory: Path,
+        groups: Mapping[str, Group],
+        topic_ids: Mapping[str, str],
+        live: Callable[[str, Sequence[str]], list[Status]],
+        durable_offset: Callable[[str], int],
+        behind: Callable[[str], bool],
+        install: Callable[[str], None],
+        resume: Callable[[str], None],
+        leave: Callable[[str], None],
+        at_once_max: int,
+        bytes_per_second: int,
+        source: Callable[[str, str], Source] = PeerSource,
+        chain_of: Callable[[str, str, int], bytes | None] = chain_of_member,
+        costs: Costs | None = None,
+    ) -> None:
+        """`behind(topic)`: whether a group has not reached the end of its log yet.
+
+        `install(topic)` puts a committed copy in the place of the group's store, `resume(topic)` lets it
+        follow its log again, `leave(topic)` is called when it stops following.
+        """
+        self._log = log
+        self._node = node
+        self._data_directory = data_directory
+        self._groups = groups
+        self._topic_ids = topic_ids
+        self._live = live
+        self._durable_offset = durable_offset
+        self._behind = behind
+        self._install = install
+        self._resume = resume
+        self._leave = leave
+        self._at_once_max = at_once_max
+        self._bytes_per_second = bytes_per_second
+        self._source = source
+        self._chain_of = chain_of
+        self._costs = costs or Costs()
+        self._recoveries: dict[str, Recovery] = {}
+        self._reserved: set[str] = set()
+        self._copying: set[str] = set()
+        self._reserving = threading.Lock()
+        self._excluded_until_s: dict[tuple[str, str], float] = {}
+        self._task = PeriodicTask("recovery-planner", TURN_S, self._plan_all)
+        self._pool = ThreadPoolExecutor(at_once_max, thread_name_prefix="recovery-copy")
+
+    def start(self) -> None:
+        """Begin to plan."""
+        self._task.start()
+
+    def stop(self) -> None:
+        """Stop; copies continue at the next start of the node."""
+        self._task.stop()
+        self._pool.shutdown(wait=True)
+
+    def begin(self, topic: str, why: str, *, wrong: bool = False, trusted: frozenset[str] | None = None) -> None:
+        """From now on a group recovers.
+
+        `wrong`: its data is not that of the log, and none of it counts; `trusted`: see ReplicaPosition.
+        """
+        # Wrong data outranks a recovery for another reason: that one may end by following the log on top of
+        # the wrong data.
+        group = self._groups[topic]
+        if group.recovery is not None and (group.recovery.wrong or not wrong):
+            return
+        _log.warning("group recovers", group=group.name, why=why)
+        recovery = self._recoveries[topic] = Recovery(why, wrong, trusted, self._task.stopping, self._bytes_per_second)
+        group.recovery = recovery
+        self._leave(topic)
+
+    def reserve(self, topic: str) -> bool:
+        """Reserve a group: nobody else decides on its recovery, or replaces it, until `release`.
+
+        False when it is reserved.
+        """
+        # Without it a copy could be installed by the pool while the planner, which looked at the old group,
+        # begins another.
+        with self._reserving:
+            if topic in self._reserved:
+                return False
+            self._reserved.add(topic)
+            return True
+
+    def release(self, topic: str) -> None:
+        """End a reservation."""
+        with self._reserving:
+            self._reserved.discard(topic)
+
+    def _plan_all(self) -> None:
+        for topic in list(self._groups):
+            if len(self._copying) >= self._at_once_max or not self.reserve(topic):
+                continue
+            copies = False
+            try:
+                copies = self._plan_group(topic, self._groups[topic])
+            except HeadraceError as error:
+                self._note_failure(topic, str(error))
+            finally:
+                if not copies:
+                    self.release(topic)
+
+    def _note_failure(self, topic: str, error: str) -> None:
+        if (recovery := self._recoveries.get(topic)) is not None:
+            recovery.note_failure(error)
+
+    def _plan_group(self, topic: str, group: Group) -> bool:
+        """Whether a copy was begun, which keeps the reservation until it ends."""
+        recovery = self._recoveries.get(topic)
+        if recovery is None or group.recovery is not recovery:
+            if group.follows and self._behind(topic):
+                self._plan_shortcut(topic, group)
+            return False
+        live = self._sources(topic, group)
+        plan = plan_recovery(self._position_of(topic, group, recovery), live, self._costs)
+        # A committed copy wins over any new plan: it was verified, and a crash at the swap would install it
+        # all the same.
+        committed = is_committed(self._data_directory, group.directory_name)
+        if committed or plan.method in (RecoveryMethod.FILES, RecoveryMethod.REBUILD):
+            self._copying.add(topic)
+            url = next((status.http for status in live if status.node == plan.source), "")
+            self._pool.submit(self._recover, topic, group, recovery, plan, url)
+            return True
+        if plan.method is RecoveryMethod.LOG:
+            self._resume(topic)
+        else:
+            recovery.note_waiting(plan.reason)
+        return False
+
+    def _plan_shortcut(self, topic: str, group: Group) -> None:
+        """Files may be the cheaper method for a group that still reads its log."""
+        plan = plan_recovery(self._position_of(topic, group, None), self._sources(topic, group), self._costs)
+        if plan.method is RecoveryMethod.FILES:
+            self.begin(topic, plan.reason)
+
+    def _position_of(self, topic: str, group: Group, recovery: Recovery | None) -> ReplicaPosition:
+        begin, applied = self._log.describe(topic).begin, group.applied
+        return ReplicaPosition(
+            node=self._node,
+            next_offset=self._durable_offset(topic) + 1,
+            log_begin=begin,
+            version=applied.version,
+            log_bytes=applied.log_bytes,
+            wrong=recovery is not None and recovery.wrong,
+            trusted=recovery.trusted if recovery is not None else None,
+            whole=group.log_is_whole(begin),
+        )
+
+    def _sources(self, topic: str, group: Group) -> list[Status]:
+        """Live members that follow the same topic, have an address, and are not excluded."""
+        now = time.monotonic()
+        return [
+            status
+            for status in self._live(group.name, group.members)
+            if status.topic_id == self._topic_ids[topic]
+            and status.http
+            and self._excluded_until_s.get((topic, status.node), 0.0) <= now
+        ]
+
+    def _recover(self, topic: str, group: Group, recovery: Recovery, plan: RecoveryPlan, url: str) -> None:
+        exclusion_s = FAILED_EXCLUSION_S
+        try:
+            if not is_committed(self._data_directory, group.directory_name):
+                if plan.method is RecoveryMethod.REBUILD:
+                    commit_empty(self._data_directory, group.directory_name)
+                else:
+                    self._copy(topic, group, recovery, plan.source, url)
+            self._install(topic)
+            _log.info("recovered from files", group=group.name, source=plan.source, bytes=recovery.bytes_total)
+            return
+        except TransferStopped:
+            return
+        except SourceCorrupt as error:
+            exclusion_s = CORRUPT_EXCLUSION_S
+            recovery.note_failure(f"{plan.source}: {error}")
+        except (HeadraceError, OSError) as error:
+            recovery.note_failure(f"{plan.source}: {error}")
+        except Exception as error:
+            recovery.note_failure(f"{plan.source}: {error!r}")
+            _log.exception("recovery failed", group=group.name)
+        finally:
+            self._copying.discard(topic)
+            self.release(topic)
+        self._excluded_until_s[topic, plan.source] = time.monotonic() + exclusion_s
+        _log.warning("copy not complete", group=group.name, source=plan.source, reason=recovery.reason)
+
+    def _copy(self, topic: str, group: Group, recovery: Recovery, source: str, url: str) -> None:
+        """Fetch, verify, check that the log still continues the copy, and commit it."""
+        directory = self._data_directory / RECOVERING / group.directory_name
+        _log.info("copying files", group=group.name, source=source)
+        recovery.start_attempt(source)
+        snapshot = fetch(self._source(url, group.name), directory, recovery, own=self._data_directory)
+        if (snapshot.group, snapshot.topic_id) != (group.name, self._topic_ids[topic]):
+            raise SourceCorrupt(f"the snapshot is of group {snapshot.group} in topic {snapshot.topic_id}")
+        check_copy(directory, snapshot)
+        self._check_source(topic, group, snapshot, source)
+        # Read again after the copy: while it ran, a leader that did not see this node alive may have trimmed
+        # past its end.
+        begin = self._log.describe(topic).begin
+        if snapshot.offset + 1 < begin:
+            raise SourceFailed(
+                f"the copy ends at offset {snapshot.offset} and the log begins at {begin} by now", retriable=True
+            )
+        commit_copy(self._data_directory, group.directory_name)
+
+    def _check_source(self, topic: str, group: Group, snapshot: Snapshot, source: str) -> None:
+        """Compare the copy's chain with that of the log where it is whole, else with another member's.
+
+        Raises SourceCorrupt, and SourceFailed while it is not decided which of two members is wrong.
+        """
+        # The source may be wrong without knowing it. A member that was tampered with looks in sync until the
+        # next sample of its chain, and a copy from it would spread the fault to a majority.
+        if group.log_is_whole(self._log.describe(topic).begin):
+            chain = read_chain(self._log, topic, snapshot.version, self._task.stopping.is_set)
+            if chain is not None and chain.hex() != snapshot.chain:
+                raise SourceCorrupt(f"its chain at version {snapshot.version} is not that of the log")
+            return
+        for status in self._live(group.name, group.members):
+            if status.node not in (self._node, source) and status.durable_offset >= 0 and status.http:
+                chain = self._chain_of(status.http, group.name, snapshot.version)
+                if chain is not None and chain.hex() != snapshot.chain:
+                    raise SourceFailed(
+                        f"its chain at version {snapshot.version} is not that of {status.node}", retriable=True
+                    )
+
+
+def check_copy(directory: Path, snapshot: Snapshot) -> None:
+    """Open the copy as a store and compare it with its listing. Raises SourceCorrupt."""
+    try:
+        store = Store.open(directory, snapshot.group)
+    except StoreDamaged as error:
+        raise SourceCorrupt(f"the copy cannot be opened: {error}") from error
+    try:
+        state = GroupState.from_bytes(store.state) if store.state is not None else GroupState()
+        found = {entry.name: (entry.size_bytes, entry.file_digest) for entry in store.segments()}
+        prefix = f"{PARTS[0]}/{store.segments_directory.name}/"
+    finally:
+        store.close()
+    listed = {
+        file.path.removeprefix(prefix): (file.size_bytes, file.digest)
+        for file in snapshot.files
+        if file.path.startswith(prefix)
+    }
+    if (state.version, state.offset, state.chain.hex()) != (snapshot.version, snapshot.offset, snapshot.chain):
+        raise SourceCorrupt(
+            f"the index is of version {state.version} at offset {state.offset}, "
+            f"the listing has {snapshot.version} at {snapshot.offset}"
+        )
+    if found != listed:
+        raise SourceCorrupt("the segments of the index are not those of the listing")

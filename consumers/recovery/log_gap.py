@@ -1,0 +1,173 @@
+"""A log that has lost records for good, and how its group continues once an operator accepts that.
+
+Nothing is followed silently: a group whose log was truncated, recreated, or trimmed beyond every member
+stops, keeps its data and reports the choices. `headrace accept-gap` appends one `Gap` record, made by the
+member that has most: its newest record, the anchor, is followed by the record at an offset. Members with
+exactly the anchor's version and chain continue there; every other one, an empty one too, takes files of
+those. The first Gap for a place counts, later ones are ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from headrace.connectors.log.port import Log, Reader, TopicState
+from headrace.consumers.replication.group_state import GroupState, LogBase
+from headrace.consumers.replication.hash_chain import next_chain, record_digest
+from headrace.schemas.errors import HeadraceError
+from headrace.schemas.framing import FrameInvalid
+from headrace.schemas.messages import NO_CHAIN, Anchor, Gap, decode_message
+
+POLL_RECORDS = 1_000
+READ_TIMEOUT_S = 5.0
+CHAIN_READ_TIMEOUT_S = 1.0
+
+
+class GapRefused(HeadraceError):
+    """A gap that cannot be accepted: nothing is lost here, or the offset where the log continues is unknown."""
+
+
+def new_gap(
+    state: GroupState,
+    known_topic_id: str,
+    log: TopicState,
+    last_common: Callable[[], int | None],
+    resume_offset: int | None,
+) -> Gap:
+    """The gap between a member's state, of a topic `known_topic_id`, and the present log. Raises GapRefused.
+
+    `last_common()` is the offset of the newest record that is here and in the log, None when unknown.
+    """
+    # A recreated topic and one that was trimmed too far have nothing in common with this member: their first
+    # record is new. A log that was truncated is the same topic, so the records that both have must not be
+    # counted twice.
+    if resume_offset is None:
+        if log.topic_id != known_topic_id or state.offset + 1 < log.begin:
+            resume_offset = log.begin
+        elif (common := last_common()) is not None:
+            resume_offset = common + 1
+        else:
+            raise GapRefused(
+                "the log was truncated at an unknown offset: none of the records that are remembered here is in it",
+                action=f"find the first new record (offsets {log.begin} to {log.end} exist); pass its offset as --resume",
+            )
+    if not log.begin <= resume_offset <= log.end:
+        raise GapRefused(f"offset {resume_offset} is not in the log, which holds {log.begin} to {log.end}")
+    return Gap(log.topic_id, resume_offset, Anchor(state.offset, state.version, state.chain))
+
+
+def last_common_offset(log: Log, topic: str, history: Sequence[tuple[int, bytes]]) -> int | None:
+    """The newest offset at which the log holds the record that was read there, None when unknown.
+
+    `history`: (offset, chain after it), oldest first; the first entry represents all records before.
+    """
+    # A log that was truncated and grew again differs from one offset on and never again agrees, so bisection
+    # applies: some sixteen single reads instead of 65,536 records.
+    state = log.describe(topic)
+    low, high = 0, len(history) - 1
+    while low < high:
+        middle = (low + high + 1) // 2
+        offset, chain = history[middle]
+        if _holds(log, topic, state, offset, history[middle - 1][1], chain):
+            low = middle
+        else:
+            high = middle - 1
+    return history[low][0] if low else None
+
+
+def _holds(log: Log, topic: str, state: TopicState, offset: int, before: bytes, after: bytes) -> bool:
+    if offset >= state.end:
+        return False
+    # Trimmed records cannot be compared. They were there before the log was cut, so they count as common.
+    if offset < state.begin:
+        return True
+    reader = log.reader({topic: offset})
+    try:
+        records = reader.poll(1, READ_TIMEOUT_S)
+        return (
+            bool(records)
+            and records[0].offset == offset
+            and next_chain(before, record_digest(records[0].value)) == after
+        )
+    finally:
+        reader.close()
+
+
+def read_chain(log: Log, topic: str, version: int, stopped: Callable[[], bool]) -> bytes | None:
+    """The chain after a record, computed from the log's beginning; None when the log cannot give it.
+
+    Takes as long as reading the log up to that record, without decoding it.
+    """
+    reader = log.reader({topic: 0})
+    chain, counted = NO_CHAIN, 0
+    try:
+        while not stopped():
+            records = reader.poll(POLL_RECORDS, CHAIN_READ_TIMEOUT_S)
+            # An empty poll alone is no end of the log: the broker may be slow, or the reader be passing
+            # transaction markers.
+            if not records and reader.position(topic) >= log.describe(topic).end:
+                return None
+            for record in records:
+                chain, counted = next_chain(chain, record_digest(record.value)), counted + 1
+                if counted == version:
+                    return chain
+        return None
+    except HeadraceError:
+        return None
+    finally:
+        reader.close()
+
+
+def joins(base: LogBase, state: GroupState) -> bool:
+    """Whether a replica's newest record is exactly the anchor of the gap."""
+    return (state.version, state.chain) == (base.version, base.chain)
+
+
+class GapSeeker:
+    """Searches one topic for the first gap behind the base of its group. Owned by one thread."""
+
+    def __init__(self, log: Log, topic: str) -> None:
+        """Begins at the beginning of the log. Raises TopicMissing, LogUnavailable."""
+        self._state = log.describe(topic)
+        self._reader: Reader = log.reader({topic: self._state.begin})
+
+    @property
+    def topic_id(self) -> str:
+        """The id of the topic that is searched."""
+        return self._state.topic_id
+
+    def seek(self, base: LogBase) -> LogBase | None:
+        """The first gap in the log so far that is neither `base` nor older; None while there is none."""
+        while records := self._reader.poll(POLL_RECORDS, 0.2):
+            for record in records:
+                found = _gap_in(record.value)
+                if found is not None and found.topic_id == self._state.topic_id and _is_new(found, base):
+                    return found
+        return None
+
+    def close(self) -> None:
+        """Close the reader."""
+        self._reader.close()
+
+
+def _gap_in(value: bytes) -> LogBase | None:
+    try:
+        body = decode_message(value).body
+    except FrameInvalid:
+        return None
+    return LogBase.of(body) if isinstance(body, Gap) else None
+
+
+def _is_new(found: LogBase, base: LogBase) -> bool:
+    return base.topic_id != found.topic_id or found.offset > base.offset
+
+
+def gap_document(base: LogBase) -> dict[str, Any]:
+    """A gap as JSON values."""
+    return {"topic_id": base.topic_id, "offset": base.offset, "version": base.version, "chain": base.chain.hex()}
+
+
+def parse_gap(document: Mapping[str, Any]) -> LogBase:
+    """The inverse of `gap_document`."""
+    return LogBase(document["topic_id"], document["offset"], document["version"], bytes.fromhex(document["chain"]))

@@ -1,0 +1,194 @@
+"""The progress of one group's recovery: counted by the thread that copies or reads, shown by all others."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Protocol
+
+from headrace.consumers.replication.health import Progress
+from headrace.schemas.errors import HeadraceError
+
+STALL_S = 30.0
+CHOICES = (
+    "the data is kept; start the members that have the files, or restore the topic; when neither is possible, "
+    "let the group continue without what its log lost: headrace accept-gap"
+)
+
+
+class TransferStopped(HeadraceError):
+    """The node is stopping; the copy continues at its next start."""
+
+
+class CopyObserver(Protocol):
+    """Observes the progress of a copy; each call may raise TransferStopped."""
+
+    def begin(self, files: int, total_bytes: int) -> None:
+        """A copy of this size begins; counts start at zero again."""
+        ...
+
+    def kept(self, size_bytes: int) -> None:
+        """Bytes were here already."""
+        ...
+
+    def received(self, size_bytes: int) -> None:
+        """Bytes were received; may wait, to keep a rate."""
+        ...
+
+    def discarded(self, size_bytes: int) -> None:
+        """Bytes that were counted did not have the listed digest and are deleted."""
+        ...
+
+    def file_done(self) -> None:
+        """One more file is verified and synced."""
+        ...
+
+
+class LogProgress:
+    """The progress of a group that has not reached the end of its log.
+
+    `note` is called by one thread at intervals.
+    """
+
+    def __init__(self, offset: int) -> None:
+        """Begins at an offset, now."""
+        self._begun_s = self._moved_s = time.monotonic()
+        self._from = self._offset = offset
+
+    def note(self, offset: int) -> None:
+        """The group has read up to an offset."""
+        if offset != self._offset:
+            self._offset, self._moved_s = offset, time.monotonic()
+
+    def progress(self, offset: int, end: int) -> Progress:
+        """The figures at an offset of a log that ends at `end`."""
+        now = time.monotonic()
+        rate = max(0, offset - self._from) / max(0.001, now - self._begun_s)
+        return Progress(
+            way="log",
+            offsets_done=offset,
+            offsets_total=end,
+            per_second=rate,
+            seconds_left=(end - offset) / rate if rate else -1.0,
+            still_s=now - self._moved_s if offset < end else 0.0,
+        )
+
+    def reason(self, offset: int, end: int) -> str:
+        """The text for operators."""
+        now = self.progress(offset, end)
+        stalled = f"no progress for {now.still_s:.0f} s: " if now.still_s >= STALL_S else ""
+        left = f", {now.per_second:.0f} offsets/s, {now.seconds_left:.0f} s left" if now.seconds_left >= 0 else ""
+        return f"{stalled}recovering: read up to offset {offset} of {end}{left}"
+
+
+class Recovery:
+    """A CopyObserver for the copying thread, a text and figures for all others.
+
+    `wrong` and `trusted`: see ReplicaPosition.
+    """
+
+    def __init__(
+        self,
+        why: str,
+        wrong: bool,
+        trusted: frozenset[str] | None,
+        stopping: threading.Event,
+        bytes_per_second: int,
+    ) -> None:
+        self.wrong = wrong
+        self.trusted = trusted
+        self._cause = why
+        self._why = why
+        self._stopping = stopping
+        self._bytes_per_second = bytes_per_second
+        self._moved_s = self._begun_s = time.monotonic()
+        self._received = 0
+        self._source = ""
+        self._error = ""
+        self._files = 0
+        self._files_done = 0
+        self.bytes_done = 0
+        self.bytes_total = 0
+        self.waiting = False
+
+    def note_waiting(self, reason: str) -> None:
+        """There is no source."""
+        self._source, self.waiting = "", True
+        self._why = f"{self._cause}; {reason}" if self.wrong else reason
+
+    def note_failure(self, error: str) -> None:
+        """An attempt has failed."""
+        self._error = error
+
+    def start_attempt(self, source: str) -> None:
+        """A new attempt begins."""
+        self._source, self.waiting = source, False
+        self._begun_s, self._received = time.monotonic(), 0
+
+    def begin(self, files: int, total_bytes: int) -> None:
+        """See CopyObserver."""
+        self._files, self._files_done = files, 0
+        self.bytes_done, self.bytes_total = 0, total_bytes
+        self._begun_s, self._received = time.monotonic(), 0
+
+    def kept(self, size_bytes: int) -> None:
+        """See CopyObserver."""
+        self.bytes_done += size_bytes
+        self._check()
+
+    def received(self, size_bytes: int) -> None:
+        """See CopyObserver; waits to keep the rate limit."""
+        self.bytes_done += size_bytes
+        self._received += size_bytes
+        self._moved_s = time.monotonic()
+        self._check()
+
+    def _check(self) -> None:
+        # Against the time since the attempt began, not chunk by chunk: short waits are inexact, and their
+        # errors would add up.
+        due_s = self._received / self._bytes_per_second if self._bytes_per_second else 0.0
+        if self._stopping.wait(max(0.0, self._begun_s + due_s - time.monotonic())):
+            raise TransferStopped("the node is stopping")
+
+    def discarded(self, size_bytes: int) -> None:
+        """See CopyObserver."""
+        self.bytes_done -= size_bytes
+
+    def file_done(self) -> None:
+        """See CopyObserver."""
+        self._files_done += 1
+
+    def progress(self) -> Progress:
+        """The figures now."""
+        now = time.monotonic()
+        rate = self._received / max(0.001, now - self._begun_s)
+        left_s = (self.bytes_total - self.bytes_done) / rate if rate and self._source else -1.0
+        return Progress(
+            way="files" if self._source else "wait",
+            source=self._source,
+            files_done=self._files_done,
+            files_total=self._files,
+            bytes_done=self.bytes_done,
+            bytes_total=self.bytes_total,
+            per_second=rate,
+            seconds_left=left_s,
+            still_s=now - self._moved_s,
+            trouble=self._error,
+        )
+
+    @property
+    def reason(self) -> str:
+        """The text for operators: the progress, or what it waits for; after 30 s without progress the cause."""
+        now = self.progress()
+        error = f"; last error: {now.trouble}" if now.trouble else ""
+        stalled = f"no progress for {now.still_s:.0f} s: " if now.still_s >= STALL_S else ""
+        if not now.source:
+            return f"{stalled}{self._why}{error}; {CHOICES}"
+        figures = (
+            f"{now.files_done} of {now.files_total} files, "
+            f"{now.bytes_done / 1e6:.1f} of {now.bytes_total / 1e6:.1f} MB, "
+            f"{now.per_second / 1e6:.1f} MB/s, {max(0.0, now.seconds_left):.0f} s left"
+        )
+        cause = f"{now.source} sends nothing " if stalled and not error else ""
+        because = f" because {self._cause}" if self.wrong else ""
+        return f"{stalled}{cause}recovering files from {now.source}{because}: {figures}{error}"

@@ -1,0 +1,237 @@
+"""Sends this node's status of each of its groups, and receives those of all nodes.
+
+A node serves nothing unless it has read its own newest status back and sent it less than 3 s ago by its
+boot-time clock. That clock advances while a process or a machine is stopped, so it fences a process that was
+paused and resumes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+
+import structlog
+
+from headrace.connectors.log.port import Appender, Log, Reader
+from headrace.connectors.log.topics import Topics
+from headrace.consumers.replication.failure_detector import HEARTBEAT_INTERVAL_MS, OFFLINE_MS, FailureDetector
+from headrace.schemas.errors import HeadraceError
+from headrace.schemas.framing import FrameInvalid, format_headers
+from headrace.schemas.records import Status, decode_status, encode_status
+
+STATUS_TAIL_RECORDS = 5_000
+COALESCE_S = 0.002
+# Half the interval: a group that changes right after a send must not push the others beyond the interval.
+REPEAT_S = HEARTBEAT_INTERVAL_MS / 1_000 / 2
+RETRY_S = 0.5
+POLL_S = 0.1
+OWN_POLL_S = 0.2
+_log = structlog.get_logger(__name__)
+
+
+def boot_ns() -> int:
+    """Nanoseconds since boot, suspended time included."""
+    # CLOCK_MONOTONIC does not advance while a machine is suspended: a node would wake up unfenced, with its
+    # role of before.
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+
+
+class StatusReader:
+    """Follows the status topic into a detector. Owned by one thread."""
+
+    def __init__(self, log: Log, topic: str) -> None:
+        # The tail is enough: every live node repeats its status within an interval. The whole topic may hold
+        # an hour of them.
+        state = log.describe(topic)
+        self._reader: Reader = log.reader({topic: max(state.begin, state.end - STATUS_TAIL_RECORDS)})
+        self.detector = FailureDetector()
+
+    def follow(self, timeout_s: float) -> list[Status]:
+        """Take what has arrived, waiting up to `timeout_s` for the first."""
+        statuses = []
+        for record in self._reader.poll(1_000, timeout_s):
+            try:
+                status = decode_status(record.value)
+            except FrameInvalid:
+                continue
+            self.detector.observe(record.timestamp_ms, status)
+            statuses.append(status)
+        return statuses
+
+    def close(self) -> None:
+        """Close the reader."""
+        self._reader.close()
+
+
+class StatusWatch:
+    """Follows the status topic in a thread of its own, from the first use on. Safe to share between threads."""
+
+    def __init__(self, log: Log, topics: Topics) -> None:
+        self._log = log
+        self._topic = topics.status
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._stopping = threading.Event()
+        self.statuses = FailureDetector()
+        self.error = ""
+
+    def start(self) -> None:
+        """Begin to follow; a second call changes nothing."""
+        with self._changed:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._follow, name="status-watch", daemon=True)
+                self._thread.start()
+
+    def wait_for(self, holds: Callable[[FailureDetector], bool], timeout_s: float) -> bool:
+        """Whether `holds` becomes true within `timeout_s`; it is called at every change, so it must be quick."""
+        self.start()
+        with self._changed:
+            return self._changed.wait_for(lambda: holds(self.statuses), timeout_s)
+
+    def close(self) -> None:
+        """Stop following."""
+        self._stopping.set()
+        if self._thread is not None:
+            self._thread.join(10.0)
+
+    def _follow(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                with contextlib.closing(StatusReader(self._log, self._topic)) as reader:
+                    self.statuses = reader.detector
+                    self._follow_reader(reader)
+            except HeadraceError as error:
+                self.error = error.message
+                self._stopping.wait(RETRY_S)
+
+    def _follow_reader(self, reader: StatusReader) -> None:
+        while not self._stopping.is_set():
+            if reader.follow(POLL_S):
+                self.error = ""
+                with self._changed:
+                    self._changed.notify_all()
+
+
+class SentStatuses:
+    """The newest status sent of each group: one that is still true is repeated only after some time."""
+
+    def __init__(self) -> None:
+        self._sent: dict[str, tuple[Status, float]] = {}
+
+    def due(self, statuses: Sequence[Status], now_s: float) -> list[Status]:
+        """The statuses to send now: those that changed, and those whose newest sending is old enough."""
+        due = []
+        for status in statuses:
+            # The time of sending differs each time. A node with many groups would send all of them at each
+            # change of one.
+            content = replace(status, sent_boot_ns=0)
+            before, sent_s = self._sent.get(status.group, (None, 0.0))
+            if content != before or now_s - sent_s >= REPEAT_S:
+                self._sent[status.group] = content, now_s
+                due.append(status)
+        return due
+
+    def forget(self, group: str) -> None:
+        """A status was not sent after all."""
+        self._sent.pop(group, None)
+
+
+class Heartbeat:
+    """Two threads, one sends and one receives. `detector` and `fenced` may be read by any thread."""
+
+    def __init__(
+        self, log: Log, topic: str, node: str, incarnation: str, statuses: Callable[[], Sequence[Status]]
+    ) -> None:
+        self.node = node
+        self.incarnation = incarnation
+        self._log = log
+        self._topic = topic
+        self._statuses = statuses
+        self._stopping = threading.Event()
+        self._changed = threading.Event()
+        self._read_back_ns = 0
+        self._threads = [
+            threading.Thread(target=self._send, name="heartbeat-send", daemon=True),
+            threading.Thread(target=self._receive, name="heartbeat-receive", daemon=True),
+        ]
+        self.detector = FailureDetector()
+
+    def start(self) -> None:
+        """Begin to send and receive."""
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        """Stop both threads."""
+        self._stopping.set()
+        self._changed.set()
+        for thread in self._threads:
+            if thread.is_alive():
+                thread.join(10.0)
+
+    def send_now(self) -> None:
+        """Send what changed before the next interval; many calls make one sending."""
+        self._changed.set()
+
+    def live(self, group: str, members: Iterable[str]) -> list[Status]:
+        """The newest statuses of the members of a group that are alive, in the order given."""
+        return self.detector.live(group, members)
+
+    @property
+    def fenced(self) -> bool:
+        """Whether this node must not serve: its newest status was not read back, or was sent too long ago."""
+        # Computed at each call, not by a thread: in a process that resumes after SIGSTOP an HTTP thread may
+        # run first.
+        return boot_ns() - self._read_back_ns >= OFFLINE_MS * 1_000_000
+
+    def _send(self) -> None:
+        appender, sent = self._log.appender(), SentStatuses()
+        try:
+            while not self._stopping.is_set():
+                # Cleared before the statuses are taken: a change in between is sent in the next round, never
+                # lost.
+                self._changed.clear()
+                for status in sent.due(self._statuses(), time.monotonic()):
+                    self._append(appender, status, sent)
+                appender.flush(HEARTBEAT_INTERVAL_MS / 1_000)
+                # A short pause before the wait coalesces bursts: one poll of the log makes several groups
+                # durable at once.
+                self._stopping.wait(COALESCE_S)
+                self._changed.wait(HEARTBEAT_INTERVAL_MS / 1_000)
+        finally:
+            appender.close()
+
+    def _append(self, appender: Appender, status: Status, sent: SentStatuses) -> None:
+        try:
+            key = f"{status.group}/{status.node}".encode()
+            appender.append(self._topic, encode_status(status), key=key, headers=format_headers())
+        except HeadraceError as error:
+            sent.forget(status.group)
+            _log.warning("status not sent", error=str(error))
+
+    def _receive(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                reader = StatusReader(self._log, self._topic)
+            except HeadraceError as error:
+                _log.warning("status not readable", error=str(error))
+                self._stopping.wait(1.0)
+                continue
+            self.detector = reader.detector
+            try:
+                while not self._stopping.is_set():
+                    self._note_own(reader.follow(OWN_POLL_S))
+            except HeadraceError as error:
+                _log.warning("status not readable", error=str(error))
+            finally:
+                reader.close()
+
+    def _note_own(self, statuses: Sequence[Status]) -> None:
+        for status in statuses:
+            # Statuses of an earlier run of this node prove nothing about this one, so the incarnation must
+            # match.
+            if status.node == self.node and status.incarnation == self.incarnation:
+                self._read_back_ns = max(self._read_back_ns, status.sent_boot_ns)

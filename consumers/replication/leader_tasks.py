@@ -1,0 +1,310 @@
+"""What a leader does, and what a node does to become one: it appends, and acts only on what it reads back.
+
+Every turn compares the newest claim and seal in the log with those before the newest append. An append that
+is not read back as accepted within some seconds was lost or did not count, and is repeated.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import structlog
+
+from headrace.connectors.log.port import Log
+from headrace.consumers.replication.election import Decision, GroupView, decide
+from headrace.consumers.replication.failure_detector import OFFLINE_MS
+from headrace.consumers.replication.group import Group
+from headrace.consumers.replication.heartbeat import Heartbeat, boot_ns
+from headrace.consumers.replication.settings import SealPolicy
+from headrace.schemas.errors import HeadraceError
+from headrace.schemas.framing import format_headers
+from headrace.schemas.messages import (
+    Anchor,
+    Body,
+    Claim,
+    Compact,
+    Drop,
+    Leadership,
+    Message,
+    ProducerPosition,
+    Seal,
+    encode_message,
+)
+from headrace.schemas.records import Role, Status
+
+TURN_S = 0.1
+READ_BACK_TIMEOUT_S = 5.0
+UPKEEP_INTERVAL_S = 5.0
+COMPACTIONS_MAX = 4
+RESUMED = Decision(Role.UNSYNCED, False, "this process was stopped for 3 s or more and has just resumed")
+_log = structlog.get_logger(__name__)
+
+
+class NotLeader(HeadraceError):
+    """The group is led by another node; names it."""
+
+
+class GroupViews(Protocol):
+    """What this node knows of its groups; see `consumers.node.readiness`."""
+
+    def view(self, topic: str, steady_ms: int) -> GroupView:
+        """The view of a group for the role decision."""
+        ...
+
+
+class TableRetention(Protocol):
+    """The retention of tables; see `consumers.membership.schema_log`."""
+
+    def retention_ns(self, database: str, table: str) -> int | None:
+        """How long a table keeps its rows, None when it keeps everything."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _PendingAppend:
+    """(epoch, frontier) of the log at the newest append, and until when to wait for the log to show others."""
+
+    before: tuple[int, int] = (-1, -1)
+    until_s: float = 0.0
+
+
+class LeaderTasks:
+    """The thread that claims, seals and does a leader's upkeep. `decision` may be called by any thread."""
+
+    def __init__(
+        self,
+        log: Log,
+        groups: Mapping[str, Group],
+        policy: SealPolicy,
+        views: GroupViews,
+        heartbeat: Heartbeat,
+        tables: TableRetention,
+        trimmer: LogTrimmer,
+    ) -> None:
+        self._log = log
+        self._groups = groups
+        self._node = heartbeat.node
+        self._incarnation = heartbeat.incarnation
+        self._policy = policy
+        self._views = views
+        self._heartbeat = heartbeat
+        self._tables = tables
+        self._trimmer = trimmer
+        self._upkeep_after_s = dict.fromkeys(groups, 0.0)
+        self._batch = 0
+        # The incarnation is part of the producer's name: a restarted node counts its batches from 1 again,
+        # and under the old name the replicas would drop them as repeats.
+        self._producer = f"{self._node}/{self._incarnation}"
+        self._pending: dict[str, _PendingAppend] = {topic: _PendingAppend() for topic in groups}
+        self._unsealed_since_s: dict[str, tuple[int, float]] = {}
+        self._decisions = dict.fromkeys(groups, Decision(Role.UNSYNCED, False, "no role yet"))
+        self._turn_ns = 0
+        self._follower_since_s: dict[str, float] = {}
+        self._lock = threading.Lock()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="leader-tasks", daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        self._appender = self._log.appender()
+        # The decisions so far, no role, hold until the first turn. Else `decision` would be made anew until then,
+        # perhaps with a role, which the first turn took away again as that of a process that had been stopped.
+        self._turn_ns = boot_ns()
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop after the current turn."""
+        self._stopping.set()
+        if self._thread.is_alive():
+            self._thread.join(10.0)
+            self._appender.close()
+
+    def decision(self, topic: str) -> Decision:
+        """The newest decision on the group of a topic.
+
+        One that is 3 s old is made anew, since this process may have been stopped since.
+        """
+        return self._decisions[topic] if self._is_current(boot_ns()) else decide(self._views.view(topic, 0))
+
+    def seal(self, topic: str) -> None:
+        """Append a Seal now.
+
+        Raises NotLeader, also in a process that was stopped as a leader and has just resumed.
+        """
+        # Decided here and now: the stored decision of a process that was stopped is that of before the stop.
+        group, decision = self._groups[topic], decide(self._views.view(topic, 0))
+        if decision.role is not Role.LEADER:
+            leader = group.applied.leader.node if group.applied.leader else "nobody"
+            why = decision.reason or (f"{leader} leads" if leader != self._node else "another node has claimed it")
+            raise NotLeader(
+                f"group {group.name} is not led by {self._node}: {why}", action="ask its leader", retriable=True
+            )
+        self._append_seal(topic, group)
+
+    def _run(self) -> None:
+        while not self._stopping.wait(TURN_S):
+            self._run_turn()
+
+    def _is_current(self, now_ns: int) -> bool:
+        return now_ns - self._turn_ns < OFFLINE_MS * 1_000_000
+
+    def _run_turn(self) -> None:
+        """One turn for every group.
+
+        The first turn after a stop takes no role: statuses that arrived meanwhile are read first.
+        """
+        # The time is taken once a turn, at its begin: a stop in the middle of a turn then counts at the next
+        # one.
+        now_ns = boot_ns()
+        current, self._turn_ns = self._is_current(now_ns), now_ns
+        for topic, group in self._groups.items():
+            try:
+                self._run_group(topic, group, current)
+            except HeadraceError as error:
+                _log.warning("leader task not done", group=group.name, error=str(error))
+            except Exception:
+                # A thread that ends here would leave the group without a leader for good.
+                _log.exception("leader task failed", group=group.name)
+
+    def _run_group(self, topic: str, group: Group, current: bool) -> None:
+        decision = self._decide(topic, current)
+        before, self._decisions[topic] = self._decisions[topic], decision
+        if decision.role is not before.role:
+            _log.info("role", group=group.name, role=str(decision.role), reason=decision.reason)
+            self._heartbeat.send_now()
+        pending, now = self._pending[topic], (group.applied.epoch, group.applied.frontier)
+        old = self._is_old(topic, group)
+        # One append at a time. A delivery report proves nothing (the record may be delivered and not count),
+        # so only a changed epoch or frontier ends the wait, and a lost append is repeated after the timeout.
+        if pending.before == now and time.monotonic() < pending.until_s:
+            return
+        if decision.claim:
+            self._pending[topic] = _PendingAppend(now, time.monotonic() + READ_BACK_TIMEOUT_S)
+            self._append_claim(topic, group)
+        elif decision.role is Role.LEADER and old:
+            self._pending[topic] = _PendingAppend(now, time.monotonic() + READ_BACK_TIMEOUT_S)
+            self._append_seal(topic, group)
+        elif decision.role is Role.LEADER:
+            self._upkeep(topic, group)
+
+    def _upkeep(self, topic: str, group: Group) -> None:
+        """Merge small segments, drop expired slices and trim the log, one round at a time."""
+        # Plans are made from the catalogue: while a job runs it still lists files that the job replaces.
+        if time.monotonic() < self._upkeep_after_s[topic] or group.store.pending_jobs():
+            return
+        self._upkeep_after_s[topic] = time.monotonic() + UPKEEP_INTERVAL_S
+        leadership = group.applied.leader
+        assert leadership is not None, "a leader without leadership"
+        entries = group.store.segments()
+        by_name = {entry.name: entry for entry in entries}
+        for plan in group.store.plan_compaction()[:COMPACTIONS_MAX]:
+            if first := by_name.get(plan.inputs[0]):
+                self._append(topic, Compact(leadership, first.database, first.table, plan.inputs))
+        for database, table in sorted({(entry.database, entry.table) for entry in entries}):
+            before_ns = expired_before(self._tables.retention_ns(database, table), time.time_ns())
+            known = group.store.database(database, table)
+            oldest_ns = min(
+                entry.max_time_ns for entry in entries if (entry.database, entry.table) == (database, table)
+            )
+            # Whole slices only: a Drop that hides no slice would be a record every five seconds for nothing.
+            if before_ns is not None and known is not None and oldest_ns < before_ns // known.slice_ns * known.slice_ns:
+                self._append(topic, Drop(leadership, database, table, before_ns))
+        self._trimmer.trim(topic, group)
+
+    def _decide(self, topic: str, current: bool) -> Decision:
+        since_s = self._follower_since_s.get(topic)
+        steady_ms = 0 if since_s is None else int((time.monotonic() - since_s) * 1_000)
+        decision = decide(self._views.view(topic, steady_ms)) if current else RESUMED
+        if decision.role is not Role.FOLLOWER:
+            self._follower_since_s.pop(topic, None)
+        elif since_s is None:
+            self._follower_since_s[topic] = time.monotonic()
+        return decision
+
+    def _is_old(self, topic: str, group: Group) -> bool:
+        """Whether rows have been unsealed for the age of the policy."""
+        frontier, unsealed = group.applied.frontier, group.applied.unsealed_rows
+        if not unsealed:
+            self._unsealed_since_s.pop(topic, None)
+            return False
+        known, since_s = self._unsealed_since_s.get(topic, (-1, 0.0))
+        if known != frontier:
+            self._unsealed_since_s[topic] = (frontier, time.monotonic())
+            return False
+        return (time.monotonic() - since_s) * 1_000 >= self._policy.seal_age_ms
+
+    def _append_claim(self, topic: str, group: Group) -> None:
+        leadership = Leadership(group.applied.epoch + 1, self._node, self._incarnation)
+        _log.info("claiming", group=group.name, epoch=leadership.epoch)
+        self._append(topic, Claim(leadership, _anchor(group), self._policy.seal_rows, self._policy.seal_bytes))
+
+    def _append_seal(self, topic: str, group: Group) -> None:
+        leadership = group.applied.leader
+        assert leadership is not None, "a leader without leadership"
+        self._append(topic, Seal(leadership, _anchor(group)))
+
+    def _append(self, topic: str, body: Body) -> None:
+        # Two threads append, this one and an operator's seal. A batch of a lower number would be dropped by
+        # the replicas.
+        with self._lock:
+            self._batch += 1
+            message = Message(ProducerPosition(self._producer, self._batch, 0), body)
+            self._appender.append(topic, encode_message(message), headers=format_headers())
+
+
+def expired_before(retention_ns: int | None, now_ns: int) -> int | None:
+    """Rows older than this are past their table's retention; None when it keeps everything."""
+    return None if retention_ns is None else now_ns - retention_ns
+
+
+def _anchor(group: Group) -> Anchor:
+    applied = group.applied
+    return Anchor(applied.offset, applied.version, applied.chain)
+
+
+def new_incarnation() -> str:
+    """A name for one run of a process, never used before."""
+    return uuid.uuid4().hex[:16]
+
+
+class LogTrimmer:
+    """Trims the logs of groups that this node leads. Owned by the thread of the leader tasks."""
+
+    def __init__(self, log: Log, heartbeat: Heartbeat, keep_records: int) -> None:
+        self._log = log
+        self._heartbeat = heartbeat
+        self._keep_records = keep_records
+        self._trimmed: dict[str, int] = {}
+
+    def trim(self, topic: str, group: Group) -> None:
+        """Trim what may go. Raises TopicMissing, LogUnavailable, AppendFailed."""
+        if self._keep_records <= 0:
+            return
+        keep_from = group.applied.offset + 1 - self._keep_records
+        live = self._heartbeat.live(group.name, group.members)
+        before = trim_before(live, group.members, group.store_jobs.sealed_offset, keep_from)
+        if before > self._trimmed.get(topic, 0):
+            self._log.trim(topic, before)
+            self._trimmed[topic] = before
+            _log.info("log trimmed", group=group.name, before=before)
+
+
+def trim_before(live: Sequence[Status], members: Sequence[str], sealed_offset: int, keep_from: int) -> int:
+    """The offset below which a leader may trim.
+
+    Below it, records are sealed and durable at every live member, and outside the window for topic replay.
+    `sealed_offset` is that of the leader's own newest durable seal, `keep_from` the first offset of the
+    window. Members that are down recover from files. 0 = trim nothing, also while fewer than a majority are
+    live, since those that are not may be the only ones with the files.
+    """
+    # Members that are away are not waited for, since one lost disk would then fill Kafka's; a majority must
+    # have the files.
+    if 2 * len(live) <= len(members):
+        return 0
+    lowest = min((status.sealed_offset for status in live), default=-1)
+    return max(0, min(lowest + 1, sealed_offset + 1, keep_from))

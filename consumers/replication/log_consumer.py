@@ -1,0 +1,327 @@
+"""The consuming thread: reads the forward logs of all groups, and makes their records durable.
+
+One poll, one group commit. A record's version is its count in its log, assigned here and written into the
+journal with it, so that after a crash the count continues where the journal ends. No record is enqueued at
+its group, shown as durable or acknowledged before the journal has it.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import structlog
+
+from headrace.connectors.deadline import GracePeriod
+from headrace.connectors.log.port import Log, Reader, Record, TopicMissing
+from headrace.consumers.replication.group import Group
+from headrace.consumers.replication.group_state import GroupState, lost_log_choices
+from headrace.consumers.replication.hash_chain import record_digest
+from headrace.consumers.replication.journal import Journal, JournalEntry
+from headrace.consumers.replication.settings import ReplicationLimits
+from headrace.schemas.errors import HeadraceError, StateUnknown
+from headrace.schemas.messages import NO_CHAIN
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """The last record read of a group's log: version, offset and digest.
+
+    The digest is compared when the record is read again.
+    """
+
+    version: int
+    offset: int
+    digest: bytes
+
+    @classmethod
+    def of(cls, state: GroupState) -> Cursor:
+        """The cursor behind the newest record of a state."""
+        return cls(state.version, state.offset, state.record_digest)
+
+
+class LogConsumerListener(Protocol):
+    """Reacts to the consuming thread, on that thread: each method must be quick."""
+
+    def on_durable(self) -> None:
+        """Records of some groups became durable."""
+        ...
+
+    def on_trimmed(self, topic: str, needed: int, log_begin: int) -> None:
+        """A log does not hold what its group needs.
+
+        The group must stop, or recover from another member's files.
+        """
+        ...
+
+
+class LogConsumer:
+    """Consumes for all groups of a node. `durable_offset` and `position` may be read by any thread."""
+
+    def __init__(
+        self,
+        log: Log,
+        name: str,
+        groups: Mapping[str, Group],
+        cursors: Mapping[str, Cursor],
+        journal: Journal,
+        limits: ReplicationLimits,
+        listener: LogConsumerListener,
+    ) -> None:
+        """`groups` may get other values while this runs, each for a topic whose group did not follow its log."""
+        self._listener = listener
+        self._log = log
+        self._name = name
+        self._groups = groups
+        self._durable = dict(cursors)
+        self._read = dict(cursors)
+        self._comparing: set[str] = set()
+        self._reading: list[str] = []
+        self._rejoining: dict[str, Cursor | None] = {}
+        self._assigned: frozenset[str] = frozenset()
+        self._assignment_changed = threading.Condition()
+        self._changed = threading.Event()
+        self._journal = journal
+        self._limits = limits
+        self._positions = {topic: cursor.offset + 1 for topic, cursor in cursors.items()}
+        self._paused: set[str] = set()
+        self._shortfall = GracePeriod()
+        self._reopen_s = math.inf
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="consume", daemon=True)
+        self.journal_fault = ""
+        self.log_fault = ""
+        self.bytes_consumed = 0
+
+    def start(self) -> None:
+        """Begin to consume."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop after the current poll."""
+        self._stopping.set()
+        self._changed.set()
+        if self._thread.is_alive():
+            self._thread.join(30.0)
+
+    def release(self, topic: str, timeout_s: float) -> bool:
+        """Whether the consuming thread has released a topic in time; only then may its group be replaced.
+
+        A topic is released after its group stopped following; until then the old group gets the records that
+        were read for it.
+        """
+        with self._assignment_changed:
+            self._changed.set()
+            return self._assignment_changed.wait_for(lambda: topic not in self._assigned, timeout_s)
+
+    def rejoin(self, topic: str, cursor: Cursor | None) -> None:
+        """Continue the log of a group that did not follow.
+
+        From a cursor that another member's files have reached; None = its own.
+        """
+        with self._assignment_changed:
+            self._rejoining[topic] = cursor or self._rejoining.get(topic)
+            self._changed.set()
+
+    @property
+    def alive(self) -> bool:
+        """Whether the consuming thread runs."""
+        return self._thread.is_alive()
+
+    def durable_offset(self, topic: str) -> int:
+        """Every record of the topic up to this offset survives a crash of this node."""
+        return self._durable[topic].offset
+
+    def durable_version(self, topic: str) -> int:
+        """Version of the record at the durable offset."""
+        return self._durable[topic].version
+
+    def position(self, topic: str) -> int:
+        """Next offset to read: everything readable below it has been journaled and enqueued."""
+        return self._positions[topic]
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                self._follow()
+            except HeadraceError as error:
+                # A missing or truncated topic and an absent broker look alike here; opening the topic again
+                # tells them apart.
+                self.log_fault = str(error)
+                _log.warning("log not readable", error=str(error))
+                self._stopping.wait(self._limits.journal_retry_s)
+
+    def _follow(self) -> None:
+        """Read every group that follows until the assignment changes, or the log cannot be read."""
+        self._assign()
+        reader = self._open()
+        self.log_fault = ""
+        if reader is None:
+            wait_s = self._reopen_s - time.monotonic()
+            self._changed.wait(None if math.isinf(wait_s) else max(0.0, wait_s))
+            return
+        try:
+            while not self._changed.is_set() and time.monotonic() < self._reopen_s:
+                self._turn(reader)
+        finally:
+            reader.close()
+
+    def _assign(self) -> None:
+        """Apply the cursors of `rejoin`, and assign the topics of the groups that follow."""
+        # The only place where topics are assigned and released. A group that was replaced between a poll and
+        # the enqueueing of its records would get records of its predecessor, whose versions it has already or
+        # does not reach yet.
+        with self._assignment_changed:
+            if not self._stopping.is_set():
+                self._changed.clear()
+            for topic, cursor in self._rejoining.items():
+                if cursor is not None:
+                    self._durable[topic] = cursor
+                    self._positions[topic] = cursor.offset + 1
+            self._rejoining = {}
+            self._assigned = frozenset(topic for topic, group in self._groups.items() if group.follows)
+            self._assignment_changed.notify_all()
+
+    def _open(self) -> Reader | None:
+        """A reader of every assigned topic that exists, None when there is none."""
+        starts: dict[str, int] = {}
+        self._comparing = set()
+        self._reopen_s = math.inf
+        for topic in self._assigned:
+            start = self._start_of(topic)
+            if start is not None:
+                starts[topic] = start
+        self._read = dict(self._durable)
+        self._paused = set()
+        self._reading = list(starts)
+        return self._log.reader(starts, name=self._name) if starts else None
+
+    def _start_of(self, topic: str) -> int | None:
+        """The offset from which to read a group's log.
+
+        None when the log does not exist, or does not hold what the group needs.
+        """
+        try:
+            log = self._log.describe(topic)
+        except TopicMissing:
+            # A broker that has just started knows fewer topics and records than there are. So the topic is
+            # opened again a little later, and only an absence that lasts is an error (GracePeriod).
+            self._reopen_s = time.monotonic() + self._limits.journal_retry_s
+            return None
+        cursor, group = self._durable[topic], self._groups[topic]
+        if cursor.offset + 1 < log.begin:
+            self._listener.on_trimmed(topic, cursor.offset + 1, log.begin)
+            return None
+        if cursor.offset >= log.end:
+            self._reopen_s = time.monotonic() + self._limits.journal_retry_s
+            if self._shortfall.missing(topic):
+                group.mark_log_lost(
+                    f"topic {topic} holds offsets {log.begin} to {log.end}, this node needs {cursor.offset + 1}; "
+                    f"{lost_log_choices(group.name)}"
+                )
+            return None
+        self._shortfall.present(topic)
+        # The last journaled record is read again and compared: a log that was truncated and written on since
+        # has as many records as before, and only the content shows it. A log trimmed right behind that record
+        # cannot be compared.
+        if log.begin <= cursor.offset and cursor.digest != NO_CHAIN:
+            self._comparing.add(topic)
+            return cursor.offset
+        return max(log.begin, cursor.offset + 1)
+
+    def _turn(self, reader: Reader) -> None:
+        self._apply_back_pressure(reader)
+        records = reader.poll(self._limits.poll_records, self._limits.poll_timeout_s)
+        self.log_fault = ""
+        entries: dict[str, list[JournalEntry]] = {}
+        for record in records:
+            entry = self._entry(record)
+            if entry is not None:
+                entries.setdefault(record.topic, []).append(entry)
+        if entries and not self._make_durable(entries):
+            self._rewind(reader, entries)
+            return
+        # First durable, then shown, then applied: a status with a durable offset confirms writes, and a crash
+        # right after it must find the records in the journal.
+        for topic, found in entries.items():
+            self.bytes_consumed += sum(len(entry.value) for entry in found)
+            self._durable[topic] = self._read[topic]
+            self._groups[topic].enqueue(found)
+        if entries:
+            self._listener.on_durable()
+        for topic in self._reading:
+            if topic not in self._paused and self._groups[topic].follows:
+                # The reader's position passes transaction markers, which are no records: without it a group
+                # whose log ends with one would never reach the end.
+                self._positions[topic] = max(reader.position(topic), self._read[topic].offset + 1)
+
+    def _entry(self, record: Record) -> JournalEntry | None:
+        """The record with its version; None for the one that was read again only to compare it."""
+        cursor, group = self._read[record.topic], self._groups[record.topic]
+        if group.fault or group.log_lost:
+            return None
+        digest = record_digest(record.value)
+        if record.topic in self._comparing:
+            self._comparing.discard(record.topic)
+            if record.offset == cursor.offset and digest == cursor.digest:
+                return None
+            if record.offset <= cursor.offset:
+                group.mark_log_lost(
+                    f"the log holds another record at offset {record.offset} than the one this node journaled: "
+                    "it was truncated or recreated; "
+                    f"{lost_log_choices(group.name)}"
+                )
+                return None
+        self._read[record.topic] = Cursor(cursor.version + 1, record.offset, digest)
+        return JournalEntry.of(group.name, cursor.version + 1, record)
+
+    def _make_durable(self, entries: Mapping[str, list[JournalEntry]]) -> bool:
+        """Journal the entries; False when they are not durable and must be read again."""
+        # The journal may have refused some entries and may not know of others (a failed sync). Either way the
+        # log has them all, so reading them again is simpler than finding out, and a version is never given
+        # twice.
+        try:
+            self._journal.append({self._groups[topic].name: found for topic, found in entries.items()})
+        except (HeadraceError, OSError) as error:
+            if not self.journal_fault:
+                _log.error("journal refused", error=str(error), state_unknown=isinstance(error, StateUnknown))
+            self.journal_fault = str(error)
+            self._stopping.wait(self._limits.journal_retry_s)
+            self._repair_journal()
+            return False
+        if self.journal_fault:
+            _log.info("journal accepts records again")
+        self.journal_fault = ""
+        return True
+
+    def _repair_journal(self) -> None:
+        """After a failed sync only a checkpoint makes the journal take updates again.
+
+        While that fails too, the fault remains.
+        """
+        try:
+            self._journal.checkpoint()
+        except (HeadraceError, OSError) as error:
+            self.journal_fault = str(error)
+
+    def _rewind(self, reader: Reader, entries: Mapping[str, list[JournalEntry]]) -> None:
+        """Go back to the newest durable record, to read again what could not be journaled."""
+        for topic in entries:
+            self._read[topic] = self._durable[topic]
+            reader.seek(topic, self._durable[topic].offset + 1)
+
+    def _apply_back_pressure(self, reader: Reader) -> None:
+        # Paused per topic: one group that waits for a full disk must not stop the others.
+        full = {topic for topic in self._reading if self._groups[topic].full} - self._paused
+        drained = {topic for topic in self._paused if self._groups[topic].drained}
+        if full:
+            reader.pause(full)
+        if drained:
+            reader.resume(drained)
+        self._paused = (self._paused | full) - drained

@@ -1,0 +1,190 @@
+"""The jobs that change the files of one group at one node: seals, merges and drops, with their progress.
+
+Jobs run beside the applying thread, one behind another, and commit in order. One that a full disk stops is
+repeated until there is space; one that fails otherwise stops the group.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import structlog
+
+from headrace.consumers.replication.group_state import GroupState
+from headrace.consumers.replication.hash_chain import content_digest
+from headrace.consumers.replication.settings import ReplicationLimits
+from headrace.consumers.store import JobSuperseded, SealJob, Store, StoreDamaged, StoreJob
+from headrace.schemas.errors import HeadraceError
+from headrace.schemas.messages import NO_CHAIN
+
+NO_CONTENT = (-1, NO_CHAIN)
+_log = structlog.get_logger(__name__)
+
+
+class GroupStopping(HeadraceError):
+    """The group is being stopped while a record waits; the record stays in the journal."""
+
+
+class StoreJobQueue:
+    """Owned by the applying thread; the properties may be read by any.
+
+    `on_failure(reason, damage)` is called for a job that cannot succeed; `damage` names the damaged part of
+    the store.
+    """
+
+    def __init__(
+        self,
+        group: str,
+        store: Store,
+        state: GroupState,
+        limits: ReplicationLimits,
+        on_sealed: Callable[[str, int], None],
+        on_failure: Callable[[str, str], None],
+    ) -> None:
+        self._group = group
+        self._store = store
+        self._limits = limits
+        self._on_sealed = on_sealed
+        self._on_failure = on_failure
+        # One thread, so that commits come in log order: the index has one group state, that of its newest
+        # seal, and a crash between two seals in the wrong order would lose the rows of the earlier one.
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix=f"store-{group}")
+        self._pending: deque[Future[None]] = deque()
+        self._changed = threading.Condition()
+        self._seals: dict[int, tuple[int, int]] = {}
+        self._content: tuple[int, bytes] = NO_CONTENT
+        self._version = state.frontier
+        self._open = 0
+        self._stopping = False
+        self.sealed_version = state.frontier
+        self.sealed_offset = state.offset
+        self.sealed_log_bytes = state.log_bytes
+        self.size_bytes = _size_of(store)
+        self.waiting = ""
+
+    @property
+    def version(self) -> int:
+        """The newest record that changed the set of files (a seal, a merge, a drop); -1 while a job runs."""
+        with self._changed:
+            return -1 if self._open else self._version
+
+    def content(self) -> tuple[int, bytes]:
+        """(version, digest over the names and content digests of all segments); NO_CONTENT while a job runs."""
+        # Called for every status, so the digest is kept per version. During a job it is not computed at all:
+        # it would be thrown away, and hashing the names of all segments costs more the more there are.
+        version = self.version
+        if version == self._content[0]:
+            return self._content
+        if version < 0:
+            return NO_CONTENT
+        content = content_digest(self._store.digests())
+        # A job that was submitted meanwhile may have changed the set: that digest belongs to no version.
+        if self.version != version:
+            return NO_CONTENT
+        self._content = (version, content)
+        return self._content
+
+    def skip(self, version: int) -> None:
+        """A record that might have changed files did not."""
+        # The version moves all the same: members compare files only at equal versions, and one of them may
+        # have had work.
+        self._version = version
+
+    def seal(self, job: SealJob, offset: int, log_bytes: int) -> None:
+        """Run a seal; `offset` and `log_bytes` are those of its record. Waits while too many are unfinished."""
+        self._seals[job.version] = (offset, log_bytes)
+        self.submit(job)
+
+    def submit(self, job: StoreJob) -> None:
+        """Run a job behind those that were submitted before. Waits while too many are unfinished."""
+        with self._changed:
+            self._version = job.version
+            self._open += 1
+        self.wait_for_room()
+        self._pending.append(self._pool.submit(self._run, job))
+
+    def wait_for_room(self) -> None:
+        """Wait while more jobs than the limit are unfinished."""
+        # Memory holds what is unsealed and one frozen memtable, so a second seal waits for the first.
+        while len(self._pending) > self._limits.job_backlog or (self._pending and self._pending[0].done()):
+            self._pending[0].result()
+            self._pending.popleft()
+
+    def drain(self) -> None:
+        """Wait until every job submitted so far is done."""
+        self._pool.submit(lambda: None).result()
+
+    def cancel(self) -> None:
+        """Begin no more jobs and stop waiting; what is not done is left to the next start."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+
+    def stop(self) -> None:
+        """Wait for the running job."""
+        self.cancel()
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def _run(self, job: StoreJob) -> None:
+        if self._stopping:
+            return
+        try:
+            self._run_until_done(job)
+        except GroupStopping:
+            # Counted as open still: the version must not be shown as stored while its files are missing.
+            return
+        except JobSuperseded as error:
+            # Two plans of one leader overlapped: on every replica the same one is void.
+            _log.info("compaction void", group=self._group, version=job.version, error=str(error))
+            job.cancel()
+        except HeadraceError as error:
+            self._on_failure(f"storing at version {job.version}: {error}", error.message if _is_damage(error) else "")
+            return
+        except Exception as error:
+            self._on_failure(f"storing at version {job.version}: {error!r}", "")
+            _log.exception("storing failed", group=self._group)
+            return
+        self._done(job)
+
+    def _done(self, job: StoreJob) -> None:
+        if isinstance(job, SealJob):
+            self.sealed_offset, self.sealed_log_bytes = self._seals.pop(job.version)
+            self.sealed_version = job.version
+            self._on_sealed(self._group, job.version)
+        size_bytes = _size_of(self._store)
+        with self._changed:
+            self.size_bytes = size_bytes
+            self._open -= 1
+
+    def _run_until_done(self, job: StoreJob) -> None:
+        """Run a job, and repeat it while its error is retriable (a full disk).
+
+        A stopping group leaves it to the next start.
+        """
+        while not self._stopping:
+            try:
+                job.run()
+                if self.waiting:
+                    _log.info("storing resumed", group=self._group, version=job.version)
+                self.waiting = ""
+                return
+            except HeadraceError as error:
+                if not error.retriable:
+                    raise
+                if self.waiting != str(error):
+                    _log.error("storing waits", group=self._group, version=job.version, reason=str(error))
+                self.waiting = str(error)
+                with self._changed:
+                    self._changed.wait_for(lambda: self._stopping, self._limits.job_retry_s)
+        raise GroupStopping(f"group {self._group} is stopping")
+
+
+def _is_damage(error: HeadraceError) -> bool:
+    return isinstance(error, StoreDamaged)
+
+
+def _size_of(store: Store) -> int:
+    return sum(entry.size_bytes for entry in store.segments())

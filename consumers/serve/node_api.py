@@ -1,0 +1,161 @@
+"""The node as its HTTP surface sees it: one protocol, and the values that it returns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypedDict
+
+from headrace.consumers.query.engine import QueryEngine
+from headrace.consumers.recovery.file_copy import Snapshot
+from headrace.consumers.serve.snapshots import SnapshotRegistry
+
+UNKNOWN = -1
+"""How an unknown number is shown, in `lag_seconds` above all. Never 0: that would read as no lag."""
+
+
+class GroupStatus(TypedDict):
+    """One data group at this node. Sizes are those of this node.
+
+    `reason` says why the group does not serve here, and `recovery` holds the fields of `Progress` while it
+    recovers. Offsets have gaps, so `lag_records` is an upper bound. `ignored` counts records without effect
+    by cause.
+    """
+
+    group: str
+    topic: str
+    role: str
+    reason: str
+    recovery: dict[str, Any] | None
+    held_back: int
+    epoch: int
+    leader: str
+    version: int
+    offset: int
+    chain: str
+    log_end: int
+    durable_offset: int
+    lag_records: int
+    lag_seconds: float
+    sealed_version: int
+    frontier: int
+    live_rows: int
+    live_bytes: int
+    segments: int
+    segment_rows: int
+    segment_bytes: int
+    ignored: dict[str, int]
+    members: list[str]
+    slots: int
+
+
+class MemberStatus(TypedDict):
+    """The newest status of a member of a group of this node; numbers are UNKNOWN before the first one."""
+
+    node: str
+    group: str
+    online: bool
+    role: str
+    version: int
+    durable_offset: int
+    sealed_version: int
+    http: str
+    silent_ms: int
+    reason: str
+
+
+class NodeStatus(TypedDict):
+    """One node. `reasons` says why it is not ready, `warnings` what an operator must do.
+
+    `started_at` is ISO-8601 in UTC.
+    """
+
+    cluster: str
+    node: str
+    incarnation: str
+    software: str
+    started_at: str
+    http: str
+    ready: bool
+    reasons: list[str]
+    warnings: list[str]
+    replication: int
+    nodes: list[str]
+    slot_table_version: int
+    slots: int
+    journal_fault: str
+    log_fault: str
+    groups: list[GroupStatus]
+    members: list[MemberStatus]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFigures:
+    """Figures that are in the metrics and not in the status.
+
+    `apply_queue_bytes` is by group; `journal` has the figures of the write-ahead log and `limits` every
+    limit, by name.
+    """
+
+    consumed_bytes: int
+    apply_queue_bytes: Mapping[str, int]
+    files_checked: int
+    files_rotted: int
+    journal: Mapping[str, float]
+    limits: Mapping[str, float]
+
+
+class NodeApi(Protocol):
+    """Everything that the HTTP surface needs of a node. Any thread may call every method.
+
+    Only the methods of operators' commands, `seal` and `accept_gap`, wait for other processes.
+    """
+
+    @property
+    def engine(self) -> QueryEngine:
+        """Runs SQL."""
+        ...
+
+    @property
+    def snapshots(self) -> SnapshotRegistry:
+        """Snapshots that other members copy."""
+        ...
+
+    def startup_done(self) -> bool:
+        """True from the moment the node has its data open and consumes its logs, ready or not."""
+        ...
+
+    def live(self) -> bool:
+        """False when only a restart can help."""
+        ...
+
+    def ready(self) -> tuple[bool, Sequence[str]]:
+        """Whether the node may answer queries now, and the reasons why not."""
+        ...
+
+    def status(self) -> NodeStatus:
+        """The status document."""
+        ...
+
+    def figures(self) -> NodeFigures:
+        """What the metrics show beyond the status."""
+        ...
+
+    def seal(self, group_name: str) -> Mapping[str, Any]:
+        """Seal a group that this node leads, and wait until its log confirms it; `{"group", "version"}`.
+
+        Raises NotLeader, SealUnconfirmed.
+        """
+        ...
+
+    def evidence(self, group_name: str, version: int, sealed_version: int) -> Mapping[str, Any]:
+        """The hash chain after a record, and the digests of segments up to a version."""
+        ...
+
+    def accept_gap(self, group_name: str, resume_offset: int | None) -> Mapping[str, Any]:
+        """Let a group continue behind records that its log has lost for good. Raises GapRefused."""
+        ...
+
+    def make_snapshot(self, group_name: str) -> Snapshot:
+        """A snapshot of a group that is in sync here. Raises SnapshotRefused."""
+        ...

@@ -1,0 +1,239 @@
+"""The query route: parses the request, runs the query on a thread, and streams its result batch by batch."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import structlog
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from headrace.consumers.query.engine import QueryEngine
+from headrace.consumers.query.query_errors import QueryError
+from headrace.consumers.query.result_formats import MEDIA_TYPES, encode
+from headrace.consumers.query.result_stream import ResultStream
+from headrace.schemas.errors import HeadraceError
+
+DISCONNECT_CHECK_S = 0.25
+SPARE_THREADS = 2
+BODY_BYTES_MAX = 1024 * 1024
+FORMAT_DEFAULT = "json"
+DIGITS_MAX = 18
+_log = structlog.get_logger(__name__)
+
+
+class RequestInvalid(HeadraceError):
+    """A request that cannot be understood."""
+
+
+class RequestTooLarge(HeadraceError):
+    """A request whose body is larger than any query is."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueryRequest:
+    """One query. `after` maps groups to log offsets that the result must contain; `limit` bounds its rows."""
+
+    sql: str
+    format: str = FORMAT_DEFAULT
+    after: Mapping[str, int] = field(default_factory=dict)
+    timeout_ms: int | None = None
+    limit: int | None = None
+
+
+@dataclass(slots=True)
+class _Cancellation:
+    """Cancels a query that one thread runs and a coroutine waits for, also before the query has started."""
+
+    requested: bool = False
+    _cancel_query: Callable[[], None] | None = field(default=None)
+
+    def started(self, cancel_query: Callable[[], None]) -> None:
+        # Both sides store before they look, so the later one sees the other and no cancellation is lost.
+        self._cancel_query = cancel_query
+        if self.requested:
+            cancel_query()
+
+    def request(self) -> None:
+        self.requested = True
+        if self._cancel_query is not None:
+            self._cancel_query()
+
+
+class _StartedQuery(NamedTuple):
+    """A query whose first rows are there: its first chunk as bytes, and the chunks to come."""
+
+    result: ResultStream
+    first: bytes
+    chunks: Iterator[bytes]
+
+
+class _CutOnError(StreamingResponse):
+    """A response that ends unfinished when its query fails, which makes the server cut the connection."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with contextlib.suppress(QueryError):
+            await super().__call__(scope, receive, send)
+
+
+class QueryService:
+    """Runs queries of HTTP requests on threads of its own, so that long queries delay no health checks."""
+
+    def __init__(self, engine: QueryEngine) -> None:
+        self._engine = engine
+        # More threads than permits for queries: one query too many then reaches the engine, which refuses it at
+        # once, instead of waiting for a thread.
+        self._threads = ThreadPoolExecutor(engine.settings.queries_max + SPARE_THREADS, thread_name_prefix="query")
+
+    async def respond(self, request: Request, query: QueryRequest) -> Response:
+        """The response to a query. A client that disconnects cancels its query.
+
+        Errors before the first rows are raised. Later ones cut the connection, so that no client takes a part
+        of the result for all of it.
+        """
+        cancellation = _Cancellation()
+        started = asyncio.wrap_future(self._threads.submit(_start, self._engine, query, cancellation))
+        try:
+            # Nothing wakes a coroutine when its client leaves, and the first row may take minutes: so it polls.
+            while not (await asyncio.wait({started}, timeout=DISCONNECT_CHECK_S))[0]:
+                if await request.is_disconnected():
+                    cancellation.request()
+        except asyncio.CancelledError:
+            cancellation.request()
+            started.add_done_callback(_close_unwanted)
+            raise
+        return _CutOnError(self._stream(started.result()), media_type=MEDIA_TYPES[query.format])
+
+    async def _stream(self, query: _StartedQuery) -> AsyncIterator[bytes]:
+        loop = asyncio.get_running_loop()
+        try:
+            yield query.first
+            while chunk := await loop.run_in_executor(self._threads, next, query.chunks, b""):
+                yield chunk
+        except QueryError as error:
+            _log.warning("answer cut short", kind=error.kind, message=error.message, rows=query.result.rows)
+            raise
+        finally:
+            # Closing may wait for a batch that is being computed; the event loop must not.
+            self._threads.submit(query.result.close)
+
+
+def _start(engine: QueryEngine, query: QueryRequest, cancellation: _Cancellation) -> _StartedQuery:
+    result = engine.query(
+        query.sql,
+        after=query.after,
+        timeout_ms=query.timeout_ms,
+        row_limit=query.limit,
+        on_start=cancellation.started,
+    )
+    try:
+        # The first chunk is encoded before the response begins: an error up to here still has its status.
+        chunks = encode(query.format, result.schema, result.batches())
+        return _StartedQuery(result, next(chunks, b""), chunks)
+    except BaseException:
+        result.close()
+        raise
+
+
+def _close_unwanted(started: asyncio.Future[_StartedQuery]) -> None:
+    if not started.cancelled() and started.exception() is None:
+        started.result().result.close()
+
+
+async def query_request(request: Request) -> QueryRequest:
+    """The query of a GET (`?q=`) or a POST (JSON). Raises RequestInvalid or RequestTooLarge."""
+    if request.method == "POST":
+        return parse_query(await _posted(request))
+    given: dict[str, Any] = dict(request.query_params)
+    given["sql"] = given.pop("q", given.get("sql"))
+    for name in ("timeout_ms", "limit"):
+        if name in given:
+            given[name] = _number(name, given[name])
+    if "after" in given:
+        given["after"] = _parsed("after", given["after"])
+    return parse_query(given)
+
+
+def parse_query(given: Mapping[str, Any]) -> QueryRequest:
+    """A query from its parameters. Raises RequestInvalid, which names the parameter that is wrong."""
+    # An unknown parameter is an error: a misspelled `limit` must not return everything.
+    unknown = sorted(set(given) - {"sql", "format", "after", "timeout_ms", "limit"})
+    if unknown:
+        raise RequestInvalid(
+            f"there is no parameter {unknown[0]!r}", action="known are sql, format, after, timeout_ms and limit"
+        )
+    sql, name, after = given.get("sql"), given.get("format") or FORMAT_DEFAULT, given.get("after") or {}
+    if not isinstance(sql, str) or not sql.strip():
+        raise RequestInvalid("the request has no SQL", action='send {"sql": "SELECT …"}, or GET with ?q=')
+    if name not in MEDIA_TYPES:
+        raise RequestInvalid(f"there is no format {name!r}", action=f"use one of {', '.join(MEDIA_TYPES)}")
+    if not isinstance(after, dict) or not all(_is_count(offset) for offset in after.values()):
+        raise RequestInvalid("after does not map groups to offsets", action='send {"after": {"group": offset}}')
+    for part in ("timeout_ms", "limit"):
+        if given.get(part) is not None and not (_is_count(given[part]) and given[part] > 0):
+            raise RequestInvalid(f"{part} is not a positive whole number")
+    return QueryRequest(sql, name, after, given.get("timeout_ms"), given.get("limit"))
+
+
+async def _posted(request: Request) -> Mapping[str, Any]:
+    # A page of another site can post text or forms without asking the browser first, but not JSON.
+    content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if content_type != "application/json":
+        raise RequestInvalid("the request is not JSON", action="send it with Content-Type: application/json")
+    given = _parsed("the body", await _body(request))
+    if not isinstance(given, dict):
+        raise RequestInvalid("the body is not a JSON object", action='send {"sql": "SELECT …"}')
+    return given
+
+
+async def _body(request: Request) -> bytes:
+    # Counted while it arrives: the length that a client announces need not be true.
+    parts: list[bytes] = []
+    size = 0
+    async for part in request.stream():
+        size += len(part)
+        if size > BODY_BYTES_MAX:
+            raise RequestTooLarge(f"the body is larger than {BODY_BYTES_MAX} bytes", action="send a smaller query")
+        parts.append(part)
+    return b"".join(parts)
+
+
+def _parsed(name: str, text: str | bytes) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise RequestInvalid(f"{name} is not JSON: {error}") from error
+
+
+def _number(name: str, text: str) -> int:
+    if not text.isascii() or not text.isdigit() or len(text) > DIGITS_MAX:
+        raise RequestInvalid(f"{name} is not a positive whole number")
+    return int(text)
+
+
+def _is_count(value: object) -> bool:
+    # In Python `True` is an int; in JSON it is not a number.
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def http_status(error: HeadraceError) -> int:
+    """The HTTP status of an error."""
+    return _STATUSES.get(type(error).__name__, 400)
+
+
+_STATUSES = {
+    "QueryTimeout": 504,
+    "NotCaughtUp": 503,
+    "TooManyQueries": 503,
+    "SegmentUnreadable": 500,
+    "QueryError": 503,
+    "QueryCancelled": 503,
+    "RequestTooLarge": 413,
+}

@@ -1,0 +1,115 @@
+"""Columns of row batches: series and fields of several batches as one column, and tags decoded from series
+keys.
+
+Tag functions work once for each distinct series, never for each row.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headrace.schemas.series import escape_tag, parse_series_key
+from headrace.schemas.tables import FieldType
+
+Int64s = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+_NUMERIC = (pa.float64(), pa.int64())
+
+
+def unify_series(batches: Sequence[pa.RecordBatch]) -> tuple[pa.StringArray, npt.NDArray[np.int64]]:
+    """The distinct series keys of all batches, and the key index of each row of the concatenated batches."""
+    # Concatenation merges the dictionaries of the batches in
+    # C++; only a dictionary with repeated keys needs more.
+    column: pa.DictionaryArray = pa.concat_arrays([batch.column(0) for batch in batches])
+    codes = column.indices.to_numpy(zero_copy_only=True)
+    encoded = column.dictionary.dictionary_encode()
+    if len(encoded.dictionary) == len(encoded):
+        return column.dictionary, codes
+    return encoded.dictionary, encoded.indices.to_numpy(zero_copy_only=True)[codes]
+
+
+def field_column(batches: Sequence[pa.RecordBatch], name: str, kind: FieldType) -> pa.Array:
+    """One field of the concatenated batches: null where a batch lacks it, int64 widened to float64.
+
+    Strings become large_string.
+    """
+    # A string column has 32-bit offsets and ends at 2 GiB, which the rows of one seal can exceed.
+    arrow_type = pa.large_string() if kind is FieldType.STRING else kind.arrow
+    chunks = []
+    for batch in batches:
+        index = batch.schema.get_field_index(name)
+        chunk = batch.column(index) if index >= 0 else pa.nulls(len(batch), arrow_type)
+        chunks.append(chunk if chunk.type == arrow_type else widen(chunk, arrow_type))
+    return pa.concat_arrays(chunks) if len(chunks) != 1 else chunks[0]
+
+
+def widen(values: pa.Array, arrow_type: pa.DataType) -> pa.Array:
+    """`values` as `arrow_type`.
+
+    An int64 above 2**53 becomes the nearest float64; widening guarantees no more.
+    """
+    # A safe cast would raise on such a value, and one reading must not stop a seal.
+    return pc.cast(values, arrow_type, safe=False)
+
+
+def gather(column: pa.Array, rows: Int64s) -> pa.Array:
+    """The values of `column` at `rows`, which are all in range."""
+    # For numbers `np.take` is several times faster than
+    # `Array.take`. `clip` replaces NumPy's check of every index.
+    if column.type not in _NUMERIC:
+        return column.take(pa.array(rows))
+    values = _numbers(column)
+    taken = np.take(values, rows, mode="clip")
+    if not column.null_count:
+        return pa.array(taken, column.type)
+    missing = column.is_null().to_numpy(zero_copy_only=False)
+    # `from_pandas` would turn a NaN, which is a value, into a null.
+    return pa.array(taken, column.type, mask=np.take(missing, rows, mode="clip"), from_pandas=False)
+
+
+def tag_values(keys: pa.StringArray, tag: str) -> pa.StringArray:
+    """The value of one tag in each series key, null where the series does not carry it."""
+    if not len(keys):
+        return pa.array([], pa.string())
+    escaped = pc.match_substring(keys, "\\")
+    if not pc.any(escaped).as_py() and escape_tag(tag) == tag:
+        # Without a backslash no character is escaped, so ",tag=" can only be the start of that pair.
+        found = pc.extract_regex(keys, f",{re.escape(tag)}=(?P<value>[^,]*)")
+        return pc.struct_field(found, "value")
+    return pa.array([parse_series_key(key)[1].get(tag) for key in keys.to_pylist()], pa.string())
+
+
+def series_mask(keys: pa.StringArray, tags: Mapping[str, Sequence[str]]) -> Mask:
+    """Which series match: each tag of `tags` has one of its values, "" for an absent tag.
+
+    No tags match all series.
+    """
+    mask = np.ones(len(keys), np.bool_)
+    for tag, allowed in tags.items():
+        values = pc.fill_null(tag_values(keys, tag), "")
+        found = pc.is_in(values, value_set=pa.array(sorted(set(allowed)), pa.string()))
+        mask &= found.to_numpy(zero_copy_only=False)
+    return mask
+
+
+def tag_column(keys: pa.StringArray, tag: str, codes: npt.NDArray[np.integer]) -> pa.DictionaryArray:
+    """One tag as a column: `codes` holds for each row the index of its series in `keys`."""
+    encoded = tag_values(keys, tag).dictionary_encode()
+    if encoded.indices.null_count:
+        indices = encoded.indices.take(pa.array(codes))
+    else:
+        indices = pa.array(np.take(encoded.indices.to_numpy(zero_copy_only=True), codes, mode="clip"))
+    return pa.DictionaryArray.from_arrays(indices, encoded.dictionary)
+
+
+def _numbers(column: pa.Array) -> npt.NDArray[Any]:
+    # Read from the buffer, since `to_numpy` copies a column with nulls and turns integers into floats.
+    values: npt.NDArray[Any] = np.frombuffer(column.buffers()[1], np.int64 if column.type == pa.int64() else np.float64)
+    return values[column.offset : column.offset + len(column)]

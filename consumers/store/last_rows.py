@@ -1,0 +1,207 @@
+"""The newest row of every series, so that a last-row query reads no segment.
+
+Of sealed rows, the index holds them for each bucket of a table: an Arrow IPC stream (zstd) with one row a
+series, of `__series` (series key), `time` (ns), `__era`, `__stale`, then the fields. A row is stale when a
+tombstone deleted it and the next older row is unknown. The newest row of that series is then known only by a
+scan, until a row at least as new arrives. Of unsealed rows, a summary is kept up to date by reading each
+batch once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from operator import is_
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headrace.consumers.store.batch_columns import field_column, series_mask, tag_column
+from headrace.consumers.store.memtable import LiveBatch, TableKey
+from headrace.consumers.store.row_order import order_rows, runs_of
+from headrace.consumers.store.segment import SegmentRows
+from headrace.consumers.store.store_view import TableView
+from headrace.consumers.store.tombstones import Tombstone
+from headrace.schemas.payload import SERIES_COLUMN
+from headrace.schemas.tables import TIME_COLUMN, FieldType, TableSchema
+
+ERA_COLUMN = "__era"
+
+STALE_COLUMN = "__stale"
+
+_FIXED = (SERIES_COLUMN, TIME_COLUMN, ERA_COLUMN, STALE_COLUMN)
+
+
+def last_of_segment(rows: SegmentRows, era: int) -> pa.RecordBatch:
+    """The newest row of each series of a segment."""
+    ends = np.cumsum(rows.runs.lengths) - 1
+    fields = {name: values.take(pa.array(ends)) for name, values in rows.fields.items()}
+    return last_batch(rows.runs.keys, rows.times[ends], np.full(len(ends), era, np.int64), fields)
+
+
+def merge_last(batches: Sequence[pa.RecordBatch], fields: Mapping[str, FieldType]) -> pa.RecordBatch:
+    """The newest row of each series; of two with the same time the higher era wins, then the later batch.
+
+    Stale rows are replaced in the same order.
+    """
+    keys = pa.concat_arrays([batch.column(0) for batch in batches]).dictionary_encode()
+    codes = keys.indices.to_numpy()
+    times = np.concatenate([batch.column(1).to_numpy() for batch in batches])
+    eras = np.concatenate([batch.column(2).to_numpy() for batch in batches])
+    order = np.lexsort((np.arange(len(codes)), eras, times, codes))
+    ends = np.append(np.flatnonzero(np.diff(codes[order])), len(order) - 1) if len(order) else order
+    rows = pa.array(order[ends])
+    stale = pa.concat_arrays([batch.column(3) for batch in batches]).take(rows)
+    columns = [keys.dictionary, times[order[ends]], eras[order[ends]], stale]
+    columns.extend(field_column(batches, name, kind).take(rows) for name, kind in fields.items())
+    return pa.RecordBatch.from_arrays([pa.array(column) for column in columns], names=[*_FIXED, *fields])
+
+
+def apply_tombstones(batch: pa.RecordBatch, tombstones: Iterable[Tombstone], era_max: int) -> pa.RecordBatch:
+    """Applies tombstones that are newer than every row of `batch`.
+
+    `era_max` is the highest era of any row of the store.
+
+    A tombstone without start that matches the newest row of a series deletes the whole series, so the row is
+    removed. Any other makes the row stale.
+    """
+    # The batch holds one row a series. Below a deleted one there may be an older row that the tombstone does
+    # not match: before its start, or of a higher era. Only a scan can find it.
+    for each in tombstones:
+        times, eras = batch.column(1).to_numpy(), batch.column(2).to_numpy()
+        hit = each.matches(batch.column(0)) & (eras <= each.era)
+        if each.start_ns is not None:
+            hit &= times >= each.start_ns
+        if each.end_ns is not None:
+            hit &= times < each.end_ns
+        if not hit.any():
+            continue
+        if each.start_ns is None and era_max <= each.era:
+            batch = batch.filter(pa.array(~hit))
+        else:
+            batch = batch.set_column(3, STALE_COLUMN, pc.or_(batch.column(3), pa.array(hit)))
+    return batch
+
+
+def empty_last(fields: Mapping[str, FieldType]) -> pa.RecordBatch:
+    """The last rows of a table that has none."""
+    columns = {name: pa.array([], kind.arrow) for name, kind in fields.items()}
+    empty = np.empty(0, np.int64)
+    return last_batch(pa.array([], pa.string()), empty, empty, columns)
+
+
+def has_stale(batch: pa.RecordBatch) -> bool:
+    """True if the newest row of some series is unknown."""
+    return bool(pc.any(batch.column(3)).as_py())
+
+
+def last_table(batch: pa.RecordBatch, schema: TableSchema) -> pa.Table:
+    """Last rows as query results: tags (dictionary<int32, string>), time (int64 ns), fields."""
+    keys = batch.column(0)
+    every = np.arange(len(keys), dtype=np.int32)
+    columns: dict[str, pa.Array] = {tag: tag_column(keys, tag, every) for tag in schema.tags}
+    columns[TIME_COLUMN] = batch.column(1)
+    for name, kind in schema.fields:
+        columns[name] = pc.cast(field_column([batch], name, kind), kind.arrow)
+    return pa.table(columns)
+
+
+def with_tags(batch: pa.RecordBatch, tags: Mapping[str, Sequence[str]]) -> pa.RecordBatch:
+    """The last rows of the series with these tags."""
+    return batch.filter(pa.array(series_mask(batch.column(0), tags))) if tags else batch
+
+
+def encode_last(batch: pa.RecordBatch) -> bytes:
+    """The value of a bucket in the index."""
+    sink = pa.BufferOutputStream()
+    options = pa.ipc.IpcWriteOptions(compression="zstd", use_threads=False)
+    with pa.ipc.new_stream(sink, batch.schema, options=options) as writer:
+        writer.write_batch(batch)
+    return bytes(sink.getvalue().to_pybytes())
+
+
+def decode_last(data: bytes) -> pa.RecordBatch:
+    """The inverse of `encode_last`."""
+    with pa.ipc.open_stream(data) as reader:
+        return reader.read_next_batch()
+
+
+def last_batch(keys: pa.Array, times: np.ndarray, eras: np.ndarray, fields: Mapping[str, pa.Array]) -> pa.RecordBatch:
+    """Last rows from columns, none of them stale."""
+    stale = np.zeros(len(times), np.bool_)
+    columns = [keys, pa.array(times), pa.array(eras), pa.array(stale), *fields.values()]
+    return pa.RecordBatch.from_arrays(columns, names=[*_FIXED, *fields])
+
+
+@dataclass(frozen=True, slots=True)
+class LiveSummary:
+    """A summary of `batches` under `tombstones`.
+
+    `last`: the newest row of each series. `unique`: no two rows have the same (series, time).
+    """
+
+    batches: tuple[LiveBatch, ...]
+    tombstones: tuple[Tombstone, ...]
+    last: pa.RecordBatch
+    unique: bool
+
+    def is_prefix_of(self, view: TableView) -> bool:
+        """True if the view begins with these batches, in this order, and has the same tombstones."""
+        # By identity: batches are immutable, and comparing their rows would cost what the summary saves.
+        same = len(self.batches) <= len(view.live) and all(map(is_, self.batches, view.live))
+        return same and self.tombstones == view.tombstones
+
+
+class LiveSummaries:
+    """The newest summary of each table. Thread-safe: at worst two threads compute the same summary."""
+
+    def __init__(self) -> None:
+        """Starts empty."""
+        self._summaries: dict[TableKey, LiveSummary] = {}
+
+    def of(self, view: TableView) -> LiveSummary:
+        """The summary of a view.
+
+        The work is that of the new rows, unless a seal or a tombstone came since the last call.
+        """
+        # After a seal, a tombstone or a batch of an earlier rank
+        # the view is no extension of the summary: start anew.
+        key, fields = (view.schema.database, view.schema.table), view.schema.field_types()
+        summary = self._summaries.get(key)
+        if summary is None or not summary.is_prefix_of(view):
+            summary = LiveSummary((), view.tombstones, empty_last(fields), True)
+        if len(summary.batches) < len(view.live):
+            summary = _extend(summary, view.live[len(summary.batches) :], fields)
+        self._summaries[key] = summary
+        return summary
+
+
+def _extend(summary: LiveSummary, added: Sequence[LiveBatch], fields: Mapping[str, FieldType]) -> LiveSummary:
+    batches = [batch.visible(summary.tombstones) for batch in added]
+    ordering = order_rows(batches)
+    starts, codes, lengths = runs_of(ordering.codes)
+    ends = starts + lengths - 1
+    rows = ordering.rows[ends]
+    batch_ends = np.cumsum([len(batch) for batch in batches])
+    eras = np.array([batch.era for batch in added], np.int64)[np.searchsorted(batch_ends, rows, "right")]
+    keys = ordering.keys.take(pa.array(codes))
+    columns = {name: field_column(batches, name, kind).take(pa.array(rows)) for name, kind in fields.items()}
+    # Unique as long as nothing arrives late: the new rows hold no (series, time) twice, and each series
+    # continues after its newest row so far. A late row may be a duplicate or not; the scan then merges, which
+    # is right in both cases.
+    unique = (
+        summary.unique
+        and len(ordering.rows) == int(batch_ends[-1])
+        and _all_newer(summary.last, keys, ordering.times[starts])
+    )
+    last = merge_last([summary.last, last_batch(keys, ordering.times[ends], eras, columns)], fields)
+    return LiveSummary((*summary.batches, *added), summary.tombstones, last, unique)
+
+
+def _all_newer(last: pa.RecordBatch, keys: pa.StringArray, first_ns: np.ndarray) -> bool:
+    """True if every series starts after its row in `last`."""
+    position = pc.index_in(keys, value_set=last.column(0))
+    known = position.is_valid().to_numpy(zero_copy_only=False)
+    times = last.column(1).to_numpy()
+    return bool((first_ns[known] > times[position.drop_null().to_numpy()]).all())

@@ -1,0 +1,216 @@
+"""Segment files of one store: their names, durable writes, pins of readers, and removal.
+
+A segment is `{database}/{table}/{slice}-{bucket}/{era}-{first}-{last}.parquet`, relative to the segments of
+its group. The era has 6 digits and the versions have 15, so of two files in one directory the later name has
+the higher ranks. A file that was rewritten over the same version range ends in `-{generation}`; the catalogue
+never names both. Characters of database and table names that a file system, a glob or Spark would interpret
+are percent-encoded.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote
+
+import pyarrow as pa
+import xxhash
+
+from headrace.connectors.files import PARTIAL_SUFFIX, fsync_directory
+from headrace.consumers.store.store_errors import StoreError, StoreFull, StoreUnwritable
+
+SEGMENT_SUFFIX = ".parquet"
+COMPONENT_BYTES_MAX = 200
+"""File systems allow 255 bytes; the rest is room for suffixes."""
+DIGEST_CHUNK_BYTES = 1 << 20
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+_UNREADABLE = (errno.EIO, errno.ENOENT, errno.EUCLEAN, errno.EBADMSG)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class SegmentName:
+    """The location of a segment's rows and the ranks that it holds; versions are both included."""
+
+    database: str
+    table: str
+    slice_number: int
+    bucket: int
+    era: int
+    first_version: int
+    last_version: int
+    generation: int = 0
+
+    @property
+    def directory(self) -> str:
+        """Directory of the segment, relative to the segments of its group."""
+        return f"{path_component(self.database)}/{path_component(self.table)}/{self.slice_number}-{self.bucket}"
+
+    @property
+    def relative(self) -> str:
+        """Path of the segment, relative to the segments of its group; this is its name in the catalogue."""
+        generation = f"-{self.generation}" if self.generation else ""
+        ranks = f"{self.era:06}-{self.first_version:015}-{self.last_version:015}"
+        return f"{self.directory}/{ranks}{generation}{SEGMENT_SUFFIX}"
+
+
+class SegmentFiles:
+    """Owns every file below `root`, named by its path relative to it. Thread-safe.
+
+    A removed file that a reader has pinned stays on disk until its last pin is released. After a crash it is
+    an orphan, which opening removes.
+    """
+
+    def __init__(self, root: Path) -> None:
+        """`root` exists."""
+        self.root = root
+        self._lock = threading.Lock()
+        self._pins: Counter[str] = Counter()
+        self._obsolete: set[str] = set()
+
+    def path(self, name: str) -> Path:
+        """Absolute path of a file."""
+        return self.root / name
+
+    def write(self, name: str, data: pa.Buffer) -> None:
+        """Creates or replaces a file. Its bytes are durable on return, its name after `sync_directories`.
+
+        Raises StoreFull or StoreUnwritable.
+        """
+        target = self.path(name)
+        partial = target.with_name(target.name + PARTIAL_SUFFIX)
+        with translate_errors(target):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                # Bytes before the name: a crash must not leave the final name on a file with missing pages.
+                # Opening trusts the size of a file and does not read it.
+                _write_synced(partial, data)
+                os.rename(partial, target)
+            except BaseException:
+                partial.unlink(missing_ok=True)
+                raise
+
+    def sync_directories(self, names: Iterable[str]) -> None:
+        """Makes the names of files, and of the directories above them up to the root, durable."""
+        # Once for all files of a seal, since most share a few directories. The call must come before the
+        # index commit: the catalogue must never name a file that a crash can lose.
+        directories = {
+            parent for name in names for parent in self.path(name).parents if parent.is_relative_to(self.root)
+        }
+        with translate_errors(self.root):
+            for directory in sorted(directories, reverse=True):
+                fsync_directory(directory)
+
+    def pin(self, names: Iterable[str]) -> None:
+        """Keeps files on disk until as many `release` calls."""
+        with self._lock:
+            self._pins.update(names)
+
+    def release(self, names: Iterable[str]) -> None:
+        """Releases pins; unlinks the files that were removed while pinned."""
+        with self._lock:
+            self._pins.subtract(names)
+            unpinned = [name for name in names if self._pins[name] <= 0]
+            for name in unpinned:
+                del self._pins[name]
+            removable = self._obsolete.intersection(unpinned)
+            self._obsolete -= removable
+        # Outside the lock: other readers must not wait for the file system.
+        self._unlink(removable)
+
+    def remove(self, names: Iterable[str]) -> None:
+        """Unlinks files that the catalogue no longer names, now or when their last pin is released."""
+        with self._lock:
+            pinned = {name for name in names if self._pins[name] > 0}
+            self._obsolete |= pinned
+            unpinned = set(names) - pinned
+        self._unlink(unpinned)
+
+    def purge_obsolete(self) -> None:
+        """Unlinks every removed file, pinned or not: for closing, when no reader is left."""
+        with self._lock:
+            removable, self._obsolete = self._obsolete, set()
+        self._unlink(removable)
+
+    def digest(self, name: str, on_bytes: Callable[[int], None]) -> str:
+        """xxh3-128 of a file's bytes in hex; empty when the disk cannot read them."""
+        digest = xxhash.xxh3_128()
+        try:
+            with self.path(name).open("rb") as data:
+                while chunk := data.read(DIGEST_CHUNK_BYTES):
+                    digest.update(chunk)
+                    on_bytes(len(chunk))
+        except OSError as error:
+            # A bad sector or a missing file is what the scrubber
+            # looks for: a wrong digest, not an operating error.
+            if error.errno in _UNREADABLE:
+                return ""
+            raise store_error(error, self.path(name)) from error
+        return digest.hexdigest()
+
+    def list_files(self) -> Iterator[tuple[str, int]]:
+        """Name and size in bytes of every file below the root."""
+        for directory, _, names in os.walk(self.root):
+            for name in names:
+                path = Path(directory, name)
+                yield str(path.relative_to(self.root)), path.stat().st_size
+
+    def _unlink(self, names: Iterable[str]) -> None:
+        for name in names:
+            # A file that cannot be unlinked now (the disk became
+            # read-only) is an orphan; the next opening removes it.
+            try:
+                self.path(name).unlink(missing_ok=True)
+            except OSError:
+                continue
+
+
+def path_component(name: str) -> str:
+    """`name` as one path component: unique, of limited length, without glob or hidden-file characters."""
+    encoded = "".join(character if ord(character) > 0x7F else _encode_ascii(character) for character in name)
+    # Spark and Hive skip files and directories that begin with a dot or an underscore.
+    if encoded[:1] in "._":
+        encoded = f"%{ord(encoded[0]):02X}{encoded[1:]}"
+    if len(encoded.encode()) <= COMPONENT_BYTES_MAX:
+        return encoded
+    head = encoded.encode()[:150].decode(errors="ignore")
+    return f"{head}~{xxhash.xxh3_128_hexdigest(name.encode())}"
+
+
+@contextmanager
+def translate_errors(path: Path) -> Iterator[None]:
+    """Raises StoreFull or StoreUnwritable that names `path` in place of an OSError."""
+    try:
+        yield
+    except OSError as error:
+        raise store_error(error, path) from error
+
+
+def store_error(error: OSError, path: Path) -> StoreError:
+    """The store's exception for an operating system error."""
+    if error.errno in _DISK_FULL:
+        return StoreFull(f"{path} cannot be written: {error.strerror}")
+    return StoreUnwritable(
+        f"{path} cannot be written: {error}", action="check the disk and the permissions of the data directory"
+    )
+
+
+def _write_synced(path: Path, data: pa.Buffer) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+    try:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(descriptor, view) :]
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _encode_ascii(character: str) -> str:
+    # `~` separates the hash of a shortened name, so it must not occur in an encoded one.
+    return f"%{ord(character):02X}" if character == "~" else quote(character, safe="")

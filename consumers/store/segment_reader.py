@@ -1,0 +1,181 @@
+"""Reads segments: rows pruned by row group, the schema in the footer, the content digest of a file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from headrace.consumers.store.batch_columns import Int64s, Mask
+from headrace.consumers.store.digest import content_digest
+from headrace.consumers.store.segment import METADATA_PREFIX, MICROSECOND_NS, Runs, SegmentEntry
+from headrace.consumers.store.store_errors import StoreDamaged
+from headrace.schemas.payload import SERIES_COLUMN
+from headrace.schemas.series import series_keys
+from headrace.schemas.tables import TIME_COLUMN, FieldType, TableSchema
+
+
+def read_rows(
+    path: Path,
+    entry: SegmentEntry,
+    runs: Runs,
+    fields: Iterable[str],
+    start_ns: int | None = None,
+    end_ns: int | None = None,
+    wanted: Mask | None = None,
+) -> pa.RecordBatch:
+    """Rows of a segment as a row batch with those of `fields` that the file has.
+
+    Only rows with a time in [start_ns, end_ns) of a series that `wanted` marks (one flag a run); row groups
+    that cannot hold such a row are not read. Raises StoreDamaged when the file cannot be read.
+    """
+    try:
+        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+            return _read_open(file, entry, runs, fields, start_ns, end_ns, wanted)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise StoreDamaged(
+            f"segment {path} cannot be read: {error}", action="recover this replica from another one or from the log"
+        ) from error
+
+
+def digest_of_file(path: Path) -> str:
+    """The content digest computed from the file alone; raises StoreDamaged when it is no readable segment."""
+    try:
+        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+            table = file.read(use_threads=False)
+            metadata = {key.decode(): value.decode() for key, value in (file.metadata.metadata or {}).items()}
+        split = table.schema.names.index(TIME_COLUMN)
+        tags = {name: table.column(name).combine_chunks() for name in table.schema.names[:split]}
+        times = _nanoseconds(table.column(TIME_COLUMN))
+        runs = runs_of_tags(metadata[METADATA_PREFIX + "table"], tags, times)
+        fields = {name: table.column(name).combine_chunks() for name in table.schema.names[split + 1 :]}
+        return content_digest(runs.keys, runs.lengths, times, fields)
+    # A damaged footer fails in many ways, depending on the byte that changed.
+    except (pa.ArrowException, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise StoreDamaged(f"segment {path} cannot be read: {error!r}") from error
+
+
+def schema_of_file(path: Path, entry: SegmentEntry) -> TableSchema:
+    """The table schema that a segment was written with.
+
+    Raises StoreDamaged when its footer cannot be read.
+    """
+    try:
+        schema = pq.read_schema(path)
+    except (pa.ArrowException, OSError) as error:
+        raise StoreDamaged(f"segment {path} cannot be read: {error}") from error
+    split = schema.names.index(TIME_COLUMN)
+    fields = {name: FieldType.of_arrow(schema.field(name).type) for name in schema.names[split + 1 :]}
+    known = tuple((name, kind) for name, kind in fields.items() if kind is not None)
+    assert len(known) == len(fields), path
+    return TableSchema(entry.database, entry.table, entry.schema_version, tuple(schema.names[:split]), known)
+
+
+def runs_of_tags(table: str, tags: Mapping[str, pa.Array], times: Int64s) -> Runs:
+    """The runs of rows sorted by series, derived from their tag columns."""
+    rows = len(times)
+    if not tags:
+        return Runs.of_times(series_keys(table, {"": pa.array([""])}), np.array([rows], np.int64), times)
+    # A new run begins where any tag changes. Null has a code
+    # of its own, since an absent tag is another series.
+    changed = np.zeros(rows, np.bool_)
+    changed[:1] = True
+    for values in tags.values():
+        codes = values.dictionary_encode().indices.fill_null(-1).to_numpy(zero_copy_only=False)
+        changed[1:] |= codes[1:] != codes[:-1]
+    starts = np.flatnonzero(changed)
+    heads = {name: values.take(pa.array(starts)) for name, values in tags.items()}
+    return Runs.of_times(series_keys(table, heads), np.diff(np.append(starts, rows)), times)
+
+
+def _read_open(
+    file: pq.ParquetFile,
+    entry: SegmentEntry,
+    runs: Runs,
+    fields: Iterable[str],
+    start_ns: int | None,
+    end_ns: int | None,
+    wanted: Mask | None,
+) -> pa.RecordBatch:
+    if file.metadata.num_rows != entry.rows:
+        raise ValueError(f"{file.metadata.num_rows} rows, the catalogue has {entry.rows}")
+    groups, ranges = _row_groups(file.metadata, runs, start_ns, end_ns, wanted)
+    present = set(file.schema_arrow.names)
+    names = [name for name in fields if name in present]
+    # One thread: queries and merges already run several at a time on a few cores.
+    table = file.read_row_groups(groups, columns=[TIME_COLUMN, *names], use_threads=False)
+    # The series of each row comes from the runs in the index, so no tag column is decoded.
+    codes = np.repeat(np.arange(len(runs.lengths), dtype=np.int32), runs.lengths)
+    codes = np.concatenate([codes[low:high] for low, high in ranges]) if ranges else codes[:0]
+    times = _nanoseconds(table.column(TIME_COLUMN))
+    series = pa.DictionaryArray.from_arrays(pa.array(codes), runs.keys)
+    columns = [series, pa.array(times), *(_one_chunk(table.column(name)) for name in names)]
+    batch = pa.RecordBatch.from_arrays(columns, names=[SERIES_COLUMN, TIME_COLUMN, *names])
+    keep = _keep(entry, times, codes, start_ns, end_ns, wanted)
+    return batch if keep is None or keep.all() else batch.filter(pa.array(keep))
+
+
+def _keep(
+    entry: SegmentEntry,
+    times: Int64s,
+    codes: npt.NDArray[Any],
+    start_ns: int | None,
+    end_ns: int | None,
+    wanted: Mask | None,
+) -> Mask | None:
+    # None means all rows: most files lie wholly within the time range, and a filter would copy every column.
+    keep: Mask | None = None if wanted is None or wanted.all() else wanted[codes]
+    if start_ns is not None and entry.min_time_ns < start_ns:
+        keep = times >= start_ns if keep is None else keep & (times >= start_ns)
+    if end_ns is not None and entry.max_time_ns >= end_ns:
+        keep = times < end_ns if keep is None else keep & (times < end_ns)
+    return keep
+
+
+def _row_groups(
+    metadata: pq.FileMetaData, runs: Runs, start_ns: int | None, end_ns: int | None, wanted: Mask | None
+) -> tuple[list[int], list[tuple[int, int]]]:
+    """Row groups worth reading, and the range of rows of the file that each holds."""
+    # A row group is skipped by tags exactly: its first and
+    # last run follow from row numbers, not from statistics.
+    ends = np.cumsum(runs.lengths)
+    column = next(i for i in range(metadata.num_columns) if metadata.schema.column(i).name == TIME_COLUMN)
+    groups, ranges, low = [], [], 0
+    for index in range(metadata.num_row_groups):
+        group = metadata.row_group(index)
+        high = low + group.num_rows
+        first, last = int(np.searchsorted(ends, low, "right")), int(np.searchsorted(ends, high, "left"))
+        if (wanted is None or wanted[first : last + 1].any()) and _in_window(group.column(column), start_ns, end_ns):
+            groups.append(index)
+            ranges.append((low, high))
+        low = high
+    return groups, ranges
+
+
+def _in_window(column: pq.ColumnChunkMetaData, start_ns: int | None, end_ns: int | None) -> bool:
+    # Raw integers, since the converted statistics are datetimes, which round nanoseconds to microseconds.
+    statistics = column.statistics
+    if statistics is None or not statistics.has_min_max or (start_ns is None and end_ns is None):
+        return True
+    scale = MICROSECOND_NS if "micro" in str(statistics.logical_type).lower() else 1
+    low, high = statistics.min_raw * scale, statistics.max_raw * scale
+    return (start_ns is None or high >= start_ns) and (end_ns is None or low < end_ns)
+
+
+def _nanoseconds(column: pa.ChunkedArray) -> Int64s:
+    values = _one_chunk(column)
+    numbers: Int64s = values.view(pa.int64()).to_numpy(zero_copy_only=True)
+    return numbers * MICROSECOND_NS if values.type.unit == "us" else numbers
+
+
+def _one_chunk(column: pa.ChunkedArray) -> pa.Array:
+    if column.num_chunks == 1:
+        return column.chunk(0)
+    combined = column.combine_chunks()
+    return pc.cast(combined, column.type)

@@ -1,0 +1,51 @@
+"""Exceptions of a store: one class for each condition that a caller handles in its own way."""
+
+from __future__ import annotations
+
+from headrace.schemas.errors import HeadraceError
+
+
+class StoreError(HeadraceError):
+    """Base of the exceptions of one store."""
+
+
+class StoreFull(StoreError):
+    """The disk has no space left. Nothing became visible; the same job can run again once there is space."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, action="free disk space; the same work is tried again", retriable=True)
+
+
+class StoreUnwritable(StoreError):
+    """The directory of a store cannot be written (read-only file system, wrong owner, failing disk)."""
+
+
+class StoreLocked(StoreError):
+    """This or another process has the store open."""
+
+
+class StoreDamaged(StoreError):
+    """Index and files disagree, or the index cannot be read.
+
+    Recover the data from another replica or the log.
+    """
+
+
+class StoreFormatUnknown(StoreError):
+    """A build with a format that this build cannot read wrote the store."""
+
+
+class RowsInvalid(StoreError):
+    """Rows do not match the schema they were written under. Nothing was stored."""
+
+
+class TableUnknown(StoreError):
+    """The store has never received a row of this table."""
+
+
+class JobOutOfOrder(StoreError):
+    """An earlier job of the same store has not succeeded yet. Run that one first."""
+
+
+class JobSuperseded(StoreError):
+    """A compaction names segments that are not neighbours in this store."""

@@ -1,0 +1,194 @@
+"""The in-memory state of a store: catalogue, tables, unsealed rows, tombstones, last rows.
+
+Everything changes under one lock, so a reader sees one instant and never half a commit.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from headrace.consumers.store.index import BucketKey, IndexContent
+from headrace.consumers.store.memtable import LiveBatch, Memtable, MemtableSize, TableKey, TableMetadata, newer_schema
+from headrace.consumers.store.segment import SegmentEntry
+from headrace.consumers.store.store_errors import TableUnknown
+from headrace.consumers.store.tombstones import Tombstone
+from headrace.schemas.tables import TableSchema
+
+
+@dataclass(frozen=True, slots=True)
+class TableView:
+    """One table at one instant: segments, unsealed batches in order of rank, and tombstones for both."""
+
+    metadata: TableMetadata
+    entries: tuple[SegmentEntry, ...]
+    live: tuple[LiveBatch, ...]
+    tombstones: tuple[Tombstone, ...]
+
+    @property
+    def schema(self) -> TableSchema:
+        """Newest schema of the table."""
+        return self.metadata.schema
+
+
+class StoreView:
+    """The in-memory state of a store.
+
+    The apply thread changes it, and the running job at its commit; any thread reads.
+    """
+
+    def __init__(self, content: IndexContent) -> None:
+        """Starts with the content of the index."""
+        # Reentrant, so that `Store.last_rows` can read several parts of one instant.
+        self.lock = threading.RLock()
+        self.state = content.state
+        self.frontier = content.frontier
+        self._entries: dict[TableKey, dict[str, SegmentEntry]] = {}
+        self._tables = content.tables
+        self._tombstones = list(content.tombstones)
+        self._frozen: list[Memtable] = []
+        self._live = Memtable()
+        self._last: dict[BucketKey, pa.RecordBatch] = {}
+        self.era_max = max((entry.era for entry in content.entries.values()), default=0)
+        for entry in content.entries.values():
+            self._entries.setdefault((entry.database, entry.table), {})[entry.name] = entry
+
+    def add(self, known: TableMetadata, batch: LiveBatch) -> None:
+        """Adds the rows of one message."""
+        table = (known.schema.database, known.schema.table)
+        with self.lock:
+            self._update_metadata(table, known)
+            self._live.add(table, batch)
+            self.era_max = max(self.era_max, batch.era)
+
+    def add_tombstone(self, tombstone: Tombstone) -> None:
+        """Adds one tombstone."""
+        with self.lock:
+            if tombstone not in self._tombstones:
+                self._tombstones.append(tombstone)
+
+    def freeze(self) -> tuple[Memtable, tuple[Tombstone, ...]]:
+        """Makes the unsealed rows immutable; returns them and the tombstones so far.
+
+        The rows stay visible until `commit` removes them.
+        """
+        with self.lock:
+            frozen, self._live = self._live, Memtable()
+            self._frozen.append(frozen)
+            return frozen, tuple(self._tombstones)
+
+    def commit(
+        self,
+        removed: Iterable[SegmentEntry] = (),
+        added: Iterable[SegmentEntry] = (),
+        frozen: Memtable | None = None,
+        purged: Iterable[Tombstone] = (),
+        last: Mapping[BucketKey, pa.RecordBatch] | None = None,
+        tables: Mapping[TableKey, TableMetadata] | None = None,
+        state: tuple[int, bytes] | None = None,
+    ) -> None:
+        """Applies what an index commit has changed, at once for every reader."""
+        # One critical section: between "segments added" and
+        # "frozen rows removed" a reader would see rows twice.
+        obsolete = set(purged)
+        with self.lock:
+            for entry in removed:
+                del self._entries[(entry.database, entry.table)][entry.name]
+            for entry in added:
+                self._entries.setdefault((entry.database, entry.table), {})[entry.name] = entry
+            if frozen is not None:
+                self._frozen = [memtable for memtable in self._frozen if memtable is not frozen]
+            self._tombstones = [each for each in self._tombstones if each not in obsolete]
+            self._last.update(last or {})
+            for table, known in (tables or {}).items():
+                self._update_metadata(table, known)
+            if state is not None:
+                self.frontier, self.state = state
+
+    def table(self, database: str, table: str, on_entries: Callable[[Iterable[str]], None] | None = None) -> TableView:
+        """One table at this instant. Raises TableUnknown.
+
+        `on_entries` is called with the names of its segments before they can be removed.
+        """
+        key = (database, table)
+        with self.lock:
+            metadata = self._require(key)
+            live = [batch for memtable in (*self._frozen, self._live) for batch in memtable.snapshot(key)]
+            entries = tuple(self._entries.get(key, {}).values())
+            tombstones = tuple(each for each in self._tombstones if (each.database, each.table) == key)
+            # Under the lock: a merge commits under it before it
+            # removes files, so the caller pins them in time.
+            if on_entries is not None:
+                on_entries([entry.name for entry in entries])
+        live.sort(key=lambda batch: (batch.era, batch.version))
+        return TableView(metadata, entries, tuple(live), tombstones)
+
+    def schema(self, database: str, table: str) -> TableSchema:
+        """The newest schema that writes or seals have named. Raises TableUnknown."""
+        with self.lock:
+            return self._require((database, table)).schema
+
+    def metadata(self, key: TableKey) -> TableMetadata | None:
+        """Partitioning and newest schema of a table, or None for an unknown one."""
+        with self.lock:
+            return self._tables.get(key)
+
+    def tables(self) -> list[TableKey]:
+        """Every table that has or had rows, sorted."""
+        with self.lock:
+            return sorted(self._tables)
+
+    def entries(self) -> list[SegmentEntry]:
+        """The whole catalogue in order of name."""
+        with self.lock:
+            return sorted(
+                (entry for entries in self._entries.values() for entry in entries.values()), key=lambda e: e.name
+            )
+
+    def entry(self, name: str) -> SegmentEntry | None:
+        """One segment of the catalogue."""
+        with self.lock:
+            return next((entries[name] for entries in self._entries.values() if name in entries), None)
+
+    def tombstones(self) -> tuple[Tombstone, ...]:
+        """Every tombstone that may still delete a row."""
+        with self.lock:
+            return tuple(self._tombstones)
+
+    def unsealed(self) -> MemtableSize:
+        """Size of the rows that are in no segment yet, frozen rows included."""
+        with self.lock:
+            sizes = [memtable.size() for memtable in (*self._frozen, self._live)]
+            tables = len({key for memtable in (*self._frozen, self._live) for key in memtable.batches})
+        return MemtableSize(sum(size.rows for size in sizes), sum(size.bytes for size in sizes), tables)
+
+    def unfrozen(self) -> MemtableSize:
+        """Size of the rows that no seal has frozen yet."""
+        with self.lock:
+            return self._live.size()
+
+    def last(self, key: BucketKey, load: Callable[[BucketKey], pa.RecordBatch | None]) -> pa.RecordBatch | None:
+        """The sealed last rows of one bucket, loaded once."""
+        with self.lock:
+            # Loaded under the lock: a commit between the read
+            # and the store would be overwritten by older rows.
+            found = self._last.get(key)
+            if found is None:
+                found = load(key)
+                if found is not None:
+                    self._last[key] = found
+            return found
+
+    def _update_metadata(self, table: TableKey, new: TableMetadata) -> None:
+        # By version, not by arrival: rows written under an older schema may come after newer ones.
+        current = self._tables.get(table)
+        self._tables[table] = TableMetadata(new.database, newer_schema(current.schema if current else None, new.schema))
+
+    def _require(self, key: TableKey) -> TableMetadata:
+        metadata = self._tables.get(key)
+        if metadata is None:
+            raise TableUnknown(f"no table {key[0]}.{key[1]} here", action="SHOW TABLES lists the tables")
+        return metadata

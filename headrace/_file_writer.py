@@ -1,0 +1,161 @@
+"""Writes a file of readings block by block: good lines go to the log, bad ones to a callback."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import BinaryIO
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headrace.connectors.formats.file_blocks import iterate_file
+from headrace.connectors.formats.interface import LINE_COLUMN, FormatOptions, RejectedLine
+from headrace.producers.cluster import Cluster
+from headrace.producers.router import PAYLOAD_BYTES_MAX, RowTooLarge
+from headrace.producers.writer import TableWriter, WriterSettings
+from headrace.schemas.tables import Catalogue, FieldType
+
+
+@dataclass(frozen=True, slots=True)
+class FileProgress:
+    """How far a file has been written; `bytes_read` counts bytes of the file as stored."""
+
+    rows: int = 0
+    points: int = 0
+    rejected: int = 0
+    bytes_read: int = 0
+
+
+class DeclaredTypes(Mapping[str, Mapping[str, FieldType]]):
+    """The fields of every table of a database as the cluster knows them now."""
+
+    def __init__(self, catalogue: Catalogue, database: str) -> None:
+        self._catalogue = catalogue
+        self._database = database
+
+    def __getitem__(self, table: str) -> Mapping[str, FieldType]:
+        if (self._database, table) not in self._catalogue.tables:
+            raise KeyError(table)
+        return self._catalogue.newest(self._database, table).field_types()
+
+    def __iter__(self) -> Iterator[str]:
+        return (table for database, table in list(self._catalogue.tables) if database == self._database)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+class DeclaredTags(Mapping[str, Collection[str]]):
+    """The tags of every table of a database as the cluster knows them now."""
+
+    def __init__(self, types: DeclaredTypes, catalogue: Catalogue, database: str) -> None:
+        self._types = types
+        self._catalogue = catalogue
+        self._database = database
+
+    def __getitem__(self, table: str) -> Collection[str]:
+        if table not in self._types:
+            raise KeyError(table)
+        return self._catalogue.newest(self._database, table).tags
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._types)
+
+    def __len__(self) -> int:
+        return len(self._types)
+
+
+class FileWriter:
+    """Writes one file into one database. `progress` may be read at any time, also after a failure."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        database: str,
+        settings: WriterSettings,
+        on_rejected: Callable[[RejectedLine], None],
+        show_rejected: int,
+    ) -> None:
+        """`on_rejected` gets the first `show_rejected` lines that are not taken, numbered from 0."""
+        self.progress = FileProgress()
+        self._cluster = cluster
+        self._database = database
+        self._settings = settings
+        self._on_rejected = on_rejected
+        self._show_rejected = show_rejected
+        self._writers: dict[str, TableWriter] = {}
+        self._open_writers = ExitStack()
+
+    def write(self, source: str | BinaryIO, format: str, options: FormatOptions) -> Iterator[FileProgress]:
+        """Write everything, and yield the progress after each block; at the end everything is in the log.
+
+        Raises FormatError where no line could be read, TypeClash where a block does not fit its table, and
+        what a Writer raises.
+        """
+        catalogue = self._cluster.tables.catalogue
+        # Views and not copies: a table that an early block creates is declared for the blocks behind it.
+        types = DeclaredTypes(catalogue, self._database)
+        options = replace(options, declared=types, declared_tags=DeclaredTags(types, catalogue, self._database))
+        with self._open_writers:
+            for block in iterate_file(source, format, options, keep_lines=True):
+                rejected = [block.parsed.rejected, *self._write_tables(block.parsed.tables)]
+                self._reject(pa.concat_tables(rejected).sort_by("line"))
+                self.progress = replace(self.progress, bytes_read=block.bytes_read)
+                yield self.progress
+
+    def _write_tables(self, tables: Mapping[str, pa.Table]) -> list[pa.Table]:
+        """Write the rows of one block; those that fit no message, as rejected lines."""
+        for name, rows in tables.items():
+            # The schema changes of a block come before its rows: a TypeClash in one table stops the block
+            # while none of its rows is written.
+            self._write_rows(name, rows.slice(0, 0))
+        return [self._write_fitting(name, rows) for name, rows in tables.items()]
+
+    def _write_fitting(self, table: str, rows: pa.Table) -> pa.Table:
+        try:
+            self._write_rows(table, rows)
+        except RowTooLarge as error:
+            # A row that no message can hold is a bad line of the file, and no reason to refuse the others.
+            large = _text_bytes(rows) > PAYLOAD_BYTES_MAX
+            if not large.any():
+                raise
+            self._write_rows(table, rows.filter(pa.array(~large)))
+            numbers = rows.column(LINE_COLUMN).filter(pa.array(large))
+            return _rejected(numbers, error.message)
+        return _rejected(pa.array([], pa.int64()), "")
+
+    def _write_rows(self, table: str, rows: pa.Table) -> None:
+        if table not in self._writers:
+            made = TableWriter(self._cluster, self._database, table, self._settings)
+            self._writers[table] = self._open_writers.enter_context(made)
+        rows = rows.drop_columns([LINE_COLUMN])
+        tags = [column.name for column in rows.schema if pa.types.is_dictionary(column.type)]
+        try:
+            self._writers[table].write(rows, tags)
+        finally:
+            # Also behind a failure: the message to people says how many rows are in the log already.
+            written = [writer.written for writer in self._writers.values()]
+            sums = {"rows": sum(each.rows for each in written), "points": sum(each.points for each in written)}
+            self.progress = replace(self.progress, **sums)
+
+    def _reject(self, lines: pa.Table) -> None:
+        shown = max(0, self._show_rejected - self.progress.rejected)
+        for row in lines.slice(0, shown).to_pylist():
+            self._on_rejected(RejectedLine(row["line"], row["reason"]))
+        self.progress = replace(self.progress, rejected=self.progress.rejected + lines.num_rows)
+
+
+def _rejected(lines: pa.Array | pa.ChunkedArray, reason: str) -> pa.Table:
+    return pa.table({"line": lines, "reason": pa.repeat(pa.scalar(reason), len(lines))})
+
+
+def _text_bytes(rows: pa.Table) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """Bytes of text in each row."""
+    total = np.zeros(rows.num_rows, np.int64)
+    for column in rows.columns:
+        if pa.types.is_string(column.type):
+            total += np.asarray(pc.fill_null(pc.binary_length(column), 0))
+    return total

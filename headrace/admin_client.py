@@ -1,0 +1,210 @@
+"""Commands of operators to a running cluster: seal everything, compare all replicas, accept a gap in a log.
+
+They find nodes through the status topic and trust only what they read back: a seal is done when every live
+member reports it, and members are compared at one version that all of them have passed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+from headrace.connectors.deadline import Deadline
+from headrace.connectors.http import NodeRefused, NodeUnreachable, call_node
+from headrace.connectors.log.port import Log
+from headrace.connectors.log.topics import Topics
+from headrace.consumers.integrity.verify import GroupVerdict, MemberEvidence, compare
+from headrace.consumers.membership.slot_table import SlotTable
+from headrace.consumers.replication.heartbeat import StatusReader
+from headrace.schemas.errors import HeadraceError, StateUnknown
+from headrace.schemas.records import Role, Status
+
+LEADER_TIMEOUT_S = 15.0
+SETTLE_TIMEOUT_S = 20.0
+LISTEN_S = 1.5
+POLL_S = 0.2
+
+
+class NoLeader(HeadraceError):
+    """A group without a live leader; names it and why."""
+
+
+class GapUnacceptable(HeadraceError):
+    """A group whose log needs no gap, or that should not accept one yet."""
+
+
+class GapUnconfirmed(StateUnknown):
+    """A gap that is in the log, and a member that did not continue behind it in time."""
+
+
+@dataclass(frozen=True, slots=True)
+class AcceptedGap:
+    """A group continues with the record at `offset` of its log, behind `version`, the newest of `member`."""
+
+    group: str
+    member: str
+    version: int
+    offset: int
+
+
+class SealIncomplete(StateUnknown):
+    """A seal that is in the log and that not every live member has finished in time."""
+
+
+@dataclass(frozen=True, slots=True)
+class SealedGroup:
+    """One group: sealed up to `version` at these members."""
+
+    group: str
+    version: int
+    members: tuple[str, ...]
+
+
+class AdminClient:
+    """Commands against one cluster. Owned by one thread."""
+
+    def __init__(self, log: Log, topics: Topics, slot_table: SlotTable) -> None:
+        self._log = log
+        self._topics = topics
+        self._slot_table = slot_table
+        self._reader = StatusReader(log, topics.status)
+        # Nodes send heartbeats every 500 ms: long enough for one of every live node, also on a busy machine.
+        deadline = Deadline(LISTEN_S)
+        while not deadline.passed():
+            self._reader.follow(deadline.left_s())
+
+    def close(self) -> None:
+        """Close the reader of the status topic."""
+        self._reader.close()
+
+    def seal_all(self, timeout_s: float, on_progress: Callable[[str], None]) -> list[SealedGroup]:
+        """Seal every group and wait for all its live members. Raises NoLeader, SealIncomplete."""
+        versions = {}
+        for group in self._slot_table.headers:
+            on_progress(f"sealing group {group}")
+            versions[group] = self._seal(group)
+        deadline = Deadline(timeout_s)
+        return [self._await_sealed(group, version, deadline) for group, version in versions.items()]
+
+    def _seal(self, group: str) -> int:
+        deadline = Deadline(LEADER_TIMEOUT_S)
+        problem = f"group {group} has no live leader"
+        while True:
+            leader = next((each for each in self._live(group) if each.role is Role.LEADER and each.http), None)
+            if leader is not None:
+                try:
+                    answer = call_node(f"{leader.http}/api/v1/seal?group={quote(group)}", method="POST")
+                    return int(answer["version"])
+                except (NodeUnreachable, NodeRefused) as error:
+                    # The leader of the last heartbeat may have lost its claim or died: ask the next.
+                    problem = str(error)
+            if deadline.passed():
+                raise NoLeader(problem, action=f"start node {group}, the header of the group", retriable=True)
+            self._reader.follow(POLL_S)
+
+    def _await_sealed(self, group: str, version: int, deadline: Deadline) -> SealedGroup:
+        while True:
+            live = self._live(group)
+            if live and all(each.sealed_version >= version for each in live):
+                return SealedGroup(group, version, tuple(each.node for each in live))
+            if deadline.passed():
+                late = ", ".join(each.node for each in live if each.sealed_version < version)
+                raise SealIncomplete(
+                    f"group {group}: {late} have not sealed version {version} in time",
+                    action="wait and look at headrace status",
+                )
+            self._reader.follow(POLL_S)
+
+    def accept_gap(self, group: str, resume_offset: int | None, missing_max: int, timeout_s: float) -> AcceptedGap:
+        """Continue a group whose log lost records: its most advanced member appends a Gap record to the log.
+
+        Raises GapUnacceptable, GapUnconfirmed.
+        """
+        members, live = self._slot_table.group(group), self._live(group)
+        missing = sorted(set(members) - {each.node for each in live})
+        if len(missing) > missing_max:
+            raise GapUnacceptable(
+                f"{', '.join(missing)} of group {group} may hold more than those that are up",
+                action=f"start them, or give up what only they have: --allow-missing {len(missing)}",
+            )
+        if serving := [each.node for each in live if each.eligible]:
+            raise GapUnacceptable(
+                f"group {group} is in sync at {', '.join(serving)}",
+                action="there is nothing to accept: the others recover from there",
+            )
+        # A member that consumes the rest of a truncated log may count a higher version than the members that
+        # hold the truncated records. Only members that noticed the loss have the data worth keeping.
+        losers = [each for each in live if each.log_lost] or live
+        best = max((each for each in losers if each.http), key=lambda each: each.version, default=None)
+        if best is None:
+            raise GapUnacceptable(f"no member of group {group} is up", action="start them")
+        resume = "" if resume_offset is None else f"&resume={resume_offset}"
+        answer = call_node(f"{best.http}/api/v1/accept-gap?group={quote(group)}{resume}", method="POST")
+        self._await_eligible(group, best.node, Deadline(timeout_s))
+        return AcceptedGap(group, best.node, int(answer["version"]), int(answer["offset"]))
+
+    def _await_eligible(self, group: str, node: str, deadline: Deadline) -> None:
+        while not any(each.node == node and each.eligible for each in self._live(group)):
+            if deadline.passed():
+                raise GapUnconfirmed(f"node {node} did not continue in time", action="see headrace status of that node")
+            self._reader.follow(POLL_S)
+
+    def verify(self, timeout_s: float, on_progress: Callable[[str], None]) -> list[GroupVerdict]:
+        """Compare the members of every group at one version that all of them have passed."""
+        ends = {group: self._log.describe(self._topics.forward(group)).end for group in self._slot_table.headers}
+        deadline = Deadline(timeout_s)
+        verdicts = []
+        for group, end in ends.items():
+            on_progress(f"group {group}: waiting for its members to pass offset {end - 1}")
+            verdicts.append(self._verify_group(group, end, deadline))
+        return verdicts
+
+    def _verify_group(self, group: str, end: int, deadline: Deadline) -> GroupVerdict:
+        members = self._slot_table.group(group)
+        while True:
+            live = [each for each in self._live(group) if each.http and _has_passed(each, end)]
+            if len(live) == len(members) or deadline.passed():
+                break
+            self._reader.follow(POLL_S)
+        version = min((each.version for each in live), default=0)
+        sealed_version = min((each.sealed_version for each in live), default=0)
+        evidence = self._settled_evidence(live, group, version, sealed_version)
+        missing = [member for member in members if member not in {each.node for each in evidence}]
+        return compare(group, version, sealed_version, evidence, missing)
+
+    def _settled_evidence(
+        self, live: Sequence[Status], group: str, version: int, sealed_version: int
+    ) -> list[MemberEvidence]:
+        """The evidence of members whose files have reached the same version.
+
+        Jobs on files run beside the log, on each member at its own time. Files of different versions differ
+        without any error.
+        """
+        deadline = Deadline(SETTLE_TIMEOUT_S)
+        while True:
+            shown = [each for status in live if (each := _evidence(status, group, version, sealed_version)) is not None]
+            newest = max((each.stored_version for each in shown), default=-1)
+            settled = [each for each in shown if each.stored_version == newest >= 0]
+            if len(settled) == len(live) or deadline.passed():
+                return settled
+            self._reader.follow(POLL_S)
+
+    def _live(self, group: str) -> list[Status]:
+        return self._reader.detector.live(group, self._slot_table.group(group))
+
+
+def _has_passed(status: Status, end: int) -> bool:
+    """Whether a member has applied everything below an end."""
+    # Not `offset >= end - 1`: the last offsets below the end may be transaction markers.
+    return status.position >= end and status.offset == status.durable_offset
+
+
+def _evidence(status: Status, group: str, version: int, sealed_version: int) -> MemberEvidence | None:
+    query = f"group={quote(group)}&version={version}&sealed_version={sealed_version}"
+    try:
+        answer: dict[str, Any] = call_node(f"{status.http}/api/v1/evidence?{query}")
+    except (NodeUnreachable, NodeRefused):
+        return None
+    return MemberEvidence(status.node, answer["chain"], answer["digests"], answer["stored_version"])

@@ -1,0 +1,41 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from headrace.terminal.command import UsageInvalid
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
+SettingsOption = Annotated[
+    list[str] | None, typer.Option("-X", metavar="KEY=VALUE", help="A librdkafka setting, verbatim; may be repeated.")
+]
+ClusterOption = Annotated[str | None, typer.Option("--cluster", metavar="C", help="Name of the cluster.")]
+BootstrapOption = Annotated[str | None, typer.Option("--bootstrap", metavar="B", help="Kafka's address, host:port.")]
+NodeIdOption = Annotated[str | None, typer.Option("--id", metavar="N", help="Name of this node.")]
+DataDirectoryOption = Annotated[
+    Path | None, typer.Option("--data-dir", metavar="D", help="Directory of the node's data.")
+]
+NodeUrlOption = Annotated[
+    str | None,
+    typer.Option(
+        "--node",
+        metavar="URL",
+        help="Node to ask, such as http://127.0.0.1:8080; else the setting node.url, else a ready node of the cluster.",
+    ),
+]
+
+
+def parse_settings(settings: Sequence[str] | None) -> dict[str, str]:
+    """`-X key=value` options as librdkafka settings. Raises `UsageInvalid`."""
+    parsed: dict[str, str] = {}
+    for setting in settings or ():
+        key, separator, value = setting.partition("=")
+        if not separator or not key.strip():
+            raise UsageInvalid(f"-X {setting} is not KEY=VALUE", action="for example -X linger.ms=50")
+        parsed[key.strip()] = value
+    return parsed

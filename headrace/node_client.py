@@ -1,0 +1,111 @@
+"""A node's HTTP surface as Python calls: answers as bytes, and errors of the class that the node raised."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+from headrace.connectors.http import NodeAnswer, NodeRefused, NodeUnreachable, request_node
+from headrace.consumers.query import query_errors
+from headrace.schemas.errors import HeadraceError
+
+CONNECT_TIMEOUT_S = 5.0
+# Ten times what a node lets a query take by default: it ends the wait for a node that hangs, never a query.
+ANSWER_TIMEOUT_S = 600.0
+
+
+class NodeAddressInvalid(HeadraceError):
+    """A node's address that is not an http URL."""
+
+
+class NodeClient:
+    """Calls one node. Safe for any thread: each call has its own connection."""
+
+    def __init__(self, url: str, *, answer_timeout_s: float = ANSWER_TIMEOUT_S) -> None:
+        """`url` is like `http://127.0.0.1:8080`. Raises NodeAddressInvalid."""
+        parts = urlsplit(url)
+        try:
+            port = parts.port or 80
+        except ValueError:
+            port = 0
+        if parts.scheme != "http" or not parts.hostname or not port or parts.path not in ("", "/"):
+            raise NodeAddressInvalid(
+                f"{url!r} is not the address of a node", action="write it like http://127.0.0.1:8080"
+            )
+        # Without query and fragment: a link copied from the browser carries the page's own.
+        self.url = f"http://{parts.netloc}"
+        self._answer_timeout_s = answer_timeout_s
+
+    def status(self) -> dict[str, Any]:
+        """The node's status (see `headrace.consumers.serve.node_api.NodeStatus`)."""
+        with self._request("GET", "/api/v1/status") as answer:
+            status: dict[str, Any] = answer.json()
+        return status
+
+    def tables(self) -> list[dict[str, Any]]:
+        """Every table with its columns."""
+        with self._request("GET", "/api/v1/tables") as answer:
+            tables: list[dict[str, Any]] = answer.json()
+        return tables
+
+    def query(
+        self,
+        sql: str,
+        *,
+        format: str = "json",
+        after: Mapping[str, int] | None = None,
+        timeout_ms: int | None = None,
+        limit: int | None = None,
+    ) -> Iterator[bytes]:
+        """The answer to a query, in chunks as they arrive.
+
+        Raises NodeUnreachable, NodeRefused or a QueryError, and AnswerCut from the iterator.
+        """
+        parameters = {
+            "sql": sql,
+            "format": format,
+            "after": dict(after or {}),
+            "timeout_ms": timeout_ms,
+            "limit": limit,
+        }
+        document = {name: value for name, value in parameters.items() if value}
+        return self._request("POST", "/api/v1/query", document).chunks()
+
+    def _request(self, method: str, path: str, document: Mapping[str, Any] | None = None) -> NodeAnswer:
+        try:
+            return request_node(
+                f"{self.url}{path}",
+                method=method,
+                document=document,
+                timeout_s=self._answer_timeout_s,
+                connect_timeout_s=CONNECT_TIMEOUT_S,
+            )
+        # The reader of this message types an address, so it names the address and not the route.
+        except NodeUnreachable as error:
+            raise NodeUnreachable(
+                f"no node answers at {self.url}: {error.reason}",
+                action="is it running there? headrace node run starts one",
+                reason=error.reason,
+            ) from error
+        except NodeRefused as error:
+            raise _raised_by_node(error) from error
+
+
+def _raised_by_node(refusal: NodeRefused) -> HeadraceError:
+    """The error that the node raised, under its own class where it is a QueryError, else as NodeRefused."""
+    document = refusal.document
+    if not document:
+        return NodeRefused(
+            f"the node answered HTTP {refusal.status}",
+            action="is this the address of a node?",
+            status=refusal.status,
+            body=refusal.body,
+        )
+    message, action = str(document["message"]), str(document.get("action", ""))
+    retriable = bool(document.get("retriable", False))
+    # The kind comes from outside this process, so only names of QueryErrors count.
+    known = getattr(query_errors, str(document.get("kind", "")), None)
+    if isinstance(known, type) and issubclass(known, query_errors.QueryError):
+        return known(message, action=action, retriable=retriable)
+    return NodeRefused(message, action=action, retriable=retriable, status=refusal.status, body=refusal.body)

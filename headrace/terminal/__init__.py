@@ -1,0 +1,1 @@
+"""What commands, the demo and the benchmarks print, and how a command ends."""

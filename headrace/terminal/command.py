@@ -1,0 +1,132 @@
+"""How a command runs and ends: its log, its errors and an exit code that scripts can trust.
+
+The body of a command is
+
+    with run_command(json_output) as output:
+        output.result({"rows": 5}, "5 rows written")
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from headrace.schemas.errors import HeadraceError, StateUnknown
+from headrace.terminal.output import Output
+
+if TYPE_CHECKING:
+    from structlog.typing import EventDict, Processor
+
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130
+
+
+class UsageInvalid(HeadraceError):
+    """A command line that makes no sense."""
+
+    exit_code = EXIT_USAGE
+
+
+@contextmanager
+def run_command(json_output: bool = False, *, log_level: str = "warning") -> Iterator[Output]:
+    """Run a command's body: errors become one line and what to do about it, and an exit code other than 0.
+
+    1 is a failure, 130 an interruption; an error class may name its own `exit_code`. `log_level` holds unless
+    the setting `log.level` is given.
+    """
+    try:
+        configure_logging(_log_level(log_level), json_output=json_output)
+        yield Output(json_output)
+    except HeadraceError as error:
+        print_error(error, json_output=json_output)
+        raise typer.Exit(getattr(error, "exit_code", EXIT_FAILED)) from None
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted\n")
+        raise typer.Exit(EXIT_INTERRUPTED) from None
+    except BrokenPipeError:
+        # The reader of stdout is gone, as with `head`. Python flushes stdout at exit and would print a second
+        # error.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(EXIT_FAILED) from None
+    except OSError as error:
+        named = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+        print_error(HeadraceError(named), json_output=json_output)
+        raise typer.Exit(EXIT_FAILED) from None
+
+
+def _log_level(default: str) -> str:
+    # Here and not above: pydantic and the rooms that declare settings would slow down `headrace --help`.
+    from headrace.settings import load_settings
+
+    settings = load_settings()
+    return default if settings.origin("log.level") == "default" else settings.log.level
+
+
+def print_error(error: HeadraceError, *, json_output: bool) -> None:
+    """The error on stderr: `error:` and `what to do:` lines, or one JSON object."""
+    if json_output:
+        described = {
+            "type": type(error).__name__,
+            "message": error.message,
+            "action": error.action,
+            "retriable": error.retriable,
+            "state_unknown": isinstance(error, StateUnknown),
+        }
+        sys.stderr.write(json.dumps({"error": described}, ensure_ascii=False) + "\n")
+        return
+    sys.stderr.write(f"error: {error.message}\n")
+    if error.action:
+        sys.stderr.write(f"what to do: {error.action}\n")
+
+
+def configure_logging(level: str = "warning", *, json_output: bool = False) -> None:
+    """Send structlog to stderr from `level` up: readable on a terminal, JSON lines with `--json`."""
+    # structlog loads rich: half of the time that `headrace --help` would take.
+    import structlog
+
+    threshold = logging.getLevelNamesMapping()[level.upper()]
+    renderer: Processor = structlog.processors.JSONRenderer()
+    if not json_output:
+        renderer = structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            # ConsoleRenderer formats exceptions itself and warns when they are formatted before.
+            structlog.processors.format_exc_info if json_output else _unchanged,
+            renderer,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(threshold),
+        logger_factory=_StderrLogger,
+        # Tests configure more than once; a cached logger would keep the first configuration.
+        cache_logger_on_first_use=False,
+    )
+
+
+class _StderrLogger:
+    """Writes lines to the stderr of the moment it is made, and drops a line that cannot be written."""
+
+    def __init__(self, *_names: object) -> None:
+        self._stream = sys.stderr
+
+    def msg(self, line: str) -> None:
+        """Write one line."""
+        # With a full disk or a closed pipe, a node must not lose its consuming thread to a log message.
+        with suppress(OSError, ValueError):
+            self._stream.write(f"{line}\n")
+            self._stream.flush()
+
+    debug = info = warning = error = critical = exception = msg
+
+
+def _unchanged(_logger: Any, _method: str, event: EventDict) -> EventDict:
+    return event

@@ -1,0 +1,54 @@
+"""The progress bar of commands that run in a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task, TextColumn, TimeRemainingColumn
+from rich.text import Text
+
+
+class Advance(Protocol):
+    """Adds `count` to a progress display; `total` replaces the expected end when it becomes known."""
+
+    def __call__(self, count: int, total: int | None = None) -> None: ...
+
+
+class RateColumn(ProgressColumn):
+    """How much is done of how much, and how fast."""
+
+    def __init__(self, unit: str) -> None:
+        super().__init__()
+        self._unit = unit
+
+    def render(self, task: Task) -> Text:
+        """`1.2 M of 7.2 M rows, 310.0 k/s`; the rate is left out until it is known."""
+        done = short_number(task.completed)
+        reach = f"{done} of {short_number(task.total)}" if task.total else done
+        # rich forgets `speed` when a task ends and keeps `finished_speed` instead.
+        speed = task.finished_speed or task.speed
+        return Text(f"{reach} {self._unit}" + (f", {short_number(speed)}/s" if speed else ""))
+
+
+def short_number(value: float) -> str:
+    """A count with one decimal and k, M or G from a thousand up."""
+    for limit, suffix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= limit:
+            return f"{value / limit:.1f} {suffix}"
+    return f"{value:.0f}"
+
+
+@contextmanager
+def progress_bar(description: str, total: int | None, unit: str) -> Iterator[Advance]:
+    """Show a bar on stderr while the body runs; it stays there when done."""
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), RateColumn(unit), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        task = progress.add_task(description, total=total)
+
+        def advance(count: int, total: int | None = None) -> None:
+            progress.update(task, advance=count, total=total)
+
+        yield advance

@@ -1,0 +1,49 @@
+"""SIGTERM and SIGINT in commands that run for long."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+STOPPING = "stopping: what has begun is finished first, once more ends it at once"
+
+
+class StopSignals:
+    """The first signal received.
+
+    Before `begin_work` a signal interrupts; after it the first one asks the work to end, a second one
+    interrupts.
+    """
+
+    def __init__(self, note: Callable[[str], None]) -> None:
+        self._note = note
+        self._working = False
+        self.received: int = 0
+
+    def begin_work(self) -> None:
+        """From now on there is work to finish."""
+        self._working = True
+
+    def stop(self) -> bool:
+        """Whether the work is to end."""
+        return self.received != 0
+
+    def handle(self, number: int, _frame: object) -> None:
+        """The signal handler."""
+        first, self.received = not self.received, self.received or number
+        if not first or not self._working:
+            raise KeyboardInterrupt
+        self._note(STOPPING)
+
+
+@contextmanager
+def stop_signals(note: Callable[[str], None]) -> Iterator[StopSignals]:
+    """Handle both signals while the context lasts; `note` prints a line for people."""
+    signals = StopSignals(note)
+    previous = {number: signal.signal(number, signals.handle) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield signals
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)

@@ -1,0 +1,88 @@
+"""A Python worker's access to the cluster: slot table, table schemas and the clients behind them, opened in
+the process that uses them.
+
+Spark reuses a worker process for many tasks, so an access is opened by the first task and kept for the life
+of the process.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from headrace.connectors.log.kafka import KafkaLog
+from headrace.connectors.log.port import Log
+from headrace.connectors.log.topics import Topics
+from headrace.consumers.membership.bootstrap import read_slot_table
+from headrace.consumers.membership.schema_log import SchemaLog
+from headrace.consumers.membership.slot_table import SlotTable
+from headrace.pipeline.job import IngestJob
+from headrace.schemas.tables import DatabaseSchema, FieldType
+
+# Tasks follow each other within a fraction of a second; reading both logs for each would dominate.
+SLOT_TABLE_AGE_S_MAX = 30.0
+TABLES_AGE_S_MAX = 1.0
+
+_accesses: dict[tuple[str, str, tuple[tuple[str, str], ...]], ClusterAccess] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class DeclaredColumns:
+    """Field types and tags of the tables of a database, by table."""
+
+    fields: dict[str, dict[str, FieldType]]
+    tags: dict[str, tuple[str, ...]]
+
+
+class ClusterAccess:
+    """Slot table and table schemas of one cluster. Used by one task at a time."""
+
+    def __init__(self, log: Log, topics: Topics) -> None:
+        self._log = log
+        self._topics = topics
+        self._slot_table: SlotTable | None = None
+        self._slot_table_read_s = 0.0
+        self._tables_read_s = 0.0
+        self.tables = SchemaLog(log, topics)
+
+    def begin_task(self) -> None:
+        """Read again what may have changed since an earlier task."""
+        now_s = time.monotonic()
+        if self._slot_table is None or now_s - self._slot_table_read_s > SLOT_TABLE_AGE_S_MAX:
+            self._slot_table = read_slot_table(self._log, self._topics)
+            self._slot_table_read_s = now_s
+        if now_s - self._tables_read_s > TABLES_AGE_S_MAX:
+            self.tables.refresh()
+            self._tables_read_s = now_s
+
+    @property
+    def slot_table(self) -> SlotTable:
+        """The slot table as of the begin of the task."""
+        assert self._slot_table is not None, "no task has begun"
+        return self._slot_table
+
+    def database(self, name: str) -> DatabaseSchema:
+        """The schema of a database, which is created if it is missing."""
+        return self.tables.ensure_database(name)
+
+    def forward_topic(self, group: str) -> str:
+        """The forward topic of a data group."""
+        return self._topics.forward(group)
+
+    def declared_columns(self, database: str) -> DeclaredColumns:
+        """The columns of the newest versions of all tables of a database."""
+        tables = self.tables.catalogue.tables.items()
+        newest = {table: versions[-1] for (owner, table), versions in tables if owner == database}
+        return DeclaredColumns(
+            {table: schema.field_types() for table, schema in newest.items()},
+            {table: schema.tags for table, schema in newest.items()},
+        )
+
+
+def cluster_access(job: IngestJob) -> ClusterAccess:
+    """This process's access to the job's cluster."""
+    key = (job.bootstrap, job.cluster, job.settings)
+    if key not in _accesses:
+        # Not created at import: Spark forks its workers from a process that may have imported this module.
+        _accesses[key] = ClusterAccess(KafkaLog(job.bootstrap, dict(job.settings)), Topics(job.cluster))
+    return _accesses[key]

@@ -1,0 +1,264 @@
+"""The ingest task of a Python worker: reads raw messages, parses them, matches table schemas, routes rows and
+returns Kafka records.
+
+Runs inside `mapInArrow`. A task is an offset range of one topic partition and keeps the order of its rows: of
+two values for one series and time the later one wins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import xxhash
+from pyspark import Accumulator
+
+from headrace.connectors.formats.interface import LINE_COLUMN, MESSAGE_COLUMN, REJECTED_MESSAGES, ParseResult
+from headrace.connectors.formats.parser import parse_messages
+from headrace.pipeline.cluster_access import ClusterAccess, cluster_access
+from headrace.pipeline.ingest_progress import Counts, TaskCounts
+from headrace.pipeline.job import IngestJob
+from headrace.pipeline.offset_ranges import OffsetRange, offset_range_reader
+from headrace.pipeline.package import forget_archives
+from headrace.pipeline.rebatch import FlushedRows, RowAccumulator, rebatch
+from headrace.pipeline.schema_match import (
+    Columns,
+    check_table_name,
+    columns_of,
+    matches,
+    oldest_match,
+    rejected_columns,
+)
+from headrace.pipeline.sink_records import dead_letters, forward_record
+from headrace.producers.router import PAYLOAD_BYTES_MAX, encode_writes, route
+from headrace.schemas.messages import Message, ProducerPosition, Write, body_digest, encode_message
+from headrace.schemas.tables import SchemaError, TableSchema, TypeClash
+
+SEQUENCE_BITS = 40
+ROW_BYTES_MAX = PAYLOAD_BYTES_MAX - 65_536
+
+RecordBatches = Iterator[pa.RecordBatch]
+
+
+def task_function(
+    job: IngestJob, counts: Accumulator[TaskCounts], query: str, batch: int, ranges: Sequence[OffsetRange]
+) -> Callable[[RecordBatches], RecordBatches]:
+    """The function for `mapInArrow`: indices of ranges in, `RECORD_SCHEMA` out. It closes over plain values,
+    since Spark pickles it.
+
+    `query` and `batch` name the micro-batch of a streaming query: producer and batch of the messages.
+    """
+
+    def forward(indices: RecordBatches) -> RecordBatches:
+        forget_archives()
+        access = cluster_access(job)
+        access.begin_task()
+        reader = offset_range_reader(job)
+        for batch_of_indices in indices:
+            for index in batch_of_indices.column(0).to_pylist():
+                yield from ingest_partition(rebatch(reader.read(ranges[index])), job, access, query, batch, counts.add)
+
+    return forward
+
+
+def ingest_partition(
+    batches: RecordBatches,
+    job: IngestJob,
+    access: ClusterAccess,
+    query: str,
+    batch: int,
+    report: Callable[[TaskCounts], None],
+) -> RecordBatches:
+    """The Kafka records of one topic partition's raw messages: forward messages and dead letters.
+
+    Reports its counts at the end.
+    """
+    task = None
+    for raw in batches:
+        if raw.num_rows:
+            # Spark renumbers its tasks at every attempt; only Kafka's number of the partition is stable.
+            partition = raw["partition"][0].as_py()
+            task = task or IngestTask(job, access, ProducerPosition(query, batch, partition << SEQUENCE_BITS))
+            yield from task.add(raw)
+    if task is not None:
+        yield from task.finish()
+        # Reported last: a cancelled attempt must not count rows that its successor writes again.
+        report(TaskCounts({(batch, task.partition): task.counts}))
+
+
+class IngestTask:
+    """One offset range of a topic partition: its accumulated rows and its next sequence number. Not
+    thread-safe.
+
+    The sequence number of a message is the partition and a hash of all messages before it in the task.
+    """
+
+    # Why a hash and not a count: an attempt may give another first message but the same second one. With a
+    # count replicas would apply the first and drop the second as a repeat, and the older of two values would
+    # win. With the hash everything after a difference differs too, and is applied again in order.
+
+    def __init__(self, job: IngestJob, access: ClusterAccess, position: ProducerPosition) -> None:
+        self._job = job
+        self._access = access
+        self._position = position
+        self._database = access.database(job.database)
+        self._accumulator = RowAccumulator(len(access.slot_table.headers))
+        self._schemas: dict[tuple[str, Columns], TableSchema] = {}
+        self._rejections: dict[tuple[str, Columns], str] = {}
+        self._chain = b""
+        self.partition = position.sequence >> SEQUENCE_BITS
+        self.counts = Counts()
+
+    def add(self, raw: pa.RecordBatch) -> RecordBatches:
+        """Parse raw messages, at least one; returns the records of what is full."""
+        assert raw["partition"][-1].as_py() == self.partition, (
+            "a task reads one partition, the order of two is undefined"
+        )
+        self.counts += Counts(bytes=_value_bytes(raw), newest_ms=pc.max(_times_ms(raw)).as_py())
+        parsed = self._parse(raw)
+        rejected = [parsed.rejected]
+        if not self._all_match(raw, parsed):
+            # Line numbers are two more columns of every table, so only a batch with something to reject is
+            # parsed again with them.
+            parsed = self._parse(raw, keep_lines=True)
+            rejected = [parsed.rejected]
+            for table, rows in parsed.tables.items():
+                parsed.tables[table], rejected_lines = self._split_rejected(table, rows)
+                rejected.append(rejected_lines)
+        for table, rows in parsed.tables.items():
+            schema = self._schema(table, columns_of(rows)) if rows.num_rows else None
+            if schema is not None:
+                for flushed in self._accumulator.add(schema, rows):
+                    yield from self._messages(flushed)
+        yield from self._dead_letters(raw, pa.concat_tables(rejected))
+
+    def finish(self) -> RecordBatches:
+        """The records of the remaining rows."""
+        for flushed in self._accumulator.finish():
+            yield from self._messages(flushed)
+
+    def _parse(self, raw: pa.RecordBatch, *, keep_lines: bool = False) -> ParseResult:
+        """The rows of raw messages; parsed again when the tables have changed, because declared types decide
+        how to parse.
+        """
+        declared = self._access.declared_columns(self._job.database)
+        while True:
+            options = replace(self._job.options, declared=declared.fields, declared_tags=declared.tags)
+            parsed = parse_messages(self._job.format, raw["value"], _times_ms(raw), options, keep_lines=keep_lines)
+            if all(self._is_known(table, columns_of(rows)) for table, rows in parsed.tables.items()):
+                return parsed
+            self._access.tables.refresh()
+            fresh = self._access.declared_columns(self._job.database)
+            if fresh == declared:
+                return parsed
+            declared = fresh
+
+    def _is_known(self, table: str, columns: Columns) -> bool:
+        newest = self._access.tables.catalogue.newest(self._job.database, table)
+        return (table, columns) in self._schemas or matches(newest, columns)
+
+    def _all_match(self, raw: pa.RecordBatch, parsed: ParseResult) -> bool:
+        """Whether every row can be written as it is."""
+        # A message below the limit holds no row above it: only larger messages are searched for such rows.
+        if (pc.max(pc.binary_length(raw["value"])).as_py() or 0) > ROW_BYTES_MAX:
+            return False
+        return all(self._schema(table, columns_of(rows)) is not None for table, rows in parsed.tables.items())
+
+    def _schema(self, table: str, columns: Columns) -> TableSchema | None:
+        """The oldest version of the table that holds these columns, created if missing; None when impossible."""
+        known = self._schemas.get((table, columns))
+        if known is not None:
+            return known
+        tables = self._access.tables
+        if not matches(tables.catalogue.newest(self._job.database, table), columns):
+            try:
+                check_table_name(tables.catalogue, self._job.database, table)
+                tables.ensure(self._job.database, table, columns.tags, dict(columns.fields))
+            except (TypeClash, SchemaError) as error:
+                self._rejections[(table, columns)] = str(error)
+                return None
+        schema = oldest_match(tables.catalogue.tables[(self._job.database, table)], columns)
+        assert schema is not None, "the newest version holds the columns"
+        self._schemas[(table, columns)] = schema
+        return schema
+
+    def _split_rejected(self, table: str, rows: pa.Table) -> tuple[pa.Table, pa.Table]:
+        """(rows that can be written, lines that cannot).
+
+        `rows` have line numbers; for batches with a clash or a large row only.
+        """
+        rows, rejected_lines = _without_oversized(rows)
+        rejected = [rejected_lines]
+        while rows.num_rows and self._schema(table, columns_of(rows)) is None:
+            columns = columns_of(rows)
+            rejected_by_column = rejected_columns(
+                self._access.tables.catalogue.newest(self._job.database, table), columns
+            )
+            # No column is at fault: the table's name is refused.
+            if not rejected_by_column:
+                rejected.append(as_rejected(rows, self._rejections[(table, columns)]))
+                rows = rows.slice(0, 0)
+            for name, reason in rejected_by_column.items():
+                carried = pc.is_valid(rows[name])
+                rejected.append(as_rejected(rows.filter(carried), reason))
+                rows = rows.filter(pc.invert(carried)).drop_columns([name])
+        origin = [name for name in (MESSAGE_COLUMN, LINE_COLUMN) if name in rows.column_names]
+        return rows.drop_columns(origin), pa.concat_tables(rejected)
+
+    def _messages(self, flushed: FlushedRows) -> RecordBatches:
+        slot_table = self._access.slot_table
+        for part in route(slot_table, self._database, flushed.schema, flushed.rows):
+            topic = self._access.forward_topic(part.group)
+            points = sum(len(column) - column.null_count for column in part.rows.columns[2:])
+            self.counts += Counts(part.rows.num_rows, points)
+            for write in encode_writes(flushed.schema, slot_table.version, part.rows, self._job.compression):
+                yield forward_record(topic, encode_message(Message(self._next_position(write), write)))
+
+    def _next_position(self, write: Write) -> ProducerPosition:
+        """The position of the next message, which is `write`."""
+        # The hash takes the bits below the partition: the sequences of two partitions never meet.
+        hash_bits = int.from_bytes(self._chain, "big") >> (64 - SEQUENCE_BITS)
+        self._chain = xxhash.xxh3_64_digest(self._chain + body_digest(write))
+        return replace(self._position, sequence=self._position.sequence | hash_bits)
+
+    def _dead_letters(self, raw: pa.RecordBatch, rejected: pa.Table) -> RecordBatches:
+        if rejected.num_rows:
+            self.counts += Counts(rejected=rejected.num_rows)
+            yield dead_letters(
+                self._job.topic, raw, rejected.sort_by([("message", "ascending"), ("line", "ascending")])
+            )
+
+
+def as_rejected(rows: pa.Table, reason: str) -> pa.Table:
+    """The lines of rows that have line numbers, all rejected for one reason."""
+    columns = [rows[MESSAGE_COLUMN], rows[LINE_COLUMN], pa.repeat(pa.scalar(reason), rows.num_rows)]
+    return pa.table(columns, schema=REJECTED_MESSAGES)
+
+
+def _without_oversized(rows: pa.Table) -> tuple[pa.Table, pa.Table]:
+    """(rows that fit a forward message, the lines that do not)."""
+    # Only strings are summed: the numbers of a row are 32 KiB at most, for a table has at most 4,096 columns.
+    sizes = pa.repeat(pa.scalar(0, pa.int64()), rows.num_rows)
+    for column in rows.columns:
+        if pa.types.is_string(column.type) or pa.types.is_dictionary(column.type):
+            sizes = pc.add(sizes, pc.fill_null(_text_lengths(column).cast(pa.int64()), 0))
+    small_enough = pc.less_equal(sizes, ROW_BYTES_MAX)
+    reason = f"the row's strings take more than the {ROW_BYTES_MAX} bytes that a message holds"
+    return rows.filter(small_enough), as_rejected(rows.filter(pc.invert(small_enough)), reason)
+
+
+def _text_lengths(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    if pa.types.is_string(column.type):
+        return pc.binary_length(column)
+    chunks = (pc.binary_length(chunk.dictionary).take(chunk.indices) for chunk in column.chunks)
+    return pa.chunked_array(chunks, pa.int32())
+
+
+def _times_ms(raw: pa.RecordBatch) -> pa.Array:
+    return raw["timestamp"].cast(pa.timestamp("ms", "UTC")).cast(pa.int64())
+
+
+def _value_bytes(raw: pa.RecordBatch) -> int:
+    return pc.sum(pc.binary_length(raw["value"])).as_py() or 0

@@ -1,0 +1,95 @@
+"""Kafka records as Arrow batches in the columns of Spark's Kafka sink: forward messages and dead letters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headrace.connectors.log.topics import (
+    DLQ_LINE_HEADER,
+    DLQ_OFFSET_HEADER,
+    DLQ_PARTITION_HEADER,
+    DLQ_REASON_HEADER,
+    DLQ_TOPIC_HEADER,
+    dlq,
+)
+from headrace.schemas.framing import format_headers
+
+HEADER_TYPE = pa.struct([("key", pa.string()), ("value", pa.binary())])
+RECORD_SCHEMA = pa.schema(
+    [
+        ("topic", pa.string()),
+        ("partition", pa.int32()),
+        ("key", pa.binary()),
+        ("value", pa.binary()),
+        ("headers", pa.list_(HEADER_TYPE)),
+    ]
+)
+RECORD_DDL = "topic string, partition int, key binary, value binary, headers array<struct<key: string, value: binary>>"
+"""`RECORD_SCHEMA` in Spark's notation."""
+
+# Headers count towards a record's size: a reason must not make a record too large that a topic has held.
+REASON_BYTES_MAX = 1_000
+
+
+def forward_record(topic: str, value: bytes) -> pa.RecordBatch:
+    """One forward message as a record of partition 0, the only one of a forward topic."""
+    headers = [{"key": name, "value": content} for name, content in format_headers()]
+    columns = [[topic], [0], [None], [value], [headers]]
+    arrays = [pa.array(column, kind) for column, kind in zip(columns, RECORD_SCHEMA.types, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=RECORD_SCHEMA)
+
+
+def dead_letters(topic: str, raw: pa.RecordBatch, rejected: pa.Table) -> pa.RecordBatch:
+    """One record for every raw message with bad lines: key and value byte for byte, the reason in headers.
+
+    `raw` has the columns `key`, `value`, `partition` and `offset` of the raw messages. `rejected` has
+    (message, line, reason), lines from 0, in order of message. A message with several bad lines becomes one
+    record with the first of them and their number.
+    """
+    # One thread: with several "first" is arbitrary, and a replayed batch would give other reasons.
+    grouped = rejected.group_by("message", use_threads=False).aggregate(
+        [("line", "min"), ("reason", "first"), ("line", "count")]
+    )
+    messages = grouped["message"].combine_chunks()
+    bad_lines = grouped["line_count"].combine_chunks()
+    chosen = raw.take(messages)
+    count = len(messages)
+    headers = {
+        DLQ_REASON_HEADER: _reasons(grouped["reason_first"].combine_chunks(), bad_lines),
+        DLQ_TOPIC_HEADER: pa.repeat(pa.scalar(topic), count),
+        DLQ_PARTITION_HEADER: chosen["partition"].cast(pa.string()),
+        DLQ_OFFSET_HEADER: chosen["offset"].cast(pa.string()),
+        DLQ_LINE_HEADER: pc.add(grouped["line_min"].combine_chunks(), 1).cast(pa.string()),
+    }
+    columns = [
+        pa.repeat(pa.scalar(dlq(topic)), count),
+        pa.nulls(count, pa.int32()),
+        chosen["key"].cast(pa.binary()),
+        chosen["value"].cast(pa.binary()),
+        _headers(headers, count),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=RECORD_SCHEMA)
+
+
+def _reasons(first: pa.Array, bad_lines: pa.Array) -> pa.Array:
+    more = pc.subtract(bad_lines, 1)
+    suffix = pc.binary_join_element_wise(" (and ", more.cast(pa.string()), " more bad lines)", "")
+    texts = pc.utf8_slice_codeunits(first.cast(pa.string()), 0, REASON_BYTES_MAX)
+    return pc.binary_join_element_wise(texts, pc.if_else(pc.greater(more, 0), suffix, ""), "")
+
+
+def _headers(values: Mapping[str, pa.Array], count: int) -> pa.ListArray:
+    """The headers of all records: the same names for each, with its own values."""
+    width = len(values)
+    texts: Sequence[pa.Array] = [column.cast(pa.binary()) for column in values.values()]
+    # One `take` transposes columns to records: a loop in Python would run once per record.
+    order = np.arange(width * count).reshape(width, count).T.ravel()
+    content = pa.concat_arrays(texts).take(pa.array(order))
+    names = pa.array(list(values) * count, pa.string())
+    pairs = pa.StructArray.from_arrays([names, content], fields=list(HEADER_TYPE))
+    offsets = pa.array(np.arange(count + 1, dtype=np.int32) * width)
+    return pa.ListArray.from_arrays(offsets, pairs)

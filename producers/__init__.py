@@ -1,0 +1,1 @@
+"""From rows to records in the forward logs: routing, encoding, sending, acknowledgements."""

@@ -1,0 +1,142 @@
+"""The cluster as producers see it: protocols that `consumers` implements and producers need not import."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from headrace.connectors.log.port import Appender, Log
+from headrace.connectors.log.topics import Topics
+from headrace.schemas.records import Status
+from headrace.schemas.tables import Catalogue, DatabaseSchema, FieldType, TableSchema
+
+
+class SlotRouting(Protocol):
+    """Assigns slots to data groups; implemented by `consumers.membership.slot_table.SlotTable`."""
+
+    @property
+    def headers(self) -> tuple[str, ...]:
+        """The data groups, named after their header nodes, in ring order."""
+        ...
+
+    # Indices rather than names: the router looks up all buckets of a batch as one integer array.
+    @property
+    def slot_headers(self) -> Sequence[int]:
+        """For each slot the index of its group in `headers`."""
+        ...
+
+    @property
+    def slots(self) -> int:
+        """The number of slots."""
+        ...
+
+    @property
+    def replication(self) -> int:
+        """The number of members of a group."""
+        ...
+
+    @property
+    def version(self) -> int:
+        """Version of the slot table."""
+        ...
+
+    def group(self, header: str) -> tuple[str, ...]:
+        """The members of a group, its header first."""
+        ...
+
+
+class SchemaChanges(Protocol):
+    """The schemas of a cluster's tables and their changes; implemented by
+    `consumers.membership.schema_log.SchemaLog`.
+    """
+
+    @property
+    def catalogue(self) -> Catalogue:
+        """Every schema in the part of the table log that has been read."""
+        ...
+
+    def refresh(self) -> None:
+        """Read the table log to its end. Raises LogUnavailable."""
+        ...
+
+    def ensure_database(self, database: str) -> DatabaseSchema:
+        """The schema of a database, which is created if it is missing. Raises SchemaError."""
+        ...
+
+    def ensure(self, database: str, table: str, tags: Iterable[str], fields: Mapping[str, FieldType]) -> TableSchema:
+        """A schema that holds these columns, read back from the log as accepted.
+
+        Raises SchemaError, TypeClash, SchemaContended.
+        """
+        ...
+
+    def close(self) -> None:
+        """Release the reader."""
+        ...
+
+
+class MemberStatuses(Protocol):
+    """The newest status of every member of every group; implemented by
+    `consumers.replication.failure_detector.FailureDetector`.
+    """
+
+    def status(self, group: str, node: str) -> Status | None:
+        """The newest status of a member, alive or not."""
+        ...
+
+    def alive(self, group: str, node: str) -> bool:
+        """Whether a member is online."""
+        ...
+
+    def silent_ms(self, group: str, node: str) -> int:
+        """The age of a member's newest status, -1 when there is none."""
+        ...
+
+    def online(self) -> list[Status]:
+        """The newest status of every live member of every group."""
+        ...
+
+    def durable_copies(self, group: str, members: Iterable[str], topic_id: str, offset: int) -> int:
+        """The number of live members that hold everything up to `offset` durably, in the topic with that id."""
+        ...
+
+
+class StatusSource(Protocol):
+    """Follows the status topic; implemented by `consumers.replication.heartbeat.StatusWatch`."""
+
+    @property
+    def statuses(self) -> MemberStatuses:
+        """The statuses read so far."""
+        ...
+
+    @property
+    def error(self) -> str:
+        """Why the status topic cannot be read, empty while it can."""
+        ...
+
+    def start(self) -> None:
+        """Start to follow; a second call changes nothing."""
+        ...
+
+    def wait_for(self, holds: Callable[[MemberStatuses], bool], timeout_s: float) -> bool:
+        """Whether `holds` becomes true within `timeout_s`; it is called at every change, so it must be quick."""
+        ...
+
+    def close(self) -> None:
+        """Stop following."""
+        ...
+
+
+# One appender for all: librdkafka batches records of all writers, and each producer costs threads and a queue
+# of its own.
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """The cluster connections that the producers of one process share."""
+
+    log: Log
+    topics: Topics
+    slot_table: SlotRouting
+    tables: SchemaChanges
+    watch: StatusSource
+    appender: Appender

@@ -1,0 +1,75 @@
+"""Deletes rows: one message to the log of every group, since a delete may match rows of any slot."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from headrace.producers.acks import Quorum
+from headrace.producers.cluster import Cluster
+from headrace.producers.sender import Sender
+from headrace.producers.writer import WriterSettings
+from headrace.schemas.errors import HeadraceError
+from headrace.schemas.messages import Delete
+from headrace.schemas.tables import TableSchema
+
+UNIT = "delete messages"
+
+
+class DeleteInvalid(HeadraceError):
+    """A delete that can match no row: an unknown table or tag, an empty range of time."""
+
+
+def delete_rows(
+    cluster: Cluster,
+    database: str,
+    table: str,
+    tags: Mapping[str, str | Iterable[str]] | None = None,
+    start_ns: int | None = None,
+    end_ns: int | None = None,
+    settings: WriterSettings | None = None,
+) -> dict[str, int]:
+    """Hide every matching row written before this call; returns the delete's offset in each group's log.
+
+    A row matches when each tag has one of the given values (an empty value is an absent tag) and start <=
+    time < end; None leaves a side open. Raises DeleteInvalid before anything is written, and WriteFailed,
+    WriteUnknown and QuorumTimeout.
+    """
+    settings = settings or WriterSettings()
+    quorum = Quorum(
+        cluster.log, cluster.topics, cluster.slot_table, cluster.watch, settings.quorum, settings.quorum_timeout_ms
+    )
+    body = _delete(_known_table(cluster, database, table), tags or {}, start_ns, end_ns)
+    sender = Sender(cluster.appender, cluster.topics, UNIT)
+    sender.append(sender.encode([(group, body, 1) for group in cluster.slot_table.headers]))
+    offsets = sender.flush(settings.flush_timeout_s)
+    quorum.confirm(offsets, len(offsets), UNIT)
+    return offsets
+
+
+def _known_table(cluster: Cluster, database: str, table: str) -> TableSchema:
+    # A table or tag that another writer has just created must not be refused as unknown.
+    cluster.tables.refresh()
+    schema = cluster.tables.catalogue.newest(database, table)
+    if schema.version == 0:
+        raise DeleteInvalid(f"there is no table {database}.{table}", action="check its name")
+    return schema
+
+
+def _delete(
+    schema: TableSchema, tags: Mapping[str, str | Iterable[str]], start_ns: int | None, end_ns: int | None
+) -> Delete:
+    # Refused, not ignored: without the misspelt tag the delete would hide rows of every series.
+    unknown = sorted(set(tags) - set(schema.tags))
+    if unknown:
+        raise DeleteInvalid(
+            f"{schema.database}.{schema.table} has no tag {unknown[0]!r}",
+            action=f"its tags are {', '.join(schema.tags)}",
+        )
+    # In order of name: the digest of the message, by which replicas drop repeats, covers the order too.
+    values = {name: (given,) if isinstance(given, str) else tuple(given) for name, given in sorted(tags.items())}
+    empty = next((name for name, given in values.items() if not given), None)
+    if empty is not None:
+        raise DeleteInvalid(f"no value is given for tag {empty!r}", action="leave the tag out to match every value")
+    if start_ns is not None and end_ns is not None and start_ns >= end_ns:
+        raise DeleteInvalid("the range of time is empty", action="give a start before the end")
+    return Delete(schema.database, schema.table, values, start_ns, end_ns)

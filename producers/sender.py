@@ -1,0 +1,196 @@
+"""Appends messages to the forward logs of the data groups and tracks the delivery of each.
+
+A delivery report comes later and in another thread. Its result is kept until the next call of the owner: no
+failure is lost, and a message that may be in the log is never reported as failed.
+"""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from headrace.connectors.deadline import Deadline
+from headrace.connectors.log.port import Appender, AppendUnknown
+from headrace.connectors.log.topics import Topics
+from headrace.schemas.errors import HeadraceError, StateUnknown
+from headrace.schemas.framing import format_headers
+from headrace.schemas.messages import Body, Message, ProducerPosition, encode_message
+
+# Longer than librdkafka's delivery timeout of 120 s: every message has its report before a flush gives up.
+FLUSH_TIMEOUT_S = 300.0
+# For a caller that leaves by an exception: its error must not wait for a broker that is away.
+EXIT_FLUSH_TIMEOUT_S = 5.0
+
+
+class WriteFailed(HeadraceError):
+    """Rows that are certainly not in the log; `rows` counts them."""
+
+    def __init__(self, message: str, *, rows: int, action: str = "", retriable: bool = False) -> None:
+        super().__init__(message, action=action, retriable=retriable)
+        self.rows = rows
+
+
+class WriteUnknown(AppendUnknown):
+    """Rows that may or may not be in the log; `rows` counts them.
+
+    Writing them again is safe: rows are upserts.
+    """
+
+    def __init__(self, message: str, *, rows: int, action: str = "") -> None:
+        super().__init__(message, action=action)
+        self.rows = rows
+
+
+@dataclass(slots=True)
+class _DeliveryState:
+    """Delivery of the messages appended so far. Guarded by the condition of its owner."""
+
+    open_messages: int = 0
+    open_rows: int = 0
+    newest: dict[str, int] = field(default_factory=dict)
+    failed_rows: int = 0
+    unknown_rows: int = 0
+    first_error: HeadraceError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RoutedMessage:
+    """An encoded message for one group."""
+
+    group: str
+    value: bytes
+    rows: int
+
+
+class Sender:
+    """One producer of forward messages.
+
+    `append` keeps the order of its calls: threads that share a sender need a lock around it.
+    """
+
+    def __init__(self, appender: Appender, topics: Topics, unit: str = "rows") -> None:
+        """`unit` is what the messages hold, for error messages."""
+        self.unit = unit
+        # A new identity for each sender: batch numbers start at 1, and replicas drop batches below the newest
+        # of a producer.
+        self.producer = uuid.uuid4().hex
+        self._appender = appender
+        self._topics = topics
+        self._batch = 0
+        self._state = _DeliveryState()
+        self._changed = threading.Condition()
+
+    def encode(self, bodies: Sequence[tuple[str, Body, int]]) -> list[RoutedMessage]:
+        """Encode (group, body, rows) of one batch as messages; each call is a newer batch."""
+        # Encoded once: a message that the log port sends again has the same position and digest, and replicas
+        # drop the repeat.
+        self._batch += 1
+        return [
+            RoutedMessage(
+                group, encode_message(Message(ProducerPosition(self.producer, self._batch, number), body)), rows
+            )
+            for number, (group, body, rows) in enumerate(bodies)
+        ]
+
+    def append(self, messages: Sequence[RoutedMessage]) -> None:
+        """Queue messages, waiting while the queue is full.
+
+        Raises WriteFailed, counting all that were not queued.
+        """
+        left = sum(message.rows for message in messages)
+        for message in messages:
+            try:
+                self._append(message)
+            except HeadraceError as error:
+                raise WriteFailed(
+                    f"{left:,} {self.unit} were not written: {error.message}",
+                    rows=left,
+                    action=error.action,
+                    retriable=error.retriable,
+                ) from error
+            left -= message.rows
+
+    def flush(self, timeout_s: float = FLUSH_TIMEOUT_S) -> dict[str, int]:
+        """Wait for the delivery report of every message; returns the newest offset of each group.
+
+        Raises WriteFailed, WriteUnknown.
+        """
+        deadline = Deadline(timeout_s)
+        # Sends at once what the appender holds back for a fuller batch (`linger.ms`). The wait itself is on
+        # our own reports: the appender is shared, and its flush would wait for other senders too.
+        self._appender.flush(0.0)
+        with self._changed:
+            self._changed.wait_for(lambda: self._state.open_messages == 0, deadline.left_s())
+            if self._state.open_messages:
+                raise WriteUnknown(
+                    f"{self._state.open_rows:,} {self.unit} were not confirmed in {timeout_s:g} s",
+                    rows=self._state.open_rows,
+                    action="check the broker; writing them again is safe",
+                )
+        self.check()
+        return self.newest()
+
+    def newest(self) -> dict[str, int]:
+        """The newest offset known of each group that was written to."""
+        with self._changed:
+            return dict(self._state.newest)
+
+    def check(self) -> None:
+        """Raise the delivery errors since the last call, each once. Raises WriteFailed, WriteUnknown."""
+        with self._changed:
+            state = self._state
+            error, failed, unknown = state.first_error, state.failed_rows, state.unknown_rows
+            state.first_error, state.failed_rows, state.unknown_rows = None, 0, 0
+        if error is None:
+            return
+        # Unknown takes precedence: a caller that sees "failed" may drop the rows or send them elsewhere, and
+        # then has both.
+        if unknown:
+            also = f", and {failed:,} are not" if failed else ""
+            message = f"{unknown:,} {self.unit} may or may not be in the log{also}: {error.message}"
+            raise WriteUnknown(message, rows=unknown + failed, action="writing them again is safe") from error
+        raise WriteFailed(
+            f"{failed:,} {self.unit} are not in the log: {error.message}",
+            rows=failed,
+            action=error.action,
+            retriable=error.retriable,
+        ) from error
+
+    def _append(self, message: RoutedMessage) -> None:
+        group, rows = message.group, message.rows
+        # Counted before the call: the report may come, in another thread, before `append` returns.
+        with self._changed:
+            self._state.open_messages += 1
+            self._state.open_rows += rows
+
+        def report(offset: int | None, error: HeadraceError | None) -> None:
+            self._report(group, rows, offset, error)
+
+        try:
+            self._appender.append(
+                self._topics.forward(group), message.value, headers=format_headers(), on_delivery=report
+            )
+        except HeadraceError:
+            # A message that was not queued gets no report; without this every later flush would wait for it.
+            with self._changed:
+                self._state.open_messages -= 1
+                self._state.open_rows -= rows
+            raise
+
+    def _report(self, group: str, rows: int, offset: int | None, error: HeadraceError | None) -> None:
+        with self._changed:
+            state = self._state
+            state.open_messages -= 1
+            state.open_rows -= rows
+            if error is not None:
+                state.first_error = state.first_error or error
+                if isinstance(error, StateUnknown):
+                    state.unknown_rows += rows
+                else:
+                    state.failed_rows += rows
+            elif offset is not None:
+                state.newest[group] = max(state.newest.get(group, -1), offset)
+            if state.open_messages == 0:
+                self._changed.notify_all()

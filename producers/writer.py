@@ -1,0 +1,210 @@
+"""Writes the rows of one table into the forward logs of the groups that own them.
+
+The writer extends the table's schema by new columns and reads the change back as accepted. It routes the rows
+to groups, encodes them and sends the messages in order. An error of a message that was not awaited is raised
+by the next call.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from types import TracebackType
+
+import pyarrow as pa
+
+from headrace.connectors.formats.arrow_tables import normalise
+from headrace.connectors.formats.interface import FormatOptions
+from headrace.producers.acks import Quorum
+from headrace.producers.cluster import Cluster
+from headrace.producers.router import MESSAGE_ROWS_MAX, encode_writes, route
+from headrace.producers.sender import EXIT_FLUSH_TIMEOUT_S, FLUSH_TIMEOUT_S, RoutedMessage, Sender
+from headrace.schemas.errors import HeadraceError
+from headrace.schemas.payload import COMPRESSIONS
+from headrace.schemas.tables import TIME_COLUMN, DatabaseSchema, FieldType, TableSchema
+
+# Bounds the encoded copy of a large table. With a quorum each block has to be durable within the timeout, so
+# blocks are smaller.
+BLOCK_ROWS_MAX = 8 * MESSAGE_ROWS_MAX
+QUORUM_BLOCK_ROWS_MAX = 2 * MESSAGE_ROWS_MAX
+QUORUM_TIMEOUT_MS = 2_000
+
+
+class WriterInvalid(HeadraceError):
+    """Writer settings that do not exist."""
+
+
+class WriterClosed(HeadraceError):
+    """A call to a writer that was closed."""
+
+
+@dataclass(frozen=True, slots=True)
+class WriterSettings:
+    """How rows are written; `compression` is one of zstd, lz4 and none.
+
+    `quorum`: 0 ignores delivery errors, 1 is the log's own acknowledgement, 2 and more wait for that many
+    members of each group.
+    """
+
+    quorum: int = 1
+    quorum_timeout_ms: int = QUORUM_TIMEOUT_MS
+    compression: str = "zstd"
+    flush_timeout_s: float = FLUSH_TIMEOUT_S
+
+    def __post_init__(self) -> None:
+        """Raises WriterInvalid."""
+        if self.compression not in COMPRESSIONS:
+            raise WriterInvalid(
+                f"compression {self.compression!r} is unknown", action=f"use one of {', '.join(COMPRESSIONS)}"
+            )
+
+
+@dataclass(slots=True)
+class Written:
+    """Counts of what a writer has appended; `points` are field values that are not null."""
+
+    rows: int = 0
+    points: int = 0
+
+
+class TableWriter:
+    """Writes rows of one table. A context manager, and safe to share between threads.
+
+    `written` counts what was appended. Raises QuorumInvalid and QuorumTooLarge on construction.
+    """
+
+    def __init__(self, cluster: Cluster, database: str, table: str, settings: WriterSettings | None = None) -> None:
+        self.database = database
+        self.table = table
+        self.written = Written()
+        self._cluster = cluster
+        self._settings = settings or WriterSettings()
+        self._quorum = Quorum(
+            cluster.log,
+            cluster.topics,
+            cluster.slot_table,
+            cluster.watch,
+            self._settings.quorum,
+            self._settings.quorum_timeout_ms,
+        )
+        self._sender = Sender(cluster.appender, cluster.topics)
+        self._lock = threading.RLock()
+        self._known: tuple[pa.Schema, frozenset[str], TableSchema, DatabaseSchema] | None = None
+        self._closed = False
+
+    def write(self, rows: pa.Table, tags: Collection[str]) -> None:
+        """Write rows: the columns `tags`, `time` (timestamps, or integers that are ns UTC; no nulls) and
+        fields.
+
+        With a quorum of 0 or 1 the rows are queued, and their errors are raised by a later call; with more,
+        the call returns when enough members hold them. Waits while the queue is full. An empty table writes
+        nothing, but its columns extend the schema.
+
+        Raises FormatError, SchemaError, TypeClash and RowTooLarge before any row of a block of BLOCK_ROWS_MAX
+        is written, and WriteFailed, WriteUnknown and QuorumTimeout, which count rows.
+        """
+        with self._lock:
+            self._check_open()
+            # With a quorum of 0 the caller has declared that it does not care for errors.
+            if self._settings.quorum > 0:
+                self._sender.check()
+            rows = normal_rows(rows, self.table, tags)
+            schema, database = self._schema(rows.schema, frozenset(tags))
+            step = QUORUM_BLOCK_ROWS_MAX if self._quorum.watched else BLOCK_ROWS_MAX
+            for start in range(0, rows.num_rows, step):
+                self._write_block(schema, database, rows.slice(start, step))
+
+    def flush(self) -> dict[str, int]:
+        """Wait for everything written so far; the newest offset of each group.
+
+        Raises WriteFailed, WriteUnknown.
+        """
+        with self._lock:
+            return self._sender.flush(self._settings.flush_timeout_s)
+
+    def newest(self) -> dict[str, int]:
+        """The newest offset in each group's log that is known to hold rows of this writer."""
+        return self._sender.newest()
+
+    def close(self) -> dict[str, int]:
+        """Flush and take no more rows; a second call does nothing. Raises as `flush`."""
+        with self._lock:
+            if self._closed:
+                return self._sender.newest()
+            self._closed = True
+            return self.flush()
+
+    def __enter__(self) -> TableWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()
+            return
+        self._closed = True
+        # The caller has to see the error of the block: delivery errors are added as a note.
+        try:
+            self._sender.flush(EXIT_FLUSH_TIMEOUT_S)
+        except HeadraceError as also:
+            error.add_note(f"also: {also}")
+
+    def _write_block(self, schema: TableSchema, database: DatabaseSchema, rows: pa.Table) -> None:
+        # Encoded as a whole before the first message is sent: a row that is too large leaves nothing of the
+        # block in the log.
+        messages = self._encode(schema, database, rows)
+        self._sender.append(messages)
+        self.written.rows += rows.num_rows
+        self.written.points += count_points(rows, (name for name, _ in schema.fields))
+        if self._quorum.watched:
+            newest = self.flush()
+            # Only the groups of this block: one that is behind must not delay writes to others.
+            self._quorum.confirm({each.group: newest[each.group] for each in messages}, rows.num_rows)
+
+    def _encode(self, schema: TableSchema, database: DatabaseSchema, rows: pa.Table) -> list[RoutedMessage]:
+        slot_table, compression = self._cluster.slot_table, self._settings.compression
+        return self._sender.encode(
+            [
+                (part.group, write, write.row_count)
+                for part in route(slot_table, database, schema, rows)
+                for write in encode_writes(schema, slot_table.version, part.rows, compression)
+            ]
+        )
+
+    def _schema(self, columns: pa.Schema, tags: frozenset[str]) -> tuple[TableSchema, DatabaseSchema]:
+        """The schema that holds these columns; looked up again only when the columns change."""
+        # Versions only add or widen, so a schema that held these columns once still does: rows may be written
+        # under an old version.
+        if self._known is None or self._known[0] != columns or self._known[1] != tags:
+            fields = {
+                column.name: kind
+                for column in columns
+                if column.name not in tags and column.name != TIME_COLUMN and (kind := FieldType.of_arrow(column.type))
+            }
+            database = self._cluster.tables.ensure_database(self.database)
+            schema = self._cluster.tables.ensure(self.database, self.table, sorted(tags), fields)
+            self._known = columns, tags, schema, database
+        return self._known[2], self._known[3]
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise WriterClosed(f"this writer of {self.database}.{self.table} is closed", action="open another one")
+
+
+def normal_rows(rows: pa.Table, table: str, tags: Collection[str]) -> pa.Table:
+    """Any Arrow table as a user table: tags as dictionaries, `time` as int64 ns, fields in table types.
+
+    Raises FormatError, which names the column.
+    """
+    # Chunks may have dictionaries of their own, in which the same code means different values.
+    if any(pa.types.is_dictionary(column.type) and column.num_chunks > 1 for column in rows.columns):
+        rows = rows.unify_dictionaries().combine_chunks()
+    return normalise(rows, FormatOptions(table=table, tags=tuple(sorted(tags))))
+
+
+def count_points(rows: pa.Table, fields: Iterable[str]) -> int:
+    """Field values of a table that are not null."""
+    present = [rows.column(name) for name in fields if name in rows.column_names]
+    return sum(len(column) - column.null_count for column in present)

@@ -1,0 +1,106 @@
+"""Durable file operations: what a reader or a crash may see of them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.connectors.files import (
+    DirectoryHeld,
+    DirectoryLock,
+    create_directories,
+    fsync_file,
+    rename_durably,
+    unlink_durably,
+    write_atomically,
+)
+
+
+@pytest.fixture
+def calls(monkeypatch: Any) -> list[str]:
+    """Names of the syncs and renames, in order."""
+    made: list[str] = []
+    for name in ("fsync", "rename"):
+        real = getattr(os, name)
+        monkeypatch.setattr(os, name, lambda *arguments, name=name, real=real: (made.append(name), real(*arguments))[1])
+    return made
+
+
+def test_a_file_is_synced_renamed_and_its_directory_synced(tmp_path: Path, calls: list[str]) -> None:
+    """In this order, for text, bytes and pieces."""
+    for data, expected in (("käse", "käse".encode()), (b"1", b"1"), ([b"1", memoryview(b"2")], b"12")):
+        calls.clear()
+        write_atomically(tmp_path / "file", data)  # type: ignore[arg-type]
+        assert expected == (tmp_path / "file").read_bytes()
+        assert ["fsync", "rename", "fsync"] == calls
+    assert ["file"] == os.listdir(tmp_path)
+
+
+def test_a_failed_write_keeps_the_old_content(tmp_path: Path, monkeypatch: Any) -> None:
+    """No partial file stays, and the error is raised."""
+    write_atomically(tmp_path / "file", "old")
+
+    def fail(_: int) -> None:
+        raise OSError(5, "injected")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(OSError, match="injected"):
+        write_atomically(tmp_path / "file", "new")
+    assert "old" == (tmp_path / "file").read_text()
+    assert ["file"] == os.listdir(tmp_path)
+
+
+def test_new_directories_are_synced_in_their_parents(tmp_path: Path, calls: list[str]) -> None:
+    """One sync for each that was missing, none for those that exist."""
+    assert tmp_path / "a" / "b" == create_directories(tmp_path / "a" / "b")
+    assert ["fsync"] * 2 == calls
+    create_directories(tmp_path / "a" / "b")
+    assert ["fsync"] * 2 == calls
+
+
+def test_renames_and_deletions_are_synced(tmp_path: Path, calls: list[str]) -> None:
+    """Both directories of a move are synced; deleting a missing file has no effect."""
+    (tmp_path / "a").mkdir()
+    (tmp_path / "file").write_text("x")
+    fsync_file(tmp_path / "file")
+    rename_durably(tmp_path / "file", tmp_path / "a" / "file")
+    assert ["fsync", "rename", "fsync", "fsync"] == calls
+    unlink_durably(tmp_path / "a" / "file")
+    unlink_durably(tmp_path / "a" / "file")
+    assert [] == os.listdir(tmp_path / "a")
+    assert 6 == len(calls)
+
+
+def test_a_held_directory_names_the_holder(tmp_path: Path) -> None:
+    """Another process is refused with the pid of the holder; it is free after release, or when the holder ends."""
+    program = (
+        "import sys, time; from headrace.connectors.files import DirectoryLock; "
+        "lock = DirectoryLock(sys.argv[1]); print('held', flush=True); time.sleep(60)"
+    )
+    repository = Path(__file__).parents[4]
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    environment = {**os.environ, "PYTHONPATH": str(repository)}
+    with subprocess.Popen(command, cwd=repository, env=environment, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        assert b"held\n" == holder.stdout.readline()
+        with pytest.raises(DirectoryHeld, match=f"journal .* is held by the process with pid {holder.pid}") as caught:
+            DirectoryLock(tmp_path, purpose="journal")
+        assert holder.pid == caught.value.pid
+        holder.kill()
+    with DirectoryLock(tmp_path, purpose="journal"), pytest.raises(DirectoryHeld, match="this very process"):
+        DirectoryLock(tmp_path)
+    DirectoryLock(tmp_path).release()
+
+
+def test_an_unreadable_lock_file_still_holds(tmp_path: Path) -> None:
+    """The pid in the file only informs."""
+    with DirectoryLock(tmp_path):
+        (tmp_path / "lock").write_text("")
+        with pytest.raises(DirectoryHeld, match="another process") as caught:
+            DirectoryLock(tmp_path)
+        assert caught.value.pid is None

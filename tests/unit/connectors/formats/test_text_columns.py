@@ -1,0 +1,96 @@
+"""Times written as text, to the nanosecond."""
+
+from __future__ import annotations
+
+import polars as pl
+import pytest
+
+from headrace.connectors.formats.interface import FormatOptions
+from headrace.connectors.formats.text_columns import times_of_text
+
+DAY = 1_577_836_800_000_000_000  # 2020-01-01
+
+
+def times(*texts: str | None, unit: str = "ns", time_format: str | None = None) -> list[int | None]:
+    """Nanoseconds of texts."""
+    options = FormatOptions(time_unit=unit, time_format=time_format)  # type: ignore[arg-type]
+    return times_of_text(pl.Series(texts, dtype=pl.String), options).to_list()
+
+
+@pytest.mark.parametrize(
+    ("text", "nanoseconds"),
+    [
+        ("2020-01-01", DAY),
+        ("2020-01-01T00:00", DAY),
+        ("2020-01-01 00:00:00", DAY),
+        ("2020-01-01T00:00:00Z", DAY),
+        ("2020-01-01T00:00:00.123456789Z", DAY + 123_456_789),
+        ("2020-01-01 00:00:00.5", DAY + 500_000_000),
+        ("2020-01-01T02:00:00+02:00", DAY),
+        ("2019-12-31T22:30:00-0130", DAY),
+        ("2020-01-01T02:00:00+02", DAY),
+        ("2262-04-11T23:47:16.854775807Z", 2**63 - 1),
+        ("2262-04-11T23:47:16.854775808Z", None),
+        ("1677-09-20T00:00:00Z", None),
+        ("2300-01-01", None),
+        ("0001-01-01 00:00:00", None),
+        ("2020-02-30", None),
+        ("2020-13-01", None),
+        ("2020-01-01T24:00:00", None),
+        ("2020-01-01T00:00:60", None),
+        ("2020-01-01T00:00:00.1234567890", None),
+        ("2020-01-01T00:00:00+25:00", None),
+        ("2020-1-1", None),
+        ("yesterday", None),
+        ("", None),
+        (None, None),
+    ],
+)
+def test_iso(text: str | None, nanoseconds: int | None) -> None:
+    """ISO 8601 is exact; without a zone it is UTC.
+
+    What is no such time, or out of range, is null among good ones too.
+    """
+    assert [nanoseconds] == times(text)
+    assert [DAY, nanoseconds, 7] == times("2020-01-01T00:00:00Z", text, "7")
+
+
+@pytest.mark.parametrize(
+    ("text", "unit", "nanoseconds"),
+    [
+        ("5", "s", 5_000_000_000),
+        ("1700000000.1", "s", 1_700_000_000_100_000_000),
+        ("1700000000.1234567891", "s", 1_700_000_000_123_456_789),
+        ("-1.5", "s", -1_500_000_000),
+        ("1700000000123.5", "ms", 1_700_000_000_123_500_000),
+        ("1.7e18", "ns", 1_700_000_000_000_000_000),
+        ("1.7E9", "s", 1_700_000_000_000_000_000),
+        ("12.", "ns", 12),
+        ("9223372037", "s", None),
+        ("1e300", "s", None),
+        ("nan", "s", None),
+        (".5", "s", None),
+    ],
+)
+def test_numbers(text: str, unit: str, nanoseconds: int | None) -> None:
+    """Integers and decimals count in their unit, digit for digit; digits finer than a nanosecond are cut off."""
+    assert [nanoseconds] == times(text, unit=unit)
+
+
+@pytest.mark.parametrize(
+    ("text", "time_format", "nanoseconds"),
+    [
+        ("01.02.2020 03:04", "%d.%m.%Y %H:%M", DAY + 31 * 86_400 * 10**9 + (3 * 60 + 4) * 60 * 10**9),
+        ("2020-01-01 00:00:00.000001", "%Y-%m-%d %H:%M:%S.%f", DAY + 1_000),
+        ("20200101T000001", "%Y%m%dT%H%M%S", DAY + 10**9),
+        ("20200101", "%Y%m%d", DAY),
+        ("01/01/2020 02:00 +0200", "%d/%m/%Y %H:%M %z", DAY),
+        ("2500-01-01", "%Y-%m-%d", None),
+        ("1600-01-01", "%Y-%m-%d", None),
+        ("31.02.2020", "%d.%m.%Y", None),
+        ("5", "%d.%m.%Y", None),
+    ],
+)
+def test_formats(text: str, time_format: str, nanoseconds: int | None) -> None:
+    """A time format is the only form taken, and never wraps around out of range."""
+    assert [nanoseconds] == times(text, time_format=time_format)

@@ -1,0 +1,497 @@
+"""The writer on a log in memory: routing, refusals before a write, and reports of failures."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.connectors.formats.interface import ColumnMissing, ColumnTypeError, TimeRangeError
+from headrace.connectors.log.memory import MemoryAppender, MemoryLog
+from headrace.connectors.log.port import AppendFailed, AppendUnknown, Headers, OnDelivery
+from headrace.connectors.log.topics import Topics
+from headrace.consumers.membership.bootstrap import join_cluster
+from headrace.consumers.membership.schema_log import SchemaLog
+from headrace.consumers.replication.heartbeat import StatusWatch
+from headrace.producers.acks import QuorumInvalid, QuorumTimeout, QuorumTooLarge
+from headrace.producers.cluster import Cluster
+from headrace.producers.deletes import DeleteInvalid, delete_rows
+from headrace.producers.router import RowTooLarge
+from headrace.producers.sender import WriteFailed, WriteUnknown
+from headrace.producers.writer import TableWriter, WriterClosed, WriterSettings
+from headrace.schemas.errors import HeadraceError
+from headrace.schemas.messages import Delete, Message, Write, decode_message
+from headrace.schemas.payload import SERIES_COLUMN, decode_rows
+from headrace.schemas.records import Create, Role, Status, encode_status
+from headrace.schemas.series import series_key
+from headrace.schemas.tables import FieldType, TypeClash
+
+TOPICS = Topics("c")
+NODES = ("n1", "n2", "n3")
+DAY_NS = 86_400_000_000_000
+
+
+def status_of(**given_fields: Any) -> Status:
+    """A status with the given fields and neutral values for the rest."""
+    neutral = {"str": "", "int": 0, "bool": True, "bytes": bytes(16), "Role": Role.FOLLOWER}
+    return Status(**{field.name: given_fields.get(field.name, neutral[str(field.type)]) for field in fields(Status)})
+
+
+class FailingAppender(MemoryAppender):
+    """Fails one append to a forward log for each given error; then works."""
+
+    def __init__(self, log: MemoryLog) -> None:
+        super().__init__(log)
+        self.errors: list[HeadraceError] = []
+
+    def append(
+        self,
+        topic: str,
+        value: bytes,
+        *,
+        key: bytes | None = None,
+        headers: Headers = (),
+        on_delivery: OnDelivery | None = None,
+    ) -> None:
+        """See Appender."""
+        if self.errors and on_delivery is not None:
+            on_delivery(None, self.errors.pop(0))
+        else:
+            super().append(topic, value, key=key, headers=headers, on_delivery=on_delivery)
+
+
+class SilentAppender(MemoryAppender):
+    """Accepts every record and never reports a delivery."""
+
+    def append(self, topic: str, value: bytes, **_: Any) -> None:
+        """See Appender."""
+
+
+@dataclass
+class Scene:
+    """A cluster of three nodes in memory."""
+
+    log: MemoryLog
+    cluster: Cluster
+
+    def writer(self, table: str = "t", appender: MemoryAppender | None = None, **settings: Any) -> TableWriter:
+        """A writer of `db.<table>`."""
+        cluster = replace(self.cluster, appender=appender) if appender else self.cluster
+        return TableWriter(cluster, "db", table, WriterSettings(**settings))
+
+    def messages(self) -> list[tuple[str, Message]]:
+        """(group, message) of every record in the forward logs."""
+        return [
+            (name, decode_message(record.value))
+            for name in NODES
+            for record in self.log.topic(TOPICS.forward(name)).records
+        ]
+
+    def rows(self) -> list[tuple[str, int, tuple[Any, ...]]]:
+        """(series, time, fields) of every row written, sorted."""
+        found = []
+        for _, message in self.messages():
+            assert isinstance(message.body, Write)
+            for row in decode_rows(message.body.rows).to_pylist():
+                series, time = row.pop(SERIES_COLUMN), row.pop("time")
+                found.append((series, time, tuple(sorted(row.items()))))
+        return sorted(found, key=row_order)
+
+    def broadcast(self, node: str, group: str, durable_offset: int) -> None:
+        """Broadcast a node's status."""
+        topic_id = self.log.describe(TOPICS.forward(group)).topic_id
+        status = status_of(node=node, group=group, topic_id=topic_id, durable_offset=durable_offset)
+        self.log.store(TOPICS.status, encode_status(status), None, ())
+
+
+@pytest.fixture
+def scene() -> Iterator[Scene]:
+    """A cluster of three nodes, all of which hold every row."""
+    with open_scene() as made:
+        yield made
+
+
+class open_scene:  # noqa: N801
+    """The same for property tests, which need a new cluster for each example."""
+
+    def __enter__(self) -> Scene:
+        log = MemoryLog()
+        slot_table = join_cluster(log, TOPICS, Create(NODES, 3, 10_000))
+        self.watch = StatusWatch(log, TOPICS)
+        self.tables = SchemaLog(log, TOPICS)
+        return Scene(log, Cluster(log, TOPICS, slot_table, self.tables, self.watch, log.appender()))
+
+    def __exit__(self, *_: object) -> None:
+        self.watch.close()
+        self.tables.close()
+
+
+def row_order(row: tuple[str, int, tuple[Any, ...]]) -> tuple[str, int, str]:
+    """By series and time, then by any other difference of two rows."""
+    return row[0], row[1], repr(row[2])
+
+
+def readings(hosts: list[str | None], times: list[int], **fields: list[Any]) -> pa.Table:
+    """A user table with the tag `host`."""
+    return pa.table({"host": pa.array(hosts, pa.string()), "time": pa.array(times, pa.int64()), **fields})
+
+
+def test_every_row_arrives_once_in_the_group_that_owns_it(scene: Scene) -> None:
+    """Rows of many series and days are spread over the groups by slot, and none is lost or doubled."""
+    hosts = [f"h{number % 17}" for number in range(500)]
+    times = [number * DAY_NS // 7 for number in range(500)]
+    with scene.writer() as writer:
+        writer.write(readings(hosts, times, v=list(range(500))), ["host"])
+    assert (500, 500) == (writer.written.rows, writer.written.points)
+    expected = [
+        (series_key("t", {"host": host}), time, (("v", v),))
+        for v, (host, time) in enumerate(zip(hosts, times, strict=True))
+    ]
+    assert sorted(expected, key=row_order) == scene.rows()
+    assert set(NODES) == {group for group, _ in scene.messages()}
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from([None, "", "a", "b c", "d,e=f"]),
+            st.integers(-(2**62), 2**62),
+            st.one_of(st.none(), st.floats(allow_nan=False)),
+            st.one_of(st.none(), st.text(max_size=3)),
+        ),
+        max_size=30,
+    )
+)
+def test_any_rows_arrive_as_they_were(rows: list[tuple[str | None, int, float | None, str | None]]) -> None:
+    """Null and empty tags, old and far times, null fields and unusual characters all reach the log unchanged."""
+    table = pa.table(
+        {
+            "host": pa.array([row[0] for row in rows], pa.string()),
+            "time": pa.array([row[1] for row in rows], pa.int64()),
+            "v": pa.array([row[2] for row in rows], pa.float64()),
+            "w": pa.array([row[3] for row in rows], pa.string()),
+        }
+    )
+    with open_scene() as scene:
+        with scene.writer() as writer:
+            writer.write(table, ["host"])
+        expected = [(series_key("t", {"host": host}), time, (("v", v), ("w", w))) for host, time, v, w in rows]
+        assert sorted(expected, key=row_order) == scene.rows()
+
+
+def test_batches_increase_and_sequences_number_the_messages_of_one_write(scene: Scene) -> None:
+    """Each write is a newer batch of one producer; another writer is another producer."""
+    with scene.writer() as first, scene.writer() as second:
+        for writer in (first, first, second):
+            writer.write(readings(["a", "b", "c", "d"], [0, DAY_NS, 2 * DAY_NS, 3 * DAY_NS], v=[1, 2, 3, 4]), ["host"])
+    positions = [message.position for _, message in scene.messages()]
+    by_batch: dict[tuple[str, int], list[int]] = {}
+    for position in positions:
+        by_batch.setdefault((position.producer, position.batch), []).append(position.sequence)
+    assert all(sorted(numbers) == list(range(len(numbers))) for numbers in by_batch.values())
+    producers = sorted(
+        {producer for producer, _ in by_batch}, key=lambda name: max(b for p, b in by_batch if p == name)
+    )
+    assert [[1], [1, 2]] == [sorted(batch for name, batch in by_batch if name == producer) for producer in producers]
+
+
+def test_flush_gives_the_newest_offset_of_each_group(scene: Scene) -> None:
+    """After a flush the writer knows the offsets that a query must have read."""
+    writer = scene.writer()
+    writer.write(readings([f"h{number}" for number in range(50)], [0] * 50, v=[1.0] * 50), ["host"])
+    ends = {name: scene.log.describe(TOPICS.forward(name)).end for name in NODES}
+    assert {name: end - 1 for name, end in ends.items() if end} == writer.flush() == writer.newest() == writer.close()
+
+
+def test_new_columns_and_widening_reach_the_table_before_the_rows(scene: Scene) -> None:
+    """A later write may bring a new field, a new tag and decimals where there were integers."""
+    with scene.writer() as writer:
+        writer.write(readings(["a"], [1], v=[1]), ["host"])
+        table = readings(["a"], [2], v=[1.5], w=["x"]).append_column("rack", pa.array(["r"]))
+        writer.write(table, ["host", "rack"])
+        writer.write(readings(["a"], [3], v=[7]), ["host"])
+    newest = scene.cluster.tables.catalogue.newest("db", "t")
+    assert (2, ("host", "rack")) == (newest.version, newest.tags)
+    assert {"v": FieldType.FLOAT64, "w": FieldType.STRING} == newest.field_types()
+    assert [("v", 1)] == [row for _, time, fields in scene.rows() if time == 1 for row in fields]
+    assert [("v", 7.0)] == [row for _, time, fields in scene.rows() if time == 3 for row in fields]
+
+
+def test_an_empty_table_declares_its_columns_and_writes_nothing(scene: Scene) -> None:
+    """A table without rows creates the table with its columns, but no message."""
+    with scene.writer() as writer:
+        writer.write(readings([], [], v=pa.array([], pa.float64())), ["host"])
+    assert [] == scene.messages()
+    assert {"v": FieldType.FLOAT64} == scene.cluster.tables.catalogue.newest("db", "t").field_types()
+
+
+@pytest.mark.parametrize(
+    ("table", "tags", "error", "expected"),
+    [
+        (pa.table({"v": [1.0]}), [], ColumnMissing, "no column 'time'"),
+        (pa.table({"time": ["x"], "v": [1.0]}), [], TimeRangeError, "column 'time' has a text that is no time: 'x'"),
+        (pa.table({"time": pa.array([1, None], pa.int64())}), [], TimeRangeError, "'time' has 1 rows without a time"),
+        (pa.table({"time": pa.array([2**62], pa.timestamp("s"))}), [], TimeRangeError, "'time' has times outside"),
+        (pa.table({"time": [1.5]}), [], ColumnTypeError, "time column 'time' has type double"),
+        (pa.table({"time": [1], "v": [[1]]}), [], ColumnTypeError, "field 'v' has type list"),
+        (
+            pa.table({"time": [1], "v": pa.array([2**63], pa.uint64())}),
+            [],
+            ColumnTypeError,
+            "column 'v' has integers that do not fit",
+        ),
+        (pa.table({"time": [1], "v": [1]}), ["host"], ColumnMissing, "no column 'host'"),
+        (pa.table([[1], [1], [2]], names=["time", "v", "v"]), [], ColumnTypeError, "'v' is there twice"),
+        (pa.table({"time": [1], "host": [5.5]}), ["host"], ColumnTypeError, "tag 'host' has type double"),
+        (pa.table({"time": [1], "__v": [1]}), [], ColumnTypeError, "'__v'"),
+        (pa.table({"time": [1], "v": ["text"]}), [], TypeClash, "field 'v' of db.t is int64 and cannot take string"),
+        (pa.table({"time": [1], "v": ["x"]}), ["v"], TypeClash, "'v' of db.t is a field"),
+    ],
+)
+def test_invalid_rows_are_refused_before_anything_is_written(
+    scene: Scene, table: pa.Table, tags: list[str], error: type[HeadraceError], expected: str
+) -> None:
+    """The error names the column; the log gets nothing, and the writer continues."""
+    with scene.writer() as writer:
+        writer.write(pa.table({"time": [0], "v": [0]}), [])
+        with pytest.raises(error, match=expected):
+            writer.write(table, tags)
+        writer.write(pa.table({"time": [9], "v": [9]}), [])
+    assert [0, 9] == [time for _, time, _ in scene.rows()]
+
+
+def test_a_row_that_fits_no_message_is_refused(scene: Scene) -> None:
+    """A row of 50 MB is refused with its size; rows beside it in the same block are not written either."""
+    table = readings(["a", "b"], [1, 2], v=["x", "x" * 50_000_000])
+    with scene.writer(compression="none") as writer:
+        with pytest.raises(RowTooLarge, match=r"a row of db.t takes 500\d+ bytes"):
+            writer.write(table, ["host"])
+        assert 0 == writer.written.rows
+    assert [] == scene.messages()
+
+
+def test_large_rows_are_spread_over_messages_that_fit(scene: Scene) -> None:
+    """Rows of a megabyte each are sent in as many messages as needed."""
+    text = "x" * (1 << 20)
+    with scene.writer(compression="none") as writer:
+        writer.write(readings(["a"] * 20, list(range(20)), v=[text] * 20), ["host"])
+    assert list(range(20)) == [time for _, time, _ in scene.rows()]
+    assert all(
+        len(record.value) <= 8 << 20 for name in NODES for record in scene.log.topic(TOPICS.forward(name)).records
+    )
+
+
+@pytest.mark.parametrize(
+    ("errors", "error", "expected", "rows"),
+    [
+        ([AppendFailed("refused")], WriteFailed, "^1 rows are not in the log: refused", 1),
+        ([AppendUnknown("timed out")], WriteUnknown, "^1 rows may or may not be in the log: timed out", 1),
+        (
+            [AppendFailed("refused"), AppendUnknown("timed out")],
+            WriteUnknown,
+            "^1 rows may or may not be in the log, and 1 are not: refused",
+            2,
+        ),
+    ],
+)
+def test_a_failed_delivery_is_raised_once_at_the_next_call(
+    scene: Scene, errors: list[HeadraceError], error: type[WriteFailed], expected: str, rows: int
+) -> None:
+    """Failed and unknown are different errors; both count the rows, and each is raised exactly once."""
+    for call in (lambda writer: writer.flush(), lambda writer: writer.close(), lambda writer: write_one(writer, 9)):
+        appender = FailingAppender(scene.log)
+        writer = scene.writer(appender=appender)
+        write_one(writer, 0)
+        appender.errors = list(errors)
+        for number in range(len(errors)):
+            appended(writer, number)
+        with pytest.raises(error, match=expected) as raised:
+            call(writer)
+        assert rows == raised.value.rows
+        writer.close()
+
+
+def write_one(writer: TableWriter, time_ns: int) -> None:
+    """Write a single row."""
+    writer.write(readings(["a"], [time_ns], v=[1]), ["host"])
+
+
+def appended(writer: TableWriter, time_ns: int) -> None:
+    """Write a single row without the check of earlier deliveries."""
+    check, writer._sender.check = writer._sender.check, lambda: None  # type: ignore[method-assign]
+    write_one(writer, time_ns)
+    writer._sender.check = check  # type: ignore[method-assign]
+
+
+def test_without_a_quorum_only_flush_and_close_raise(scene: Scene) -> None:
+    """With quorum 0 writes continue after a failure; flush and close still raise it."""
+    appender = FailingAppender(scene.log)
+    writer = scene.writer(appender=appender, quorum=0)
+    write_one(writer, 0)
+    appender.errors = [AppendFailed("refused")]
+    write_one(writer, 1)
+    write_one(writer, 2)
+    with pytest.raises(WriteFailed):
+        writer.close()
+    assert [0, 2] == [time for _, time, _ in scene.rows()]
+
+
+def test_a_log_that_never_answers_leaves_the_state_unknown(scene: Scene) -> None:
+    """The error of a flush that times out has the number of unacknowledged rows."""
+    writer = scene.writer(appender=SilentAppender(scene.log), flush_timeout_s=0.05)
+    write_one(writer, 0)
+    with pytest.raises(WriteUnknown, match=r"1 rows were not confirmed in 0.05 s") as raised:
+        writer.close()
+    assert 1 == raised.value.rows
+
+
+def test_a_missing_topic_fails_the_write_and_names_it(scene: Scene) -> None:
+    """A forward log that is gone is an error that names the topic."""
+    for name in NODES:
+        scene.log.delete_topic(TOPICS.forward(name))
+    writer = scene.writer()
+    write_one(writer, 0)
+    with pytest.raises(WriteFailed, match=r"1 rows are not in the log: topic c.forward.n\d.1 does not exist"):
+        writer.flush()
+
+
+def test_an_error_in_the_body_is_raised_first(scene: Scene) -> None:
+    """A `with` block that fails for another reason raises that; the writer's own error becomes a note."""
+    appender = FailingAppender(scene.log)
+
+    def work() -> None:
+        with scene.writer(appender=appender) as writer:
+            write_one(writer, 0)
+            appender.errors = [AppendFailed("refused")]
+            write_one(writer, 1)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError) as raised:
+        work()
+    assert ["also: 1 rows are not in the log: refused"] == raised.value.__notes__
+
+
+def test_a_closed_writer_takes_no_rows(scene: Scene) -> None:
+    """Closing twice is fine; writing after it is an error."""
+    writer = scene.writer()
+    writer.close()
+    writer.close()
+    with pytest.raises(WriterClosed):
+        write_one(writer, 0)
+
+
+def test_two_threads_that_add_columns_at_once_both_succeed(scene: Scene) -> None:
+    """Of two changes on one version the first counts; the other writer rereads the schema, and no row is lost."""
+    failures: list[BaseException] = []
+
+    def work(name: str) -> None:
+        tables = SchemaLog(scene.log, TOPICS)
+        try:
+            with TableWriter(replace(scene.cluster, tables=tables), "db", "t") as writer:
+                for number in range(10):
+                    writer.write(readings([name], [number], **{f"{name}_{number}": [number]}), ["host"])
+        except BaseException as error:
+            failures.append(error)
+        finally:
+            tables.close()
+
+    threads = [threading.Thread(target=work, args=(name,)) for name in ("a", "b")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [] == failures
+    scene.cluster.tables.refresh()
+    assert 20 == len(scene.cluster.tables.catalogue.newest("db", "t").fields) == len(scene.rows())
+
+
+@pytest.mark.parametrize(("quorum", "error"), [(4, QuorumTooLarge), (-1, QuorumInvalid)])
+def test_an_impossible_quorum_is_refused_at_once(scene: Scene, quorum: int, error: type[HeadraceError]) -> None:
+    """A quorum above the number of members is refused, never reduced."""
+    with pytest.raises(error, match=f"quorum {quorum}"):
+        scene.writer(quorum=quorum)
+
+
+def single_group(scene: Scene) -> tuple[pa.Table, str]:
+    """A row, and the group that takes it."""
+    table = readings(["a"], [0], v=[1])
+    with scene.writer() as writer:
+        writer.write(table, ["host"])
+    return table, scene.messages()[0][0]
+
+
+def test_a_quorum_is_reached_when_enough_live_members_hold_the_rows(scene: Scene) -> None:
+    """The write returns once two members report the offset as durable."""
+    table, group = single_group(scene)
+    with scene.writer(quorum=2, quorum_timeout_ms=20_000) as writer:
+        scene.broadcast("n1", group, 1)
+        threading.Timer(0.05, lambda: scene.broadcast("n2", group, 5)).start()
+        writer.write(table, ["host"])
+        assert {group: 1} == writer.newest()
+
+
+def test_a_write_waits_for_no_group_but_its_own(scene: Scene) -> None:
+    """A group whose members do not confirm an earlier write delays no write to another group."""
+    groups: dict[str, pa.Table] = {}
+    with scene.writer() as writer:
+        for number in range(50):
+            table = readings([f"h{number}"], [0], v=[1])
+            counts = {name: len(scene.log.topic(TOPICS.forward(name)).records) for name in NODES}
+            writer.write(table, ["host"])
+            grown = next(name for name in NODES if len(scene.log.topic(TOPICS.forward(name)).records) > counts[name])
+            groups.setdefault(grown, table)
+    (_short, short_rows), (held, held_rows), *_ = groups.items()
+    for node in NODES:
+        scene.broadcast(node, held, 1_000)
+    with scene.writer(quorum=2, quorum_timeout_ms=200) as writer:
+        with pytest.raises(QuorumTimeout):
+            writer.write(short_rows, ["host"])
+        writer.write(held_rows, ["host"])
+
+
+def test_a_missed_quorum_is_an_unknown_state_that_names_lagging_members(scene: Scene) -> None:
+    """One member holds it, one is behind, one has sent no status: the rows are in the log, and the state is unknown."""
+    table, group = single_group(scene)
+    scene.broadcast("n1", group, 1)
+    scene.broadcast("n2", group, 0)
+    with scene.writer(quorum=2, quorum_timeout_ms=300) as writer, pytest.raises(QuorumTimeout) as raised:
+        writer.write(table, ["host"])
+    assert {group: {"n1": "holds it", "n2": "holds up to offset 0 of 1", "n3": "has sent no status"}} == {
+        name: dict(sorted(members.items())) for name, members in raised.value.lagging.items()
+    }
+    assert 1 == raised.value.rows
+    assert "1 rows are in the log but were not confirmed by 2 members within 300 ms" in raised.value.message
+
+
+def test_a_delete_reaches_every_group(scene: Scene) -> None:
+    """A delete may match rows of any slot, so each group's log gets the same one."""
+    with scene.writer() as writer:
+        writer.write(readings(["a"], [1], v=[1]), ["host"])
+    offsets = delete_rows(scene.cluster, "db", "t", {"host": ["a", "b"]}, 0, 10)
+    deletes = {group: message.body for group, message in scene.messages() if isinstance(message.body, Delete)}
+    assert {name: Delete("db", "t", {"host": ("a", "b")}, 0, 10) for name in NODES} == deletes
+    assert {name: scene.log.describe(TOPICS.forward(name)).end - 1 for name in NODES} == offsets
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (("db", "u"), "there is no table db.u"),
+        (("db", "t", {"rack": "r"}), "db.t has no tag 'rack'"),
+        (("db", "t", {"host": []}), "no value is given for tag 'host'"),
+        (("db", "t", {}, 5, 5), "range of time is empty"),
+    ],
+)
+def test_an_invalid_delete_is_refused(scene: Scene, arguments: tuple[Any, ...], expected: str) -> None:
+    """Unknown tables and tags and empty ranges are errors, not deletes of nothing or of everything."""
+    with scene.writer() as writer:
+        writer.write(readings(["a"], [1], v=[1]), ["host"])
+    with pytest.raises(DeleteInvalid, match=expected):
+        delete_rows(scene.cluster, *arguments)
+    assert 1 == len(scene.messages())

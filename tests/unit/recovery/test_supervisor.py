@@ -1,0 +1,238 @@
+"""Nodes in this process with wrong data: it is detected, unsynced and recovered without an operator."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from headrace.admin_client import AcceptedGap, AdminClient, GapUnacceptable
+from headrace.connectors import deadline
+from headrace.consumers.membership.bootstrap import read_slot_table
+from headrace.consumers.node.node import Node
+from headrace.consumers.recovery import coordinator
+from headrace.consumers.recovery.file_copy import Snapshot, Source, fetch
+from headrace.consumers.recovery.log_gap import GapRefused
+from headrace.consumers.recovery.plan import Costs
+from headrace.consumers.recovery.progress import CopyObserver
+from tests.unit.nodes import Nodes, corrupt, running_nodes
+from tests.waiting import eventually
+
+
+@pytest.fixture
+def three(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Nodes]:
+    """Three nodes that keep their complete logs."""
+    with running_nodes(tmp_path, monkeypatch, ("n1", "n2", "n3"), keep_records=0) as nodes:
+        yield nodes
+
+
+@pytest.fixture
+def one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Nodes]:
+    """One node alone, with the complete log."""
+    with running_nodes(tmp_path, monkeypatch, ("n1",), keep_records=0) as nodes:
+        yield nodes
+
+
+def seal_all(nodes: Nodes) -> None:
+    """Wait until every node has sealed all rows."""
+    nodes.seal()
+    for node in nodes.running.values():
+        eventually(lambda node=node: sealed(node), "everything sealed everywhere")
+
+
+def sealed(node: Node) -> bool:
+    """Whether a node has sealed all applied records."""
+    return all(
+        group.version and group.store_jobs.sealed_version >= group.applied.frontier and not group.applied.unsealed_rows
+        for group in node.groups.values()
+    )
+
+
+def tamper_with_chain(node: Node, topic: str) -> None:
+    """Change the chain, as if this process had applied another record."""
+    state = node.groups[topic].replica.state
+    state.chain = bytes(16)
+
+
+def test_a_rotted_file_is_found_at_start_and_replaced(three: Nodes) -> None:
+    """The scrubber finds a file of equal size with other bytes.
+
+    Another member's files replace it without an operator.
+    """
+    three.write()
+    seal_all(three)
+    three.stop("n2")
+    rotted = next((three.directory / "n2" / "segments").rglob("*.parquet"))
+    corrupt(rotted)
+    three.start("n2")
+    node = three.running["n2"]
+    eventually(lambda: node.scrubber.files_rotted > 0, "a rotted file")
+    eventually(lambda: not node.identity.wrong and node.ready()[0], "recovered")
+    three.holds_everything("n2")
+
+
+def test_a_rotted_file_of_a_single_node_is_rebuilt_from_the_log(one: Nodes) -> None:
+    """No other member has the files, but the log has every record."""
+    one.write()
+    seal_all(one)
+    one.stop("n1")
+    corrupt(next((one.directory / "n1" / "segments").rglob("*.parquet")))
+    one.start("n1")
+    node = one.running["n1"]
+    eventually(lambda: node.scrubber.files_rotted > 0, "a rotted file")
+    eventually(lambda: not node.identity.wrong and node.ready()[0], "recovered")
+    one.seal()
+    one.holds_everything("n1")
+
+
+def test_a_damaged_index_is_set_aside_and_the_store_recovers(three: Nodes) -> None:
+    """A store that cannot be opened is moved to `damaged`; the node starts without it and recovers."""
+    three.write()
+    seal_all(three)
+    three.stop("n3")
+    for path in (three.directory / "n3" / "index" / "n1").glob("*.sst"):
+        path.write_bytes(b"\0" * path.stat().st_size)
+    for path in (three.directory / "n3" / "index" / "n1").glob("MANIFEST*"):
+        path.write_bytes(b"\0" * path.stat().st_size)
+    three.start("n3")
+    three.holds_everything("n3")
+    assert list((three.directory / "n3" / "damaged" / "n1-1" / "segments").rglob("*.parquet"))
+
+
+def test_a_member_with_another_chain_is_found_and_recovers(three: Nodes) -> None:
+    """Its chain differs at the next common sample.
+
+    It alone is unsynced, is never a source, and recovers to the others' chain.
+    """
+    three.write()
+    seal_all(three)
+    topic, bad = three.topics.forward("n1"), three.running["n3"]
+    before = bad.identity.store
+    tamper_with_chain(bad, topic)
+    three.write()
+    three.fill(topic, 300)
+    eventually(lambda: bad.identity.store != before, "the wrong data gave way")
+    three.holds_everything("n3")
+    eventually(lambda: len({node.groups[topic].applied.chain for node in three.running.values()}) == 1, "one chain")
+
+
+def test_wrong_data_is_still_refused_after_a_restart(three: Nodes) -> None:
+    """Data that was found wrong before a crash is not served after it."""
+    three.write()
+    seal_all(three)
+    topic = three.topics.forward("n2")
+    node = three.running["n2"]
+    three.stop("n1", "n3")
+    node.supervisor.coordinator.stop()
+    node.supervisor.mark_wrong(topic, "for a test", frozenset({"n1"}))
+    assert not node.ready()[0]
+    assert -1 == next(status for status in node.readiness.statuses() if status.group == "n2").durable_offset
+    three.stop("n2")
+    three.start("n1", "n2", "n3")
+    restarted = three.running["n2"]
+    eventually(lambda: not restarted.identity.wrong, "recovered")
+    three.holds_everything("n2")
+
+
+@pytest.mark.slow(6)
+def test_files_are_copied_where_reading_the_log_would_take_longer(
+    three: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A wiped node whose log has everything copies files, compares the copy with the log, and continues there."""
+    monkeypatch.setattr(coordinator, "Costs", lambda: Costs(1.0, 1e9, 0.001))
+    monkeypatch.setattr(coordinator, "TURN_S", 0.02)
+    copied: list[str] = []
+
+    def fetch_and_record(source: Source, directory: Path, observer: CopyObserver, own: Path) -> Snapshot:
+        snapshot = fetch(source, directory, observer, own)
+        copied.append(snapshot.group)
+        return snapshot
+
+    monkeypatch.setattr(coordinator, "fetch", fetch_and_record)
+    three.fill(three.topics.forward("n1"), 20_000)
+    three.write()
+    seal_all(three)
+    three.wipe("n3")
+    three.start("n3")
+    three.holds_everything("n3")
+    assert "n1" in copied
+
+
+def lose_logs(nodes: Nodes, how: str, group: str) -> None:
+    """The log of a group is recreated, truncated, truncated and appended to, or trimmed beyond every member."""
+    topic = nodes.topics.forward(group)
+    if how == "recreated":
+        nodes.log.delete_topic(topic)
+        nodes.log.create_topic(topic, {})
+    elif how == "truncated":
+        nodes.log.truncate(topic, nodes.log.describe(topic).end - 3)
+    elif how == "refilled":
+        nodes.log.truncate(topic, nodes.log.describe(topic).end - 3)
+        nodes.fill(topic, 8)
+    else:
+        nodes.fill(topic, 5)
+        nodes.log.trim(topic, nodes.log.describe(topic).end - 1)
+
+
+@pytest.mark.slow(10)
+@pytest.mark.parametrize("how", ["recreated", "truncated", "refilled", "trimmed"])
+def test_a_lost_log_is_never_followed_silently_and_continues_when_accepted(
+    three: Nodes, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The members are unsynced with the choices and keep their data; after accept-gap those at the gap continue.
+
+    A member that was behind, or that has an empty directory, copies files. A restart continues from there.
+    """
+    monkeypatch.setattr(deadline, "GONE_AFTER_S", 1.0)
+    three.write()
+    seal_all(three)
+    three.stop("n3")
+    three.write()
+    seal_all(three)
+    three.fill(three.topics.forward("n2"), 10)
+    for node in three.running.values():
+        topic = three.topics.forward("n2")
+        eventually(
+            lambda node=node, topic=topic: node.groups[topic].applied.offset + 1 == three.log.describe(topic).end,
+            "the end",
+        )
+    three.stop("n1", "n2")
+    lose_logs(three, how, "n2")
+    three.start("n1", "n2", "n3")
+    for node in three.running.values():
+        eventually(lambda node=node: "headrace accept-gap" in node.reason(topic), f"choices; {node.reason(topic)}")
+    assert not three.running["n1"].ready()[0]
+    accepted = accept(three, "n2")
+    assert accepted.member in ("n1", "n2")
+    for name in three.names:
+        three.holds_everything(name)
+    three.write()
+    three.stop("n1")
+    three.start("n1")
+    three.wipe("n3")
+    three.start("n3")
+    for name in three.names:
+        three.holds_everything(name)
+    assert len({node.groups[topic].applied.chain for node in three.running.values()}) == 1
+
+
+def test_a_gap_is_refused_where_nothing_is_lost(three: Nodes) -> None:
+    """Neither a group in sync nor one with a member offline accepts a gap."""
+    three.write()
+    with pytest.raises(GapUnacceptable, match="in sync at"):
+        accept(three, "n1")
+    with pytest.raises(GapRefused, match="has not lost its log"):
+        three.running["n1"].accept_gap("n1", None)
+    three.stop("n2")
+    with pytest.raises(GapUnacceptable, match="in sync at|may hold more"):
+        accept(three, "n1")
+
+
+def accept(nodes: Nodes, group: str) -> AcceptedGap:
+    """The operation of `headrace accept-gap`."""
+    operations = AdminClient(nodes.log, nodes.topics, read_slot_table(nodes.log, nodes.topics))
+    try:
+        return operations.accept_gap(group, None, 0, 60.0)
+    finally:
+        operations.close()

@@ -1,0 +1,38 @@
+"""The statuses a node sends: changes at once, everything again before the node counts as offline."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from headrace.consumers.replication.failure_detector import HEARTBEAT_INTERVAL_MS
+from headrace.consumers.replication.heartbeat import REPEAT_S, SentStatuses
+from tests.unit.statuses import STATUS
+
+ONE = replace(STATUS, group="one")
+TWO = replace(ONE, group="two")
+
+
+def test_only_the_group_that_changed_is_sent_again() -> None:
+    """A status that differs only in its sending time is not due; one with a new durable offset is."""
+    sent = SentStatuses()
+    assert [ONE, TWO] == sent.due([ONE, TWO], 0.0)
+    later, moved = replace(ONE, sent_boot_ns=8), replace(TWO, durable_offset=13, sent_boot_ns=8)
+    assert [moved] == sent.due([later, moved], 0.01)
+    assert [] == sent.due([later, moved], 0.02)
+
+
+def test_everything_is_sent_again_within_the_interval() -> None:
+    """A group that never changes is sent at least every interval, however often another one changes."""
+    sent = SentStatuses()
+    sent.due([ONE, TWO], 0.0)
+    assert [] == sent.due([ONE, TWO], REPEAT_S - 0.001)
+    assert [ONE, TWO] == sent.due([ONE, TWO], REPEAT_S)
+    assert 2 * REPEAT_S <= HEARTBEAT_INTERVAL_MS / 1_000
+
+
+def test_a_status_that_was_not_sent_is_still_due() -> None:
+    """A status that the log refused is due again at the next turn."""
+    sent = SentStatuses()
+    sent.due([ONE, TWO], 0.0)
+    sent.forget("one")
+    assert [ONE] == sent.due([ONE, TWO], 0.01)

@@ -1,0 +1,44 @@
+"""The journal of a group: entries come back in order, and a missing one is an error."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from headrace.connectors.log.port import Record
+from headrace.consumers.replication.journal import Journal, JournalBroken, JournalEntry
+
+
+def entry(group: str, version: int, value: bytes) -> JournalEntry:
+    """A journal entry as the log consumer makes it."""
+    return JournalEntry.of(
+        group, version, Record("topic", version * 2, 99, None, value, (("format", b"1"), ("x", b"")))
+    )
+
+
+def test_the_journal_returns_the_records_that_no_segment_holds(tmp_path: Path) -> None:
+    """Small and large entries survive a reopening by group and in order; forgotten ones do not."""
+    journal = Journal(tmp_path, ("a", "b"))
+    entries = {"a": [entry("a", version, b"x" * version * 3_000) for version in range(1, 6)], "b": [entry("b", 1, b"")]}
+    journal.append(entries)
+    journal.forget("a", 2)
+    journal.close()
+    again = Journal(tmp_path, ("b", "a", "c"))
+    assert entries["a"][2:] == list(again.recovered("a", 2))
+    assert entries["b"] == list(again.recovered("b", 0))
+    assert [5, 1, 0] == [again.newest_version(group) for group in ("a", "b", "c")]
+    again.forget("a", 5)
+    again.forget("a", 5)
+    again.close()
+
+
+def test_a_gap_in_the_journal_is_an_error(tmp_path: Path) -> None:
+    """Missing records are never skipped."""
+    journal = Journal(tmp_path, ("a",))
+    journal.append({"a": [entry("a", 1, b"1"), entry("a", 3, b"3")]})
+    journal.close()
+    again = Journal(tmp_path, ("a",))
+    with pytest.raises(JournalBroken, match="from version 1 to 3"):
+        list(again.recovered("a", 0))
+    again.close()

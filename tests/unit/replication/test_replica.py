@@ -1,0 +1,134 @@
+"""The replica: versions without gaps, repeats dropped, leadership by the log, seals by size."""
+
+from __future__ import annotations
+
+import pytest
+
+from headrace.consumers.replication.group_state import GroupState
+from headrace.consumers.replication.replica import ApplyWrite, Ignored, Replica, SealNow
+from headrace.schemas.framing import FormatTooNew
+from headrace.schemas.messages import (
+    NO_CHAIN,
+    Anchor,
+    Body,
+    Claim,
+    Leadership,
+    Message,
+    ProducerPosition,
+    Seal,
+    Write,
+    encode_message,
+)
+
+ANCHOR = Anchor(-1, 0, NO_CHAIN)
+MEMBERS = ("n1", "n2", "n3")
+
+
+def write(rows: int = 1, data: bytes = b"rows") -> Write:
+    """A write whose rows are opaque here."""
+    return Write("db", "t", 1, 1, rows, data)
+
+
+class Feed:
+    """Feeds a replica records in log order."""
+
+    def __init__(self, replica: Replica) -> None:
+        self.replica = replica
+        self.offset = 0
+
+    def apply(self, body: Body, producer: str = "p", batch: int = 0, sequence: int = 0) -> list[object]:
+        """Apply one message; returns the actions."""
+        self.offset += 1
+        value = encode_message(Message(ProducerPosition(producer, batch, sequence), body))
+        return list(self.replica.apply(self.offset, value, (("format", b"1"),)))
+
+
+@pytest.fixture
+def feed() -> Feed:
+    """A fresh replica."""
+    return Feed(Replica(MEMBERS))
+
+
+def test_every_record_moves_the_version_by_one(feed: Feed) -> None:
+    """Garbage, repeats and lost claims count too, so all replicas have equal versions."""
+    feed.apply(write())
+    feed.replica.apply(9, b"garbage", ())
+    feed.apply(write())
+    feed.apply(Claim(Leadership(7, "n1", "i"), ANCHOR, 5, 5), producer="c")
+    assert feed.replica.state.version == 4
+    assert {Ignored.UNDECODABLE: 1, Ignored.REPEATED: 1, Ignored.CLAIM_LOST: 1} == dict(feed.replica.ignored)
+
+
+def test_an_identical_repeat_is_dropped_and_other_content_is_applied(feed: Feed) -> None:
+    """A retried batch with other message borders is written again; the same message is not."""
+    assert [ApplyWrite] == [type(action) for action in feed.apply(write(data=b"a"), batch=3)]
+    assert [] == feed.apply(write(data=b"a"), batch=3)
+    assert [ApplyWrite] == [type(action) for action in feed.apply(write(data=b"b"), batch=3)]
+
+
+def test_an_older_batch_of_a_producer_is_dropped(feed: Feed) -> None:
+    """A zombie task of an earlier batch changes nothing: the retry has written all of that batch."""
+    feed.apply(write(data=b"new"), batch=5)
+    assert [] == feed.apply(write(data=b"old"), batch=4, sequence=9)
+    assert feed.replica.ignored[Ignored.SUPERSEDED] == 1
+    assert [ApplyWrite] == [type(action) for action in feed.apply(write(data=b"old"), producer="other", batch=4)]
+
+
+def test_the_first_claim_of_an_epoch_wins(feed: Feed) -> None:
+    """Epoch exactly current + 1 of a member counts.
+
+    The second claim of that epoch, a skipped epoch and a node that is no member do not.
+    """
+    first, second = Leadership(1, "n1", "a"), Leadership(1, "n2", "b")
+    feed.apply(Claim(first, ANCHOR, 10, 10_000), producer="a")
+    feed.apply(Claim(second, ANCHOR, 10, 10_000), producer="b")
+    feed.apply(Claim(Leadership(3, "n2", "b"), ANCHOR, 10, 10_000), producer="b", batch=1)
+    feed.apply(Claim(Leadership(2, "n9", "c"), ANCHOR, 10, 10_000), producer="c")
+    assert first == feed.replica.state.leader
+    feed.apply(Claim(Leadership(2, "n2", "b"), ANCHOR, 10, 10_000), producer="b", batch=2)
+    assert feed.replica.state.leader == Leadership(2, "n2", "b")
+
+
+def test_only_the_leader_of_the_newest_claim_seals(feed: Feed) -> None:
+    """A restarted leader has a new incarnation, so a Seal of its former incarnation does not count."""
+    old = Leadership(1, "n1", "old")
+    feed.apply(Claim(old, ANCHOR, 1_000, 1_000_000), producer="a")
+    feed.apply(write(5))
+    (seal,) = feed.apply(Seal(old, ANCHOR), producer="a", batch=1)
+    assert isinstance(seal, SealNow)
+    assert (seal.version, 0) == (3, feed.replica.state.unsealed_rows)
+    feed.apply(Claim(Leadership(2, "n1", "new"), ANCHOR, 1_000, 1_000_000), producer="b")
+    assert [] == feed.apply(Seal(old, ANCHOR), producer="a", batch=2)
+    assert feed.replica.ignored[Ignored.NOT_LEADER] == 1
+
+
+def test_a_replica_seals_at_the_size_in_the_claim(feed: Feed) -> None:
+    """A backlog larger than the memtable does not wait for a later Seal; every replica seals at the same record."""
+    feed.apply(Claim(Leadership(1, "n1", "a"), ANCHOR, 10, 1_000_000), producer="a")
+    kinds = [
+        [type(action).__name__ for action in feed.apply(write(4, b"%d" % number), batch=number)] for number in range(6)
+    ]
+    assert [["ApplyWrite"], ["ApplyWrite"], ["ApplyWrite", "SealNow"]] * 2 == kinds
+
+
+def test_restored_state_continues_equally(feed: Feed) -> None:
+    """A replica restored from the state of a seal applies the rest of the log to the same chain, epoch and producers."""
+    leader = Leadership(1, "n1", "a")
+    feed.apply(Claim(leader, ANCHOR, 1_000, 1_000_000), producer="a")
+    feed.apply(write(data=b"x"), batch=1)
+    (seal,) = feed.apply(Seal(leader, ANCHOR), producer="a", batch=1)
+    assert isinstance(seal, SealNow)
+    other = Feed(Replica(MEMBERS, GroupState.from_bytes(seal.state)))
+    other.offset = feed.offset
+    for one in (feed, other):
+        one.apply(write(data=b"x"), batch=1)
+        one.apply(write(data=b"y"), batch=2)
+    assert feed.replica.state.to_bytes() == other.replica.state.to_bytes()
+    assert other.replica.ignored[Ignored.REPEATED] == 1
+
+
+def test_a_newer_format_stops_before_it_counts(feed: Feed) -> None:
+    """A record of a newer format is not skipped: the version stays."""
+    with pytest.raises(FormatTooNew):
+        feed.replica.apply(5, b"whatever", (("format", b"2"),))
+    assert feed.replica.state.version == 0
