@@ -221,7 +221,7 @@ def run_ingest(
     try:
         _run_queries(session, job, run, monitor, notify)
     except (Py4JError, ConnectionError) as error:
-        # A signal to the process group (Ctrl-C) stops the JVM too, often before this process.
+        # A service manager may signal every process of a service: the JVM then ends, often before this process.
         if not should_stop():
             raise SparkEnded(
                 "Spark's Java process ended",

@@ -256,7 +256,10 @@ def _launch(
     conf = SparkConf(loadDefaults=False).setAppName(name)
     archive = "".join(f" {option}" for option in archive_options(spark_archive(jars, java)))
     conf.setAll(list({**local_settings(jars.spark, logging_file, archive + _java_options()), **settings}.items()))
-    child: dict[str, Any] = {"pass_fds": tuple(keep_open)}
+    # A group of its own: a signal to the process group is for the driver, which lets the micro-batch finish and
+    # then stops the JVM. A JVM that got it too could end between a task's rows and their count. It ends with its
+    # standard input when the driver is killed.
+    child: dict[str, Any] = {"pass_fds": tuple(keep_open), "process_group": 0}
     with log_file.open("ab") if log_file else nullcontext() as output:
         if output is not None:
             child |= {"stdout": output, "stderr": output}

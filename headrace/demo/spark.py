@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -52,8 +50,7 @@ def _start(stage: Stage, topic: str, name: str, options: list[str]) -> subproces
         *("--bootstrap", stage.cluster.bootstrap, "--topic", topic, "--database", DATABASE, *options),
         *("--available-now", "--checkpoint", str(stage.cluster.directory / "checkpoints" / name), "--json"),
     ]
-    # A session of its own: `_end` kills its process group, in which Spark's Java process runs and the demo
-    # does not.
+    # A session of its own: Ctrl-C reaches the demo alone, which then ends the job.
     with _log(stage, name).open("ab") as errors:
         return subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, start_new_session=True
@@ -78,12 +75,12 @@ def _result(stage: Stage, job: subprocess.Popen[bytes], name: str) -> dict[str, 
 
 
 def _end(job: subprocess.Popen[bytes]) -> None:
-    """End a job and the Java process below it, by force when it takes too long."""
+    """End a job, by force when it takes too long; Spark's Java process ends with it."""
     job.terminate()
     try:
         job.wait(STOP_TIMEOUT_S)
     except subprocess.TimeoutExpired:
-        os.killpg(job.pid, signal.SIGKILL)
+        job.kill()
         job.wait(STOP_TIMEOUT_S)
 
 

@@ -49,7 +49,7 @@ def finished(line: list[str]) -> subprocess.CompletedProcess[str]:
 
 @contextmanager
 def running(line: list[str]) -> Iterator[subprocess.Popen[str]]:
-    """A process in its own process group, killed with all its children at the end."""
+    """A process in its own process group, killed at the end; its JVM ends with it."""
     process = subprocess.Popen(
         line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, start_new_session=True
     )
