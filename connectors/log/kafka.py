@@ -31,7 +31,7 @@ from confluent_kafka.cimpl import NewTopic
 from headrace.connectors.deadline import Deadline
 from headrace.connectors.log.kafka_admin import ANSWER_TIMEOUT_S, REQUEST_TIMEOUT_S, KafkaAdmin
 from headrace.connectors.log.kafka_errors import MISSING, REFUSED, TRUNCATED, append_error, log_error
-from headrace.connectors.log.kafka_settings import client_settings, consumer_settings
+from headrace.connectors.log.kafka_settings import FOLLOW_SETTINGS, client_settings, consumer_settings
 from headrace.connectors.log.port import (
     AppendFailed,
     Headers,
@@ -110,9 +110,10 @@ class KafkaLog:
         """See Log."""
         return self._admin.call(topic, lambda client: _end(client, topic, IsolationLevel.READ_UNCOMMITTED))
 
-    def reader(self, starts: Mapping[str, int], *, name: str = "") -> KafkaReader:
+    def reader(self, starts: Mapping[str, int], *, name: str = "", follow: bool = False) -> KafkaReader:
         """See Log."""
-        return KafkaReader(lambda: self._consumer(name or "headrace-reader"), starts, self._end)
+        settings = FOLLOW_SETTINGS if follow else {}
+        return KafkaReader(lambda: self._consumer(name or "headrace-reader", **settings), starts, self._end)
 
     def commit(self, name: str, offsets: Mapping[str, int]) -> None:
         """See Log; a failed commit is left to the next call, since nobody recovers from these offsets."""
@@ -173,8 +174,8 @@ class KafkaLog:
         except HeadraceError:
             return -1
 
-    def _consumer(self, name: str) -> Consumer:
-        return Consumer(consumer_settings(self.bootstrap, name, self._settings))
+    def _consumer(self, name: str, **ours: Any) -> Consumer:
+        return Consumer(consumer_settings(self.bootstrap, name, self._settings, **ours))
 
 
 def _end(client: AdminClient, topic: str, isolation: IsolationLevel) -> int:

@@ -92,9 +92,9 @@ class MemoryLog:
             found.begin = max(found.begin, min(before, found.end))
             found.records = [record for record in found.records if record.offset >= found.begin]
 
-    def reader(self, starts: Mapping[str, int], *, name: str = "") -> MemoryReader:
+    def reader(self, starts: Mapping[str, int], *, name: str = "", follow: bool = False) -> MemoryReader:
         """See Log."""
-        del name
+        del name, follow
         return MemoryReader(self, dict(starts))
 
     def commit(self, name: str, offsets: Mapping[str, int]) -> None:

@@ -148,8 +148,11 @@ class Log(Protocol):
         """
         ...
 
-    def reader(self, starts: Mapping[str, int], *, name: str = "") -> Reader:
-        """A reader of these topics from these offsets; `name` is the consumer group shown to lag tools."""
+    def reader(self, starts: Mapping[str, int], *, name: str = "", follow: bool = False) -> Reader:
+        """A reader of these topics from these offsets; `name` is the consumer group shown to lag tools.
+
+        `follow`: it stays open for long and mostly waits for new records.
+        """
         ...
 
     def commit(self, name: str, offsets: Mapping[str, int]) -> None:

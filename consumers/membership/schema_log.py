@@ -165,5 +165,5 @@ class SchemaLog:
 
     def _open_reader(self) -> Reader:
         if self._reader is None:
-            self._reader = self._log.reader({self._topic: 0})
+            self._reader = self._log.reader({self._topic: 0}, follow=True)
         return self._reader

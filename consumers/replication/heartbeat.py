@@ -46,7 +46,7 @@ class StatusReader:
         # The tail is enough: every live node repeats its status within an interval. The whole topic may hold
         # an hour of them.
         state = log.describe(topic)
-        self._reader: Reader = log.reader({topic: max(state.begin, state.end - STATUS_TAIL_RECORDS)})
+        self._reader: Reader = log.reader({topic: max(state.begin, state.end - STATUS_TAIL_RECORDS)}, follow=True)
         self.detector = FailureDetector()
 
     def follow(self, timeout_s: float) -> list[Status]:

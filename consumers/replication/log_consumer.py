@@ -200,7 +200,7 @@ class LogConsumer:
         self._read = dict(self._durable)
         self._paused = set()
         self._reading = list(starts)
-        return self._log.reader(starts, name=self._name) if starts else None
+        return self._log.reader(starts, name=self._name, follow=True) if starts else None
 
     def _start_of(self, topic: str) -> int | None:
         """The offset from which to read a group's log.
