@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import uuid
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -69,7 +70,8 @@ def produce(bootstrap: str, topic: str, value: bytes) -> None:
 def consume(bootstrap: str, topic: str) -> bytes:
     """The first message of a topic, through a consumer group."""
     settings = {
-        "group.id": "test",
+        # A group of its own: a member whose leave was cut off by a kill would hold the next one up for its session.
+        "group.id": f"test-{uuid.uuid4().hex}",
         "auto.offset.reset": "earliest",
         "enable.auto.commit": False,
         "fetch.message.max.bytes": 2 * LARGE_BYTES,
@@ -78,7 +80,7 @@ def consume(bootstrap: str, topic: str) -> bytes:
     consumer = Consumer({"bootstrap.servers": bootstrap, **settings})
     try:
         consumer.subscribe([topic])
-        message = consumer.poll(60)
+        message = consumer.poll(120)
         assert message is not None
         assert message.error() is None
         return message.value() or b""
