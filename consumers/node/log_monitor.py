@@ -11,6 +11,7 @@ from contextlib import suppress
 
 import structlog
 
+from headrace.connectors.clock import SYSTEM_CLOCK, Clock
 from headrace.connectors.deadline import GracePeriod
 from headrace.connectors.log.port import Log, TopicMissing
 from headrace.connectors.periodic import PeriodicTask
@@ -31,7 +32,10 @@ _log = structlog.get_logger(__name__)
 
 
 class LogMonitor:
-    """Two threads, one follows the schema log. `consumer_group` is the name that lag tools show."""
+    """Two threads, one follows the schema log. `consumer_group` is the name that lag tools show.
+
+    `turn` and `schema_turn` are one step of each.
+    """
 
     def __init__(
         self,
@@ -42,6 +46,7 @@ class LogMonitor:
         identity: Identity,
         log_consumer: LogConsumer,
         readiness: Readiness,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._log = log
         self._consumer_group = consumer_group
@@ -50,13 +55,13 @@ class LogMonitor:
         self._identity = identity
         self._log_consumer = log_consumer
         self._readiness = readiness
-        self._absence = GracePeriod()
+        self._absence = GracePeriod(clock.monotonic_s)
         self._held_back_end: dict[str, int] = {}
-        self._turn = 0
+        self._turns = 0
         # A thread of its own: groups wait for the schema that a record names, and must not wait for slow
         # answers about ends.
         self._schema_task = PeriodicTask("schema-log", 0.0, self._follow_schemas)
-        self._end_task = PeriodicTask("log-monitor", INTERVAL_S, self._check_logs)
+        self._end_task = PeriodicTask("log-monitor", INTERVAL_S, self.turn)
 
     def start(self) -> None:
         """Begin."""
@@ -70,19 +75,26 @@ class LogMonitor:
         self._commit()
 
     def _follow_schemas(self) -> None:
+        if pause_s := self.schema_turn():
+            self._schema_task.stopping.wait(pause_s)
+
+    def schema_turn(self) -> float:
+        """Follow the schema log for at most `SCHEMA_WAIT_S`; returns the seconds to wait before the next turn."""
         try:
             self._schema_log.follow(SCHEMA_WAIT_S)
         except HeadraceError as error:
             _log.warning("table log not readable", error=str(error))
-            self._schema_task.stopping.wait(RETRY_S)
+            return RETRY_S
+        return 0.0
 
-    def _check_logs(self) -> None:
-        self._turn += 1
+    def turn(self) -> None:
+        """Check the end and the identity of every log."""
+        self._turns += 1
         for topic, group in self._groups.items():
             # An answer that fails leaves `log_answers` to grow old, which the role decision sees.
             with suppress(HeadraceError):
                 self._check_log(topic, group)
-        if self._turn % COMMIT_TURNS == 0:
+        if self._turns % COMMIT_TURNS == 0:
             self._commit()
 
     def _check_log(self, topic: str, group: Group) -> None:
@@ -98,7 +110,7 @@ class LogMonitor:
         self._readiness.note_end(topic, state.end)
         if state.topic_id != self._identity.topics[topic]:
             group.mark_log_lost(f"topic {topic} was recreated under this node; {lost_log_choices(group.name)}")
-        if self._turn % HELD_BACK_TURNS == 0:
+        if self._turns % HELD_BACK_TURNS == 0:
             self._check_open_transactions(topic, state.end)
 
     def _check_open_transactions(self, topic: str, end: int) -> None:

@@ -6,16 +6,16 @@ Every answer is computed at the call; the role is decided elsewhere
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 
+from headrace.connectors.clock import SYSTEM_CLOCK, Clock
 from headrace.consumers.node.data_directory import Identity
 from headrace.consumers.recovery.progress import LogProgress
 from headrace.consumers.replication.election import Decision, GroupView, MemberView
 from headrace.consumers.replication.failure_detector import OFFLINE_MS
 from headrace.consumers.replication.group import Group
 from headrace.consumers.replication.health import Progress
-from headrace.consumers.replication.heartbeat import Heartbeat, boot_ns
+from headrace.consumers.replication.heartbeat import Heartbeat
 from headrace.consumers.replication.log_consumer import LogConsumer
 from headrace.consumers.replication.store_jobs import NO_CONTENT
 from headrace.schemas.framing import FORMAT
@@ -38,7 +38,9 @@ class Readiness:
         heartbeat: Heartbeat,
         ends: Mapping[str, int],
         take_back_ms: int,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
+        self._clock = clock
         self._identity = identity
         self._incarnation = heartbeat.incarnation
         self._groups = groups
@@ -46,10 +48,10 @@ class Readiness:
         self._heartbeat = heartbeat
         self._ends = dict(ends)
         self._take_back_ms = take_back_ms
-        self._log_answered_s = time.monotonic()
+        self._log_answered_s = self._clock.monotonic_s()
         self._reached: set[str] = set()
         self._held_back: dict[str, int] = {}
-        self._log_progress = {topic: LogProgress(log_consumer.position(topic)) for topic in groups}
+        self._log_progress = {topic: LogProgress(log_consumer.position(topic), clock) for topic in groups}
         self.decision: Callable[[str], Decision] = lambda _topic: Decision(Role.UNSYNCED, False, "no role yet")
         self.http_address = ""
 
@@ -59,7 +61,7 @@ class Readiness:
 
     def note_end(self, topic: str, end: int) -> None:
         """The log has answered, and ends at an offset."""
-        self._log_answered_s = time.monotonic()
+        self._log_answered_s = self._clock.monotonic_s()
         self._ends[topic] = end
         self._log_progress[topic].note(self._log_consumer.position(topic))
 
@@ -83,7 +85,7 @@ class Readiness:
     @property
     def log_answers(self) -> bool:
         """Whether the log has answered within the last 3 s."""
-        return time.monotonic() - self._log_answered_s < OFFLINE_MS / 1_000
+        return self._clock.monotonic_s() - self._log_answered_s < OFFLINE_MS / 1_000
 
     def caught_up(self, topic: str) -> bool:
         """Whether the group has reached the end of its log since this start, and applied what it read."""
@@ -99,7 +101,7 @@ class Readiness:
     def restart(self, topic: str) -> None:
         """The group begins to follow its log again: it is in sync only once it has reached the end."""
         self._reached.discard(topic)
-        self._log_progress[topic] = LogProgress(self._log_consumer.position(topic))
+        self._log_progress[topic] = LogProgress(self._log_consumer.position(topic), self._clock)
 
     def reason(self, topic: str) -> str:
         """What keeps a group from being in sync at this node, empty when nothing does."""
@@ -200,7 +202,7 @@ class Readiness:
             recovery_total=total,
             format=FORMAT,
             reason=reason or self.decision(topic).reason,
-            sent_boot_ns=boot_ns(),
+            sent_boot_ns=self._clock.boot_ns(),
         )
 
 

@@ -6,6 +6,7 @@ import threading
 import time
 from typing import Protocol
 
+from headrace.connectors.clock import SYSTEM_CLOCK, Clock
 from headrace.consumers.replication.health import Progress
 from headrace.schemas.errors import HeadraceError
 
@@ -50,19 +51,20 @@ class LogProgress:
     `note` is called by one thread at intervals.
     """
 
-    def __init__(self, offset: int) -> None:
+    def __init__(self, offset: int, clock: Clock = SYSTEM_CLOCK) -> None:
         """Begins at an offset, now."""
-        self._begun_s = self._moved_s = time.monotonic()
+        self._clock = clock
+        self._begun_s = self._moved_s = clock.monotonic_s()
         self._from = self._offset = offset
 
     def note(self, offset: int) -> None:
         """The group has read up to an offset."""
         if offset != self._offset:
-            self._offset, self._moved_s = offset, time.monotonic()
+            self._offset, self._moved_s = offset, self._clock.monotonic_s()
 
     def progress(self, offset: int, end: int) -> Progress:
         """The figures at an offset of a log that ends at `end`."""
-        now = time.monotonic()
+        now = self._clock.monotonic_s()
         rate = max(0, offset - self._from) / max(0.001, now - self._begun_s)
         return Progress(
             way="log",

@@ -32,7 +32,7 @@ from headrace.consumers.replication.replica import (
     SealNow,
 )
 from headrace.consumers.replication.settings import ReplicationLimits
-from headrace.consumers.replication.store_jobs import GroupStopping, StoreJobQueue
+from headrace.consumers.replication.store_jobs import GroupStopping, JobPool, StoreJobQueue
 from headrace.consumers.store import Store
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.messages import NO_CHAIN, Leadership
@@ -64,18 +64,8 @@ class AppliedState:
         They are those of the newest record and, as far as known, of the newest accepted claim.
         """
         claimed_ms = before.claimed_ms if before is not None and before.epoch == state.epoch else timestamp_ms
-        return cls(
-            state.version,
-            state.offset,
-            state.chain,
-            timestamp_ms,
-            state.epoch,
-            state.leader,
-            state.frontier,
-            state.unsealed_rows,
-            claimed_ms,
-            state.log_bytes,
-        )
+        newest = (state.version, state.offset, state.chain, timestamp_ms, state.epoch, state.leader)
+        return cls(*newest, state.frontier, state.unsealed_rows, claimed_ms, state.log_bytes)
 
 
 class TableSchemas(Protocol):
@@ -108,6 +98,7 @@ class Group:
         tables: TableSchemas,
         limits: ReplicationLimits,
         on_sealed: Callable[[str, int], None],
+        pool: JobPool | None = None,
     ) -> None:
         self.name = name
         self.members = members
@@ -117,7 +108,7 @@ class Group:
         self._limits = limits
         state = GroupState.from_bytes(store.state) if store.state is not None else GroupState()
         self.replica = Replica(members, state)
-        self.store_jobs = StoreJobQueue(name, store, state, limits, on_sealed, self._on_job_failed)
+        self.store_jobs = StoreJobQueue(name, store, state, limits, on_sealed, self._on_job_failed, pool)
         self.fault = ""
         self.recovery: RecoveryInProgress | None = None
         self.waiting = ""
@@ -272,23 +263,31 @@ class Group:
         self.store_jobs.stop()
 
     def _run(self) -> None:
-        while (entry := self._next()) is not None:
-            try:
-                self._apply(entry)
-            except GroupStopping:
-                return
-            except HeadraceError as error:
-                self.fail(f"record {entry.version} at offset {entry.offset}: {error}")
-            except Exception as error:
-                # Whatever went wrong, a record that is not applied here must not be skipped: the group stops
-                # at it.
-                self.fail(f"record {entry.version} at offset {entry.offset}: {error!r}")
-                _log.exception("applying failed", group=self.name)
+        while not self._stopping:
+            self.turn()
+            with self._changed:
+                self._changed.wait_for(lambda: self._stopping or (self._queue and not self.fault))
+
+    def turn(self) -> bool:
+        """Apply the oldest queued entry: one step of the applying thread. False when there is none to apply now."""
+        entry = self._next()
+        if entry is None:
+            return False
+        try:
+            self._apply(entry)
+        except GroupStopping:
+            return False
+        except HeadraceError as error:
+            self.fail(f"record {entry.version} at offset {entry.offset}: {error}")
+        except Exception as error:
+            # Whatever went wrong, a record that is not applied here must not be skipped: the group stops at it.
+            self.fail(f"record {entry.version} at offset {entry.offset}: {error!r}")
+            _log.exception("applying failed", group=self.name)
+        return True
 
     def _next(self) -> JournalEntry | None:
         with self._changed:
-            self._changed.wait_for(lambda: self._stopping or (self._queue and not self.fault))
-            if self._stopping:
+            if self._stopping or self.fault or not self._queue:
                 return None
             entry = self._queue.popleft()
             self._queue_bytes -= len(entry.value)

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 import structlog
 
+from headrace.connectors.clock import SYSTEM_CLOCK, Clock
 from headrace.connectors.log.port import Appender, Log, Reader
 from headrace.connectors.log.topics import Topics
 from headrace.consumers.replication.failure_detector import HEARTBEAT_INTERVAL_MS, OFFLINE_MS, FailureDetector
@@ -29,14 +29,8 @@ REPEAT_S = HEARTBEAT_INTERVAL_MS / 1_000 / 2
 RETRY_S = 0.5
 POLL_S = 0.1
 OWN_POLL_S = 0.2
+REOPEN_S = 1.0
 _log = structlog.get_logger(__name__)
-
-
-def boot_ns() -> int:
-    """Nanoseconds since boot, suspended time included."""
-    # CLOCK_MONOTONIC does not advance while a machine is suspended: a node would wake up unfenced, with its
-    # role of before.
-    return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
 
 class StatusReader:
@@ -140,16 +134,29 @@ class SentStatuses:
 
 
 class Heartbeat:
-    """Two threads, one sends and one receives. `detector` and `fenced` may be read by any thread."""
+    """Two threads, one sends and one receives. `detector` and `fenced` may be read by any thread.
+
+    `send_turn` and `receive_turn` are one step of each; the threads only call them again and again.
+    """
 
     def __init__(
-        self, log: Log, topic: str, node: str, incarnation: str, statuses: Callable[[], Sequence[Status]]
+        self,
+        log: Log,
+        topic: str,
+        node: str,
+        incarnation: str,
+        statuses: Callable[[], Sequence[Status]],
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self.node = node
         self.incarnation = incarnation
         self._log = log
         self._topic = topic
         self._statuses = statuses
+        self._clock = clock
+        self._sent = SentStatuses()
+        self._appender: Appender | None = None
+        self._reader: StatusReader | None = None
         self._stopping = threading.Event()
         self._changed = threading.Event()
         self._read_back_ns = 0
@@ -176,6 +183,11 @@ class Heartbeat:
         """Send what changed before the next interval; many calls make one sending."""
         self._changed.set()
 
+    @property
+    def send_due(self) -> bool:
+        """Whether `send_now` was called since the newest `send_turn` began."""
+        return self._changed.is_set()
+
     def live(self, group: str, members: Iterable[str]) -> list[Status]:
         """The newest statuses of the members of a group that are alive, in the order given."""
         return self.detector.live(group, members)
@@ -185,48 +197,65 @@ class Heartbeat:
         """Whether this node must not serve: its newest status was not read back, or was sent too long ago."""
         # Computed at each call, not by a thread: in a process that resumes after SIGSTOP an HTTP thread may
         # run first.
-        return boot_ns() - self._read_back_ns >= OFFLINE_MS * 1_000_000
+        return self._clock.boot_ns() - self._read_back_ns >= OFFLINE_MS * 1_000_000
 
     def _send(self) -> None:
-        appender, sent = self._log.appender(), SentStatuses()
         try:
             while not self._stopping.is_set():
-                # Cleared before the statuses are taken: a change in between is sent in the next round, never
-                # lost.
-                self._changed.clear()
-                for status in sent.due(self._statuses(), time.monotonic()):
-                    self._append(appender, status, sent)
-                appender.flush(HEARTBEAT_INTERVAL_MS / 1_000)
+                self.send_turn()
                 # A short pause before the wait coalesces bursts: one poll of the log makes several groups
                 # durable at once.
                 self._stopping.wait(COALESCE_S)
                 self._changed.wait(HEARTBEAT_INTERVAL_MS / 1_000)
         finally:
-            appender.close()
+            if self._appender is not None:
+                self._appender.close()
 
-    def _append(self, appender: Appender, status: Status, sent: SentStatuses) -> None:
+    def send_turn(self) -> None:
+        """Send the statuses that are due, and wait for their delivery for at most one interval."""
+        # Cleared before the statuses are taken: a change in between is sent in the next round, never lost.
+        self._changed.clear()
+        if self._appender is None:
+            self._appender = self._log.appender()
+        for status in self._sent.due(self._statuses(), self._clock.monotonic_s()):
+            self._append(self._appender, status)
+        self._appender.flush(HEARTBEAT_INTERVAL_MS / 1_000)
+
+    def _append(self, appender: Appender, status: Status) -> None:
         try:
             key = f"{status.group}/{status.node}".encode()
             appender.append(self._topic, encode_status(status), key=key, headers=format_headers())
         except HeadraceError as error:
-            sent.forget(status.group)
+            self._sent.forget(status.group)
             _log.warning("status not sent", error=str(error))
 
     def _receive(self) -> None:
         while not self._stopping.is_set():
-            try:
-                reader = StatusReader(self._log, self._topic)
-            except HeadraceError as error:
-                _log.warning("status not readable", error=str(error))
-                self._stopping.wait(1.0)
-                continue
-            self.detector = reader.detector
-            try:
-                while not self._stopping.is_set():
-                    self._note_own(reader.follow(OWN_POLL_S))
-            except HeadraceError as error:
-                _log.warning("status not readable", error=str(error))
-            finally:
+            if pause_s := self.receive_turn():
+                self._stopping.wait(pause_s)
+        self._close_reader()
+
+    def receive_turn(self) -> float:
+        """Take the statuses that have arrived, waiting for the first for at most `OWN_POLL_S`.
+
+        Returns the seconds to wait before the next turn: more than 0 after the topic could not be opened.
+        """
+        opening = self._reader is None
+        try:
+            if self._reader is None:
+                self._reader = StatusReader(self._log, self._topic)
+                self.detector = self._reader.detector
+            self._note_own(self._reader.follow(OWN_POLL_S))
+        except HeadraceError as error:
+            _log.warning("status not readable", error=str(error))
+            self._close_reader()
+            return REOPEN_S if opening else 0.0
+        return 0.0
+
+    def _close_reader(self) -> None:
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            with contextlib.suppress(HeadraceError):
                 reader.close()
 
     def _note_own(self, statuses: Sequence[Status]) -> None:

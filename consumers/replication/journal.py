@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from headrace.connectors.files import FileLayer
 from headrace.connectors.log.port import Record
 from headrace.consumers.wal import BytesSerde, Delete, Put, WalMetrics, WriteAheadLog
 from headrace.schemas.errors import HeadraceError
@@ -44,9 +45,13 @@ class JournalEntry:
 class Journal:
     """Appends and deletes entries. `append` is called by the consuming thread, `forget` by sealing threads."""
 
-    def __init__(self, directory: Path, groups: Sequence[str]) -> None:
+    def __init__(
+        self, directory: Path, groups: Sequence[str], files: FileLayer | None = None, *, maintained: bool = True
+    ) -> None:
+        """`maintained`: a thread of its own syncs and checkpoints it; else only `turn` does."""
         self._partitions = {group: number for number, group in enumerate(groups)}
-        self._wal = WriteAheadLog(directory, BytesSerde(), partitions=max(1, len(groups)))
+        partitions = max(1, len(groups))
+        self._wal = WriteAheadLog(directory, BytesSerde(), partitions, files=files, maintained=maintained)
         self._state: Mapping[bytes, tuple[bytes, bytes]] = self._wal.recover()
         self._recovered: dict[str, list[int]] = {group: [] for group in groups}
         # Keys begin with the version in big-endian, so their order is that of the log.
@@ -119,6 +124,10 @@ class Journal:
         It ends the refusal of updates that follows a failed sync.
         """
         self._wal.checkpoint()
+
+    def turn(self) -> None:
+        """One round of maintenance: sync what was forgotten, and write a checkpoint when one is due."""
+        self._wal.run_maintenance()
 
     def metrics(self) -> WalMetrics:
         """Figures of the log below."""

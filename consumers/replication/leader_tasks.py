@@ -7,7 +7,6 @@ is not read back as accepted within some seconds was lost or did not count, and 
 from __future__ import annotations
 
 import threading
-import time
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,11 +14,12 @@ from typing import Protocol
 
 import structlog
 
+from headrace.connectors.clock import SYSTEM_CLOCK, Clock
 from headrace.connectors.log.port import Log
 from headrace.consumers.replication.election import Decision, GroupView, decide
 from headrace.consumers.replication.failure_detector import OFFLINE_MS
 from headrace.consumers.replication.group import Group
-from headrace.consumers.replication.heartbeat import Heartbeat, boot_ns
+from headrace.consumers.replication.heartbeat import Heartbeat
 from headrace.consumers.replication.settings import SealPolicy
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.framing import format_headers
@@ -74,7 +74,10 @@ class _PendingAppend:
 
 
 class LeaderTasks:
-    """The thread that claims, seals and does a leader's upkeep. `decision` may be called by any thread."""
+    """The thread that claims, seals and does a leader's upkeep. `decision` may be called by any thread.
+
+    `turn` is one step of it, after `prepare`.
+    """
 
     def __init__(
         self,
@@ -85,7 +88,9 @@ class LeaderTasks:
         heartbeat: Heartbeat,
         tables: TableRetention,
         trimmer: LogTrimmer,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
+        self._clock = clock
         self._log = log
         self._groups = groups
         self._node = heartbeat.node
@@ -111,11 +116,15 @@ class LeaderTasks:
 
     def start(self) -> None:
         """Begin."""
+        self.prepare()
+        self._thread.start()
+
+    def prepare(self) -> None:
+        """Open what `turn` needs; no role is taken before the first turn."""
         self._appender = self._log.appender()
         # The decisions so far, no role, hold until the first turn. Else `decision` would be made anew until then,
         # perhaps with a role, which the first turn took away again as that of a process that had been stopped.
-        self._turn_ns = boot_ns()
-        self._thread.start()
+        self._turn_ns = self._clock.boot_ns()
 
     def stop(self) -> None:
         """Stop after the current turn."""
@@ -129,7 +138,7 @@ class LeaderTasks:
 
         One that is 3 s old is made anew, since this process may have been stopped since.
         """
-        return self._decisions[topic] if self._is_current(boot_ns()) else decide(self._views.view(topic, 0))
+        return self._decisions[topic] if self._is_current(self._clock.boot_ns()) else decide(self._views.view(topic, 0))
 
     def seal(self, topic: str) -> None:
         """Append a Seal now.
@@ -148,19 +157,19 @@ class LeaderTasks:
 
     def _run(self) -> None:
         while not self._stopping.wait(TURN_S):
-            self._run_turn()
+            self.turn()
 
     def _is_current(self, now_ns: int) -> bool:
         return now_ns - self._turn_ns < OFFLINE_MS * 1_000_000
 
-    def _run_turn(self) -> None:
+    def turn(self) -> None:
         """One turn for every group.
 
         The first turn after a stop takes no role: statuses that arrived meanwhile are read first.
         """
         # The time is taken once a turn, at its begin: a stop in the middle of a turn then counts at the next
         # one.
-        now_ns = boot_ns()
+        now_ns = self._clock.boot_ns()
         current, self._turn_ns = self._is_current(now_ns), now_ns
         for topic, group in self._groups.items():
             try:
@@ -181,13 +190,13 @@ class LeaderTasks:
         old = self._is_old(topic, group)
         # One append at a time. A delivery report proves nothing (the record may be delivered and not count),
         # so only a changed epoch or frontier ends the wait, and a lost append is repeated after the timeout.
-        if pending.before == now and time.monotonic() < pending.until_s:
+        if pending.before == now and self._clock.monotonic_s() < pending.until_s:
             return
         if decision.claim:
-            self._pending[topic] = _PendingAppend(now, time.monotonic() + READ_BACK_TIMEOUT_S)
+            self._pending[topic] = _PendingAppend(now, self._clock.monotonic_s() + READ_BACK_TIMEOUT_S)
             self._append_claim(topic, group)
         elif decision.role is Role.LEADER and old:
-            self._pending[topic] = _PendingAppend(now, time.monotonic() + READ_BACK_TIMEOUT_S)
+            self._pending[topic] = _PendingAppend(now, self._clock.monotonic_s() + READ_BACK_TIMEOUT_S)
             self._append_seal(topic, group)
         elif decision.role is Role.LEADER:
             self._upkeep(topic, group)
@@ -195,9 +204,9 @@ class LeaderTasks:
     def _upkeep(self, topic: str, group: Group) -> None:
         """Merge small segments, drop expired slices and trim the log, one round at a time."""
         # Plans are made from the catalogue: while a job runs it still lists files that the job replaces.
-        if time.monotonic() < self._upkeep_after_s[topic] or group.store.pending_jobs():
+        if self._clock.monotonic_s() < self._upkeep_after_s[topic] or group.store.pending_jobs():
             return
-        self._upkeep_after_s[topic] = time.monotonic() + UPKEEP_INTERVAL_S
+        self._upkeep_after_s[topic] = self._clock.monotonic_s() + UPKEEP_INTERVAL_S
         leadership = group.applied.leader
         assert leadership is not None, "a leader without leadership"
         entries = group.store.segments()
@@ -206,7 +215,7 @@ class LeaderTasks:
             if first := by_name.get(plan.inputs[0]):
                 self._append(topic, Compact(leadership, first.database, first.table, plan.inputs))
         for database, table in sorted({(entry.database, entry.table) for entry in entries}):
-            before_ns = expired_before(self._tables.retention_ns(database, table), time.time_ns())
+            before_ns = expired_before(self._tables.retention_ns(database, table), self._clock.wall_ns())
             known = group.store.database(database, table)
             oldest_ns = min(
                 entry.max_time_ns for entry in entries if (entry.database, entry.table) == (database, table)
@@ -218,12 +227,12 @@ class LeaderTasks:
 
     def _decide(self, topic: str, current: bool) -> Decision:
         since_s = self._follower_since_s.get(topic)
-        steady_ms = 0 if since_s is None else int((time.monotonic() - since_s) * 1_000)
+        steady_ms = 0 if since_s is None else int((self._clock.monotonic_s() - since_s) * 1_000)
         decision = decide(self._views.view(topic, steady_ms)) if current else RESUMED
         if decision.role is not Role.FOLLOWER:
             self._follower_since_s.pop(topic, None)
         elif since_s is None:
-            self._follower_since_s[topic] = time.monotonic()
+            self._follower_since_s[topic] = self._clock.monotonic_s()
         return decision
 
     def _is_old(self, topic: str, group: Group) -> bool:
@@ -234,9 +243,9 @@ class LeaderTasks:
             return False
         known, since_s = self._unsealed_since_s.get(topic, (-1, 0.0))
         if known != frontier:
-            self._unsealed_since_s[topic] = (frontier, time.monotonic())
+            self._unsealed_since_s[topic] = (frontier, self._clock.monotonic_s())
             return False
-        return (time.monotonic() - since_s) * 1_000 >= self._policy.seal_age_ms
+        return (self._clock.monotonic_s() - since_s) * 1_000 >= self._policy.seal_age_ms
 
     def _append_claim(self, topic: str, group: Group) -> None:
         leadership = Leadership(group.applied.epoch + 1, self._node, self._incarnation)

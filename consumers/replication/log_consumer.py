@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import math
 import threading
-import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
 import structlog
 
+from headrace.connectors.clock import SYSTEM_CLOCK, Clock
 from headrace.connectors.deadline import GracePeriod
 from headrace.connectors.log.port import Log, Reader, Record, TopicMissing
 from headrace.consumers.replication.group import Group
@@ -62,7 +63,10 @@ class LogConsumerListener(Protocol):
 
 
 class LogConsumer:
-    """Consumes for all groups of a node. `durable_offset` and `position` may be read by any thread."""
+    """Consumes for all groups of a node. `durable_offset` and `position` may be read by any thread.
+
+    `turn` is one step of the consuming thread, which only calls it again and again.
+    """
 
     def __init__(
         self,
@@ -73,9 +77,11 @@ class LogConsumer:
         journal: Journal,
         limits: ReplicationLimits,
         listener: LogConsumerListener,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         """`groups` may get other values while this runs, each for a topic whose group did not follow its log."""
         self._listener = listener
+        self._clock = clock
         self._log = log
         self._name = name
         self._groups = groups
@@ -91,8 +97,10 @@ class LogConsumer:
         self._limits = limits
         self._positions = {topic: cursor.offset + 1 for topic, cursor in cursors.items()}
         self._paused: set[str] = set()
-        self._shortfall = GracePeriod()
+        self._shortfall = GracePeriod(clock.monotonic_s)
+        self._reader: Reader | None = None
         self._reopen_s = math.inf
+        self._journal_unrepaired = False
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="consume", daemon=True)
         self.journal_fault = ""
@@ -148,28 +156,39 @@ class LogConsumer:
 
     def _run(self) -> None:
         while not self._stopping.is_set():
-            try:
-                self._follow()
-            except HeadraceError as error:
-                # A missing or truncated topic and an absent broker look alike here; opening the topic again
-                # tells them apart.
-                self.log_fault = str(error)
-                _log.warning("log not readable", error=str(error))
-                self._stopping.wait(self._limits.journal_retry_s)
+            if pause_s := self.turn():
+                self._changed.wait(None if math.isinf(pause_s) else pause_s)
+        with suppress(HeadraceError):
+            self._close_reader()
 
-    def _follow(self) -> None:
-        """Read every group that follows until the assignment changes, or the log cannot be read."""
-        self._assign()
-        reader = self._open()
-        self.log_fault = ""
-        if reader is None:
-            wait_s = self._reopen_s - time.monotonic()
-            self._changed.wait(None if math.isinf(wait_s) else max(0.0, wait_s))
-            return
+    def turn(self) -> float:
+        """One step: assign and open the topics, or poll once and make durable what came.
+
+        Returns the seconds to wait before the next one, unless `rejoin` or `release` is called meanwhile; `inf`
+        while no group follows. Waits for records no longer than `poll_timeout_s`.
+        """
         try:
-            while not self._changed.is_set() and time.monotonic() < self._reopen_s:
-                self._turn(reader)
-        finally:
+            if self._reader is None or self._changed.is_set() or self._clock.monotonic_s() >= self._reopen_s:
+                return self._reopen()
+            return self._poll(self._reader)
+        except HeadraceError as error:
+            # A missing or truncated topic and an absent broker look alike here; opening the topic again
+            # tells them apart.
+            self.log_fault = str(error)
+            _log.warning("log not readable", error=str(error))
+            self._reopen_s = self._clock.monotonic_s()
+            return self._limits.journal_retry_s
+
+    def _reopen(self) -> float:
+        self._close_reader()
+        self._assign()
+        self._reader = self._open()
+        self.log_fault = ""
+        return 0.0 if self._reader is not None else max(0.0, self._reopen_s - self._clock.monotonic_s())
+
+    def _close_reader(self) -> None:
+        reader, self._reader = self._reader, None
+        if reader is not None:
             reader.close()
 
     def _assign(self) -> None:
@@ -212,14 +231,14 @@ class LogConsumer:
         except TopicMissing:
             # A broker that has just started knows fewer topics and records than there are. So the topic is
             # opened again a little later, and only an absence that lasts is an error (GracePeriod).
-            self._reopen_s = time.monotonic() + self._limits.journal_retry_s
+            self._reopen_s = self._clock.monotonic_s() + self._limits.journal_retry_s
             return None
         cursor, group = self._durable[topic], self._groups[topic]
         if cursor.offset + 1 < log.begin:
             self._listener.on_trimmed(topic, cursor.offset + 1, log.begin)
             return None
         if cursor.offset >= log.end:
-            self._reopen_s = time.monotonic() + self._limits.journal_retry_s
+            self._reopen_s = self._clock.monotonic_s() + self._limits.journal_retry_s
             if self._shortfall.missing(topic):
                 group.mark_log_lost(
                     f"topic {topic} holds offsets {log.begin} to {log.end}, this node needs {cursor.offset + 1}; "
@@ -235,7 +254,9 @@ class LogConsumer:
             return cursor.offset
         return max(log.begin, cursor.offset + 1)
 
-    def _turn(self, reader: Reader) -> None:
+    def _poll(self, reader: Reader) -> float:
+        if self._journal_unrepaired:
+            self._repair_journal()
         self._apply_back_pressure(reader)
         records = reader.poll(self._limits.poll_records, self._limits.poll_timeout_s)
         self.log_fault = ""
@@ -246,7 +267,7 @@ class LogConsumer:
                 entries.setdefault(record.topic, []).append(entry)
         if entries and not self._make_durable(entries):
             self._rewind(reader, entries)
-            return
+            return self._limits.journal_retry_s
         # First durable, then shown, then applied: a status with a durable offset confirms writes, and a crash
         # right after it must find the records in the journal.
         for topic, found in entries.items():
@@ -260,6 +281,7 @@ class LogConsumer:
                 # The reader's position passes transaction markers, which are no records: without it a group
                 # whose log ends with one would never reach the end.
                 self._positions[topic] = max(reader.position(topic), self._read[topic].offset + 1)
+        return 0.0
 
     def _entry(self, record: Record) -> JournalEntry | None:
         """The record with its version; None for the one that was read again only to compare it."""
@@ -292,8 +314,7 @@ class LogConsumer:
             if not self.journal_fault:
                 _log.error("journal refused", error=str(error), state_unknown=isinstance(error, StateUnknown))
             self.journal_fault = str(error)
-            self._stopping.wait(self._limits.journal_retry_s)
-            self._repair_journal()
+            self._journal_unrepaired = True
             return False
         if self.journal_fault:
             _log.info("journal accepts records again")
@@ -305,6 +326,7 @@ class LogConsumer:
 
         While that fails too, the fault remains.
         """
+        self._journal_unrepaired = False
         try:
             self._journal.checkpoint()
         except (HeadraceError, OSError) as error:

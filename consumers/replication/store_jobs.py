@@ -9,7 +9,8 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol
 
 import structlog
 
@@ -28,6 +29,64 @@ class GroupStopping(HeadraceError):
     """The group is being stopped while a record waits; the record stays in the journal."""
 
 
+JobStep = Callable[[], float | None]
+
+
+class JobHandle(Protocol):
+    """The progress of one step that a pool runs."""
+
+    def done(self) -> bool:
+        """Whether it has ended."""
+        ...
+
+    def result(self) -> None:
+        """Wait for its end."""
+        ...
+
+
+class JobPool(Protocol):
+    """Runs steps one behind another, in the order of their submission.
+
+    A step is called again, as many seconds later as it returned, until it returns None.
+    """
+
+    def submit(self, step: JobStep) -> JobHandle:
+        """Run a step behind all those before."""
+        ...
+
+    def hurry(self) -> None:
+        """End the present pause, and make none any more."""
+        ...
+
+    def shutdown(self) -> None:
+        """Wait for the running step, and begin no other."""
+        ...
+
+
+class JobThread:
+    """A JobPool of one thread."""
+
+    def __init__(self, name: str) -> None:
+        self._threads = ThreadPoolExecutor(1, thread_name_prefix=name)
+        self._hurrying = threading.Event()
+
+    def submit(self, step: JobStep) -> JobHandle:
+        """See JobPool."""
+        return self._threads.submit(self._repeat, step)
+
+    def hurry(self) -> None:
+        """See JobPool."""
+        self._hurrying.set()
+
+    def shutdown(self) -> None:
+        """See JobPool."""
+        self._threads.shutdown(wait=True, cancel_futures=True)
+
+    def _repeat(self, step: JobStep) -> None:
+        while (pause_s := step()) is not None:
+            self._hurrying.wait(pause_s)
+
+
 class StoreJobQueue:
     """Owned by the applying thread; the properties may be read by any.
 
@@ -43,16 +102,17 @@ class StoreJobQueue:
         limits: ReplicationLimits,
         on_sealed: Callable[[str, int], None],
         on_failure: Callable[[str, str], None],
+        pool: JobPool | None = None,
     ) -> None:
         self._group = group
         self._store = store
         self._limits = limits
         self._on_sealed = on_sealed
         self._on_failure = on_failure
-        # One thread, so that commits come in log order: the index has one group state, that of its newest
+        # One behind another, so that commits come in log order: the index has one group state, that of its newest
         # seal, and a crash between two seals in the wrong order would lose the rows of the earlier one.
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix=f"store-{group}")
-        self._pending: deque[Future[None]] = deque()
+        self._pool = pool or JobThread(f"store-{group}")
+        self._pending: deque[JobHandle] = deque()
         self._changed = threading.Condition()
         self._seals: dict[int, tuple[int, int]] = {}
         self._content: tuple[int, bytes] = NO_CONTENT
@@ -104,14 +164,20 @@ class StoreJobQueue:
             self._version = job.version
             self._open += 1
         self.wait_for_room()
-        self._pending.append(self._pool.submit(self._run, job))
+        self._pending.append(self._pool.submit(lambda: self._turn(job)))
 
     def wait_for_room(self) -> None:
         """Wait while more jobs than the limit are unfinished."""
         # Memory holds what is unsealed and one frozen memtable, so a second seal waits for the first.
-        while len(self._pending) > self._limits.job_backlog or (self._pending and self._pending[0].done()):
-            self._pending[0].result()
+        while self.full:
+            self._pending.popleft().result()
+
+    @property
+    def full(self) -> bool:
+        """Whether `wait_for_room` would wait. Called by the applying thread."""
+        while self._pending and self._pending[0].done():
             self._pending.popleft()
+        return len(self._pending) > self._limits.job_backlog
 
     def drain(self) -> None:
         """Wait until every job submitted so far is done."""
@@ -121,35 +187,48 @@ class StoreJobQueue:
         """Begin no more jobs and stop waiting; what is not done is left to the next start."""
         with self._changed:
             self._stopping = True
-            self._changed.notify_all()
+        self._pool.hurry()
 
     def stop(self) -> None:
         """Wait for the running job."""
         self.cancel()
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        self._pool.shutdown()
 
-    def _run(self, job: StoreJob) -> None:
+    def _turn(self, job: StoreJob) -> float | None:
+        """One attempt at a job. Returns the seconds until the next one, None when there is none."""
+        # A job that is given up is counted as open still: the version must not be shown as stored while its files
+        # are missing.
         if self._stopping:
-            return
+            return None
         try:
-            self._run_until_done(job)
-        except GroupStopping:
-            # Counted as open still: the version must not be shown as stored while its files are missing.
-            return
+            job.run()
         except JobSuperseded as error:
             # Two plans of one leader overlapped: on every replica the same one is void.
             _log.info("compaction void", group=self._group, version=job.version, error=str(error))
             job.cancel()
         except HeadraceError as error:
+            if error.retriable:
+                return self._wait(job, str(error))
             self._on_failure(f"storing at version {job.version}: {error}", error.message if _is_damage(error) else "")
-            return
+            return None
         except Exception as error:
             self._on_failure(f"storing at version {job.version}: {error!r}", "")
             _log.exception("storing failed", group=self._group)
-            return
+            return None
         self._done(job)
+        return None
+
+    def _wait(self, job: StoreJob, reason: str) -> float:
+        """The pause after an error that may pass (a full disk)."""
+        if self.waiting != reason:
+            _log.error("storing waits", group=self._group, version=job.version, reason=reason)
+        self.waiting = reason
+        return self._limits.job_retry_s
 
     def _done(self, job: StoreJob) -> None:
+        if self.waiting:
+            _log.info("storing resumed", group=self._group, version=job.version)
+        self.waiting = ""
         if isinstance(job, SealJob):
             self.sealed_offset, self.sealed_log_bytes = self._seals.pop(job.version)
             self.sealed_version = job.version
@@ -158,28 +237,6 @@ class StoreJobQueue:
         with self._changed:
             self.size_bytes = size_bytes
             self._open -= 1
-
-    def _run_until_done(self, job: StoreJob) -> None:
-        """Run a job, and repeat it while its error is retriable (a full disk).
-
-        A stopping group leaves it to the next start.
-        """
-        while not self._stopping:
-            try:
-                job.run()
-                if self.waiting:
-                    _log.info("storing resumed", group=self._group, version=job.version)
-                self.waiting = ""
-                return
-            except HeadraceError as error:
-                if not error.retriable:
-                    raise
-                if self.waiting != str(error):
-                    _log.error("storing waits", group=self._group, version=job.version, reason=str(error))
-                self.waiting = str(error)
-                with self._changed:
-                    self._changed.wait_for(lambda: self._stopping, self._limits.job_retry_s)
-        raise GroupStopping(f"group {self._group} is stopping")
 
 
 def _is_damage(error: HeadraceError) -> bool:

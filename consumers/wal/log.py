@@ -48,6 +48,7 @@ class WriteAheadLog:
         checkpoint_age_ms: int | None = 600_000,
         preallocate_bytes: int = PREALLOCATE_BYTES_MAX,
         files: FileLayer | None = None,
+        maintained: bool = True,
     ) -> None:
         """Configures the log; `recover` opens it.
 
@@ -55,7 +56,7 @@ class WriteAheadLog:
         updates without `sync` become durable within that time (None: only with the next synced one).
         `checkpoint_bytes`, `checkpoint_age_ms`: an automatic checkpoint follows after so many bytes of
         journal, or when changes are that old (None: never). `preallocate_bytes`: reserve at the end of each
-        journal, at most 1 MiB, 0 for none.
+        journal, at most 1 MiB, 0 for none. `maintained`: a thread calls `run_maintenance`; else the caller does.
         """
         if not 1 <= partitions <= PARTITIONS_MAX:
             raise ValueError(f"partitions must be between 1 and {PARTITIONS_MAX}, not {partitions}")
@@ -69,6 +70,7 @@ class WriteAheadLog:
         self._serde = serde
         self._files = files or FileLayer()
         self._preallocate_bytes = preallocate_bytes
+        self._maintained = maintained
         self._maintenance = Maintenance(weakref.ref(self), sync_interval_ms, checkpoint_bytes, checkpoint_age_ms)
         self._lifecycle = threading.Lock()
         self._checkpointing = threading.Lock()
@@ -98,7 +100,8 @@ class WriteAheadLog:
                 ownership.release()
                 raise
             self._ownership = ownership
-            self._maintenance.start()
+            if self._maintained:
+                self._maintenance.start()
             return state
 
     def _open(self) -> dict[Any, Any]:
@@ -267,7 +270,7 @@ class WriteAheadLog:
         )
 
     def run_maintenance(self) -> bool:
-        """One round of maintenance, called by the log's thread. False when the log is closed."""
+        """One round of maintenance: an interval sync, and a checkpoint when one is due. False when the log is closed."""
         writer = self._writer
         if writer is None:
             return False

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from headrace.connectors.clock import SystemClock
 from headrace.connectors.deadline import Deadline
 from headrace.consumers.node.node import Node
-from headrace.consumers.replication import heartbeat, leader_tasks
-from headrace.consumers.replication.heartbeat import boot_ns
+from headrace.consumers.replication import leader_tasks
 from headrace.consumers.replication.journal import JournalEntry
 from headrace.consumers.replication.leader_tasks import RESUMED, NotLeader
 from headrace.schemas.records import Role
@@ -57,12 +57,11 @@ def test_a_process_that_was_suspended_has_no_role_until_its_next_turn(
     eventually(lambda: node.role(topic) is Role.LEADER, "the header leading")
     node.leader_tasks.stop()
     assert Role.LEADER is node.role(topic)
-    slept_ns = 4_000_000_000
+    boot_ns, slept_ns = SystemClock.boot_ns, 4_000_000_000
     with monkeypatch.context() as patched:
-        for module in (leader_tasks, heartbeat):
-            patched.setattr(module, "boot_ns", lambda: boot_ns() + slept_ns)
+        patched.setattr(SystemClock, "boot_ns", lambda clock: boot_ns(clock) + slept_ns)
         assert Role.UNSYNCED is node.role(topic)
-        node.leader_tasks._run_turn()
+        node.leader_tasks.turn()
         assert RESUMED == node.leader_tasks.decision(topic)
 
 
