@@ -36,7 +36,7 @@ def create_topic(bootstrap: str, topic: str, partitions: int = 1) -> None:
 
 def write(bootstrap: str, topic: str, values: list[bytes | None], *, commit: bool | None = None) -> None:
     """Produce messages on partition 0: without a transaction, or in one that is committed or aborted."""
-    settings = {} if commit is None else {"transactional.id": f"{topic}-{commit}"}
+    settings = {"enable.idempotence": True} if commit is None else {"transactional.id": f"{topic}-{commit}"}
     producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 5, **settings})
     if commit is not None:
         producer.init_transactions(30)
@@ -118,7 +118,9 @@ def test_many_offset_ranges_on_one_consumer_have_every_message_once(
     another range.
     """
     create_topic(broker.bootstrap, cluster_name, partitions=2)
-    producer = Producer({"bootstrap.servers": broker.bootstrap, "linger.ms": 5, "batch.num.messages": 700})
+    # A retry of the first batch, while the topic has no leader yet, must not put it behind the second.
+    settings = {"linger.ms": 5, "batch.num.messages": 700, "enable.idempotence": True}
+    producer = Producer({"bootstrap.servers": broker.bootstrap, **settings})
     for number in range(20_000):
         producer.produce(cluster_name, b"%d.%d" % (number % 2, number // 2), partition=number % 2)
         producer.poll(0)

@@ -39,7 +39,12 @@ def produce(bootstrap: str, topic: str, workload: Workload, lines_per_message: i
     """
     with AdminClient({"bootstrap.servers": bootstrap}) as admin:
         admin.create_topics([NewTopic(topic, PARTITIONS, 1)])[topic].result(60)
-    settings = {"linger.ms": 20, "queue.buffering.max.messages": 2_000_000, "compression.type": "lz4"}
+    settings = {
+        "linger.ms": 20,
+        "queue.buffering.max.messages": 2_000_000,
+        "compression.type": "lz4",
+        "enable.idempotence": True,
+    }
     producer = Producer({"bootstrap.servers": bootstrap, **settings})
     for index, table in enumerate(workload.tables):
         lines = to_line_protocol(table, workload.read(table)).to_pylist()

@@ -73,6 +73,8 @@ class IngestCluster:
             {
                 "bootstrap.servers": self.bootstrap,
                 "linger.ms": 20,
+                # A retry must neither repeat nor reorder messages.
+                "enable.idempotence": True,
                 "queue.buffering.max.messages": 1_000_000,
                 "log_level": 0,
             }
