@@ -38,6 +38,18 @@ def test_an_address_of_another_machine_is_named(node: FakeNode) -> None:
         Server(create_app(node), "192.0.2.1", 0).start()
 
 
+def test_accepted_connections_send_at_once(node: FakeNode) -> None:
+    """TCP_NODELAY is set on every accepted connection: no part of an answer waits for an acknowledgement."""
+    server = Server(create_app(node))
+    with httpx.Client(base_url=server.start()) as client:
+        assert 200 == client.get("/health/live").status_code
+        assert server._uvicorn is not None
+        [connection] = server._uvicorn.server_state.connections
+        accepted = connection.transport.get_extra_info("socket")
+        assert 0 != accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+    server.stop()
+
+
 def test_stop_frees_the_port_and_ends_the_thread(node: FakeNode) -> None:
     """After `stop` the port can be taken again, no thread is left, and stopping again is fine."""
     server = Server(create_app(node))
