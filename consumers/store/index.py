@@ -11,8 +11,10 @@ Column families and keys (text is UTF-8; `0x00` cannot occur in a name):
     state        `format`                                         `1`
                  `frontier`                                       version of the last committed seal, decimal
                  `state`                                          the bytes that the caller passed to that seal
+                 `removed`                                        JSON list: removed segments that still have runs
 
-One commit is one synced WriteBatch. There is a key for each segment and each bucket, never for a row, since
+One commit is one synced WriteBatch. The runs of a segment outlive it: a reader that has the segment pinned may
+still need them, so a later commit, after the last pin, deletes them. There is a key for each segment and each bucket, never for a row, since
 rocksdict holds the interpreter lock during each call.
 """
 
@@ -21,7 +23,7 @@ from __future__ import annotations
 import json
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -43,6 +45,7 @@ from headrace.consumers.store.tombstones import Tombstone
 from headrace.schemas.tables import DatabaseSchema, FieldType, TableSchema
 
 INDEX_FORMAT = b"1"
+REMOVED_KEY = b"removed"
 FAMILIES = ("catalogue", "series", "last", "tombstones", "state")
 BucketKey = tuple[str, str, int]
 """(database, table, bucket)."""
@@ -99,6 +102,7 @@ class Index:
                 f"index {directory} has format {found!r}, this build reads {INDEX_FORMAT!r}",
                 action="use the build that wrote it, or a newer one",
             )
+        self._removed = self._removed_before()
 
     def load(self) -> IndexContent:
         """The content except runs and last rows, which grow with the series and are read on demand."""
@@ -115,7 +119,10 @@ class Index:
         return IndexContent(entries, tables, tombstones, int(state.get(b"frontier") or 0), state.get(b"state"))
 
     def runs(self, name: str) -> Runs:
-        """The runs of a segment; raises StoreDamaged if there are none."""
+        """The runs of a segment, also of a removed one while it is pinned.
+
+        Raises StoreDamaged if there are none.
+        """
         data = self._family("series").get(name.encode())
         if data is None:
             raise StoreDamaged(f"index {self.directory} has no series of segment {name}")
@@ -126,15 +133,25 @@ class Index:
         found: bytes | None = self._family("last").get(_bucket_key(key))
         return found
 
-    def commit(self, changes: IndexChanges) -> None:
+    def commit(self, changes: IndexChanges, pinned: Iterable[str] = ()) -> None:
         """Makes `changes` durable in one synced batch.
 
-        After an error the outcome is unknown until the same changes have been committed again.
+        Of the segments that earlier commits removed, those in `pinned` keep their runs. After an error the
+        outcome is unknown until the same changes have been committed again.
         """
         # RocksDB refuses every write after a failed one, also
         # when the disk has space again, until it is reopened.
         self._reopen_failed()
-        self._write(self._batch(changes))
+        added = {entry.name for entry, _ in changes.added}
+        kept = self._removed.intersection(pinned)
+        removed = kept.union(changes.removed) - added
+        batch = self._batch(changes)
+        for name in self._removed - kept - added:
+            batch.delete(name.encode(), self._handles["series"])
+        if removed != self._removed:
+            batch.put(REMOVED_KEY, json.dumps(sorted(removed)).encode(), self._handles["state"])
+        self._write(batch)
+        self._removed = removed
 
     def checkpoint(self, directory: Path) -> None:
         """A consistent copy of the index in a new directory, hard-linked where RocksDB can."""
@@ -174,7 +191,6 @@ class Index:
         batch, handles = WriteBatch(raw_mode=True), self._handles
         for name in changes.removed:
             batch.delete(b"s/" + name.encode(), handles["catalogue"])
-            batch.delete(name.encode(), handles["series"])
         for entry, runs in changes.added:
             batch.put(b"s/" + entry.name.encode(), entry.to_json(), handles["catalogue"])
             batch.put(entry.name.encode(), runs.to_bytes(), handles["series"])
@@ -191,6 +207,12 @@ class Index:
             batch.put(b"frontier", str(frontier).encode(), handles["state"])
             batch.put(b"state", state, handles["state"])
         return batch
+
+    def _removed_before(self) -> set[str]:
+        """Segments that were removed when the index was closed, and whose runs it still has."""
+        names = json.loads(self._families["state"].get(REMOVED_KEY) or b"[]")
+        # An earlier build, which does not know the list, may have written a segment of the same name since.
+        return {name for name in names if self._families["catalogue"].get(b"s/" + name.encode()) is None}
 
     def _write(self, batch: WriteBatch) -> None:
         # Synced, because a seal is followed by the deletion of its rows from the journal, and a merge by the

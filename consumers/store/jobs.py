@@ -185,10 +185,11 @@ class SealJob(StoreJob):
         # A snapshot between the two commits would checkpoint
         # an index that names segments which it does not link.
         with components.commit_lock:
-            components.index.commit(changes)
+            components.index.commit(changes, components.files.pinned())
             components.view.commit(
                 added=entries, frozen=self._memtable, purged=purged, last=last, tables=self._newest, state=changes.state
             )
+        components.live.forget(self._sealed)
         # The caller may keep the job; the rows must not stay in memory with it.
         self._memtable, self._written = Memtable(), {}
 
@@ -355,7 +356,7 @@ def _replace_segments(
 ) -> None:
     names = [entry.name for entry in removed]
     with components.commit_lock:
-        components.index.commit(IndexChanges(added=added, removed=names))
+        components.index.commit(IndexChanges(added=added, removed=names), components.files.pinned())
         components.view.commit(removed=removed, added=[entry for entry, _ in added])
     # Last, and only after the synced commit: the catalogue must never name a file that is unlinked.
     components.files.remove(names)

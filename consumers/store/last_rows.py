@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import is_
+from weakref import ref
 
 import numpy as np
 import pyarrow as pa
@@ -141,7 +142,7 @@ class LiveSummary:
     `last`: the newest row of each series. `unique`: no two rows have the same (series, time).
     """
 
-    batches: tuple[LiveBatch, ...]
+    batches: tuple[ref[LiveBatch], ...]
     tombstones: tuple[Tombstone, ...]
     last: pa.RecordBatch
     unique: bool
@@ -149,12 +150,16 @@ class LiveSummary:
     def is_prefix_of(self, view: TableView) -> bool:
         """True if the view begins with these batches, in this order, and has the same tombstones."""
         # By identity: batches are immutable, and comparing their rows would cost what the summary saves.
-        same = len(self.batches) <= len(view.live) and all(map(is_, self.batches, view.live))
+        batches = [reference() for reference in self.batches]
+        same = len(batches) <= len(view.live) and all(map(is_, batches, view.live))
         return same and self.tombstones == view.tombstones
 
 
 class LiveSummaries:
-    """The newest summary of each table. Thread-safe: at worst two threads compute the same summary."""
+    """The newest summary of each table. Thread-safe: at worst two threads compute the same summary.
+
+    It keeps no batch in memory: those that a seal has stored may never be queried again.
+    """
 
     def __init__(self) -> None:
         """Starts empty."""
@@ -176,6 +181,11 @@ class LiveSummaries:
         self._summaries[key] = summary
         return summary
 
+    def forget(self, tables: Iterable[TableKey]) -> None:
+        """Drops the summaries of tables whose rows were sealed."""
+        for table in tables:
+            self._summaries.pop(table, None)
+
 
 def _extend(summary: LiveSummary, added: Sequence[LiveBatch], fields: Mapping[str, FieldType]) -> LiveSummary:
     batches = [batch.visible(summary.tombstones) for batch in added]
@@ -196,7 +206,7 @@ def _extend(summary: LiveSummary, added: Sequence[LiveBatch], fields: Mapping[st
         and _all_newer(summary.last, keys, ordering.times[starts])
     )
     last = merge_last([summary.last, last_batch(keys, ordering.times[ends], eras, columns)], fields)
-    return LiveSummary((*summary.batches, *added), summary.tombstones, last, unique)
+    return LiveSummary((*summary.batches, *map(ref, added)), summary.tombstones, last, unique)
 
 
 def _all_newer(last: pa.RecordBatch, keys: pa.StringArray, first_ns: np.ndarray) -> bool:

@@ -16,7 +16,7 @@ TableKey = tuple[str, str]
 """(database, table)."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class LiveBatch:
     """One message's rows with their rank and time range (both ends included, ns)."""
 

@@ -111,6 +111,11 @@ class SegmentFiles:
         with self._lock:
             self._pins.update(names)
 
+    def pinned(self) -> frozenset[str]:
+        """The names of all files that a reader has pinned."""
+        with self._lock:
+            return frozenset(name for name, pins in self._pins.items() if pins > 0)
+
     def release(self, names: Iterable[str]) -> None:
         """Releases pins; unlinks the files that were removed while pinned."""
         with self._lock:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -332,3 +335,20 @@ def test_a_closed_engine_refuses_queries(engine: QueryEngine) -> None:
     with pytest.raises(QueryError):
         engine.query("SELECT 1")
     assert 0 == engine.statistics.running
+
+
+def test_a_closed_result_keeps_no_unsealed_rows(engine: QueryEngine, source: MemorySource) -> None:
+    """Neither the DuckDB instance nor a result that is still referenced holds the Arrow memory of a finished query."""
+    values = np.arange(1000.0)
+    rows = readings(START_NS, 1000)
+    rows = rows.set_column(rows.schema.get_field_index("velocity"), "velocity", pa.array(values))
+    tracked = weakref.ref(values)
+    source.live["iot", "readings"] = [rows]
+    result = engine.query("SELECT * FROM iot.readings")
+    assert 1000 < result.read_all().num_rows
+    source.live["iot", "readings"] = []
+    source.opened.clear()
+    del values, rows
+    gc.collect()
+    assert tracked() is None
+    result.close()
