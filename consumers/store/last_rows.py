@@ -9,7 +9,7 @@ batch once.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import is_
 
@@ -22,7 +22,7 @@ from headrace.consumers.store.memtable import LiveBatch, TableKey
 from headrace.consumers.store.row_order import order_rows, runs_of
 from headrace.consumers.store.segment import SegmentRows
 from headrace.consumers.store.store_view import TableView
-from headrace.consumers.store.tombstones import Tombstone
+from headrace.consumers.store.tombstone_set import TombstoneSet, visible
 from headrace.schemas.payload import SERIES_COLUMN
 from headrace.schemas.tables import TIME_COLUMN, FieldType, TableSchema
 
@@ -58,7 +58,7 @@ def merge_last(batches: Sequence[pa.RecordBatch], fields: Mapping[str, FieldType
     return pa.RecordBatch.from_arrays([pa.array(column) for column in columns], names=[*_FIXED, *fields])
 
 
-def apply_tombstones(batch: pa.RecordBatch, tombstones: Iterable[Tombstone], era_max: int) -> pa.RecordBatch:
+def apply_tombstones(batch: pa.RecordBatch, tombstones: TombstoneSet, era_max: int) -> pa.RecordBatch:
     """Applies tombstones that are newer than every row of `batch`.
 
     `era_max` is the highest era of any row of the store.
@@ -68,20 +68,19 @@ def apply_tombstones(batch: pa.RecordBatch, tombstones: Iterable[Tombstone], era
     """
     # The batch holds one row a series. Below a deleted one there may be an older row that the tombstone does
     # not match: before its start, or of a higher era. Only a scan can find it.
-    for each in tombstones:
-        times, eras = batch.column(1).to_numpy(), batch.column(2).to_numpy()
-        hit = each.matches(batch.column(0)) & (eras <= each.era)
-        if each.start_ns is not None:
-            hit &= times >= each.start_ns
-        if each.end_ns is not None:
-            hit &= times < each.end_ns
-        if not hit.any():
-            continue
-        if each.start_ns is None and era_max <= each.era:
-            batch = batch.filter(pa.array(~hit))
-        else:
-            batch = batch.set_column(3, STALE_COLUMN, pc.or_(batch.column(3), pa.array(hit)))
-    return batch
+    removing = np.array([each.start_ns is None and era_max <= each.era for each in tombstones], np.bool_)
+    batch = batch.filter(pa.array(~_hit(batch, tombstones.select(removing))))
+    stale = _hit(batch, tombstones.select(~removing))
+    return batch.set_column(3, STALE_COLUMN, pc.or_(batch.column(3), pa.array(stale)))
+
+
+def _hit(batch: pa.RecordBatch, tombstones: TombstoneSet) -> np.ndarray:
+    """Which last rows one of the tombstones matches, of the rows of its own era and of lower ones."""
+    eras, era_of_row = np.unique(batch.column(2).to_numpy(), return_inverse=True)
+    # The versions of the rows are unknown and below those of the tombstones.
+    floors = np.array([tombstones.floor(era, -1) for era in eras.tolist()], np.int64)[era_of_row]
+    every = np.arange(len(batch))
+    return tombstones.deleted(batch.column(0), every, batch.column(1).to_numpy(), floors)
 
 
 def empty_last(fields: Mapping[str, FieldType]) -> pa.RecordBatch:
@@ -142,7 +141,7 @@ class LiveSummary:
     """
 
     batches: tuple[LiveBatch, ...]
-    tombstones: tuple[Tombstone, ...]
+    tombstones: TombstoneSet
     last: pa.RecordBatch
     unique: bool
 
@@ -178,7 +177,7 @@ class LiveSummaries:
 
 
 def _extend(summary: LiveSummary, added: Sequence[LiveBatch], fields: Mapping[str, FieldType]) -> LiveSummary:
-    batches = [batch.visible(summary.tombstones) for batch in added]
+    batches = visible(added, summary.tombstones)
     ordering = order_rows(batches)
     starts, codes, lengths = runs_of(ordering.codes)
     ends = starts + lengths - 1

@@ -7,6 +7,7 @@ occurs once, with the values of the highest rank, and tombstones are applied.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -23,7 +24,8 @@ from headrace.consumers.store.segment import SegmentEntry
 from headrace.consumers.store.segment_files import SegmentFiles
 from headrace.consumers.store.segment_reader import read_rows
 from headrace.consumers.store.store_view import TableView
-from headrace.consumers.store.tombstones import rows_between, unapplied, without_deleted
+from headrace.consumers.store.tombstone_set import visible, without_deleted
+from headrace.consumers.store.tombstones import rows_between
 from headrace.schemas.payload import SERIES_COLUMN, SERIES_TYPE
 from headrace.schemas.tables import TIME_COLUMN, TableSchema
 
@@ -79,12 +81,13 @@ def read_table(
     for entry in merged:
         runs, mask = runs_of(entry.name), wanted.get(entry.name)
         rows = read_rows(files.path(entry.name), entry, runs, fields, request.start_ns, request.end_ns, mask)
-        ranked.append(((entry.era, entry.first_version), without_deleted(rows, unapplied(entry, view.tombstones))))
+        (rows,) = without_deleted([rows], view.tombstones.unapplied(entry), [0])
+        ranked.append(((entry.era, entry.first_version), rows))
     masks = _TagFilter(request.tags or {})
-    for batch in live:
-        # Columns before rows: a filter copies every column that it is given.
-        narrow = _columns(batch.visible(view.tombstones), fields)
-        rows = rows_between(narrow, request.start_ns, request.end_ns)
+    # Columns before rows: a filter copies every column that it is given.
+    narrow = [replace(batch, rows=_columns(batch.rows, fields)) for batch in live]
+    for batch, rows in zip(live, visible(narrow, view.tombstones), strict=True):
+        rows = rows_between(rows, request.start_ns, request.end_ns)
         ranked.append(((batch.era, batch.version), masks.keep(rows)))
     ranked.sort(key=lambda pair: pair[0])
     batches = [rows for _, rows in ranked if len(rows)]
