@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.consumers.store.batch_columns import field_column, series_mask, tag_column
+from headrace.consumers.store.batch_columns import field_column, narrow_text, series_mask, tag_column
 from headrace.consumers.store.memtable import LiveBatch, TableKey
 from headrace.consumers.store.row_order import order_rows, runs_of
 from headrace.consumers.store.segment import SegmentRows
@@ -99,10 +99,10 @@ def last_table(batch: pa.RecordBatch, schema: TableSchema) -> pa.Table:
     """Last rows as query results: tags (dictionary<int32, string>), time (int64 ns), fields."""
     keys = batch.column(0)
     every = np.arange(len(keys), dtype=np.int32)
-    columns: dict[str, pa.Array] = {tag: tag_column(keys, tag, every) for tag in schema.tags}
+    columns: dict[str, pa.Array | pa.ChunkedArray] = {tag: tag_column(keys, tag, every) for tag in schema.tags}
     columns[TIME_COLUMN] = batch.column(1)
     for name, kind in schema.fields:
-        columns[name] = pc.cast(field_column([batch], name, kind), kind.arrow)
+        columns[name] = narrow_text(field_column([batch], name, kind))
     return pa.table(columns)
 
 

@@ -15,9 +15,16 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from headrace.consumers.store.batch_columns import Mask, field_column, gather, series_mask, tag_column, unify_series
+from headrace.consumers.store.batch_columns import (
+    Mask,
+    field_column,
+    gather,
+    narrow_text,
+    series_mask,
+    tag_column,
+    unify_series,
+)
 from headrace.consumers.store.pruning import OverlapCache, RunsOf, ScanRequest, candidates_of, split
 from headrace.consumers.store.row_order import order_rows
 from headrace.consumers.store.segment import SegmentEntry
@@ -119,12 +126,14 @@ def _user_table(
     rows: npt.NDArray[np.int64] | None,
 ) -> pa.Table:
     """The requested columns of all rows of the concatenated batches, or of `rows` in that order."""
-    columns: dict[str, pa.Array] = {tag: tag_column(keys, tag, codes) for tag in schema.tags if request.needs(tag)}
+    columns: dict[str, pa.Array | pa.ChunkedArray] = {
+        tag: tag_column(keys, tag, codes) for tag in schema.tags if request.needs(tag)
+    }
     columns[TIME_COLUMN] = pa.array(times)
     for name, kind in schema.fields:
         if request.needs(name):
             column = field_column(batches, name, kind)
-            columns[name] = pc.cast(column if rows is None else gather(column, rows), kind.arrow)
+            columns[name] = narrow_text(column if rows is None else gather(column, rows))
     return pa.table(columns)
 
 
