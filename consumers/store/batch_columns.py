@@ -22,6 +22,9 @@ Int64s = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 _NUMERIC = (pa.float64(), pa.int64())
 
+TEXT_CHUNK_BYTES = 1 << 30
+"""Most text of one string array, whose 32-bit offsets end at 2 GiB."""
+
 
 def unify_series(batches: Sequence[pa.RecordBatch]) -> tuple[pa.StringArray, npt.NDArray[np.int64]]:
     """The distinct series keys of all batches, and the key index of each row of the concatenated batches."""
@@ -40,7 +43,6 @@ def field_column(batches: Sequence[pa.RecordBatch], name: str, kind: FieldType) 
 
     Strings become large_string.
     """
-    # A string column has 32-bit offsets and ends at 2 GiB, which the rows of one seal can exceed.
     arrow_type = pa.large_string() if kind is FieldType.STRING else kind.arrow
     chunks = []
     for batch in batches:
@@ -48,6 +50,27 @@ def field_column(batches: Sequence[pa.RecordBatch], name: str, kind: FieldType) 
         chunk = batch.column(index) if index >= 0 else pa.nulls(len(batch), arrow_type)
         chunks.append(chunk if chunk.type == arrow_type else widen(chunk, arrow_type))
     return pa.concat_arrays(chunks) if len(chunks) != 1 else chunks[0]
+
+
+def one_array(column: pa.ChunkedArray) -> pa.Array:
+    """A column as one array, text as large_string."""
+    # A string array has 32-bit offsets and ends at 2 GiB, which the text of one file, seal or scan can exceed.
+    if pa.types.is_string(column.type):
+        column = pc.cast(column, pa.large_string())
+    return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks or [pa.array([], column.type)])
+
+
+def narrow_text(column: pa.Array, chunk_bytes: int = TEXT_CHUNK_BYTES) -> pa.Array | pa.ChunkedArray:
+    """A large_string column as string chunks of at most `chunk_bytes` of text each; others unchanged."""
+    if column.type != pa.large_string() or column.nbytes <= chunk_bytes:
+        return pc.cast(column, pa.string()) if column.type == pa.large_string() else column
+    ends = np.frombuffer(column.buffers()[1], np.int64)[column.offset : column.offset + len(column) + 1]
+    chunks, start = [], 0
+    while start < len(column):
+        stop = max(start + 1, int(np.searchsorted(ends, ends[start] + chunk_bytes, "right")) - 1)
+        chunks.append(pc.cast(column.slice(start, stop - start), pa.string()))
+        start = stop
+    return pa.chunked_array(chunks, pa.string())
 
 
 def widen(values: pa.Array, arrow_type: pa.DataType) -> pa.Array:

@@ -15,7 +15,8 @@ from itertools import pairwise
 from headrace.consumers.store.segment import SegmentEntry
 from headrace.consumers.store.segment_files import SegmentName
 from headrace.consumers.store.settings import StoreSettings
-from headrace.consumers.store.tombstones import Tombstone, unapplied
+from headrace.consumers.store.tombstone_set import TombstoneSet, by_table
+from headrace.consumers.store.tombstones import Tombstone
 
 _TIER_FACTOR = 4
 """Segments whose rows differ by less than this factor are of one size."""
@@ -46,9 +47,10 @@ def plan_compaction(
     for entry in entries:
         locations[(entry.database, entry.table, entry.slice_number, entry.bucket, entry.era)].append(entry)
     plans: list[Compaction] = []
-    for _, segments in sorted(locations.items()):
+    of_table, none = by_table(tombstones), TombstoneSet()
+    for location, segments in sorted(locations.items()):
         segments.sort(key=lambda entry: entry.first_version)
-        plans.extend(_plan_location(segments, tombstones, settings))
+        plans.extend(_plan_location(segments, of_table.get(location[:2], none), settings))
     return plans
 
 
@@ -88,14 +90,14 @@ def are_neighbours(inputs: Sequence[SegmentEntry], entries: Iterable[SegmentEntr
 
 
 def _plan_location(
-    segments: Sequence[SegmentEntry], tombstones: Sequence[Tombstone], settings: StoreSettings
+    segments: Sequence[SegmentEntry], tombstones: TombstoneSet, settings: StoreSettings
 ) -> Iterator[Compaction]:
     merged: set[str] = set()
     for candidate in _candidates(segments, settings):
         merged |= {entry.name for entry in candidate}
         yield _compaction(candidate)
     for entry in segments:
-        if entry.name not in merged and unapplied(entry, tombstones):
+        if entry.name not in merged and tombstones.unapplied(entry):
             yield _compaction([entry])
 
 

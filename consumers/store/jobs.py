@@ -22,8 +22,10 @@ from concurrent.futures import Executor, Future, wait
 from dataclasses import dataclass, field
 from itertools import groupby
 
+import numpy as np
 import pyarrow as pa
 
+from headrace.consumers.store.batch_columns import Mask
 from headrace.consumers.store.compaction import are_neighbours, output_name
 from headrace.consumers.store.index import BucketKey, Index, IndexChanges, RunsCache
 from headrace.consumers.store.last_rows import (
@@ -43,7 +45,8 @@ from headrace.consumers.store.segment_reader import read_rows, schema_of_file
 from headrace.consumers.store.settings import StoreSettings
 from headrace.consumers.store.store_errors import JobOutOfOrder, JobSuperseded
 from headrace.consumers.store.store_view import StoreView
-from headrace.consumers.store.tombstones import Tombstone, unapplied, without_deleted
+from headrace.consumers.store.tombstone_set import TombstoneSet, by_table, visible, without_deleted
+from headrace.consumers.store.tombstones import Tombstone
 from headrace.schemas.tables import FieldType, TableSchema
 
 
@@ -179,7 +182,7 @@ class SealJob(StoreJob):
             tables=self._newest,
             last={key: encode_last(batch) for key, batch in last.items()},
             new_tombstones=[each for each in self._new_tombstones() if each not in purged],
-            purged_tombstones=purged,
+            purged_tombstones=list(purged),
             state=(self.version, self._state),
         )
         # A snapshot between the two commits would checkpoint
@@ -218,9 +221,9 @@ class SealJob(StoreJob):
 
     def _sorted(self, table: TableKey, sealed: TableMetadata) -> Iterator[tuple[int, SortedTable]]:
         """The visible rows of one table, sorted, for each era: a segment has one era."""
-        relevant = [each for each in self._tombstones if (each.database, each.table) == table]
+        relevant = self._tombstones.get(table, TombstoneSet())
         for era, group in groupby(by_rank(self._memtable.batches[table]), key=lambda batch: batch.era):
-            batches = [rows for rows in (batch.visible(relevant) for batch in group) if len(rows)]
+            batches = [rows for rows in visible(list(group), relevant) if len(rows)]
             if batches:
                 yield era, sort_table(batches, sealed.database, sealed.schema)
 
@@ -243,8 +246,8 @@ class SealJob(StoreJob):
             key = (each.entry.database, each.entry.table, each.entry.bucket)
             new.setdefault(key, []).append(each.last)
         # A tombstone can match series of any bucket, so all buckets of its table are examined.
-        tombstones = self._new_tombstones()
-        for table in {(each.database, each.table) for each in tombstones}:
+        tombstones = by_table(self._new_tombstones())
+        for table in tombstones:
             metadata = components.view.metadata(table)
             for bucket in range(metadata.database.buckets if metadata else 0):
                 new.setdefault((*table, bucket), [])
@@ -254,28 +257,36 @@ class SealJob(StoreJob):
             # were written without what the tombstones delete.
             earlier = components.last(key)
             if earlier is not None:
-                relevant = [each for each in tombstones if (each.database, each.table) == key[:2]]
-                batches = [apply_tombstones(earlier, relevant, components.view.era_max), *batches]
+                if (relevant := tombstones.get(key[:2])) is not None:
+                    earlier = apply_tombstones(earlier, relevant, components.view.era_max)
+                batches = [earlier, *batches]
             if batches:
                 merged[key] = merge_last(batches, self._fields((key[0], key[1])))
         return merged
 
     def _new_tombstones(self) -> list[Tombstone]:
         """The tombstones since the previous seal; older ones are in the index already."""
-        return [each for each in self._tombstones if each.version >= self._first_version]
+        return [each for found in self._tombstones.values() for each in found if each.version >= self._first_version]
 
     def _fields(self, table: TableKey) -> dict[str, FieldType]:
         metadata = self._newest.get(table) or self._components.view.metadata(table)
         assert metadata is not None, table
         return metadata.schema.field_types()
 
-    def _purgeable(self, added: Iterable[SegmentEntry]) -> list[Tombstone]:
+    def _purgeable(self, added: Iterable[SegmentEntry]) -> set[Tombstone]:
         """Tombstones that can delete no row any more."""
         # Two conditions. No row of lower rank can arrive: rows written from now on have at least the era
         # `era_min`. And each segment that the tombstone overlaps has it applied, or reading that segment
         # would bring its rows back.
-        entries = [*self._components.view.entries(), *added]
-        return [each for each in self._tombstones if each.era <= self._era_min and not _is_awaited(each, entries)]
+        entries: dict[TableKey, list[SegmentEntry]] = {}
+        for entry in (*self._components.view.entries(), *added):
+            entries.setdefault((entry.database, entry.table), []).append(entry)
+        return {
+            each
+            for table, found in self._tombstones.items()
+            for each in found.select(~_awaited(found, entries.get(table, ())))
+            if each.era <= self._era_min
+        }
 
 
 class CompactJob(StoreJob):
@@ -286,7 +297,7 @@ class CompactJob(StoreJob):
         super().__init__(components, version)
         self.inputs = tuple(inputs)
         # Those known at this version, not when the job runs: the output must be the same on every replica.
-        self._tombstones = components.view.tombstones()
+        self._tombstones = components.view.tombstones_by_table()
 
     def _execute(self) -> None:
         view = self._components.view
@@ -310,9 +321,10 @@ class CompactJob(StoreJob):
         schema = schema_of_file(components.files.path(newest.name), newest)
         fields = [name for name, _ in schema.fields]
         batches = []
+        tombstones = self._tombstones.get((inputs[0].database, inputs[0].table), TombstoneSet())
         for entry in inputs:
             rows = read_rows(components.files.path(entry.name), entry, components.runs.get(entry.name), fields)
-            batches.append(without_deleted(rows, unapplied(entry, self._tombstones)))
+            batches += without_deleted([rows], tombstones.unapplied(entry), [0])
         name = output_name(inputs)
         merged = sort_table(batches, metadata.database, schema)
         assert len(merged.parts) <= 1, name
@@ -362,5 +374,9 @@ def _replace_segments(
     components.files.remove(names)
 
 
-def _is_awaited(tombstone: Tombstone, entries: Iterable[SegmentEntry]) -> bool:
-    return any(unapplied(entry, [tombstone]) for entry in entries)
+def _awaited(tombstones: TombstoneSet, entries: Iterable[SegmentEntry]) -> Mask:
+    """Which tombstones are not yet applied to one of the segments of their table."""
+    awaited = np.zeros(len(tombstones), np.bool_)
+    for entry in entries:
+        awaited |= tombstones.unapplied_mask(entry)
+    return awaited

@@ -18,12 +18,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.consumers.store.batch_columns import field_column, series_mask, tag_column
+from headrace.consumers.store.batch_columns import field_column, narrow_text, series_mask, tag_column
 from headrace.consumers.store.memtable import LiveBatch, TableKey
 from headrace.consumers.store.row_order import order_rows, runs_of
 from headrace.consumers.store.segment import SegmentRows
 from headrace.consumers.store.store_view import TableView
-from headrace.consumers.store.tombstones import Tombstone
+from headrace.consumers.store.tombstone_set import TombstoneSet, visible
 from headrace.schemas.payload import SERIES_COLUMN
 from headrace.schemas.tables import TIME_COLUMN, FieldType, TableSchema
 
@@ -59,7 +59,7 @@ def merge_last(batches: Sequence[pa.RecordBatch], fields: Mapping[str, FieldType
     return pa.RecordBatch.from_arrays([pa.array(column) for column in columns], names=[*_FIXED, *fields])
 
 
-def apply_tombstones(batch: pa.RecordBatch, tombstones: Iterable[Tombstone], era_max: int) -> pa.RecordBatch:
+def apply_tombstones(batch: pa.RecordBatch, tombstones: TombstoneSet, era_max: int) -> pa.RecordBatch:
     """Applies tombstones that are newer than every row of `batch`.
 
     `era_max` is the highest era of any row of the store.
@@ -69,20 +69,19 @@ def apply_tombstones(batch: pa.RecordBatch, tombstones: Iterable[Tombstone], era
     """
     # The batch holds one row a series. Below a deleted one there may be an older row that the tombstone does
     # not match: before its start, or of a higher era. Only a scan can find it.
-    for each in tombstones:
-        times, eras = batch.column(1).to_numpy(), batch.column(2).to_numpy()
-        hit = each.matches(batch.column(0)) & (eras <= each.era)
-        if each.start_ns is not None:
-            hit &= times >= each.start_ns
-        if each.end_ns is not None:
-            hit &= times < each.end_ns
-        if not hit.any():
-            continue
-        if each.start_ns is None and era_max <= each.era:
-            batch = batch.filter(pa.array(~hit))
-        else:
-            batch = batch.set_column(3, STALE_COLUMN, pc.or_(batch.column(3), pa.array(hit)))
-    return batch
+    removing = np.array([each.start_ns is None and era_max <= each.era for each in tombstones], np.bool_)
+    batch = batch.filter(pa.array(~_hit(batch, tombstones.select(removing))))
+    stale = _hit(batch, tombstones.select(~removing))
+    return batch.set_column(3, STALE_COLUMN, pc.or_(batch.column(3), pa.array(stale)))
+
+
+def _hit(batch: pa.RecordBatch, tombstones: TombstoneSet) -> np.ndarray:
+    """Which last rows one of the tombstones matches, of the rows of its own era and of lower ones."""
+    eras, era_of_row = np.unique(batch.column(2).to_numpy(), return_inverse=True)
+    # The versions of the rows are unknown and below those of the tombstones.
+    floors = np.array([tombstones.floor(era, -1) for era in eras.tolist()], np.int64)[era_of_row]
+    every = np.arange(len(batch))
+    return tombstones.deleted(batch.column(0), every, batch.column(1).to_numpy(), floors)
 
 
 def empty_last(fields: Mapping[str, FieldType]) -> pa.RecordBatch:
@@ -101,10 +100,10 @@ def last_table(batch: pa.RecordBatch, schema: TableSchema) -> pa.Table:
     """Last rows as query results: tags (dictionary<int32, string>), time (int64 ns), fields."""
     keys = batch.column(0)
     every = np.arange(len(keys), dtype=np.int32)
-    columns: dict[str, pa.Array] = {tag: tag_column(keys, tag, every) for tag in schema.tags}
+    columns: dict[str, pa.Array | pa.ChunkedArray] = {tag: tag_column(keys, tag, every) for tag in schema.tags}
     columns[TIME_COLUMN] = batch.column(1)
     for name, kind in schema.fields:
-        columns[name] = pc.cast(field_column([batch], name, kind), kind.arrow)
+        columns[name] = narrow_text(field_column([batch], name, kind))
     return pa.table(columns)
 
 
@@ -143,7 +142,7 @@ class LiveSummary:
     """
 
     batches: tuple[ref[LiveBatch], ...]
-    tombstones: tuple[Tombstone, ...]
+    tombstones: TombstoneSet
     last: pa.RecordBatch
     unique: bool
 
@@ -188,7 +187,7 @@ class LiveSummaries:
 
 
 def _extend(summary: LiveSummary, added: Sequence[LiveBatch], fields: Mapping[str, FieldType]) -> LiveSummary:
-    batches = [batch.visible(summary.tombstones) for batch in added]
+    batches = visible(added, summary.tombstones)
     ordering = order_rows(batches)
     starts, codes, lengths = runs_of(ordering.codes)
     ends = starts + lengths - 1

@@ -9,7 +9,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.consumers.store.store_errors import RowsInvalid
-from headrace.consumers.store.tombstones import Tombstone, without_deleted
 from headrace.schemas.tables import DatabaseSchema, FieldType, TableSchema, widened
 
 TableKey = tuple[str, str]
@@ -25,15 +24,6 @@ class LiveBatch:
     rows: pa.RecordBatch
     min_time_ns: int
     max_time_ns: int
-
-    def visible(self, tombstones: Iterable[Tombstone]) -> pa.RecordBatch:
-        """The rows that no tombstone of higher rank deletes."""
-        relevant = [
-            each
-            for each in tombstones
-            if each.outranks(self.era, self.version) and each.overlaps_time(self.min_time_ns, self.max_time_ns)
-        ]
-        return without_deleted(self.rows, relevant) if relevant else self.rows
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,8 @@ from headrace.consumers.store.row_order import order_rows
 from headrace.consumers.store.segment import Runs, SegmentEntry
 from headrace.consumers.store.segment_files import SegmentFiles
 from headrace.consumers.store.segment_reader import read_rows
-from headrace.consumers.store.tombstones import Tombstone, rows_between, unapplied
+from headrace.consumers.store.tombstone_set import TombstoneSet
+from headrace.consumers.store.tombstones import rows_between
 
 CACHED_RESULTS_MAX = 100_000
 """Results kept. When there are more, all are dropped and computed again on demand."""
@@ -81,7 +82,7 @@ def _wanted(runs: Runs, request: ScanRequest) -> Mask:
 def split(
     candidates: Sequence[SegmentEntry],
     live: Sequence[LiveBatch],
-    tombstones: Sequence[Tombstone],
+    tombstones: TombstoneSet,
     request: ScanRequest,
     runs_of: RunsOf,
     overlaps: OverlapCache,
@@ -93,9 +94,9 @@ def split(
 
     def must_merge(entry: SegmentEntry) -> bool:
         # Cheapest test first; the last one may read times from the file.
-        if entry.name in duplicated or any(
-            each.matches(runs_of(entry.name).keys).any() for each in unapplied(entry, tombstones)
-        ):
+        if entry.name in duplicated:
+            return True
+        if (deleting := tombstones.unapplied(entry)) and deleting.matches(runs_of(entry.name).keys):
             return True
         low, high = _clip(entry.min_time_ns, entry.max_time_ns, request)
         if not _any_overlap(unsealed, low, high):

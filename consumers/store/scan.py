@@ -7,6 +7,7 @@ occurs once, with the values of the highest rank, and tombstones are applied.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -14,16 +15,24 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from headrace.consumers.store.batch_columns import Mask, field_column, gather, series_mask, tag_column, unify_series
+from headrace.consumers.store.batch_columns import (
+    Mask,
+    field_column,
+    gather,
+    narrow_text,
+    series_mask,
+    tag_column,
+    unify_series,
+)
 from headrace.consumers.store.pruning import OverlapCache, RunsOf, ScanRequest, candidates_of, split
 from headrace.consumers.store.row_order import order_rows
 from headrace.consumers.store.segment import SegmentEntry
 from headrace.consumers.store.segment_files import SegmentFiles
 from headrace.consumers.store.segment_reader import read_rows
 from headrace.consumers.store.store_view import TableView
-from headrace.consumers.store.tombstones import rows_between, unapplied, without_deleted
+from headrace.consumers.store.tombstone_set import visible, without_deleted
+from headrace.consumers.store.tombstones import rows_between
 from headrace.schemas.payload import SERIES_COLUMN, SERIES_TYPE
 from headrace.schemas.tables import TIME_COLUMN, TableSchema
 
@@ -79,12 +88,13 @@ def read_table(
     for entry in merged:
         runs, mask = runs_of(entry.name), wanted.get(entry.name)
         rows = read_rows(files.path(entry.name), entry, runs, fields, request.start_ns, request.end_ns, mask)
-        ranked.append(((entry.era, entry.first_version), without_deleted(rows, unapplied(entry, view.tombstones))))
+        (rows,) = without_deleted([rows], view.tombstones.unapplied(entry), [0])
+        ranked.append(((entry.era, entry.first_version), rows))
     masks = _TagFilter(request.tags or {})
-    for batch in live:
-        # Columns before rows: a filter copies every column that it is given.
-        narrow = _columns(batch.visible(view.tombstones), fields)
-        rows = rows_between(narrow, request.start_ns, request.end_ns)
+    # Columns before rows: a filter copies every column that it is given.
+    narrow = [replace(batch, rows=_columns(batch.rows, fields)) for batch in live]
+    for batch, rows in zip(live, visible(narrow, view.tombstones), strict=True):
+        rows = rows_between(rows, request.start_ns, request.end_ns)
         ranked.append(((batch.era, batch.version), masks.keep(rows)))
     ranked.sort(key=lambda pair: pair[0])
     batches = [rows for _, rows in ranked if len(rows)]
@@ -116,12 +126,14 @@ def _user_table(
     rows: npt.NDArray[np.int64] | None,
 ) -> pa.Table:
     """The requested columns of all rows of the concatenated batches, or of `rows` in that order."""
-    columns: dict[str, pa.Array] = {tag: tag_column(keys, tag, codes) for tag in schema.tags if request.needs(tag)}
+    columns: dict[str, pa.Array | pa.ChunkedArray] = {
+        tag: tag_column(keys, tag, codes) for tag in schema.tags if request.needs(tag)
+    }
     columns[TIME_COLUMN] = pa.array(times)
     for name, kind in schema.fields:
         if request.needs(name):
             column = field_column(batches, name, kind)
-            columns[name] = pc.cast(column if rows is None else gather(column, rows), kind.arrow)
+            columns[name] = narrow_text(column if rows is None else gather(column, rows))
     return pa.table(columns)
 
 

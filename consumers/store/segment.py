@@ -33,6 +33,7 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import xxhash
 
@@ -52,6 +53,11 @@ METADATA_PREFIX = "headrace."
 _ENCODINGS = {FieldType.INT64: "DELTA_BINARY_PACKED", FieldType.FLOAT64: "BYTE_STREAM_SPLIT"}
 
 MICROSECOND_NS = 1_000
+
+_PAGE_ROWS = 1_024
+"""The Parquet writer's own step."""
+
+_PAGE_STEP_BYTES = 256 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +214,14 @@ def _file_table(schema: TableSchema, rows: SegmentRows) -> tuple[pa.Table, str |
     return table, max(distinct, key=lambda tag: distinct[tag]) if distinct else None
 
 
+def _page_rows(table: pa.Table) -> int:
+    """Rows that the Parquet writer adds to a page before it looks at the page's size."""
+    # A page ends at 2 GiB, and the writer looks at its size after each such step only.
+    texts = [column for column in table.columns if pa.types.is_large_string(column.type)]
+    longest = max((pc.max(pc.binary_length(column)).as_py() or 0 for column in texts), default=0)
+    return max(1, min(_PAGE_ROWS, _PAGE_STEP_BYTES // max(1, longest)))
+
+
 def _write_parquet(
     table: pa.Table, schema: TableSchema, selective: str | None, metadata: dict[str, str], settings: StoreSettings
 ) -> pa.Buffer:
@@ -223,6 +237,7 @@ def _write_parquet(
         column_encoding={TIME_COLUMN: "DELTA_BINARY_PACKED", **encodings},
         compression="zstd",
         compression_level=settings.compression_level,
+        write_batch_size=_page_rows(table),
         write_statistics=[TIME_COLUMN, *([selective] if selective else [])],
         write_page_checksum=True,
         store_schema=False,

@@ -144,19 +144,7 @@ class SegmentFiles:
 
     def digest(self, name: str, on_bytes: Callable[[int], None]) -> str:
         """xxh3-128 of a file's bytes in hex; empty when the disk cannot read them."""
-        digest = xxhash.xxh3_128()
-        try:
-            with self.path(name).open("rb") as data:
-                while chunk := data.read(DIGEST_CHUNK_BYTES):
-                    digest.update(chunk)
-                    on_bytes(len(chunk))
-        except OSError as error:
-            # A bad sector or a missing file is what the scrubber
-            # looks for: a wrong digest, not an operating error.
-            if error.errno in _UNREADABLE:
-                return ""
-            raise store_error(error, self.path(name)) from error
-        return digest.hexdigest()
+        return file_digest(self.path(name), on_bytes)
 
     def list_files(self) -> Iterator[tuple[str, int]]:
         """Name and size in bytes of every file below the root."""
@@ -173,6 +161,23 @@ class SegmentFiles:
                 self.path(name).unlink(missing_ok=True)
             except OSError:
                 continue
+
+
+def file_digest(path: Path, on_bytes: Callable[[int], None] = lambda _size: None) -> str:
+    """xxh3-128 of a file's bytes in hex; empty when the disk cannot read them."""
+    digest = xxhash.xxh3_128()
+    try:
+        with path.open("rb") as data:
+            while chunk := data.read(DIGEST_CHUNK_BYTES):
+                digest.update(chunk)
+                on_bytes(len(chunk))
+    except OSError as error:
+        # A bad sector or a missing file is what the scrubber
+        # looks for: a wrong digest, not an operating error.
+        if error.errno in _UNREADABLE:
+            return ""
+        raise store_error(error, path) from error
+    return digest.hexdigest()
 
 
 def path_component(name: str) -> str:

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from headrace.consumers.store.batch_columns import Int64s, Mask
+from headrace.consumers.store.batch_columns import Int64s, Mask, one_array
 from headrace.consumers.store.digest import content_digest
 from headrace.consumers.store.segment import METADATA_PREFIX, MICROSECOND_NS, Runs, SegmentEntry
-from headrace.consumers.store.store_errors import StoreDamaged
+from headrace.consumers.store.segment_files import file_digest
+from headrace.consumers.store.store_errors import SegmentUnread, StoreDamaged, StoreError
 from headrace.schemas.payload import SERIES_COLUMN
 from headrace.schemas.series import series_keys
 from headrace.schemas.tables import TIME_COLUMN, FieldType, TableSchema
@@ -33,15 +33,14 @@ def read_rows(
     """Rows of a segment as a row batch with those of `fields` that the file has.
 
     Only rows with a time in [start_ns, end_ns) of a series that `wanted` marks (one flag a run); row groups
-    that cannot hold such a row are not read. Raises StoreDamaged when the file cannot be read.
+    that cannot hold such a row are not read. Text is large_string. Raises StoreDamaged when the file's bytes
+    have changed, SegmentUnread when they have not and yet cannot be read.
     """
     try:
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
             return _read_open(file, entry, runs, fields, start_ns, end_ns, wanted)
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise StoreDamaged(
-            f"segment {path} cannot be read: {error}", action="recover this replica from another one or from the log"
-        ) from error
+        raise _read_error(path, entry, error) from error
 
 
 def digest_of_file(path: Path) -> str:
@@ -51,10 +50,11 @@ def digest_of_file(path: Path) -> str:
             table = file.read(use_threads=False)
             metadata = {key.decode(): value.decode() for key, value in (file.metadata.metadata or {}).items()}
         split = table.schema.names.index(TIME_COLUMN)
-        tags = {name: table.column(name).combine_chunks() for name in table.schema.names[:split]}
+        # As codes: the text of a tag repeats with every row, and so may exceed the 2 GiB of a string array.
+        tags = {name: one_array(table.column(name).dictionary_encode()) for name in table.schema.names[:split]}
         times = _nanoseconds(table.column(TIME_COLUMN))
         runs = runs_of_tags(metadata[METADATA_PREFIX + "table"], tags, times)
-        fields = {name: table.column(name).combine_chunks() for name in table.schema.names[split + 1 :]}
+        fields = {name: one_array(table.column(name)) for name in table.schema.names[split + 1 :]}
         return content_digest(runs.keys, runs.lengths, times, fields)
     # A damaged footer fails in many ways, depending on the byte that changed.
     except (pa.ArrowException, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -64,12 +64,12 @@ def digest_of_file(path: Path) -> str:
 def schema_of_file(path: Path, entry: SegmentEntry) -> TableSchema:
     """The table schema that a segment was written with.
 
-    Raises StoreDamaged when its footer cannot be read.
+    Raises StoreDamaged or SegmentUnread when its footer cannot be read.
     """
     try:
         schema = pq.read_schema(path)
     except (pa.ArrowException, OSError) as error:
-        raise StoreDamaged(f"segment {path} cannot be read: {error}") from error
+        raise _read_error(path, entry, error) from error
     split = schema.names.index(TIME_COLUMN)
     fields = {name: FieldType.of_arrow(schema.field(name).type) for name in schema.names[split + 1 :]}
     known = tuple((name, kind) for name, kind in fields.items() if kind is not None)
@@ -78,7 +78,7 @@ def schema_of_file(path: Path, entry: SegmentEntry) -> TableSchema:
 
 
 def runs_of_tags(table: str, tags: Mapping[str, pa.Array], times: Int64s) -> Runs:
-    """The runs of rows sorted by series, derived from their tag columns."""
+    """The runs of rows sorted by series, derived from their tag columns, which are dictionaries."""
     rows = len(times)
     if not tags:
         return Runs.of_times(series_keys(table, {"": pa.array([""])}), np.array([rows], np.int64), times)
@@ -87,10 +87,10 @@ def runs_of_tags(table: str, tags: Mapping[str, pa.Array], times: Int64s) -> Run
     changed = np.zeros(rows, np.bool_)
     changed[:1] = True
     for values in tags.values():
-        codes = values.dictionary_encode().indices.fill_null(-1).to_numpy(zero_copy_only=False)
+        codes = values.indices.fill_null(-1).to_numpy(zero_copy_only=False)
         changed[1:] |= codes[1:] != codes[:-1]
     starts = np.flatnonzero(changed)
-    heads = {name: values.take(pa.array(starts)) for name, values in tags.items()}
+    heads = {name: values.take(pa.array(starts)).dictionary_decode() for name, values in tags.items()}
     return Runs.of_times(series_keys(table, heads), np.diff(np.append(starts, rows)), times)
 
 
@@ -115,7 +115,7 @@ def _read_open(
     codes = np.concatenate([codes[low:high] for low, high in ranges]) if ranges else codes[:0]
     times = _nanoseconds(table.column(TIME_COLUMN))
     series = pa.DictionaryArray.from_arrays(pa.array(codes), runs.keys)
-    columns = [series, pa.array(times), *(_one_chunk(table.column(name)) for name in names)]
+    columns = [series, pa.array(times), *(one_array(table.column(name)) for name in names)]
     batch = pa.RecordBatch.from_arrays(columns, names=[SERIES_COLUMN, TIME_COLUMN, *names])
     keep = _keep(entry, times, codes, start_ns, end_ns, wanted)
     return batch if keep is None or keep.all() else batch.filter(pa.array(keep))
@@ -169,13 +169,16 @@ def _in_window(column: pq.ColumnChunkMetaData, start_ns: int | None, end_ns: int
 
 
 def _nanoseconds(column: pa.ChunkedArray) -> Int64s:
-    values = _one_chunk(column)
+    values = one_array(column)
     numbers: Int64s = values.view(pa.int64()).to_numpy(zero_copy_only=True)
     return numbers * MICROSECOND_NS if values.type.unit == "us" else numbers
 
 
-def _one_chunk(column: pa.ChunkedArray) -> pa.Array:
-    if column.num_chunks == 1:
-        return column.chunk(0)
-    combined = column.combine_chunks()
-    return pc.cast(combined, column.type)
+def _read_error(path: Path, entry: SegmentEntry, error: Exception) -> StoreError:
+    # An error alone never condemns data: one that follows from the content would condemn it on every replica,
+    # and none would be left to copy from.
+    if file_digest(path) == entry.file_digest:
+        return SegmentUnread(f"segment {path} is as it was sealed and cannot be read: {error}")
+    return StoreDamaged(
+        f"segment {path} cannot be read: {error}", action="recover this replica from another one or from the log"
+    )

@@ -232,8 +232,8 @@ class Store:
             sealed = [batch for batch in map(components.last, keys) if batch is not None]
             era_max, frontier = components.view.era_max, components.view.frontier
         # Tombstones up to the frontier were applied to the sealed last rows by their seal.
-        unapplied = [each for each in view.tombstones if each.version > frontier]
-        batches = [apply_tombstones(batch, unapplied, era_max) for batch in sealed]
+        unapplied = view.tombstones.newer_than(frontier)
+        batches = [apply_tombstones(batch, unapplied, era_max) for batch in sealed] if unapplied else sealed
         batches = [with_tags(batch, wanted) for batch in (*batches, components.live.of(view).last)]
         merged = merge_last(batches, view.schema.field_types())
         return None if has_stale(merged) else last_table(merged, view.schema)

@@ -31,6 +31,18 @@ class StoreDamaged(StoreError):
     """
 
 
+class SegmentUnread(StoreError):
+    """A segment cannot be read although its bytes are those that were sealed.
+
+    The cause is the content or this process, so every copy of the file would fail alike.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(
+            message, action="the data is kept; free memory and restart the node, or use a build that can read it"
+        )
+
+
 class StoreFormatUnknown(StoreError):
     """A build with a format that this build cannot read wrote the store."""
 

@@ -15,6 +15,7 @@ from headrace.consumers.store.index import BucketKey, IndexContent
 from headrace.consumers.store.memtable import LiveBatch, Memtable, MemtableSize, TableKey, TableMetadata, newer_schema
 from headrace.consumers.store.segment import SegmentEntry
 from headrace.consumers.store.store_errors import TableUnknown
+from headrace.consumers.store.tombstone_set import TombstoneSet
 from headrace.consumers.store.tombstones import Tombstone
 from headrace.schemas.tables import TableSchema
 
@@ -26,7 +27,7 @@ class TableView:
     metadata: TableMetadata
     entries: tuple[SegmentEntry, ...]
     live: tuple[LiveBatch, ...]
-    tombstones: tuple[Tombstone, ...]
+    tombstones: TombstoneSet
 
     @property
     def schema(self) -> TableSchema:
@@ -48,7 +49,10 @@ class StoreView:
         self.frontier = content.frontier
         self._entries: dict[TableKey, dict[str, SegmentEntry]] = {}
         self._tables = content.tables
-        self._tombstones = list(content.tombstones)
+        self._tombstones: dict[TableKey, dict[Tombstone, None]] = {}
+        self._sets: dict[TableKey, TombstoneSet] = {}
+        for tombstone in content.tombstones:
+            self._tombstones.setdefault((tombstone.database, tombstone.table), {})[tombstone] = None
         self._frozen: list[Memtable] = []
         self._live = Memtable()
         self._last: dict[BucketKey, pa.RecordBatch] = {}
@@ -66,11 +70,12 @@ class StoreView:
 
     def add_tombstone(self, tombstone: Tombstone) -> None:
         """Adds one tombstone."""
+        table = (tombstone.database, tombstone.table)
         with self.lock:
-            if tombstone not in self._tombstones:
-                self._tombstones.append(tombstone)
+            self._tombstones.setdefault(table, {})[tombstone] = None
+            self._sets.pop(table, None)
 
-    def freeze(self) -> tuple[Memtable, tuple[Tombstone, ...]]:
+    def freeze(self) -> tuple[Memtable, Mapping[TableKey, TombstoneSet]]:
         """Makes the unsealed rows immutable; returns them and the tombstones so far.
 
         The rows stay visible until `commit` removes them.
@@ -78,7 +83,7 @@ class StoreView:
         with self.lock:
             frozen, self._live = self._live, Memtable()
             self._frozen.append(frozen)
-            return frozen, tuple(self._tombstones)
+            return frozen, self.tombstones_by_table()
 
     def commit(
         self,
@@ -93,7 +98,6 @@ class StoreView:
         """Applies what an index commit has changed, at once for every reader."""
         # One critical section: between "segments added" and
         # "frozen rows removed" a reader would see rows twice.
-        obsolete = set(purged)
         with self.lock:
             for entry in removed:
                 del self._entries[(entry.database, entry.table)][entry.name]
@@ -101,7 +105,7 @@ class StoreView:
                 self._entries.setdefault((entry.database, entry.table), {})[entry.name] = entry
             if frozen is not None:
                 self._frozen = [memtable for memtable in self._frozen if memtable is not frozen]
-            self._tombstones = [each for each in self._tombstones if each not in obsolete]
+            self._purge(purged)
             self._last.update(last or {})
             for table, known in (tables or {}).items():
                 self._update_metadata(table, known)
@@ -118,7 +122,7 @@ class StoreView:
             metadata = self._require(key)
             live = [batch for memtable in (*self._frozen, self._live) for batch in memtable.snapshot(key)]
             entries = tuple(self._entries.get(key, {}).values())
-            tombstones = tuple(each for each in self._tombstones if (each.database, each.table) == key)
+            tombstones = self._set_of(key)
             # Under the lock: a merge commits under it before it
             # removes files, so the caller pins them in time.
             if on_entries is not None:
@@ -156,7 +160,12 @@ class StoreView:
     def tombstones(self) -> tuple[Tombstone, ...]:
         """Every tombstone that may still delete a row."""
         with self.lock:
-            return tuple(self._tombstones)
+            return tuple(each for found in self._tombstones.values() for each in found)
+
+    def tombstones_by_table(self) -> dict[TableKey, TombstoneSet]:
+        """Every tombstone that may still delete a row, by the table that it is of."""
+        with self.lock:
+            return {table: self._set_of(table) for table in self._tombstones}
 
     def unsealed(self) -> MemtableSize:
         """Size of the rows that are in no segment yet, frozen rows included."""
@@ -181,6 +190,22 @@ class StoreView:
                 if found is not None:
                     self._last[key] = found
             return found
+
+    def _set_of(self, table: TableKey) -> TombstoneSet:
+        """The tombstones of a table; the same object until they change, so that it computes its columns once."""
+        found = self._sets.get(table)
+        if found is None:
+            found = self._sets[table] = TombstoneSet(self._tombstones.get(table, ()))
+        return found
+
+    def _purge(self, tombstones: Iterable[Tombstone]) -> None:
+        for each in tombstones:
+            table = (each.database, each.table)
+            of_table = self._tombstones.get(table, {})
+            of_table.pop(each, None)
+            self._sets.pop(table, None)
+            if not of_table:
+                self._tombstones.pop(table, None)
 
     def _update_metadata(self, table: TableKey, new: TableMetadata) -> None:
         # By version, not by arrival: rows written under an older schema may come after newer ones.

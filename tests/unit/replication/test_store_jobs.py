@@ -1,10 +1,21 @@
-"""Steps of jobs on files: a pool repeats them, and a full disk is a pause and not a loop."""
+"""Steps of jobs on files: a pool repeats them, a full disk is a pause and not a loop, and few failures are damage."""
 
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 
-from headrace.consumers.replication.store_jobs import JobThread
+import pyarrow as pa
+import pytest
+
+from headrace.consumers.replication.group_state import GroupState
+from headrace.consumers.replication.settings import ReplicationLimits
+from headrace.consumers.replication.store_jobs import JobThread, StoreJobQueue
+from headrace.consumers.store import Store
+from headrace.consumers.store import segment_reader as reader
+from tests.unit.store.builders import Row, seal, write
+
+ROWS: list[Row] = [({"host": "a"}, at, {"note": "x"}) for at in range(4)]
 
 
 def test_a_step_is_repeated_until_it_ends_before_the_next_begins() -> None:
@@ -39,3 +50,38 @@ def test_a_pause_ends_when_the_pool_is_hurried() -> None:
     handle.result()
     pool.shutdown()
     assert handle.done()
+
+
+@pytest.mark.parametrize("changed", [False, True])
+def test_a_merge_that_fails_on_unchanged_bytes_stops_the_group_and_condemns_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: bool
+) -> None:
+    """Every replica would fail alike: one that called it damage would look for a copy that nobody could read."""
+    store = Store.open(tmp_path, "n1")
+    write(store, 1, ROWS)
+    seal(store, 2)
+    (entry,) = store.segments()
+    path = store.segments_directory / entry.name
+    if changed:
+        path.write_bytes(path.read_bytes()[:-1] + b"?")
+
+    def overflow(*_arguments: object) -> pa.RecordBatch:
+        raise pa.ArrowInvalid("offset overflow while concatenating arrays")
+
+    monkeypatch.setattr(reader, "_read_open", overflow)
+    failures: list[tuple[str, str]] = []
+    queue = StoreJobQueue(
+        "n1",
+        store,
+        GroupState(),
+        ReplicationLimits(),
+        lambda _group, _version: None,
+        lambda reason, damage: failures.append((reason, damage)),
+    )
+    queue.submit(store.compact(3, [entry.name]))
+    queue.drain()
+    ((reason, damage),) = failures
+    assert entry.name in reason
+    assert changed is bool(damage)
+    queue.stop()
+    store.close()

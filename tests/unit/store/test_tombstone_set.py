@@ -1,0 +1,112 @@
+"""Tombstones applied all at once, against a model that asks each tombstone about each row."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.consumers.store import Store
+from headrace.consumers.store import batch_columns as columns
+from headrace.consumers.store.last_rows import apply_tombstones, last_batch
+from headrace.consumers.store.memtable import live_batch
+from headrace.consumers.store.tombstone_set import TombstoneSet, visible
+from headrace.consumers.store.tombstones import Tombstone, tombstone
+from tests.unit.store.builders import CPU, Row, contents, expected, row_batch, seal, write
+
+EARLIEST, LATEST = -(2**63), 2**63 - 1
+HOSTS, RACKS = ("", "a", "b", "c,=\\ "), ("", "r", "s")
+TIMES = st.sampled_from([EARLIEST, EARLIEST + 1, -5, 0, 1, 2, 3, 7, LATEST - 1, LATEST])
+ROWS = st.lists(st.tuples(st.sampled_from(HOSTS), st.sampled_from(RACKS), TIMES), min_size=1, max_size=8)
+BATCHES = st.lists(st.tuples(st.integers(1, 2), ROWS), max_size=6)
+TAGS = st.dictionaries(
+    st.sampled_from(["host", "rack", "none"]),
+    st.lists(st.sampled_from([*HOSTS, *RACKS, "x"]), max_size=4).map(tuple),
+    max_size=3,
+)
+DELETES = st.lists(
+    st.tuples(st.integers(1, 8), st.integers(1, 2), TAGS, st.none() | TIMES, st.none() | TIMES), max_size=12
+)
+
+
+def set_of(deletes: list[tuple[int, int, dict[str, tuple[str, ...]], int | None, int | None]]) -> TombstoneSet:
+    """The set of generated deletes."""
+    return TombstoneSet(
+        tombstone(version, era, ("plant", "cpu"), tags, start, end) for version, era, tags, start, end in deletes
+    )
+
+
+def deletes_row(each: Tombstone, rank: tuple[int, int], host: str, rack: str, at: int) -> bool:
+    """The model: one tombstone, one row."""
+    have = {"host": host, "rack": rack}
+    return (
+        rank < (each.era, each.version)
+        and all(have.get(name, "") in allowed for name, allowed in each.tags)
+        and (each.start_ns is None or at >= each.start_ns)
+        and (each.end_ns is None or at < each.end_ns)
+    )
+
+
+@given(batches=BATCHES, deletes=DELETES)
+def test_rows_that_no_tombstone_deletes_stay(batches: list, deletes: list) -> None:
+    """Batches keep exactly the rows that no tombstone of higher rank matches, in their order."""
+    tombstones = set_of(deletes)
+    live = [
+        live_batch(version, era, CPU, row_batch(CPU, [({"host": h, "rack": r}, at, {"busy": 1}) for h, r, at in rows]))
+        for version, (era, rows) in enumerate(batches, 1)
+    ]
+    for batch, rows, (era, given_rows) in zip(live, visible(live, tombstones), batches, strict=True):
+        want = [
+            at
+            for host, rack, at in given_rows
+            if not any(deletes_row(each, (era, batch.version), host, rack, at) for each in tombstones)
+        ]
+        assert want == rows.column(1).to_pylist()
+
+
+@given(rows=ROWS, eras=st.lists(st.integers(1, 2), min_size=8, max_size=8), deletes=DELETES)
+def test_last_rows_are_removed_or_stale(rows: list, eras: list[int], deletes: list) -> None:
+    """A last row under a tombstone without start, of the highest era, is removed; under any other it is stale."""
+    tombstones, era_max = set_of(deletes), 2
+    batch = row_batch(CPU, [({"host": host, "rack": rack}, at, {"busy": 1}) for host, rack, at in rows])
+    keys = batch.column(0).cast(pa.string())
+    given_last = last_batch(keys, batch.column(1).to_numpy(), pa.array(eras[: len(rows)]).to_numpy(), {})
+    found = apply_tombstones(given_last, tombstones, era_max)
+    want = []
+    for (host, rack, at), era in zip(rows, eras, strict=False):
+        hit = [each for each in tombstones if deletes_row(each, (era, -1), host, rack, at)]
+        if not any(each.start_ns is None and each.era >= era_max for each in hit):
+            want.append((at, bool(hit)))
+    assert want == list(zip(found.column(1).to_pylist(), found.column(3).to_pylist(), strict=True))
+
+
+@pytest.mark.parametrize("sealed", [False, True])
+def test_the_work_of_deletes_does_not_multiply_with_messages(
+    store: Store, monkeypatch: pytest.MonkeyPatch, sealed: bool
+) -> None:
+    """Tags of series are evaluated once for all messages and deletes of one scan or seal."""
+    calls = 0
+    evaluate = columns.tag_values
+
+    def counted(keys: pa.StringArray, tag: str) -> pa.StringArray:
+        nonlocal calls
+        calls += 1
+        return evaluate(keys, tag)
+
+    for module in ("batch_columns", "tombstone_set"):
+        monkeypatch.setattr(f"headrace.consumers.store.{module}.tag_values", counted)
+    messages, deletes = 30, 20
+    rows: list[list[Row]] = [
+        [({"host": f"h{n}"}, at, {"busy": at}) for n in range(deletes + 1)] for at in range(messages)
+    ]
+    for version, message in enumerate(rows, 1):
+        write(store, version, message)
+    for number in range(deletes):
+        store.delete(messages + 1 + number, 1, "plant", "cpu", {"host": (f"h{number}",)})
+    if sealed:
+        seal(store, 100)
+    else:
+        assert expected(message[-1] for message in rows) == contents(store)
+    # One for every pair of message and delete would be 600.
+    assert calls < 60
