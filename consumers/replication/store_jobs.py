@@ -13,6 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import structlog
 
+from headrace.consumers.replication.group_health import Event, GroupHealth
 from headrace.consumers.replication.group_state import GroupState
 from headrace.consumers.replication.hash_chain import content_digest
 from headrace.consumers.replication.settings import ReplicationLimits
@@ -31,8 +32,7 @@ class GroupStopping(HeadraceError):
 class StoreJobQueue:
     """Owned by the applying thread; the properties may be read by any.
 
-    `on_failure(reason, damage)` is called for a job that cannot succeed; `damage` names the damaged part of
-    the store.
+    A job that waits, or cannot succeed, is reported to the group's health.
     """
 
     def __init__(
@@ -41,14 +41,14 @@ class StoreJobQueue:
         store: Store,
         state: GroupState,
         limits: ReplicationLimits,
+        health: GroupHealth,
         on_sealed: Callable[[str, int], None],
-        on_failure: Callable[[str, str], None],
     ) -> None:
         self._group = group
         self._store = store
         self._limits = limits
         self._on_sealed = on_sealed
-        self._on_failure = on_failure
+        self._health = health
         # One thread, so that commits come in log order: the index has one group state, that of its newest
         # seal, and a crash between two seals in the wrong order would lose the rows of the earlier one.
         self._pool = ThreadPoolExecutor(1, thread_name_prefix=f"store-{group}")
@@ -63,7 +63,6 @@ class StoreJobQueue:
         self.sealed_offset = state.offset
         self.sealed_log_bytes = state.log_bytes
         self.size_bytes = _size_of(store)
-        self.waiting = ""
 
     @property
     def version(self) -> int:
@@ -141,13 +140,20 @@ class StoreJobQueue:
             _log.info("compaction void", group=self._group, version=job.version, error=str(error))
             job.cancel()
         except HeadraceError as error:
-            self._on_failure(f"storing at version {job.version}: {error}", error.message if _is_damage(error) else "")
+            if isinstance(error, StoreDamaged):
+                self._health.damage(error.message)
+            self._fail(job, str(error))
             return
         except Exception as error:
-            self._on_failure(f"storing at version {job.version}: {error!r}", "")
+            self._fail(job, repr(error))
             _log.exception("storing failed", group=self._group)
             return
         self._done(job)
+
+    def _fail(self, job: StoreJob, error: str) -> None:
+        if self._health.report(Event.STOP, f"storing at version {job.version}: {error}"):
+            _log.error("group stopped", group=self._group, reason=error, version=job.version)
+        self.cancel()
 
     def _done(self, job: StoreJob) -> None:
         if isinstance(job, SealJob):
@@ -167,23 +173,17 @@ class StoreJobQueue:
         while not self._stopping:
             try:
                 job.run()
-                if self.waiting:
+                if self._health.report(Event.STORE):
                     _log.info("storing resumed", group=self._group, version=job.version)
-                self.waiting = ""
                 return
             except HeadraceError as error:
                 if not error.retriable:
                     raise
-                if self.waiting != str(error):
+                if self._health.report(Event.DEFER, str(error)):
                     _log.error("storing waits", group=self._group, version=job.version, reason=str(error))
-                self.waiting = str(error)
                 with self._changed:
                     self._changed.wait_for(lambda: self._stopping, self._limits.job_retry_s)
         raise GroupStopping(f"group {self._group} is stopping")
-
-
-def _is_damage(error: HeadraceError) -> bool:
-    return isinstance(error, StoreDamaged)
 
 
 def _size_of(store: Store) -> int:
