@@ -268,7 +268,7 @@ class Conditions:
             if event not in _EVENTS[aspect]:
                 continue
             if (state := TRANSITIONS[before].get(event)) is None:
-                raise IllegalTransition(f"event {event!r} cannot happen while the {aspect} are {before!r}")
+                raise IllegalTransition(f"the event {event} is illegal while {aspect} is {before}")
             states[aspect] = state
             if state is INITIAL[aspect]:
                 causes.pop(aspect, None)
@@ -356,7 +356,8 @@ class GroupHealth:
         state = next((each for each in PRECEDENCE if now.states[ASPECT[each]] is each), None)
         if state is None:
             return ""
-        cause = now.causes.get(ASPECT[state], "")
+        # Never empty: a group without a reason serves.
+        cause = now.causes.get(ASPECT[state]) or str(state)
         if state is State.WRONG and now.unrecorded:
             return f"wrong data: {cause}; it recovers once that is recorded: {now.unrecorded}"
         if now.recovery is not None and ASPECT[state] is Aspect.RECOVERY:

@@ -142,7 +142,7 @@ def test_wrong_data_is_still_refused_after_a_restart(three: Nodes, monkeypatch: 
         assert {topic: "for a test"} == Identity.load(three.directory / "n2", "c", "n2").wrong
         # In sync with its log otherwise, as the other groups of the node are.
         eventually(lambda: not any(restarted.reason(other) for other in restarted.groups if other != topic), "in sync")
-        assert "for a test" == restarted.reason(topic)
+        assert restarted.reason(topic).startswith("for a test")
         assert -1 == durable_offset(restarted, "n2")
         assert before == restarted.identity.store
     restarted.supervisor.coordinator.start()

@@ -114,7 +114,7 @@ def test_wrong_data_neither_recovers_nor_follows_before_its_mark_is_durable(even
     group.report(Event.TRIM, "the log begins at 10")
     group.mark("a file has changed")
     before = group.conditions
-    with pytest.raises(IllegalTransition, match="cannot happen while the data"):
+    with pytest.raises(IllegalTransition, match="illegal while data is wrong"):
         group.report(event)
     assert group.conditions is before
 
@@ -180,13 +180,13 @@ def test_any_order_of_events_keeps_the_rules(events: list[Event]) -> None:
             if event is Event.RECOVER:
                 group.recover(f"cause {number}", Copying())
             else:
-                group.report(event, f"cause {number}")
+                group.report(event, f"cause {number}" if number % 3 else "")
         except IllegalTransition:
             assert group.conditions is before
         states = group.conditions.states
         assert all(ASPECT[state] is aspect for aspect, state in states.items())
         assert bool(group.reason) == (group.state is not None) == group.refuses(Use.READS)
-        assert set(group.conditions.causes) == {aspect for aspect in Aspect if states[aspect] is not INITIAL[aspect]}
+        assert set(group.conditions.causes) <= {aspect for aspect in Aspect if states[aspect] is not INITIAL[aspect]}
         assert (group.conditions.recovery is not None) == (states[Aspect.RECOVERY] is not State.UNNEEDED)
         if before.states[Aspect.DATA] in (State.WRONG, State.CONDEMNED):
             assert group.is_wrong
