@@ -28,6 +28,11 @@ class PeriodicTask:
         """Set by `stop`; a long run checks it, or waits on it."""
         return self._stopping
 
+    @property
+    def alive(self) -> bool:
+        """Whether the thread runs."""
+        return self._thread.is_alive()
+
     def start(self) -> None:
         """Start the thread; the first run comes after one interval."""
         self._thread.start()

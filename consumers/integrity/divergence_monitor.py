@@ -6,20 +6,21 @@ the group does not serve here. A group that is wrong recovers. The log decides b
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Protocol
 
 import structlog
 
+from headrace.connectors.clock import Clock
 from headrace.connectors.deadline import GracePeriod
 from headrace.connectors.log.port import Log
 from headrace.connectors.periodic import PeriodicTask
 from headrace.consumers.integrity.divergence import ChainSamples, Dispute, Finding, Kind
+from headrace.consumers.recovery.environment import RecoveryEnvironment
 from headrace.consumers.recovery.log_gap import read_chain
-from headrace.consumers.recovery.supervisor import DataIdentity, RecoverySupervisor
+from headrace.consumers.recovery.supervisor import RecoverySupervisor
 from headrace.consumers.replication.group import Group
+from headrace.consumers.replication.group_health import Event, State
 from headrace.consumers.replication.group_state import lost_log_choices
-from headrace.consumers.replication.heartbeat import Heartbeat
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.records import Status
 
@@ -35,10 +36,6 @@ class LogEnds(Protocol):
         """The end of a forward log when it was read last."""
         ...
 
-    def caught_up(self, topic: str) -> bool:
-        """Whether the group has reached the end of its log since it began to follow it."""
-        ...
-
 
 class DivergenceMonitor:
     """One thread for all groups of a node."""
@@ -46,21 +43,18 @@ class DivergenceMonitor:
     def __init__(
         self,
         log: Log,
-        groups: Mapping[str, Group],
-        identity: DataIdentity,
-        heartbeat: Heartbeat,
+        environment: RecoveryEnvironment,
         ends: LogEnds,
         supervisor: RecoverySupervisor,
+        clock: Clock,
     ) -> None:
         self._log = log
-        self._groups = groups
-        self._identity = identity
-        self._heartbeat = heartbeat
+        self._environment = environment
         self._ends = ends
         self._supervisor = supervisor
-        self._shortfall = GracePeriod()
+        self._shortfall = GracePeriod(clock.monotonic_s)
         self._samples: dict[str, tuple[Group, ChainSamples]] = {}
-        self._task = PeriodicTask("divergence-monitor", TURN_S, self._compare_all)
+        self._task = PeriodicTask("divergence-monitor", TURN_S, self.turn)
 
     def start(self) -> None:
         """Begin."""
@@ -70,32 +64,30 @@ class DivergenceMonitor:
         """Stop; reading the log for a dispute ends after the current batch."""
         self._task.stop()
 
-    def _compare_all(self) -> None:
-        for topic in list(self._groups):
+    def turn(self) -> None:
+        """One step: compares every group with what its members have published until now."""
+        for topic, group in list(self._environment.groups.items()):
             try:
-                self._compare(topic, self._groups[topic])
+                self._compare(topic, group)
             except HeadraceError as error:
                 _log.warning("members not compared", topic=topic, error=str(error))
 
     def _compare(self, topic: str, group: Group) -> None:
         self._check_truncation(topic, group)
-        if not group.follows or not self._ends.caught_up(topic):
+        if not group.follows or not self._environment.caught_up(topic):
             return
         samples = self._samples_of(topic, group)
-        for status in self._live(group):
+        for status in self._environment.live(group):
             # After a replacement of this node's data, statuses of the data before may still come back from
             # the topic.
-            current = status.node != self._identity.node or status.store == self._identity.store
-            if current and status.topic_id == self._identity.topics[topic]:
+            current = status.node != self._environment.node or status.store == self._environment.store
+            if current and status.topic_id == self._environment.topic_id(topic):
                 samples.observe(status)
         dispute = samples.dispute(group.chain_at)
         if dispute is None:
-            group.divergence = ""
+            group.health.report(Event.AGREE)
         else:
             self._judge(topic, group, samples, dispute)
-
-    def _live(self, group: Group) -> list[Status]:
-        return self._heartbeat.live(group.name, group.members)
 
     def _check_truncation(self, topic: str, group: Group) -> None:
         """Find a log that no longer holds what another member has read.
@@ -108,22 +100,23 @@ class DivergenceMonitor:
             end = self._log.describe(topic).end
             witness = self._witness(topic, group, end)
         if witness is None:
-            group.log_truncated = ""
+            group.health.report(Event.MATCH)
             self._shortfall.present(topic)
-        elif not group.log_truncated and self._shortfall.missing(topic):
-            group.log_truncated = (
+        elif not group.health.holds(State.TRUNCATED) and self._shortfall.missing(topic):
+            reason = (
                 f"topic {topic} ends at offset {end} and does not hold what node {witness.node} has read, up to "
                 f"{witness.durable_offset}: it was truncated; {lost_log_choices(group.name)}"
             )
-            _log.error("log truncated", group=group.name, reason=group.log_truncated)
+            group.health.report(Event.TRUNCATE, reason)
+            _log.error("log truncated", group=group.name, reason=reason)
 
     def _witness(self, topic: str, group: Group, end: int) -> Status | None:
         """A member that has read what a log with this end does not hold, or that reports its log as lost."""
         return next(
             (
                 each
-                for each in self._live(group)
-                if each.topic_id == self._identity.topics[topic] and (each.log_lost or each.durable_offset >= end)
+                for each in self._environment.live(group)
+                if each.topic_id == self._environment.topic_id(topic) and (each.log_lost or each.durable_offset >= end)
             ),
             None,
         )
@@ -132,7 +125,7 @@ class DivergenceMonitor:
         """The samples since this group's store took its place."""
         known = self._samples.get(topic)
         if known is None or known[0] is not group:
-            known = self._samples[topic] = (group, ChainSamples(self._identity.node))
+            known = self._samples[topic] = (group, ChainSamples(self._environment.node))
         return known[1]
 
     def _judge(self, topic: str, group: Group, samples: ChainSamples, dispute: Dispute) -> None:
@@ -140,22 +133,23 @@ class DivergenceMonitor:
         # meanwhile.
         finding = dispute.judge(len(group.members), None)
         if finding is not Finding.RIGHT:
-            group.divergence = f"{dispute}; being decided"
+            group.health.report(Event.DISPUTE, f"{dispute}; being decided")
         truth = self._truth(topic, group, dispute)
         finding = dispute.judge(len(group.members), truth)
         _log.error("members disagree", group=group.name, dispute=str(dispute), finding=str(finding))
         if finding is Finding.RIGHT:
             samples.dismiss(dispute)
-            group.divergence = ""
+            group.health.report(Event.AGREE)
         elif finding is Finding.WRONG or (
             dispute.kind is Kind.FILES and group.log_is_whole(self._log.describe(topic).begin)
         ):
             # Files that differ with no majority: every member in dispute builds them anew from the log, which
             # has everything. Data that was replaced while the log was read is not the data that was judged.
-            if self._groups[topic] is group:
+            if self._environment.groups[topic] is group:
                 self._supervisor.mark_wrong(topic, f"diverged: {dispute}", dispute.right(len(group.members), truth))
         else:
-            group.divergence = f"{dispute}, and neither the log nor a majority decides who is wrong; {OPERATOR_CHOICE}"
+            undecided = f"{dispute}, and neither the log nor a majority decides who is wrong; {OPERATOR_CHOICE}"
+            group.health.report(Event.DISPUTE, undecided)
 
     def _truth(self, topic: str, group: Group, dispute: Dispute) -> bytes | None:
         # The log gives the chain of records only. Files depend on the code that made them, so there a

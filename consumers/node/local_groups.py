@@ -21,7 +21,8 @@ from headrace.consumers.node.settings import StoreSection
 from headrace.consumers.recovery.file_copy import finish_swaps
 from headrace.consumers.recovery.log_gap import parse_gap
 from headrace.consumers.replication.group import Group
-from headrace.consumers.replication.group_state import lost_log_choices
+from headrace.consumers.replication.group_health import Event
+from headrace.consumers.replication.group_state import LogBase, lost_log_choices
 from headrace.consumers.replication.heartbeat import Heartbeat
 from headrace.consumers.replication.journal import Journal, JournalEntry
 from headrace.consumers.replication.log_consumer import Cursor
@@ -48,8 +49,8 @@ class LocalGroups:
         heartbeat: Heartbeat,
         settings: StoreSection,
     ) -> None:
-        self._directory = directory
-        self._identity = identity
+        self.directory = directory
+        self.identity = identity
         self._slot_table = slot_table
         self._topics = topics
         self._schema_log = schema_log
@@ -70,7 +71,7 @@ class LocalGroups:
         for name in self._names:
             topic = self._topics.forward(name)
             state = log.describe(topic)
-            known = self._identity.topics.setdefault(topic, state.topic_id)
+            known = self.identity.topics.setdefault(topic, state.topic_id)
             # Offsets of a recreated topic look like those of the old one, and a node that followed it would
             # mix two logs.
             if known != state.topic_id:
@@ -85,14 +86,18 @@ class LocalGroups:
         """Open every group and apply the journal beyond its store; `cursors` are the positions to read from."""
         # Before any store is opened: a crash in the middle of a swap leaves a group with the files of two
         # stores.
-        finish_swaps(self._directory)
-        self.journal = Journal(self._directory / "journal", self._names)
+        finish_swaps(self.directory)
+        self.journal = Journal(self.directory / "journal", self._names)
         self._opened.callback(self.journal.close)
         self._encoders = encoding_threads(self._settings)
         self._opened.callback(self._encoders.shutdown)
         for name in self._names:
             topic = self._topics.forward(name)
             group = self.groups[topic] = self.open_group(name)
+            # Data that was found wrong before the last stop is still wrong.
+            if topic in self.identity.wrong:
+                group.health.mark(self.identity.wrong[topic], gap=self._gap_of(topic))
+                group.health.report(Event.RECORD)
             self.cursors[topic] = self._recover(group, on_progress)
             if topic in self._recreated:
                 group.mark_log_lost(self._recreated[topic])
@@ -101,15 +106,15 @@ class LocalGroups:
     def open_group(self, name: str) -> Group:
         """A group with its store as it is on the disk, not started."""
         try:
-            store = Store.open(self._directory, name, self._settings, self._encoders)
+            store = Store.open(self.directory, name, self._settings, self._encoders)
         except StoreDamaged as error:
             # Set aside and not deleted, since it may be the last copy. The journal alone would leave a hole
             # before its first record, so it goes as well, and the group recovers like one with an empty
             # directory.
-            aside = Store.quarantine(self._directory, name)
+            aside = Store.quarantine(self.directory, name)
             self.journal.forget_all(name, self.journal.newest_version(name))
             _log.error("store damaged, quarantined", group=name, directory=str(aside), error=str(error))
-            store = Store.open(self._directory, name, self._settings, self._encoders)
+            store = Store.open(self.directory, name, self._settings, self._encoders)
         self._opened.callback(store.close)
         members = self._slot_table.group(name)
         group = Group(name, members, 1, store, self._schema_log, self._settings, self._on_sealed)
@@ -145,17 +150,13 @@ class LocalGroups:
         return Cursor.of(group.replica.state)
 
     def _join_gap(self, group: Group) -> None:
-        """Restore an accepted gap.
+        """Restore an accepted gap as the base of the log; wrong data must be replaced instead."""
+        gap = self._gap_of(self._topics.forward(group.name))
+        if gap is not None and not group.health.is_wrong:
+            group.join_gap(gap)
 
-        It is the base of the log; of wrong data, it is the place that the replacement must lie behind.
-        """
-        topic = self._topics.forward(group.name)
-        if topic in self._identity.gaps:
-            gap = parse_gap(self._identity.gaps[topic])
-            if topic in self._identity.wrong:
-                group.gap = gap
-            else:
-                group.join_gap(gap)
+    def _gap_of(self, topic: str) -> LogBase | None:
+        return parse_gap(self.identity.gaps[topic]) if topic in self.identity.gaps else None
 
     def _on_sealed(self, group_name: str, version: int) -> None:
         try:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+from headrace.connectors.clock import SYSTEM_CLOCK
 from headrace.connectors.deadline import Deadline
 from headrace.connectors.files import DirectoryLock, create_directories
 from headrace.connectors.log.kafka import KafkaLog
@@ -28,6 +30,7 @@ from headrace.consumers.node.data_directory import DataDirectoryForeign, DataDir
 from headrace.consumers.node.local_groups import LocalGroups
 from headrace.consumers.node.log_monitor import LogMonitor
 from headrace.consumers.node.readiness import Readiness
+from headrace.consumers.node.recovery_environment import NodeRecoveryEnvironment
 from headrace.consumers.node.requests import GroupRequests
 from headrace.consumers.node.settings import ServerSettings
 from headrace.consumers.node.status_report import node_figures, node_status
@@ -173,22 +176,11 @@ class Node:
             log, groups, settings.store, self.readiness, self.heartbeat, self.schema_log, trimmer
         )
         self.readiness.decision = self.leader_tasks.decision
-        self.supervisor = RecoverySupervisor(
-            log,
-            settings.node.data_directory,
-            self.identity,
-            groups,
-            self.journal,
-            self.log_consumer,
-            self.readiness,
-            self.heartbeat,
-            self._local.open_group,
-            settings.store,
-        )
-        self.divergence_monitor = DivergenceMonitor(
-            log, groups, self.identity, self.heartbeat, self.readiness, self.supervisor
-        )
-        self.scrubber = Scrubber(groups, settings.store, self.supervisor)
+        environment = NodeRecoveryEnvironment(self._local, self.log_consumer, self.readiness, self.heartbeat)
+        copies = ThreadPoolExecutor(settings.store.recoveries_max, thread_name_prefix="recovery-copy")
+        self.supervisor = RecoverySupervisor(log, environment, settings.store, copies, SYSTEM_CLOCK)
+        self.divergence_monitor = DivergenceMonitor(log, environment, self.readiness, self.supervisor, SYSTEM_CLOCK)
+        self.scrubber = Scrubber(groups, settings.store, self.supervisor, SYSTEM_CLOCK)
         self._requests = GroupRequests(
             groups, self.identity, self.readiness, self.leader_tasks, self.supervisor, self.snapshots
         )
@@ -272,16 +264,6 @@ class Node:
     def on_durable(self) -> None:
         """Records became durable: a writer may wait for the status that confirms them."""
         self.heartbeat.send_now()
-
-    def on_trimmed(self, topic: str, needed: int, log_begin: int) -> None:
-        """The log begins behind what a group needs: the group recovers, that of an observer stops."""
-        if not self._observer:
-            self.supervisor.log_trimmed(topic, needed, log_begin)
-            return
-        self.groups[topic].fail(
-            f"topic {topic} begins at offset {log_begin} and {needed} is needed: the log was trimmed; "
-            "start the node instead, it recovers from the files of another member"
-        )
 
     # State of the node, for reports and health.
 

@@ -22,6 +22,7 @@ from headrace.consumers.membership.bootstrap import read_slot_table
 from headrace.consumers.node.data_directory import IDENTITY_FILE, Identity
 from headrace.consumers.node.node import Node
 from headrace.consumers.node.settings import ServerSettings
+from headrace.consumers.replication.group_health import Aspect, State
 from headrace.consumers.replication.heartbeat import StatusReader
 from headrace.schemas.errors import HeadraceError
 
@@ -160,9 +161,7 @@ def _await_end(node: Node, on_progress: Callable[[int, int], None]) -> None:
         done = sum(max(0, group.applied.offset + 1) for group in node.groups.values())
         total = sum(node.end(topic) for topic in node.groups)
         on_progress(min(done, total), total)
-        faults = [f"group {group.name}: {group.fault}" for group in node.groups.values() if group.fault]
-        if faults:
-            raise HeadraceError(faults[0], action="repair the log, then replay again; nothing was replaced")
+        _check_faults(node)
         if all(node.readiness.caught_up(topic) for topic in node.groups):
             return
         if done > newest:
@@ -174,6 +173,21 @@ def _await_end(node: Node, on_progress: Callable[[int, int], None]) -> None:
                 action="check the broker; an open transaction of another producer also holds the end of a log back",
             )
         time.sleep(0.05)
+
+
+def _check_faults(node: Node) -> None:
+    """Raise HeadraceError for a group that cannot be rebuilt from its log."""
+    for group in node.groups.values():
+        if group.health.holds(State.STOPPED):
+            raise HeadraceError(
+                f"group {group.name}: {group.health.cause(Aspect.RECORDS)}",
+                action="repair the log, then replay again; nothing was replaced",
+            )
+        if group.health.holds(State.TRIMMED):
+            raise HeadraceError(
+                f"group {group.name}: {group.health.cause(Aspect.LOG)}: the log was trimmed",
+                action="start the node instead, it recovers from the files of another member; nothing was replaced",
+            )
 
 
 def _swap(directory: Path, partial: Path) -> None:

@@ -14,6 +14,7 @@ from headrace.consumers.recovery.progress import LogProgress
 from headrace.consumers.replication.election import Decision, GroupView, MemberView
 from headrace.consumers.replication.failure_detector import OFFLINE_MS
 from headrace.consumers.replication.group import Group
+from headrace.consumers.replication.group_health import State, Use
 from headrace.consumers.replication.health import Progress
 from headrace.consumers.replication.heartbeat import Heartbeat
 from headrace.consumers.replication.log_consumer import LogConsumer
@@ -75,7 +76,7 @@ class Readiness:
 
     def progress(self, topic: str) -> Progress | None:
         """The progress of a group's recovery, None while there is nothing to recover."""
-        recovery = self._groups[topic].recovery
+        recovery = self._groups[topic].health.conditions.recovery
         if recovery is not None:
             return recovery.progress()
         if self.caught_up(topic):
@@ -106,17 +107,8 @@ class Readiness:
     def reason(self, topic: str) -> str:
         """What keeps a group from being in sync at this node, empty when nothing does."""
         # The most final cause first: one that other causes follow from is what an operator must act on.
-        group = self._groups[topic]
-        if group.recovery is not None:
-            return group.recovery.reason
-        if group.fault:
-            return group.fault
-        if group.log_lost:
-            return group.log_lost
-        if group.log_truncated or group.divergence:
-            return group.log_truncated or group.divergence
-        if group.waiting or group.store_jobs.waiting:
-            return f"waiting for {group.waiting}" if group.waiting else group.store_jobs.waiting
+        if reason := self._groups[topic].health.reason:
+            return reason
         if self._log_consumer.journal_fault:
             return f"journal: {self._log_consumer.journal_fault}"
         if not self.caught_up(topic):
@@ -169,7 +161,7 @@ class Readiness:
         stored_version, content = group.store_jobs.content() if self.caught_up(topic) else NO_CONTENT
         # Wrong data is no copy of the log: it must neither confirm a write nor let a leader trim what only
         # others have in files.
-        wrong = group.recovery is not None and group.recovery.wrong
+        wrong = group.health.refuses(Use.QUORUM)
         sealed_version, sealed_offset = group.sealed_for_others
         done, total = _done_of(self.progress(topic))
         return Status(
@@ -197,7 +189,7 @@ class Readiness:
             content=content,
             sealed_log_bytes=group.store_jobs.sealed_log_bytes,
             segment_bytes=group.store_jobs.size_bytes,
-            log_lost=bool(group.log_lost),
+            log_lost=group.health.holds(State.LOST),
             recovery_done=done,
             recovery_total=total,
             format=FORMAT,

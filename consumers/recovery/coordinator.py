@@ -8,20 +8,19 @@ data it has until a complete, verified copy takes its place.
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor
 from pathlib import Path
 
 import structlog
 
+from headrace.connectors.clock import Clock
 from headrace.connectors.log.port import Log
 from headrace.connectors.periodic import PeriodicTask
+from headrace.consumers.recovery.environment import RecoveryEnvironment
 from headrace.consumers.recovery.file_copy import (
     PARTS,
     RECOVERING,
     Snapshot,
-    Source,
     SourceCorrupt,
     SourceFailed,
     commit_copy,
@@ -30,11 +29,12 @@ from headrace.consumers.recovery.file_copy import (
     is_committed,
 )
 from headrace.consumers.recovery.log_gap import read_chain
-from headrace.consumers.recovery.peer_source import PeerSource, chain_of_member
 from headrace.consumers.recovery.plan import Costs, RecoveryMethod, RecoveryPlan, ReplicaPosition, plan_recovery
 from headrace.consumers.recovery.progress import Recovery, TransferStopped
 from headrace.consumers.replication.group import Group
+from headrace.consumers.replication.group_health import Aspect, Event, State
 from headrace.consumers.replication.group_state import GroupState
+from headrace.consumers.replication.settings import ReplicationLimits
 from headrace.consumers.store import Store, StoreDamaged
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.records import Status
@@ -48,55 +48,30 @@ _log = structlog.get_logger(__name__)
 
 
 class RecoveryCoordinator:
-    """The planning thread and the copying pool. `begin` may be called by any thread."""
+    """Plans in one thread, copies in `pool`."""
 
     def __init__(
         self,
         log: Log,
-        node: str,
-        data_directory: Path,
-        groups: Mapping[str, Group],
-        topic_ids: Mapping[str, str],
-        live: Callable[[str, Sequence[str]], list[Status]],
-        durable_offset: Callable[[str], int],
-        behind: Callable[[str], bool],
-        install: Callable[[str], None],
-        resume: Callable[[str], None],
-        leave: Callable[[str], None],
-        at_once_max: int,
-        bytes_per_second: int,
-        source: Callable[[str, str], Source] = PeerSource,
-        chain_of: Callable[[str, str, int], bytes | None] = chain_of_member,
+        environment: RecoveryEnvironment,
+        limits: ReplicationLimits,
+        pool: Executor,
+        clock: Clock,
         costs: Costs | None = None,
     ) -> None:
-        """`behind(topic)`: whether a group has not reached the end of its log yet.
-
-        `install(topic)` puts a committed copy in the place of the group's store, `resume(topic)` lets it
-        follow its log again, `leave(topic)` is called when it stops following.
-        """
         self._log = log
-        self._node = node
-        self._data_directory = data_directory
-        self._groups = groups
-        self._topic_ids = topic_ids
-        self._live = live
-        self._durable_offset = durable_offset
-        self._behind = behind
-        self._install = install
-        self._resume = resume
-        self._leave = leave
-        self._at_once_max = at_once_max
-        self._bytes_per_second = bytes_per_second
-        self._source = source
-        self._chain_of = chain_of
+        self._environment = environment
+        self._groups = environment.groups
+        self._limits = limits
+        self._pool = pool
+        self._clock = clock
         self._costs = costs or Costs()
         self._recoveries: dict[str, Recovery] = {}
         self._reserved: set[str] = set()
         self._copying: set[str] = set()
         self._reserving = threading.Lock()
         self._excluded_until_s: dict[tuple[str, str], float] = {}
-        self._task = PeriodicTask("recovery-planner", TURN_S, self._plan_all)
-        self._pool = ThreadPoolExecutor(at_once_max, thread_name_prefix="recovery-copy")
+        self._task = PeriodicTask("recovery-planner", TURN_S, self.turn)
 
     def start(self) -> None:
         """Begin to plan."""
@@ -107,20 +82,16 @@ class RecoveryCoordinator:
         self._task.stop()
         self._pool.shutdown(wait=True)
 
-    def begin(self, topic: str, why: str, *, wrong: bool = False, trusted: frozenset[str] | None = None) -> None:
-        """From now on a group recovers.
-
-        `wrong`: its data is not that of the log, and none of it counts; `trusted`: see ReplicaPosition.
-        """
-        # Wrong data outranks a recovery for another reason: that one may end by following the log on top of
-        # the wrong data.
-        group = self._groups[topic]
-        if group.recovery is not None and (group.recovery.wrong or not wrong):
-            return
+    def _begin(self, topic: str, group: Group, why: str) -> Recovery:
+        """From now on a group recovers."""
+        health, limit = group.health, self._limits.recovery_bytes_per_second
+        trusted = health.conditions.trusted
+        recovery = Recovery(why, health.is_wrong, trusted, self._task.stopping, limit, self._clock)
+        health.recover(why, recovery)
         _log.warning("group recovers", group=group.name, why=why)
-        recovery = self._recoveries[topic] = Recovery(why, wrong, trusted, self._task.stopping, self._bytes_per_second)
-        group.recovery = recovery
-        self._leave(topic)
+        self._recoveries[topic] = recovery
+        self._environment.reassign(topic)
+        return recovery
 
     def reserve(self, topic: str) -> bool:
         """Reserve a group: nobody else decides on its recovery, or replaces it, until `release`.
@@ -140,9 +111,10 @@ class RecoveryCoordinator:
         with self._reserving:
             self._reserved.discard(topic)
 
-    def _plan_all(self) -> None:
+    def turn(self) -> None:
+        """One step: begins the recoveries that are due, and plans for every group under recovery."""
         for topic in list(self._groups):
-            if len(self._copying) >= self._at_once_max or not self.reserve(topic):
+            if not self.reserve(topic):
                 continue
             copies = False
             try:
@@ -159,38 +131,61 @@ class RecoveryCoordinator:
 
     def _plan_group(self, topic: str, group: Group) -> bool:
         """Whether a copy was begun, which keeps the reservation until it ends."""
-        recovery = self._recoveries.get(topic)
-        if recovery is None or group.recovery is not recovery:
-            if group.follows and self._behind(topic):
-                self._plan_shortcut(topic, group)
+        # Wrong data whose mark is not durable: see WrongData.
+        if group.health.holds(State.WRONG):
             return False
+        recovery = self._recovery_of(topic, group)
+        if len(self._copying) >= self._limits.recoveries_max:
+            return False
+        if recovery is not None:
+            return self._plan(topic, group, recovery)
+        if group.follows and not self._environment.caught_up(topic):
+            self._plan_shortcut(topic, group)
+        return False
+
+    def _recovery_of(self, topic: str, group: Group) -> Recovery | None:
+        """The recovery that the health of a group asks for, begun if necessary."""
+        health, recovery = group.health, self._recoveries.get(topic)
+        current = recovery if recovery is not None and health.conditions.recovery is recovery else None
+        # Wrong data outranks a recovery for another reason: that one may end by following the log on top of
+        # the wrong data.
+        if health.is_wrong and (current is None or not current.wrong):
+            return self._begin(topic, group, health.cause(Aspect.DATA))
+        if health.holds(State.TRIMMED) and current is None:
+            return self._begin(topic, group, health.cause(Aspect.LOG))
+        return current
+
+    def _plan(self, topic: str, group: Group, recovery: Recovery) -> bool:
         live = self._sources(topic, group)
         plan = plan_recovery(self._position_of(topic, group, recovery), live, self._costs)
         # A committed copy wins over any new plan: it was verified, and a crash at the swap would install it
         # all the same.
-        committed = is_committed(self._data_directory, group.directory_name)
+        committed = is_committed(self._environment.directory, group.directory_name)
         if committed or plan.method in (RecoveryMethod.FILES, RecoveryMethod.REBUILD):
+            group.health.report(Event.COPY)
             self._copying.add(topic)
             url = next((status.http for status in live if status.node == plan.source), "")
             self._pool.submit(self._recover, topic, group, recovery, plan, url)
             return True
         if plan.method is RecoveryMethod.LOG:
-            self._resume(topic)
+            group.health.report(Event.RESUME)
+            self._environment.reassign(topic)
         else:
             recovery.note_waiting(plan.reason)
+            group.health.report(Event.STARVE, plan.reason)
         return False
 
     def _plan_shortcut(self, topic: str, group: Group) -> None:
         """Files may be the cheaper method for a group that still reads its log."""
         plan = plan_recovery(self._position_of(topic, group, None), self._sources(topic, group), self._costs)
         if plan.method is RecoveryMethod.FILES:
-            self.begin(topic, plan.reason)
+            self._begin(topic, group, plan.reason)
 
     def _position_of(self, topic: str, group: Group, recovery: Recovery | None) -> ReplicaPosition:
         begin, applied = self._log.describe(topic).begin, group.applied
         return ReplicaPosition(
-            node=self._node,
-            next_offset=self._durable_offset(topic) + 1,
+            node=self._environment.node,
+            next_offset=self._environment.durable_offset(topic) + 1,
             log_begin=begin,
             version=applied.version,
             log_bytes=applied.log_bytes,
@@ -201,11 +196,11 @@ class RecoveryCoordinator:
 
     def _sources(self, topic: str, group: Group) -> list[Status]:
         """Live members that follow the same topic, have an address, and are not excluded."""
-        now = time.monotonic()
+        now = self._clock.monotonic_s()
         return [
             status
-            for status in self._live(group.name, group.members)
-            if status.topic_id == self._topic_ids[topic]
+            for status in self._environment.live(group)
+            if status.topic_id == self._environment.topic_id(topic)
             and status.http
             and self._excluded_until_s.get((topic, status.node), 0.0) <= now
         ]
@@ -213,12 +208,12 @@ class RecoveryCoordinator:
     def _recover(self, topic: str, group: Group, recovery: Recovery, plan: RecoveryPlan, url: str) -> None:
         exclusion_s = FAILED_EXCLUSION_S
         try:
-            if not is_committed(self._data_directory, group.directory_name):
+            if not is_committed(self._environment.directory, group.directory_name):
                 if plan.method is RecoveryMethod.REBUILD:
-                    commit_empty(self._data_directory, group.directory_name)
+                    commit_empty(self._environment.directory, group.directory_name)
                 else:
                     self._copy(topic, group, recovery, plan.source, url)
-            self._install(topic)
+            self._environment.install(topic)
             _log.info("recovered from files", group=group.name, source=plan.source, bytes=recovery.bytes_total)
             return
         except TransferStopped:
@@ -234,16 +229,17 @@ class RecoveryCoordinator:
         finally:
             self._copying.discard(topic)
             self.release(topic)
-        self._excluded_until_s[topic, plan.source] = time.monotonic() + exclusion_s
+        self._excluded_until_s[topic, plan.source] = self._clock.monotonic_s() + exclusion_s
         _log.warning("copy not complete", group=group.name, source=plan.source, reason=recovery.reason)
 
     def _copy(self, topic: str, group: Group, recovery: Recovery, source: str, url: str) -> None:
         """Fetch, verify, check that the log still continues the copy, and commit it."""
-        directory = self._data_directory / RECOVERING / group.directory_name
+        own = self._environment.directory
+        directory = own / RECOVERING / group.directory_name
         _log.info("copying files", group=group.name, source=source)
         recovery.start_attempt(source)
-        snapshot = fetch(self._source(url, group.name), directory, recovery, own=self._data_directory)
-        if (snapshot.group, snapshot.topic_id) != (group.name, self._topic_ids[topic]):
+        snapshot = fetch(self._environment.source(url, group.name), directory, recovery, own=own)
+        if (snapshot.group, snapshot.topic_id) != (group.name, self._environment.topic_id(topic)):
             raise SourceCorrupt(f"the snapshot is of group {snapshot.group} in topic {snapshot.topic_id}")
         check_copy(directory, snapshot)
         self._check_source(topic, group, snapshot, source)
@@ -254,7 +250,7 @@ class RecoveryCoordinator:
             raise SourceFailed(
                 f"the copy ends at offset {snapshot.offset} and the log begins at {begin} by now", retriable=True
             )
-        commit_copy(self._data_directory, group.directory_name)
+        commit_copy(own, group.directory_name)
 
     def _check_source(self, topic: str, group: Group, snapshot: Snapshot, source: str) -> None:
         """Compare the copy's chain with that of the log where it is whole, else with another member's.
@@ -268,9 +264,9 @@ class RecoveryCoordinator:
             if chain is not None and chain.hex() != snapshot.chain:
                 raise SourceCorrupt(f"its chain at version {snapshot.version} is not that of the log")
             return
-        for status in self._live(group.name, group.members):
-            if status.node not in (self._node, source) and status.durable_offset >= 0 and status.http:
-                chain = self._chain_of(status.http, group.name, snapshot.version)
+        for status in self._environment.live(group):
+            if status.node not in (self._environment.node, source) and status.durable_offset >= 0 and status.http:
+                chain = self._environment.chain_of(status.http, group.name, snapshot.version)
                 if chain is not None and chain.hex() != snapshot.chain:
                     raise SourceFailed(
                         f"its chain at version {snapshot.version} is not that of {status.node}", retriable=True

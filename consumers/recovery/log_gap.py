@@ -137,9 +137,9 @@ class GapSeeker:
         """The id of the topic that is searched."""
         return self._state.topic_id
 
-    def seek(self, base: LogBase) -> LogBase | None:
+    def seek(self, base: LogBase, stopped: Callable[[], bool] = lambda: False) -> LogBase | None:
         """The first gap in the log so far that is neither `base` nor older; None while there is none."""
-        while records := self._reader.poll(POLL_RECORDS, 0.2):
+        while not stopped() and (records := self._reader.poll(POLL_RECORDS, 0.2)):
             for record in records:
                 found = _gap_in(record.value)
                 if found is not None and found.topic_id == self._state.topic_id and _is_new(found, base):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from typing import Protocol
 
 from headrace.connectors.clock import SYSTEM_CLOCK, Clock
@@ -96,6 +95,7 @@ class Recovery:
         trusted: frozenset[str] | None,
         stopping: threading.Event,
         bytes_per_second: int,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self.wrong = wrong
         self.trusted = trusted
@@ -103,7 +103,8 @@ class Recovery:
         self._why = why
         self._stopping = stopping
         self._bytes_per_second = bytes_per_second
-        self._moved_s = self._begun_s = time.monotonic()
+        self._now_s = clock.monotonic_s
+        self._moved_s = self._begun_s = self._now_s()
         self._received = 0
         self._source = ""
         self._error = ""
@@ -111,11 +112,10 @@ class Recovery:
         self._files_done = 0
         self.bytes_done = 0
         self.bytes_total = 0
-        self.waiting = False
 
     def note_waiting(self, reason: str) -> None:
         """There is no source."""
-        self._source, self.waiting = "", True
+        self._source = ""
         self._why = f"{self._cause}; {reason}" if self.wrong else reason
 
     def note_failure(self, error: str) -> None:
@@ -124,14 +124,14 @@ class Recovery:
 
     def start_attempt(self, source: str) -> None:
         """A new attempt begins."""
-        self._source, self.waiting = source, False
-        self._begun_s, self._received = time.monotonic(), 0
+        self._source = source
+        self._begun_s, self._received = self._now_s(), 0
 
     def begin(self, files: int, total_bytes: int) -> None:
         """See CopyObserver."""
         self._files, self._files_done = files, 0
         self.bytes_done, self.bytes_total = 0, total_bytes
-        self._begun_s, self._received = time.monotonic(), 0
+        self._begun_s, self._received = self._now_s(), 0
 
     def kept(self, size_bytes: int) -> None:
         """See CopyObserver."""
@@ -142,14 +142,14 @@ class Recovery:
         """See CopyObserver; waits to keep the rate limit."""
         self.bytes_done += size_bytes
         self._received += size_bytes
-        self._moved_s = time.monotonic()
+        self._moved_s = self._now_s()
         self._check()
 
     def _check(self) -> None:
         # Against the time since the attempt began, not chunk by chunk: short waits are inexact, and their
         # errors would add up.
         due_s = self._received / self._bytes_per_second if self._bytes_per_second else 0.0
-        if self._stopping.wait(max(0.0, self._begun_s + due_s - time.monotonic())):
+        if self._stopping.wait(max(0.0, self._begun_s + due_s - self._now_s())):
             raise TransferStopped("the node is stopping")
 
     def discarded(self, size_bytes: int) -> None:
@@ -162,7 +162,7 @@ class Recovery:
 
     def progress(self) -> Progress:
         """The figures now."""
-        now = time.monotonic()
+        now = self._now_s()
         rate = self._received / max(0.001, now - self._begun_s)
         left_s = (self.bytes_total - self.bytes_done) / rate if rate and self._source else -1.0
         return Progress(

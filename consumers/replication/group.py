@@ -16,9 +16,9 @@ from typing import Protocol
 import pyarrow as pa
 import structlog
 
+from headrace.consumers.replication.group_health import Event, GroupHealth, State, Use
 from headrace.consumers.replication.group_state import GroupState, LogBase
 from headrace.consumers.replication.hash_chain import CHAIN_INTERVAL
-from headrace.consumers.replication.health import RecoveryInProgress
 from headrace.consumers.replication.journal import JournalEntry
 from headrace.consumers.replication.replica import (
     Action,
@@ -108,15 +108,9 @@ class Group:
         self._limits = limits
         state = GroupState.from_bytes(store.state) if store.state is not None else GroupState()
         self.replica = Replica(members, state)
-        self.store_jobs = StoreJobQueue(name, store, state, limits, on_sealed, self._on_job_failed, pool)
-        self.fault = ""
-        self.recovery: RecoveryInProgress | None = None
-        self.waiting = ""
-        self.divergence = ""
-        self.damage = ""
-        self.log_lost = ""
-        self.log_truncated = ""
-        self.gap: LogBase | None = None
+        self._changed = threading.Condition()
+        self.health = GroupHealth(self._changed)
+        self.store_jobs = StoreJobQueue(name, store, state, limits, self.health, on_sealed, pool)
         self.applied = AppliedState.of(state, 0)
         self.chain_sample: tuple[int, bytes] = (0, NO_CHAIN)
         self.rows_applied = 0
@@ -124,7 +118,6 @@ class Group:
         self._offsets: deque[int] = deque([state.offset], maxlen=limits.chain_history)
         self._queue: deque[JournalEntry] = deque()
         self._queue_bytes = 0
-        self._changed = threading.Condition()
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name=f"apply-{name}", daemon=True)
 
@@ -158,20 +151,20 @@ class Group:
     def follows(self) -> bool:
         """Whether it takes records.
 
-        It does not while it is stopped, without its log, or waiting for another member's files.
+        It does not while it is stopped, without its log, or under recovery.
         """
-        return not self.fault and not self.log_lost and self.recovery is None
+        return not self.health.refuses(Use.FOLLOWING)
 
     @property
     def blocked(self) -> bool:
         """Whether only an operator, or other members, can help: the log is lost, or begins too late."""
-        return bool(self.log_lost) or (self.recovery is not None and self.recovery.waiting)
+        return self.health.holds(State.LOST, State.UNSOURCED)
 
     def log_is_whole(self, begin: int) -> bool:
         """Whether its log, which begins at offset `begin`, has every record of the group from its first."""
         # A log behind a gap begins at 0 as well when its topic was recreated, so the base is compared and not
         # the offset alone.
-        return begin == 0 and self.replica.state.base == LogBase() and self.gap is None
+        return begin == 0 and self.replica.state.base == LogBase() and self.health.conditions.gap is None
 
     @property
     def sealed_for_others(self) -> tuple[int, int]:
@@ -210,31 +203,27 @@ class Group:
     @property
     def full(self) -> bool:
         """Whether the topic should be paused until the queue has drained."""
-        return self._queue_bytes >= self._limits.apply_queue_bytes or bool(self.fault)
+        return self._queue_bytes >= self._limits.apply_queue_bytes or self._stopped
 
     @property
     def drained(self) -> bool:
         """Whether a paused topic may be resumed."""
         # Half the limit, so that a topic is not paused and resumed at every record.
-        return self._queue_bytes <= self._limits.apply_queue_bytes // 2 and not self.fault
+        return self._queue_bytes <= self._limits.apply_queue_bytes // 2 and not self._stopped
 
     def fail(self, reason: str) -> None:
         """Stop the group at this node; data is kept."""
-        with self._changed:
-            if not self.fault:
-                self.fault = reason
-                _log.error("group stopped", group=self.name, reason=reason, version=self.version)
-            self._changed.notify_all()
+        if self.health.report(Event.STOP, reason):
+            _log.error("group stopped", group=self.name, reason=reason, version=self.version)
         self.store_jobs.cancel()
 
-    def _on_job_failed(self, reason: str, damage: str) -> None:
-        self.damage = self.damage or damage
-        self.fail(reason)
+    @property
+    def _stopped(self) -> bool:
+        return self.health.holds(State.STOPPED)
 
     def mark_log_lost(self, reason: str) -> None:
         """The log does not hold what this group has: what was read is still applied, and the data is kept."""
-        if not self.log_lost:
-            self.log_lost = reason
+        if self.health.report(Event.LOSE, reason):
             _log.error("log lost", group=self.name, reason=reason, version=self.version)
 
     def join_gap(self, base: LogBase) -> None:
@@ -266,7 +255,7 @@ class Group:
         while not self._stopping:
             self.turn()
             with self._changed:
-                self._changed.wait_for(lambda: self._stopping or (self._queue and not self.fault))
+                self._changed.wait_for(lambda: self._stopping or (self._queue and not self._stopped))
 
     def turn(self) -> bool:
         """Apply the oldest queued entry: one step of the applying thread. False when there is none to apply now."""
@@ -287,7 +276,7 @@ class Group:
 
     def _next(self) -> JournalEntry | None:
         with self._changed:
-            if self._stopping or self.fault or not self._queue:
+            if self._stopping or self._stopped or not self._queue:
                 return None
             entry = self._queue.popleft()
             self._queue_bytes -= len(entry.value)
@@ -297,9 +286,8 @@ class Group:
         try:
             actions = self.replica.apply(entry.offset, entry.value, entry.headers)
         except LogHasGap as error:
-            # Damage, and not only a fault: the scrubber's next turn hands it to recovery, which takes another
-            # member's files.
-            self.gap, self.damage = error.base, error.message
+            # Damage, and not only a fault: the next turn of recovery takes another member's files.
+            self.health.damage(error.message, gap=error.base)
             raise
         state = self.replica.state
         assert state.version == entry.version, f"record {entry.version} of {self.name} was counted as {state.version}"
@@ -325,7 +313,7 @@ class Group:
         A group with a fault applies nothing more, so the answer is then False at once.
         """
         with self._changed:
-            return self._changed.wait_for(lambda: condition() or bool(self.fault), timeout_s) and condition()
+            return self._changed.wait_for(lambda: condition() or self._stopped, timeout_s) and condition()
 
     def _act(self, action: Action) -> None:
         if isinstance(action, ApplyWrite):
@@ -369,9 +357,12 @@ class Group:
         while not self._stopping:
             schema = self._tables.wait_for(database, table, version, self._limits.schema_wait_s)
             if schema is not None:
-                self.waiting = ""
+                # Not reported for every record: a report takes a lock.
+                if self.health.holds(State.AWAITING):
+                    self.health.report(Event.PROCEED)
                 return schema
-            self.waiting = f"version {version} of table {database}.{table}, which the table log does not hold yet"
+            awaited = f"version {version} of table {database}.{table}, which the table log does not hold yet"
+            self.health.report(Event.AWAIT, awaited)
         raise GroupStopping(f"group {self.name} is stopping")
 
     def _seal(self, action: SealNow) -> None:

@@ -35,8 +35,6 @@ class RecoveryInProgress(Protocol):
 
     bytes_done: int
     bytes_total: int
-    wrong: bool
-    waiting: bool
 
     def progress(self) -> Progress:
         """Its figures."""

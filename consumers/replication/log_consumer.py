@@ -20,6 +20,7 @@ from headrace.connectors.clock import SYSTEM_CLOCK, Clock
 from headrace.connectors.deadline import GracePeriod
 from headrace.connectors.log.port import Log, Reader, Record, TopicMissing
 from headrace.consumers.replication.group import Group
+from headrace.consumers.replication.group_health import Event, State
 from headrace.consumers.replication.group_state import GroupState, lost_log_choices
 from headrace.consumers.replication.hash_chain import record_digest
 from headrace.consumers.replication.journal import Journal, JournalEntry
@@ -52,13 +53,6 @@ class LogConsumerListener(Protocol):
 
     def on_durable(self) -> None:
         """Records of some groups became durable."""
-        ...
-
-    def on_trimmed(self, topic: str, needed: int, log_begin: int) -> None:
-        """A log does not hold what its group needs.
-
-        The group must stop, or recover from another member's files.
-        """
         ...
 
 
@@ -235,7 +229,7 @@ class LogConsumer:
             return None
         cursor, group = self._durable[topic], self._groups[topic]
         if cursor.offset + 1 < log.begin:
-            self._listener.on_trimmed(topic, cursor.offset + 1, log.begin)
+            group.health.report(Event.TRIM, f"the log begins at offset {log.begin}, {cursor.offset + 1} is needed")
             return None
         if cursor.offset >= log.end:
             self._reopen_s = self._clock.monotonic_s() + self._limits.journal_retry_s
@@ -286,7 +280,7 @@ class LogConsumer:
     def _entry(self, record: Record) -> JournalEntry | None:
         """The record with its version; None for the one that was read again only to compare it."""
         cursor, group = self._read[record.topic], self._groups[record.topic]
-        if group.fault or group.log_lost:
+        if group.health.holds(State.STOPPED, State.LOST):
             return None
         digest = record_digest(record.value)
         if record.topic in self._comparing:

@@ -14,6 +14,7 @@ from typing import Protocol
 
 import structlog
 
+from headrace.consumers.replication.group_health import Event, GroupHealth
 from headrace.consumers.replication.group_state import GroupState
 from headrace.consumers.replication.hash_chain import content_digest
 from headrace.consumers.replication.settings import ReplicationLimits
@@ -90,8 +91,7 @@ class JobThread:
 class StoreJobQueue:
     """Owned by the applying thread; the properties may be read by any.
 
-    `on_failure(reason, damage)` is called for a job that cannot succeed; `damage` names the damaged part of
-    the store.
+    A job that waits, or cannot succeed, is reported to the group's health.
     """
 
     def __init__(
@@ -100,15 +100,15 @@ class StoreJobQueue:
         store: Store,
         state: GroupState,
         limits: ReplicationLimits,
+        health: GroupHealth,
         on_sealed: Callable[[str, int], None],
-        on_failure: Callable[[str, str], None],
         pool: JobPool | None = None,
     ) -> None:
         self._group = group
         self._store = store
         self._limits = limits
         self._on_sealed = on_sealed
-        self._on_failure = on_failure
+        self._health = health
         # One behind another, so that commits come in log order: the index has one group state, that of its newest
         # seal, and a crash between two seals in the wrong order would lose the rows of the earlier one.
         self._pool = pool or JobThread(f"store-{group}")
@@ -123,7 +123,6 @@ class StoreJobQueue:
         self.sealed_offset = state.offset
         self.sealed_log_bytes = state.log_bytes
         self.size_bytes = _size_of(store)
-        self.waiting = ""
 
     @property
     def version(self) -> int:
@@ -209,10 +208,12 @@ class StoreJobQueue:
         except HeadraceError as error:
             if error.retriable:
                 return self._wait(job, str(error))
-            self._on_failure(f"storing at version {job.version}: {error}", error.message if _is_damage(error) else "")
+            if isinstance(error, StoreDamaged):
+                self._health.damage(error.message)
+            self._fail(job, str(error))
             return None
         except Exception as error:
-            self._on_failure(f"storing at version {job.version}: {error!r}", "")
+            self._fail(job, repr(error))
             _log.exception("storing failed", group=self._group)
             return None
         self._done(job)
@@ -220,15 +221,18 @@ class StoreJobQueue:
 
     def _wait(self, job: StoreJob, reason: str) -> float:
         """The pause after an error that may pass (a full disk)."""
-        if self.waiting != reason:
+        if self._health.report(Event.DEFER, reason):
             _log.error("storing waits", group=self._group, version=job.version, reason=reason)
-        self.waiting = reason
         return self._limits.job_retry_s
 
+    def _fail(self, job: StoreJob, error: str) -> None:
+        if self._health.report(Event.STOP, f"storing at version {job.version}: {error}"):
+            _log.error("group stopped", group=self._group, reason=error, version=job.version)
+        self.cancel()
+
     def _done(self, job: StoreJob) -> None:
-        if self.waiting:
+        if self._health.report(Event.STORE):
             _log.info("storing resumed", group=self._group, version=job.version)
-        self.waiting = ""
         if isinstance(job, SealJob):
             self.sealed_offset, self.sealed_log_bytes = self._seals.pop(job.version)
             self.sealed_version = job.version
@@ -237,10 +241,6 @@ class StoreJobQueue:
         with self._changed:
             self.size_bytes = size_bytes
             self._open -= 1
-
-
-def _is_damage(error: HeadraceError) -> bool:
-    return isinstance(error, StoreDamaged)
 
 
 def _size_of(store: Store) -> int:

@@ -25,6 +25,7 @@ from headrace.consumers.membership.settings import ClusterSettings
 from headrace.consumers.node.node import Node
 from headrace.consumers.node.settings import NodeSettings, ServerSettings, StoreSection
 from headrace.consumers.replication.group import Group
+from headrace.consumers.replication.group_health import State
 from headrace.consumers.replication.heartbeat import StatusWatch
 from headrace.producers.cluster import Cluster
 from headrace.producers.deletes import delete_rows
@@ -78,7 +79,7 @@ def await_end(log: MemoryLog, node: Node) -> None:
         lambda: (
             runner.position(topic) >= log.describe(topic).end and group.applied.offset == runner.durable_offset(topic)
         ),
-        f"the end of the log; {group.fault}",
+        f"the end of the log; {group.health.reason}",
         20.0,
     )
     eventually(lambda: group.store_jobs.version >= 0, "the end of all store jobs")
@@ -214,7 +215,7 @@ class NodeMachine(RuleBasedStateMachine):
     @invariant()
     def runs(self) -> None:
         """No operation stops the group."""
-        assert "" == the_group(self.node).fault
+        assert not the_group(self.node).health.holds(State.STOPPED)
 
 
 TestNodeMachine = pytest.mark.slow(27)(NodeMachine.TestCase)

@@ -46,6 +46,7 @@ PURE_MODULES = (
     "consumers/recovery/plan.py",
     "consumers/replication/election.py",
     "consumers/replication/failure_detector.py",
+    "consumers/replication/group_health.py",
     "consumers/replication/group_state.py",
     "consumers/replication/hash_chain.py",
     "consumers/replication/replica.py",
@@ -294,6 +295,31 @@ def test_no_function_is_too_long() -> None:
                 if lines > FUNCTION_LINES_MAX:
                     long[f"{path.relative_to(ROOT)}: {node.name}"] = lines
     assert long == {}
+
+
+NARROW_ROOMS = tuple(f"consumers/{room}/" for room in ("replication", "recovery", "integrity", "node"))
+PARAMETERS_MAX = 8
+CALLABLES_MAX = 2
+
+
+def test_constructors_are_narrow() -> None:
+    """A constructor of a node's parts has 8 parameters at most, and 2 callables among them.
+
+    What a part asks of others, or orders, is a protocol with a name.
+    """
+    wide = {}
+    for path in source_files():
+        name = str(path.relative_to(ROOT))
+        if not name.startswith(NARROW_ROOMS):
+            continue
+        for kind in (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ClassDef)):
+            for function in kind.body:
+                if isinstance(function, ast.FunctionDef) and function.name == "__init__":
+                    taken = [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs][1:]
+                    callables = sum("Callable" in ast.dump(each.annotation) for each in taken if each.annotation)
+                    if len(taken) > PARAMETERS_MAX or callables > CALLABLES_MAX:
+                        wide[f"{name}: {kind.name}"] = (len(taken), callables)
+    assert wide == {}
 
 
 def test_comments_say_why_often_enough() -> None:

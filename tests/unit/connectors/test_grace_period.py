@@ -15,6 +15,7 @@ from headrace.consumers.membership.settings import ClusterSettings
 from headrace.consumers.node.node import Node
 from headrace.consumers.node.settings import NodeSettings, ServerSettings
 from headrace.consumers.replication import leader_tasks
+from headrace.consumers.replication.group_health import State
 from headrace.schemas.framing import format_headers
 from tests.waiting import eventually
 
@@ -67,13 +68,13 @@ def test_a_topic_that_is_missing_for_a_moment_stops_no_group(
         time.sleep(2.5)
         for topic in set(forward) - set(hidden):
             applied_another(topic)
-        assert ["", ""] == [node.groups[topic].fault + node.groups[topic].log_lost for topic in forward]
+        assert ["", ""] == [node.groups[topic].health.reason for topic in forward]
         log.hidden = set()
         for topic in forward:
             applied_another(topic)
         monkeypatch.setattr(deadline, "GONE_AFTER_S", 0.5)
         log.hidden = set(hidden)
         for topic in hidden:
-            eventually(lambda topic=topic: bool(node.groups[topic].log_lost), f"a group without {topic}")
+            eventually(lambda topic=topic: node.groups[topic].health.holds(State.LOST), f"a group without {topic}")
     finally:
         node.stop()

@@ -168,13 +168,14 @@ def test_a_group_is_copied_once_even_while_the_coordinator_plans_for_another_one
         return snapshot
 
     def sources_of(self: RecoveryCoordinator, topic: str, group: Group) -> list[Status]:
-        self._behind = lambda other: position(self._groups[other].name) == 0
-        if position(group.name) == 0 and group.recovery is None and not planning.is_set():
+        environment = self._environment
+        environment.caught_up = lambda other: position(self._groups[other].name) != 0
+        if position(group.name) == 0 and group.health.conditions.recovery is None and not planning.is_set():
             planning.set()
             assert installed.wait(20.0)
             # The log consumer has not sought to its new offset yet.
-            durable_offset = self._durable_offset
-            self._durable_offset = lambda other: (
+            durable_offset = environment.durable_offset
+            environment.durable_offset = lambda other: (
                 -1 if position(self._groups[other].name) == 1 else durable_offset(other)
             )
         return sources(self, topic, group)
@@ -226,7 +227,7 @@ def test_a_group_is_replaced_only_when_no_record_is_in_flight_to_it(
         resume.set()
     eventually(lambda: node.groups[topic] is not old, "the copy in its place")
     three.holds_everything("n3")
-    assert not node.groups[topic].fault
+    assert node.groups[topic].health.state is None
 
 
 def trim_past(nodes: Nodes, group: str) -> None:

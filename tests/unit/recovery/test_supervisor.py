@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import itertools
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,11 +12,14 @@ import pytest
 
 from headrace.admin_client import AcceptedGap, AdminClient, GapUnacceptable
 from headrace.connectors import deadline
+from headrace.connectors.log.port import Log
 from headrace.consumers.membership.bootstrap import read_slot_table
+from headrace.consumers.node.data_directory import Identity
 from headrace.consumers.node.node import Node
 from headrace.consumers.recovery import coordinator
+from headrace.consumers.recovery.coordinator import RecoveryCoordinator
 from headrace.consumers.recovery.file_copy import Snapshot, Source, fetch
-from headrace.consumers.recovery.log_gap import GapRefused
+from headrace.consumers.recovery.log_gap import GapRefused, GapSeeker
 from headrace.consumers.recovery.plan import Costs
 from headrace.consumers.recovery.progress import CopyObserver
 from tests.unit.nodes import Nodes, corrupt, running_nodes
@@ -117,22 +123,96 @@ def test_a_member_with_another_chain_is_found_and_recovers(three: Nodes) -> None
     eventually(lambda: len({node.groups[topic].applied.chain for node in three.running.values()}) == 1, "one chain")
 
 
-def test_wrong_data_is_still_refused_after_a_restart(three: Nodes) -> None:
-    """Data that was found wrong before a crash is not served after it."""
+def test_wrong_data_is_still_refused_after_a_restart(three: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Data that was found wrong before a crash is not served after it, and another member's takes its place."""
     three.write()
     seal_all(three)
     topic = three.topics.forward("n2")
     node = three.running["n2"]
-    three.stop("n1", "n3")
-    node.supervisor.coordinator.stop()
-    node.supervisor.mark_wrong(topic, "for a test", frozenset({"n1"}))
-    assert not node.ready()[0]
-    assert -1 == next(status for status in node.readiness.statuses() if status.group == "n2").durable_offset
-    three.stop("n2")
-    three.start("n1", "n2", "n3")
-    restarted = three.running["n2"]
+    before = node.identity.store
+    with monkeypatch.context() as without_recovery:
+        without_recovery.setattr(RecoveryCoordinator, "start", lambda _self: None)
+        node.supervisor.coordinator.stop()
+        node.supervisor.mark_wrong(topic, "for a test", frozenset({"n1"}))
+        assert not node.ready()[0]
+        assert -1 == durable_offset(node, "n2")
+        three.stop("n2")
+        three.start("n2")
+        restarted = three.running["n2"]
+        assert {topic: "for a test"} == Identity.load(three.directory / "n2", "c", "n2").wrong
+        # In sync with its log otherwise, as the other groups of the node are.
+        eventually(lambda: not any(restarted.reason(other) for other in restarted.groups if other != topic), "in sync")
+        assert restarted.reason(topic).startswith("for a test")
+        assert -1 == durable_offset(restarted, "n2")
+        assert before == restarted.identity.store
+    restarted.supervisor.coordinator.start()
     eventually(lambda: not restarted.identity.wrong, "recovered")
+    assert before != restarted.identity.store
     three.holds_everything("n2")
+    assert {} == Identity.load(three.directory / "n2", "c", "n2").wrong
+
+
+def durable_offset(node: Node, group: str) -> int:
+    """What a node reports as durable of a group."""
+    return next(status for status in node.readiness.statuses() if status.group == group).durable_offset
+
+
+def test_wrong_data_is_neither_served_nor_counted_while_the_disk_is_full(
+    three: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rotted file is found and the mark cannot be saved: the group is refused at once, and recovers with space."""
+    three.write()
+    seal_all(three)
+    node, directory = three.running["n3"], three.directory / "n3"
+    topic = next(each for each, group in node.groups.items() if group.store.segments())
+    group, full = node.groups[topic], threading.Event()
+    full.set()
+    save, refused = Identity.save, itertools.count()
+    repeated = threading.Event()
+
+    def save_unless_full(identity: Identity, to: Path) -> None:
+        if full.is_set() and identity.node == "n3":
+            if next(refused) == 4:
+                repeated.set()
+            raise OSError(errno.ENOSPC, "No space left on device")
+        save(identity, to)
+
+    monkeypatch.setattr(Identity, "save", save_unless_full)
+    corrupt(group.store.segments_directory / group.store.segments()[0].name)
+    node.scrubber.scrub_now()
+    eventually(lambda: "No space left on device" in node.reason(topic), "the cause")
+    assert not node.ready()[0]
+    assert -1 == durable_offset(node, group.name)
+    assert repeated.wait(60.0)
+    assert node.groups[topic] is group
+    assert group.health.conditions.recovery is None
+    assert {} == Identity.load(directory, "c", "n3").wrong
+    full.clear()
+    eventually(lambda: node.groups[topic] is not group, "another member's data")
+    three.holds_everything("n3")
+    eventually(lambda: {} == Identity.load(directory, "c", "n3").wrong, "no mark any more")
+
+
+def test_the_readers_of_a_gap_search_end_with_the_node(one: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node that stops while it searches a lost log for a gap leaves no reader of it open."""
+    opened: list[GapSeeker] = []
+    closed: list[GapSeeker] = []
+    begin, close = GapSeeker.__init__, GapSeeker.close
+
+    def begin_and_count(self: GapSeeker, log: Log, topic: str) -> None:
+        begin(self, log, topic)
+        opened.append(self)
+
+    def close_and_count(self: GapSeeker) -> None:
+        close(self)
+        closed.append(self)
+
+    monkeypatch.setattr(GapSeeker, "__init__", begin_and_count)
+    monkeypatch.setattr(GapSeeker, "close", close_and_count)
+    one.running["n1"].groups[one.topics.forward("n1")].mark_log_lost("for a test")
+    eventually(lambda: bool(opened), "a search")
+    one.stop("n1")
+    assert opened == closed
 
 
 @pytest.mark.slow(6)

@@ -1,0 +1,99 @@
+"""Scrubber and divergence monitor in single steps, on a clock that a test sets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from headrace.connectors.deadline import GONE_AFTER_S
+from headrace.consumers.integrity.divergence_monitor import DivergenceMonitor
+from headrace.consumers.integrity.scrubber import Scrubber
+from headrace.consumers.replication.group_health import State
+from headrace.consumers.replication.settings import ReplicationLimits
+from tests.unit.recovery.test_steps import TOPIC, FakeNode, ManualClock, Recovery, append_records
+from tests.unit.statuses import STATUS
+
+
+@dataclass
+class Files:
+    """A group of files by name, some of them rotted."""
+
+    names: list[str]
+    rotted: set[str]
+    name: str = "g"
+    follows: bool = True
+
+    @property
+    def store(self) -> Files:
+        """Itself."""
+        return self
+
+    def segments(self) -> list[SimpleNamespace]:
+        """The entries of its catalogue."""
+        return [SimpleNamespace(name=name) for name in self.names]
+
+    def is_corrupt(self, name: str, _pace: Callable[[int], None]) -> bool:
+        """Whether a file has rotted."""
+        return name in self.rotted
+
+
+class Marks:
+    """A supervisor that notes what is marked, and lets the group recover."""
+
+    def __init__(self, groups: dict[str, Files]) -> None:
+        self.groups = groups
+        self.marked: list[str] = []
+
+    def mark_wrong(self, topic: str, why: str) -> None:
+        """See RecoverySupervisor."""
+        self.groups[topic].follows = False
+        self.marked.append(why)
+
+
+def test_a_step_of_the_scrubber_checks_one_file() -> None:
+    """A round file by file over all groups; the next one when the clock says so, or a query asks for it."""
+    groups = {"t1": Files(["a", "b"], set()), "t2": Files(["c", "d", "e"], {"d"})}
+    marks, clock = Marks(groups), ManualClock()
+    scrubber = Scrubber(groups, ReplicationLimits(scrub_interval_s=60.0), marks, clock)
+    assert [(True, number) for number in (1, 2, 3, 4)] == [(scrubber.turn(), scrubber.files_checked) for _ in range(4)]
+    assert ["segment d is not what was sealed: its bytes changed on this disk"] == marks.marked
+    assert not scrubber.turn()
+    assert not scrubber.turn()
+    assert 4 == scrubber.files_checked, "e is replaced together with d"
+    clock.now_s += 60.0
+    assert scrubber.turn()
+    assert (5, 1) == (scrubber.files_checked, scrubber.files_rotted)
+    while scrubber.turn():
+        pass
+    scrubber.scrub_now()
+    assert scrubber.turn()
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[FakeNode]:
+    """A node of one group with three records in its log."""
+    made = Recovery(tmp_path)
+    append_records(made.log, 3)
+    yield made.node
+    made.node.close()
+
+
+def test_a_truncated_log_is_reported_only_after_a_while_and_taken_back(node: FakeNode) -> None:
+    """A member that has read more than the log holds: for some seconds that may be an answer that is old."""
+    clock = ManualClock()
+    ends = SimpleNamespace(end=lambda topic: node.log.describe(topic).end)
+    monitor = DivergenceMonitor(node.log, node, ends, SimpleNamespace(), clock)
+    node.live_statuses = [replace(STATUS, node="n2", durable_offset=3)]
+    monitor.turn()
+    assert node.group.health.state is None
+    clock.now_s += GONE_AFTER_S
+    monitor.turn()
+    assert State.TRUNCATED is node.group.health.state
+    assert f"topic {TOPIC} ends at offset 3 and does not hold what node n2 has read" in node.group.health.reason
+    append_records(node.log, 1)
+    monitor.turn()
+    assert node.group.health.state is None

@@ -1,0 +1,257 @@
+"""Recovery in single steps: no thread, a clock that a test sets, and a pool that runs a copy when it is told to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.connectors.log.append import append_one
+from headrace.connectors.log.memory import MemoryLog
+from headrace.consumers.recovery.coordinator import FAILED_EXCLUSION_S, RecoveryCoordinator
+from headrace.consumers.recovery.file_copy import Source, SourceFailed, is_committed
+from headrace.consumers.recovery.gap_search import GapSearch
+from headrace.consumers.recovery.wrong_data import WrongData
+from headrace.consumers.replication.group import Group
+from headrace.consumers.replication.group_health import Event, State, Use
+from headrace.consumers.replication.group_state import LogBase
+from headrace.consumers.replication.settings import ReplicationLimits
+from headrace.consumers.store import Store
+from headrace.schemas.messages import NO_CHAIN, Anchor, Gap, Message, ProducerPosition, encode_message
+from headrace.schemas.records import Status
+from tests.unit.statuses import STATUS
+
+TOPIC = "c.forward.g"
+
+
+class ManualClock:
+    """A clock that a test sets."""
+
+    def __init__(self) -> None:
+        self.now_s = 1_000.0
+
+    def monotonic_s(self) -> float:
+        """See Clock."""
+        return self.now_s
+
+    def boot_ns(self) -> int:
+        """See Clock."""
+        return int(self.now_s * 1e9)
+
+    def wall_ns(self) -> int:
+        """See Clock."""
+        return int(self.now_s * 1e9)
+
+
+class Pool(Executor):
+    """Runs what was submitted when `run` is called."""
+
+    def __init__(self) -> None:
+        self.submitted: list[Callable[[], object]] = []
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """See Executor."""
+        self.submitted.append(lambda: fn(*args, **kwargs))
+        return Future()
+
+    def run(self) -> None:
+        """Run all of it now."""
+        submitted, self.submitted = self.submitted, []
+        for each in submitted:
+            each()
+
+
+class FakeNode:
+    """A RecoveryEnvironment of one group whose disk may be full; `live_statuses` are those of its members."""
+
+    node, store = "n1", "data"
+
+    def __init__(self, directory: Path, log: MemoryLog) -> None:
+        self.directory = directory
+        self.log = log
+        self.live_statuses: list[Status] = []
+        self.full = False
+        self.recorded: list[str] = []
+        self.installed = 0
+        self.reassigned = 0
+        self.opened = Store.open(directory, "g")
+        limits = ReplicationLimits()
+        self.group = Group("g", ("n1", "n2", "n3"), 1, self.opened, None, limits, lambda _group, _version: None)
+        self.groups = {TOPIC: self.group}
+
+    def close(self) -> None:
+        """Stop the group."""
+        self.group.stop()
+        self.opened.close()
+
+    def topic_id(self, topic: str) -> str:
+        """See RecoveryEnvironment."""
+        return self.log.describe(topic).topic_id
+
+    def live(self, group: Group) -> list[Status]:
+        """See RecoveryEnvironment."""
+        assert group is self.group
+        return [replace(status, topic_id=self.topic_id(TOPIC)) for status in self.live_statuses]
+
+    def caught_up(self, _topic: str) -> bool:
+        """See RecoveryEnvironment."""
+        return True
+
+    def durable_offset(self, _topic: str) -> int:
+        """See RecoveryEnvironment."""
+        return self.group.applied.offset
+
+    def is_idle(self, _topic: str) -> bool:
+        """See RecoveryEnvironment."""
+        return True
+
+    def source(self, _url: str, _group: str) -> Source:
+        """See RecoveryEnvironment."""
+        raise SourceFailed("n2 does not answer", retriable=True)
+
+    def chain_of(self, _url: str, _group: str, _version: int) -> bytes | None:
+        """See RecoveryEnvironment."""
+        return None
+
+    def _record(self, what: str) -> None:
+        if self.full:
+            raise OSError("no space left on device")
+        self.recorded.append(what)
+
+    def record_wrong(self, _topic: str, _group: Group) -> None:
+        """See RecoveryEnvironment."""
+        self._record("wrong")
+
+    def record_gap(self, _topic: str, base: LogBase) -> None:
+        """See RecoveryEnvironment."""
+        self._record(f"gap behind {base.version}")
+
+    def repeat_records(self) -> None:
+        """See RecoveryEnvironment."""
+
+    def reassign(self, _topic: str) -> None:
+        """See RecoveryEnvironment."""
+        self.reassigned += 1
+
+    def join_gap(self, _topic: str, base: LogBase) -> None:
+        """See RecoveryEnvironment."""
+        self.group.join_gap(base)
+
+    def install(self, _topic: str) -> None:
+        """See RecoveryEnvironment."""
+        assert is_committed(self.directory, self.group.directory_name)
+        self.installed += 1
+
+
+class Recovery:
+    """The steps of recovery over a fake node."""
+
+    def __init__(self, directory: Path) -> None:
+        self.log = MemoryLog()
+        self.log.create_topic(TOPIC, {})
+        self.clock, self.pool = ManualClock(), Pool()
+        self.node = FakeNode(directory, self.log)
+        self.health = self.node.group.health
+        self.wrong_data = WrongData(self.node)
+        self.coordinator = RecoveryCoordinator(self.log, self.node, ReplicationLimits(), self.pool, self.clock)
+        self.gap_search = GapSearch(self.log, self.node, self.coordinator, self.wrong_data, self.clock)
+
+
+@pytest.fixture
+def recovery(tmp_path: Path) -> Iterator[Recovery]:
+    """The steps of recovery of one empty group, whose log has its beginning."""
+    made = Recovery(tmp_path)
+    yield made
+    made.gap_search.stop()
+    made.node.close()
+
+
+def test_wrong_data_is_refused_at_once_and_replaced_once_it_is_recorded(recovery: Recovery) -> None:
+    """While the disk is full nothing is served or counted and no step begins a recovery; the mark is repeated."""
+    recovery.node.full = True
+    recovery.wrong_data.mark(TOPIC, "a file has changed")
+    assert all(recovery.health.refuses(use) for use in Use)
+    for _ in range(3):
+        recovery.wrong_data.turn()
+        recovery.coordinator.turn()
+    assert (State.WRONG, None, []) == (
+        recovery.health.state,
+        recovery.health.conditions.recovery,
+        recovery.pool.submitted,
+    )
+    assert recovery.health.reason.endswith("it recovers once that is recorded: no space left on device")
+    recovery.node.full = False
+    recovery.coordinator.turn()
+    assert [] == recovery.pool.submitted
+    recovery.wrong_data.turn()
+    recovery.coordinator.turn()
+    assert ["wrong"] == recovery.node.recorded
+    assert recovery.health.holds(State.CONDEMNED)
+    assert recovery.health.holds(State.RECOVERING)
+    recovery.pool.run()
+    assert 1 == recovery.node.installed
+
+
+def test_damage_counts_for_no_quorum_and_is_marked_by_the_next_step(recovery: Recovery) -> None:
+    """What a store job could not read is no copy from that moment."""
+    recovery.health.damage("segment s cannot be read")
+    recovery.health.report(Event.STOP, "storing at version 7")
+    assert recovery.health.refuses(Use.QUORUM)
+    recovery.wrong_data.turn()
+    assert (State.CONDEMNED, "segment s cannot be read") == (recovery.health.state, recovery.health.reason)
+    assert ["wrong"] == recovery.node.recorded
+
+
+def test_wrong_data_outranks_a_recovery_for_another_reason(recovery: Recovery) -> None:
+    """A group that waits for files because its log was trimmed does not follow the log again on top of wrong data."""
+    recovery.health.report(Event.TRIM, "the log begins at offset 3, 0 is needed")
+    append_records(recovery.log, 3)
+    recovery.log.trim(TOPIC, 3)
+    recovery.coordinator.turn()
+    assert (State.UNSOURCED, True) == (recovery.health.state, recovery.node.group.blocked)
+    recovery.wrong_data.mark(TOPIC, "a file has changed")
+    recovery.coordinator.turn()
+    assert recovery.health.reason.startswith("a file has changed; no member in sync has the files")
+
+
+def test_a_source_that_failed_is_used_again_when_the_clock_has_advanced(recovery: Recovery) -> None:
+    """Each step plans once; without another source the group waits until the excluded one may be tried again."""
+    recovery.node.live_statuses = [replace(STATUS, node="n2", eligible=True, http="http://n2", sealed_offset=10)]
+    append_records(recovery.log, 3)
+    recovery.log.trim(TOPIC, 3)
+    recovery.health.report(Event.TRIM, "the log begins at offset 3, 0 is needed")
+    recovery.coordinator.turn()
+    assert 1 == len(recovery.pool.submitted)
+    recovery.coordinator.turn()
+    assert 1 == len(recovery.pool.submitted), "a group is copied once at a time"
+    recovery.pool.run()
+    recovery.coordinator.turn()
+    assert ([], State.UNSOURCED) == (recovery.pool.submitted, recovery.health.state)
+    recovery.clock.now_s += FAILED_EXCLUSION_S
+    recovery.coordinator.turn()
+    assert (1, State.RECOVERING) == (len(recovery.pool.submitted), recovery.health.state)
+
+
+def test_a_gap_that_could_not_be_recorded_is_found_again(recovery: Recovery) -> None:
+    """A full disk when the gap is found: the group does not continue, and the next step finds the gap again."""
+    recovery.node.group.mark_log_lost("the log was truncated")
+    position = ProducerPosition("n2/gap", 1, 0)
+    gap = Gap(recovery.node.topic_id(TOPIC), 0, Anchor(-1, 0, NO_CHAIN))
+    append_one(recovery.log, TOPIC, encode_message(Message(position, gap)))
+    recovery.node.full = True
+    recovery.gap_search.turn()
+    assert recovery.health.holds(State.LOST)
+    recovery.node.full = False
+    recovery.gap_search.turn()
+    assert (None, ["gap behind 0"]) == (recovery.health.state, recovery.node.recorded)
+    assert recovery.node.group.follows
+
+
+def append_records(log: MemoryLog, count: int) -> None:
+    """Append records that no replica can decode."""
+    for number in range(count):
+        append_one(log, TOPIC, f"no message {number}".encode())
