@@ -8,6 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from headrace.consumers.replication.group_health import Aspect, GroupHealth, State
 from headrace.consumers.replication.group_state import GroupState
 from headrace.consumers.replication.settings import ReplicationLimits
 from headrace.consumers.replication.store_jobs import JobThread, StoreJobQueue
@@ -69,19 +70,12 @@ def test_a_merge_that_fails_on_unchanged_bytes_stops_the_group_and_condemns_noth
         raise pa.ArrowInvalid("offset overflow while concatenating arrays")
 
     monkeypatch.setattr(reader, "_read_open", overflow)
-    failures: list[tuple[str, str]] = []
-    queue = StoreJobQueue(
-        "n1",
-        store,
-        GroupState(),
-        ReplicationLimits(),
-        lambda _group, _version: None,
-        lambda reason, damage: failures.append((reason, damage)),
-    )
+    health = GroupHealth(threading.Condition())
+    queue = StoreJobQueue("n1", store, GroupState(), ReplicationLimits(), health, lambda _group, _version: None)
     queue.submit(store.compact(3, [entry.name]))
     queue.drain()
-    ((reason, damage),) = failures
-    assert entry.name in reason
-    assert changed is bool(damage)
+    assert health.holds(State.STOPPED)
+    assert entry.name in health.cause(Aspect.RECORDS)
+    assert changed is health.holds(State.DAMAGED)
     queue.stop()
     store.close()
