@@ -201,6 +201,7 @@ class Readiness:
             format=FORMAT,
             reason=reason or self.decision(topic).reason,
             sent_boot_ns=boot_ns(),
+            receipts=b"" if wrong else self._log_consumer.receipts(topic),
         )
 
 

@@ -18,6 +18,7 @@ from headrace.consumers.replication.hash_chain import content_digest, next_chain
 from headrace.consumers.replication.leader_tasks import trim_before
 from headrace.consumers.replication.replica import ApplyWrite, Replica, SealNow
 from headrace.schemas.messages import Anchor, Body, Claim, Leadership, Message, ProducerPosition, Seal, encode_message
+from headrace.schemas.receipts import RECEIPT_BYTES, receipt_of
 from headrace.schemas.records import Role, Status
 from tests.sim.disk import Disk
 from tests.sim.world import SimRecord, World
@@ -27,6 +28,7 @@ HEADERS = (("format", b"1"),)
 SEAL_ROWS = 40
 TAKE_BACK_MS = 8_000
 SAMPLE_INTERVAL = 16
+RECEIPTS_MAX = 256
 COSTS = Costs(log_bytes_per_second=1e4, file_bytes_per_second=1e6, worth_s=0.5)
 
 
@@ -62,7 +64,9 @@ class SimNode:
         self.divergence, self.tampered = "", self.disk.tampered
         self.trusted: frozenset[str] | None = None
         self.unsynced: list[SimRecord[bytes]] = []
-        self.detector, self.status_offset = FailureDetector(), max(self.world.status.begin, self.world.status.end - 200)
+        self.receipts = b""
+        self.status_end = self.world.status.end
+        self.detector, self.status_offset = FailureDetector(), max(self.world.status.begin, self.status_end - 200)
         self.read_back_ms = -OFFLINE_MS
         self.decision = Decision(Role.UNSYNCED, False)
         self.follower_since_ms: int | None = None
@@ -161,6 +165,8 @@ class SimNode:
             self.durable_version += 1
             self.disk.journal[self.durable_version] = record
             self.durable_offset = record.offset
+            self.receipts += receipt_of(record.offset, record_digest(record.value))
+            self.receipts = self.receipts[-RECEIPTS_MAX * RECEIPT_BYTES :]
             self._apply(record)
         self.unsynced = []
 
@@ -335,6 +341,7 @@ class SimNode:
             format=1,
             reason=self._reason(),
             sent_boot_ns=self.world.now_ms,
+            receipts=self.receipts,
         )
         self.world.send(self.name, self.world.status, status)
 
@@ -349,7 +356,8 @@ class SimNode:
             return
         for record in self.world.status.read(self.status_offset, 1_000):
             status = record.value
-            self.detector.observe(record.timestamp_ms, status)
+            received_ms = self.world.now_ms if record.offset >= self.status_end else None
+            self.detector.observe(record.timestamp_ms, status, received_ms)
             self.status_offset = record.offset + 1
             if status.node == self.name and status.incarnation == self.incarnation:
                 self.read_back_ms = max(self.read_back_ms, status.sent_boot_ns)
