@@ -17,7 +17,7 @@ from headrace.consumers.replication.group_state import GroupState
 from headrace.consumers.replication.hash_chain import content_digest, next_chain, record_digest
 from headrace.consumers.replication.leader_tasks import trim_before
 from headrace.consumers.replication.replica import ApplyWrite, Replica, SealNow
-from headrace.schemas.messages import Anchor, Body, Claim, Leadership, Message, ProducerPosition, Seal, encode_message
+from headrace.schemas.messages import Anchor, Body, Claim, Message, ProducerPosition, Seal, encode_message
 from headrace.schemas.receipts import RECEIPT_BYTES, receipt_of
 from headrace.schemas.records import Role, Status
 from tests.sim.disk import Disk
@@ -415,13 +415,13 @@ class SimNode:
         )
         if pending:
             return
+        leadership = self.decision.leadership
+        if leadership is None:
+            return
         if self.decision.claim:
-            self._append(
-                Claim(Leadership(state.epoch + 1, self.name, self.incarnation), self._anchor(), SEAL_ROWS, 1 << 30)
-            )
-        elif self.decision.role is Role.LEADER and state.unsealed_rows and self.world.random.random() < 0.05:
-            assert state.leader is not None
-            self._append(Seal(state.leader, self._anchor()))
+            self._append(Claim(leadership, self._anchor(), SEAL_ROWS, 1 << 30))
+        elif state.unsealed_rows and self.world.random.random() < 0.05:
+            self._append(Seal(leadership, self._anchor()))
         else:
             return
         self.pending_append = (state.epoch, state.frontier, self.world.now_ms + 5_000)
