@@ -8,6 +8,7 @@ from headrace.connectors.log.port import Log
 from headrace.connectors.log.topics import Topics
 from headrace.producers.cluster import MemberStatuses, SlotRouting, StatusSource
 from headrace.schemas.errors import HeadraceError, StateUnknown
+from headrace.schemas.receipts import WrittenRecords
 
 
 class QuorumInvalid(HeadraceError):
@@ -64,18 +65,18 @@ class Quorum:
         # One copy is the log's own: the delivery report with acks=all. With 0 and 1 no status is read at all.
         return self.copies >= 2
 
-    def confirm(self, offsets: Mapping[str, int], rows: int, unit: str = "rows") -> None:
-        """Wait until everything up to these offsets is durable at enough members. Raises QuorumTimeout."""
+    def confirm(self, written: Mapping[str, WrittenRecords], rows: int, unit: str = "rows") -> None:
+        """Wait until what was written to each group is durable at enough members. Raises QuorumTimeout."""
         if not self.watched:
             return
-        self._watch.wait_for(lambda statuses: not self._groups_short(statuses, offsets), self._timeout_ms / 1_000)
+        self._watch.wait_for(lambda statuses: not self._groups_short(statuses, written), self._timeout_ms / 1_000)
         # Evaluated again, not taken from `wait_for`: a status that arrives right after the timeout still
         # confirms the rows.
         statuses = self._watch.statuses
-        short = self._groups_short(statuses, offsets)
+        short = self._groups_short(statuses, written)
         if not short:
             return
-        lagging = {group: self._member_states(statuses, group, offsets[group]) for group in short}
+        lagging = {group: self._member_states(statuses, group, written[group]) for group in short}
         described = "; ".join(
             f"group {group}: {', '.join(f'{node} {state}' for node, state in members.items())}"
             for group, members in lagging.items()
@@ -88,20 +89,20 @@ class Quorum:
             lagging=lagging,
         )
 
-    def _groups_short(self, statuses: MemberStatuses, offsets: Mapping[str, int]) -> list[str]:
+    def _groups_short(self, statuses: MemberStatuses, written: Mapping[str, WrittenRecords]) -> list[str]:
         """The groups in which fewer than `copies` live members hold what was written."""
         # Only live members count: the status of an offline one is old, its node may be gone with its disk.
         return [
             group
-            for group, offset in offsets.items()
-            if statuses.durable_copies(group, self._slot_table.group(group), self._topic_ids[group], offset)
+            for group, records in written.items()
+            if statuses.durable_copies(group, self._slot_table.group(group), self._topic_ids[group], records)
             < self.copies
         ]
 
-    def _member_states(self, statuses: MemberStatuses, group: str, offset: int) -> dict[str, str]:
-        return {node: self._member_state(statuses, group, node, offset) for node in self._slot_table.group(group)}
+    def _member_states(self, statuses: MemberStatuses, group: str, written: WrittenRecords) -> dict[str, str]:
+        return {node: self._member_state(statuses, group, node, written) for node in self._slot_table.group(group)}
 
-    def _member_state(self, statuses: MemberStatuses, group: str, node: str, offset: int) -> str:
+    def _member_state(self, statuses: MemberStatuses, group: str, node: str, written: WrittenRecords) -> str:
         status = statuses.status(group, node)
         if status is None:
             return "has sent no status"
@@ -109,7 +110,12 @@ class Quorum:
             return f"is offline since {statuses.silent_ms(group, node) / 1_000:.0f} s"
         if status.topic_id != self._topic_ids[group]:
             return "follows another topic of the same name"
-        if status.durable_offset >= offset:
+        if statuses.holds(group, node, self._topic_ids[group], written):
             return "holds it"
         reason = f": {status.reason}" if status.reason else ""
-        return f"holds up to offset {status.durable_offset} of {offset}{reason}"
+        if status.durable_offset < written.offset:
+            return f"holds up to offset {status.durable_offset} of {written.offset}{reason}"
+        if not status.eligible or status.log_lost:
+            return f"is not in sync{reason}"
+        # Its log was cut and written on, it follows a build without receipts, or a status was lost.
+        return f"holds offset {written.offset}, but has not shown that it is the record written there"

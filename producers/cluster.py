@@ -8,6 +8,7 @@ from typing import Protocol
 
 from headrace.connectors.log.port import Appender, Log
 from headrace.connectors.log.topics import Topics
+from headrace.schemas.receipts import WrittenRecords
 from headrace.schemas.records import Status
 from headrace.schemas.tables import Catalogue, DatabaseSchema, FieldType, TableSchema
 
@@ -97,8 +98,12 @@ class MemberStatuses(Protocol):
         """The newest status of every live member of every group."""
         ...
 
-    def durable_copies(self, group: str, members: Iterable[str], topic_id: str, offset: int) -> int:
-        """The number of live members that hold everything up to `offset` durably, in the topic with that id."""
+    def durable_copies(self, group: str, members: Iterable[str], topic_id: str, written: WrittenRecords) -> int:
+        """The number of live members that hold what was written durably, in the topic with that id."""
+        ...
+
+    def holds(self, group: str, node: str, topic_id: str, written: WrittenRecords) -> bool:
+        """Whether a member is one of them."""
         ...
 
 

@@ -39,10 +39,10 @@ def delete_rows(
         cluster.log, cluster.topics, cluster.slot_table, cluster.watch, settings.quorum, settings.quorum_timeout_ms
     )
     body = _delete(_known_table(cluster, database, table), tags or {}, start_ns, end_ns)
-    sender = Sender(cluster.appender, cluster.topics, UNIT)
+    sender = Sender(cluster.appender, cluster.topics, UNIT, receipts=quorum.watched)
     sender.append(sender.encode([(group, body, 1) for group in cluster.slot_table.headers]))
     offsets = sender.flush(settings.flush_timeout_s)
-    quorum.confirm(offsets, len(offsets), UNIT)
+    quorum.confirm(sender.written(), len(offsets), UNIT)
     return offsets
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from headrace.connectors.deadline import Deadline
@@ -17,6 +17,7 @@ from headrace.connectors.log.topics import Topics
 from headrace.schemas.errors import HeadraceError, StateUnknown
 from headrace.schemas.framing import format_headers
 from headrace.schemas.messages import Body, Message, ProducerPosition, encode_message
+from headrace.schemas.receipts import WrittenRecords, receipt_of, value_digest
 
 # Longer than librdkafka's delivery timeout of 120 s: every message has its report before a flush gives up.
 FLUSH_TIMEOUT_S = 300.0
@@ -70,9 +71,11 @@ class Sender:
     `append` keeps the order of its calls: threads that share a sender need a lock around it.
     """
 
-    def __init__(self, appender: Appender, topics: Topics, unit: str = "rows") -> None:
-        """`unit` is what the messages hold, for error messages."""
+    def __init__(self, appender: Appender, topics: Topics, unit: str = "rows", *, receipts: bool = False) -> None:
+        """`unit` is what the messages hold, for error messages; `receipts` are needed for a quorum only."""
         self.unit = unit
+        self._with_receipts = receipts
+        self._written: dict[str, WrittenRecords] = {}
         # A new identity for each sender: batch numbers start at 1, and replicas drop batches below the newest
         # of a producer.
         self.producer = uuid.uuid4().hex
@@ -100,9 +103,11 @@ class Sender:
         Raises WriteFailed, counting all that were not queued.
         """
         left = sum(message.rows for message in messages)
+        # A new one for each call: a delivery report that comes after an error of an earlier call is not of this one.
+        written = self._written = {}
         for message in messages:
             try:
-                self._append(message)
+                self._append(message, written)
             except HeadraceError as error:
                 raise WriteFailed(
                     f"{left:,} {self.unit} were not written: {error.message}",
@@ -137,6 +142,11 @@ class Sender:
         with self._changed:
             return dict(self._state.newest)
 
+    def written(self) -> Mapping[str, WrittenRecords]:
+        """What the newest call of `append` wrote to each group, as far as it is delivered."""
+        with self._changed:
+            return dict(self._written)
+
     def check(self) -> None:
         """Raise the delivery errors since the last call, each once. Raises WriteFailed, WriteUnknown."""
         with self._changed:
@@ -158,14 +168,17 @@ class Sender:
             retriable=error.retriable,
         ) from error
 
-    def _append(self, message: RoutedMessage) -> None:
+    def _append(self, message: RoutedMessage, written: dict[str, WrittenRecords]) -> None:
         group, rows = message.group, message.rows
+        digest = value_digest(message.value) if self._with_receipts else b""
         # Counted before the call: the report may come, in another thread, before `append` returns.
         with self._changed:
             self._state.open_messages += 1
             self._state.open_rows += rows
 
         def report(offset: int | None, error: HeadraceError | None) -> None:
+            if digest and error is None:
+                self._note_written(written, group, offset, digest)
             self._report(group, rows, offset, error)
 
         try:
@@ -178,6 +191,14 @@ class Sender:
                 self._state.open_messages -= 1
                 self._state.open_rows -= rows
             raise
+
+    def _note_written(self, written: dict[str, WrittenRecords], group: str, offset: int | None, digest: bytes) -> None:
+        # An offset that the broker does not report gives a receipt that no member has: nothing is confirmed by it.
+        offset = -1 if offset is None else offset
+        with self._changed:
+            before = written.get(group, WrittenRecords())
+            receipts = (*before.receipts, receipt_of(offset, digest))
+            written[group] = WrittenRecords(max(before.offset, offset), receipts)
 
     def _report(self, group: str, rows: int, offset: int | None, error: HeadraceError | None) -> None:
         with self._changed:

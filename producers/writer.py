@@ -22,6 +22,7 @@ from headrace.producers.router import MESSAGE_ROWS_MAX, encode_writes, route
 from headrace.producers.sender import EXIT_FLUSH_TIMEOUT_S, FLUSH_TIMEOUT_S, RoutedMessage, Sender
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.payload import COMPRESSIONS
+from headrace.schemas.receipts import WrittenRecords
 from headrace.schemas.tables import TIME_COLUMN, DatabaseSchema, FieldType, TableSchema
 
 # Bounds the encoded copy of a large table. With a quorum each block has to be durable within the timeout, so
@@ -88,7 +89,7 @@ class TableWriter:
             self._settings.quorum,
             self._settings.quorum_timeout_ms,
         )
-        self._sender = Sender(cluster.appender, cluster.topics)
+        self._sender = Sender(cluster.appender, cluster.topics, receipts=self._quorum.watched)
         self._lock = threading.RLock()
         self._known: tuple[pa.Schema, frozenset[str], TableSchema, DatabaseSchema] | None = None
         self._closed = False
@@ -159,9 +160,11 @@ class TableWriter:
         self.written.rows += rows.num_rows
         self.written.points += count_points(rows, (name for name, _ in schema.fields))
         if self._quorum.watched:
-            newest = self.flush()
+            self.flush()
             # Only the groups of this block: one that is behind must not delay writes to others.
-            self._quorum.confirm({each.group: newest[each.group] for each in messages}, rows.num_rows)
+            written = self._sender.written()
+            groups = {each.group for each in messages}
+            self._quorum.confirm({group: written.get(group, WrittenRecords()) for group in groups}, rows.num_rows)
 
     def _encode(self, schema: TableSchema, database: DatabaseSchema, rows: pa.Table) -> list[RoutedMessage]:
         slot_table, compression = self._cluster.slot_table, self._settings.compression

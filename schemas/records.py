@@ -56,6 +56,7 @@ class Status:
     format: int
     reason: str
     sent_boot_ns: int
+    receipts: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +80,8 @@ def encode_status(status: Status) -> bytes:
 def decode_status(value: bytes) -> Status:
     """The status in a record's value. Raises FrameInvalid."""
     record = codec("status").decode(value)
-    return Status(**{**record, "role": Role(record["role"])})
+    # fastavro gives the default of a field of bytes as a string; a status of 0.1.0 has no receipts.
+    return Status(**{**record, "role": Role(record["role"]), "receipts": record["receipts"] or b""})
 
 
 def encode_schema_change(writer: str, change: SchemaChange) -> bytes:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -55,7 +55,7 @@ from headrace.schemas.records import (
 )
 from headrace.schemas.tables import DatabaseChange, FieldType, TableChange, TableSchema
 
-VERSION = "0.1.0"
+VERSION = "0.2.0"
 DIRECTORY = Path(__file__).parent / "unit" / "golden"
 
 FIELDS = (
@@ -153,7 +153,9 @@ def goldens() -> list[Golden]:
             Golden(f"forward-{type(message.body).__name__.lower()}", message, encode_message, decode_message, "forward")
             for message in messages
         ),
+        # Without receipts as 0.1.0 wrote it, and with them.
         Golden("status", STATUS, encode_status, decode_status, "status"),
+        Golden("status-receipts", replace(STATUS, receipts=bytes(range(24))), encode_status, decode_status, "status"),
         _change("table-database", DatabaseChange("plant", 3_600_000_000_000, 4)),
         _change("table-change", TableChange("plant", "pumps", 1, ("pump", "site"), FIELDS, 86_400_000_000_000)),
         Golden(

@@ -129,20 +129,21 @@ class Readiness:
     def view(self, topic: str, steady_ms: int) -> GroupView:
         """What this node knows of a group, for the role decision."""
         group, detector = self._groups[topic], self._heartbeat.detector
+        # Read once: leader and epoch are of one record.
+        applied = group.applied
         return GroupView(
-            members=tuple(self._member(topic, group.name, node) for node in group.members),
+            members=tuple(self._member(topic, group.name, node, applied.epoch) for node in group.members),
             node=self._identity.node,
-            leader=group.applied.leader,
-            claim_age_ms=detector.newest_ms - group.applied.claimed_ms,
+            leader=applied.leader,
+            claim_age_ms=detector.newest_ms - applied.claimed_ms,
             log_answers=self.log_answers,
             fenced=self._heartbeat.fenced,
             steady_ms=steady_ms,
             take_back_ms=self._take_back_ms,
         )
 
-    def _member(self, topic: str, group_name: str, node: str) -> MemberView:
+    def _member(self, topic: str, group_name: str, node: str, epoch: int) -> MemberView:
         if node == self._identity.node:
-            epoch = self._groups[topic].applied.epoch
             return MemberView(node, self._incarnation, not self._heartbeat.fenced, not self.reason(topic), epoch)
         status = self._heartbeat.detector.status(group_name, node)
         if status is None:
@@ -195,6 +196,7 @@ class Readiness:
             format=FORMAT,
             reason=reason or self.decision(topic).reason,
             sent_boot_ns=self._clock.boot_ns(),
+            receipts=b"" if wrong else self._log_consumer.receipts(topic),
         )
 
 

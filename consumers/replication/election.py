@@ -61,11 +61,19 @@ class GroupView:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The role to take, whether to append a claim for leadership, and why a node that takes no role does not."""
+    """The role to take, whether to append a claim for leadership, and why a node that takes no role does not.
 
+    `leadership` is what this node may append under: that of its own accepted claim as leader, the next one with
+    `claim`, else None.
+    """
+
+    # A value that travels from the decision to the append. An append that read the group's leadership again could
+    # get that of another node, whose claim was applied in between: replicas would accept a Seal of this node under
+    # it. Under the leadership of the decision they ignore it.
     role: Role
     claim: bool
     reason: str = ""
+    leadership: Leadership | None = None
 
 
 def decide(view: GroupView) -> Decision:
@@ -86,7 +94,7 @@ def decide(view: GroupView) -> Decision:
     # any of them is as good, and an order that all know needs no message. Two that see different members may
     # both claim; the log decides.
     first = next(member for member in view.members if member.alive and member.eligible)
-    return Decision(Role.FOLLOWER, first.node == view.node)
+    return _follower(view, first.node == view.node)
 
 
 def count_online(view: GroupView) -> tuple[int, int]:
@@ -120,11 +128,18 @@ def leader_lives(view: GroupView) -> bool:
 def _under_leader(view: GroupView) -> Decision:
     assert view.leader is not None
     if view.leader.node == view.node and view.leader.incarnation == view.me.incarnation:
-        return Decision(Role.FOLLOWER if _superseded(view, view.leader.epoch) else Role.LEADER, False)
+        if _superseded(view, view.leader.epoch):
+            return Decision(Role.FOLLOWER, False)
+        return Decision(Role.LEADER, False, leadership=view.leader)
     # The header claims back so that leaders stay spread, one a node. It waits, since a node that flaps would
     # otherwise move the leadership twice at every flap.
     is_header = view.members[0].node == view.node
-    return Decision(Role.FOLLOWER, is_header and view.steady_ms >= view.take_back_ms)
+    return _follower(view, is_header and view.steady_ms >= view.take_back_ms)
+
+
+def _follower(view: GroupView, claims: bool) -> Decision:
+    wanted = Leadership(view.me.epoch + 1, view.node, view.me.incarnation) if claims else None
+    return Decision(Role.FOLLOWER, claims, leadership=wanted)
 
 
 def _superseded(view: GroupView, epoch: int) -> bool:

@@ -1,7 +1,7 @@
-"""The failure detector: which nodes are online, decided from the status topic.
+"""The failure detector: which nodes are online, decided from the status topic, and which hold a record.
 
-Time is the broker's. A node is offline when the newest status of any node is 3 s younger than that node's own
-newest.
+Time is that of the status topic. A node is offline when the newest status of any node is 3 s younger than that
+node's own newest.
 """
 
 from __future__ import annotations
@@ -9,33 +9,119 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from headrace.schemas.receipts import RECEIPT_BYTES, WrittenRecords, end_of
 from headrace.schemas.records import Status
 
 OFFLINE_MS = 3_000
 HEARTBEAT_INTERVAL_MS = 500
+# Receipts that a producer remembers of each member: those of some seconds at thousands of records a second.
+RECEIPTS_KEPT = 16_384
+
+
+@dataclass(slots=True)
+class StatusTime:
+    """Milliseconds along the status topic: the broker's time without its steps. It never falls.
+
+    `elapsed_ms` is 0 at the first status.
+    """
+
+    # Each rule answers a schedule.
+    # - The distance of two broker timestamps, and not that of two receipts: a reader that lags, or was stopped,
+    #   receives the statuses of 30 s at once, sees every node equally old, and takes nobody for dead; a node that
+    #   died meanwhile is dead at once.
+    # - No distance is negative: the broker's clock is set back (or the topic moves to a broker with another
+    #   clock). With the newest timestamp as the present, every node was offline until that clock caught up.
+    #   A node that is offline does not come back to life by it either, since this time never falls.
+    # - It runs ahead of the receiver's clock by at most STEP_SLACK_MS: the broker's clock is set forward. Every
+    #   other node would be offline until its next status, and the next in order would claim.
+    # - A status that was there before the reader is not bounded by the receiver's clock: nodes that were dead long
+    #   before this one started must not count as online for its first 3 s.
+    STEP_SLACK_MS = 500
+    REALIGN_MS = 60_000
+
+    elapsed_ms: int = 0
+    _newest_ms: int | None = None
+    _received_ms: int = 0
+    _aligned_ms: int | None = None
+    _window_ms: int = 0
+    _least_lag_ms: int = 0
+
+    def advance(self, timestamp_ms: int, received_ms: int | None) -> int:
+        """Take the next status in log order; the time at it.
+
+        `timestamp_ms` is the broker's time, `received_ms` the receiver's time since boot, None for a status that
+        was in the topic before its reader was opened.
+        """
+        step_ms = 0 if self._newest_ms is None else timestamp_ms - self._newest_ms
+        self._newest_ms = timestamp_ms
+        if received_ms is None:
+            self.elapsed_ms += max(0, step_ms)
+        elif self._aligned_ms is None:
+            self.elapsed_ms += max(0, step_ms)
+            self._align(received_ms, received_ms - self.elapsed_ms)
+        else:
+            if step_ms < 0:
+                step_ms = min(received_ms - self._received_ms, HEARTBEAT_INTERVAL_MS)
+            most_ms = received_ms - self._aligned_ms + self.STEP_SLACK_MS - self.elapsed_ms
+            self.elapsed_ms += max(0, min(step_ms, most_ms))
+            self._follow_drift(received_ms, self._aligned_ms)
+        self._received_ms = received_ms or 0
+        return self.elapsed_ms
+
+    def _follow_drift(self, received_ms: int, aligned_ms: int) -> None:
+        """Once a minute, align with the receiver's clock by the least lag of that minute."""
+        # Clocks drift, and each step back loses some milliseconds. Over weeks the lag would grow beyond OFFLINE_MS,
+        # and one step forward might then use all of it at once.
+        self._least_lag_ms = min(self._least_lag_ms, received_ms - aligned_ms - self.elapsed_ms)
+        if received_ms - self._window_ms >= self.REALIGN_MS:
+            self._align(received_ms, aligned_ms + self._least_lag_ms)
+
+    def _align(self, received_ms: int, aligned_ms: int) -> None:
+        self._aligned_ms, self._window_ms = aligned_ms, received_ms
+        self._least_lag_ms = received_ms - aligned_ms - self.elapsed_ms
 
 
 @dataclass(frozen=True, slots=True)
 class ReceivedStatus:
-    """One status and the broker's time at which it was appended."""
+    """One status, the broker's time at which it was appended, and the time along the status topic at it."""
 
     timestamp_ms: int
+    elapsed_ms: int
     status: Status
 
 
 @dataclass(slots=True)
 class FailureDetector:
-    """The newest status of every node in every group. Pure: fed with records in log order."""
+    """The newest status of every node in every group. Pure: fed with records in log order.
+
+    `newest_ms` is the broker's time at the newest status, right or wrong. `receipts_kept` of each member are
+    remembered, 0 where nobody waits for a quorum.
+    """
 
     newest_ms: int = 0
     received: dict[tuple[str, str], ReceivedStatus] = field(default_factory=dict)
+    receipts_kept: int = RECEIPTS_KEPT
+    time: StatusTime = field(default_factory=StatusTime)
+    _receipts: dict[tuple[str, str], bytearray] = field(default_factory=dict)
 
-    def observe(self, timestamp_ms: int, status: Status) -> None:
-        """Take one record of the status topic."""
-        # The maximum, since the broker's clock may be set back, and a node must not come back to life by
-        # that.
-        self.newest_ms = max(self.newest_ms, timestamp_ms)
-        self.received[status.group, status.node] = ReceivedStatus(timestamp_ms, status)
+    def observe(self, timestamp_ms: int, status: Status, received_ms: int | None = None) -> None:
+        """Take one record of the status topic; see `StatusTime.advance`."""
+        key = status.group, status.node
+        if self.receipts_kept:
+            self._keep_receipts(key, status)
+        self.newest_ms = timestamp_ms
+        self.received[key] = ReceivedStatus(timestamp_ms, self.time.advance(timestamp_ms, received_ms), status)
+
+    def _keep_receipts(self, key: tuple[str, str], status: Status) -> None:
+        """Add a member's receipts to those that it has shown before."""
+        # Every status is taken, not the newest alone: a burst is read at once, and each status has the receipts
+        # of other records.
+        shown, before = self._receipts.setdefault(key, bytearray()), self.received.get(key)
+        if before is not None and not _continues(before.status, status):
+            shown = self._receipts[key] = bytearray()
+        shown += status.receipts[end_of(bytes(shown[-RECEIPT_BYTES:]), status.receipts) :]
+        if len(shown) > 2 * self.receipts_kept * RECEIPT_BYTES:
+            del shown[: -self.receipts_kept * RECEIPT_BYTES]
 
     def status(self, group: str, node: str) -> Status | None:
         """A node's newest status, alive or not."""
@@ -43,16 +129,13 @@ class FailureDetector:
         return found.status if found else None
 
     def alive(self, group: str, node: str) -> bool:
-        """Whether a status of the node was appended within the last 3 s of the broker's time."""
-        # Age is the distance between two broker timestamps, never the local clock. A reader that lags, or
-        # whose clock is wrong, sees every node equally old and takes nobody for dead.
-        found = self.received.get((group, node))
-        return found is not None and self.newest_ms - found.timestamp_ms < OFFLINE_MS
+        """Whether a status of the node was appended within the last 3 s of the status topic's time."""
+        return 0 <= self.silent_ms(group, node) < OFFLINE_MS
 
     def silent_ms(self, group: str, node: str) -> int:
         """The age of a node's newest status, -1 when there is none."""
         found = self.received.get((group, node))
-        return self.newest_ms - found.timestamp_ms if found else -1
+        return self.time.elapsed_ms - found.elapsed_ms if found else -1
 
     def online(self) -> list[Status]:
         """The newest status of every live member of every group."""
@@ -63,10 +146,41 @@ class FailureDetector:
         """The statuses of the members that are alive, in the order given."""
         return [self.received[group, node].status for node in members if self.alive(group, node)]
 
-    def durable_copies(self, group: str, members: Iterable[str], topic_id: str, offset: int) -> int:
-        """How many live members hold everything up to `offset` durably, in the topic with that id."""
-        # Offsets of a recreated topic mean nothing in the new one, so the topic's id is compared
-        # as well.
-        return sum(
-            1 for status in self.live(group, members) if status.topic_id == topic_id and status.durable_offset >= offset
+    def durable_copies(self, group: str, members: Iterable[str], topic_id: str, written: WrittenRecords) -> int:
+        """How many live members hold what was written, durably, of the topic with that id."""
+        return sum(self.holds(group, node, topic_id, written) for node in members)
+
+    def holds(self, group: str, node: str, topic_id: str, written: WrittenRecords) -> bool:
+        """Whether a member is a copy of what was written: alive, in sync, of that topic, and with its receipts.
+
+        False for records of which nothing is known.
+        """
+        # The schedule that receipts answer: three members hold 31 records; an unclean election cuts the log to 11
+        # under the same topic id; a writer appends at 11, and every status, old or new, reports offset 30 as
+        # durable. No offset, epoch or time in a status shows which log it was read from, since the members do not
+        # know of the cut yet. The receipt shows it: only a member that has read this very record can have it.
+        # Everything before comes with it, since members read without gaps and compare what they read again.
+        status = self.status(group, node)
+        return (
+            status is not None
+            and self.alive(group, node)
+            and status.topic_id == topic_id
+            and status.eligible
+            and not status.log_lost
+            and status.durable_offset >= written.offset
+            and self._has_receipts(group, node, written.receipts)
         )
+
+    def _has_receipts(self, group: str, node: str, receipts: Iterable[bytes]) -> bool:
+        shown = self._receipts.get((group, node), bytearray())
+        found = [end_of(receipt, shown) > 0 for receipt in receipts]
+        return bool(found) and all(found)
+
+
+def _continues(before: Status, after: Status) -> bool:
+    """Whether a member still has what it had at an earlier status, as far as its receipts tell."""
+    # Receipts are of the data directory and not of the process: a restart keeps them. Another directory, topic or
+    # a lower offset means that the data was replaced.
+    return (before.store, before.topic_id) == (after.store, after.topic_id) and (
+        before.durable_offset <= after.durable_offset
+    )

@@ -17,12 +17,20 @@ import structlog
 from headrace.connectors.clock import SYSTEM_CLOCK, Clock
 from headrace.connectors.log.port import Appender, Log, Reader
 from headrace.connectors.log.topics import Topics
-from headrace.consumers.replication.failure_detector import HEARTBEAT_INTERVAL_MS, OFFLINE_MS, FailureDetector
+from headrace.consumers.replication.failure_detector import (
+    HEARTBEAT_INTERVAL_MS,
+    OFFLINE_MS,
+    RECEIPTS_KEPT,
+    FailureDetector,
+)
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.framing import FrameInvalid, format_headers
+from headrace.schemas.receipts import RECEIPT_BYTES, end_of
 from headrace.schemas.records import Status, decode_status, encode_status
 
 STATUS_TAIL_RECORDS = 5_000
+# Receipts that a status repeats from the status before it, which may have been lost.
+RECEIPTS_REPEATED = 32
 COALESCE_S = 0.002
 # Half the interval: a group that changes right after a send must not push the others beyond the interval.
 REPEAT_S = HEARTBEAT_INTERVAL_MS / 1_000 / 2
@@ -36,22 +44,26 @@ _log = structlog.get_logger(__name__)
 class StatusReader:
     """Follows the status topic into a detector. Owned by one thread."""
 
-    def __init__(self, log: Log, topic: str) -> None:
+    def __init__(self, log: Log, topic: str, receipts_kept: int = 0, clock: Clock = SYSTEM_CLOCK) -> None:
         # The tail is enough: every live node repeats its status within an interval. The whole topic may hold
         # an hour of them.
         state = log.describe(topic)
         self._reader: Reader = log.reader({topic: max(state.begin, state.end - STATUS_TAIL_RECORDS)}, follow=True)
-        self.detector = FailureDetector()
+        self._end = state.end
+        self._clock = clock
+        self.detector = FailureDetector(receipts_kept=receipts_kept)
 
     def follow(self, timeout_s: float) -> list[Status]:
         """Take what has arrived, waiting up to `timeout_s` for the first."""
         statuses = []
-        for record in self._reader.poll(1_000, timeout_s):
+        records = self._reader.poll(1_000, timeout_s)
+        received_ms = self._clock.boot_ns() // 1_000_000
+        for record in records:
             try:
                 status = decode_status(record.value)
             except FrameInvalid:
                 continue
-            self.detector.observe(record.timestamp_ms, status)
+            self.detector.observe(record.timestamp_ms, status, received_ms if record.offset >= self._end else None)
             statuses.append(status)
         return statuses
 
@@ -94,7 +106,7 @@ class StatusWatch:
     def _follow(self) -> None:
         while not self._stopping.is_set():
             try:
-                with contextlib.closing(StatusReader(self._log, self._topic)) as reader:
+                with contextlib.closing(StatusReader(self._log, self._topic, RECEIPTS_KEPT)) as reader:
                     self.statuses = reader.detector
                     self._follow_reader(reader)
             except HeadraceError as error:
@@ -125,12 +137,18 @@ class SentStatuses:
             before, sent_s = self._sent.get(status.group, (None, 0.0))
             if content != before or now_s - sent_s >= REPEAT_S:
                 self._sent[status.group] = content, now_s
-                due.append(status)
+                due.append(replace(status, receipts=_unsent(status.receipts, before.receipts if before else b"")))
         return due
 
     def forget(self, group: str) -> None:
         """A status was not sent after all."""
         self._sent.pop(group, None)
+
+
+def _unsent(receipts: bytes, sent: bytes) -> bytes:
+    """The receipts behind those of the status before, and the newest of these."""
+    first = end_of(sent[-RECEIPT_BYTES:], receipts) - RECEIPTS_REPEATED * RECEIPT_BYTES
+    return receipts[max(0, first) :]
 
 
 class Heartbeat:
@@ -243,7 +261,7 @@ class Heartbeat:
         opening = self._reader is None
         try:
             if self._reader is None:
-                self._reader = StatusReader(self._log, self._topic)
+                self._reader = StatusReader(self._log, self._topic, clock=self._clock)
                 self.detector = self._reader.detector
             self._note_own(self._reader.follow(OWN_POLL_S))
         except HeadraceError as error:

@@ -25,7 +25,6 @@ from headrace.schemas.errors import HeadraceError
 from headrace.schemas.framing import format_headers
 from headrace.schemas.messages import (
     Anchor,
-    Body,
     Claim,
     Compact,
     Drop,
@@ -47,6 +46,10 @@ _log = structlog.get_logger(__name__)
 
 class NotLeader(HeadraceError):
     """The group is led by another node; names it."""
+
+
+class LeadershipForeign(HeadraceError):
+    """A record under the leadership of another node or run; it was not appended."""
 
 
 class GroupViews(Protocol):
@@ -153,7 +156,8 @@ class LeaderTasks:
             raise NotLeader(
                 f"group {group.name} is not led by {self._node}: {why}", action="ask its leader", retriable=True
             )
-        self._append_seal(topic, group)
+        assert decision.leadership is not None, "a leader without leadership"
+        self._append_seal(topic, group, decision.leadership)
 
     def _run(self) -> None:
         while not self._stopping.wait(TURN_S):
@@ -192,30 +196,31 @@ class LeaderTasks:
         # so only a changed epoch or frontier ends the wait, and a lost append is repeated after the timeout.
         if pending.before == now and self._clock.monotonic_s() < pending.until_s:
             return
+        if decision.leadership is None:
+            return
         if decision.claim:
             self._pending[topic] = _PendingAppend(now, self._clock.monotonic_s() + READ_BACK_TIMEOUT_S)
-            self._append_claim(topic, group)
-        elif decision.role is Role.LEADER and old:
+            self._append_claim(topic, group, decision.leadership)
+        elif old:
             self._pending[topic] = _PendingAppend(now, self._clock.monotonic_s() + READ_BACK_TIMEOUT_S)
-            self._append_seal(topic, group)
-        elif decision.role is Role.LEADER:
-            self._upkeep(topic, group)
+            self._append_seal(topic, group, decision.leadership)
+        else:
+            self._upkeep(topic, group, decision.leadership)
 
-    def _upkeep(self, topic: str, group: Group) -> None:
+    def _upkeep(self, topic: str, group: Group, leadership: Leadership) -> None:
         """Merge small segments, drop expired slices and trim the log, one round at a time."""
         # Plans are made from the catalogue: while a job runs it still lists files that the job replaces.
         if self._clock.monotonic_s() < self._upkeep_after_s[topic] or group.store.pending_jobs():
             return
         self._upkeep_after_s[topic] = self._clock.monotonic_s() + UPKEEP_INTERVAL_S
-        leadership = group.applied.leader
-        assert leadership is not None, "a leader without leadership"
         entries = group.store.segments()
         by_name = {entry.name: entry for entry in entries}
         for plan in group.store.plan_compaction()[:COMPACTIONS_MAX]:
             if first := by_name.get(plan.inputs[0]):
                 self._append(topic, Compact(leadership, first.database, first.table, plan.inputs))
+        now_ns = retention_time_ns(self._clock.wall_ns(), self._heartbeat.detector.newest_ms)
         for database, table in sorted({(entry.database, entry.table) for entry in entries}):
-            before_ns = expired_before(self._tables.retention_ns(database, table), self._clock.wall_ns())
+            before_ns = expired_before(self._tables.retention_ns(database, table), now_ns)
             known = group.store.database(database, table)
             oldest_ns = min(
                 entry.max_time_ns for entry in entries if (entry.database, entry.table) == (database, table)
@@ -247,23 +252,32 @@ class LeaderTasks:
             return False
         return (self._clock.monotonic_s() - since_s) * 1_000 >= self._policy.seal_age_ms
 
-    def _append_claim(self, topic: str, group: Group) -> None:
-        leadership = Leadership(group.applied.epoch + 1, self._node, self._incarnation)
+    def _append_claim(self, topic: str, group: Group, leadership: Leadership) -> None:
         _log.info("claiming", group=group.name, epoch=leadership.epoch)
         self._append(topic, Claim(leadership, _anchor(group), self._policy.seal_rows, self._policy.seal_bytes))
 
-    def _append_seal(self, topic: str, group: Group) -> None:
-        leadership = group.applied.leader
-        assert leadership is not None, "a leader without leadership"
+    def _append_seal(self, topic: str, group: Group, leadership: Leadership) -> None:
         self._append(topic, Seal(leadership, _anchor(group)))
 
-    def _append(self, topic: str, body: Body) -> None:
+    def _append(self, topic: str, body: Seal | Drop | Compact | Claim) -> None:
+        """Append a record of a leader. Raises LeadershipForeign, and the errors of the log."""
+        # The last gate, whatever decided: replicas cannot see who appended a record, only whose leadership it names.
+        by = body.leadership
+        if (by.node, by.incarnation) != (self._node, self._incarnation):
+            raise LeadershipForeign(f"{type(body).__name__} under the leadership of {by.node} at {self._node}")
         # Two threads append, this one and an operator's seal. A batch of a lower number would be dropped by
         # the replicas.
         with self._lock:
             self._batch += 1
             message = Message(ProducerPosition(self._producer, self._batch, 0), body)
             self._appender.append(topic, encode_message(message), headers=format_headers())
+
+
+def retention_time_ns(wall_ns: int, broker_ms: int) -> int:
+    """The present by which rows expire: the earlier of this node's clock and the broker's, ns."""
+    # A Drop removes rows for good, on all replicas. A clock that is ahead, of the leader or of the broker, must not
+    # expire what the other one keeps; one that is behind only drops later. Before the first heartbeat nothing expires.
+    return min(wall_ns, broker_ms * 1_000_000)
 
 
 def expired_before(retention_ns: int | None, now_ns: int) -> int | None:
@@ -309,8 +323,11 @@ def trim_before(live: Sequence[Status], members: Sequence[str], sealed_offset: i
     Below it, records are sealed and durable at every live member, and outside the window for topic replay.
     `sealed_offset` is that of the leader's own newest durable seal, `keep_from` the first offset of the
     window. Members that are down recover from files. 0 = trim nothing, also while fewer than a majority are
-    live, since those that are not may be the only ones with the files.
+    live, since those that are not may be the only ones with the files, or while a live member follows another log.
     """
+    # An offset of another topic, or of records that the log has lost, is no offset of this log.
+    if len({status.topic_id for status in live}) > 1 or any(status.log_lost for status in live):
+        return 0
     # Members that are away are not waited for, since one lost disk would then fill Kafka's; a majority must
     # have the files.
     if 2 * len(live) <= len(members):

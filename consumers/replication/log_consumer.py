@@ -27,7 +27,10 @@ from headrace.consumers.replication.journal import Journal, JournalEntry
 from headrace.consumers.replication.settings import ReplicationLimits
 from headrace.schemas.errors import HeadraceError, StateUnknown
 from headrace.schemas.messages import NO_CHAIN
+from headrace.schemas.receipts import RECEIPT_BYTES, receipt_of
 
+# As many as may become durable between two statuses; a status has those that the one before it did not have.
+RECEIPTS_MAX = 4_096
 _log = structlog.get_logger(__name__)
 
 
@@ -90,6 +93,7 @@ class LogConsumer:
         self._journal = journal
         self._limits = limits
         self._positions = {topic: cursor.offset + 1 for topic, cursor in cursors.items()}
+        self._receipts = dict.fromkeys(cursors, b"")
         self._paused: set[str] = set()
         self._shortfall = GracePeriod(clock.monotonic_s)
         self._reader: Reader | None = None
@@ -144,6 +148,10 @@ class LogConsumer:
         """Version of the record at the durable offset."""
         return self._durable[topic].version
 
+    def receipts(self, topic: str) -> bytes:
+        """The receipts of the newest records that became durable since this start, at most RECEIPTS_MAX."""
+        return self._receipts[topic]
+
     def position(self, topic: str) -> int:
         """Next offset to read: everything readable below it has been journaled and enqueued."""
         return self._positions[topic]
@@ -197,6 +205,8 @@ class LogConsumer:
                 if cursor is not None:
                     self._durable[topic] = cursor
                     self._positions[topic] = cursor.offset + 1
+                    # Of data that was replaced.
+                    self._receipts[topic] = b""
             self._rejoining = {}
             self._assigned = frozenset(topic for topic, group in self._groups.items() if group.follows)
             self._assignment_changed.notify_all()
@@ -255,10 +265,12 @@ class LogConsumer:
         records = reader.poll(self._limits.poll_records, self._limits.poll_timeout_s)
         self.log_fault = ""
         entries: dict[str, list[JournalEntry]] = {}
+        receipts: dict[str, list[bytes]] = {}
         for record in records:
             entry = self._entry(record)
             if entry is not None:
                 entries.setdefault(record.topic, []).append(entry)
+                receipts.setdefault(record.topic, []).append(receipt_of(record.offset, self._read[record.topic].digest))
         if entries and not self._make_durable(entries):
             self._rewind(reader, entries)
             return self._limits.journal_retry_s
@@ -267,6 +279,8 @@ class LogConsumer:
         for topic, found in entries.items():
             self.bytes_consumed += sum(len(entry.value) for entry in found)
             self._durable[topic] = self._read[topic]
+            shown = self._receipts[topic] + b"".join(receipts[topic])
+            self._receipts[topic] = shown[-RECEIPTS_MAX * RECEIPT_BYTES :]
             self._groups[topic].enqueue(found)
         if entries:
             self._listener.on_durable()

@@ -17,7 +17,8 @@ from headrace.consumers.replication.group_state import GroupState
 from headrace.consumers.replication.hash_chain import content_digest, next_chain, record_digest
 from headrace.consumers.replication.leader_tasks import trim_before
 from headrace.consumers.replication.replica import ApplyWrite, Replica, SealNow
-from headrace.schemas.messages import Anchor, Body, Claim, Leadership, Message, ProducerPosition, Seal, encode_message
+from headrace.schemas.messages import Anchor, Body, Claim, Message, ProducerPosition, Seal, encode_message
+from headrace.schemas.receipts import RECEIPT_BYTES, receipt_of
 from headrace.schemas.records import Role, Status
 from tests.sim.disk import Disk
 from tests.sim.world import SimRecord, World
@@ -27,6 +28,7 @@ HEADERS = (("format", b"1"),)
 SEAL_ROWS = 40
 TAKE_BACK_MS = 8_000
 SAMPLE_INTERVAL = 16
+RECEIPTS_MAX = 256
 COSTS = Costs(log_bytes_per_second=1e4, file_bytes_per_second=1e6, worth_s=0.5)
 
 
@@ -62,7 +64,9 @@ class SimNode:
         self.divergence, self.tampered = "", self.disk.tampered
         self.trusted: frozenset[str] | None = None
         self.unsynced: list[SimRecord[bytes]] = []
-        self.detector, self.status_offset = FailureDetector(), max(self.world.status.begin, self.world.status.end - 200)
+        self.receipts = b""
+        self.status_end = self.world.status.end
+        self.detector, self.status_offset = FailureDetector(), max(self.world.status.begin, self.status_end - 200)
         self.read_back_ms = -OFFLINE_MS
         self.decision = Decision(Role.UNSYNCED, False)
         self.follower_since_ms: int | None = None
@@ -161,6 +165,8 @@ class SimNode:
             self.durable_version += 1
             self.disk.journal[self.durable_version] = record
             self.durable_offset = record.offset
+            self.receipts += receipt_of(record.offset, record_digest(record.value))
+            self.receipts = self.receipts[-RECEIPTS_MAX * RECEIPT_BYTES :]
             self._apply(record)
         self.unsynced = []
 
@@ -335,6 +341,7 @@ class SimNode:
             format=1,
             reason=self._reason(),
             sent_boot_ns=self.world.now_ms,
+            receipts=self.receipts,
         )
         self.world.send(self.name, self.world.status, status)
 
@@ -349,7 +356,8 @@ class SimNode:
             return
         for record in self.world.status.read(self.status_offset, 1_000):
             status = record.value
-            self.detector.observe(record.timestamp_ms, status)
+            received_ms = self.world.now_ms if record.offset >= self.status_end else None
+            self.detector.observe(record.timestamp_ms, status, received_ms)
             self.status_offset = record.offset + 1
             if status.node == self.name and status.incarnation == self.incarnation:
                 self.read_back_ms = max(self.read_back_ms, status.sent_boot_ns)
@@ -407,13 +415,13 @@ class SimNode:
         )
         if pending:
             return
+        leadership = self.decision.leadership
+        if leadership is None:
+            return
         if self.decision.claim:
-            self._append(
-                Claim(Leadership(state.epoch + 1, self.name, self.incarnation), self._anchor(), SEAL_ROWS, 1 << 30)
-            )
-        elif self.decision.role is Role.LEADER and state.unsealed_rows and self.world.random.random() < 0.05:
-            assert state.leader is not None
-            self._append(Seal(state.leader, self._anchor()))
+            self._append(Claim(leadership, self._anchor(), SEAL_ROWS, 1 << 30))
+        elif state.unsealed_rows and self.world.random.random() < 0.05:
+            self._append(Seal(leadership, self._anchor()))
         else:
             return
         self.pending_append = (state.epoch, state.frontier, self.world.now_ms + 5_000)

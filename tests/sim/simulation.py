@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from headrace.consumers.replication.failure_detector import FailureDetector
 from headrace.schemas.framing import FrameInvalid
 from headrace.schemas.messages import Claim, Message, ProducerPosition, Write, decode_message, encode_message
+from headrace.schemas.receipts import WrittenRecords, receipt_of, value_digest
 from headrace.schemas.records import Role
 from tests.sim.node import GROUP, SimNode
 from tests.sim.world import World
@@ -57,7 +58,7 @@ class Simulation:
         self.log_index = self.status_index = 0
         self.detector = FailureDetector()
         self.checked: dict[str, tuple[int, int, Role]] = {}
-        self.offsets: dict[str, int] = {}
+        self.offsets: dict[str, WrittenRecords] = {}
         self.log_epoch = 0
 
     def run(self) -> None:
@@ -89,13 +90,14 @@ class Simulation:
     def _acknowledge(self) -> None:
         """Acknowledge writes as writers do, by a failure detector of their own."""
         for pending in list(self.pending):
-            offset = self.offsets.get(pending.write)
-            if offset is None:
+            written = self.offsets.get(pending.write)
+            if written is None:
                 continue
-            if pending.quorum == 1 or self.detector.durable_copies(GROUP, self.members, "t", offset) >= pending.quorum:
+            copies = 1 if pending.quorum == 1 else self.detector.durable_copies(GROUP, self.members, "t", written)
+            if copies >= pending.quorum:
                 self.pending.remove(pending)
-                self.acknowledged[pending.write] = offset
-                self._check_copies(pending, offset)
+                self.acknowledged[pending.write] = written.offset
+                self._check_copies(pending, written.offset)
 
     def _check_copies(self, pending: Pending, offset: int) -> None:
         if pending.quorum == 1:
@@ -143,6 +145,7 @@ class Simulation:
                 "garbage",
                 "corrupt",
                 "tamper",
+                "broker clock",
             )
         )
         self.world.note(f"fault: {fault} {node.name}")
@@ -170,6 +173,10 @@ class Simulation:
             node.disk.full = True
             disk = node.disk
             self.world.after(heal_ms, lambda: setattr(disk, "full", False))
+        elif fault == "broker clock":
+            self.world.broker_ms = random.choice((-600_000, -4_000, 4_000, 600_000, 31_536_000_000))
+            if random.random() < 0.5:
+                self.world.after(heal_ms, lambda: setattr(self.world, "broker_ms", 0))
         elif fault.startswith("cut"):
             self._cut(fault, node.name, heal_ms)
         self.world.after(random.uniform(200, 6_000), self._fault)
@@ -199,12 +206,13 @@ class Simulation:
 
     def _may_corrupt(self, victim: SimNode) -> bool:
         """Another member must hold everything now: the log may be trimmed before the scrubber finds the
-        corruption.
+        corruption, also past a member that is paused.
         """
         begin = self.world.forward.begin
         return not self.world.trims or any(
             node is not victim
             and node.running
+            and not node.paused
             and node.disk.durable_offset() + 1 >= max(1, begin)
             and not (node.disk.full or node.disk.corrupted)
             for node in self.nodes.values()
@@ -226,7 +234,7 @@ class Simulation:
         statuses = self.world.status.records[self.status_index :]
         for record in statuses:
             self.status_index += 1
-            self.detector.observe(record.timestamp_ms, record.value)
+            self.detector.observe(record.timestamp_ms, record.value, self.world.now_ms)
         if statuses or len(self.world.forward.records) > self.log_index:
             self._read_log()
             self._acknowledge()
@@ -244,7 +252,8 @@ class Simulation:
             except FrameInvalid:
                 continue
             if isinstance(body, Write):
-                self.offsets.setdefault(body.rows.decode(), record.offset)
+                receipt = receipt_of(record.offset, value_digest(record.value))
+                self.offsets.setdefault(body.rows.decode(), WrittenRecords(record.offset, (receipt,)))
             elif isinstance(body, Claim) and body.leadership.epoch == self.log_epoch + 1:
                 self.log_epoch += 1
                 self.leaders[self.log_epoch] = body.leadership.incarnation

@@ -49,7 +49,7 @@ class SimTopic(Generic[Value]):
 
 
 class World:
-    """Clock, randomness, topics and the reachability of each node.
+    """Clock, randomness, topics and the reachability of each node; `broker_ms` is the error of the broker's clock.
 
     Every event prints as one line when `verbose`.
     """
@@ -57,6 +57,7 @@ class World:
     def __init__(self, seed: int, verbose: bool = False) -> None:
         self.random = random.Random(seed)
         self.now_ms = 0
+        self.broker_ms = 0
         self.trims = self.random.random() < 0.6
         self.forward: SimTopic[bytes] = SimTopic()
         self.status: SimTopic[Status] = SimTopic()
@@ -108,7 +109,7 @@ class World:
         # Gaps in the offsets, as Kafka's transaction markers leave them: no version follows from an offset.
         if self.random.random() < 0.05:
             topic.end += self.random.randint(1, 3)
-        topic.records.append(SimRecord(topic.end, self.now_ms, value))
+        topic.records.append(SimRecord(topic.end, self.now_ms + self.broker_ms, value))
         topic.end += 1
 
     def _delay_ms(self) -> float:

@@ -28,6 +28,7 @@ from headrace.producers.writer import TableWriter, WriterClosed, WriterSettings
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.messages import Delete, Message, Write, decode_message
 from headrace.schemas.payload import SERIES_COLUMN, decode_rows
+from headrace.schemas.receipts import receipt_of, value_digest
 from headrace.schemas.records import Create, Role, Status, encode_status
 from headrace.schemas.series import series_key
 from headrace.schemas.tables import FieldType, TypeClash
@@ -64,6 +65,40 @@ class FailingAppender(MemoryAppender):
             on_delivery(None, self.errors.pop(0))
         else:
             super().append(topic, value, key=key, headers=headers, on_delivery=on_delivery)
+
+
+class FollowedAppender(MemoryAppender):
+    """The named members hold each record of a group at once, `late` ones some milliseconds after it.
+
+    Their statuses have the given `state`.
+    """
+
+    def __init__(
+        self, scene: Scene, members: dict[str, tuple[str, ...]], late: tuple[str, ...] = (), **state: Any
+    ) -> None:
+        super().__init__(scene.log)
+        self._scene = scene
+        self._members = {TOPICS.forward(group): (group, nodes) for group, nodes in members.items()}
+        self._late = late
+        self._state = state
+
+    def append(
+        self,
+        topic: str,
+        value: bytes,
+        *,
+        key: bytes | None = None,
+        headers: Headers = (),
+        on_delivery: OnDelivery | None = None,
+    ) -> None:
+        """See Appender."""
+        super().append(topic, value, key=key, headers=headers, on_delivery=on_delivery)
+        group, nodes = self._members.get(topic, ("", ()))
+        for node in nodes:
+            if node in self._late:
+                threading.Timer(0.05, self._scene.hold, (node, group)).start()
+            else:
+                self._scene.hold(node, group, **self._state)
 
 
 class SilentAppender(MemoryAppender):
@@ -103,11 +138,17 @@ class Scene:
                 found.append((series, time, tuple(sorted(row.items()))))
         return sorted(found, key=row_order)
 
-    def broadcast(self, node: str, group: str, durable_offset: int) -> None:
+    def broadcast(self, node: str, group: str, durable_offset: int, receipts: bytes = b"", **fields: Any) -> None:
         """Broadcast a node's status."""
-        topic_id = self.log.describe(TOPICS.forward(group)).topic_id
-        status = status_of(node=node, group=group, topic_id=topic_id, durable_offset=durable_offset)
+        known = {"topic_id": self.log.describe(TOPICS.forward(group)).topic_id, "log_lost": False, **fields}
+        status = status_of(node=node, group=group, durable_offset=durable_offset, receipts=receipts, **known)
         self.log.store(TOPICS.status, encode_status(status), None, ())
+
+    def hold(self, node: str, group: str, **fields: Any) -> None:
+        """Broadcast the status of a node that has read the log of a group to its end."""
+        records = self.log.topic(TOPICS.forward(group)).records
+        receipts = b"".join(receipt_of(record.offset, value_digest(record.value)) for record in records)
+        self.broadcast(node, group, records[-1].offset, receipts, **fields)
 
 
 @pytest.fixture
@@ -427,11 +468,10 @@ def single_group(scene: Scene) -> tuple[pa.Table, str]:
 
 
 def test_a_quorum_is_reached_when_enough_live_members_hold_the_rows(scene: Scene) -> None:
-    """The write returns once two members report the offset as durable."""
+    """The write returns once two members report the record as durable."""
     table, group = single_group(scene)
-    with scene.writer(quorum=2, quorum_timeout_ms=20_000) as writer:
-        scene.broadcast("n1", group, 1)
-        threading.Timer(0.05, lambda: scene.broadcast("n2", group, 5)).start()
+    appender = FollowedAppender(scene, {group: ("n1", "n2")}, late=("n2",))
+    with scene.writer(appender=appender, quorum=2, quorum_timeout_ms=20_000) as writer:
         writer.write(table, ["host"])
         assert {group: 1} == writer.newest()
 
@@ -447,9 +487,8 @@ def test_a_write_waits_for_no_group_but_its_own(scene: Scene) -> None:
             grown = next(name for name in NODES if len(scene.log.topic(TOPICS.forward(name)).records) > counts[name])
             groups.setdefault(grown, table)
     (_short, short_rows), (held, held_rows), *_ = groups.items()
-    for node in NODES:
-        scene.broadcast(node, held, 1_000)
-    with scene.writer(quorum=2, quorum_timeout_ms=200) as writer:
+    appender = FollowedAppender(scene, {held: NODES})
+    with scene.writer(appender=appender, quorum=2, quorum_timeout_ms=200) as writer:
         with pytest.raises(QuorumTimeout):
             writer.write(short_rows, ["host"])
         writer.write(held_rows, ["host"])
@@ -458,15 +497,49 @@ def test_a_write_waits_for_no_group_but_its_own(scene: Scene) -> None:
 def test_a_missed_quorum_is_an_unknown_state_that_names_lagging_members(scene: Scene) -> None:
     """One member holds it, one is behind, one has sent no status: the rows are in the log, and the state is unknown."""
     table, group = single_group(scene)
-    scene.broadcast("n1", group, 1)
     scene.broadcast("n2", group, 0)
-    with scene.writer(quorum=2, quorum_timeout_ms=300) as writer, pytest.raises(QuorumTimeout) as raised:
+    appender = FollowedAppender(scene, {group: ("n1",)})
+    writer = scene.writer(appender=appender, quorum=2, quorum_timeout_ms=300)
+    with writer, pytest.raises(QuorumTimeout) as raised:
         writer.write(table, ["host"])
     assert {group: {"n1": "holds it", "n2": "holds up to offset 0 of 1", "n3": "has sent no status"}} == {
         name: dict(sorted(members.items())) for name, members in raised.value.lagging.items()
     }
     assert 1 == raised.value.rows
     assert "1 rows are in the log but were not confirmed by 2 members within 300 ms" in raised.value.message
+
+
+def test_a_log_that_was_cut_gives_no_quorum_by_what_members_had_of_it(scene: Scene) -> None:
+    """Statuses that report the offset of a new record as durable, of the records that were cut off, do not count.
+
+    They look alike before and after the cut: same topic, incarnation and store, a durable offset beyond it.
+    """
+    table, group = single_group(scene)
+    with scene.writer() as writer:
+        for _ in range(9):
+            writer.write(table, ["host"])
+    for node in NODES:
+        scene.hold(node, group)
+    scene.log.truncate(TOPICS.forward(group), 3)
+    with scene.writer(quorum=2, quorum_timeout_ms=300) as writer, pytest.raises(QuorumTimeout) as raised:
+        writer.write(table, ["host"])
+    assert {"holds offset 3, but has not shown that it is the record written there"} == set(
+        raised.value.lagging[group].values()
+    )
+    # The next record there is held by members that have read it.
+    with scene.writer(appender=FollowedAppender(scene, {group: ("n1", "n2")}), quorum=2) as writer:
+        writer.write(table, ["host"])
+
+
+def test_members_out_of_sync_or_without_their_log_are_no_copies(scene: Scene) -> None:
+    """A member that holds the very record and reports that it is not in sync, or that its log is lost, does not count."""
+    table, group = single_group(scene)
+    for state in ({"eligible": False}, {"log_lost": True}):
+        appender = FollowedAppender(scene, {group: NODES}, **state)
+        writer = scene.writer(appender=appender, quorum=2, quorum_timeout_ms=300)
+        with writer, pytest.raises(QuorumTimeout) as raised:
+            writer.write(table, ["host"])
+        assert {"is not in sync"} == set(raised.value.lagging[group].values())
 
 
 def test_a_delete_reaches_every_group(scene: Scene) -> None:

@@ -54,6 +54,20 @@ def test_the_documented_cases(row: list[str]) -> None:
     assert (row[7], row[8]) == (str(decision.role), "yes" if decision.claim else "no")
 
 
+@pytest.mark.parametrize("row", cases(), ids=lambda row: row[0])
+def test_a_decision_has_the_leadership_to_append_under(row: list[str]) -> None:
+    """A leader's own accepted claim; for a claim the next epoch under the own name; else none."""
+    view = view_of(*row[1:7])
+    decision = decide(view)
+    own = (view.node, view.me.incarnation)
+    if decision.role is Role.LEADER:
+        assert decision.leadership == view.leader
+    elif decision.claim:
+        assert decision.leadership == Leadership(view.me.epoch + 1, *own)
+    assert (decision.leadership is not None) == (decision.claim or decision.role is Role.LEADER)
+    assert decision.leadership is None or (decision.leadership.node, decision.leadership.incarnation) == own
+
+
 def test_the_table_is_found() -> None:
     """The document still has its table."""
     assert len(cases()) >= 25

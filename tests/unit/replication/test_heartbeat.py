@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from headrace.consumers.replication.failure_detector import HEARTBEAT_INTERVAL_MS
-from headrace.consumers.replication.heartbeat import REPEAT_S, SentStatuses
+from headrace.consumers.replication.heartbeat import RECEIPTS_REPEATED, REPEAT_S, SentStatuses
+from headrace.schemas.receipts import RECEIPT_BYTES, receipt_of, value_digest
 from tests.unit.statuses import STATUS
 
 ONE = replace(STATUS, group="one")
@@ -36,3 +37,21 @@ def test_a_status_that_was_not_sent_is_still_due() -> None:
     sent.due([ONE, TWO], 0.0)
     sent.forget("one")
     assert [ONE] == sent.due([ONE, TWO], 0.01)
+
+
+def test_a_status_has_the_receipts_that_the_one_before_did_not_have() -> None:
+    """And a few older ones, since the one before may be lost; one that was not sent counts for nothing."""
+    receipts = b"".join(receipt_of(offset, value_digest(b"")) for offset in range(1_000))
+    sent, size = SentStatuses(), RECEIPT_BYTES
+    [first] = sent.due([replace(ONE, receipts=receipts[: 500 * size])], 0.0)
+    assert first.receipts == receipts[: 500 * size]
+    [second] = sent.due([replace(ONE, receipts=receipts[: 700 * size])], 0.01)
+    assert second.receipts == receipts[(500 - RECEIPTS_REPEATED) * size : 700 * size]
+    [repeated] = sent.due([replace(ONE, receipts=receipts[: 700 * size])], 1.0)
+    assert repeated.receipts == receipts[(700 - RECEIPTS_REPEATED) * size : 700 * size]
+    # As many records since that its window no longer has the newest of before.
+    [third] = sent.due([replace(ONE, receipts=receipts[800 * size : 900 * size])], 1.1)
+    assert third.receipts == receipts[800 * size : 900 * size]
+    sent.forget("one")
+    [again] = sent.due([replace(ONE, receipts=receipts[800 * size :])], 1.11)
+    assert again.receipts == receipts[800 * size :]

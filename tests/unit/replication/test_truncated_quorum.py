@@ -1,0 +1,60 @@
+"""A log that lost its end under the same topic id: no write is acknowledged by what members had of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from headrace.consumers.membership.bootstrap import read_slot_table
+from headrace.consumers.membership.schema_log import SchemaLog
+from headrace.consumers.replication.heartbeat import StatusWatch
+from headrace.producers.acks import QuorumTimeout
+from headrace.producers.cluster import Cluster
+from headrace.producers.writer import TableWriter, WriterSettings
+from tests.unit.nodes import Nodes, running_nodes
+
+MEMBERS = 3
+
+
+@pytest.fixture
+def three(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Nodes]:
+    """Three nodes that are ready and trim nothing."""
+    with running_nodes(tmp_path, monkeypatch, ("n1", "n2", "n3"), keep_records=0) as nodes:
+        yield nodes
+
+
+def row(number: int) -> pa.Table:
+    """One row; all of them are of one group."""
+    return pa.table({"pump": ["p1"], "time": pa.array([10**18 + number], pa.int64()), "flow": [float(number)]})
+
+
+def test_a_truncated_log_gives_no_quorum(three: Nodes) -> None:
+    """Twelve writes that all members hold; eight are cut off; then none is confirmed, by an old writer or a new one.
+
+    The members do not know of the cut yet and report offsets beyond it as durable, of the same topic.
+    """
+
+    def writer(timeout_ms: int) -> TableWriter:
+        return TableWriter(cluster, "plant", "pumps", WriterSettings(quorum=MEMBERS, quorum_timeout_ms=timeout_ms))
+
+    tables, watch = SchemaLog(three.log, three.topics), StatusWatch(three.log, three.topics)
+    slot_table = read_slot_table(three.log, three.topics)
+    cluster = Cluster(three.log, three.topics, slot_table, tables, watch, three.log.appender())
+    try:
+        patient, hasty = writer(30_000), writer(500)
+        for number in range(12):
+            patient.write(row(number), ["pump"])
+        [group] = patient.newest()
+        topic = three.topics.forward(group)
+        three.log.truncate(topic, three.log.describe(topic).end - 8)
+        for number in range(3):
+            with pytest.raises(QuorumTimeout):
+                hasty.write(row(1_000 + number), ["pump"])
+        with pytest.raises(QuorumTimeout):
+            writer(500).write(row(2_000), ["pump"])
+    finally:
+        watch.close()
+        tables.close()
