@@ -12,6 +12,7 @@ import duckdb
 import pyarrow as pa
 
 from headrace.consumers.query.query_errors import QueryCancelled, QueryError
+from headrace.consumers.query.table_source import ReadFence
 
 INTERRUPT_AGAIN_S = 0.05
 
@@ -80,6 +81,7 @@ class ResultStream:
         resources: ExitStack,
         timer: QueryTimer,
         translate: Callable[[Exception], QueryError],
+        fence: ReadFence,
         row_limit: int | None,
     ) -> None:
         names = unique_names(reader.schema.names)
@@ -89,21 +91,27 @@ class ResultStream:
         self._resources = resources
         self._timer = timer
         self._translate = translate
+        self._fence = fence
         self._row_limit = row_limit
         self._lock = threading.Lock()
         self._closed = False
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """The rows, in the order of the query. Raises the QueryError that ended it early, if one did."""
+        """The rows, in the order of the query.
+
+        Raises the QueryError that ended it early, if one did, or AnswerStale behind the last batch: only then
+        is it known that the rows were those of a node that serves.
+        """
         while self._row_limit is None or self.rows < self._row_limit:
             batch = self._next()
             if batch is None:
-                return
+                break
             if self._row_limit is not None:
                 batch = batch.slice(0, self._row_limit - self.rows)
             self.rows += batch.num_rows
             if batch.num_rows:
                 yield pa.RecordBatch.from_arrays(batch.columns, schema=self.schema)
+        self._fence.check()
 
     def read_all(self) -> pa.Table:
         """Every row as one table; closes the result."""

@@ -32,7 +32,8 @@ from headrace.consumers.query.guard import Statement
 from headrace.consumers.query.query_errors import QueryError, SegmentUnreadable
 from headrace.consumers.query.result_stream import QueryTimer, ResultStream
 from headrace.consumers.query.table_names import Resolved, TableKey
-from headrace.consumers.query.table_source import GroupScan
+from headrace.consumers.query.table_source import GroupScan, ReadFence
+from headrace.consumers.store import StoreError
 from headrace.schemas.tables import TIME_COLUMN, FieldType, TableSchema
 
 BATCH_ROWS = 32_768
@@ -59,6 +60,7 @@ class Session:
         self,
         database: LockedDatabase,
         resources: ExitStack,
+        fence: ReadFence,
         memory_limit_mb: int,
         timeout_ms: int,
         now_us: int,
@@ -71,6 +73,7 @@ class Session:
         self._on_unreadable = on_unreadable
         self._database = database
         self._resources = resources
+        self._fence = fence
         self._memory_limit_mb = memory_limit_mb
         self._live = itertools.count()
         self.catalog = f"{CATALOG_PREFIX}{next(_numbers)}"
@@ -128,19 +131,32 @@ class Session:
         except (duckdb.Error, pa.ArrowException, OSError) as error:
             raise self.translate(error) from error
         self._resources.callback(reader.close)
-        return ResultStream(reader, self._resources, self.timer, self.translate, row_limit)
+        return ResultStream(reader, self._resources, self.timer, self.translate, self._fence, row_limit)
 
     def translate(self, error: Exception) -> QueryError:
-        """The query error for an error of DuckDB."""
+        """The query error for an error of DuckDB or of a store."""
+        if isinstance(error, StoreError):
+            return self._unreadable(SegmentUnreadable.because(error.message))
         # The next query needs an instance that works; this one fails with the error that it met.
         if is_broken(error):
             self._database.reopen()
         timer = self.timer
         condition = translate(
-            error, timed_out=timer.expired, timeout_ms=timer.timeout_ms, memory_limit_mb=self._memory_limit_mb
+            error,
+            names_segment=self._database.names_segment(str(error)),
+            timed_out=timer.expired,
+            timeout_ms=timer.timeout_ms,
+            memory_limit_mb=self._memory_limit_mb,
         )
-        if isinstance(condition, SegmentUnreadable):
-            self._on_unreadable()
+        return self._unreadable(condition) if isinstance(condition, SegmentUnreadable) else condition
+
+    def _unreadable(self, condition: SegmentUnreadable) -> QueryError:
+        """A segment that cannot be read, unless it is not one of this node's any more."""
+        try:
+            self._fence.check()
+        except QueryError as stale:
+            return stale
+        self._on_unreadable()
         return condition
 
     def _enter_catalog(self, now_us: int) -> None:
