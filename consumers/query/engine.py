@@ -20,7 +20,7 @@ from headrace.consumers.query.database import LockedDatabase
 from headrace.consumers.query.guard import Statement
 from headrace.consumers.query.planner import ScanPlan, plan_scans
 from headrace.consumers.query.query_errors import NotCaughtUp, QueryInvalid, QueryTimeout, TooManyQueries
-from headrace.consumers.query.result_stream import QueryTimer, ResultStream
+from headrace.consumers.query.result_stream import Interrupter, QueryTimer, ResultStream
 from headrace.consumers.query.session import Session, bare_tables, qualified, show_table
 from headrace.consumers.query.settings import QuerySettings
 from headrace.consumers.query.table_names import TableKey, resolve
@@ -71,6 +71,7 @@ class QueryEngine:
         self._permits = threading.BoundedSemaphore(self.settings.queries_max)
         self._lock = threading.Lock()
         self._database = LockedDatabase(directories, self.settings)
+        self._interrupter = Interrupter()
 
     def query(
         self,
@@ -105,6 +106,7 @@ class QueryEngine:
     def close(self) -> None:
         """Refuse new queries; running ones end when their results are closed."""
         self._database.close()
+        self._interrupter.close()
 
     def _take_permit(self) -> ExitStack:
         # Refused, never queued: the client can ask another node at once, and would only wait in a queue.
@@ -143,7 +145,16 @@ class QueryEngine:
         memory_limit_mb = self.settings.memory_limit_mb
         # Before anything is read: an answer must contain all that was confirmed until now.
         fence = self._source.fence()
-        session = Session(self._database, resources, fence, memory_limit_mb, timeout_ms, now_us, self._on_unreadable)
+        session = Session(
+            self._database,
+            resources,
+            fence,
+            self._interrupter,
+            memory_limit_mb,
+            timeout_ms,
+            now_us,
+            self._on_unreadable,
+        )
         if on_start is not None:
             on_start(session.timer.cancel)
         # Checked before the wait: SQL that cannot run is refused at once, not after the offsets have come.

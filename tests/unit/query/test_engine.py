@@ -448,3 +448,36 @@ def test_an_error_of_the_store_is_one_of_the_node(
     with pytest.raises(SegmentUnreadable, match="segment s cannot be read"):
         engine.query("SELECT * FROM iot.readings")
     assert (1, 0) == (reports.count, engine.statistics.running)
+
+
+def test_live_rows_of_several_groups_are_one_table(engine: QueryEngine, source: MemorySource) -> None:
+    """Groups with other tag values, other columns or no rows: each row comes with its own values."""
+    source.live["iot", "readings"] = [
+        readings(START_NS, 2, names=("a", "b")),
+        readings(START_NS, 2, names=("c",)),
+        readings(START_NS, 0),
+        readings(START_NS, 1, names=("d",)).drop_columns(["velocity"]),
+    ]
+    source.segments.clear()
+    sql = "SELECT name, velocity FROM readings ORDER BY name, velocity"
+    assert [("a", 0.0), ("b", 1.0), ("c", 0.0), ("c", 1.0), ("d", None)] == rows(engine, sql)
+
+
+@pytest.mark.parametrize("moment", ["now()", "CURRENT_TIMESTAMP", '"now"()', "get_current_timestamp()", "today()"])
+def test_every_name_of_the_present_is_the_injected_clock(engine: QueryEngine, moment: str) -> None:
+    """However a statement names the time at which it runs."""
+    ((year,),) = rows(engine, f"SELECT max(y) FROM (SELECT year({moment}) AS y FROM iot.readings)")
+    assert 2023 == year
+
+
+def test_one_thread_interrupts_the_queries_of_an_engine(engine: QueryEngine) -> None:
+    """A query with little time is ended beside one with much, and the thread ends with the engine."""
+    timers = [thread for thread in threading.enumerate() if thread.name == "query-timer"]
+    with engine.query(LONG):
+        for _ in range(3):
+            with pytest.raises(QueryTimeout):
+                engine.query(ENDLESS, timeout_ms=50)
+    (timer,) = [thread for thread in threading.enumerate() if thread.name == "query-timer" and thread not in timers]
+    engine.close()
+    timer.join(20)
+    assert not timer.is_alive()
