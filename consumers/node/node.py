@@ -185,7 +185,7 @@ class Node:
             groups, self.identity, self.readiness, self.leader_tasks, self.supervisor, self.snapshots
         )
         self._snapshot_expiry = PeriodicTask("snapshot-expiry", SNAPSHOT_EXPIRY_INTERVAL_S, self.snapshots.expire)
-        source = LocalSource(lambda: list(groups.values()), self.schema_log.catalogue)
+        source = LocalSource(groups, self.schema_log.catalogue, self.readiness)
         directories = [group.store.segments_directory for group in groups.values()]
         self.engine = QueryEngine(source, directories, settings.query, on_unreadable=self.scrubber.scrub_now)
 

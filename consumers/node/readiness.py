@@ -126,6 +126,15 @@ class Readiness:
         ]
         return not reasons, reasons
 
+    @property
+    def fencings(self) -> int:
+        """How often this node was fenced, see `Heartbeat`."""
+        return self._heartbeat.fencings
+
+    def durable_offset(self, topic: str) -> int:
+        """The log offset up to which this node has confirmed the records of a forward topic as durable."""
+        return self._log_consumer.durable_offset(topic)
+
     def view(self, topic: str, steady_ms: int) -> GroupView:
         """What this node knows of a group, for the role decision."""
         group, detector = self._groups[topic], self._heartbeat.detector

@@ -33,7 +33,6 @@ CATALOG_PREFIX = "__q"
 LINE_LENGTH_MAX = 400
 _CATALOG = re.compile(rf'"?{CATALOG_PREFIX}\d+"?\.')
 _HINT = re.compile(r"^\s*(Did you mean .*|Candidate bindings: .*)$", re.MULTILINE)
-_SEGMENT = re.compile(r"\S+\.parquet")
 
 
 class LockedDatabase:
@@ -59,6 +58,11 @@ class LockedDatabase:
         with self._lock:
             if self._database is not None:
                 self._database = fresh
+
+    def names_segment(self, text: str) -> bool:
+        """Whether a text names a file that queries may read."""
+        # By the whole path: SQL may hold any text that only looks like one.
+        return any(f"{directory}/" in text for directory in self._directories)
 
     def close(self) -> None:
         """Refuse new connections. Running queries continue until their results are closed."""
@@ -89,8 +93,10 @@ def is_broken(error: Exception) -> bool:
     return isinstance(error, duckdb.FatalException | duckdb.InternalException)
 
 
-def translate(error: Exception, *, timed_out: bool, timeout_ms: int, memory_limit_mb: int) -> QueryError:
-    """The query error for an error of DuckDB."""
+def translate(
+    error: Exception, *, names_segment: bool, timed_out: bool, timeout_ms: int, memory_limit_mb: int
+) -> QueryError:
+    """The query error for an error of DuckDB; `names_segment`: its text names a file of this node."""
     # An error while batches are read arrives through Arrow as an OSError or ArrowException that holds the text
     # of DuckDB. So the text decides as well as the class.
     text = str(error)
@@ -101,11 +107,8 @@ def translate(error: Exception, *, timed_out: bool, timeout_ms: int, memory_limi
             f"the query needs more than the {memory_limit_mb} MB that queries may use here",
             action="narrow the time range or the columns, or aggregate before sorting and joining",
         )
-    segment = _SEGMENT.search(text)
-    if isinstance(error, duckdb.IOException) or (segment and not isinstance(error, duckdb.PermissionException)):
-        return SegmentUnreadable(
-            f"a segment cannot be read: {_line(text)}", action="run headrace verify; this node may have to recover"
-        )
+    if isinstance(error, duckdb.IOException) or (names_segment and not isinstance(error, duckdb.PermissionException)):
+        return SegmentUnreadable.because(_line(text))
     if isinstance(error, duckdb.PermissionException):
         return FunctionRefused("queries read tables only, not files", action="SHOW TABLES lists what there is")
     # Neither the message nor the hint may show the catalog, which no user has named.

@@ -20,11 +20,12 @@ from headrace.consumers.query.database import LockedDatabase
 from headrace.consumers.query.guard import Statement
 from headrace.consumers.query.planner import ScanPlan, plan_scans
 from headrace.consumers.query.query_errors import NotCaughtUp, QueryInvalid, QueryTimeout, TooManyQueries
-from headrace.consumers.query.result_stream import QueryTimer, ResultStream
+from headrace.consumers.query.result_stream import Interrupter, QueryTimer, ResultStream
 from headrace.consumers.query.session import Session, bare_tables, qualified, show_table
 from headrace.consumers.query.settings import QuerySettings
 from headrace.consumers.query.table_names import TableKey, resolve
 from headrace.consumers.query.table_source import GroupScan, TableSource
+from headrace.consumers.store import StoreError
 from headrace.schemas.tables import TableSchema
 
 RETRY_AFTER_S = 1
@@ -70,6 +71,7 @@ class QueryEngine:
         self._permits = threading.BoundedSemaphore(self.settings.queries_max)
         self._lock = threading.Lock()
         self._database = LockedDatabase(directories, self.settings)
+        self._interrupter = Interrupter()
 
     def query(
         self,
@@ -104,6 +106,7 @@ class QueryEngine:
     def close(self) -> None:
         """Refuse new queries; running ones end when their results are closed."""
         self._database.close()
+        self._interrupter.close()
 
     def _take_permit(self) -> ExitStack:
         # Refused, never queued: the client can ask another node at once, and would only wait in a queue.
@@ -140,12 +143,23 @@ class QueryEngine:
         timeout_ms = min(timeout_ms or self.settings.timeout_ms, self.settings.timeout_ms)
         now_us = self._clock_ns() // 1_000
         memory_limit_mb = self.settings.memory_limit_mb
-        session = Session(self._database, resources, memory_limit_mb, timeout_ms, now_us, self._on_unreadable)
+        # Before anything is read: an answer must contain all that was confirmed until now.
+        fence = self._source.fence()
+        session = Session(
+            self._database,
+            resources,
+            fence,
+            self._interrupter,
+            memory_limit_mb,
+            timeout_ms,
+            now_us,
+            self._on_unreadable,
+        )
         if on_start is not None:
             on_start(session.timer.cancel)
         # Checked before the wait: SQL that cannot run is refused at once, not after the offsets have come.
         statement = session.check(sql)
-        self._wait_for(after, session.timer)
+        self._wait_for(_newest(after, fence.confirmed), session.timer)
         if statement.show:
             session.register(
                 "__shown", show_table(statement, {(item.database, item.table): item for item in self.tables()})
@@ -190,7 +204,10 @@ class QueryEngine:
         bare: frozenset[TableKey],
     ) -> None:
         for key, plan in plans.items():
-            scans = [] if plan.empty else self._scan(resources, schemas[key], plan)
+            try:
+                scans = [] if plan.empty else self._scan(resources, schemas[key], plan)
+            except StoreError as error:
+                raise session.translate(error) from error
             if session.timer.expired:
                 raise QueryTimeout.after(session.timer.timeout_ms)
             session.create_view(schemas[key], plan.columns, scans, bare=key in bare)
@@ -213,3 +230,8 @@ class QueryEngine:
         for scan in scans:
             resources.push(scan)
         return scans
+
+
+def _newest(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
+    """The higher offset of each group that one of two mappings names."""
+    return {group: max(one.get(group, -1), other.get(group, -1)) for group in one.keys() | other.keys()}

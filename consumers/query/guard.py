@@ -45,6 +45,8 @@ HARMLESS = frozenset({"pg_typeof", "pg_size_pretty"})
 # DuckDB gives a table reference without a position in the SQL the largest 64-bit number.
 _NO_POSITION = 2**63
 _COMMENTS = r"(?:\s|--[^\n]*\n|/\*.*?\*/)*"
+# Of more names than there are functions of the time: a column `renowned` costs a millisecond, and no more.
+_PRESENT = re.compile("now|current|today|localtime|transaction_timestamp", re.IGNORECASE)
 _BRACKETS = re.compile(r"[()\[\]{}]")
 _QUOTED = re.compile(
     r"[eE]'(?:[^'\\]|\\.|'')*'|'(?:[^']|'')*'|\"(?:[^\"]|\"\")*\"|--[^\n]*|/\*.*?\*/|\$(\w*)\$.*?\$\1\$", re.DOTALL
@@ -66,7 +68,7 @@ class Statement:
 
     `sql` is the statement without its EXPLAIN, and `explain` is "" or the prefix to put back. `show` is
     "tables" or "databases" for a statement that the engine answers itself, else "". `verb` is DESCRIBE,
-    SUMMARIZE or "".
+    SUMMARIZE or "". `names_now`: it may depend on the time at which it runs.
     """
 
     sql: str
@@ -74,6 +76,7 @@ class Statement:
     show: str = ""
     show_database: str | None = None
     verb: str = ""
+    names_now: bool = False
     tables: tuple[TableName, ...] = ()
     cte_names: frozenset[str] = frozenset()
 
@@ -165,12 +168,14 @@ def _statement(sql: str, explain: str, node: Mapping[str, Any]) -> Statement:
         verb = "DESCRIBE" if top["show_type"] == "DESCRIBE" else "SUMMARIZE"
     tables: list[TableName] = []
     cte_names: set[str] = set()
+    names_now = False
     for item in _nodes(node):
+        names_now = names_now or _names_now(item)
         _check_node(item, tables)
         cte_names.update(entry["key"].lower() for entry in (item.get("cte_map") or {}).get("map", ()))
         if "ctename" in item or "cte_name" in item:
             cte_names.add(str(item.get("ctename") or item.get("cte_name")).lower())
-    return Statement(sql, explain, verb=verb, tables=tuple(tables), cte_names=frozenset(cte_names))
+    return Statement(sql, explain, verb=verb, names_now=names_now, tables=tuple(tables), cte_names=frozenset(cte_names))
 
 
 def _show(sql: str, explain: str, reference: Mapping[str, Any]) -> Statement | None:
@@ -198,6 +203,12 @@ def _nodes(root: Any) -> Iterator[Mapping[str, Any]]:
             stack.extend(item.values())
         elif isinstance(item, list):
             stack.extend(item)
+
+
+def _names_now(item: Mapping[str, Any]) -> bool:
+    """Whether a node names the present in any way: as a function, or as a column that DuckDB turns into one."""
+    texts = [text for value in item.values() for text in (value if isinstance(value, list) else [value])]
+    return any(isinstance(text, str) and _PRESENT.search(text) for text in texts)
 
 
 def _check_node(item: Mapping[str, Any], tables: list[TableName]) -> None:

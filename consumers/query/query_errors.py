@@ -6,6 +6,8 @@ Class names are the `kind` of HTTP answers, so they are part of the protocol bet
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from headrace.schemas.errors import HeadraceError
 
 
@@ -59,9 +61,40 @@ class TooManyQueries(QueryError):
     """As many queries run as the node allows at a time."""
 
 
+class NotReady(QueryError):
+    """The node does not serve now: it is starting, behind, cut off, or holds data that it does not trust."""
+
+    @classmethod
+    def because(cls, reasons: Iterable[str]) -> NotReady:
+        """The error of a node that is not ready for these reasons."""
+        return cls(
+            f"this node is not ready: {'; '.join(reasons)}",
+            action="retry, or ask another node; /health/ready says when",
+            retriable=True,
+        )
+
+
+class AnswerStale(QueryError):
+    """The node stopped serving while the query ran, or replaced the data that it read: the rows may be outdated."""
+
+    @classmethod
+    def because(cls, reason: str) -> AnswerStale:
+        """The error of a query during which the node stopped serving for a reason."""
+        return cls(
+            f"this node stopped serving while the query ran: {reason}",
+            action="retry, or ask another node",
+            retriable=True,
+        )
+
+
 class NotCaughtUp(QueryError):
     """The node has not applied its logs up to the offsets that the query must see."""
 
 
 class SegmentUnreadable(QueryError):
     """A segment file of this node cannot be read: the fault is the node's, not the SQL's."""
+
+    @classmethod
+    def because(cls, reason: str) -> SegmentUnreadable:
+        """The error of a query that met a file, or the index of one, that cannot be read."""
+        return cls(f"a segment cannot be read: {reason}", action="run headrace verify; this node may have to recover")

@@ -12,22 +12,23 @@ import duckdb
 import pyarrow as pa
 
 from headrace.consumers.query.query_errors import QueryCancelled, QueryError
+from headrace.consumers.query.table_source import ReadFence
 
 INTERRUPT_AGAIN_S = 0.05
+IDLE_WAIT_S = 60.0
 
 
 class QueryTimer:
     """Interrupts a connection when the time of its query is over, or when the query is cancelled."""
 
-    def __init__(self, interrupt: Callable[[], None], timeout_ms: int) -> None:
+    def __init__(self, interrupter: Interrupter, interrupt: Callable[[], None], timeout_ms: int) -> None:
+        """Begins; `finish` ends it."""
         self.timeout_ms = timeout_ms
-        self._interrupt = interrupt
-        self._ends_s = time.monotonic() + timeout_ms / 1000
-        self._finished = threading.Event()
+        self.ends_s = time.monotonic() + timeout_ms / 1000
+        self.interrupt = interrupt
+        self._interrupter = interrupter
         self._cancelled = threading.Event()
-        self._wake = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="query-timer", daemon=True)
-        self._thread.start()
+        interrupter.watch(self)
 
     @property
     def expired(self) -> bool:
@@ -37,7 +38,7 @@ class QueryTimer:
     @property
     def left_s(self) -> float:
         """Seconds left, 0 at least."""
-        return max(0.0, self._ends_s - time.monotonic())
+        return max(0.0, self.ends_s - time.monotonic())
 
     @property
     def cancelled(self) -> bool:
@@ -47,23 +48,77 @@ class QueryTimer:
     def cancel(self) -> None:
         """End the query at its next interrupt; any thread."""
         self._cancelled.set()
-        self._wake.set()
+        self._interrupter.hurry()
 
     def finish(self) -> None:
         """Stop. No interrupt happens after this returns."""
         # The statements that detach the catalog come next, and a late interrupt would end those.
-        self._finished.set()
-        self._wake.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        self._wake.wait(self.left_s)
-        # DuckDB loses an interrupt between two statements of a query, so it is repeated until `finish`.
-        while not self._finished.wait(INTERRUPT_AGAIN_S if self.cancelled or self.expired else self.left_s):
-            self._interrupt()
+        self._interrupter.forget(self)
 
     def __repr__(self) -> str:
         return f"QueryTimer({self.left_s:.3f} s left of {self.timeout_ms} ms)"
+
+
+class Interrupter:
+    """The thread that interrupts the queries of an engine whose time is over. It starts with the first query."""
+
+    # One thread for all: to start and to join one takes part of a millisecond of every query, and far more
+    # while other threads compute.
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._timers: set[QueryTimer] = set()
+        self._thread: threading.Thread | None = None
+        self._wakes_s = 0.0
+        self._closed = False
+
+    def watch(self, timer: QueryTimer) -> None:
+        """Interrupt the query of a timer from the end of its time on, until `forget`."""
+        with self._changed:
+            self._timers.add(timer)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="query-timer", daemon=True)
+                self._thread.start()
+            elif timer.ends_s < self._wakes_s:
+                self._changed.notify()
+
+    def hurry(self) -> None:
+        """Look at the timers now: one was cancelled."""
+        with self._changed:
+            self._changed.notify()
+
+    def forget(self, timer: QueryTimer) -> None:
+        """Interrupt a query no more."""
+        with self._changed:
+            self._timers.discard(timer)
+            if self._closed:
+                self._changed.notify()
+
+    def close(self) -> None:
+        """End the thread once every timer is forgotten."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+
+    def _run(self) -> None:
+        with self._changed:
+            while self._timers or not self._closed:
+                wait_s = self._interrupt_due()
+                self._wakes_s = time.monotonic() + wait_s
+                self._changed.wait(wait_s)
+            self._thread = None
+
+    def _interrupt_due(self) -> float:
+        """Interrupt every query whose time is over; the seconds until it must be done again."""
+        # Under the lock, so that no query is interrupted behind its `finish`. In a function of its own: the
+        # thread must not keep the connection of a query that has ended while it waits.
+        due = [timer for timer in self._timers if timer.cancelled or timer.expired]
+        for timer in due:
+            timer.interrupt()
+        # DuckDB loses an interrupt between two statements of a query, so it is repeated.
+        if due:
+            return INTERRUPT_AGAIN_S
+        return min((timer.left_s for timer in self._timers), default=IDLE_WAIT_S)
 
 
 class ResultStream:
@@ -80,6 +135,7 @@ class ResultStream:
         resources: ExitStack,
         timer: QueryTimer,
         translate: Callable[[Exception], QueryError],
+        fence: ReadFence,
         row_limit: int | None,
     ) -> None:
         names = unique_names(reader.schema.names)
@@ -89,21 +145,27 @@ class ResultStream:
         self._resources = resources
         self._timer = timer
         self._translate = translate
+        self._fence = fence
         self._row_limit = row_limit
         self._lock = threading.Lock()
         self._closed = False
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """The rows, in the order of the query. Raises the QueryError that ended it early, if one did."""
+        """The rows, in the order of the query.
+
+        Raises the QueryError that ended it early, if one did, or AnswerStale behind the last batch: only then
+        is it known that the rows were those of a node that serves.
+        """
         while self._row_limit is None or self.rows < self._row_limit:
             batch = self._next()
             if batch is None:
-                return
+                break
             if self._row_limit is not None:
                 batch = batch.slice(0, self._row_limit - self.rows)
             self.rows += batch.num_rows
             if batch.num_rows:
                 yield pa.RecordBatch.from_arrays(batch.columns, schema=self.schema)
+        self._fence.check()
 
     def read_all(self) -> pa.Table:
         """Every row as one table; closes the result."""

@@ -30,9 +30,10 @@ from headrace.consumers.query.database import (
 )
 from headrace.consumers.query.guard import Statement
 from headrace.consumers.query.query_errors import QueryError, SegmentUnreadable
-from headrace.consumers.query.result_stream import QueryTimer, ResultStream
+from headrace.consumers.query.result_stream import Interrupter, QueryTimer, ResultStream
 from headrace.consumers.query.table_names import Resolved, TableKey
-from headrace.consumers.query.table_source import GroupScan
+from headrace.consumers.query.table_source import GroupScan, ReadFence
+from headrace.consumers.store import StoreError
 from headrace.schemas.tables import TIME_COLUMN, FieldType, TableSchema
 
 BATCH_ROWS = 32_768
@@ -59,6 +60,8 @@ class Session:
         self,
         database: LockedDatabase,
         resources: ExitStack,
+        fence: ReadFence,
+        interrupter: Interrupter,
         memory_limit_mb: int,
         timeout_ms: int,
         now_us: int,
@@ -71,21 +74,27 @@ class Session:
         self._on_unreadable = on_unreadable
         self._database = database
         self._resources = resources
+        self._fence = fence
         self._memory_limit_mb = memory_limit_mb
         self._live = itertools.count()
         self.catalog = f"{CATALOG_PREFIX}{next(_numbers)}"
         self._connection = database.connect()
         resources.callback(self._connection.close)
-        self._enter_catalog(now_us)
-        self.timer = QueryTimer(self._connection.interrupt, timeout_ms)
+        self._now_us = now_us
+        self._enter_catalog()
+        self.timer = QueryTimer(interrupter, self._connection.interrupt, timeout_ms)
         resources.callback(self.timer.finish)
 
     def check(self, sql: str) -> Statement:
         """The statement in `sql`, if it may run (see `guard`)."""
         try:
-            return guard.check(sql, partial(statement_kinds, self._connection), partial(syntax_tree, self._connection))
+            kinds, tree = partial(statement_kinds, self._connection), partial(syntax_tree, self._connection)
+            statement = guard.check(sql, kinds, tree)
+            if statement.names_now:
+                self._fix_now()
         except duckdb.Error as error:
             raise self.translate(error) from error
+        return statement
 
     def constant(self, expression: str) -> int | None:
         """The value of a constant expression as an integer, None when it has none."""
@@ -104,20 +113,24 @@ class Session:
     ) -> None:
         """Create or replace the view of a table over scans; `bare` makes its name without a database enough."""
         live: list[tuple[str, pa.Schema]] = []
-        for scan in scans:
-            if scan.table.num_rows:
-                name = f"__live_{next(self._live)}"
-                self.register(name, live_table(scan.table))
-                live.append((name, scan.table.schema))
+        for table in joined([scan.table for scan in scans if scan.table.num_rows]):
+            name = f"__live_{next(self._live)}"
+            self.register(name, live_table(table))
+            live.append((name, table.schema))
         # Resolved, because DuckDB compares paths as text with the directories that it may read.
         query = view_query(schema, columns, [path.resolve() for scan in scans for path in scan.files], live)
-        sql_schemas = {schema.database, BARE_NAMES} if bare else {schema.database}
+        names = {schema.database, BARE_NAMES} if bare else {schema.database}
+        # One call: each would be a transaction of its own, and wait for the interpreter's lock.
+        statements = [
+            statement
+            for name in sorted(names)
+            for statement in (
+                f"CREATE SCHEMA IF NOT EXISTS {self.catalog}.{quoted(name)}",
+                f"CREATE OR REPLACE VIEW {self.catalog}.{quoted(name)}.{quoted(schema.table)} AS {query}",
+            )
+        ]
         try:
-            for name in sorted(sql_schemas):
-                self._connection.execute(f"CREATE SCHEMA IF NOT EXISTS {self.catalog}.{quoted(name)}")
-                self._connection.execute(
-                    f"CREATE OR REPLACE VIEW {self.catalog}.{quoted(name)}.{quoted(schema.table)} AS {query}"
-                )
+            self._connection.execute("; ".join(statements))
         except duckdb.Error as error:
             raise self.translate(error) from error
 
@@ -128,32 +141,48 @@ class Session:
         except (duckdb.Error, pa.ArrowException, OSError) as error:
             raise self.translate(error) from error
         self._resources.callback(reader.close)
-        return ResultStream(reader, self._resources, self.timer, self.translate, row_limit)
+        return ResultStream(reader, self._resources, self.timer, self.translate, self._fence, row_limit)
 
     def translate(self, error: Exception) -> QueryError:
-        """The query error for an error of DuckDB."""
+        """The query error for an error of DuckDB or of a store."""
+        if isinstance(error, StoreError):
+            return self._unreadable(SegmentUnreadable.because(error.message))
         # The next query needs an instance that works; this one fails with the error that it met.
         if is_broken(error):
             self._database.reopen()
         timer = self.timer
         condition = translate(
-            error, timed_out=timer.expired, timeout_ms=timer.timeout_ms, memory_limit_mb=self._memory_limit_mb
+            error,
+            names_segment=self._database.names_segment(str(error)),
+            timed_out=timer.expired,
+            timeout_ms=timer.timeout_ms,
+            memory_limit_mb=self._memory_limit_mb,
         )
-        if isinstance(condition, SegmentUnreadable):
-            self._on_unreadable()
+        return self._unreadable(condition) if isinstance(condition, SegmentUnreadable) else condition
+
+    def _unreadable(self, condition: SegmentUnreadable) -> QueryError:
+        """A segment that cannot be read, unless it is not one of this node's any more."""
+        try:
+            self._fence.check()
+        except QueryError as stale:
+            return stale
+        self._on_unreadable()
         return condition
 
-    def _enter_catalog(self, now_us: int) -> None:
-        # One value of `now()` for planner and run: under `time < now()` a planner that looked at the clock a
-        # moment earlier would leave out rows that the run still wants.
-        now = f"make_timestamp({now_us})"
-        self._connection.execute(f"ATTACH ':memory:' AS {self.catalog}")
+    def _enter_catalog(self) -> None:
+        self._connection.execute(f"ATTACH ':memory:' AS {self.catalog}; USE {self.catalog}")
         # A catalog cannot be detached while it is the current one.
         self._resources.callback(self._connection.execute, f"USE {HOME_CATALOG}.main; DETACH {self.catalog}")
+
+    def _fix_now(self) -> None:
+        """One value of `now()` for planner and run."""
+        # Under `time < now()` a planner that looked at the clock a moment earlier would leave out rows that
+        # the run still wants. Not for every statement: the macros take as long as a small query.
+        now = f"make_timestamp({self._now_us})"
         moments = ("now", "get_current_timestamp", "transaction_timestamp", "current_localtimestamp")
         macros = [f"CREATE MACRO {name}() AS {now}" for name in moments]
         macros += [f"CREATE MACRO {name}() AS CAST({now} AS DATE)" for name in ("current_date", "today")]
-        self._connection.execute("; ".join([f"USE {self.catalog}", *macros]))
+        self._connection.execute("; ".join(macros))
 
 
 def qualified(statement: Statement, catalog: str) -> str:
@@ -220,6 +249,15 @@ def view_query(
     parts = [_from_files(types, files)] if files else []
     parts += [_from_live(types, frozenset(schema.tags), name, frozenset(arrow.names)) for name, arrow in live]
     return " UNION ALL ".join(parts) if parts else _empty(types)
+
+
+def joined(tables: Sequence[pa.Table]) -> list[pa.Table]:
+    """The rows of several groups as few tables, one for each Arrow schema among them, without a copy."""
+    # Each table of a view costs DuckDB a plan of its own, which takes longer than to read a small one.
+    by_schema: dict[pa.Schema, list[pa.Table]] = {}
+    for table in tables:
+        by_schema.setdefault(table.schema, []).append(table)
+    return [pa.concat_tables(alike) for alike in by_schema.values()]
 
 
 def live_table(table: pa.Table) -> pa.Table:

@@ -5,7 +5,7 @@ A coordinator of distributed queries will be another TableSource over the same e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
 from pathlib import Path
 from typing import Any, Protocol
@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from headrace.connectors.deadline import Deadline
+from headrace.consumers.query.query_errors import AnswerStale, NotReady
 from headrace.consumers.replication.group import Group
 from headrace.consumers.store import TableUnknown
 from headrace.schemas.tables import Catalogue, TableSchema
@@ -37,8 +38,25 @@ class GroupScan(AbstractContextManager[Any], Protocol):
         ...
 
 
+class ReadFence(Protocol):
+    """What an answer depends on from the moment of `TableSource.fence` to its last row."""
+
+    @property
+    def confirmed(self) -> Mapping[str, int]:
+        """By group, the newest log offset that the node had confirmed to anybody: an answer contains it."""
+        ...
+
+    def check(self) -> None:
+        """Raises AnswerStale unless the source has served the same data without a break."""
+        ...
+
+
 class TableSource(Protocol):
     """Tables that can be scanned. Every method may be called from several threads at once."""
+
+    def fence(self) -> ReadFence:
+        """Taken before anything else is read. Raises NotReady while the source does not serve."""
+        ...
 
     def tables(self) -> Sequence[tuple[str, str]]:
         """Every (database, table) of the source."""
@@ -69,15 +87,64 @@ class TableSource(Protocol):
         ...
 
 
+class ServingState(Protocol):
+    """Whether a node serves; see `consumers.node.readiness`."""
+
+    @property
+    def fencings(self) -> int:
+        """How often the node was fenced; see `consumers.replication.heartbeat`."""
+        ...
+
+    def ready(self) -> tuple[bool, Sequence[str]]:
+        """Whether every group serves, and the reasons why not."""
+        ...
+
+    def durable_offset(self, topic: str) -> int:
+        """The offset up to which the records of a forward topic are confirmed as durable."""
+        ...
+
+
+class LocalFence:
+    """The ReadFence of one query at this node."""
+
+    def __init__(self, groups: Mapping[str, Group], state: ServingState) -> None:
+        """Raises NotReady."""
+        # Before the check: a node that is fenced and back between the two has another number at the end.
+        self._fencings = state.fencings
+        self._state = state
+        self._groups = groups
+        self._began_with = dict(groups)
+        self.confirmed = {group.name: state.durable_offset(topic) for topic, group in self._began_with.items()}
+        serves, reasons = state.ready()
+        if not serves:
+            raise NotReady.because(reasons)
+
+    def check(self) -> None:
+        """See ReadFence."""
+        serves, reasons = self._state.ready()
+        # A process that was stopped and is back may have read its heartbeat again before it came here.
+        if not serves or self._state.fencings != self._fencings:
+            raise AnswerStale.because("; ".join(reasons) or "it was stopped, or cut off from Kafka, for a moment")
+        for topic, group in self._began_with.items():
+            if self._groups[topic] is not group:
+                raise AnswerStale.because(f"group {group.name} recovered, its files were replaced")
+
+
 class LocalSource:
     """The tables of this node: the stores of its groups as one TableSource.
 
     Today every node is a member of every group, so this one has every row.
     """
 
-    def __init__(self, groups: Callable[[], Sequence[Group]], catalogue: Catalogue) -> None:
+    def __init__(self, groups: Mapping[str, Group], catalogue: Catalogue, state: ServingState) -> None:
+        """`groups` by forward topic; a group that recovers is replaced there."""
         self._groups = groups
         self._catalogue = catalogue
+        self._state = state
+
+    def fence(self) -> ReadFence:
+        """See TableSource."""
+        return LocalFence(self._groups, self._state)
 
     def tables(self) -> Sequence[tuple[str, str]]:
         """See TableSource: every table of the schema log, also one without rows."""
@@ -100,7 +167,7 @@ class LocalSource:
         """See TableSource."""
         scans: list[GroupScan] = []
         with ExitStack() as opened:
-            for group in self._groups():
+            for group in list(self._groups.values()):
                 # Rows are routed by series, so a group that got no series of a table does not know it.
                 with suppress(TableUnknown):
                     scan = group.store.scan(
@@ -114,7 +181,7 @@ class LocalSource:
     def wait_for(self, offsets: Mapping[str, int], timeout_s: float) -> bool:
         """See TableSource. Groups of other nodes are left out."""
         deadline = Deadline(timeout_s)
-        by_name = {group.name: group for group in self._groups()}
+        by_name = {group.name: group for group in list(self._groups.values())}
         return all(
             by_name[name].wait_for_offset(offset, deadline.left_s())
             for name, offset in offsets.items()

@@ -178,6 +178,7 @@ class Heartbeat:
         self._stopping = threading.Event()
         self._changed = threading.Event()
         self._read_back_ns = 0
+        self._fencings = 0
         self._threads = [
             threading.Thread(target=self._send, name="heartbeat-send", daemon=True),
             threading.Thread(target=self._receive, name="heartbeat-receive", daemon=True),
@@ -216,6 +217,15 @@ class Heartbeat:
         # Computed at each call, not by a thread: in a process that resumes after SIGSTOP an HTTP thread may
         # run first.
         return self._clock.boot_ns() - self._read_back_ns >= OFFLINE_MS * 1_000_000
+
+    @property
+    def fencings(self) -> int:
+        """How often this node was fenced, counted when it stops being so.
+
+        Read before `fenced` at the beginning of some work and behind it at the end, an equal number shows that
+        the node was not fenced in between.
+        """
+        return self._fencings
 
     def _send(self) -> None:
         try:
@@ -281,4 +291,6 @@ class Heartbeat:
             # Statuses of an earlier run of this node prove nothing about this one, so the incarnation must
             # match.
             if status.node == self.node and status.incarnation == self.incarnation:
+                # The count first: who finds the node not fenced any more must find it raised.
+                self._fencings += self.fenced
                 self._read_back_ns = max(self._read_back_ns, status.sent_boot_ns)

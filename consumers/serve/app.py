@@ -91,12 +91,7 @@ class _Surface:
         return _json([_table(schema) for schema in await asyncio.to_thread(self._node.engine.tables)])
 
     async def query(self, request: Request) -> Response:
-        query = await query_request(request)
-        is_ready, reasons = await asyncio.to_thread(self._node.ready)
-        if not is_ready:
-            action = "retry, or ask another node; /health/ready says when"
-            return _error(503, "NotReady", f"this node is not ready: {'; '.join(reasons)}", action, retriable=True)
-        return await self._queries.respond(request, query)
+        return await self._queries.respond(request, await query_request(request))
 
     def _status(self) -> dict[str, Any]:
         engine = self._node.engine

@@ -24,6 +24,8 @@ from headrace.schemas.errors import HeadraceError
 DISCONNECT_CHECK_S = 0.25
 SPARE_THREADS = 2
 BODY_BYTES_MAX = 1024 * 1024
+WHOLE_BYTES_MAX = 64 * 1024
+"""An answer of up to so many bytes is encoded to its end before its first byte is sent."""
 FORMAT_DEFAULT = "json"
 DIGITS_MAX = 18
 _log = structlog.get_logger(__name__)
@@ -68,11 +70,12 @@ class _Cancellation:
 
 
 class _StartedQuery(NamedTuple):
-    """A query whose first rows are there: its first chunk as bytes, and the chunks to come."""
+    """A query whose first rows are there: the bytes so far, the chunks to come, and whether there are none."""
 
     result: ResultStream
     first: bytes
     chunks: Iterator[bytes]
+    complete: bool
 
 
 class _CutOnError(StreamingResponse):
@@ -95,8 +98,8 @@ class QueryService:
     async def respond(self, request: Request, query: QueryRequest) -> Response:
         """The response to a query. A client that disconnects cancels its query.
 
-        Errors before the first rows are raised. Later ones cut the connection, so that no client takes a part
-        of the result for all of it.
+        Errors of an answer of up to WHOLE_BYTES_MAX, and those before that much of a larger one is there, are
+        raised. Later ones cut the connection, so that no client takes a part of the result for all of it.
         """
         cancellation = _Cancellation()
         started = asyncio.wrap_future(self._threads.submit(_start, self._engine, query, cancellation))
@@ -109,7 +112,11 @@ class QueryService:
             cancellation.request()
             started.add_done_callback(_close_unwanted)
             raise
-        return _CutOnError(self._stream(started.result()), media_type=MEDIA_TYPES[query.format])
+        answer = started.result()
+        if answer.complete:
+            self._threads.submit(answer.result.close)
+            return Response(answer.first, media_type=MEDIA_TYPES[query.format])
+        return _CutOnError(self._stream(answer), media_type=MEDIA_TYPES[query.format])
 
     async def _stream(self, query: _StartedQuery) -> AsyncIterator[bytes]:
         loop = asyncio.get_running_loop()
@@ -134,12 +141,25 @@ def _start(engine: QueryEngine, query: QueryRequest, cancellation: _Cancellation
         on_start=cancellation.started,
     )
     try:
-        # The first chunk is encoded before the response begins: an error up to here still has its status.
         chunks = encode(query.format, result.schema, result.batches())
-        return _StartedQuery(result, next(chunks, b""), chunks)
+        return _StartedQuery(result, *_beginning(chunks))
     except BaseException:
         result.close()
         raise
+
+
+def _beginning(chunks: Iterator[bytes]) -> tuple[bytes, Iterator[bytes], bool]:
+    """The first bytes of an answer, the chunks behind them, and whether there are none."""
+    # Encoded before the response begins: an error up to here still has its status, above all that of a node
+    # which finds at the end of a query that it must not answer.
+    parts: list[bytes] = []
+    size = 0
+    for chunk in chunks:
+        parts.append(chunk)
+        size += len(chunk)
+        if size > WHOLE_BYTES_MAX:
+            return b"".join(parts), chunks, False
+    return b"".join(parts), chunks, True
 
 
 def _close_unwanted(started: asyncio.Future[_StartedQuery]) -> None:
@@ -230,7 +250,9 @@ def http_status(error: HeadraceError) -> int:
 
 _STATUSES = {
     "QueryTimeout": 504,
+    "NotReady": 503,
     "NotCaughtUp": 503,
+    "AnswerStale": 503,
     "TooManyQueries": 503,
     "SegmentUnreadable": 500,
     "QueryError": 503,

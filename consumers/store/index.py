@@ -123,15 +123,14 @@ class Index:
 
         Raises StoreDamaged if there are none.
         """
-        data = self._family("series").get(name.encode())
+        data = self._read("series", name.encode())
         if data is None:
             raise StoreDamaged(f"index {self.directory} has no series of segment {name}")
         return Runs.from_bytes(data)
 
     def last(self, key: BucketKey) -> bytes | None:
         """The last rows of one bucket."""
-        found: bytes | None = self._family("last").get(_bucket_key(key))
-        return found
+        return self._read("last", _bucket_key(key))
 
     def commit(self, changes: IndexChanges, pinned: Iterable[str] = ()) -> None:
         """Makes `changes` durable in one synced batch.
@@ -224,6 +223,15 @@ class Index:
         except Exception as error:
             self._failed = True
             raise _store_error(error, self.directory) from error
+
+    def _read(self, family: str, key: bytes) -> bytes | None:
+        """Raises StoreUnwritable for an index that is closed, also while it is being read, or StoreDamaged."""
+        handle = self._family(family)
+        try:
+            found: bytes | None = handle.get(key)
+        except Exception as error:
+            raise _store_error(error, self.directory) from error
+        return found
 
     def _family(self, name: str) -> Rdict:
         family = self._families.get(name)

@@ -197,6 +197,11 @@ class OverlapCache:
         overlapping = common & (theirs.first_ns <= mine.last_ns[index]) & (theirs.last_ns >= mine.first_ns[index])
         if not overlapping.any():
             return False
+        # The first and the last time of a series are rows. Data that was written twice is mostly found by
+        # them, and no file is read.
+        bounds = (mine.first_ns[index], mine.last_ns[index])
+        if any((common & ((theirs.first_ns == bound) | (theirs.last_ns == bound))).any() for bound in bounds):
+            return True
         # Only times of series that overlap are read, in the common time range of both segments.
         wanted = np.zeros(len(mine.keys), np.bool_)
         wanted[index[overlapping]] = True
@@ -209,6 +214,8 @@ class OverlapCache:
         inside = [rows for rows in inside if len(rows)]
         if not inside:
             return False
+        if any(_has_bound(rows, runs) for rows in inside):
+            return True
         keys = pa.concat_arrays([_keys(rows) for rows in inside])
         wanted = pc.is_in(runs.keys, value_set=keys).to_numpy(zero_copy_only=False)
         times = [rows.column(1).to_numpy() for rows in inside]
@@ -246,6 +253,15 @@ def _within(rows: pa.RecordBatch, runs: Runs) -> pa.RecordBatch:
     codes, times = series.indices.to_numpy(zero_copy_only=True), rows.column(1).to_numpy(zero_copy_only=True)
     keep = common[codes] & (times >= runs.first_ns[place][codes]) & (times <= runs.last_ns[place][codes])
     return rows.select([0, 1]).filter(pa.array(keep))
+
+
+def _has_bound(rows: pa.RecordBatch, runs: Runs) -> bool:
+    """Whether some rows, all of series in `runs`, have the first or the last time of their series there."""
+    series = rows.column(0)
+    place = pc.index_in(series.dictionary, value_set=runs.keys).fill_null(0).to_numpy()
+    place = place[series.indices.to_numpy(zero_copy_only=True)]
+    times = rows.column(1).to_numpy(zero_copy_only=True)
+    return bool(((times == runs.first_ns[place]) | (times == runs.last_ns[place])).any())
 
 
 def _keys(rows: pa.RecordBatch) -> pa.Array:

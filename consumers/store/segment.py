@@ -128,7 +128,8 @@ class Runs:
     @classmethod
     def from_bytes(cls, data: bytes) -> Runs:
         """The inverse of `to_bytes`."""
-        with pa.ipc.open_stream(data) as reader:
+        # One thread: a hand-over to others costs more than to decode a few series, and scans read many of these.
+        with pa.ipc.open_stream(data, options=pa.ipc.IpcReadOptions(use_threads=False)) as reader:
             batch = reader.read_next_batch()
         return cls(batch.column(0), *(batch.column(index).to_numpy() for index in (1, 2, 3)))
 

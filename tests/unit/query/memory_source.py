@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from headrace.consumers.query.query_errors import AnswerStale, NotReady
 from headrace.schemas.tables import FieldType, TableSchema
 
 
@@ -33,6 +34,18 @@ class MemoryScan:
 
 
 @dataclass
+class MemoryFence:
+    """A fence that a test breaks by `source.stale`."""
+
+    source: MemorySource
+    confirmed: dict[str, int]
+
+    def check(self) -> None:
+        if self.source.stale:
+            raise AnswerStale.because(self.source.stale)
+
+
+@dataclass
 class MemorySource:
     """Tables by name, with segments and live rows. Remembers the conditions of every scan."""
 
@@ -42,6 +55,15 @@ class MemorySource:
     live: dict[tuple[str, str], list[pa.Table]] = field(default_factory=dict)
     requests: list[dict[str, Any]] = field(default_factory=list)
     opened: list[MemoryScan] = field(default_factory=list)
+    reasons: list[str] = field(default_factory=list)
+    stale: str = ""
+    confirmed: dict[str, int] = field(default_factory=dict)
+
+    def fence(self) -> MemoryFence:
+        """Refuses while there are `reasons`."""
+        if self.reasons:
+            raise NotReady.because(self.reasons)
+        return MemoryFence(self, dict(self.confirmed))
 
     def add(self, schema: TableSchema, *, segments: Sequence[pa.Table] = (), live: Sequence[pa.Table] = ()) -> None:
         """Make or extend a table; `segments` are user tables written one file each, `live` is one user table a data group."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
 
@@ -15,7 +15,9 @@ import pytest
 
 from headrace.consumers.query.engine import QueryEngine
 from headrace.consumers.query.query_errors import (
+    AnswerStale,
     NotCaughtUp,
+    NotReady,
     QueryCancelled,
     QueryError,
     QueryInvalid,
@@ -26,9 +28,10 @@ from headrace.consumers.query.query_errors import (
     UnknownTable,
 )
 from headrace.consumers.query.settings import QuerySettings
+from headrace.consumers.store import StoreDamaged
 from headrace.schemas.tables import FieldType, TableSchema
 from tests.unit.query.conftest import DAY_NS, START_NS
-from tests.unit.query.memory_source import MemorySource, readings
+from tests.unit.query.memory_source import MemoryScan, MemorySource, readings
 
 ENDLESS = "SELECT count(*) FROM range(1000000000000) a(i) WHERE i % 7 = 3"
 LONG = "SELECT i, sin(i) AS s FROM range(500000000) t(i)"
@@ -352,3 +355,129 @@ def test_a_closed_result_keeps_no_unsealed_rows(engine: QueryEngine, source: Mem
     gc.collect()
     assert tracked() is None
     result.close()
+
+
+@pytest.mark.parametrize("limit", [None, 3])
+def test_an_answer_is_complete_only_behind_the_fence(
+    engine: QueryEngine, source: MemorySource, limit: int | None
+) -> None:
+    """A source that stops serving after the first rows ends the answer with an error, also behind a row limit."""
+    result = engine.query("SELECT * FROM iot.readings", row_limit=limit)
+    source.stale = "it was stopped"
+    batches = result.batches()
+    assert 0 < next(batches).num_rows
+    with pytest.raises(AnswerStale, match="it was stopped") as raised:
+        list(batches)
+    assert raised.value.retriable
+    result.close()
+
+
+def test_a_source_that_is_not_ready_is_not_read(engine: QueryEngine, source: MemorySource) -> None:
+    """The reasons are in the error, and nothing was scanned."""
+    source.reasons = ["group n1: recovering"]
+    with pytest.raises(NotReady, match="group n1: recovering"):
+        engine.query("SELECT * FROM iot.readings")
+    assert [] == source.requests
+    assert 0 == engine.statistics.running
+
+
+def test_a_query_waits_for_what_the_source_has_confirmed(tmp_path: Path) -> None:
+    """Of the offsets of the request and those confirmed, the higher ones count."""
+    source = SourceAtOffset5(tmp_path)
+    engine = QueryEngine(source, [tmp_path])
+    source.confirmed = {"n1": 5}
+    assert 1 == engine.query("SELECT 1", after={"n1": 3, "n2": 4}).read_all().num_rows
+    source.confirmed = {"n1": 6}
+    with pytest.raises(NotCaughtUp, match="offset 6 of group n1"):
+        engine.query("SELECT 1", after={"n1": 3})
+    engine.close()
+
+
+class Reports:
+    """Counts the unreadable segments that an engine reports."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self) -> None:
+        self.count += 1
+
+
+@pytest.fixture
+def reporting(source: MemorySource) -> Iterator[tuple[QueryEngine, Reports]]:
+    """An engine whose reports of unreadable segments are counted."""
+    reports = Reports()
+    engine = QueryEngine(source, [source.directory], on_unreadable=reports)
+    yield engine, reports
+    engine.close()
+
+
+def test_files_that_went_with_a_replaced_store_are_no_damage(
+    reporting: tuple[QueryEngine, Reports], source: MemorySource
+) -> None:
+    """A missing file is reported for a check of all digests, unless the source was replaced meanwhile."""
+    engine, reports = reporting
+    source.segments["iot", "readings"][0][0].unlink()
+    with pytest.raises(SegmentUnreadable):
+        engine.query("SELECT * FROM iot.readings").read_all()
+    assert 1 == reports.count
+    source.stale = "group n1 recovered"
+    with pytest.raises(AnswerStale):
+        engine.query("SELECT * FROM iot.readings").read_all()
+    assert 1 == reports.count
+
+
+def test_a_text_that_looks_like_a_segment_is_no_damage(reporting: tuple[QueryEngine, Reports]) -> None:
+    """An error of the SQL stays one when it quotes the name of a Parquet file."""
+    engine, reports = reporting
+    with pytest.raises(QueryInvalid, match="Could not convert"):
+        engine.query("SELECT CAST(name || '.parquet' AS INTEGER) FROM iot.readings").read_all()
+    assert 0 == reports.count
+
+
+def test_an_error_of_the_store_is_one_of_the_node(
+    reporting: tuple[QueryEngine, Reports], source: MemorySource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A scan that fails is no fault of the SQL, and is reported."""
+    engine, reports = reporting
+
+    def damaged(*_names: str, **_conditions: object) -> list[MemoryScan]:
+        raise StoreDamaged("segment s cannot be read")
+
+    monkeypatch.setattr(source, "scan", damaged)
+    with pytest.raises(SegmentUnreadable, match="segment s cannot be read"):
+        engine.query("SELECT * FROM iot.readings")
+    assert (1, 0) == (reports.count, engine.statistics.running)
+
+
+def test_live_rows_of_several_groups_are_one_table(engine: QueryEngine, source: MemorySource) -> None:
+    """Groups with other tag values, other columns or no rows: each row comes with its own values."""
+    source.live["iot", "readings"] = [
+        readings(START_NS, 2, names=("a", "b")),
+        readings(START_NS, 2, names=("c",)),
+        readings(START_NS, 0),
+        readings(START_NS, 1, names=("d",)).drop_columns(["velocity"]),
+    ]
+    source.segments.clear()
+    sql = "SELECT name, velocity FROM readings ORDER BY name, velocity"
+    assert [("a", 0.0), ("b", 1.0), ("c", 0.0), ("c", 1.0), ("d", None)] == rows(engine, sql)
+
+
+@pytest.mark.parametrize("moment", ["now()", "CURRENT_TIMESTAMP", '"now"()', "get_current_timestamp()", "today()"])
+def test_every_name_of_the_present_is_the_injected_clock(engine: QueryEngine, moment: str) -> None:
+    """However a statement names the time at which it runs."""
+    ((year,),) = rows(engine, f"SELECT max(y) FROM (SELECT year({moment}) AS y FROM iot.readings)")
+    assert 2023 == year
+
+
+def test_one_thread_interrupts_the_queries_of_an_engine(engine: QueryEngine) -> None:
+    """A query with little time is ended beside one with much, and the thread ends with the engine."""
+    timers = [thread for thread in threading.enumerate() if thread.name == "query-timer"]
+    with engine.query(LONG):
+        for _ in range(3):
+            with pytest.raises(QueryTimeout):
+                engine.query(ENDLESS, timeout_ms=50)
+    (timer,) = [thread for thread in threading.enumerate() if thread.name == "query-timer" and thread not in timers]
+    engine.close()
+    timer.join(20)
+    assert not timer.is_alive()

@@ -31,7 +31,15 @@ class FakeNode:
         )
         self.started = True
         self.is_live = True
-        self.reasons: list[str] = []
+
+    @property
+    def reasons(self) -> list[str]:
+        """Why it is not ready."""
+        return self.source.reasons
+
+    @reasons.setter
+    def reasons(self, reasons: list[str]) -> None:
+        self.source.reasons = reasons
 
     def startup_done(self) -> bool:
         return self.started

@@ -117,6 +117,15 @@ def test_a_cut_answer_fails_after_the_received_rows(client: httpx.Client) -> Non
         list(NodeClient(str(client.base_url)).query(sql))
 
 
+@pytest.mark.parametrize("form", ["table", "json", "csv", "arrow"])
+def test_a_stale_answer_fails(client: httpx.Client, node: FakeNode, form: str) -> None:
+    """A node that stopped serving in the middle of a query is an error of the command in every format."""
+    node.source.stale = "it was stopped"
+    failed = run("query", "SELECT * FROM iot.readings", "--format", form, "--node", str(client.base_url))
+    assert (1, "") == (failed.exit_code, failed.stdout)
+    assert "it was stopped" in failed.stderr
+
+
 def test_status_for_people_and_scripts(client: httpx.Client, node: FakeNode, monkeypatch: pytest.MonkeyPatch) -> None:
     """Groups with role, version, lag and sizes; unknown numbers are -1; exit code 1 when the node is not ready."""
     group = {

@@ -10,7 +10,9 @@ import httpx
 import pyarrow as pa
 import pytest
 
-from headrace.consumers.query.query_errors import TooManyQueries
+from headrace.connectors.http import AnswerCut
+from headrace.consumers.query.query_errors import AnswerStale, TooManyQueries
+from headrace.node_client import NodeClient
 from tests.unit.serve.conftest import FakeNode
 
 ENDLESS = "SELECT count(*) FROM range(1000000000000) a(i) WHERE i % 7 = 3"
@@ -229,6 +231,34 @@ def test_an_answer_that_fails_midway_is_cut_not_ended(client: httpx.Client, node
     with pytest.raises(httpx.RemoteProtocolError):
         client.post("/api/v1/query", json={"sql": sql})
     assert eventually(lambda: node.engine.statistics.running == 0)
+
+
+@pytest.mark.parametrize("form", ["json", "csv", "arrow"])
+def test_a_long_answer_of_a_node_that_stopped_serving_is_cut(client: httpx.Client, node: FakeNode, form: str) -> None:
+    """Rows that were sent before the end are taken back by a connection that breaks; clients may retry."""
+    sql = "SELECT i FROM range(3000000) t(i)"
+    chunks = NodeClient(str(client.base_url)).query(sql, format=form)
+    assert next(chunks)
+    node.source.stale = "it was stopped"
+    with pytest.raises(AnswerCut) as raised:
+        list(chunks)
+    assert raised.value.retriable
+    assert eventually(lambda: node.engine.statistics.running == 0)
+
+
+@pytest.mark.parametrize("form", ["json", "csv", "arrow"])
+def test_a_short_answer_of_a_node_that_stopped_serving_is_503(client: httpx.Client, node: FakeNode, form: str) -> None:
+    """Nothing of a short answer is sent before the node knows that it serves."""
+    node.source.stale = "it was stopped"
+    answer = client.post("/api/v1/query", json={"sql": "SELECT * FROM iot.readings", "format": form})
+    assert (503, "AnswerStale", "1") == (
+        answer.status_code,
+        answer.json()["error"]["kind"],
+        answer.headers["retry-after"],
+    )
+    with pytest.raises(AnswerStale) as raised:
+        list(NodeClient(str(client.base_url)).query("SELECT * FROM iot.readings", format=form))
+    assert raised.value.retriable
 
 
 def test_a_long_answer_is_complete(client: httpx.Client) -> None:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.consumers.store import JobOutOfOrder, RowsInvalid, Store, StoreSettings, TableUnknown
+from headrace.consumers.store import JobOutOfOrder, RowsInvalid, Store, StoreSettings, TableUnknown, pruning
 from headrace.schemas.tables import DatabaseSchema, FieldType, TableSchema
 from tests.unit.store.builders import CPU, DATABASE, HOUR_NS, Row, contents, expected, row_batch, seal, write
 from tests.unit.store.conftest import SETTINGS
@@ -88,6 +88,26 @@ def test_files_that_share_no_row_are_scanned_without_a_merge(store: Store) -> No
     with store.scan("plant", "cpu", end_ns=12) as scan:
         assert 0 == scan.table.num_rows
         assert 0 < len(scan.files)
+
+
+@pytest.mark.parametrize("sealed", [True, False])
+def test_rows_that_were_written_twice_are_found_without_a_file(
+    store: Store, monkeypatch: pytest.MonkeyPatch, sealed: bool
+) -> None:
+    """The index has the first and the last time of each series: an equal one is a shared row."""
+    rows: list[Row] = [(A, 10, {"busy": 1}), (A, 20, {"busy": 2}), (B, 15, {"busy": 3})]
+    write(store, 1, rows)
+    seal(store, 2)
+    again: list[Row] = [(A, 5, {"busy": 4}), (A, 20, {"busy": 5})]
+    write(store, 3, again)
+    if sealed:
+        seal(store, 4)
+
+    def unread(*_arguments: object) -> None:
+        raise AssertionError("a file was read")
+
+    monkeypatch.setattr(pruning, "read_rows", unread)
+    assert expected([rows[0], rows[2], *again]) == contents(store)
 
 
 def test_live_rows_are_known_to_be_unique_or_not(store: Store) -> None:
