@@ -51,6 +51,7 @@ PURE_MODULES = (
     "consumers/replication/replica.py",
     "consumers/store/compaction.py",
     "consumers/store/row_order.py",
+    "consumers/store/tombstone_set.py",
     "consumers/wal/frames.py",
     "consumers/wal/prefix.py",
     "consumers/wal/record_encoding.py",
