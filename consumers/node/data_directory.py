@@ -9,14 +9,24 @@ from __future__ import annotations
 import json
 import uuid
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any
 
-from headrace.connectors.files import write_atomically
+from headrace.connectors.files import create_directories, rename_durably, write_atomically
+from headrace.consumers.store.store_directory import QUARANTINE_DIRECTORY
 from headrace.schemas.errors import HeadraceError
 
 DIRECTORY_FORMAT = 1
 IDENTITY_FILE = "node.json"
+
+
+def set_aside(data_directory: Path, name: str) -> Path:
+    """Move a part that cannot be used to `{data}/damaged/{name}-{n}`, durably; returns that path."""
+    damaged = create_directories(data_directory / QUARANTINE_DIRECTORY)
+    target = next(path for number in count(1) if not (path := damaged / f"{name}-{number}").exists())
+    rename_durably(data_directory / name, target)
+    return target
 
 
 class DataDirectoryForeign(HeadraceError):

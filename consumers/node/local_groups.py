@@ -5,6 +5,7 @@ That is the journal, the stores, and the records that only the journal holds.
 
 from __future__ import annotations
 
+import errno
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -16,7 +17,7 @@ from headrace.connectors.log.port import Log
 from headrace.connectors.log.topics import Topics
 from headrace.consumers.membership.schema_log import SchemaLog
 from headrace.consumers.membership.slot_table import SlotTable
-from headrace.consumers.node.data_directory import Identity
+from headrace.consumers.node.data_directory import Identity, set_aside
 from headrace.consumers.node.settings import StoreSection
 from headrace.consumers.recovery.file_copy import finish_swaps
 from headrace.consumers.recovery.log_gap import parse_gap
@@ -24,12 +25,16 @@ from headrace.consumers.replication.group import Group
 from headrace.consumers.replication.group_health import Event
 from headrace.consumers.replication.group_state import LogBase, lost_log_choices
 from headrace.consumers.replication.heartbeat import Heartbeat
-from headrace.consumers.replication.journal import Journal, JournalEntry
+from headrace.consumers.replication.journal import Journal, JournalBroken, JournalEntry
 from headrace.consumers.replication.log_consumer import Cursor
 from headrace.consumers.store import Store, StoreDamaged, encoding_threads
+from headrace.consumers.wal import LogDamaged
 from headrace.schemas.errors import HeadraceError
 
 PROGRESS_INTERVAL_S = 1.0
+JOURNAL_DIRECTORY = "journal"
+_UNREADABLE = (errno.EIO, errno.EUCLEAN, errno.EBADMSG)
+"""What a disk reports for bytes that it has lost."""
 _log = structlog.get_logger(__name__)
 
 
@@ -60,6 +65,7 @@ class LocalGroups:
         self._opened = ExitStack()
         self._recreated: dict[str, str] = {}
         self.ends: dict[str, int] = {}
+        self.warnings: list[str] = []
         self.groups: dict[str, Group] = {}
         self.cursors: dict[str, Cursor] = {}
 
@@ -87,7 +93,19 @@ class LocalGroups:
         # Before any store is opened: a crash in the middle of a swap leaves a group with the files of two
         # stores.
         finish_swaps(self.directory)
-        self.journal = Journal(self.directory / "journal", self._names)
+        try:
+            self._open(on_progress)
+        except (LogDamaged, JournalBroken, OSError) as error:
+            if isinstance(error, OSError) and error.errno not in _UNREADABLE:
+                raise
+            # Also when the damage was found behind the first groups: their records are in the log as well.
+            self._opened.close()
+            self._set_journal_aside(str(error))
+            self._open(on_progress)
+        self._mark_short_of_gap()
+
+    def _open(self, on_progress: Callable[[str], None]) -> None:
+        self.journal = Journal(self.directory / JOURNAL_DIRECTORY, self._names)
         self._opened.callback(self.journal.close)
         self._encoders = encoding_threads(self._settings)
         self._opened.callback(self._encoders.shutdown)
@@ -114,6 +132,10 @@ class LocalGroups:
             aside = Store.quarantine(self.directory, name)
             self.journal.forget_all(name, self.journal.newest_version(name))
             _log.error("store damaged, quarantined", group=name, directory=str(aside), error=str(error))
+            self.warnings.append(
+                f"the store of group {name} was damaged ({error.message}); "
+                f"it is kept in {aside.relative_to(self.directory)}, and the group recovers"
+            )
             store = Store.open(self.directory, name, self._settings, self._encoders)
         self._opened.callback(store.close)
         members = self._slot_table.group(name)
@@ -141,6 +163,8 @@ class LocalGroups:
 
         try:
             group.recover(self.journal.recovered(group.name, begin), note)
+        except (LogDamaged, JournalBroken):
+            raise
         except HeadraceError as error:
             group.fail(str(error))
         self._join_gap(group)
@@ -148,6 +172,35 @@ class LocalGroups:
         if newest <= begin:
             self.journal.forget_all(group.name, newest)
         return Cursor.of(group.replica.state)
+
+    def _set_journal_aside(self, reason: str) -> None:
+        """Continue without the journal, like a node whose disk was lost behind its segments."""
+        # None of it is used, not even what can be read: the readable beginning may be older than data that
+        # was replaced since, and the log has every record anyway. The new store id comes first: others must
+        # not compare what the log gives now with what this node reported of the journal's records.
+        self.identity.renew()
+        self.identity.save(self.directory)
+        aside = set_aside(self.directory, JOURNAL_DIRECTORY)
+        name = aside.relative_to(self.directory)
+        self.warnings.append(
+            f"the journal was damaged ({reason}); it is kept in {name}, and the groups of this node "
+            "recover from their logs, or from other members where a log no longer has the records"
+        )
+        _log.error("journal damaged, set aside", directory=str(aside), error=reason)
+
+    def _mark_short_of_gap(self) -> None:
+        """Data that ends before an accepted gap cannot follow the log: only another member has the rest."""
+        # The records before the gap were in the journal alone until the seal that the gap asks for.
+        for topic, group in self.groups.items():
+            gap = self._gap_of(topic)
+            if gap is None or topic in self.identity.wrong:
+                continue
+            if group.version < gap.version:
+                why = f"it has version {group.version} and its log continues behind version {gap.version}"
+                self.identity.wrong[topic] = why
+                self.identity.save(self.directory)
+                group.health.mark(why, gap=gap)
+                group.health.report(Event.RECORD)
 
     def _join_gap(self, group: Group) -> None:
         """Restore an accepted gap as the base of the log; wrong data must be replaced instead."""

@@ -306,6 +306,11 @@ class Node:
         """Whether every group here serves, and the reasons why not."""
         return self.readiness.ready()
 
+    @property
+    def warnings(self) -> list[str]:
+        """What happened at the start that an operator should know, and that it works in spite of."""
+        return self._local.warnings
+
     def startup_done(self) -> bool:
         """Whether the data is open and the logs are followed."""
         return self.started

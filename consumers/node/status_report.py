@@ -50,6 +50,11 @@ class NodeParts(Protocol):
         """Its limits."""
         ...
 
+    @property
+    def warnings(self) -> list[str]:
+        """What happened at the start that an operator should know."""
+        ...
+
     def role(self, topic: str) -> Role:
         """Role in the group of a forward topic."""
         ...
@@ -87,7 +92,10 @@ def node_status(node: NodeParts) -> NodeStatus:
         "http": node.http_address,
         "ready": ready,
         "reasons": reasons,
-        "warnings": [_open_transaction(topic, node.held_back(topic)) for topic in node.groups if node.held_back(topic)],
+        "warnings": [
+            *node.warnings,
+            *(_open_transaction(topic, node.held_back(topic)) for topic in node.groups if node.held_back(topic)),
+        ],
         "replication": node.slot_table.replication,
         "nodes": list(node.slot_table.nodes),
         "slot_table_version": node.slot_table.version,

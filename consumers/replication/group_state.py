@@ -2,15 +2,40 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from headrace.schemas.framing import codec
 from headrace.schemas.messages import NO_CHAIN, Gap, Leadership
 
 PRODUCERS_MAX = 10_000
+"""Producers of each kind that are remembered."""
+FIRST_BATCH = 1
+"""The number of a writer's first batch."""
+_QUERY_ID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 SEAL_ROWS_DEFAULT = 2_000_000
 SEAL_BYTES_DEFAULT = 256 * 1024 * 1024
+
+
+class ProducerKind(StrEnum):
+    """What is known of how long a producer lives, from its name and its newest batch alone.
+
+    A Spark query repeats its newest batch after a pause of any length. A writer sends a record again within
+    minutes, and most writers and every delete end with their first batch.
+    """
+
+    QUERY = "query"
+    LASTING = "lasting"
+    SINGLE = "single"
+
+    @classmethod
+    def of(cls, producer: str, batch: int) -> ProducerKind:
+        """The kind of a producer whose newest batch is `batch`."""
+        if _QUERY_ID.fullmatch(producer):
+            return cls.QUERY
+        return cls.LASTING if batch > FIRST_BATCH else cls.SINGLE
 
 
 @dataclass(slots=True)
@@ -63,15 +88,39 @@ class GroupState:
     seal_bytes: int = SEAL_BYTES_DEFAULT
     tables: dict[tuple[str, str], int] = field(default_factory=dict)
     producers: dict[str, ProducerState] = field(default_factory=dict)
+    _by_age: dict[ProducerKind, dict[str, None]] = field(init=False, repr=False, compare=False)
 
-    def note_producer(self, producer: str, state: ProducerState) -> None:
-        """Remember a producer; beyond the limit the one with the oldest last record is forgotten."""
-        # By version, never by time or by order in the dict: what is forgotten decides which repeats are
-        # dropped, so replicas that restored their state from bytes must forget the same producer as those
-        # that did not.
-        self.producers[producer] = state
-        if len(self.producers) > PRODUCERS_MAX:
-            del self.producers[min(self.producers, key=lambda name: (self.producers[name].version, name))]
+    def __post_init__(self) -> None:
+        """Order the producers of each kind by the version of their last record, which no two share."""
+        self._by_age = {kind: {} for kind in ProducerKind}
+        for producer, state in sorted(self.producers.items(), key=lambda item: (item[1].version, item[0])):
+            self._by_age[ProducerKind.of(producer, state.batch)][producer] = None
+
+    def note_batch(self, producer: str, batch: int, identity: tuple[int, bytes]) -> None:
+        """Remember the first record of a producer's newest batch.
+
+        Beyond the limit of its kind, the producer with the oldest last record of that kind is forgotten.
+        """
+        # By version, never by time: what is forgotten decides which repeats are dropped, so replicas that
+        # restored their state from bytes must forget the same producer as those that did not. By kind, since
+        # every delete is a producer of its own: thousands of them must not push out a query that is silent.
+        if (known := self.producers.get(producer)) is not None:
+            self._by_age[ProducerKind.of(producer, known.batch)].pop(producer, None)
+        self.producers[producer] = ProducerState(batch, self.version, {identity})
+        by_age = self._by_age[ProducerKind.of(producer, batch)]
+        by_age[producer] = None
+        if len(by_age) > PRODUCERS_MAX:
+            oldest = next(iter(by_age))
+            del by_age[oldest]
+            self.producers.pop(oldest, None)
+
+    def note_record(self, producer: str) -> None:
+        """A known producer has sent the record of this version."""
+        known = self.producers[producer]
+        known.version = self.version
+        by_age = self._by_age[ProducerKind.of(producer, known.batch)]
+        by_age.pop(producer, None)
+        by_age[producer] = None
 
     def to_bytes(self) -> bytes:
         """The state as a single-object frame; equal states give equal bytes."""

@@ -110,11 +110,14 @@ class Journal:
             self._oldest[group] = up_to_version + 1
 
     def forget_all(self, group: str, newest_version: int) -> None:
-        """Delete every entry of a group up to its newest: another member's files hold more.
+        """Delete every entry of a group up to its newest, durably: another member's files hold more.
 
         The next entry may leave a gap.
         """
+        # Synced, unlike after a seal: these entries may be of wrong data, and the caller clears next, durably,
+        # the mark that says so. After a power cut they would be applied on top of the right data.
         self.forget(group, newest_version)
+        self._wal.sync()
         self._oldest.pop(group, None)
         self._recovered.pop(group, None)
 

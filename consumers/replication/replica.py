@@ -11,7 +11,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from headrace.consumers.replication.group_state import GroupState, LogBase, ProducerState
+from headrace.consumers.replication.group_state import GroupState, LogBase
 from headrace.consumers.replication.hash_chain import next_chain, record_digest
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.framing import FrameInvalid, check_format
@@ -176,9 +176,9 @@ class Replica:
             return Ignored.SUPERSEDED
         identity = (position.sequence, message.digest)
         if known is None or position.batch > known.batch:
-            state.note_producer(position.producer, ProducerState(position.batch, state.version, {identity}))
+            state.note_batch(position.producer, position.batch, identity)
             return None
-        known.version = state.version
+        state.note_record(position.producer)
         if identity in known.seen:
             return Ignored.REPEATED
         known.seen.add(identity)

@@ -61,16 +61,28 @@ def one_array(column: pa.ChunkedArray) -> pa.Array:
 
 
 def narrow_text(column: pa.Array, chunk_bytes: int = TEXT_CHUNK_BYTES) -> pa.Array | pa.ChunkedArray:
-    """A large_string column as string chunks of at most `chunk_bytes` of text each; others unchanged."""
-    if column.type != pa.large_string() or column.nbytes <= chunk_bytes:
-        return pc.cast(column, pa.string()) if column.type == pa.large_string() else column
+    """A large_string column as string arrays of at most `chunk_bytes` of text each; others unchanged."""
+    if column.type != pa.large_string():
+        return column
+    if column.nbytes <= chunk_bytes:
+        return pc.cast(column, pa.string())
     ends = np.frombuffer(column.buffers()[1], np.int64)[column.offset : column.offset + len(column) + 1]
     chunks, start = [], 0
     while start < len(column):
         stop = max(start + 1, int(np.searchsorted(ends, ends[start] + chunk_bytes, "right")) - 1)
-        chunks.append(pc.cast(column.slice(start, stop - start), pa.string()))
+        chunks.append(_narrow_slice(column, ends, start, stop))
         start = stop
     return pa.chunked_array(chunks, pa.string())
+
+
+def _narrow_slice(column: pa.Array, ends: Int64s, start: int, stop: int) -> pa.StringArray:
+    # From buffers, since a cast looks at the offsets of the whole column and not at those of a slice of it.
+    offsets = (ends[start : stop + 1] - ends[start]).astype(np.int32)
+    text = column.buffers()[2]
+    text = None if text is None else text.slice(int(ends[start]), int(ends[stop] - ends[start]))
+    valid = column.slice(start, stop - start).is_valid() if column.null_count else None
+    bitmap = None if valid is None else pa.array(valid.to_numpy(zero_copy_only=False)).buffers()[1]
+    return pa.StringArray.from_buffers(stop - start, pa.py_buffer(offsets), text, bitmap)
 
 
 def widen(values: pa.Array, arrow_type: pa.DataType) -> pa.Array:

@@ -178,7 +178,8 @@ def _read_error(path: Path, entry: SegmentEntry, error: Exception) -> StoreError
     # An error alone never condemns data: one that follows from the content would condemn it on every replica,
     # and none would be left to copy from.
     if file_digest(path) == entry.file_digest:
-        return SegmentUnread(f"segment {path} is as it was sealed and cannot be read: {error}")
+        reason = f"segment {path} is as it was sealed and cannot be read: {error}"
+        return SegmentUnread(reason, retriable=isinstance(error, MemoryError))
     return StoreDamaged(
         f"segment {path} cannot be read: {error}", action="recover this replica from another one or from the log"
     )

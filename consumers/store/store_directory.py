@@ -1,17 +1,19 @@
 """The directories of one store: opened after a crash, copied as a snapshot, moved to quarantine when damaged.
 
 `{data}/segments/{group}` holds the segment files and `{data}/index/{group}` the RocksDB index. A segment
-counts only if the catalogue in the index names it. Opening runs five passes; each handles what one kind of
+counts only if the catalogue in the index names it. Opening runs six passes; each handles what one kind of
 crash leaves behind:
 
-1. RocksDB replays its own log. Crash before or during a synced batch: the previous commit is the state.
-2. `*.partial` files are removed. Crash while a segment was written.
-3. Segments that the catalogue does not name are removed. Crash between the rename of a segment and its
+1. Where there are segments there must be an index: it is durable before the first segment is written. No
+   crash leaves segments alone, so this is damage, and nothing is removed.
+2. RocksDB replays its own log. Crash before or during a synced batch: the previous commit is the state.
+3. `*.partial` files are removed. Crash while a segment was written.
+4. Segments that the catalogue does not name are removed. Crash between the rename of a segment and its
    commit; or between the commit of a merge or drop and the unlinking of the replaced files; or while a reader
    had them pinned.
-4. Empty directories are removed. Crash between the creation of a directory and its first file, or a dropped
+5. Empty directories are removed. Crash between the creation of a directory and its first file, or a dropped
    slice.
-5. Each segment of the catalogue must exist with its size. No crash leaves another state, so this is damage.
+6. Each segment of the catalogue must exist with its size. No crash leaves another state, so this is damage.
 
 No pass reads a segment, so the time to open depends on the number of files and not on their size.
 """
@@ -35,6 +37,8 @@ from headrace.consumers.store.store_errors import StoreDamaged
 INDEX_DIRECTORY = "index"
 SEGMENTS_DIRECTORY = "segments"
 QUARANTINE_DIRECTORY = "damaged"
+_INDEX_ROOT = "CURRENT"
+"""The file from which RocksDB finds all others; without it, it makes a new database."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +59,7 @@ def open_directories(data_directory: Path, group: str, settings: StoreSettings) 
     root = data_directory / SEGMENTS_DIRECTORY / path_component(group)
     index_directory = data_directory / INDEX_DIRECTORY / path_component(group)
     with translate_errors(root):
+        check_index_exists(index_directory, root)
         create_directories(root)
         create_directories(index_directory)
     # The index is opened first: its lock keeps a second
@@ -72,8 +77,19 @@ def open_directories(data_directory: Path, group: str, settings: StoreSettings) 
     return OpenedDirectories(index, content, files)
 
 
+def check_index_exists(index_directory: Path, segments_root: Path) -> None:
+    """Pass 1. Raises StoreDamaged when there are segments and no index."""
+    # A new index would name none of them, and pass 4 would delete the only copy of the data.
+    found = next(segments_root.rglob(f"*{SEGMENT_SUFFIX}"), None)
+    if found is not None and not (index_directory / _INDEX_ROOT).exists():
+        raise StoreDamaged(
+            f"{segments_root} has segments, and their index {index_directory} is gone",
+            action="recover this replica from another one or from the log",
+        )
+
+
 def remove_orphans(files: SegmentFiles, entries: Mapping[str, SegmentEntry]) -> list[str]:
-    """Passes 2 to 4; returns the names of the removed files.
+    """Passes 3 to 5; returns the names of the removed files.
 
     Files with other suffixes are not the store's and stay.
     """
@@ -89,7 +105,7 @@ def remove_orphans(files: SegmentFiles, entries: Mapping[str, SegmentEntry]) -> 
 
 
 def check_segments(files: SegmentFiles, entries: Mapping[str, SegmentEntry]) -> None:
-    """Pass 5. Raises StoreDamaged that names the first three missing or short files."""
+    """Pass 6. Raises StoreDamaged that names the first three missing or short files."""
     # Sizes only. Reading every file would make opening as slow as the store is large; changed bytes are found
     # by the scrubber, which compares file digests in the background.
     sizes = dict(files.list_files())
@@ -114,7 +130,7 @@ def quarantine(data_directory: Path, group: str) -> Path:
     with translate_errors(target):
         # Segments first. A crash between the two renames leaves an index
         # without its files, which is damage again. The other order would leave
-        # files without an index, and pass 3 would delete them all as orphans.
+        # files without an index, which earlier builds deleted as orphans.
         for part in (SEGMENTS_DIRECTORY, INDEX_DIRECTORY):
             if (source := data_directory / part / component).exists():
                 create_directories(target)

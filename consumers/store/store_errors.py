@@ -34,12 +34,13 @@ class StoreDamaged(StoreError):
 class SegmentUnread(StoreError):
     """A segment cannot be read although its bytes are those that were sealed.
 
-    The cause is the content or this process, so every copy of the file would fail alike.
+    The cause is this process, which lacks memory (retriable), or the content: then every copy of the file would
+    fail alike.
     """
 
-    def __init__(self, message: str) -> None:
+    def __init__(self, message: str, *, retriable: bool) -> None:
         super().__init__(
-            message, action="the data is kept; free memory and restart the node, or use a build that can read it"
+            message, action="the data is kept; free memory, or use a build that can read it", retriable=retriable
         )
 
 

@@ -202,6 +202,7 @@ class JournalFile:
         return scan
 
     def _scan_without_header(self, scan: JournalScan, size: int) -> None:
+        scan.has_header = False
         scan.stop_reason = None if size == 0 else "the file's header is truncated or fails its CRC"
         scan.later_headers = list(headers_after(self.read, size, self.number, 0))
         if scan.later_headers:

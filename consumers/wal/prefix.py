@@ -24,7 +24,7 @@ class JournalScan:
     """The result of reading one journal forward. Mutable while the file is read, a value afterwards.
 
     `stop_reason` is None when the file ends cleanly at `end`. `later_headers` lists (offset, transaction,
-    durable) of valid headers after invalid bytes.
+    durable) of valid headers after invalid bytes. `has_header`: whether the file begins with its own header.
     """
 
     number: int
@@ -32,6 +32,7 @@ class JournalScan:
     frames: list[Frame] = field(default_factory=list)
     end: int = 0
     stop_reason: str | None = None
+    has_header: bool = True
     later_headers: list[tuple[int, int, int]] = field(default_factory=list)
 
     def watermark(self) -> int:
@@ -86,7 +87,7 @@ def decide(scans: Sequence[JournalScan], snapshot_transaction: int, durable: int
     last = prefix_end(scans, snapshot_transaction)
     watermark = max([durable, *(scan.watermark() for scan in scans)])
     truncations = tuple(found for scan in scans if (found := _truncation(scan, last)) is not None)
-    damage = _locate_damage(scans, last, watermark) if watermark > last else None
+    damage = _locate_damage(scans, last, watermark) if watermark > last else _lost_file(scans, last)
     return PrefixDecision(last, max(watermark, snapshot_transaction), truncations, damage)
 
 
@@ -133,6 +134,16 @@ def _locate_damage(scans: Sequence[JournalScan], last: int, watermark: int) -> D
     cause = chosen.stop_reason or "it ends too early, or has a transaction twice"
     reason = f"{cause}; transaction {missing} is missing in this file or another, and it was durable (as were all up to {watermark})"
     return Damage(chosen.number, chosen.end, missing, watermark, reason)
+
+
+def _lost_file(scans: Sequence[JournalScan], last: int) -> Damage | None:
+    # The header was durable before the manifest named the file, so no crash takes it. Which transactions the
+    # file had, and which of them were durable, would be stated by the file alone.
+    lost = next((scan for scan in scans if not scan.has_header), None)
+    if lost is None:
+        return None
+    cause = lost.stop_reason or "the file is empty"
+    return Damage(lost.number, 0, last + 1, last, f"{cause}; its transactions are unknown, and may have been durable")
 
 
 def _is_past(scan: JournalScan, transaction: int) -> bool:

@@ -6,7 +6,8 @@
 3. Snapshot. Crash between its rename and the next manifest: it is newer than the manifest states, which is
    valid. Older or missing is damage.
 4. Journals. Crash between the creation of a journal and its manifest, or between the manifest and the
-   deletion of an obsolete journal: it is not named, and removed. A named journal that is missing is damage.
+   deletion of an obsolete journal: it is not named, and removed. A named journal that is missing, or has lost
+   its header, is damage.
 5. Scan. Each journal that the snapshot does not contain is read to its first invalid byte. Crash during a
    write, or write-back of a later page only: headers after that byte count only as watermarks.
 6. Decision (`prefix.decide`): the prefix and the truncations to it, or damage.
@@ -253,7 +254,7 @@ def replay(
     # With one journal its frames are in order already;
     # otherwise each frame is put in its place by its number.
     runs: list[tuple[JournalFile, Iterable[Frame]]]
-    if len(scans) == 1:
+    if len(scans) == 1 and scans[0].has_header:
         kept = last - start
         frames = scans[0].frames
         runs = [(journals[scans[0].number], frames if len(frames) == kept else frames[:kept])]

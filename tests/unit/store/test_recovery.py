@@ -82,6 +82,31 @@ def test_a_missing_or_short_segment_is_damage(store: Store, home: Path, damage: 
         Store.open(home, "n1", SETTINGS)
 
 
+@pytest.mark.parametrize("lost", ["directory", "content", "root"])
+def test_a_lost_index_deletes_nothing(store: Store, home: Path, lost: str) -> None:
+    """Segments whose index is gone are damage, at every opening: they may be the only copy, and never orphans."""
+    write(store, 1, ROWS)
+    seal(store, 2)
+    names = [entry.name for entry in store.segments()]
+    store.close()
+    index = home / "index" / "n1"
+    if lost == "root":
+        (index / "CURRENT").unlink()
+    else:
+        shutil.rmtree(index)
+    if lost == "content":
+        index.mkdir()
+    for _ in range(2):
+        with pytest.raises(StoreDamaged, match="segments"):
+            Store.open(home, "n1", SETTINGS)
+    assert all((home / "segments" / "n1" / name).exists() for name in names)
+    aside = Store.quarantine(home, "n1")
+    assert all((aside / "segments" / name).exists() for name in names)
+    reopened = Store.open(home, "n1", SETTINGS)
+    assert [] == reopened.segments()
+    reopened.close()
+
+
 def test_a_damaged_index_is_reported(store: Store, home: Path) -> None:
     """An index that RocksDB cannot read is StoreDamaged, never an empty store."""
     write(store, 1, ROWS)

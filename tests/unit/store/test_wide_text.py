@@ -121,8 +121,9 @@ def test_a_footer_that_cannot_be_read_is_no_damage_by_itself(store: Store, monke
         raise pa.ArrowMemoryError("malloc of size 4096 failed")
 
     monkeypatch.setattr(reader.pq, "read_schema", no_memory)
-    with pytest.raises(SegmentUnread, match=entry.name):
+    with pytest.raises(SegmentUnread, match=entry.name) as caught:
         store.compact(3, [entry.name]).run()
+    assert caught.value.retriable
 
 
 @pytest.mark.soak

@@ -8,9 +8,12 @@ from typing import Any
 import pytest
 
 from headrace.consumers.wal import BytesSerde, Delete, LogDamaged, Put, WriteAheadLog
+from headrace.consumers.wal.frames import decode_journal_header
+from headrace.consumers.wal.repair import DAMAGED, repair
 from tests.unit.wal.disk import SimulatedDisk
 
 DIRECTORY = Path("/log")
+CRC_BYTES = 4
 LARGE = bytes(range(250)) * 17
 
 
@@ -90,19 +93,51 @@ def files_of(disk: SimulatedDisk, start: str) -> list[str]:
     return [name for name in disk.sizes() if name.startswith(start)]
 
 
+def header_end_of(disk: SimulatedDisk, name: str) -> int:
+    """Where the header of a journal ends. It was durable before the first frame, so no crash takes it."""
+    decoded = decode_journal_header(bytes(disk.content(name)))
+    assert decoded is not None
+    return decoded[1]
+
+
+@pytest.mark.parametrize("partitions", [1, 2])
+@pytest.mark.parametrize("damage", ["empty", "zeros", "no header"])
+def test_an_emptied_journal_is_damage(partitions: int, damage: str) -> None:
+    """A journal without its header is an error that names it: what it had is unknown, and never counts as nothing."""
+    disk = SimulatedDisk()
+    log = open_log(disk, partitions)
+    log.recover()
+    for number in range(8):
+        log.update([Put((b"k%d" % number, b"v"))], sync=True, partition=number % partitions)
+    name = files_of(disk, "journal")[-1]
+    end = {"empty": 0, "zeros": len(disk.content(name)), "no header": header_end_of(disk, name)}[damage]
+    disk.content(name)[:end] = bytes(end)
+    if damage == "empty":
+        del disk.content(name)[:]
+    for _ in range(2):
+        with pytest.raises(LogDamaged) as caught:
+            open_log(disk, partitions).recover()
+        assert name == caught.value.file.name
+    assert repair(DIRECTORY, files=disk).state == DAMAGED
+    assert repair(DIRECTORY, drop=True, files=disk).dropped
+    open_log(disk, partitions).recover()
+
+
 @pytest.mark.slow(8)
 @pytest.mark.parametrize("sync", [False, True])
 def test_journals_cut_at_every_byte(sync: bool) -> None:
     """A journal that ends early gives a prefix, unless another frame records the missing transactions as durable."""
     disk = SimulatedDisk()
     states, durable = write_history(disk, sync)
-    outcomes = set()
+    outcomes, headless = set(), set()
     for name in files_of(disk, "journal"):
+        header_end = header_end_of(disk, name)
         for end in range(len(disk.content(name))):
             copy = disk.copy()
             del copy.content(name)[end:]
-            outcomes.add(check(copy, states, durable))
+            (outcomes if end >= header_end else headless).add(check(copy, states, durable))
     assert outcomes == ({"whole", "prefix", "damage"} if sync else {"whole", "prefix"})
+    assert {"damage"} == headless
 
 
 @pytest.mark.slow(14)
@@ -111,13 +146,16 @@ def test_journals_zeroed_from_every_byte(sync: bool) -> None:
     """A journal that ends in zeros is treated like one that ends early."""
     disk = SimulatedDisk()
     states, durable = write_history(disk, sync)
-    outcomes = set()
+    outcomes, headless = set(), set()
     for name in files_of(disk, "journal"):
-        size = len(disk.content(name))
+        size, header_end = len(disk.content(name)), header_end_of(disk, name)
         for end in range(size):
             copy = disk.copy()
             copy.content(name)[end:] = bytes(size - end)
-            outcomes.add(check(copy, states, durable))
+            # The CRC that ends the header may end in zeros itself.
+            (outcomes if end >= header_end else headless).add(check(copy, states, durable))
+            if end == header_end - CRC_BYTES:
+                assert {"damage"} == headless
     assert outcomes == ({"whole", "prefix", "damage"} if sync else {"whole", "prefix"})
 
 
