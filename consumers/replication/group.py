@@ -10,12 +10,11 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import asdict, dataclass
 
-import pyarrow as pa
 import structlog
 
+from headrace.consumers.replication.admission import GroupStopping, RowAdmission, TableSchemas, TableWait
 from headrace.consumers.replication.group_state import GroupState, LogBase
 from headrace.consumers.replication.hash_chain import CHAIN_INTERVAL
 from headrace.consumers.replication.health import RecoveryInProgress
@@ -32,12 +31,12 @@ from headrace.consumers.replication.replica import (
     SealNow,
 )
 from headrace.consumers.replication.settings import ReplicationLimits
-from headrace.consumers.replication.store_jobs import GroupStopping, StoreJobQueue
+from headrace.consumers.replication.store_jobs import StoreJobQueue
 from headrace.consumers.store import Store
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.messages import NO_CHAIN, Leadership
-from headrace.schemas.payload import PayloadInvalid, decode_rows
-from headrace.schemas.tables import DatabaseSchema, FieldType, TableSchema
+from headrace.schemas.payload import PayloadInvalid
+from headrace.schemas.tables import TableSchema
 
 _log = structlog.get_logger(__name__)
 
@@ -78,21 +77,6 @@ class AppliedState:
         )
 
 
-class TableSchemas(Protocol):
-    """The catalogue as a replica needs it: it waits for exactly the version a record names.
-
-    See `consumers.membership.schema_log`.
-    """
-
-    def wait_for(self, database: str, table: str, version: int, timeout_s: float) -> TableSchema | None:
-        """The table at a version, or None when the table log was not read that far in time."""
-        ...
-
-    def database(self, database: str) -> DatabaseSchema | None:
-        """The database, None while it is unknown."""
-        ...
-
-
 class Group:
     """A data group at this node.
 
@@ -117,10 +101,12 @@ class Group:
         self._limits = limits
         state = GroupState.from_bytes(store.state) if store.state is not None else GroupState()
         self.replica = Replica(members, state)
+        self._table_wait = TableWait(name, tables, limits.schema_wait_s, lambda: self._stopping)
+        self.replica.knows_tables = self._table_wait.accepts
+        self._admission = RowAdmission()
         self.store_jobs = StoreJobQueue(name, store, state, limits, on_sealed, self._on_job_failed)
         self.fault = ""
         self.recovery: RecoveryInProgress | None = None
-        self.waiting = ""
         self.divergence = ""
         self.damage = ""
         self.log_lost = ""
@@ -152,6 +138,11 @@ class Group:
         """(offset, chain after it) of the remembered records, oldest first; the first represents all before."""
         with self._changed:
             return list(zip(self._offsets, self._chains, strict=True))
+
+    @property
+    def waiting(self) -> str:
+        """What the record that is applied now waits for, empty when it does not."""
+        return self._table_wait.reason
 
     @property
     def directory_name(self) -> str:
@@ -306,6 +297,7 @@ class Group:
         assert state.version == entry.version, f"record {entry.version} of {self.name} was counted as {state.version}"
         for action in actions:
             self._act(action)
+        self._note_rejection()
         # After the actions: whoever reads the new state may rely on the store holding everything of that
         # version.
         with self._changed:
@@ -315,6 +307,14 @@ class Group:
             if state.version % CHAIN_INTERVAL == 0:
                 self.chain_sample = (state.version, state.chain)
             self._changed.notify_all()
+
+    def _note_rejection(self) -> None:
+        found = self.replica.rejection
+        count = self.replica.ignored[found.why] if found is not None else 0
+        # The first of a kind, then the second, the fourth and so on: a producer of nothing else must not fill the
+        # disk with lines. The counts have them all.
+        if found is not None and count & (count - 1) == 0:
+            _log.warning("record ignored", group=self.name, **asdict(found), ignored_so_far=count)
 
     def wait_for_offset(self, offset: int, timeout_s: float) -> bool:
         """Whether everything up to an offset is applied, waited for."""
@@ -354,25 +354,20 @@ class Group:
         database = self._tables.database(write.database)
         assert database is not None, f"table {write.database}.{write.table} without a database"
         try:
-            rows = decode_rows(write.rows)
-        except PayloadInvalid:
-            self.replica.ignored[Ignored.UNDECODABLE] += 1
-            return
-        if not fits(schema, rows):
-            self.replica.ignored[Ignored.UNDECODABLE] += 1
+            rows = self._admission.admit(schema, write)
+        except PayloadInvalid as error:
+            self.replica.reject(Ignored.INVALID, error.message)
             return
         self.store.write(action.version, self._era, schema, database, rows)
         self.rows_applied += rows.num_rows
 
     def _schema(self, database: str, table: str, version: int) -> TableSchema:
-        """The exact schema a record names, waited for without a limit. Raises GroupStopping."""
+        """The exact schema that an accepted record names."""
         # A newer schema in its place would make the rows depend on how far this node has read another topic.
         while not self._stopping:
             schema = self._tables.wait_for(database, table, version, self._limits.schema_wait_s)
             if schema is not None:
-                self.waiting = ""
                 return schema
-            self.waiting = f"version {version} of table {database}.{table}, which the table log does not hold yet"
         raise GroupStopping(f"group {self.name} is stopping")
 
     def _seal(self, action: SealNow) -> None:
@@ -385,9 +380,3 @@ class Group:
         }
         job = self.store.freeze(action.version, self._era, action.state, schemas)
         self.store_jobs.seal(job, self.replica.state.offset, self.replica.state.log_bytes)
-
-
-def fits(schema: TableSchema, rows: pa.RecordBatch) -> bool:
-    """Whether a row batch has only columns of the schema, each with its type."""
-    types = schema.field_types()
-    return all(types.get(field.name) == FieldType.of_arrow(field.type) for field in list(rows.schema)[2:])

@@ -13,6 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import structlog
 
+from headrace.consumers.replication.admission import GroupStopping
 from headrace.consumers.replication.group_state import GroupState
 from headrace.consumers.replication.hash_chain import content_digest
 from headrace.consumers.replication.settings import ReplicationLimits
@@ -22,10 +23,6 @@ from headrace.schemas.messages import NO_CHAIN
 
 NO_CONTENT = (-1, NO_CHAIN)
 _log = structlog.get_logger(__name__)
-
-
-class GroupStopping(HeadraceError):
-    """The group is being stopped while a record waits; the record stays in the journal."""
 
 
 class StoreJobQueue:

@@ -1,0 +1,122 @@
+"""Whether the rows of a write may enter a store, and the wait for the table versions that a record names.
+
+Every decision follows from the record, the table log and nothing else: a record that one replica ignores is
+ignored by all, at the same version.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import pyarrow as pa
+import xxhash
+
+from headrace.schemas.errors import HeadraceError
+from headrace.schemas.messages import TableVersion, Write
+from headrace.schemas.payload import PayloadInvalid, decode_rows
+from headrace.schemas.series import SeriesInvalid, check_series_keys
+from headrace.schemas.tables import DatabaseSchema, FieldType, RecordName, TableSchema
+
+DICTIONARIES_KEPT = 256
+
+
+class GroupStopping(HeadraceError):
+    """The group is being stopped while a record waits; the record stays in the journal."""
+
+
+class TableSchemas(Protocol):
+    """The table log as a replica needs it: see `consumers.membership.schema_log`."""
+
+    def wait_for(self, database: str, table: str, version: int, timeout_s: float) -> TableSchema | None:
+        """The table at a version, or None when the table log was not read that far in time."""
+        ...
+
+    def accepts(self, record: RecordName, tables: Sequence[TableVersion], timeout_s: float) -> bool | None:
+        """Whether a record that names these versions counts; None while the table log has not decided."""
+        ...
+
+    def database(self, database: str) -> DatabaseSchema | None:
+        """The database, None while it is unknown."""
+        ...
+
+
+class TableWait:
+    """Waits until the table log has decided whether a record of one group counts.
+
+    `reason` may be read by any thread; it is empty unless a record waits. `stopping()` ends a wait.
+    """
+
+    # Without a limit of time: how late a version may come depends on clocks and brokers, and a record that one
+    # replica gave up and another applied would be the end of their agreement. A refusal in the table log is in
+    # the same order for all.
+
+    def __init__(self, group: str, tables: TableSchemas, turn_s: float, stopping: Callable[[], bool]) -> None:
+        self._group = group
+        self._tables = tables
+        self._turn_s = turn_s
+        self._stopping = stopping
+        self.reason = ""
+
+    def accepts(self, offset: int, digest: bytes, tables: tuple[TableVersion, ...]) -> bool:
+        """Whether the record counts, waited for. Raises GroupStopping."""
+        record = RecordName(self._group, offset, digest)
+        while not self._stopping():
+            decided = self._tables.accepts(record, tables, self._turn_s)
+            if decided is not None:
+                self.reason = ""
+                return decided
+            named = ", ".join(f"version {each.schema_version} of table {each.database}.{each.table}" for each in tables)
+            self.reason = (
+                f"{named}, which the record at offset {offset} names and the table log does not hold yet; if no "
+                f"writer will add it: headrace refuse-record --group {self._group} --offset {offset}"
+            )
+        raise GroupStopping(f"group {self._group} is stopping")
+
+
+class RowAdmission:
+    """Decodes the rows of writes, and refuses those that their table cannot take. Owned by one thread."""
+
+    def __init__(self) -> None:
+        self._checked: OrderedDict[tuple[bytes, str, str, tuple[str, ...]], None] = OrderedDict()
+
+    def admit(self, schema: TableSchema, write: Write) -> pa.RecordBatch:
+        """The rows of a write, under the schema that it names. Raises PayloadInvalid."""
+        rows = decode_rows(write.rows)
+        if rows.num_rows != write.row_count:
+            raise PayloadInvalid(f"a write of {write.row_count} rows holds {rows.num_rows}")
+        if not fits(schema, rows):
+            raise PayloadInvalid(f"the fields do not fit version {schema.version} of {schema.database}.{schema.table}")
+        self._check_series(schema, rows.column(0).dictionary)
+        return rows
+
+    def _check_series(self, schema: TableSchema, keys: pa.StringArray) -> None:
+        # Most messages of a table hold the series of the one before: a hash of the keys is all that they cost.
+        known = (_digest(keys), schema.database, schema.table, schema.tags)
+        if known in self._checked:
+            self._checked.move_to_end(known)
+            return
+        try:
+            check_series_keys(schema.table, schema.tags, keys)
+        except SeriesInvalid as error:
+            # A key in another form would be another series with the same tags: two rows where SQL has one.
+            raise PayloadInvalid(f"a series key is wrong: {error}") from error
+        self._checked[known] = None
+        if len(self._checked) > DICTIONARIES_KEPT:
+            self._checked.popitem(last=False)
+
+
+def fits(schema: TableSchema, rows: pa.RecordBatch) -> bool:
+    """Whether a row batch has only columns of the schema, each with its type."""
+    types = schema.field_types()
+    return all(types.get(field.name) == FieldType.of_arrow(field.type) for field in list(rows.schema)[2:])
+
+
+def _digest(keys: pa.StringArray) -> bytes:
+    hasher = xxhash.xxh3_128()
+    for buffer in keys.buffers()[1:]:
+        if buffer is not None:
+            hasher.update(buffer)
+    hasher.update(b"%d/%d" % (keys.offset, len(keys)))
+    return hasher.digest()
