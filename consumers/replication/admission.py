@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from typing import Protocol
 
 import pyarrow as pa
+import structlog
 import xxhash
 
+from headrace.consumers.replication.replica import Replica
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.messages import TableVersion, Write
 from headrace.schemas.payload import PayloadInvalid, decode_rows
@@ -20,10 +23,15 @@ from headrace.schemas.series import SeriesInvalid, check_series_keys
 from headrace.schemas.tables import DatabaseSchema, FieldType, RecordName, TableSchema
 
 DICTIONARIES_KEPT = 256
+_log = structlog.get_logger(__name__)
 
 
 class GroupStopping(HeadraceError):
     """The group is being stopped while a record waits; the record stays in the journal."""
+
+
+class TablesAwaited(HeadraceError):
+    """A record names versions of tables that are not known yet, and the caller does not wait."""
 
 
 class TableSchemas(Protocol):
@@ -45,7 +53,8 @@ class TableSchemas(Protocol):
 class TableWait:
     """Waits until the table log has decided whether a record of one group counts.
 
-    `reason` may be read by any thread; it is empty unless a record waits. `stopping()` ends a wait.
+    `reason` may be read by any thread; it is empty unless a record waits. `stopping()` ends a wait. With
+    `waits` off a record that would wait raises TablesAwaited.
     """
 
     # Without a limit of time: how late a version may come depends on clocks and brokers, and a record that one
@@ -57,16 +66,19 @@ class TableWait:
         self._tables = tables
         self._turn_s = turn_s
         self._stopping = stopping
+        self.waits = True
         self.reason = ""
 
     def accepts(self, offset: int, digest: bytes, tables: tuple[TableVersion, ...]) -> bool:
-        """Whether the record counts, waited for. Raises GroupStopping."""
+        """Whether the record counts, waited for. Raises GroupStopping and TablesAwaited."""
         record = RecordName(self._group, offset, digest)
         while not self._stopping():
-            decided = self._tables.accepts(record, tables, self._turn_s)
+            decided = self._tables.accepts(record, tables, self._turn_s if self.waits else 0.0)
             if decided is not None:
                 self.reason = ""
                 return decided
+            if not self.waits:
+                raise TablesAwaited(f"the record at offset {offset} of group {self._group} names unknown versions")
             named = ", ".join(f"version {each.schema_version} of table {each.database}.{each.table}" for each in tables)
             self.reason = (
                 f"{named}, which the record at offset {offset} names and the table log does not hold yet; if no "
@@ -105,6 +117,18 @@ class RowAdmission:
         self._checked[known] = None
         if len(self._checked) > DICTIONARIES_KEPT:
             self._checked.popitem(last=False)
+
+
+def log_rejection(group: str, replica: Replica) -> None:
+    """Log what is wrong with the newest record of a group, if anything is."""
+    found = replica.rejection
+    if found is None:
+        return
+    # The first of a kind, then the second, the fourth and so on: a producer of nothing else must not fill the disk
+    # with lines. The counts have them all.
+    count = replica.ignored[found.why]
+    if count & (count - 1) == 0:
+        _log.warning("record ignored", group=group, **asdict(found), ignored_so_far=count)
 
 
 def fits(schema: TableSchema, rows: pa.RecordBatch) -> bool:

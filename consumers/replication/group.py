@@ -10,11 +10,18 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import structlog
 
-from headrace.consumers.replication.admission import GroupStopping, RowAdmission, TableSchemas, TableWait
+from headrace.consumers.replication.admission import (
+    GroupStopping,
+    RowAdmission,
+    TablesAwaited,
+    TableSchemas,
+    TableWait,
+    log_rejection,
+)
 from headrace.consumers.replication.group_state import GroupState, LogBase
 from headrace.consumers.replication.hash_chain import CHAIN_INTERVAL
 from headrace.consumers.replication.health import RecoveryInProgress
@@ -190,11 +197,26 @@ class Group:
         """Bytes of messages that are journaled and not yet applied."""
         return self._queue_bytes
 
-    def recover(self, entries: Iterable[JournalEntry], on_entry: Callable[[JournalEntry], None]) -> None:
-        """Apply the journal's entries beyond the store's state, before the thread starts."""
-        for entry in entries:
-            self._apply(entry)
-            on_entry(entry)
+    def recover(self, entries: Iterable[JournalEntry], on_entry: Callable[[JournalEntry], None]) -> JournalEntry | None:
+        """Apply the journal's entries beyond the store's state, before the thread starts; returns the newest.
+
+        The first that would wait for a version of a table, and all behind it, are left to the thread.
+        """
+        newest, left = None, list[JournalEntry]()
+        self._table_wait.waits = False
+        for newest in entries:
+            try:
+                if not left:
+                    self._apply(newest)
+                    on_entry(newest)
+                    continue
+            except TablesAwaited:
+                # A node that waited here would not start, and nobody would see what it waits for.
+                pass
+            left.append(newest)
+        self._table_wait.waits = True
+        self.enqueue(left)
+        return newest
 
     def start(self) -> None:
         """Begin to apply the queue."""
@@ -297,7 +319,7 @@ class Group:
         assert state.version == entry.version, f"record {entry.version} of {self.name} was counted as {state.version}"
         for action in actions:
             self._act(action)
-        self._note_rejection()
+        log_rejection(self.name, self.replica)
         # After the actions: whoever reads the new state may rely on the store holding everything of that
         # version.
         with self._changed:
@@ -307,14 +329,6 @@ class Group:
             if state.version % CHAIN_INTERVAL == 0:
                 self.chain_sample = (state.version, state.chain)
             self._changed.notify_all()
-
-    def _note_rejection(self) -> None:
-        found = self.replica.rejection
-        count = self.replica.ignored[found.why] if found is not None else 0
-        # The first of a kind, then the second, the fourth and so on: a producer of nothing else must not fill the
-        # disk with lines. The counts have them all.
-        if found is not None and count & (count - 1) == 0:
-            _log.warning("record ignored", group=self.name, **asdict(found), ignored_so_far=count)
 
     def wait_for_offset(self, offset: int, timeout_s: float) -> bool:
         """Whether everything up to an offset is applied, waited for."""

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from headrace.connectors.log.memory import MemoryLog
+from headrace.consumers.membership.refusal import refuse_record
 from headrace.schemas.framing import format_headers
 from tests.poison import encoded, poison_payloads, row_batch, write_message
 from tests.unit.nodes import Nodes, rows, running_nodes
@@ -45,24 +46,31 @@ def append_poison(log: MemoryLog, topic: str) -> None:
         log.store(topic, write_message(data, sequence=number), None, format_headers())
 
 
-def test_a_record_of_an_unknown_version_shows_the_way_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The node reports group, offset and command, and does not start to guess."""
+@pytest.mark.parametrize("restarts", [0, 1])
+def test_a_record_of_an_unknown_version_shows_the_way_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, restarts: int
+) -> None:
+    """The node reports group, offset and command, also after a restart, and continues behind the refusal."""
     with running_nodes(tmp_path, monkeypatch, ("n1",)) as nodes:
         nodes.write()
-        wait_for_refusal(nodes)
+        topic = nodes.topics.forward("n1")
+        value = write_message(encoded(row_batch()), schema_version=99)
+        offset = nodes.log.store(topic, value, None, format_headers())
+        nodes.write()
+        await_command(nodes, offset)
+        for _ in range(restarts):
+            nodes.stop("n1")
+            nodes.start("n1")
+            await_command(nodes, offset)
+        refuse_record(nodes.log, nodes.topics, "n1", offset)
+        nodes.write()
+        nodes.ready()
+        eventually(lambda: rows(nodes.running["n1"]) == nodes.written, "all rows behind the record")
 
 
-def wait_for_refusal(nodes: Nodes) -> None:
-    """Let the group wait at a record, and refuse that."""
-    from headrace.consumers.membership.refusal import refuse_record
-
-    topic = nodes.topics.forward("n1")
-    offset = nodes.log.store(topic, write_message(encoded(row_batch()), schema_version=99), None, format_headers())
+def await_command(nodes: Nodes, offset: int) -> None:
+    """Wait until the node names the command that ends its waiting."""
     command = f"headrace refuse-record --group n1 --offset {offset}"
     node = nodes.running["n1"]
-    eventually(lambda: any(command in reason for reason in node.ready()[1]), "the command in the reasons")
-    nodes.write()
+    eventually(lambda: any(command in reason for reason in node.ready()[1]), f"the command in {node.ready()}")
     assert rows(node) < nodes.written
-    refuse_record(nodes.log, nodes.topics, "n1", offset)
-    nodes.ready()
-    eventually(lambda: rows(node) == nodes.written, "all rows behind the record")
