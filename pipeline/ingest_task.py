@@ -33,6 +33,7 @@ from headrace.pipeline.schema_match import (
 )
 from headrace.pipeline.sink_records import dead_letters, forward_record
 from headrace.producers.router import PAYLOAD_BYTES_MAX, encode_writes, route
+from headrace.schemas.message_rules import check_body
 from headrace.schemas.messages import Message, ProducerPosition, Write, body_digest, encode_message
 from headrace.schemas.tables import SchemaError, TableSchema, TypeClash
 
@@ -214,6 +215,7 @@ class IngestTask:
             points = sum(len(column) - column.null_count for column in part.rows.columns[2:])
             self.counts += Counts(part.rows.num_rows, points)
             for write in encode_writes(flushed.schema, slot_table.version, part.rows, self._job.compression):
+                check_body(write)
                 yield forward_record(topic, encode_message(Message(self._next_position(write), write)))
 
     def _next_position(self, write: Write) -> ProducerPosition:

@@ -17,9 +17,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.producers.cluster import SlotRouting
+from headrace.schemas.arrow_stream import decoded_size
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.messages import MESSAGE_BYTES_MAX, Write
-from headrace.schemas.payload import SERIES_TYPE, encode_rows, row_schema
+from headrace.schemas.payload import DECODED_BYTES_MAX, SERIES_TYPE, encode_rows, row_schema
 from headrace.schemas.series import bucket_of, escape_table, series_keys, slot_of
 from headrace.schemas.tables import TIME_COLUMN, DatabaseSchema, TableSchema
 
@@ -75,10 +76,14 @@ def encode_writes(
             yield from encode_writes(schema, slot_table_version, rows.slice(start, MESSAGE_ROWS_MAX), compression)
         return
     data = encode_rows(rows, compression)
-    if data.size > PAYLOAD_BYTES_MAX:
+    size_bytes, limit_bytes = data.size, PAYLOAD_BYTES_MAX
+    if size_bytes <= limit_bytes:
+        # A message that compresses well is small on the wire and not in the memory of every replica.
+        size_bytes, limit_bytes = decoded_size(data), DECODED_BYTES_MAX
+    if size_bytes > limit_bytes:
         if rows.num_rows == 1:
             raise RowTooLarge(
-                f"a row of {schema.database}.{schema.table} takes {data.size} bytes, a message holds {PAYLOAD_BYTES_MAX}",
+                f"a row of {schema.database}.{schema.table} takes {size_bytes} bytes, a message holds {limit_bytes}",
                 action="shorten its strings",
             )
         # Compressed size cannot be predicted: halving finds parts that fit, always the same for equal rows.

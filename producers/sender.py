@@ -16,6 +16,7 @@ from headrace.connectors.log.port import Appender, AppendUnknown
 from headrace.connectors.log.topics import Topics
 from headrace.schemas.errors import HeadraceError, StateUnknown
 from headrace.schemas.framing import format_headers
+from headrace.schemas.message_rules import check_body
 from headrace.schemas.messages import Body, Message, ProducerPosition, encode_message
 from headrace.schemas.receipts import WrittenRecords, receipt_of, value_digest
 
@@ -86,7 +87,12 @@ class Sender:
         self._changed = threading.Condition()
 
     def encode(self, bodies: Sequence[tuple[str, Body, int]]) -> list[RoutedMessage]:
-        """Encode (group, body, rows) of one batch as messages; each call is a newer batch."""
+        """Encode (group, body, rows) of one batch as messages; each call is a newer batch.
+
+        Raises MessageInvalid and SchemaError for what replicas would ignore.
+        """
+        for _, body, _ in bodies:
+            check_body(body)
         # Encoded once: a message that the log port sends again has the same position and digest, and replicas
         # drop the repeat.
         self._batch += 1

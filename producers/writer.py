@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from headrace.connectors.formats.arrow_tables import normalise
 from headrace.connectors.formats.interface import FormatOptions
+from headrace.connectors.formats.row_rules import check_arrays, check_times
 from headrace.producers.acks import Quorum
 from headrace.producers.cluster import Cluster
 from headrace.producers.router import MESSAGE_ROWS_MAX, encode_writes, route
@@ -201,10 +202,13 @@ def normal_rows(rows: pa.Table, table: str, tags: Collection[str]) -> pa.Table:
 
     Raises FormatError, which names the column.
     """
+    check_arrays(rows)
     # Chunks may have dictionaries of their own, in which the same code means different values.
     if any(pa.types.is_dictionary(column.type) and column.num_chunks > 1 for column in rows.columns):
         rows = rows.unify_dictionaries().combine_chunks()
-    return normalise(rows, FormatOptions(table=table, tags=tuple(sorted(tags))))
+    rows = normalise(rows, FormatOptions(table=table, tags=tuple(sorted(tags))))
+    check_times(rows)
+    return rows
 
 
 def count_points(rows: pa.Table, fields: Iterable[str]) -> int:

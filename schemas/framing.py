@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
 from importlib import resources
 from typing import Any
@@ -29,6 +29,7 @@ MAGIC = b"\xc3\x01"
 HEADER_BYTES = 10
 FORMAT = 1
 FORMAT_HEADER = "format"
+FORMAT_DIGITS_MAX = 9
 
 
 class FrameInvalid(HeadraceError):
@@ -89,11 +90,23 @@ class Codec:
 
 def check_format(headers: tuple[tuple[str, bytes], ...]) -> None:
     """Raises FormatTooNew if a record's `format` header is above the format of this build."""
-    for name, value in headers:
-        if name == FORMAT_HEADER and value.isdigit() and int(value) > FORMAT:
+    for _, value in kept_headers(headers):
+        if int(value) > FORMAT:
             raise FormatTooNew(
                 f"a record has format {int(value)}; this build reads up to {FORMAT}", action="upgrade this node"
             )
+
+
+def kept_headers(headers: Iterable[tuple[str, bytes]]) -> tuple[tuple[str, bytes], ...]:
+    """The headers that a replica reads: the highest `format`, of bounded size. Any other, of any size, is dropped."""
+    # Other producers, and what traces them, may add headers of any number and size: they must not fill the
+    # journal, and cost no record its effect.
+    numbers = [value for name, value in headers if name == FORMAT_HEADER and value.isdigit()]
+    if not numbers:
+        return ()
+    # A number is compared by its digits: Python refuses to convert thousands of them.
+    highest = max((value.lstrip(b"0") for value in numbers), key=lambda digits: (len(digits), digits))
+    return ((FORMAT_HEADER, highest[:FORMAT_DIGITS_MAX] or b"0"),)
 
 
 def format_headers() -> list[tuple[str, bytes]]:

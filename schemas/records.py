@@ -6,8 +6,8 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
-from headrace.schemas.framing import codec
-from headrace.schemas.tables import DatabaseChange, FieldType, SchemaChange, TableChange
+from headrace.schemas.framing import HEADER_BYTES, codec
+from headrace.schemas.tables import DatabaseChange, FieldType, RecordName, RecordRefusal, SchemaChange, TableChange
 
 _NAMESPACE = "headrace.v1."
 HASH_NAME = "xxh3_64"
@@ -86,6 +86,8 @@ def decode_status(value: bytes) -> Status:
 
 def encode_schema_change(writer: str, change: SchemaChange) -> bytes:
     """A schema change as the value of a record of `{c}.table`."""
+    if isinstance(change, RecordRefusal):
+        return _encode_refusal(writer, change)
     content = asdict(change)
     if isinstance(change, TableChange):
         content["fields"] = [{"name": name, "type": str(kind)} for name, kind in change.fields]
@@ -94,6 +96,9 @@ def encode_schema_change(writer: str, change: SchemaChange) -> bytes:
 
 def decode_schema_change(value: bytes) -> tuple[str, SchemaChange]:
     """(writer, change). Raises FrameInvalid."""
+    # A schema of its own, so that the one of changes keeps its fingerprint.
+    if bytes(value[:HEADER_BYTES]) == codec("refusal").prefix:
+        return _decode_refusal(value)
     record = codec("table").decode(value)
     name, content = record["change"]
     if name.endswith("DatabaseChange"):
@@ -113,6 +118,17 @@ def decode_membership(value: bytes) -> tuple[str, Create]:
     # fastavro names the branch of a union only where there are several: one kind of change is known so far.
     content = content[1] if isinstance(content, tuple) else content
     return record["writer"], Create(tuple(content["nodes"]), content["replication"], content["slots"], content["hash"])
+
+
+def _encode_refusal(writer: str, refusal: RecordRefusal) -> bytes:
+    named = {"database": refusal.database, "table": refusal.table, "schema_version": refusal.schema_version}
+    return codec("refusal").encode({"writer": writer, **asdict(refusal.record), **named})
+
+
+def _decode_refusal(value: bytes) -> tuple[str, RecordRefusal]:
+    record = codec("refusal").decode(value)
+    name = RecordName(record["group"], record["offset"], record["digest"])
+    return record["writer"], RecordRefusal(name, record["database"], record["table"], record["schema_version"])
 
 
 def _table_change(content: dict[str, Any]) -> TableChange:

@@ -8,7 +8,7 @@ never changes.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -16,6 +16,13 @@ import xxhash
 
 _TABLE_SPECIAL = r"[\\, \n]"
 _TAG_SPECIAL = r"[\\,= \n]"
+# The canonical form, as a pattern of both `re` and RE2 (Arrow): special characters are escaped, and no others.
+_TABLE_TEXT, _TAG_TEXT = r"(?:[^\\, \n]|\\[\\, n])+", r"(?:[^\\,= \n]|\\[\\,= n])+"
+_KEY = rf"{_TABLE_TEXT}(?:,{_TAG_TEXT}={_TAG_TEXT})*"
+_TAG_PAIR = re.compile(rf",({_TAG_TEXT})={_TAG_TEXT}")
+# Tables have few shapes of keys; RE2 compiles patterns up to some size.
+_SHAPES_MAX = 16
+_PATTERN_CHARACTERS_MAX = 16_384
 _UNESCAPE = re.compile(r"\\(.)", re.DOTALL)
 
 
@@ -65,6 +72,45 @@ def parse_series_key(key: str) -> tuple[str, dict[str, str]]:
             raise ValueError(f"{key!r} is not a series key")
         tags[_unescape(match[1])] = _unescape(match[2])
     return _unescape(head), tags
+
+
+class SeriesInvalid(ValueError):
+    """A series key that `series_key` would not give for any tags of the table."""
+
+
+def check_series_keys(table: str, tags: Collection[str], keys: pa.StringArray) -> None:
+    """Raises SeriesInvalid unless each key is that of some series of a table with these tags."""
+    # One pass over all keys of one shape, which costs a tenth of finding the shape of each.
+    for _ in range(_SHAPES_MAX):
+        if not len(keys):
+            return
+        pattern = _shape_pattern(table, tags, keys[0].as_py())
+        if len(pattern) > _PATTERN_CHARACTERS_MAX:
+            break
+        keys = keys.filter(pc.invert(pc.match_substring_regex(keys, pattern)))
+    if not pc.all(pc.match_substring_regex(keys, rf"^{_KEY}\z"), min_count=0).as_py():
+        raise SeriesInvalid("a series key is not in the canonical form")
+    # Any value will do: the keys of one shape become equal.
+    for key in pc.unique(pc.replace_substring_regex(keys, rf"(,{_TAG_TEXT}=){_TAG_TEXT}", r"\1v")).to_pylist():
+        _shape_pattern(table, tags, key)
+
+
+def _shape_pattern(table: str, tags: Collection[str], key: str) -> str:
+    """A pattern of RE2 for the keys that have the same tags as this one, which is checked."""
+    if re.fullmatch(_KEY, key) is None:
+        raise SeriesInvalid(f"{key[:200]!r} is not a canonical series key")
+    head = escape_table(table)
+    names = _TAG_PAIR.findall(key, len(head))
+    tag_names = [_unescape(name) for name in names]
+    known = tag_names == sorted(set(tag_names)) and set(tags).issuperset(tag_names)
+    if not key.startswith(head) or key[len(head) :][:1] not in ("", ",") or not known:
+        raise SeriesInvalid(f"{key[:200]!r} is no series of table {table!r}")
+    return "^" + _quoted(head) + "".join(f",{_quoted(name)}={_TAG_TEXT}" for name in names) + r"\z"
+
+
+def _quoted(text: str) -> str:
+    """A text as a pattern of RE2 that matches it."""
+    return re.sub(r"[^A-Za-z0-9_\u0080-\U0010ffff]", lambda found: f"\\x{ord(found[0]):02x}", text)
 
 
 def _unescape(text: str) -> str:

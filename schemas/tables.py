@@ -22,6 +22,8 @@ RESERVED_PREFIX = "__"
 DEFAULT_SLICE_NS = 86_400_000_000_000
 DEFAULT_BUCKETS = 8
 NAME_BYTES_MAX = 200
+# SQL (DuckDB) uses the other three values of int64 for null and the infinities, so a row there would be lost.
+ROW_TIME_MIN_NS, ROW_TIME_MAX_NS = -(2**63) + 2, 2**63 - 2
 COLUMNS_MAX = 4_096
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
@@ -114,7 +116,29 @@ class TableChange:
     retention_ns: int | None = None
 
 
-SchemaChange = DatabaseChange | TableChange
+@dataclass(frozen=True, slots=True)
+class RecordName:
+    """A record of a data group's forward log; the digest of its value tells it from one of a recreated topic."""
+
+    group: str
+    offset: int
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class RecordRefusal:
+    """A forward record is refused, since it names a version of a table that the table log does not hold so far.
+
+    Void when that version came first.
+    """
+
+    record: RecordName
+    database: str
+    table: str
+    schema_version: int
+
+
+SchemaChange = DatabaseChange | TableChange | RecordRefusal
 
 
 def check_name(kind: str, name: str) -> None:
@@ -202,18 +226,21 @@ def _check_new_columns(current: TableSchema, tags: Iterable[str], fields: Mappin
 
 @dataclass(slots=True)
 class Catalogue:
-    """Every version of every table.
+    """Every version of every table, and the forward records that were refused.
 
     A pure state machine over the table log: the same log gives every reader the same catalogue.
     """
 
     databases: dict[str, DatabaseSchema] = field(default_factory=dict)
     tables: dict[tuple[str, str], list[TableSchema]] = field(default_factory=dict)
+    refused: set[RecordName] = field(default_factory=set)
 
     def apply(self, change: SchemaChange) -> bool:
         """Apply one record of the table log; whether it is valid."""
         if isinstance(change, DatabaseChange):
             return self._apply_database(change)
+        if isinstance(change, RecordRefusal):
+            return self._apply_refusal(change)
         return self._apply_table(change)
 
     def newest(self, database: str, table: str) -> TableSchema:
@@ -235,6 +262,14 @@ class Catalogue:
         except SchemaError:
             return False
         self.databases[change.database] = DatabaseSchema(change.database, change.slice_ns, change.buckets)
+        return True
+
+    def _apply_refusal(self, refusal: RecordRefusal) -> bool:
+        # The order in the table log decides, and nothing else: a replica may have applied the record as soon as
+        # the version was there, and one that reads the log for the first time comes to the same.
+        if self.at(refusal.database, refusal.table, refusal.schema_version) is not None:
+            return False
+        self.refused.add(refusal.record)
         return True
 
     def _apply_table(self, change: TableChange) -> bool:

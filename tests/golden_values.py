@@ -53,7 +53,7 @@ from headrace.schemas.records import (
     encode_schema_change,
     encode_status,
 )
-from headrace.schemas.tables import DatabaseChange, FieldType, TableChange, TableSchema
+from headrace.schemas.tables import DatabaseChange, FieldType, RecordName, RecordRefusal, TableChange, TableSchema
 
 VERSION = "0.2.0"
 DIRECTORY = Path(__file__).parent / "unit" / "golden"
@@ -98,6 +98,9 @@ STATUS = Status(
     reason="why not",
     sent_boot_ns=123_456_789_000,
 )
+
+
+REFUSAL = RecordRefusal(RecordName("n1", 41, bytes(range(16))), "plant", "pumps", 3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +161,13 @@ def goldens() -> list[Golden]:
         Golden("status-receipts", replace(STATUS, receipts=bytes(range(24))), encode_status, decode_status, "status"),
         _change("table-database", DatabaseChange("plant", 3_600_000_000_000, 4)),
         _change("table-change", TableChange("plant", "pumps", 1, ("pump", "site"), FIELDS, 86_400_000_000_000)),
+        Golden(
+            "table-refusal",
+            ("a-writer", REFUSAL),
+            lambda pair: encode_schema_change(*pair),
+            decode_schema_change,
+            "refusal",
+        ),
         Golden(
             "membership-create",
             ("n1", Create(("n1", "n2", "n3"), 3, 10_000)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -25,6 +26,7 @@ from headrace.connectors.formats.interface import (
     TimeRangeError,
     check_column,
 )
+from headrace.connectors.formats.row_rules import NO_SUCH_TIME, accepted_times, rows_with_text
 from headrace.connectors.formats.text_columns import encode_tags, times_of_text, to_arrow, with_static_tags
 from headrace.schemas.tables import TIME_COLUMN, FieldType
 
@@ -39,7 +41,8 @@ def normalise(table: pa.Table, options: FormatOptions) -> pa.Table:
     Fields are float64, int64, bool or string: integers of any width become int64 (float64 if that is
     declared), floats and exact decimals float64, text of any kind string. Times of any unit and zone become
     nanoseconds UTC; integers are times in `time_unit`, text is parsed as by the text formats. Columns of
-    nulls are dropped. Raises ColumnMissing, ColumnTypeError or TimeRangeError, which name the column.
+    nulls are dropped. The arrays of `table` are valid, as `check_arrays` finds. Raises ColumnMissing,
+    ColumnTypeError or TimeRangeError, which name the column.
     """
     _check_names(table, options)
     rows = table.num_rows
@@ -75,19 +78,32 @@ def parquet_batches(file: pq.ParquetFile) -> Iterator[pa.Table]:
 
 
 def parse_table(table: pa.Table, options: FormatOptions, *, keep_lines: bool = False) -> ParseResult:
-    """The readings of a typed table; a row without a time is rejected by its number."""
+    """The readings of a typed table.
+
+    A row without a time that SQL has, or with text that is not UTF-8, is rejected by its number.
+    """
     if options.table is None:
         raise OptionsError("typed readings need a table", action="name the table")
     _check_names(table, options)
-    timed = pc.is_valid(table.column(options.time_column))
-    missing = np.flatnonzero(~np.asarray(timed))
-    rejected = pa.table(
-        [pa.array(missing), pa.repeat(pa.scalar("the row has no time"), len(missing))], schema=REJECTED_LINES
-    )
-    rows = normalise(table if not len(missing) else table.filter(timed), options)
+    table, texts, text_reason = rows_with_text(table)
+    timed = np.asarray(pc.is_valid(table.column(options.time_column)))
+    kept = np.flatnonzero(timed & texts)
+    rejected = [
+        _rejected(np.flatnonzero(~timed), "the row has no time"),
+        _rejected(np.flatnonzero(timed & ~texts), text_reason),
+    ]
+    rows = normalise(table if len(kept) == table.num_rows else table.filter(pa.array(timed & texts)), options)
+    accepted = accepted_times(rows.column(TIME_COLUMN)) if rows.num_rows else None
+    if accepted is not None:
+        rejected.append(_rejected(kept[~accepted], NO_SUCH_TIME))
+        rows, kept = rows.filter(pa.array(accepted)), kept[accepted]
     if keep_lines:
-        rows = rows.append_column(LINE_COLUMN, pa.array(np.flatnonzero(np.asarray(timed))))
-    return ParseResult({options.table: rows}, rejected, table.num_rows)
+        rows = rows.append_column(LINE_COLUMN, pa.array(kept))
+    return ParseResult({options.table: rows}, pa.concat_tables(rejected).sort_by("line"), table.num_rows)
+
+
+def _rejected(numbers: npt.NDArray[np.int64], reason: str) -> pa.Table:
+    return pa.table([pa.array(numbers), pa.repeat(pa.scalar(reason), len(numbers))], schema=REJECTED_LINES)
 
 
 def _check_names(table: pa.Table, options: FormatOptions) -> None:

@@ -23,6 +23,8 @@ from headrace.connectors.formats.interface import (
 from headrace.connectors.formats.json_lines import parse_json_lines
 from headrace.connectors.formats.line_protocol import parse_line_protocol
 from headrace.connectors.formats.lines import Integers, Lines, lines_of_buffer, lines_of_messages
+from headrace.connectors.formats.row_rules import accepted_times, without_refused_times
+from headrace.schemas.tables import TIME_COLUMN
 
 NS_PER_MS = 1_000_000
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -57,6 +59,27 @@ def parse_text(
     keep_lines: bool = False,
 ) -> ParseResult:
     """Parse lines of a text format; in CSV, `header` is the one of the file and `first` the line after it."""
+
+    def parse(*, keep_lines: bool) -> ParseResult:
+        return _parse_lines(format, lines, options, default_times, header, first, keep_lines=keep_lines)
+
+    parsed = parse(keep_lines=keep_lines)
+    if all(accepted_times(table.column(TIME_COLUMN)) is None for table in parsed.tables.values()):
+        return parsed
+    # Line numbers are two more columns: only an input with such a time is parsed again with them.
+    return without_refused_times(parsed if keep_lines else parse(keep_lines=True), keep_lines=keep_lines)
+
+
+def _parse_lines(
+    format: Format,
+    lines: Lines,
+    options: FormatOptions,
+    default_times: DefaultTimes,
+    header: Header | None,
+    first: int,
+    *,
+    keep_lines: bool,
+) -> ParseResult:
     if format == "influx":
         return parse_line_protocol(lines, options, default_times, keep_lines=keep_lines)
     if format == "json":

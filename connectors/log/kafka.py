@@ -351,5 +351,10 @@ class KafkaAppender:
 
 
 def _headers(message: Message) -> tuple[tuple[str, bytes], ...]:
-    pairs: list[tuple[str, bytes | None]] = list(message.headers() or ())  # type: ignore[arg-type]
+    try:
+        pairs: list[tuple[str, bytes | None]] = list(message.headers() or ())  # type: ignore[arg-type]
+    except (UnicodeDecodeError, SystemError):
+        # A name that is not UTF-8, which the client cannot return. Ours are ASCII, so these are foreign headers,
+        # and every reader drops them alike.
+        return ()
     return tuple((name, value or b"") for name, value in pairs)

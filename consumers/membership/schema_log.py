@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from headrace.connectors.deadline import Deadline
 from headrace.connectors.log.append import append_one
@@ -17,6 +17,7 @@ from headrace.connectors.log.port import Log, LogUnavailable, Reader
 from headrace.connectors.log.topics import Topics
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.framing import FrameInvalid, check_format
+from headrace.schemas.messages import TableVersion
 from headrace.schemas.records import decode_schema_change, encode_schema_change
 from headrace.schemas.tables import (
     DEFAULT_BUCKETS,
@@ -25,6 +26,8 @@ from headrace.schemas.tables import (
     DatabaseChange,
     DatabaseSchema,
     FieldType,
+    RecordName,
+    RecordRefusal,
     SchemaChange,
     SchemaError,
     TableSchema,
@@ -85,6 +88,30 @@ class SchemaLog:
         with self._changed:
             self._changed.wait_for(lambda: self.catalogue.at(database, table, version) is not None, timeout_s)
             return self.catalogue.at(database, table, version)
+
+    def accepts(self, record: RecordName, tables: Sequence[TableVersion], timeout_s: float) -> bool | None:
+        """Whether a forward record that names these versions of tables counts: True once the log holds them all,
+        False once it was refused, None while neither is known after `timeout_s`.
+
+        The same for every reader of the table log, whenever it reads.
+        """
+
+        def held() -> bool:
+            return all(self.catalogue.at(each.database, each.table, each.schema_version) for each in tables)
+
+        def refused() -> bool:
+            return record in self.catalogue.refused
+
+        with self._changed:
+            # The refusal is looked at first: the version may have come behind it.
+            self._changed.wait_for(lambda: refused() or held(), timeout_s)
+            return False if refused() else True if held() else None
+
+    def refuse(self, refusal: RecordRefusal) -> bool:
+        """Append the refusal of a forward record; False when the version it names came first after all."""
+        with self._lock:
+            self._change(refusal, f"{refusal.database}.{refusal.table}")
+            return refusal.record in self.catalogue.refused
 
     def database(self, database: str) -> DatabaseSchema | None:
         """The database, None while the log has no record of it."""

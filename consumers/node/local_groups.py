@@ -24,6 +24,7 @@ from headrace.consumers.recovery.log_gap import parse_gap
 from headrace.consumers.replication.group import Group
 from headrace.consumers.replication.group_health import Event
 from headrace.consumers.replication.group_state import LogBase, lost_log_choices
+from headrace.consumers.replication.hash_chain import record_digest
 from headrace.consumers.replication.heartbeat import Heartbeat
 from headrace.consumers.replication.journal import Journal, JournalBroken, JournalEntry
 from headrace.consumers.replication.log_consumer import Cursor
@@ -161,16 +162,24 @@ class LocalGroups:
                 shown_s = time.monotonic()
                 on_progress(f"group {group.name}: journal record {entry.version - begin} of {newest - begin}")
 
+        last = None
         try:
-            group.recover(self.journal.recovered(group.name, begin), note)
+            last = group.recover(self.journal.recovered(group.name, begin), note)
         except (LogDamaged, JournalBroken):
             raise
         except HeadraceError as error:
             group.fail(str(error))
+        except Exception as error:
+            # As the applying thread: one group stops at its record, and the others start.
+            group.fail(f"record of the journal: {error!r}")
+            _log.exception("recovering failed", group=group.name)
         self._join_gap(group)
         # A crash after a seal, or after a swap, leaves entries that are older than the store.
         if newest <= begin:
             self.journal.forget_all(group.name, newest)
+        # Entries that wait for a table are read and not applied.
+        if last is not None and last.version > group.replica.state.version:
+            return Cursor(last.version, last.offset, record_digest(last.value))
         return Cursor.of(group.replica.state)
 
     def _set_journal_aside(self, reason: str) -> None:

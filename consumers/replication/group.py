@@ -11,11 +11,17 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
-import pyarrow as pa
 import structlog
 
+from headrace.consumers.replication.admission import (
+    GroupStopping,
+    RowAdmission,
+    TablesAwaited,
+    TableSchemas,
+    TableWait,
+    log_rejection,
+)
 from headrace.consumers.replication.group_health import Event, GroupHealth, State, Use
 from headrace.consumers.replication.group_state import GroupState, LogBase
 from headrace.consumers.replication.hash_chain import CHAIN_INTERVAL
@@ -32,12 +38,12 @@ from headrace.consumers.replication.replica import (
     SealNow,
 )
 from headrace.consumers.replication.settings import ReplicationLimits
-from headrace.consumers.replication.store_jobs import GroupStopping, JobPool, StoreJobQueue
+from headrace.consumers.replication.store_jobs import JobPool, StoreJobQueue
 from headrace.consumers.store import Store
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.messages import NO_CHAIN, Leadership
-from headrace.schemas.payload import PayloadInvalid, decode_rows
-from headrace.schemas.tables import DatabaseSchema, FieldType, TableSchema
+from headrace.schemas.payload import PayloadInvalid
+from headrace.schemas.tables import TableSchema
 
 _log = structlog.get_logger(__name__)
 
@@ -68,21 +74,6 @@ class AppliedState:
         return cls(*newest, state.frontier, state.unsealed_rows, claimed_ms, state.log_bytes)
 
 
-class TableSchemas(Protocol):
-    """The catalogue as a replica needs it: it waits for exactly the version a record names.
-
-    See `consumers.membership.schema_log`.
-    """
-
-    def wait_for(self, database: str, table: str, version: int, timeout_s: float) -> TableSchema | None:
-        """The table at a version, or None when the table log was not read that far in time."""
-        ...
-
-    def database(self, database: str) -> DatabaseSchema | None:
-        """The database, None while it is unknown."""
-        ...
-
-
 class Group:
     """A data group at this node.
 
@@ -110,6 +101,9 @@ class Group:
         self.replica = Replica(members, state)
         self._changed = threading.Condition()
         self.health = GroupHealth(self._changed)
+        self._table_wait = TableWait(name, tables, limits.schema_wait_s, self.health, lambda: self._stopping)
+        self.replica.knows_tables = self._table_wait.accepts
+        self._admission = RowAdmission()
         self.store_jobs = StoreJobQueue(name, store, state, limits, self.health, on_sealed, pool)
         self.applied = AppliedState.of(state, 0)
         self.chain_sample: tuple[int, bytes] = (0, NO_CHAIN)
@@ -183,11 +177,26 @@ class Group:
         """Bytes of messages that are journaled and not yet applied."""
         return self._queue_bytes
 
-    def recover(self, entries: Iterable[JournalEntry], on_entry: Callable[[JournalEntry], None]) -> None:
-        """Apply the journal's entries beyond the store's state, before the thread starts."""
-        for entry in entries:
-            self._apply(entry)
-            on_entry(entry)
+    def recover(self, entries: Iterable[JournalEntry], on_entry: Callable[[JournalEntry], None]) -> JournalEntry | None:
+        """Apply the journal's entries beyond the store's state, before the thread starts; returns the newest.
+
+        The first that would wait for a version of a table, and all behind it, are left to the thread.
+        """
+        newest, left = None, list[JournalEntry]()
+        self._table_wait.waits = False
+        for newest in entries:
+            try:
+                if not left:
+                    self._apply(newest)
+                    on_entry(newest)
+                    continue
+            except TablesAwaited:
+                # A node that waited here would not start, and nobody would see what it waits for.
+                pass
+            left.append(newest)
+        self._table_wait.waits = True
+        self.enqueue(left)
+        return newest
 
     def start(self) -> None:
         """Begin to apply the queue."""
@@ -293,6 +302,7 @@ class Group:
         assert state.version == entry.version, f"record {entry.version} of {self.name} was counted as {state.version}"
         for action in actions:
             self._act(action)
+        log_rejection(self.name, self.replica)
         # After the actions: whoever reads the new state may rely on the store holding everything of that
         # version.
         with self._changed:
@@ -341,28 +351,20 @@ class Group:
         database = self._tables.database(write.database)
         assert database is not None, f"table {write.database}.{write.table} without a database"
         try:
-            rows = decode_rows(write.rows)
-        except PayloadInvalid:
-            self.replica.ignored[Ignored.UNDECODABLE] += 1
-            return
-        if not fits(schema, rows):
-            self.replica.ignored[Ignored.UNDECODABLE] += 1
+            rows = self._admission.admit(schema, write)
+        except PayloadInvalid as error:
+            self.replica.reject(Ignored.INVALID, error.message)
             return
         self.store.write(action.version, self._era, schema, database, rows)
         self.rows_applied += rows.num_rows
 
     def _schema(self, database: str, table: str, version: int) -> TableSchema:
-        """The exact schema a record names, waited for without a limit. Raises GroupStopping."""
+        """The exact schema that an accepted record names."""
         # A newer schema in its place would make the rows depend on how far this node has read another topic.
         while not self._stopping:
             schema = self._tables.wait_for(database, table, version, self._limits.schema_wait_s)
             if schema is not None:
-                # Not reported for every record: a report takes a lock.
-                if self.health.holds(State.AWAITING):
-                    self.health.report(Event.PROCEED)
                 return schema
-            awaited = f"version {version} of table {database}.{table}, which the table log does not hold yet"
-            self.health.report(Event.AWAIT, awaited)
         raise GroupStopping(f"group {self.name} is stopping")
 
     def _seal(self, action: SealNow) -> None:
@@ -375,9 +377,3 @@ class Group:
         }
         job = self.store.freeze(action.version, self._era, action.state, schemas)
         self.store_jobs.seal(job, self.replica.state.offset, self.replica.state.log_bytes)
-
-
-def fits(schema: TableSchema, rows: pa.RecordBatch) -> bool:
-    """Whether a row batch has only columns of the schema, each with its type."""
-    types = schema.field_types()
-    return all(types.get(field.name) == FieldType.of_arrow(field.type) for field in list(rows.schema)[2:])

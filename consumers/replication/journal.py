@@ -16,6 +16,7 @@ from headrace.connectors.files import FileLayer
 from headrace.connectors.log.port import Record
 from headrace.consumers.wal import BytesSerde, Delete, Put, WalMetrics, WriteAheadLog
 from headrace.schemas.errors import HeadraceError
+from headrace.schemas.framing import kept_headers
 
 _FIXED = struct.Struct("<qqqH")
 _HEADER = struct.Struct("<HI")
@@ -38,8 +39,8 @@ class JournalEntry:
 
     @classmethod
     def of(cls, group: str, version: int, record: Record) -> JournalEntry:
-        """The entry of a record that was just read."""
-        return cls(group, version, record.offset, record.timestamp_ms, record.headers, record.value)
+        """The entry of a record that was just read, with the headers that its replica reads."""
+        return cls(group, version, record.offset, record.timestamp_ms, kept_headers(record.headers), record.value)
 
 
 class Journal:

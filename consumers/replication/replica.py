@@ -8,6 +8,7 @@ memory, so every replica does the same.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -15,7 +16,9 @@ from headrace.consumers.replication.group_state import GroupState, LogBase
 from headrace.consumers.replication.hash_chain import next_chain, record_digest
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.framing import FrameInvalid, check_format
+from headrace.schemas.message_rules import check_message
 from headrace.schemas.messages import (
+    Body,
     Claim,
     Compact,
     Delete,
@@ -24,9 +27,17 @@ from headrace.schemas.messages import (
     Leadership,
     Message,
     Seal,
+    TableVersion,
     Write,
     decode_message,
 )
+from headrace.schemas.payload import PayloadInvalid, PayloadTooLarge, check_size
+
+KnowsTables = Callable[[int, bytes, tuple[TableVersion, ...]], bool]
+"""Whether the record at an offset, with a digest, counts although it names these versions of tables.
+
+The answer must follow from logs alone, so that every replica gets the same; it may come late.
+"""
 
 
 class LogHasGap(HeadraceError):
@@ -48,10 +59,23 @@ class Ignored(StrEnum):
     """Why a record changed nothing but the version."""
 
     UNDECODABLE = "undecodable"
+    INVALID = "invalid"
+    TOO_LARGE = "too_large"
+    REFUSED = "refused"
     REPEATED = "repeated"
     SUPERSEDED = "superseded"
     NOT_LEADER = "not_leader"
     CLAIM_LOST = "claim_lost"
+
+
+@dataclass(frozen=True, slots=True)
+class Rejection:
+    """A record that nothing of Headrace writes, and that every replica therefore ignores at its version."""
+
+    version: int
+    offset: int
+    why: Ignored
+    error: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,27 +132,46 @@ class Replica:
     members: tuple[str, ...]
     state: GroupState = field(default_factory=GroupState)
     ignored: Counter[Ignored] = field(default_factory=Counter)
+    knows_tables: KnowsTables = lambda _offset, _digest, _tables: True
+    rejection: Rejection | None = None
 
     def apply(self, offset: int, value: bytes, headers: tuple[tuple[str, bytes], ...]) -> list[Action]:
         """Take the next record.
 
-        Raises FormatTooNew and LogHasGap with the state unchanged: the group stops here.
+        Raises FormatTooNew and LogHasGap with the state unchanged: the group stops here. `rejection` is then
+        what is wrong with the record, if anything is.
         """
-        # Both refusals come before any change: a build that can read the record continues from exactly this
+        # Whatever raises comes before any change: a build that can read the record continues from exactly this
         # state.
         check_format(headers)
-        message = _decoded(value)
+        message, fault = _decoded(value)
         if message is not None and isinstance(message.body, Gap):
             self._check_gap(message.body)
         state = self.state
         digest = record_digest(value)
+        if message is not None and (tables := self._tables_of(message.body)):
+            fault = None if self.knows_tables(offset, digest, tables) else (Ignored.REFUSED, _refused(tables))
         state.version += 1
         state.offset = offset
         state.record_digest = digest
         state.chain = next_chain(state.chain, digest)
         state.log_bytes += len(value)
         state.unsealed_bytes += len(value)
+        self.rejection = None
+        if message is None or fault is not None:
+            return self._seal_if_full(self.reject(*(fault or (Ignored.UNDECODABLE, ""))))
         return self._seal_if_full(self._decide(message))
+
+    def reject(self, why: Ignored, error: str) -> list[Action]:
+        """Ignore the newest record, which breaks a rule; also called by whoever decodes its rows."""
+        self.rejection = Rejection(self.state.version, self.state.offset, why, error)
+        return self._ignore(why)
+
+    def _tables_of(self, body: Body) -> tuple[TableVersion, ...]:
+        """The versions of tables without which a record cannot be applied."""
+        if isinstance(body, Write):
+            return (TableVersion(body.database, body.table, body.schema_version),)
+        return body.tables if isinstance(body, Seal) and self.leads(body.leadership) else ()
 
     def _check_gap(self, gap: Gap) -> None:
         """Pass the gap that is this state's base, and one that came too late to count.
@@ -143,11 +186,7 @@ class Replica:
         if found != base and not late:
             raise LogHasGap(found)
 
-    def _decide(self, message: Message | None) -> list[Action]:
-        # Bytes that no build can decode are the one thing a replica may skip: every other replica skips them
-        # too.
-        if message is None:
-            return self._ignore(Ignored.UNDECODABLE)
+    def _decide(self, message: Message) -> list[Action]:
         if (repeat := self._check_repeat(message)) is not None:
             return self._ignore(repeat)
         return self._act(message)
@@ -187,9 +226,7 @@ class Replica:
     def _act(self, message: Message) -> list[Action]:
         version, body = self.state.version, message.body
         if isinstance(body, Write):
-            self._note_schema(body.database, body.table, body.schema_version)
-            self.state.unsealed_rows += body.row_count
-            return [ApplyWrite(version, body)]
+            return self._write(body)
         if isinstance(body, Delete):
             self.state.unsealed_rows += 1
             return [ApplyDelete(version, body)]
@@ -210,6 +247,21 @@ class Replica:
         if isinstance(body, Drop):
             return [DropSlices(version, body)]
         return [CompactNow(version, body)]
+
+    def _write(self, write: Write) -> list[Action]:
+        try:
+            size_bytes = check_size(write.rows)
+        except PayloadTooLarge as error:
+            return self.reject(Ignored.TOO_LARGE, error.message)
+        except PayloadInvalid:
+            # Whoever decodes the rows finds the same, and rejects them.
+            size_bytes = 0
+        state = self.state
+        self._note_schema(write.database, write.table, write.schema_version)
+        state.unsealed_rows += write.row_count
+        # The memtable holds the rows decoded, which may be many times what came over the wire.
+        state.unsealed_bytes += max(0, size_bytes - len(write.rows))
+        return [ApplyWrite(state.version, write)]
 
     def _note_schema(self, database: str, table: str, schema_version: int) -> None:
         tables = self.state.tables
@@ -241,8 +293,20 @@ class Replica:
         return SealNow(state.version, state.to_bytes(), dict(state.tables))
 
 
-def _decoded(value: bytes) -> Message | None:
+def _decoded(value: bytes) -> tuple[Message | None, tuple[Ignored, str] | None]:
+    """The message of a record, or why it is none that a replica may apply."""
+    # Both are functions of the bytes alone: every other replica skips the same records.
     try:
-        return decode_message(value)
-    except FrameInvalid:
-        return None
+        message = decode_message(value)
+    except FrameInvalid as error:
+        return None, (Ignored.UNDECODABLE, error.message)
+    try:
+        check_message(message)
+    except HeadraceError as error:
+        return None, (Ignored.INVALID, error.message)
+    return message, None
+
+
+def _refused(tables: tuple[TableVersion, ...]) -> str:
+    named = ", ".join(f"version {each.schema_version} of {each.database}.{each.table}" for each in tables)
+    return f"an operator refused it: it names {named}"

@@ -26,10 +26,6 @@ NO_CONTENT = (-1, NO_CHAIN)
 _log = structlog.get_logger(__name__)
 
 
-class GroupStopping(HeadraceError):
-    """The group is being stopped while a record waits; the record stays in the journal."""
-
-
 JobStep = Callable[[], float | None]
 
 

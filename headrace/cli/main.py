@@ -22,6 +22,7 @@ NOUNS = (
     "bench",
     "replay",
     "accept_gap",
+    "refuse_record",
     "generate",
     "wal",
     "config",

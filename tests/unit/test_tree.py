@@ -59,6 +59,7 @@ PURE_MODULES = (
     "pipeline/rebatch.py",
     "pipeline/schema_match.py",
     "producers/router.py",
+    "schemas/message_rules.py",
     "schemas/tables.py",
 )
 IMPURE_IMPORTS = {

@@ -13,25 +13,29 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.connectors.formats.interface import ColumnMissing, ColumnTypeError, TimeRangeError
+from headrace.connectors.formats.row_rules import ArrayInvalid
 from headrace.connectors.log.memory import MemoryAppender, MemoryLog
 from headrace.connectors.log.port import AppendFailed, AppendUnknown, Headers, OnDelivery
 from headrace.connectors.log.topics import Topics
 from headrace.consumers.membership.bootstrap import join_cluster
 from headrace.consumers.membership.schema_log import SchemaLog
 from headrace.consumers.replication.heartbeat import StatusWatch
+from headrace.producers import router
 from headrace.producers.acks import QuorumInvalid, QuorumTimeout, QuorumTooLarge
 from headrace.producers.cluster import Cluster
 from headrace.producers.deletes import DeleteInvalid, delete_rows
 from headrace.producers.router import RowTooLarge
 from headrace.producers.sender import WriteFailed, WriteUnknown
 from headrace.producers.writer import TableWriter, WriterClosed, WriterSettings
+from headrace.schemas import payload
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.messages import Delete, Message, Write, decode_message
 from headrace.schemas.payload import SERIES_COLUMN, decode_rows
 from headrace.schemas.receipts import receipt_of, value_digest
 from headrace.schemas.records import Create, Role, Status, encode_status
 from headrace.schemas.series import series_key
-from headrace.schemas.tables import FieldType, TypeClash
+from headrace.schemas.tables import ROW_TIME_MAX_NS, ROW_TIME_MIN_NS, FieldType, TypeClash
+from tests.poison import LATIN_1, text_array
 
 TOPICS = Topics("c")
 NODES = ("n1", "n2", "n3")
@@ -178,6 +182,10 @@ def row_order(row: tuple[str, int, tuple[Any, ...]]) -> tuple[str, int, str]:
     return row[0], row[1], repr(row[2])
 
 
+BAD_OFFSETS = text_array([b"a", b"b", b"c"], [0, 1, 900_000_000, 3])
+BAD_INDEX = pa.DictionaryArray.from_arrays(pa.array([9], pa.int32()), pa.array(["a"]), safe=False)
+
+
 def readings(hosts: list[str | None], times: list[int], **fields: list[Any]) -> pa.Table:
     """A user table with the tag `host`."""
     return pa.table({"host": pa.array(hosts, pa.string()), "time": pa.array(times, pa.int64()), **fields})
@@ -293,6 +301,19 @@ def test_an_empty_table_declares_its_columns_and_writes_nothing(scene: Scene) ->
         (pa.table({"time": [1], "__v": [1]}), [], ColumnTypeError, "'__v'"),
         (pa.table({"time": [1], "v": ["text"]}), [], TypeClash, "field 'v' of db.t is int64 and cannot take string"),
         (pa.table({"time": [1], "v": ["x"]}), ["v"], TypeClash, "'v' of db.t is a field"),
+        (pa.table({"time": [1], "s": text_array([LATIN_1])}), [], ArrayInvalid, "'s' is not valid.*UTF8"),
+        (pa.table({"time": [1], "s": text_array([LATIN_1])}), ["s"], ArrayInvalid, "'s' is not valid.*UTF8"),
+        (pa.table({"time": [1] * 3, "s": BAD_OFFSETS}), [], ArrayInvalid, "'s' is not valid.*ffset"),
+        (pa.table({"time": [1] * 3, "s": BAD_OFFSETS}), ["s"], ArrayInvalid, "'s' is not valid.*ffset"),
+        (pa.table({"time": [1], "s": BAD_INDEX}), ["s"], ArrayInvalid, "'s' is not valid.*out of bounds"),
+        (
+            pa.table({"time": pa.chunked_array([[1], [2**63 - 1]]), "v": [1, 2]}),
+            [],
+            TimeRangeError,
+            "1 rows have no usable",
+        ),
+        (pa.table({"time": [-(2**63)], "v": [1]}), [], TimeRangeError, "1 rows have no usable"),
+        (pa.table({"time": [1 - 2**63], "v": [1]}), [], TimeRangeError, "1 rows have no usable"),
     ],
 )
 def test_invalid_rows_are_refused_before_anything_is_written(
@@ -305,6 +326,29 @@ def test_invalid_rows_are_refused_before_anything_is_written(
             writer.write(table, tags)
         writer.write(pa.table({"time": [9], "v": [9]}), [])
     assert [0, 9] == [time for _, time, _ in scene.rows()]
+
+
+def test_the_first_and_the_last_time_that_sql_has_are_written(scene: Scene) -> None:
+    """The range is as wide as SQL allows."""
+    times = [ROW_TIME_MIN_NS, ROW_TIME_MAX_NS]
+    with scene.writer() as writer:
+        writer.write(pa.table({"time": times, "v": [1, 2]}), [])
+    assert times == [time for _, time, _ in scene.rows()]
+
+
+def test_rows_that_compress_well_are_split_by_their_size_in_memory(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each message decodes to no more than the limit, and a row beyond it is refused with its size."""
+    monkeypatch.setattr(payload, "DECODED_BYTES_MAX", 100_000)
+    monkeypatch.setattr(router, "DECODED_BYTES_MAX", 100_000)
+    table = readings(["a"] * 64, list(range(64)), v=["x" * 10_000] * 64)
+    with scene.writer() as writer:
+        writer.write(table, ["host"])
+        with pytest.raises(RowTooLarge, match="a message holds 100000"):
+            writer.write(readings(["a"], [1], v=["x" * 200_000]), ["host"])
+    assert len(scene.rows()) == 64
+    assert len(scene.messages()) >= 8
 
 
 def test_a_row_that_fits_no_message_is_refused(scene: Scene) -> None:

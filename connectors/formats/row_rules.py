@@ -1,0 +1,109 @@
+"""Rows that no log takes, whatever their format: text that is not UTF-8, and times that SQL does not have."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headrace.connectors.formats.interface import (
+    LINE_COLUMN,
+    MESSAGE_COLUMN,
+    REJECTED_LINES,
+    REJECTED_MESSAGES,
+    FormatError,
+    ParseResult,
+    TimeRangeError,
+)
+from headrace.schemas.tables import ROW_TIME_MAX_NS, ROW_TIME_MIN_NS, TIME_COLUMN
+
+Mask = npt.NDArray[np.bool_]
+NO_SUCH_TIME = "the time is at the end of int64 nanoseconds, which SQL does not have"
+# Over bytes, as RE2 reads them in Latin-1: Arrow's own check of UTF-8 gives no mask.
+_UTF_8 = (
+    r"^(?:[\x00-\x7F]|[\xC2-\xDF][\x80-\xBF]|\xE0[\xA0-\xBF][\x80-\xBF]|[\xE1-\xEC\xEE\xEF][\x80-\xBF]{2}"
+    r"|\xED[\x80-\x9F][\x80-\xBF]|\xF0[\x90-\xBF][\x80-\xBF]{2}|[\xF1-\xF3][\x80-\xBF]{3}|\xF4[\x80-\x8F][\x80-\xBF]{2})*\z"
+)
+
+
+class ArrayInvalid(FormatError):
+    """A column that breaks the rules of Arrow: text that is not UTF-8, an offset or an index out of range."""
+
+
+def check_arrays(table: pa.Table) -> None:
+    """Raises ArrayInvalid, which names the column: any function may fail on such an array, or end the process."""
+    for name, column in zip(table.column_names, table.columns, strict=True):
+        try:
+            column.validate(full=True)
+        except pa.ArrowInvalid as error:
+            raise ArrayInvalid(f"column {name!r} is not valid: {error}", action="decode its text as UTF-8") from None
+
+
+def check_times(table: pa.Table) -> None:
+    """Raises TimeRangeError for a normalised table with a time that SQL does not have."""
+    accepted = accepted_times(table.column(TIME_COLUMN))
+    if accepted is not None:
+        count = table.num_rows - int(accepted.sum())
+        raise TimeRangeError(f"{count} rows have no usable time: {NO_SUCH_TIME}", action="drop or mend these rows")
+
+
+def accepted_times(times: pa.ChunkedArray) -> Mask | None:
+    """Which times SQL has; None for all of them."""
+    bounds = pc.min_max(times)
+    low, high = bounds["min"].as_py(), bounds["max"].as_py()
+    if low is None or (low >= ROW_TIME_MIN_NS and high <= ROW_TIME_MAX_NS):
+        return None
+    values = np.asarray(times)
+    accepted: Mask = (values >= ROW_TIME_MIN_NS) & (values <= ROW_TIME_MAX_NS)
+    return accepted
+
+
+def rows_with_text(table: pa.Table) -> tuple[pa.Table, Mask, str]:
+    """(the table, which of its rows have valid text in every column, why the others have not).
+
+    For tables whose offsets and indices are known to be right, as those read from a Parquet file. Rows of the
+    table can be selected. Columns with bad text come back as plain text: a dictionary would keep what no row uses.
+    """
+    good, names = np.ones(table.num_rows, np.bool_), []
+    for index, (name, column) in enumerate(zip(table.column_names, table.columns, strict=True)):
+        # Arrow selects no rows of a view.
+        if pa.types.is_string_view(column.type):
+            column = column.cast(pa.large_string())
+            table = table.set_column(index, name, column)
+        try:
+            column.validate(full=True)
+        except pa.ArrowInvalid:
+            if not _is_text(column.type.value_type if pa.types.is_dictionary(column.type) else column.type):
+                raise ArrayInvalid(f"column {name!r} is not valid") from None
+            texts = column.cast(pa.large_string())
+            matching = pc.match_substring_regex(texts.cast(pa.large_binary()), _UTF_8)
+            good &= np.asarray(pc.fill_null(matching, fill_value=True))
+            table = table.set_column(index, name, texts)
+            names.append(repr(name))
+    return table, good, f"the text of {', '.join(names)} is not UTF-8"
+
+
+def without_refused_times(parsed: ParseResult, *, keep_lines: bool) -> ParseResult:
+    """A result with line numbers, whose rows with a time that SQL does not have are rejected lines."""
+    tables, rejected = {}, [parsed.rejected]
+    for name, rows in parsed.tables.items():
+        accepted = accepted_times(rows.column(TIME_COLUMN)) if rows.num_rows else None
+        if accepted is not None:
+            rejected.append(_rejected(rows.filter(pa.array(~accepted)), parsed.rejected.schema))
+            rows = rows.filter(pa.array(accepted))
+        if not keep_lines:
+            rows = rows.drop_columns([each for each in (MESSAGE_COLUMN, LINE_COLUMN) if each in rows.column_names])
+        tables[name] = rows
+    order = [(name, "ascending") for name in parsed.rejected.column_names if name != "reason"]
+    return ParseResult(tables, pa.concat_tables(rejected).sort_by(order), parsed.lines)
+
+
+def _rejected(rows: pa.Table, schema: pa.Schema) -> pa.Table:
+    origin = [rows[MESSAGE_COLUMN]] if schema.equals(REJECTED_MESSAGES) else []
+    assert origin or schema.equals(REJECTED_LINES)
+    return pa.table([*origin, rows[LINE_COLUMN], pa.repeat(pa.scalar(NO_SUCH_TIME), rows.num_rows)], schema=schema)
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))

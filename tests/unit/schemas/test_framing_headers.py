@@ -1,0 +1,40 @@
+"""Headers of foreign producers: of any number and size, and without effect."""
+
+from __future__ import annotations
+
+import pytest
+
+from headrace.schemas.framing import FormatTooNew, check_format, format_headers, kept_headers
+
+OURS = tuple(format_headers())
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        OURS,
+        (("x" * 70_000, b""), *OURS),
+        (*OURS, *(("trace", bytes(100)) for _ in range(70_000))),
+        (("format", b"not a number"), ("format", b""), *OURS, ("Format", b"9")),
+        (("format", b"1"), ("format", b"0")),
+        (("format", b"0" * 10_000 + b"1"),),
+    ],
+)
+def test_only_the_format_is_kept(headers: tuple[tuple[str, bytes], ...]) -> None:
+    """One small header is left of them all, and the record is read."""
+    check_format(headers)
+    assert OURS == kept_headers(headers)
+
+
+@pytest.mark.parametrize("newer", [b"2", b"0002", b"9" * 9, b"9" * 10_000])
+def test_a_newer_format_is_found_among_all_headers(newer: bytes) -> None:
+    """Also behind an older one, and with more digits than Python converts."""
+    headers = (("format", b"1"), ("format", newer), ("x", b""))
+    for each in (headers, kept_headers(headers)):
+        with pytest.raises(FormatTooNew):
+            check_format(each)
+
+
+def test_a_record_without_a_format_keeps_none() -> None:
+    """It is read as the oldest format."""
+    assert kept_headers((("x", b"1"),)) == ()
