@@ -117,6 +117,8 @@ class Readiness:
             return f"waiting for {group.waiting}" if group.waiting else group.store_jobs.waiting
         if self._log_consumer.journal_fault:
             return f"journal: {self._log_consumer.journal_fault}"
+        if self._log_consumer.topic_fault(topic):
+            return f"log: {self._log_consumer.topic_fault(topic)}"
         if not self.caught_up(topic):
             return self._log_progress[topic].reason(self._log_consumer.position(topic), self._ends[topic])
         return ""
