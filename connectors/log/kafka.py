@@ -26,9 +26,9 @@ from confluent_kafka import (
     TopicPartition,
 )
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
-from confluent_kafka.cimpl import NewTopic
 
 from headrace.connectors.deadline import Deadline
+from headrace.connectors.log import kafka_topics
 from headrace.connectors.log.kafka_admin import ANSWER_TIMEOUT_S, REQUEST_TIMEOUT_S, KafkaAdmin
 from headrace.connectors.log.kafka_appender import KafkaAppender
 from headrace.connectors.log.kafka_errors import DENIED, REFUSED, log_error, read_error
@@ -43,6 +43,7 @@ from headrace.connectors.log.port import (
     AppendFailed,
     LogUnavailable,
     Record,
+    TopicConfiguration,
     TopicMissing,
     TopicState,
 )
@@ -68,21 +69,20 @@ class KafkaLog:
         self._lock = threading.Lock()
         self.bootstrap = bootstrap
 
-    def create_topic(self, topic: str, settings: Mapping[str, str]) -> None:
+    def create_topic(self, topic: str, settings: Mapping[str, str], *, copies: int = 0) -> None:
         """See Log; `settings` are Kafka topic settings."""
         # With LogAppendTime a broker expires records by their arrival, not by the age of their rows.
         config = {"message.timestamp.type": "LogAppendTime", "max.message.bytes": str(RECORD_BYTES_MAX), **settings}
-
-        def create(client: AdminClient) -> None:
-            wanted = NewTopic(topic, 1, -1, config=config)
-            try:
-                client.create_topics([wanted], request_timeout=REQUEST_TIMEOUT_S)[topic].result(ANSWER_TIMEOUT_S)
-            except KafkaException as error:
-                if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
-                    raise
-
-        self._admin.call(topic, create, exists=False)
+        self._admin.call(topic, lambda client: kafka_topics.create_topic(client, topic, config, copies), exists=False)
         self._await_topic(topic)
+
+    def configuration(self, topic: str) -> TopicConfiguration:
+        """See Log."""
+        return self._admin.call(topic, lambda client: kafka_topics.configuration(client, topic), exists=False)
+
+    def configure(self, topic: str, settings: Mapping[str, str]) -> None:
+        """See Log."""
+        self._admin.call(topic, lambda client: kafka_topics.configure(client, topic, settings), exists=False)
 
     def _await_topic(self, topic: str) -> None:
         """Wait until the topic is visible: a broker may report it as missing right after its creation."""

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from headrace.connectors.deadline import Deadline
+from headrace.connectors.log.kafka_settings import RECORD_BYTES_MAX
 from headrace.connectors.log.port import (
     AccessDenied,
     Headers,
@@ -22,10 +23,21 @@ from headrace.connectors.log.port import (
     Record,
     RecordTooLarge,
     RecordUndeliverable,
+    TopicConfiguration,
     TopicMissing,
     TopicState,
 )
 from headrace.schemas.errors import HeadraceError
+
+# Kafka's own.
+DEFAULT_SETTINGS = {
+    "cleanup.policy": "delete",
+    "retention.ms": "604800000",
+    "retention.bytes": "-1",
+    "min.insync.replicas": "1",
+    "message.timestamp.type": "LogAppendTime",
+    "max.message.bytes": str(RECORD_BYTES_MAX),
+}
 
 
 @dataclass
@@ -34,6 +46,9 @@ class _Topic:
     records: list[Record] = field(default_factory=list)
     begin: int = 0
     end: int = 0
+    partitions: int = 1
+    copies: int = 1
+    settings: dict[str, str] = field(default_factory=dict)
 
 
 class MemoryLog:
@@ -41,6 +56,9 @@ class MemoryLog:
 
     `hidden` topics are reported as missing, as by a broker that has just started; while `unavailable`, no
     call succeeds. `held_back` counts records behind the readable end of a topic, as of an open transaction.
+    Of `brokers` a topic has as many copies as it was created with. `settings_visible` and `settings_changeable`:
+    whether this account may see and change the settings of topics.
+
     `undeliverable` has (topic, offset) of records that cannot be read; `denied` topics refuse this account.
     """
 
@@ -55,12 +73,31 @@ class MemoryLog:
         self.hidden: set[str] = set()
         self.undeliverable: set[tuple[str, int]] = set()
         self.denied: set[str] = set()
+        self.brokers = 1
+        self.settings_visible = True
+        self.settings_changeable = True
 
-    def create_topic(self, topic: str, settings: Mapping[str, str]) -> None:
-        """See Log."""
-        del settings
+    def create_topic(self, topic: str, settings: Mapping[str, str], *, copies: int = 0, partitions: int = 1) -> None:
+        """See Log; `partitions` as an operator might create it, of which only the first one is used."""
         with self._changed:
-            self._topics.setdefault(topic, _Topic(uuid.uuid4().hex))
+            created = _Topic(uuid.uuid4().hex, partitions=partitions, copies=copies or 1)
+            created.settings = {**DEFAULT_SETTINGS, **settings}
+            self._topics.setdefault(topic, created)
+
+    def configuration(self, topic: str) -> TopicConfiguration:
+        """See Log."""
+        with self._changed:
+            found = self.topic(topic)
+            settings = dict(found.settings) if self.settings_visible else None
+            return TopicConfiguration(found.partitions, found.copies, self.brokers, settings)
+
+    def configure(self, topic: str, settings: Mapping[str, str]) -> None:
+        """See Log."""
+        with self._changed:
+            found = self.topic(topic)
+            if not self.settings_changeable:
+                raise AccessDenied(f"the log refuses this account the settings of topic {topic}", topic=topic)
+            found.settings.update(settings)
 
     def delete_topic(self, topic: str) -> None:
         """Delete a topic, as an operator might under a running node."""

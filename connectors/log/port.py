@@ -26,6 +26,10 @@ class ClientSettingsRefused(HeadraceError):
     """Settings of the log's client that it does not know, or whose values it refuses."""
 
 
+class TopicSettingsRefused(HeadraceError):
+    """Settings that a topic cannot have on this log service."""
+
+
 class TopicMissing(HeadraceError):
     """A topic that does not exist, or no longer does."""
 
@@ -89,6 +93,19 @@ class TopicState:
     topic_id: str
     begin: int
     end: int
+
+
+@dataclass(frozen=True, slots=True)
+class TopicConfiguration:
+    """How a topic is kept: partitions, copies, brokers of the whole log service.
+
+    `settings`: name → value; None when this account may not see them.
+    """
+
+    partitions: int
+    replication_factor: int
+    brokers: int
+    settings: Mapping[str, str] | None
 
 
 OnDelivery = Callable[[int | None, HeadraceError | None], None]
@@ -166,8 +183,23 @@ class Appender(Protocol):
 class Log(Protocol):
     """All topics of one log service."""
 
-    def create_topic(self, topic: str, settings: Mapping[str, str]) -> None:
-        """Create a topic of one partition; one that exists is left as it is."""
+    def create_topic(self, topic: str, settings: Mapping[str, str], *, copies: int = 0) -> None:
+        """Create a topic of one partition; one that exists is left as it is.
+
+        `copies`: how many brokers hold it, 0 = the default of the log service. Raises AccessDenied,
+        TopicSettingsRefused, LogUnavailable.
+        """
+        ...
+
+    def configuration(self, topic: str) -> TopicConfiguration:
+        """How a topic is kept. Raises TopicMissing, AccessDenied, LogUnavailable."""
+        ...
+
+    def configure(self, topic: str, settings: Mapping[str, str]) -> None:
+        """Change settings of a topic; they may take effect a moment later.
+
+        Raises TopicMissing, AccessDenied, TopicSettingsRefused, LogUnavailable.
+        """
         ...
 
     def describe(self, topic: str) -> TopicState:

@@ -1,7 +1,7 @@
 """Monitors the logs of a node beside the thread that reads them.
 
-It notes their ends, their topic ids and open transactions, follows the schema log, and commits the node's
-offsets for lag tools.
+It notes their ends, their topic ids and open transactions, checks the settings of their topics, follows the
+schema log, and commits the node's offsets for lag tools.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import structlog
 from headrace.connectors.deadline import GracePeriod
 from headrace.connectors.log.port import Log, TopicMissing
 from headrace.connectors.periodic import PeriodicTask
+from headrace.consumers.membership.cluster_topics import ClusterTopics
 from headrace.consumers.membership.schema_log import SchemaLog
 from headrace.consumers.node.data_directory import Identity
 from headrace.consumers.node.readiness import Readiness
@@ -25,6 +26,7 @@ from headrace.schemas.errors import HeadraceError
 INTERVAL_S = 1.0
 COMMIT_TURNS = 5
 HELD_BACK_TURNS = 15
+TOPIC_TURNS = 60
 RETRY_S = 1.0
 SCHEMA_WAIT_S = 0.2
 _log = structlog.get_logger(__name__)
@@ -42,6 +44,7 @@ class LogMonitor:
         identity: Identity,
         log_consumer: LogConsumer,
         readiness: Readiness,
+        cluster_topics: ClusterTopics,
     ) -> None:
         self._log = log
         self._consumer_group = consumer_group
@@ -50,6 +53,8 @@ class LogMonitor:
         self._identity = identity
         self._log_consumer = log_consumer
         self._readiness = readiness
+        self._cluster_topics = cluster_topics
+        self._schema_fault = ""
         self._absence = GracePeriod()
         self._held_back_end: dict[str, int] = {}
         self._turn = 0
@@ -69,10 +74,16 @@ class LogMonitor:
         self._end_task.stop()
         self._commit()
 
+    def warnings(self) -> list[str]:
+        """What is wrong with the cluster's topics and does not keep its groups from serving."""
+        return [*([f"table log: {self._schema_fault}"] if self._schema_fault else []), *self._cluster_topics.warnings]
+
     def _follow_schemas(self) -> None:
         try:
             self._schema_log.follow(SCHEMA_WAIT_S)
+            self._schema_fault = ""
         except HeadraceError as error:
+            self._schema_fault = str(error)
             _log.warning("table log not readable", error=str(error))
             self._schema_task.stopping.wait(RETRY_S)
 
@@ -84,6 +95,9 @@ class LogMonitor:
                 self._check_log(topic, group)
         if self._turn % COMMIT_TURNS == 0:
             self._commit()
+        if self._turn % TOPIC_TURNS == 0:
+            with suppress(HeadraceError):
+                self._cluster_topics.check()
 
     def _check_log(self, topic: str, group: Group) -> None:
         try:

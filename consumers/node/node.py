@@ -22,6 +22,7 @@ from headrace.connectors.periodic import PeriodicTask
 from headrace.consumers.integrity.divergence_monitor import DivergenceMonitor
 from headrace.consumers.integrity.scrubber import Scrubber
 from headrace.consumers.membership.bootstrap import join_cluster
+from headrace.consumers.membership.cluster_topics import ClusterTopics, TopicCopies
 from headrace.consumers.membership.schema_log import SchemaLog
 from headrace.consumers.membership.slot_table import SlotTable
 from headrace.consumers.node.data_directory import DataDirectoryForeign, DataDirectoryUnusable, Identity
@@ -68,6 +69,8 @@ class Node:
         self.incarnation = new_incarnation()
         self.topics = Topics(settings.cluster.name)
         self.log: Log = log or KafkaLog(settings.cluster.bootstrap, settings.kafka)
+        copies = TopicCopies(settings.cluster.topic_replication_factor, settings.cluster.topic_min_insync_replicas)
+        self.cluster_topics = ClusterTopics(self.log, copies)
         self.http_address = ""
         self.software = installed_version()
         self.started_at = datetime.now(UTC).isoformat(timespec="seconds")
@@ -144,13 +147,13 @@ class Node:
         create = Create(node.members, node.replication_factor, cluster.slots)
         while True:
             try:
-                return join_cluster(self.log, self.topics, create)
+                return join_cluster(self.log, self.topics, create, cluster_topics=self.cluster_topics)
             except LogUnavailable as error:
                 # Nodes and brokers are often started together, and a broker needs seconds.
                 on_progress(f"waiting for Kafka at {cluster.bootstrap}: {error.message}")
                 if deadline.passed() or self._stopping.is_set():
                     raise LogUnavailable(
-                        f"Kafka at {cluster.bootstrap} did not answer within {node.startup_timeout_s:g} s",
+                        f"Kafka at {cluster.bootstrap} did not answer within {node.startup_timeout_s:g} s: {error}",
                         action="check the address and the broker, then start the node again",
                         retriable=True,
                     ) from error
@@ -166,7 +169,14 @@ class Node:
             self.identity, groups, self.log_consumer, self.heartbeat, self._local.ends, TAKE_BACK_MS
         )
         self.log_monitor = LogMonitor(
-            log, self._consumer_group, self.schema_log, groups, self.identity, self.log_consumer, self.readiness
+            log,
+            self._consumer_group,
+            self.schema_log,
+            groups,
+            self.identity,
+            self.log_consumer,
+            self.readiness,
+            self.cluster_topics,
         )
         trimmer = LogTrimmer(log, self.heartbeat, settings.store.log_keep_records)
         self.leader_tasks = LeaderTasks(
@@ -315,6 +325,10 @@ class Node:
     def held_back(self, topic: str) -> int:
         """Offsets of a forward topic that nobody can read because of an open transaction."""
         return self.readiness.held_back(topic)
+
+    def topic_warnings(self) -> list[str]:
+        """What is wrong with the cluster's topics in Kafka, for an operator."""
+        return self.log_monitor.warnings()
 
     def reason(self, topic: str) -> str:
         """What keeps a group from being in sync here, empty when nothing does."""

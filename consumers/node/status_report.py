@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Protocol
 
@@ -66,6 +67,10 @@ class NodeParts(Protocol):
         """Offsets of a forward topic that nobody can read because of an open transaction."""
         ...
 
+    def topic_warnings(self) -> Sequence[str]:
+        """What is wrong with the cluster's topics."""
+        ...
+
     def reason(self, topic: str) -> str:
         """Why the group does not serve here, empty when it does."""
         ...
@@ -87,7 +92,10 @@ def node_status(node: NodeParts) -> NodeStatus:
         "http": node.http_address,
         "ready": ready,
         "reasons": reasons,
-        "warnings": [_open_transaction(topic, node.held_back(topic)) for topic in node.groups if node.held_back(topic)],
+        "warnings": [
+            *(_open_transaction(topic, node.held_back(topic)) for topic in node.groups if node.held_back(topic)),
+            *node.topic_warnings(),
+        ],
         "replication": node.slot_table.replication,
         "nodes": list(node.slot_table.nodes),
         "slot_table_version": node.slot_table.version,
