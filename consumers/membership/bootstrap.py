@@ -55,12 +55,17 @@ def join_cluster(
     """The slot table of the cluster that this node was started for; creates the cluster if it does not exist.
 
     Creates the cluster's topics, see ClusterTopics. Raises ClusterInvalid for settings no cluster can have,
-    ClusterDiffers when it was created with others, TopicUnsuitable.
+    ClusterDiffers when it was created with others, TopicUnsuitable, TopicMissing for a lost table log.
     """
     mine = SlotTable.create(create.nodes, create.replication, create.slots)
     cluster_topics = cluster_topics or ClusterTopics(log)
-    cluster_topics.ensure({topics.membership: MEMBERSHIP, topics.table: TABLE, topics.status: STATUS})
+    cluster_topics.ensure({topics.membership: MEMBERSHIP, topics.status: STATUS})
     table = _replay(read_to_end(log, topics.membership, timeout_s=timeout_s))
+    if table is not None:
+        # A cluster has had its table log from the beginning. One that is missing is lost: an empty one in its
+        # place would give the versions that stored rows name to other schemas.
+        log.describe(topics.table)
+    cluster_topics.ensure({topics.table: TABLE})
     if table is None:
         # All nodes may find the log empty and append at once. The log is read again, since the first record
         # decides, and it may be another node's.

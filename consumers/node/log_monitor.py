@@ -26,6 +26,7 @@ from headrace.schemas.errors import HeadraceError
 INTERVAL_S = 1.0
 COMMIT_TURNS = 5
 HELD_BACK_TURNS = 15
+SCHEMA_TURNS = 5
 TOPIC_TURNS = 60
 RETRY_S = 1.0
 SCHEMA_WAIT_S = 0.2
@@ -95,9 +96,16 @@ class LogMonitor:
                 self._check_log(topic, group)
         if self._turn % COMMIT_TURNS == 0:
             self._commit()
+        if self._turn % SCHEMA_TURNS == 0:
+            self._check_schema_log()
         if self._turn % TOPIC_TURNS == 0:
             with suppress(HeadraceError):
                 self._cluster_topics.check()
+
+    def _check_schema_log(self) -> None:
+        with suppress(HeadraceError):
+            self._schema_log.verify()
+        self._readiness.note_lost_tables(self._schema_log.lost)
 
     def _check_log(self, topic: str, group: Group) -> None:
         try:

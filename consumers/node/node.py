@@ -13,16 +13,17 @@ from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from headrace.connectors.deadline import Deadline
+from headrace.connectors.deadline import Deadline, GracePeriod
 from headrace.connectors.files import DirectoryLock, create_directories
 from headrace.connectors.log.kafka import KafkaLog
-from headrace.connectors.log.port import Log, LogUnavailable
+from headrace.connectors.log.port import Log, LogUnavailable, TopicMissing
 from headrace.connectors.log.topics import Topics
 from headrace.connectors.periodic import PeriodicTask
 from headrace.consumers.integrity.divergence_monitor import DivergenceMonitor
 from headrace.consumers.integrity.scrubber import Scrubber
 from headrace.consumers.membership.bootstrap import join_cluster
 from headrace.consumers.membership.cluster_topics import ClusterTopics, TopicCopies
+from headrace.consumers.membership.schema_history import HISTORY_FILE, lost_error
 from headrace.consumers.membership.schema_log import SchemaLog
 from headrace.consumers.membership.slot_table import SlotTable
 from headrace.consumers.node.data_directory import DataDirectoryForeign, DataDirectoryUnusable, Identity
@@ -111,7 +112,7 @@ class Node:
         self._opened.callback(lock.release)
         self.identity = Identity.load(directory, settings.cluster.name, settings.node.id)
         self.slot_table = self._join(on_progress)
-        self.schema_log = SchemaLog(self.log, self.topics)
+        self.schema_log = SchemaLog(self.log, self.topics, directory / HISTORY_FILE)
         self._opened.callback(self.schema_log.close)
         self.schema_log.refresh(settings.node.startup_timeout_s)
         self._local = LocalGroups(
@@ -144,6 +145,7 @@ class Node:
             raise DataDirectoryForeign(
                 f"node {node.id!r} is not among --nodes {','.join(node.members)}", action="name it there"
             )
+        absence = GracePeriod()
         create = Create(node.members, node.replication_factor, cluster.slots)
         while True:
             try:
@@ -157,7 +159,11 @@ class Node:
                         action="check the address and the broker, then start the node again",
                         retriable=True,
                     ) from error
-                self._stopping.wait(JOIN_RETRY_S)
+            except TopicMissing as error:
+                # A broker that has just started may know some of its topics only.
+                if absence.missing(self.topics.table) or self._stopping.is_set():
+                    raise lost_error(self.topics.table, "does not exist any more") from error
+            self._stopping.wait(JOIN_RETRY_S)
 
     def _build_parts(self) -> None:
         """Make every part that has threads, bottom up; none of them runs yet."""

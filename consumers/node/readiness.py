@@ -49,6 +49,7 @@ class Readiness:
         self._log_answered_s = time.monotonic()
         self._reached: set[str] = set()
         self._held_back: dict[str, int] = {}
+        self._lost_tables = ""
         self._log_progress = {topic: LogProgress(log_consumer.position(topic)) for topic in groups}
         self.decision: Callable[[str], Decision] = lambda _topic: Decision(Role.UNSYNCED, False, "no role yet")
         self.http_address = ""
@@ -66,6 +67,10 @@ class Readiness:
     def note_held_back(self, topic: str, offsets: int) -> None:
         """Note how many offsets of a log are held back by an open transaction."""
         self._held_back[topic] = offsets
+
+    def note_lost_tables(self, why: str) -> None:
+        """Note why the cluster's schemas are lost, empty while they are not: no group serves without them."""
+        self._lost_tables = why
 
     def held_back(self, topic: str) -> int:
         """Offsets that are unreadable because of an open transaction, when checked last."""
@@ -113,6 +118,8 @@ class Readiness:
             return group.log_lost
         if group.log_truncated or group.divergence:
             return group.log_truncated or group.divergence
+        if self._lost_tables:
+            return self._lost_tables
         if group.waiting or group.store_jobs.waiting:
             return f"waiting for {group.waiting}" if group.waiting else group.store_jobs.waiting
         if self._log_consumer.journal_fault:
