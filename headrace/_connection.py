@@ -5,11 +5,9 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 
-from confluent_kafka import KafkaException
-
 from headrace.connectors.deadline import Deadline
 from headrace.connectors.log.kafka import KafkaLog
-from headrace.connectors.log.port import LogUnavailable
+from headrace.connectors.log.port import ClientSettingsRefused, LogUnavailable
 from headrace.connectors.log.topics import Topics
 from headrace.consumers.membership.bootstrap import read_slot_table
 from headrace.consumers.membership.schema_log import SchemaLog
@@ -73,6 +71,5 @@ def _librdkafka_refusals() -> Iterator[None]:
     """Turn an unknown property of librdkafka, or a value it refuses, into SettingsInvalid."""
     try:
         yield
-    except KafkaException as error:
-        refusal = error.args[0].str() if error.args else str(error)
-        raise SettingsInvalid(f"librdkafka refuses its settings: {refusal}", action="check -X and [kafka]") from error
+    except ClientSettingsRefused as error:
+        raise SettingsInvalid(error.message, action=error.action) from error

@@ -26,8 +26,9 @@ from headrace.connectors.formats.parser import parse_messages
 from headrace.connectors.log.kafka import KafkaLog
 from headrace.connectors.log.kafka_settings import java_settings
 from headrace.connectors.log.port import Log, LogUnavailable, TopicMissing
+from headrace.connectors.log.topic_settings import DEAD_LETTERS, created_with
 from headrace.connectors.log.topics import Topics, dlq
-from headrace.consumers.membership.bootstrap import KEEP_FOREVER, read_slot_table
+from headrace.consumers.membership.bootstrap import read_slot_table
 from headrace.consumers.membership.schema_log import SchemaLog
 from headrace.pipeline.checkpoint import local_folder, make_batch_durable
 from headrace.pipeline.failures import QueryFailed, SparkTransientFault, explain
@@ -107,7 +108,7 @@ def prepare(job: IngestJob, run: RunOptions, notify: Notify) -> None:
         tables.ensure_database(job.database)
         tables.close()
         _ensure_topic(log, job.topic, {"max.message.bytes": str(RAW_MESSAGE_BYTES_MAX)})
-        _ensure_topic(log, dlq(job.topic), {**KEEP_FOREVER, "max.message.bytes": str(SINK_BYTES_MAX)})
+        _ensure_topic(log, dlq(job.topic), {**created_with(DEAD_LETTERS), "max.message.bytes": str(SINK_BYTES_MAX)})
     finally:
         log.close()
 

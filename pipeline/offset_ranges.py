@@ -17,9 +17,9 @@ import numpy as np
 import pyarrow as pa
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from headrace.connectors.log.kafka_errors import MISSING, TRUNCATED, log_error
+from headrace.connectors.log.kafka_errors import TRUNCATED, log_error, read_error
 from headrace.connectors.log.kafka_settings import consumer_settings
-from headrace.connectors.log.port import LogUnavailable
+from headrace.connectors.log.port import LogUnavailable, RecordUndeliverable
 from headrace.pipeline.failures import raw_data_lost
 from headrace.pipeline.job import IngestJob
 from headrace.schemas.errors import HeadraceError
@@ -97,7 +97,7 @@ class OffsetRangeReader:
         """All messages of a range, in batches of `RAW_SCHEMA` as they arrive; never an empty one.
 
         Raises RawDataLost when the topic no longer holds the range, LogUnavailable when it delivers nothing
-        for long, TopicMissing.
+        for long, RecordUndeliverable, AccessDenied, TopicMissing.
         """
         position, stall_timeout_s = offset_range.begin, self._stall_timeout_s
         try:
@@ -194,8 +194,15 @@ def _without_errors(messages: list[Message], offset_range: OffsetRange, position
             position = max(position, message.offset() or 0)
         elif error.code() in TRUNCATED:
             raise raw_data_lost(offset_range.topic)
-        elif error.code() in MISSING:
-            raise log_error(error, offset_range.topic)
+        else:
+            # librdkafka is already behind a message that it could not read. The task fails as a whole, so nothing
+            # is counted past it.
+            at = max(message.offset() or 0, (good[-1].offset() or 0) + 1 if good else position)
+            raised = read_error(error, offset_range.topic, offset_range.partition, at)
+            if isinstance(raised, RecordUndeliverable) and raised.offset >= offset_range.end:
+                position = max(position, raised.offset)
+            elif raised is not None:
+                raise raised
     return good, position
 
 

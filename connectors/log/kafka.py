@@ -10,7 +10,8 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from typing import Any
 
@@ -21,35 +22,37 @@ from confluent_kafka import (
     KafkaError,
     KafkaException,
     Message,
-    Producer,
     TopicCollection,
     TopicPartition,
 )
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
-from confluent_kafka.cimpl import NewTopic
 
 from headrace.connectors.deadline import Deadline
+from headrace.connectors.log import kafka_topics
 from headrace.connectors.log.kafka_admin import ANSWER_TIMEOUT_S, REQUEST_TIMEOUT_S, KafkaAdmin
-from headrace.connectors.log.kafka_errors import MISSING, REFUSED, TRUNCATED, append_error, log_error
-from headrace.connectors.log.kafka_settings import FOLLOW_SETTINGS, client_settings, consumer_settings
+from headrace.connectors.log.kafka_appender import KafkaAppender
+from headrace.connectors.log.kafka_errors import DENIED, REFUSED, log_error, read_error
+from headrace.connectors.log.kafka_settings import (
+    FOLLOW_SETTINGS,
+    RECORD_BYTES_MAX,
+    appender_settings,
+    client_settings,
+    consumer_settings,
+)
 from headrace.connectors.log.port import (
     AppendFailed,
-    Headers,
     LogUnavailable,
-    OnDelivery,
     Record,
+    TopicConfiguration,
     TopicMissing,
     TopicState,
 )
 from headrace.schemas.errors import HeadraceError
 
-# Twice the largest forward message: no envelope or batch header makes a message too large for its topic.
-RECORD_BYTES_MAX = 16 * 1024 * 1024
-PRODUCER_QUEUE_KBYTES = 65_536
-FULL_QUEUE_TIMEOUT_S = 300.0
 NEW_TOPIC_POLL_S = 0.05
 STALL_TIMEOUT_S = 5.0
 STALL_TIMEOUT_S_MAX = 320.0
+CLIENT_ERRORS_KEPT = 16
 _EARLIEST: OffsetSpec = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
 _LATEST: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]
 _log = structlog.get_logger(__name__)
@@ -66,21 +69,20 @@ class KafkaLog:
         self._lock = threading.Lock()
         self.bootstrap = bootstrap
 
-    def create_topic(self, topic: str, settings: Mapping[str, str]) -> None:
+    def create_topic(self, topic: str, settings: Mapping[str, str], *, copies: int = 0) -> None:
         """See Log; `settings` are Kafka topic settings."""
         # With LogAppendTime a broker expires records by their arrival, not by the age of their rows.
         config = {"message.timestamp.type": "LogAppendTime", "max.message.bytes": str(RECORD_BYTES_MAX), **settings}
-
-        def create(client: AdminClient) -> None:
-            wanted = NewTopic(topic, 1, -1, config=config)
-            try:
-                client.create_topics([wanted], request_timeout=REQUEST_TIMEOUT_S)[topic].result(ANSWER_TIMEOUT_S)
-            except KafkaException as error:
-                if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
-                    raise
-
-        self._admin.call(topic, create, exists=False)
+        self._admin.call(topic, lambda client: kafka_topics.create_topic(client, topic, config, copies), exists=False)
         self._await_topic(topic)
+
+    def configuration(self, topic: str) -> TopicConfiguration:
+        """See Log."""
+        return self._admin.call(topic, lambda client: kafka_topics.configuration(client, topic), exists=False)
+
+    def configure(self, topic: str, settings: Mapping[str, str]) -> None:
+        """See Log."""
+        self._admin.call(topic, lambda client: kafka_topics.configure(client, topic, settings), exists=False)
 
     def _await_topic(self, topic: str) -> None:
         """Wait until the topic is visible: a broker may report it as missing right after its creation."""
@@ -112,8 +114,10 @@ class KafkaLog:
 
     def reader(self, starts: Mapping[str, int], *, name: str = "", follow: bool = False) -> KafkaReader:
         """See Log."""
-        settings = FOLLOW_SETTINGS if follow else {}
-        return KafkaReader(lambda: self._consumer(name or "headrace-reader", **settings), starts, self._end)
+        # Without a callback of errors a refused log-in is a line in librdkafka's own log, and nothing else.
+        errors: deque[KafkaError] = deque(maxlen=CLIENT_ERRORS_KEPT)
+        settings = {**(FOLLOW_SETTINGS if follow else {}), "error_cb": errors.append}
+        return KafkaReader(lambda: self._consumer(name or "headrace-reader", **settings), starts, self._end, errors)
 
     def commit(self, name: str, offsets: Mapping[str, int]) -> None:
         """See Log; a failed commit is left to the next call, since nobody recovers from these offsets."""
@@ -143,21 +147,7 @@ class KafkaLog:
 
     def appender(self) -> KafkaAppender:
         """See Log."""
-        settings = {
-            **self._base,
-            "enable.idempotence": True,
-            "acks": "all",
-            "linger.ms": 2,
-            # Row batches are compressed already: a second pass costs time and saves nothing.
-            "compression.type": "none",
-            "message.max.bytes": RECORD_BYTES_MAX,
-            "batch.size": 1_000_000,
-            "queue.buffering.max.kbytes": PRODUCER_QUEUE_KBYTES,
-            "queue.buffering.max.messages": 100_000,
-            "delivery.timeout.ms": 120_000,
-            **self._settings,
-        }
-        return KafkaAppender(Producer(settings))
+        return KafkaAppender(appender_settings(self.bootstrap, self._settings))
 
     def close(self) -> None:
         """See Log."""
@@ -195,38 +185,93 @@ class KafkaReader:
 
     A consumer that delivers nothing although its topic has records is replaced: librdkafka's can stall for
     good when a broker restarts (librdkafka issue 4492), and a caller that waits for the next record would
-    wait for ever.
+    wait for ever. So is a consumer that reported an error, which is already behind the record it is about.
     """
 
     def __init__(
-        self, consumer: Callable[[], Consumer], starts: Mapping[str, int], end: Callable[[str], int] = lambda _topic: -1
+        self,
+        consumer: Callable[[], Consumer],
+        starts: Mapping[str, int],
+        end: Callable[[str], int] = lambda _topic: -1,
+        client_errors: deque[KafkaError] | None = None,
     ) -> None:
-        """`consumer()` creates one; `end(topic)` is the topic's end by another client, -1 while unknown."""
+        """`consumer()` creates one, whose errors that are about no topic arrive in `client_errors`.
+
+        `end(topic)` is the topic's end by another client, -1 while unknown.
+        """
         self._make_consumer = consumer
         self._end = end
+        self._client_errors: deque[KafkaError] = deque() if client_errors is None else client_errors
         self._positions = dict(starts)
         self._paused: set[str] = set()
+        self._answered: set[str] = set()
+        self._error: HeadraceError | None = None
         self._checked_positions: dict[str, int] = {}
         self._stall_timeout_s = STALL_TIMEOUT_S
         self._next_stall_check_s = time.monotonic() + STALL_TIMEOUT_S
-        self._consumer = consumer()
-        self._assign()
+        self._consumer: Consumer | None = None
+        self._open()
 
-    def _assign(self) -> None:
-        self._consumer.assign([TopicPartition(topic, 0, offset) for topic, offset in self._positions.items()])
-        if self._paused:
-            self._consumer.pause([TopicPartition(topic, 0) for topic in self._paused])
+    def _open(self) -> Consumer:
+        """The consumer, created and assigned when there is none."""
+        if self._consumer is None:
+            with self._translated():
+                consumer = self._consumer = self._make_consumer()
+                consumer.assign([TopicPartition(topic, 0, offset) for topic, offset in self._positions.items()])
+                if self._paused:
+                    consumer.pause([TopicPartition(topic, 0) for topic in self._paused])
+        return self._consumer
+
+    @contextlib.contextmanager
+    def _translated(self) -> Iterator[None]:
+        """Raise what librdkafka raises as an error of the log; the next call has another consumer."""
+        try:
+            yield
+        except KafkaException as error:
+            self._close_consumer()
+            raise log_error(error.args[0], "") from error
 
     def poll(self, max_records: int, timeout_s: float) -> list[Record]:
         """See Reader."""
+        self._raise_error()
         if time.monotonic() >= self._next_stall_check_s:
             self._replace_stalled_consumer()
-        first = self._consumer.poll(timeout_s)
-        if first is None:
-            return []
-        # `consume` alone would wait the whole time for its full number; `poll` returns with the first record.
-        more = self._consumer.consume(max_records - 1, 0) if max_records > 1 else []
-        return [record for message in (first, *more) if (record := self._accept(message)) is not None]
+        consumer = self._open()
+        with self._translated():
+            first = consumer.poll(timeout_s)
+            # `consume` alone would wait the whole time for its full number; `poll` returns with the first record.
+            more = consumer.consume(max_records - 1, 0) if first is not None and max_records > 1 else []
+        records = self._accepted([first, *more]) if first is not None else []
+        if not records:
+            self._note_client_errors()
+            self._raise_error()
+        return records
+
+    def _accepted(self, messages: Iterable[Message]) -> list[Record]:
+        """The records up to the first message with an error, which is raised once they are returned."""
+        records = []
+        for message in messages:
+            try:
+                record = self._accept(message)
+            except HeadraceError as error:
+                self._error = error
+                break
+            if record is not None:
+                records.append(record)
+        return records
+
+    def _note_client_errors(self) -> None:
+        """Keep the first error of the whole client that does not pass by itself."""
+        while self._client_errors:
+            error = self._client_errors.popleft()
+            if self._error is None and (error.code() in DENIED or error.fatal()):
+                self._error = log_error(error, "")
+
+    def _raise_error(self) -> None:
+        if self._error is not None:
+            error, self._error = self._error, None
+            self._close_consumer()
+            raise error
 
     def _replace_stalled_consumer(self) -> None:
         """Replace the consumer when a topic has records and its position is that of the last check."""
@@ -245,9 +290,8 @@ class KafkaReader:
         self._stall_timeout_s = min(2 * self._stall_timeout_s, STALL_TIMEOUT_S_MAX) if stalled else STALL_TIMEOUT_S
         if stalled:
             _log.warning("replacing a stalled consumer", topic=stalled)
-            self._consumer.close()
-            self._consumer = self._make_consumer()
-            self._assign()
+            self._close_consumer()
+            self._open()
         self._next_stall_check_s = time.monotonic() + self._stall_timeout_s
 
     def _accept(self, message: Message) -> Record | None:
@@ -256,98 +300,59 @@ class KafkaReader:
             if error.code() == KafkaError._PARTITION_EOF:
                 # Transaction markers are never delivered: only this event moves the position behind them.
                 self._positions[topic] = max(self._positions[topic], offset or 0)
+                self._answered.add(topic)
                 return None
-            if error.code() in MISSING | TRUNCATED:
-                raise log_error(error, topic)
-            # Transport errors: librdkafka reconnects by itself, and a caller could do no better.
+            # The error of a batch of records has the offset of the first one, which may be read already.
+            raised = read_error(error, topic, 0, max(offset or 0, self._positions.get(topic, 0)))
+            if raised is not None:
+                raise raised
             return None
         assert offset is not None, "a record without an offset"
         self._positions[topic] = offset + 1
+        self._answered.add(topic)
         return Record(topic, offset, message.timestamp()[1], message.key(), message.value() or b"", _headers(message))
+
+    def answered(self, topic: str) -> bool:
+        """See Reader."""
+        return topic in self._answered
 
     def position(self, topic: str) -> int:
         """See Reader."""
         return self._positions[topic]
 
+    # A call that fails leaves a consumer in an unknown state: the next poll opens one at the positions noted here.
+
     def seek(self, topic: str, offset: int) -> None:
         """See Reader."""
-        try:
-            self._consumer.seek(TopicPartition(topic, 0, offset))
-        except KafkaException as error:
-            raise log_error(error.args[0], topic) from error
         self._positions[topic] = offset
+        self._apply(lambda consumer: consumer.seek(TopicPartition(topic, 0, offset)))
 
     def pause(self, topics: Iterable[str]) -> None:
         """See Reader."""
-        topics = set(topics)
-        self._paused |= topics
-        self._consumer.pause([TopicPartition(topic, 0) for topic in topics])
+        partitions = [TopicPartition(topic, 0) for topic in topics]
+        self._paused |= {each.topic for each in partitions}
+        self._apply(lambda consumer: consumer.pause(partitions))
 
     def resume(self, topics: Iterable[str]) -> None:
         """See Reader."""
-        topics = set(topics)
-        self._paused -= topics
-        self._consumer.resume([TopicPartition(topic, 0) for topic in topics])
+        partitions = [TopicPartition(topic, 0) for topic in topics]
+        self._paused -= {each.topic for each in partitions}
+        self._apply(lambda consumer: consumer.resume(partitions))
+
+    def _apply(self, call: Callable[[Consumer], object]) -> None:
+        if self._consumer is not None:
+            with contextlib.suppress(HeadraceError), self._translated():
+                call(self._consumer)
 
     def close(self) -> None:
         """See Reader."""
-        self._consumer.close()
+        self._close_consumer()
 
-
-class KafkaAppender:
-    """See Appender. Delivery reports are served by a thread of its own."""
-
-    def __init__(self, producer: Producer) -> None:
-        self._producer = producer
-        self._closed = threading.Event()
-        self._report_thread = threading.Thread(target=self._serve_reports, name="delivery-reports", daemon=True)
-        self._report_thread.start()
-
-    def append(
-        self,
-        topic: str,
-        value: bytes,
-        *,
-        key: bytes | None = None,
-        headers: Headers = (),
-        on_delivery: OnDelivery | None = None,
-    ) -> None:
-        """See Appender. Raises RecordTooLarge at once."""
-        deadline = Deadline(FULL_QUEUE_TIMEOUT_S)
-
-        def report(error: KafkaError | None, message: Message) -> None:
-            if on_delivery is not None:
-                on_delivery(
-                    None if error else message.offset(), append_error(error, topic, len(value)) if error else None
-                )
-
-        while True:
-            try:
-                self._producer.produce(topic, value, key=key, partition=0, headers=list(headers), on_delivery=report)
-                return
-            except BufferError:
-                # The queue is full: waiting is the back-pressure on a caller that is faster than the broker.
-                if deadline.passed():
-                    raise LogUnavailable(
-                        "the producer's queue stayed full", action="check the broker", retriable=True
-                    ) from None
-                self._closed.wait(0.002)
-            except KafkaException as error:
-                raise append_error(error.args[0], topic, len(value)) from error
-
-    def flush(self, timeout_s: float) -> int:
-        """See Appender."""
-        return int(self._producer.flush(timeout_s))
-
-    def close(self) -> None:
-        """See Appender."""
-        self._producer.flush(5.0)
-        self._closed.set()
-        self._report_thread.join(timeout=5.0)
-
-    def _serve_reports(self) -> None:
-        while not self._closed.is_set():
-            self._producer.poll(0.1)
+    def _close_consumer(self) -> None:
+        consumer, self._consumer = self._consumer, None
+        if consumer is not None:
+            with contextlib.suppress(KafkaException):
+                consumer.close()
 
 
 def _headers(message: Message) -> tuple[tuple[str, bytes], ...]:

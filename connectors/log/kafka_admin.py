@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
 
-from headrace.connectors.log.kafka_errors import MISSING, UNREACHABLE, log_error
+from headrace.connectors.log.kafka_errors import MISSING, UNREACHABLE, log_error, translated
 from headrace.connectors.log.port import LogUnavailable
 
 REQUEST_TIMEOUT_S = 10.0
@@ -81,7 +81,8 @@ class KafkaAdmin:
         must not ask for offsets. Raises TopicMissing, LogTruncated, LogUnavailable, and other errors of
         `request`.
         """
-        client, fresh = self._enter()
+        with translated(topic):
+            client, fresh = self._enter()
         try:
             if exists:
                 client.cache_leaders(topic)

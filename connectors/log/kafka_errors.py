@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from confluent_kafka import KafkaError
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from confluent_kafka import KafkaError, KafkaException
 
 from headrace.connectors.log.port import (
+    AccessDenied,
     AppendFailed,
     AppendUnknown,
+    ClientSettingsRefused,
     LogTruncated,
     LogUnavailable,
     RecordTooLarge,
+    RecordUndeliverable,
     TopicMissing,
 )
 from headrace.schemas.errors import HeadraceError
@@ -29,10 +35,87 @@ REFUSED = {
     KafkaError.CLUSTER_AUTHORIZATION_FAILED,
     KafkaError.POLICY_VIOLATION,
 }
+SETTINGS_REFUSED = {KafkaError._INVALID_ARG, KafkaError._CONFLICT}
+DENIED = {
+    KafkaError.TOPIC_AUTHORIZATION_FAILED,
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+    KafkaError.SASL_AUTHENTICATION_FAILED,
+    KafkaError._AUTHENTICATION,
+}
+# librdkafka is already behind a record when it reports one of these about it.
+UNDELIVERABLE = {
+    KafkaError._BAD_MSG,
+    KafkaError._BAD_COMPRESSION,
+    KafkaError._NOT_IMPLEMENTED,
+    KafkaError._UNSUPPORTED_FEATURE,
+    KafkaError._UNDERFLOW,
+    KafkaError._CRIT_SYS_RESOURCE,
+    KafkaError.INVALID_MSG,
+    KafkaError.INVALID_MSG_SIZE,
+    KafkaError.MSG_SIZE_TOO_LARGE,
+}
+# Reading continues by itself after these. The rights on a consumer group are needed only to show progress to lag
+# tools: a reader joins no group, and its client asks for the group's coordinator all the same.
+READING_CONTINUES = UNREACHABLE | {
+    KafkaError.LEADER_NOT_AVAILABLE,
+    KafkaError.NOT_LEADER_FOR_PARTITION,
+    KafkaError.REPLICA_NOT_AVAILABLE,
+    KafkaError.BROKER_NOT_AVAILABLE,
+    KafkaError.REQUEST_TIMED_OUT,
+    KafkaError.NETWORK_EXCEPTION,
+    KafkaError.FENCED_LEADER_EPOCH,
+    KafkaError.UNKNOWN_LEADER_EPOCH,
+    KafkaError.OFFSET_NOT_AVAILABLE,
+    KafkaError.GROUP_AUTHORIZATION_FAILED,
+    KafkaError.COORDINATOR_NOT_AVAILABLE,
+    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+    KafkaError.NOT_COORDINATOR,
+    KafkaError._MAX_POLL_EXCEEDED,
+    KafkaError._WAIT_COORD,
+}
+
+
+@contextmanager
+def translated(topic: str) -> Iterator[None]:
+    """Raise what librdkafka raises about a topic as an error of the log port."""
+    try:
+        yield
+    except KafkaException as error:
+        raise log_error(error.args[0], topic) from error
+
+
+def read_error(error: KafkaError, topic: str, partition: int, offset: int) -> HeadraceError | None:
+    """The error of reading the record at `offset`; None when reading continues by itself."""
+    if error.code() in UNDELIVERABLE and topic:
+        return RecordUndeliverable(
+            f"the record of topic {topic}, partition {partition}, at offset {offset} cannot be read: {error.str()}",
+            topic=topic,
+            offset=offset,
+            action="make a broker with a good copy the partition's leader (kafka-leader-election); "
+            f"if none has one, delete the records before offset {offset + 1} (kafka-delete-records)",
+        )
+    if error.code() in READING_CONTINUES and not error.fatal():
+        return None
+    return log_error(error, topic)
 
 
 def log_error(error: KafkaError, topic: str) -> HeadraceError:
     """The error of a request about a topic, or of reading it."""
+    if error.code() in DENIED:
+        about = f"topic {topic}" if topic else "every topic"
+        return AccessDenied(
+            f"Kafka refuses this account the access to {about}: {error.str()}",
+            topic=topic,
+            action="check its password and its rights (read, write, create and describe on the cluster's topics)",
+        )
+    if error.fatal() or error.code() == KafkaError._FATAL:
+        return LogUnavailable(
+            f"the Kafka client failed and is replaced: {error.str()}",
+            action="if this returns, look into the broker's log",
+            retriable=True,
+        )
+    if error.code() in SETTINGS_REFUSED:
+        return ClientSettingsRefused(f"librdkafka refuses its settings: {error.str()}", action="check -X and [kafka]")
     if error.code() in MISSING:
         return TopicMissing(
             f"topic {topic} does not exist",

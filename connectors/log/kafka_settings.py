@@ -11,6 +11,9 @@ from typing import Any
 
 COMMIT_TIMEOUT_MS = 6_000
 CONSUMER_QUEUE_KBYTES = 65_536
+PRODUCER_QUEUE_KBYTES = 65_536
+# Twice the largest forward message: no envelope or batch header makes a message too large for its topic.
+RECORD_BYTES_MAX = 16 * 1024 * 1024
 
 _SAME_IN_JAVA = {
     "security.protocol",
@@ -61,6 +64,8 @@ def consumer_settings(bootstrap: str, name: str, settings: Mapping[str, str], **
         # No consumer joins a group; this is also how long a commit waits for a broker that does not answer.
         "session.timeout.ms": COMMIT_TIMEOUT_MS,
         "isolation.level": "read_committed",
+        # Bytes that changed at a broker or on the way would otherwise be decoded as if they were the record.
+        "check.crcs": True,
         # Transaction markers are never delivered: only the event of the end moves a position behind them.
         "enable.partition.eof": True,
         # How long a broker holds a fetch that finds nothing: a reader learns only then that it is at the end.
@@ -72,6 +77,24 @@ def consumer_settings(bootstrap: str, name: str, settings: Mapping[str, str], **
         "receive.message.max.bytes": 96 * 1024 * 1024,
         "queued.max.messages.kbytes": CONSUMER_QUEUE_KBYTES,
         **ours,
+        **settings,
+    }
+
+
+def appender_settings(bootstrap: str, settings: Mapping[str, str]) -> dict[str, Any]:
+    """An appender that keeps the order of its records across retries."""
+    return {
+        **client_settings(bootstrap),
+        "enable.idempotence": True,
+        "acks": "all",
+        "linger.ms": 2,
+        # Row batches are compressed already: a second pass costs time and saves nothing.
+        "compression.type": "none",
+        "message.max.bytes": RECORD_BYTES_MAX,
+        "batch.size": 1_000_000,
+        "queue.buffering.max.kbytes": PRODUCER_QUEUE_KBYTES,
+        "queue.buffering.max.messages": 100_000,
+        "delivery.timeout.ms": 120_000,
         **settings,
     }
 

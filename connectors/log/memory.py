@@ -13,16 +13,31 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from headrace.connectors.deadline import Deadline
+from headrace.connectors.log.kafka_settings import RECORD_BYTES_MAX
 from headrace.connectors.log.port import (
+    AccessDenied,
     Headers,
     LogTruncated,
     LogUnavailable,
     OnDelivery,
     Record,
     RecordTooLarge,
+    RecordUndeliverable,
+    TopicConfiguration,
     TopicMissing,
     TopicState,
 )
+from headrace.schemas.errors import HeadraceError
+
+# Kafka's own.
+DEFAULT_SETTINGS = {
+    "cleanup.policy": "delete",
+    "retention.ms": "604800000",
+    "retention.bytes": "-1",
+    "min.insync.replicas": "1",
+    "message.timestamp.type": "LogAppendTime",
+    "max.message.bytes": str(RECORD_BYTES_MAX),
+}
 
 
 @dataclass
@@ -31,6 +46,9 @@ class _Topic:
     records: list[Record] = field(default_factory=list)
     begin: int = 0
     end: int = 0
+    partitions: int = 1
+    copies: int = 1
+    settings: dict[str, str] = field(default_factory=dict)
 
 
 class MemoryLog:
@@ -38,6 +56,10 @@ class MemoryLog:
 
     `hidden` topics are reported as missing, as by a broker that has just started; while `unavailable`, no
     call succeeds. `held_back` counts records behind the readable end of a topic, as of an open transaction.
+    Of `brokers` a topic has as many copies as it was created with. `settings_visible` and `settings_changeable`:
+    whether this account may see and change the settings of topics.
+
+    `undeliverable` has (topic, offset) of records that cannot be read; `denied` topics refuse this account.
     """
 
     def __init__(self, clock_ms: Callable[[], int] = lambda: 0, record_bytes_max: int = 64 * 1024 * 1024) -> None:
@@ -49,12 +71,33 @@ class MemoryLog:
         self.unavailable = False
         self.held_back: dict[str, int] = {}
         self.hidden: set[str] = set()
+        self.undeliverable: set[tuple[str, int]] = set()
+        self.denied: set[str] = set()
+        self.brokers = 1
+        self.settings_visible = True
+        self.settings_changeable = True
 
-    def create_topic(self, topic: str, settings: Mapping[str, str]) -> None:
-        """See Log."""
-        del settings
+    def create_topic(self, topic: str, settings: Mapping[str, str], *, copies: int = 0, partitions: int = 1) -> None:
+        """See Log; `partitions` as an operator might create it, of which only the first one is used."""
         with self._changed:
-            self._topics.setdefault(topic, _Topic(uuid.uuid4().hex))
+            created = _Topic(uuid.uuid4().hex, partitions=partitions, copies=copies or 1)
+            created.settings = {**DEFAULT_SETTINGS, **settings}
+            self._topics.setdefault(topic, created)
+
+    def configuration(self, topic: str) -> TopicConfiguration:
+        """See Log."""
+        with self._changed:
+            found = self.topic(topic)
+            settings = dict(found.settings) if self.settings_visible else None
+            return TopicConfiguration(found.partitions, found.copies, self.brokers, settings)
+
+    def configure(self, topic: str, settings: Mapping[str, str]) -> None:
+        """See Log."""
+        with self._changed:
+            found = self.topic(topic)
+            if not self.settings_changeable:
+                raise AccessDenied(f"the log refuses this account the settings of topic {topic}", topic=topic)
+            found.settings.update(settings)
 
     def delete_topic(self, topic: str) -> None:
         """Delete a topic, as an operator might under a running node."""
@@ -109,9 +152,11 @@ class MemoryLog:
         """See Log."""
 
     def topic(self, topic: str) -> _Topic:
-        """A topic's state. Raises TopicMissing and, while the log is `unavailable`, LogUnavailable."""
+        """A topic's state. Raises TopicMissing, AccessDenied and, while the log is `unavailable`, LogUnavailable."""
         if self.unavailable:
             raise LogUnavailable("the log does not answer", retriable=True)
+        if topic in self.denied:
+            raise AccessDenied(f"the log refuses this account the access to topic {topic}", topic=topic)
         found = self._topics.get(topic)
         if found is None or topic in self.hidden:
             raise TopicMissing(f"topic {topic} does not exist")
@@ -144,6 +189,7 @@ class MemoryReader:
         self._log = log
         self._positions = positions
         self._paused: set[str] = set()
+        self._answered: set[str] = set()
 
     def poll(self, max_records: int, timeout_s: float) -> list[Record]:
         """See Reader."""
@@ -156,20 +202,40 @@ class MemoryReader:
 
     def _take(self, max_records: int) -> list[Record]:
         taken: list[Record] = []
-        for name, position in self._positions.items():
-            if name in self._paused:
-                continue
-            topic = self._log.topic(name)
-            if not topic.begin <= position <= topic.end:
-                raise LogTruncated(f"topic {name} holds offsets {topic.begin} to {topic.end}, not {position}")
-            start = bisect_left(topic.records, position, key=lambda record: record.offset)
-            records = topic.records[start : start + max_records - len(taken)]
-            taken += records
-            # Behind the last record the position moves over skipped offsets too, as a Kafka reader's does at
-            # the end of a partition.
-            reached_end = start + len(records) == len(topic.records)
-            self._positions[name] = topic.end if reached_end else records[-1].offset + 1 if records else position
+        for name in self._positions:
+            if name not in self._paused:
+                try:
+                    taken += self._take_of(name, max_records - len(taken))
+                except HeadraceError:
+                    # Raised by the next call: the records before it are returned first.
+                    if taken:
+                        break
+                    raise
         return taken
+
+    def _take_of(self, name: str, max_records: int) -> list[Record]:
+        topic, position = self._log.topic(name), self._positions[name]
+        if not topic.begin <= position <= topic.end:
+            raise LogTruncated(f"topic {name} holds offsets {topic.begin} to {topic.end}, not {position}")
+        start = bisect_left(topic.records, position, key=lambda record: record.offset)
+        records = topic.records[start : start + max_records]
+        bad = next(
+            (place for place, each in enumerate(records) if (name, each.offset) in self._log.undeliverable), None
+        )
+        if bad == 0:
+            offset = records[0].offset
+            raise RecordUndeliverable(f"record {offset} of topic {name} cannot be read", topic=name, offset=offset)
+        records = records[:bad]
+        # Behind the last record the position moves over skipped offsets too, as a Kafka reader's does at
+        # the end of a partition.
+        reached_end = start + len(records) == len(topic.records)
+        self._positions[name] = topic.end if reached_end else records[-1].offset + 1 if records else position
+        self._answered.add(name)
+        return records
+
+    def answered(self, topic: str) -> bool:
+        """See Reader."""
+        return topic in self._answered
 
     def position(self, topic: str) -> int:
         """See Reader."""
@@ -209,7 +275,7 @@ class MemoryAppender:
         """See Appender; delivery is reported before the call returns."""
         try:
             offset = self._log.store(topic, value, key, headers)
-        except (RecordTooLarge, TopicMissing, LogUnavailable) as error:
+        except (RecordTooLarge, TopicMissing, LogUnavailable, AccessDenied) as error:
             # Kafka reports failures through `on_delivery`; without one the error is raised, so that no test
             # loses a record unnoticed.
             if on_delivery is None:

@@ -22,12 +22,41 @@ class LogUnavailable(HeadraceError):
     """The log does not answer; nothing was lost and a later try may succeed."""
 
 
+class ClientSettingsRefused(HeadraceError):
+    """Settings of the log's client that it does not know, or whose values it refuses."""
+
+
+class TopicSettingsRefused(HeadraceError):
+    """Settings that a topic cannot have on this log service."""
+
+
 class TopicMissing(HeadraceError):
     """A topic that does not exist, or no longer does."""
 
 
 class LogTruncated(HeadraceError):
     """The log no longer holds, or never held, the requested offset."""
+
+
+class TopicUnreadable(HeadraceError):
+    """A topic that cannot be read although the log answers; `topic` is empty where it is every topic."""
+
+    def __init__(self, message: str, *, topic: str = "", action: str = "") -> None:
+        super().__init__(message, action=action)
+        self.topic = topic
+
+
+class AccessDenied(TopicUnreadable):
+    """The log refuses this account."""
+
+
+class RecordUndeliverable(TopicUnreadable):
+    """The record at `offset` is in the log and cannot be read: its bytes changed, or are of an unknown format."""
+
+    # Never skipped by a reader: a replica that misses a record is no copy of its log any more.
+    def __init__(self, message: str, *, topic: str, offset: int, action: str = "") -> None:
+        super().__init__(message, topic=topic, action=action)
+        self.offset = offset
 
 
 class RecordTooLarge(HeadraceError):
@@ -66,17 +95,38 @@ class TopicState:
     end: int
 
 
+@dataclass(frozen=True, slots=True)
+class TopicConfiguration:
+    """How a topic is kept: partitions, copies, brokers of the whole log service.
+
+    `settings`: name → value; None when this account may not see them.
+    """
+
+    partitions: int
+    replication_factor: int
+    brokers: int
+    settings: Mapping[str, str] | None
+
+
 OnDelivery = Callable[[int | None, HeadraceError | None], None]
 
 
 class Reader(Protocol):
-    """Reads several topics, each from its own offset. Owned by one thread."""
+    """Reads several topics, each from its own offset. Owned by one thread.
+
+    An error never moves a position: the next call tries the same record again.
+    """
 
     def poll(self, max_records: int, timeout_s: float) -> list[Record]:
         """The next records, in order within a topic; waits up to `timeout_s` for the first.
 
-        Raises LogTruncated, TopicMissing, LogUnavailable.
+        Raises LogTruncated, TopicMissing, LogUnavailable, TopicUnreadable; records before the one that an error
+        is about are returned first.
         """
+        ...
+
+    def answered(self, topic: str) -> bool:
+        """Whether a record of the topic, or its end, was reached since the reader was opened."""
         ...
 
     def position(self, topic: str) -> int:
@@ -84,7 +134,7 @@ class Reader(Protocol):
         ...
 
     def seek(self, topic: str, offset: int) -> None:
-        """Continue at `offset`."""
+        """Continue at `offset`. Raises the same errors as `poll`, as `pause` and `resume` do."""
         ...
 
     def pause(self, topics: Iterable[str]) -> None:
@@ -133,8 +183,23 @@ class Appender(Protocol):
 class Log(Protocol):
     """All topics of one log service."""
 
-    def create_topic(self, topic: str, settings: Mapping[str, str]) -> None:
-        """Create a topic of one partition; one that exists is left as it is."""
+    def create_topic(self, topic: str, settings: Mapping[str, str], *, copies: int = 0) -> None:
+        """Create a topic of one partition; one that exists is left as it is.
+
+        `copies`: how many brokers hold it, 0 = the default of the log service. Raises AccessDenied,
+        TopicSettingsRefused, LogUnavailable.
+        """
+        ...
+
+    def configuration(self, topic: str) -> TopicConfiguration:
+        """How a topic is kept. Raises TopicMissing, AccessDenied, LogUnavailable."""
+        ...
+
+    def configure(self, topic: str, settings: Mapping[str, str]) -> None:
+        """Change settings of a topic; they may take effect a moment later.
+
+        Raises TopicMissing, AccessDenied, TopicSettingsRefused, LogUnavailable.
+        """
         ...
 
     def describe(self, topic: str) -> TopicState:

@@ -11,23 +11,14 @@ from collections.abc import Iterable
 
 from headrace.connectors.log.append import append_one
 from headrace.connectors.log.port import Log, Record, TopicMissing, read_to_end
+from headrace.connectors.log.topic_settings import FORWARD, MEMBERSHIP, STATUS, TABLE
 from headrace.connectors.log.topics import Topics
+from headrace.consumers.membership.cluster_topics import ClusterTopics
 from headrace.consumers.membership.slot_table import ClusterInvalid, SlotTable
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.framing import FrameInvalid, check_format
 from headrace.schemas.records import HASH_NAME, Create, decode_membership, encode_membership
 
-# The broker's defaults delete records after a week. The beginning of a forward log is deleted by the leader
-# only, and the membership and table logs are always read from their first record.
-KEEP_FOREVER = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
-# Only the newest status of a node counts. The active segment is never compacted, so it is closed after a
-# minute.
-STATUS_SETTINGS = {
-    "cleanup.policy": "compact,delete",
-    "segment.ms": "60000",
-    "retention.ms": "3600000",
-    "min.cleanable.dirty.ratio": "0.1",
-}
 READ_TIMEOUT_S = 30.0
 
 
@@ -54,25 +45,35 @@ def read_slot_table(log: Log, topics: Topics, timeout_s: float = READ_TIMEOUT_S)
     return table
 
 
-def join_cluster(log: Log, topics: Topics, create: Create, timeout_s: float = READ_TIMEOUT_S) -> SlotTable:
+def join_cluster(
+    log: Log,
+    topics: Topics,
+    create: Create,
+    timeout_s: float = READ_TIMEOUT_S,
+    cluster_topics: ClusterTopics | None = None,
+) -> SlotTable:
     """The slot table of the cluster that this node was started for; creates the cluster if it does not exist.
 
-    Creates the cluster's topics. Raises ClusterInvalid for settings no cluster can have, ClusterDiffers when
-    it was created with others.
+    Creates the cluster's topics, see ClusterTopics. Raises ClusterInvalid for settings no cluster can have,
+    ClusterDiffers when it was created with others, TopicUnsuitable, TopicMissing for a lost table log.
     """
     mine = SlotTable.create(create.nodes, create.replication, create.slots)
-    log.create_topic(topics.membership, KEEP_FOREVER)
-    log.create_topic(topics.table, KEEP_FOREVER)
-    log.create_topic(topics.status, STATUS_SETTINGS)
+    cluster_topics = cluster_topics or ClusterTopics(log)
+    cluster_topics.ensure({topics.membership: MEMBERSHIP, topics.status: STATUS})
     table = _replay(read_to_end(log, topics.membership, timeout_s=timeout_s))
+    if table is not None:
+        # A cluster has had its table log from the beginning. One that is missing is lost: an empty one in its
+        # place would give the versions that stored rows name to other schemas.
+        log.describe(topics.table)
+    cluster_topics.ensure({topics.table: TABLE})
     if table is None:
         # All nodes may find the log empty and append at once. The log is read again, since the first record
         # decides, and it may be another node's.
         append_one(log, topics.membership, encode_membership(uuid.uuid4().hex, create))
         table = read_slot_table(log, topics, timeout_s)
     _check_same(table, mine, topics.cluster)
-    for header in table.headers:
-        log.create_topic(topics.forward(header), KEEP_FOREVER)
+    cluster_topics.ensure({topics.forward(header): FORWARD for header in table.headers})
+    cluster_topics.show()
     return table
 
 

@@ -16,3 +16,9 @@ class ClusterSettings(SettingsModel):
         default="127.0.0.1:9092", description="Kafka's bootstrap servers, host:port separated by commas"
     )
     slots: int = Field(default=SLOTS_DEFAULT, ge=1, description="slots of a new cluster; they cannot be changed later")
+    topic_replication_factor: int = Field(
+        default=0, ge=0, description="copies that Kafka keeps of each new topic; 0 = the broker's default"
+    )
+    topic_min_insync_replicas: int = Field(
+        default=0, ge=0, description="copies that must have a record before it is confirmed; 0 = the broker's default"
+    )

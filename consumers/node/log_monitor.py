@@ -1,7 +1,7 @@
 """Monitors the logs of a node beside the thread that reads them.
 
-It notes their ends, their topic ids and open transactions, follows the schema log, and commits the node's
-offsets for lag tools.
+It notes their ends, their topic ids and open transactions, checks the settings of their topics, follows the
+schema log, and commits the node's offsets for lag tools.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from headrace.connectors.clock import SYSTEM_CLOCK, Clock
 from headrace.connectors.deadline import GracePeriod
 from headrace.connectors.log.port import Log, TopicMissing
 from headrace.connectors.periodic import PeriodicTask
+from headrace.consumers.membership.cluster_topics import ClusterTopics
 from headrace.consumers.membership.schema_log import SchemaLog
 from headrace.consumers.node.data_directory import Identity
 from headrace.consumers.node.readiness import Readiness
@@ -26,6 +27,8 @@ from headrace.schemas.errors import HeadraceError
 INTERVAL_S = 1.0
 COMMIT_TURNS = 5
 HELD_BACK_TURNS = 15
+SCHEMA_TURNS = 5
+TOPIC_TURNS = 60
 RETRY_S = 1.0
 SCHEMA_WAIT_S = 0.2
 _log = structlog.get_logger(__name__)
@@ -46,6 +49,7 @@ class LogMonitor:
         identity: Identity,
         log_consumer: LogConsumer,
         readiness: Readiness,
+        cluster_topics: ClusterTopics,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._log = log
@@ -56,6 +60,8 @@ class LogMonitor:
         self._log_consumer = log_consumer
         self._readiness = readiness
         self._absence = GracePeriod(clock.monotonic_s)
+        self._cluster_topics = cluster_topics
+        self._schema_fault = ""
         self._held_back_end: dict[str, int] = {}
         self._turns = 0
         # A thread of its own: groups wait for the schema that a record names, and must not wait for slow
@@ -74,6 +80,10 @@ class LogMonitor:
         self._end_task.stop()
         self._commit()
 
+    def warnings(self) -> list[str]:
+        """What is wrong with the cluster's topics and does not keep its groups from serving."""
+        return [*([f"table log: {self._schema_fault}"] if self._schema_fault else []), *self._cluster_topics.warnings]
+
     def _follow_schemas(self) -> None:
         if pause_s := self.schema_turn():
             self._schema_task.stopping.wait(pause_s)
@@ -82,7 +92,9 @@ class LogMonitor:
         """Follow the schema log for at most `SCHEMA_WAIT_S`; returns the seconds to wait before the next turn."""
         try:
             self._schema_log.follow(SCHEMA_WAIT_S)
+            self._schema_fault = ""
         except HeadraceError as error:
+            self._schema_fault = str(error)
             _log.warning("table log not readable", error=str(error))
             return RETRY_S
         return 0.0
@@ -96,6 +108,16 @@ class LogMonitor:
                 self._check_log(topic, group)
         if self._turns % COMMIT_TURNS == 0:
             self._commit()
+        if self._turns % SCHEMA_TURNS == 0:
+            self._check_schema_log()
+        if self._turns % TOPIC_TURNS == 0:
+            with suppress(HeadraceError):
+                self._cluster_topics.check()
+
+    def _check_schema_log(self) -> None:
+        with suppress(HeadraceError):
+            self._schema_log.verify()
+        self._readiness.note_lost_tables(self._schema_log.lost)
 
     def _check_log(self, topic: str, group: Group) -> None:
         try:

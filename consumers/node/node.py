@@ -15,15 +15,17 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from headrace.connectors.clock import SYSTEM_CLOCK
-from headrace.connectors.deadline import Deadline
+from headrace.connectors.deadline import Deadline, GracePeriod
 from headrace.connectors.files import DirectoryLock, create_directories
 from headrace.connectors.log.kafka import KafkaLog
-from headrace.connectors.log.port import Log, LogUnavailable
+from headrace.connectors.log.port import Log, LogUnavailable, TopicMissing
 from headrace.connectors.log.topics import Topics
 from headrace.connectors.periodic import PeriodicTask
 from headrace.consumers.integrity.divergence_monitor import DivergenceMonitor
 from headrace.consumers.integrity.scrubber import Scrubber
 from headrace.consumers.membership.bootstrap import join_cluster
+from headrace.consumers.membership.cluster_topics import ClusterTopics, TopicCopies
+from headrace.consumers.membership.schema_history import HISTORY_FILE, lost_error
 from headrace.consumers.membership.schema_log import SchemaLog
 from headrace.consumers.membership.slot_table import SlotTable
 from headrace.consumers.node.data_directory import DataDirectoryForeign, DataDirectoryUnusable, Identity
@@ -71,6 +73,8 @@ class Node:
         self.incarnation = new_incarnation()
         self.topics = Topics(settings.cluster.name)
         self.log: Log = log or KafkaLog(settings.cluster.bootstrap, settings.kafka)
+        copies = TopicCopies(settings.cluster.topic_replication_factor, settings.cluster.topic_min_insync_replicas)
+        self.cluster_topics = ClusterTopics(self.log, copies)
         self.http_address = ""
         self.software = installed_version()
         self.started_at = datetime.now(UTC).isoformat(timespec="seconds")
@@ -111,7 +115,7 @@ class Node:
         self._opened.callback(lock.release)
         self.identity = Identity.load(directory, settings.cluster.name, settings.node.id)
         self.slot_table = self._join(on_progress)
-        self.schema_log = SchemaLog(self.log, self.topics)
+        self.schema_log = SchemaLog(self.log, self.topics, directory / HISTORY_FILE)
         self._opened.callback(self.schema_log.close)
         self.schema_log.refresh(settings.node.startup_timeout_s)
         self._local = LocalGroups(
@@ -144,20 +148,25 @@ class Node:
             raise DataDirectoryForeign(
                 f"node {node.id!r} is not among --nodes {','.join(node.members)}", action="name it there"
             )
+        absence = GracePeriod()
         create = Create(node.members, node.replication_factor, cluster.slots)
         while True:
             try:
-                return join_cluster(self.log, self.topics, create)
+                return join_cluster(self.log, self.topics, create, cluster_topics=self.cluster_topics)
             except LogUnavailable as error:
                 # Nodes and brokers are often started together, and a broker needs seconds.
                 on_progress(f"waiting for Kafka at {cluster.bootstrap}: {error.message}")
                 if deadline.passed() or self._stopping.is_set():
                     raise LogUnavailable(
-                        f"Kafka at {cluster.bootstrap} did not answer within {node.startup_timeout_s:g} s",
+                        f"Kafka at {cluster.bootstrap} did not answer within {node.startup_timeout_s:g} s: {error}",
                         action="check the address and the broker, then start the node again",
                         retriable=True,
                     ) from error
-                self._stopping.wait(JOIN_RETRY_S)
+            except TopicMissing as error:
+                # A broker that has just started may know some of its topics only.
+                if absence.missing(self.topics.table) or self._stopping.is_set():
+                    raise lost_error(self.topics.table, "does not exist any more") from error
+            self._stopping.wait(JOIN_RETRY_S)
 
     def _build_parts(self) -> None:
         """Make every part that has threads, bottom up; none of them runs yet."""
@@ -169,7 +178,14 @@ class Node:
             self.identity, groups, self.log_consumer, self.heartbeat, self._local.ends, TAKE_BACK_MS
         )
         self.log_monitor = LogMonitor(
-            log, self._consumer_group, self.schema_log, groups, self.identity, self.log_consumer, self.readiness
+            log,
+            self._consumer_group,
+            self.schema_log,
+            groups,
+            self.identity,
+            self.log_consumer,
+            self.readiness,
+            self.cluster_topics,
         )
         trimmer = LogTrimmer(log, self.heartbeat, settings.store.log_keep_records)
         self.leader_tasks = LeaderTasks(
@@ -297,6 +313,10 @@ class Node:
     def held_back(self, topic: str) -> int:
         """Offsets of a forward topic that nobody can read because of an open transaction."""
         return self.readiness.held_back(topic)
+
+    def topic_warnings(self) -> list[str]:
+        """What is wrong with the cluster's topics in Kafka, for an operator."""
+        return self.log_monitor.warnings()
 
     def reason(self, topic: str) -> str:
         """What keeps a group from being in sync here, empty when nothing does."""

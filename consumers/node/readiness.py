@@ -52,6 +52,7 @@ class Readiness:
         self._log_answered_s = self._clock.monotonic_s()
         self._reached: set[str] = set()
         self._held_back: dict[str, int] = {}
+        self._lost_tables = ""
         self._log_progress = {topic: LogProgress(log_consumer.position(topic), clock) for topic in groups}
         self.decision: Callable[[str], Decision] = lambda _topic: Decision(Role.UNSYNCED, False, "no role yet")
         self.http_address = ""
@@ -69,6 +70,10 @@ class Readiness:
     def note_held_back(self, topic: str, offsets: int) -> None:
         """Note how many offsets of a log are held back by an open transaction."""
         self._held_back[topic] = offsets
+
+    def note_lost_tables(self, why: str) -> None:
+        """Note why the cluster's schemas are lost, empty while they are not: no group serves without them."""
+        self._lost_tables = why
 
     def held_back(self, topic: str) -> int:
         """Offsets that are unreadable because of an open transaction, when checked last."""
@@ -107,10 +112,15 @@ class Readiness:
     def reason(self, topic: str) -> str:
         """What keeps a group from being in sync at this node, empty when nothing does."""
         # The most final cause first: one that other causes follow from is what an operator must act on.
-        if reason := self._groups[topic].health.reason:
-            return reason
+        health = self._groups[topic].health
+        if health.reason and not (self._lost_tables and health.state in (State.AWAITING, State.DEFERRED)):
+            return health.reason
+        if self._lost_tables:
+            return self._lost_tables
         if self._log_consumer.journal_fault:
             return f"journal: {self._log_consumer.journal_fault}"
+        if self._log_consumer.topic_fault(topic):
+            return f"log: {self._log_consumer.topic_fault(topic)}"
         if not self.caught_up(topic):
             return self._log_progress[topic].reason(self._log_consumer.position(topic), self._ends[topic])
         return ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Protocol
 
@@ -71,6 +72,10 @@ class NodeParts(Protocol):
         """Offsets of a forward topic that nobody can read because of an open transaction."""
         ...
 
+    def topic_warnings(self) -> Sequence[str]:
+        """What is wrong with the cluster's topics."""
+        ...
+
     def reason(self, topic: str) -> str:
         """Why the group does not serve here, empty when it does."""
         ...
@@ -95,6 +100,7 @@ def node_status(node: NodeParts) -> NodeStatus:
         "warnings": [
             *node.warnings,
             *(_open_transaction(topic, node.held_back(topic)) for topic in node.groups if node.held_back(topic)),
+            *node.topic_warnings(),
         ],
         "replication": node.slot_table.replication,
         "nodes": list(node.slot_table.nodes),

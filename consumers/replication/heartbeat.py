@@ -15,7 +15,7 @@ from dataclasses import replace
 import structlog
 
 from headrace.connectors.clock import SYSTEM_CLOCK, Clock
-from headrace.connectors.log.port import Appender, Log, Reader
+from headrace.connectors.log.port import Appender, Log, Reader, Record, RecordUndeliverable
 from headrace.connectors.log.topics import Topics
 from headrace.consumers.replication.failure_detector import (
     HEARTBEAT_INTERVAL_MS,
@@ -48,6 +48,7 @@ class StatusReader:
         # The tail is enough: every live node repeats its status within an interval. The whole topic may hold
         # an hour of them.
         state = log.describe(topic)
+        self._topic = topic
         self._reader: Reader = log.reader({topic: max(state.begin, state.end - STATUS_TAIL_RECORDS)}, follow=True)
         self._end = state.end
         self._clock = clock
@@ -56,7 +57,7 @@ class StatusReader:
     def follow(self, timeout_s: float) -> list[Status]:
         """Take what has arrived, waiting up to `timeout_s` for the first."""
         statuses = []
-        records = self._reader.poll(1_000, timeout_s)
+        records = self._poll(timeout_s)
         received_ms = self._clock.boot_ns() // 1_000_000
         for record in records:
             try:
@@ -66,6 +67,16 @@ class StatusReader:
             self.detector.observe(record.timestamp_ms, status, received_ms if record.offset >= self._end else None)
             statuses.append(status)
         return statuses
+
+    def _poll(self, timeout_s: float) -> list[Record]:
+        try:
+            return self._reader.poll(1_000, timeout_s)
+        except RecordUndeliverable as error:
+            # A status is repeated within an interval, so one may be missed. Waiting for it would keep every node
+            # of the cluster fenced.
+            _log.warning("status skipped", error=str(error))
+            self._reader.seek(self._topic, error.offset + 1)
+            return []
 
     def close(self) -> None:
         """Close the reader."""

@@ -18,7 +18,7 @@ import structlog
 
 from headrace.connectors.clock import SYSTEM_CLOCK, Clock
 from headrace.connectors.deadline import GracePeriod
-from headrace.connectors.log.port import Log, Reader, Record, TopicMissing
+from headrace.connectors.log.port import Log, Reader, Record, TopicMissing, TopicUnreadable
 from headrace.consumers.replication.group import Group
 from headrace.consumers.replication.group_health import Event, State
 from headrace.consumers.replication.group_state import GroupState, lost_log_choices
@@ -31,6 +31,8 @@ from headrace.schemas.receipts import RECEIPT_BYTES, receipt_of
 
 # As many as may become durable between two statuses; a status has those that the one before it did not have.
 RECEIPTS_MAX = 4_096
+# A topic is tried again at the cost of a new reader for all of them.
+EXCLUDED_S_MAX = 30.0
 _log = structlog.get_logger(__name__)
 
 
@@ -49,6 +51,15 @@ class Cursor:
     def of(cls, state: GroupState) -> Cursor:
         """The cursor behind the newest record of a state."""
         return cls(state.version, state.offset, state.record_digest)
+
+
+@dataclass(frozen=True, slots=True)
+class _Excluded:
+    """A topic that could not be read on: why, and when it is tried again."""
+
+    reason: str
+    retry_at_s: float
+    delay_s: float
 
 
 class LogConsumerListener(Protocol):
@@ -95,6 +106,7 @@ class LogConsumer:
         self._positions = {topic: cursor.offset + 1 for topic, cursor in cursors.items()}
         self._receipts = dict.fromkeys(cursors, b"")
         self._paused: set[str] = set()
+        self._excluded: dict[str, _Excluded] = {}
         self._shortfall = GracePeriod(clock.monotonic_s)
         self._reader: Reader | None = None
         self._reopen_s = math.inf
@@ -140,6 +152,11 @@ class LogConsumer:
         """Whether the consuming thread runs."""
         return self._thread.is_alive()
 
+    def topic_fault(self, topic: str) -> str:
+        """Why the topic cannot be read on, empty while it can."""
+        excluded = self._excluded.get(topic)
+        return excluded.reason if excluded is not None else ""
+
     def durable_offset(self, topic: str) -> int:
         """Every record of the topic up to this offset survives a crash of this node."""
         return self._durable[topic].offset
@@ -173,13 +190,30 @@ class LogConsumer:
             if self._reader is None or self._changed.is_set() or self._clock.monotonic_s() >= self._reopen_s:
                 return self._reopen()
             return self._poll(self._reader)
+        except TopicUnreadable as error:
+            self._exclude(error)
+            self._reopen_s = self._clock.monotonic_s()
+            return 0.0
         except HeadraceError as error:
             # A missing or truncated topic and an absent broker look alike here; opening the topic again
             # tells them apart.
             self.log_fault = str(error)
             _log.warning("log not readable", error=str(error))
-            self._reopen_s = self._clock.monotonic_s()
-            return self._limits.journal_retry_s
+        except Exception as error:
+            # Without this thread the node would follow no log until its next start. What was read and is
+            # not durable is read again, as after a journal that refused it.
+            self.log_fault = repr(error)
+            _log.exception("consuming failed")
+        self._reopen_s = self._clock.monotonic_s()
+        return self._limits.journal_retry_s
+
+    def _exclude(self, error: TopicUnreadable) -> None:
+        """Read the other topics, and this one again after a while: it stops its group and no other."""
+        _log.error("topic not readable", topic=error.topic, error=str(error))
+        for topic in [error.topic] if error.topic else self._assigned:
+            before = self._excluded.get(topic)
+            delay_s = min(2 * before.delay_s, EXCLUDED_S_MAX) if before is not None else self._limits.journal_retry_s
+            self._excluded[topic] = _Excluded(str(error), self._clock.monotonic_s() + delay_s, delay_s)
 
     def _reopen(self) -> float:
         self._close_reader()
@@ -216,7 +250,12 @@ class LogConsumer:
         starts: dict[str, int] = {}
         self._comparing = set()
         self._reopen_s = math.inf
+        now_s = self._clock.monotonic_s()
         for topic in self._assigned:
+            excluded = self._excluded.get(topic)
+            if excluded is not None and now_s < excluded.retry_at_s:
+                self._reopen_s = min(self._reopen_s, excluded.retry_at_s)
+                continue
             start = self._start_of(topic)
             if start is not None:
                 starts[topic] = start
@@ -285,6 +324,9 @@ class LogConsumer:
         if entries:
             self._listener.on_durable()
         for topic in self._reading:
+            if topic in self._excluded and reader.answered(topic):
+                _log.info("topic readable again", topic=topic)
+                del self._excluded[topic]
             if topic not in self._paused and self._groups[topic].follows:
                 # The reader's position passes transaction markers, which are no records: without it a group
                 # whose log ends with one would never reach the end.

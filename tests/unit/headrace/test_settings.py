@@ -32,6 +32,8 @@ DEFAULTS = {
     "cluster.name": "headrace",
     "cluster.bootstrap": "127.0.0.1:9092",
     "cluster.slots": 10_000,
+    "cluster.topic_replication_factor": 0,
+    "cluster.topic_min_insync_replicas": 0,
     "node.id": "",
     "node.nodes": (),
     "node.replication": 0,

@@ -13,7 +13,7 @@ from confluent_kafka import KafkaError, Message, TopicPartition
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.connectors.log.port import LogUnavailable, TopicMissing
+from headrace.connectors.log.port import AccessDenied, LogUnavailable, RecordUndeliverable, TopicMissing
 from headrace.pipeline.failures import RawDataLost
 from headrace.pipeline.offset_ranges import RAW_SCHEMA, OffsetRange, OffsetRangeReader
 from headrace.pipeline.rebatch import rebatch
@@ -245,3 +245,28 @@ def test_adjacent_ranges_have_every_message_once_in_equal_batches(
         again = list(rebatch(whole.reader().read(offset_range(begin, end)), 6, bytes_max))
         assert [each["offset"].to_pylist() for each in again] == [each["offset"].to_pylist() for each in batches]
     assert [answer.offset() for answer in answers] == found
+
+
+@pytest.mark.parametrize("code", [KafkaError._BAD_MSG, KafkaError._BAD_COMPRESSION])
+def test_a_message_that_cannot_be_read_is_never_counted_past(code: int) -> None:
+    """It is an error that names topic, partition and offset; the next task begins with another consumer."""
+    kafka = FakeKafka([message(0), failure(code, 1), message(2)])
+    with pytest.raises(RecordUndeliverable, match="topic raw, partition 3, at offset 1 "):
+        list(kafka.reader().read(offset_range(0, 3)))
+    assert kafka.consumers[0].closed
+
+
+def test_a_message_behind_the_range_that_cannot_be_read_is_no_error_of_the_range() -> None:
+    """A consumer fetches beyond the end of a range."""
+    kafka = FakeKafka([message(0), message(1), failure(KafkaError._BAD_MSG, 2), message(3)])
+    reader = kafka.reader()
+    assert [0, 1] == offsets(list(reader.read(offset_range(0, 2))))
+    with pytest.raises(RecordUndeliverable):
+        list(reader.read(offset_range(2, 4)))
+
+
+def test_a_refused_topic_is_an_error_at_once() -> None:
+    """It names the topic; before it was a topic that delivers nothing."""
+    kafka = FakeKafka([failure(KafkaError.TOPIC_AUTHORIZATION_FAILED, 0)])
+    with pytest.raises(AccessDenied, match="raw"):
+        list(kafka.reader().read(offset_range(0, 3)))

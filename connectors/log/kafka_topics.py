@@ -1,0 +1,86 @@
+"""Requests to Kafka that create and configure topics."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource  # type: ignore[attr-defined]
+from confluent_kafka.cimpl import NewTopic
+
+from headrace.connectors.log.kafka_admin import ANSWER_TIMEOUT_S, REQUEST_TIMEOUT_S
+from headrace.connectors.log.kafka_errors import DENIED
+from headrace.connectors.log.port import LogUnavailable, TopicConfiguration, TopicSettingsRefused
+
+_REFUSED = {KafkaError.INVALID_CONFIG, KafkaError.POLICY_VIOLATION}
+BROKERS_DEFAULT = -1
+
+
+def create_topic(client: AdminClient, topic: str, settings: Mapping[str, str], copies: int) -> None:
+    """Create a topic of one partition. Raises KafkaException, TopicSettingsRefused, LogUnavailable."""
+    wanted = NewTopic(topic, 1, copies or BROKERS_DEFAULT, config=dict(settings))
+    try:
+        client.create_topics([wanted], request_timeout=REQUEST_TIMEOUT_S)[topic].result(ANSWER_TIMEOUT_S)
+    except KafkaException as error:
+        code = error.args[0].code()
+        if code == KafkaError.TOPIC_ALREADY_EXISTS:
+            return
+        if code in _REFUSED:
+            raise _refused(topic, settings, error) from error
+        # Retriable: the brokers of a cluster that starts appear one after the other.
+        if code == KafkaError.INVALID_REPLICATION_FACTOR:
+            raise LogUnavailable(
+                f"Kafka cannot hold {copies} copies of topic {topic}: {error.args[0].str()}",
+                action="start more brokers, or set cluster.topic_replication_factor",
+                retriable=True,
+            ) from error
+        raise
+
+
+def configuration(client: AdminClient, topic: str) -> TopicConfiguration:
+    """How a topic is kept. Raises KafkaException."""
+    metadata = client.list_topics(topic, timeout=REQUEST_TIMEOUT_S)
+    found = metadata.topics[topic]
+    if found.error is not None:
+        raise KafkaException(found.error)
+    copies = min(len(each.replicas) for each in found.partitions.values())
+    return TopicConfiguration(len(found.partitions), copies, len(metadata.brokers), _settings(client, topic))
+
+
+def _settings(client: AdminClient, topic: str) -> dict[str, str] | None:
+    resource = _resource(topic)
+    try:
+        answers = client.describe_configs([resource], request_timeout=REQUEST_TIMEOUT_S)
+        return {name: entry.value for name, entry in answers[resource].result(ANSWER_TIMEOUT_S).items()}
+    except KafkaException as error:
+        # A right of its own, which no node needs as long as nobody changes its topics.
+        if error.args[0].code() in DENIED:
+            return None
+        raise
+
+
+def configure(client: AdminClient, topic: str, settings: Mapping[str, str]) -> None:
+    """Change settings of a topic. Raises KafkaException, TopicSettingsRefused."""
+    entries = [
+        ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET) for name, value in settings.items()
+    ]
+    resource = _resource(topic, entries)
+    try:
+        answers = client.incremental_alter_configs([resource], request_timeout=REQUEST_TIMEOUT_S)
+        answers[resource].result(ANSWER_TIMEOUT_S)
+    except KafkaException as error:
+        if error.args[0].code() in _REFUSED:
+            raise _refused(topic, settings, error) from error
+        raise
+
+
+def _resource(topic: str, entries: list[ConfigEntry] | None = None) -> ConfigResource:
+    return ConfigResource(ConfigResource.Type.TOPIC, topic, incremental_configs=entries)
+
+
+def _refused(topic: str, settings: Mapping[str, str], error: KafkaException) -> TopicSettingsRefused:
+    wanted = ", ".join(f"{name}={value}" for name, value in settings.items())
+    return TopicSettingsRefused(
+        f"Kafka refuses the settings {wanted} of topic {topic}: {error.args[0].str()}",
+        action="allow them in the policy of the Kafka cluster",
+    )

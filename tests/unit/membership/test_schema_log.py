@@ -1,0 +1,153 @@
+"""A table log that is lost, or another one under its name, never changes what a schema's version means."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from headrace.connectors import deadline
+from headrace.connectors.log.memory import MemoryLog
+from headrace.connectors.log.port import RecordUndeliverable, TopicMissing, read_to_end
+from headrace.connectors.log.topics import Topics
+from headrace.consumers.membership.schema_history import SchemaLogLost
+from headrace.consumers.membership.schema_log import SchemaLog
+from headrace.schemas.tables import FieldType
+from tests.unit.nodes import running_nodes
+from tests.waiting import eventually
+
+TOPICS = Topics("c")
+
+
+@pytest.fixture
+def log() -> MemoryLog:
+    """A log with two tables."""
+    log = MemoryLog()
+    log.create_topic(TOPICS.table, {})
+    add_table(log, "pumps", FieldType.FLOAT64)
+    add_table(log, "valves", FieldType.FLOAT64)
+    return log
+
+
+@pytest.fixture(autouse=True)
+def no_grace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A missing topic is gone at once."""
+    monkeypatch.setattr(deadline, "GONE_AFTER_S", -1.0)
+
+
+def add_table(log: MemoryLog, table: str, kind: FieldType) -> None:
+    """Write a table to the log as a new process does."""
+    writer = SchemaLog(log, TOPICS)
+    writer.ensure_database("plant")
+    writer.ensure("plant", table, ["id"], {"flow": kind})
+    writer.close()
+
+
+def recreate(log: MemoryLog, values: list[bytes]) -> None:
+    """Delete the topic, and create it again with these records."""
+    log.delete_topic(TOPICS.table)
+    log.create_topic(TOPICS.table, {})
+    for value in values:
+        log.store(TOPICS.table, value, None, ())
+
+
+def values_of(log: MemoryLog) -> list[bytes]:
+    """The values of all records."""
+    return [record.value for record in read_to_end(log, TOPICS.table, timeout_s=10)]
+
+
+def opened(log: MemoryLog, path: Path | None = None) -> SchemaLog:
+    """A schema log that was read to its end."""
+    tables = SchemaLog(log, TOPICS, path)
+    tables.refresh()
+    return tables
+
+
+def test_another_log_under_the_name_is_not_followed(log: MemoryLog) -> None:
+    """Its records change nothing, and no version of a schema is given out, however long the new log is."""
+    tables = opened(log)
+    recreate(log, [])
+    for number in range(5):
+        add_table(log, f"table{number}", FieldType.INT64)
+    with pytest.raises(SchemaLogLost, match=r"c\.table was created again"):
+        tables.follow(0)
+    with pytest.raises(SchemaLogLost):
+        tables.ensure("plant", "tanks", ["id"], {"level": FieldType.INT64})
+    assert "created again" in tables.lost
+    assert None is tables.wait_for("plant", "pumps", 1, 0)
+    assert {"pumps", "valves"} == {table for _, table in tables.catalogue.tables}
+
+
+def test_a_deleted_log_is_lost_and_continues_once_it_is_restored(log: MemoryLog) -> None:
+    """Whatever the id of the topic: the same records in the same order are the same log."""
+    tables, values = opened(log), values_of(log)
+    log.delete_topic(TOPICS.table)
+    with pytest.raises(SchemaLogLost, match="does not exist any more"):
+        tables.verify()
+    assert None is tables.wait_for("plant", "pumps", 1, 0)
+    recreate(log, values)
+    tables.verify()
+    add_table(log, "tanks", FieldType.INT64)
+    tables.refresh()
+    assert "" == tables.lost
+    assert None is not tables.wait_for("plant", "pumps", 1, 0)
+    assert None is not tables.wait_for("plant", "tanks", 1, 0)
+
+
+@pytest.mark.parametrize("change", ["shorter", "other"])
+def test_a_start_refuses_another_log(log: MemoryLog, tmp_path: Path, change: str) -> None:
+    """The data directory remembers the records that were read, and not only the topic's id."""
+    path = tmp_path / "tables.json"
+    opened(log, path).close()
+    values = values_of(log)
+    recreate(log, values[:-1] if change == "shorter" else [*values[:-1], values[0], values[-1]])
+    with pytest.raises(SchemaLogLost, match=r"c\.table"):
+        opened(log, path)
+
+
+def test_a_start_accepts_a_restored_log(log: MemoryLog, tmp_path: Path) -> None:
+    """It has the same records, and may have more."""
+    path = tmp_path / "tables.json"
+    opened(log, path).close()
+    recreate(log, values_of(log))
+    add_table(log, "tanks", FieldType.INT64)
+    assert None is not opened(log, path).wait_for("plant", "tanks", 1, 0)
+
+
+def test_a_change_that_cannot_be_read_is_never_missed(log: MemoryLog) -> None:
+    """Later versions would build on another one."""
+    tables = SchemaLog(log, TOPICS)
+    log.undeliverable.add((TOPICS.table, 1))
+    for _ in range(2):
+        with pytest.raises(RecordUndeliverable):
+            tables.refresh()
+    log.undeliverable.clear()
+    tables.refresh()
+    assert {"pumps", "valves"} == {table for _, table in tables.catalogue.tables}
+
+
+def test_a_node_without_the_table_log_serves_nothing_and_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A running node names it and applies nothing more; a start refuses, and creates none in its place."""
+    with running_nodes(tmp_path, monkeypatch, ("n1",)) as nodes:
+        nodes.write()
+        nodes.holds_everything("n1")
+        node = nodes.running["n1"]
+        values = values_of(nodes.log)
+        nodes.log.delete_topic(TOPICS.table)
+        eventually(lambda: any(TOPICS.table in reason for reason in node.ready()[1]), "the reason")
+        nodes.stop("n1")
+        with pytest.raises(SchemaLogLost, match="does not exist any more"):
+            nodes.start("n1")
+        with pytest.raises(TopicMissing):
+            nodes.log.describe(TOPICS.table)
+        nodes.running.pop("n1").stop()
+        recreate(nodes.log, [])
+        add_table(nodes.log, "pumps", FieldType.INT64)
+        with pytest.raises(SchemaLogLost, match="read from it"):
+            nodes.start("n1")
+        nodes.running.pop("n1").stop()
+        recreate(nodes.log, values)
+        nodes.start("n1")
+        nodes.holds_everything("n1")
