@@ -10,6 +10,7 @@ import structlog
 
 from headrace.consumers.node.local_groups import LocalGroups
 from headrace.consumers.node.readiness import Readiness
+from headrace.consumers.recovery.environment import GroupBusy
 from headrace.consumers.recovery.file_copy import Source, finish_swap
 from headrace.consumers.recovery.log_gap import gap_document
 from headrace.consumers.recovery.peer_source import PeerSource, chain_of_member
@@ -18,15 +19,9 @@ from headrace.consumers.replication.group_health import Aspect
 from headrace.consumers.replication.group_state import LogBase
 from headrace.consumers.replication.heartbeat import Heartbeat
 from headrace.consumers.replication.log_consumer import Cursor, LogConsumer
-from headrace.schemas.errors import HeadraceError
 from headrace.schemas.records import Status
 
-RELEASE_TIMEOUT_S = 60.0
 _log = structlog.get_logger(__name__)
-
-
-class GroupBusy(HeadraceError):
-    """A group cannot be replaced yet: the consuming thread still has records for it."""
 
 
 class NodeRecoveryEnvironment:
@@ -140,7 +135,7 @@ class NodeRecoveryEnvironment:
     def install(self, topic: str) -> None:
         """See RecoveryEnvironment."""
         old = self.groups[topic]
-        if not self._log_consumer.release(topic, RELEASE_TIMEOUT_S):
+        if not self._log_consumer.release(topic, 0.0):
             raise GroupBusy(f"group {old.name} is still applying records of its log", retriable=True)
         # In this order: a store that is open must not be renamed. The journal's entries go last, since a
         # start skips those that are older than the store, and so a crash at any step loses nothing.

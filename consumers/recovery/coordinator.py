@@ -16,7 +16,7 @@ import structlog
 from headrace.connectors.clock import Clock
 from headrace.connectors.log.port import Log
 from headrace.connectors.periodic import PeriodicTask
-from headrace.consumers.recovery.environment import RecoveryEnvironment
+from headrace.consumers.recovery.environment import GroupBusy, RecoveryEnvironment
 from headrace.consumers.recovery.file_copy import (
     PARTS,
     RECOVERING,
@@ -217,6 +217,10 @@ class RecoveryCoordinator:
             _log.info("recovered from files", group=group.name, source=plan.source, bytes=recovery.bytes_total)
             return
         except TransferStopped:
+            return
+        except GroupBusy as error:
+            # The copy is committed: a later turn installs it.
+            recovery.note_failure(str(error))
             return
         except SourceCorrupt as error:
             exclusion_s = CORRUPT_EXCLUSION_S

@@ -9,7 +9,12 @@ from typing import Protocol
 from headrace.consumers.recovery.file_copy import Source
 from headrace.consumers.replication.group import Group
 from headrace.consumers.replication.group_state import LogBase
+from headrace.schemas.errors import HeadraceError
 from headrace.schemas.records import Status
+
+
+class GroupBusy(HeadraceError):
+    """A group cannot be replaced yet: the consuming thread still has records for it."""
 
 
 class RecoveryEnvironment(Protocol):
@@ -93,6 +98,6 @@ class RecoveryEnvironment(Protocol):
     def install(self, topic: str) -> None:
         """Put the committed copy in the place of the group's data; it then follows its log from there.
 
-        Raises GroupBusy, OSError.
+        Does not wait for records on their way to the group: raises GroupBusy, and OSError.
         """
         ...

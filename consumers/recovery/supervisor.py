@@ -15,6 +15,7 @@ from headrace.connectors.periodic import PeriodicTask
 from headrace.consumers.recovery.coordinator import RecoveryCoordinator
 from headrace.consumers.recovery.environment import RecoveryEnvironment
 from headrace.consumers.recovery.gap_search import GapSearch
+from headrace.consumers.recovery.plan import Costs
 from headrace.consumers.recovery.wrong_data import WrongData
 from headrace.consumers.replication.group_state import LogBase
 from headrace.consumers.replication.settings import ReplicationLimits
@@ -32,9 +33,10 @@ class RecoverySupervisor:
         limits: ReplicationLimits,
         pool: Executor,
         clock: Clock,
+        costs: Costs | None = None,
     ) -> None:
         self._wrong_data = WrongData(environment)
-        self.coordinator = RecoveryCoordinator(log, environment, limits, pool, clock)
+        self.coordinator = RecoveryCoordinator(log, environment, limits, pool, clock, costs)
         self.gap_search = GapSearch(log, environment, self.coordinator, self._wrong_data, clock)
         self._task = PeriodicTask("recovery-supervisor", TURN_S, self.turn)
 

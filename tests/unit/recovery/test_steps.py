@@ -13,6 +13,7 @@ import pytest
 from headrace.connectors.log.append import append_one
 from headrace.connectors.log.memory import MemoryLog
 from headrace.consumers.recovery.coordinator import FAILED_EXCLUSION_S, RecoveryCoordinator
+from headrace.consumers.recovery.environment import GroupBusy
 from headrace.consumers.recovery.file_copy import Source, SourceFailed, is_committed
 from headrace.consumers.recovery.gap_search import GapSearch
 from headrace.consumers.recovery.wrong_data import WrongData
@@ -74,7 +75,7 @@ class FakeNode:
         self.directory = directory
         self.log = log
         self.live_statuses: list[Status] = []
-        self.full = False
+        self.full = self.busy = False
         self.recorded: list[str] = []
         self.installed = 0
         self.reassigned = 0
@@ -144,6 +145,8 @@ class FakeNode:
     def install(self, _topic: str) -> None:
         """See RecoveryEnvironment."""
         assert is_committed(self.directory, self.group.directory_name)
+        if self.busy:
+            raise GroupBusy("records are on their way")
         self.installed += 1
 
 
@@ -192,6 +195,11 @@ def test_wrong_data_is_refused_at_once_and_replaced_once_it_is_recorded(recovery
     assert ["wrong"] == recovery.node.recorded
     assert recovery.health.holds(State.CONDEMNED)
     assert recovery.health.holds(State.RECOVERING)
+    recovery.node.busy = True
+    recovery.pool.run()
+    assert 0 == recovery.node.installed
+    recovery.node.busy = False
+    recovery.coordinator.turn()
     recovery.pool.run()
     assert 1 == recovery.node.installed
 

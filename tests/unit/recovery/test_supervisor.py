@@ -193,6 +193,31 @@ def test_wrong_data_is_neither_served_nor_counted_while_the_disk_is_full(
     eventually(lambda: {} == Identity.load(directory, "c", "n3").wrong, "no mark any more")
 
 
+def test_a_replacement_that_a_full_disk_kept_from_the_record_is_recorded_later(
+    one: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The data was replaced and serves; only the mark stays in `node.json` until there is space."""
+    one.write()
+    seal_all(one)
+    node, directory = one.running["n1"], one.directory / "n1"
+    topic, full = one.topics.forward("n1"), threading.Event()
+    full.set()
+    save = Identity.save
+
+    def save_unless_full(identity: Identity, to: Path) -> None:
+        if full.is_set() and not identity.wrong:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        save(identity, to)
+
+    monkeypatch.setattr(Identity, "save", save_unless_full)
+    node.supervisor.mark_wrong(topic, "for a test")
+    eventually(lambda: not node.identity.wrong and node.ready()[0], "recovered")
+    assert {topic: "for a test"} == Identity.load(directory, "c", "n1").wrong
+    full.clear()
+    eventually(lambda: {} == Identity.load(directory, "c", "n1").wrong, "no mark any more")
+    assert node.identity.store == Identity.load(directory, "c", "n1").store
+
+
 def test_the_readers_of_a_gap_search_end_with_the_node(one: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
     """A node that stops while it searches a lost log for a gap leaves no reader of it open."""
     opened: list[GapSeeker] = []
