@@ -26,7 +26,7 @@ from headrace.connectors.formats.interface import (
     TimeRangeError,
     check_column,
 )
-from headrace.connectors.formats.row_rules import NO_SUCH_TIME, accepted_times, rows_with_text
+from headrace.connectors.formats.row_rules import NO_SUCH_TIME, accepted_times, column_names, rows_with_text
 from headrace.connectors.formats.text_columns import encode_tags, times_of_text, to_arrow, with_static_tags
 from headrace.schemas.tables import TIME_COLUMN, FieldType
 
@@ -61,7 +61,7 @@ def parse_parquet(data: pa.Buffer | bytes, options: FormatOptions, *, keep_lines
     """The readings of a whole Parquet file. A row without a time is rejected by its number."""
     try:
         table = pq.read_table(pa.BufferReader(data))
-    except (pa.ArrowInvalid, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise FormatError(f"not a Parquet file: {error}") from None
     return parse_table(table, options, keep_lines=keep_lines)
 
@@ -107,7 +107,7 @@ def _rejected(numbers: npt.NDArray[np.int64], reason: str) -> pa.Table:
 
 
 def _check_names(table: pa.Table, options: FormatOptions) -> None:
-    names = table.column_names
+    names = column_names(table)
     for name in names:
         if names.count(name) > 1:
             raise ColumnTypeError(f"column {name!r} is there twice", action="rename one of them")

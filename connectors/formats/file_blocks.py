@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -77,7 +78,7 @@ def iterate_file(
                 yield from _text_blocks(
                     _TextSource(raw), known, options, block_bytes, default_time_ns, keep_lines=keep_lines
                 )
-    except (OSError, EOFError, pa.ArrowInvalid) as error:
+    except (OSError, EOFError, zlib.error, pa.ArrowException, UnicodeDecodeError) as error:
         name = getattr(source, "name", source)
         raise UnreadableFile(
             f"cannot read {name}: {error}", action="check the path and the format of the file"

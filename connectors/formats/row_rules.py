@@ -33,11 +33,19 @@ class ArrayInvalid(FormatError):
 
 def check_arrays(table: pa.Table) -> None:
     """Raises ArrayInvalid, which names the column: any function may fail on such an array, or end the process."""
-    for name, column in zip(table.column_names, table.columns, strict=True):
+    for name, column in zip(column_names(table), table.columns, strict=True):
         try:
             column.validate(full=True)
         except pa.ArrowInvalid as error:
             raise ArrayInvalid(f"column {name!r} is not valid: {error}", action="decode its text as UTF-8") from None
+
+
+def column_names(table: pa.Table) -> list[str]:
+    """The names of the columns. Raises ArrayInvalid for one that is not UTF-8."""
+    try:
+        return list(table.column_names)
+    except UnicodeDecodeError as error:
+        raise ArrayInvalid(f"the name of a column is not UTF-8: {error}", action="rename the column") from None
 
 
 def check_times(table: pa.Table) -> None:

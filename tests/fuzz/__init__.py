@@ -1,0 +1,1 @@
+"""Mutated inputs through every door of Headrace, in processes of their own."""
