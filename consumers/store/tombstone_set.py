@@ -130,8 +130,10 @@ class TombstoneSet:
 
 def visible(batches: Sequence[LiveBatch], tombstones: TombstoneSet) -> list[pa.RecordBatch]:
     """The rows of each batch that no tombstone of higher rank deletes."""
-    floors = [tombstones.floor(batch.era, batch.version) for batch in batches]
-    return without_deleted([batch.rows for batch in batches], tombstones, floors)
+    rows = [batch.rows for batch in batches]
+    if not tombstones:
+        return rows
+    return without_deleted(rows, tombstones, [tombstones.floor(batch.era, batch.version) for batch in batches])
 
 
 def without_deleted(
