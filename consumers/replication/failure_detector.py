@@ -74,7 +74,7 @@ class StatusTime:
         # and one step forward might then use all of it at once.
         self._least_lag_ms = min(self._least_lag_ms, received_ms - aligned_ms - self.elapsed_ms)
         if received_ms - self._window_ms >= self.REALIGN_MS:
-            self._align(received_ms, aligned_ms + self._least_lag_ms)
+            self._align(received_ms, aligned_ms + max(0, self._least_lag_ms))
 
     def _align(self, received_ms: int, aligned_ms: int) -> None:
         self._aligned_ms, self._window_ms = aligned_ms, received_ms

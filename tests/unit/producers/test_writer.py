@@ -25,13 +25,13 @@ from headrace.producers.acks import QuorumInvalid, QuorumTimeout, QuorumTooLarge
 from headrace.producers.cluster import Cluster
 from headrace.producers.deletes import DeleteInvalid, delete_rows
 from headrace.producers.router import RowTooLarge
-from headrace.producers.sender import WriteFailed, WriteUnknown
+from headrace.producers.sender import Sender, WriteFailed, WriteUnknown
 from headrace.producers.writer import TableWriter, WriterClosed, WriterSettings
 from headrace.schemas import payload
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.messages import Delete, Message, Write, decode_message
 from headrace.schemas.payload import SERIES_COLUMN, decode_rows
-from headrace.schemas.receipts import receipt_of, value_digest
+from headrace.schemas.receipts import WrittenRecords, receipt_of, value_digest
 from headrace.schemas.records import Create, Role, Status, encode_status
 from headrace.schemas.series import series_key
 from headrace.schemas.tables import ROW_TIME_MAX_NS, ROW_TIME_MIN_NS, FieldType, TypeClash
@@ -572,6 +572,31 @@ def test_a_log_that_was_cut_gives_no_quorum_by_what_members_had_of_it(scene: Sce
     )
     # The next record there is held by members that have read it.
     with scene.writer(appender=FollowedAppender(scene, {group: ("n1", "n2")}), quorum=2) as writer:
+        writer.write(table, ["host"])
+
+
+def test_what_an_earlier_call_wrote_is_not_asked_for_again(scene: Scene) -> None:
+    """A block that was not confirmed is reported once; the next one needs the receipts of its own records."""
+    sender = Sender(scene.cluster.appender, TOPICS, receipts=True)
+    for offset in (0, 1):
+        [message] = sender.encode([("n1", Delete("db", "t", {}, None, None), 1)])
+        sender.append([message])
+        sender.flush()
+        receipts = (receipt_of(offset, value_digest(message.value)),)
+        assert {"n1": WrittenRecords(offset, receipts)} == sender.written()
+
+
+def test_an_offset_that_the_broker_does_not_report_confirms_nothing(scene: Scene) -> None:
+    """librdkafka reports a repeated message without its offset: no member can have its receipt."""
+
+    class OffsetlessAppender(FollowedAppender):
+        def append(self, topic: str, value: bytes, **given: Any) -> None:
+            report = given.pop("on_delivery", None)
+            super().append(topic, value, on_delivery=report and (lambda _offset, error: report(-1_001, error)), **given)
+
+    table, group = single_group(scene)
+    writer = scene.writer(appender=OffsetlessAppender(scene, {group: NODES}), quorum=2, quorum_timeout_ms=300)
+    with writer, pytest.raises(QuorumTimeout):
         writer.write(table, ["host"])
 
 

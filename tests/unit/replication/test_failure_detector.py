@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from headrace.consumers.replication.failure_detector import FailureDetector
+from headrace.consumers.replication.failure_detector import FailureDetector, StatusTime
 from headrace.schemas.receipts import RECEIPT_BYTES, WrittenRecords, receipt_of, value_digest
 from headrace.schemas.records import Status, decode_status
 from tests.golden_values import DIRECTORY
@@ -204,3 +206,49 @@ def test_drift_between_the_clocks_of_broker_and_receiver_is_followed() -> None:
         topic.run(10_000, ALL)
     topic.broker_ms += 600_000
     assert [ALL] == topic.run(7_000, ALL)
+
+
+def test_a_clock_that_falls_back_again_and_again_hides_no_dead_node() -> None:
+    """The distance of a step back is that of the receipts: set back at every status, time passes nevertheless."""
+    topic = Topic()
+    topic.run(20_000, ALL)
+    for _ in range(60):
+        topic.broker_ms -= 10_000
+        topic.run(100, ("n1", "n2"))
+    assert topic.online() == ("n1", "n2")
+
+
+def test_a_step_back_in_what_a_stopped_reader_missed_takes_nobody_offline() -> None:
+    """The time between two receipts counts for an interval at most, however long the reader was stopped."""
+    topic = Topic()
+    topic.run(20_000, ALL)
+    topic.reads, topic.broker_ms = False, -600_000
+    topic.run(30_000, ALL)
+    assert [ALL] == list(dict.fromkeys(topic.read()))
+
+
+def test_the_newest_time_of_the_broker_is_that_of_the_newest_status() -> None:
+    """Also behind a step back: the age of a claim and the expiry of rows are measured from it."""
+    topic = Topic()
+    topic.run(5_000, ALL)
+    topic.broker_ms = -600_000
+    topic.run(5_000, ALL)
+    assert abs(topic.detector.newest_ms - (topic.now_ms - 600_000)) <= 500
+
+
+@given(
+    before=st.lists(st.integers(0, 10**6), max_size=20),
+    behind=st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 90_000)), max_size=60),
+)
+def test_the_time_of_the_topic_never_falls_nor_runs_away(before: list[int], behind: list[tuple[int, int]]) -> None:
+    """Whatever the timestamps: each status adds at most the time of the receiver since the first one, and the slack."""
+    clock, now_ms, seen = StatusTime(), 5_000, [0]
+    seen += [clock.advance(timestamp_ms, None) for timestamp_ms in before]
+    if behind:
+        seen.append(clock.advance(behind[0][0], now_ms))
+    first_ms = seen[-1]
+    for timestamp_ms, passed_ms in behind[1:]:
+        now_ms += passed_ms
+        seen.append(clock.advance(timestamp_ms, now_ms))
+        assert seen[-1] - first_ms <= now_ms - 5_000 + StatusTime.STEP_SLACK_MS
+    assert seen == sorted(seen)

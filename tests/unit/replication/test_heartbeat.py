@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from headrace.connectors.log.memory import MemoryLog
 from headrace.consumers.replication.failure_detector import HEARTBEAT_INTERVAL_MS
-from headrace.consumers.replication.heartbeat import RECEIPTS_REPEATED, REPEAT_S, SentStatuses
+from headrace.consumers.replication.heartbeat import RECEIPTS_REPEATED, REPEAT_S, SentStatuses, StatusReader
 from headrace.schemas.receipts import RECEIPT_BYTES, receipt_of, value_digest
+from headrace.schemas.records import encode_status
 from tests.unit.statuses import STATUS
 
 ONE = replace(STATUS, group="one")
@@ -55,3 +57,25 @@ def test_a_status_has_the_receipts_that_the_one_before_did_not_have() -> None:
     sent.forget("one")
     [again] = sent.due([replace(ONE, receipts=receipts[800 * size :])], 1.11)
     assert again.receipts == receipts[800 * size :]
+
+
+def test_a_reader_trusts_the_brokers_clock_for_what_was_there_before_it_only() -> None:
+    """Ten minutes between two old statuses are ten minutes; between two new ones they are a step of the clock."""
+    broker_ms = [0]
+    log = MemoryLog(clock_ms=lambda: broker_ms[0])
+    log.create_topic("status", {})
+
+    def send(node: str, timestamp_ms: int) -> None:
+        broker_ms[0] = timestamp_ms
+        log.store("status", encode_status(replace(STATUS, node=node)), None, ())
+
+    for node, timestamp_ms in (("n3", 0), ("n2", 600_000), ("n1", 600_001)):
+        send(node, timestamp_ms)
+    reader = StatusReader(log, "status")
+    reader.follow(0.0)
+    assert [True, True, False] == [reader.detector.alive("g", node) for node in ("n1", "n2", "n3")]
+    for timestamp_ms in (600_002, 1_200_000, 1_200_001):
+        send("n1", timestamp_ms)
+        reader.follow(0.0)
+    assert [True, True, False] == [reader.detector.alive("g", node) for node in ("n1", "n2", "n3")]
+    reader.close()
