@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
+from headrace.consumers.node import local_groups
+from headrace.consumers.node.data_directory import DataDirectoryUnusable
 from headrace.consumers.node.node import Node
 from headrace.consumers.recovery.log_gap import gap_document
 from headrace.consumers.replication.group_state import LogBase
+from headrace.consumers.replication.journal import Journal
 from headrace.schemas.messages import NO_CHAIN
 from tests.unit.nodes import Nodes, rows, running_nodes
 from tests.waiting import eventually
@@ -91,6 +96,30 @@ def test_a_value_that_only_recovery_reads_is_damage_too(nodes: Nodes) -> None:
     path.write_bytes(path.read_bytes().replace(marker, marker[:-1] + b"?"))
     nodes.start("c")
     assert (nodes.directory / "c" / "damaged" / "journal-1").exists()
+    nodes.holds_everything("c")
+
+
+@pytest.mark.parametrize(("code", "kept"), [(errno.EIO, False), (errno.ENOSPC, True)])
+def test_a_journal_that_the_disk_cannot_read_is_set_aside(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch, code: int, kept: bool
+) -> None:
+    """A bad sector is damage; a full disk is not, and the journal stays where it is."""
+    directory, _ = write_and_stop(nodes)
+    opened: list[Path] = []
+
+    def open_journal(path: Path, groups: Sequence[str]) -> Journal:
+        opened.append(path)
+        if len(opened) == 1:
+            raise OSError(code, os.strerror(code))
+        return Journal(path, groups)
+
+    monkeypatch.setattr(local_groups, "Journal", open_journal)
+    if kept:
+        with pytest.raises(DataDirectoryUnusable):
+            nodes.start("c")
+        nodes.stop("c")
+    nodes.start("c")
+    assert kept is not (directory / "damaged").exists()
     nodes.holds_everything("c")
 
 
