@@ -23,7 +23,7 @@ COUNT = {"sql": "SELECT count(*) AS rows FROM plant.pumps"}
 @pytest.fixture
 def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Nodes]:
     """One node with some rows, whose boot-time clock a test can move."""
-    with running_nodes(tmp_path, monkeypatch, ("a",)) as nodes:
+    with running_nodes(tmp_path, monkeypatch, ("a",), keep_records=1_000_000) as nodes:
         nodes.write()
         nodes.holds_everything("a")
         yield nodes
@@ -91,6 +91,27 @@ def test_a_query_over_replaced_files_does_not_answer(nodes: Nodes, monkeypatch: 
     assert "were replaced" in answer.json()["error"]["message"]
     nodes.holds_everything("a")
     assert [{"rows": ROWS}] == ask(node).json()
+
+
+def test_a_scan_of_a_store_that_was_closed_does_not_answer(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The query has the old group in hand when a recovery closes its store: no damage, and it may be retried."""
+    node = nodes.running["a"]
+    ((topic, group),) = node.groups.items()
+    nodes.seal()
+    eventually(lambda: group.store.segments() and not group.store.pending_jobs(), "rows in files")
+    scan, waiting = group.store.scan, [topic]
+
+    def closed_first(*names: str, **conditions: Any) -> Any:
+        if waiting:
+            node.supervisor.mark_wrong(waiting.pop(), "a test")
+            eventually(lambda: node.groups[topic] is not group and node.ready()[0], "a group that was replaced")
+        return scan(*names, **conditions)
+
+    monkeypatch.setattr(group.store, "scan", closed_first)
+    by_tag = {"sql": "SELECT count(*) AS rows FROM plant.pumps WHERE pump = 'p1'"}
+    assert (503, "AnswerStale", True) == kind(ask(node, **by_tag))
+    assert [{"rows": ROWS // 50}] == ask(node, **by_tag).json()
+    assert {} == node.identity.wrong
 
 
 def test_an_answer_has_what_the_node_has_confirmed(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
