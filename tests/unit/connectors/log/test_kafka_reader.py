@@ -129,3 +129,21 @@ def test_each_consumer_in_a_row_gets_twice_the_timeout(monkeypatch: pytest.Monke
             replaced.append(second)
     assert [10, 20, 40, 80] == replaced[:4]
     assert [165] == [second for second in replaced if 150 < second < 175]
+
+
+@pytest.mark.parametrize(
+    "error", [UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"), SystemError("headers")]
+)
+def test_a_record_whose_header_names_are_not_utf_8_is_read_without_them(error: Exception) -> None:
+    """The client cannot return such headers: the record counts, and the thread that reads does not end."""
+
+    class Foreign(Recorded):
+        """A message with a header name in Latin-1."""
+
+        def headers(self) -> None:
+            """As the client does."""
+            raise error
+
+    reader = KafkaReader(lambda: Consumer([Foreign("a", 4)]), {"a": 4})
+    (record,) = reader.poll(10, 0)
+    assert (4, b"value", ()) == (record.offset, record.value, record.headers)
