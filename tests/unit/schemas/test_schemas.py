@@ -26,7 +26,14 @@ from headrace.schemas.messages import (
     encode_message,
 )
 from headrace.schemas.payload import PayloadInvalid, decode_rows, encode_rows, row_schema
-from headrace.schemas.series import parse_series_key, series_key, series_keys, tag_columns
+from headrace.schemas.series import (
+    SeriesInvalid,
+    check_series_keys,
+    parse_series_key,
+    series_key,
+    series_keys,
+    tag_columns,
+)
 from headrace.schemas.tables import (
     Catalogue,
     DatabaseChange,
@@ -48,6 +55,7 @@ BODIES: list[Body] = [
     Compact(LEADER, "db", "t", ("one", "two")),
     Claim(LEADER, ANCHOR, 10, 20),
 ]
+TAG_NAMES = ("a", "b,", "c=d", "é \n", "x\\")
 NAMES = st.text(st.characters(codec="utf-8", exclude_characters="\n"), min_size=1, max_size=8)
 
 
@@ -165,3 +173,33 @@ def test_clashes_are_errors_and_widening_is_not() -> None:
     for name in ("", "time", "Time", "__x", "N", "a\x00"):
         with pytest.raises(SchemaError):
             plan_change(table, [], {name: FieldType.BOOL})
+
+
+@given(
+    st.text("ab\\,= \n\té", min_size=1, max_size=5),
+    st.lists(
+        st.fixed_dictionaries({}, optional={name: st.text("ab\\,= \n\té", max_size=4) for name in TAG_NAMES}),
+        min_size=1,
+    ),
+)
+def test_every_key_that_is_written_is_canonical(table: str, series: list[dict[str, str]]) -> None:
+    """The check of replicas takes whatever tags a writer has, in one shape or in many."""
+    keys = pa.array([series_key(table, tags) for tags in series])
+    check_series_keys(table, TAG_NAMES, keys)
+    for wrong in (table + "x", "x" + table):
+        with pytest.raises(SeriesInvalid):
+            check_series_keys(wrong, TAG_NAMES, keys)
+    used = {name for tags in series for name, value in tags.items() if value}
+    for name in used:
+        with pytest.raises(SeriesInvalid):
+            check_series_keys(table, set(TAG_NAMES) - {name}, keys)
+
+
+def test_keys_of_many_shapes_are_checked_together() -> None:
+    """More shapes than are matched one by one, and one key among them that is not canonical."""
+    names = [f"t{number:02}" for number in range(64)]
+    keys = ["t" + "".join(f",{name}=v" for name in names[:count]) for count in range(64)]
+    check_series_keys("t", names, pa.array(keys))
+    for wrong in ("t,t00=", "t,t01=v,t00=v", "t,other=v", "u", "t,t00=v\\x", ""):
+        with pytest.raises(SeriesInvalid):
+            check_series_keys("t", names, pa.array([*keys, wrong]))

@@ -289,3 +289,21 @@ def test_a_topic_has_answered_with_its_first_record_or_its_end() -> None:
 def test_changed_bytes_are_detected() -> None:
     """Consumers compare the checksum of every batch."""
     assert True is consumer_settings("host:1", "name", {})["check.crcs"]
+
+
+@pytest.mark.parametrize(
+    "error", [UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"), SystemError("headers")]
+)
+def test_a_record_whose_header_names_are_not_utf_8_is_read_without_them(error: Exception) -> None:
+    """The client cannot return such headers: the record counts, and the thread that reads does not end."""
+
+    class Foreign(Recorded):
+        """A message with a header name in Latin-1."""
+
+        def headers(self) -> None:
+            """As the client does."""
+            raise error
+
+    reader = KafkaReader(lambda: Consumer([Foreign("a", 4)]), {"a": 4})
+    (record,) = reader.poll(10, 0)
+    assert (4, b"value", ()) == (record.offset, record.value, record.headers)
