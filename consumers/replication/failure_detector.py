@@ -63,7 +63,7 @@ class StatusTime:
             if step_ms < 0:
                 step_ms = min(received_ms - self._received_ms, HEARTBEAT_INTERVAL_MS)
             most_ms = received_ms - self._aligned_ms + self.STEP_SLACK_MS - self.elapsed_ms
-            self.elapsed_ms += max(0, min(step_ms, most_ms))
+            self.elapsed_ms += min(step_ms, most_ms)
             self._follow_drift(received_ms, self._aligned_ms)
         self._received_ms = received_ms or 0
         return self.elapsed_ms
