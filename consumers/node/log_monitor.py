@@ -35,7 +35,7 @@ _log = structlog.get_logger(__name__)
 
 
 class LogMonitor:
-    """Two threads, one follows the schema log. `consumer_group` is the name that lag tools show.
+    """Two threads, one follows the schema log.
 
     `turn` and `schema_turn` are one step of each.
     """
@@ -43,7 +43,6 @@ class LogMonitor:
     def __init__(
         self,
         log: Log,
-        consumer_group: str,
         schema_log: SchemaLog,
         groups: Mapping[str, Group],
         identity: Identity,
@@ -53,7 +52,6 @@ class LogMonitor:
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._log = log
-        self._consumer_group = consumer_group
         self._schema_log = schema_log
         self._groups = groups
         self._identity = identity
@@ -148,4 +146,4 @@ class LogMonitor:
         # For lag tools only: the node itself continues where its journal ends.
         if self._readiness.log_answers:
             offsets = {topic: self._log_consumer.durable_offset(topic) + 1 for topic in self._groups}
-            self._log.commit(self._consumer_group, offsets)
+            self._log.commit(self._log_consumer.name, offsets)

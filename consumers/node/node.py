@@ -179,7 +179,6 @@ class Node:
         )
         self.log_monitor = LogMonitor(
             log,
-            self._consumer_group,
             self.schema_log,
             groups,
             self.identity,

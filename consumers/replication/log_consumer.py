@@ -91,7 +91,7 @@ class LogConsumer:
         self._listener = listener
         self._clock = clock
         self._log = log
-        self._name = name
+        self.name = name
         self._groups = groups
         self._durable = dict(cursors)
         self._read = dict(cursors)
@@ -262,7 +262,7 @@ class LogConsumer:
         self._read = dict(self._durable)
         self._paused = set()
         self._reading = list(starts)
-        return self._log.reader(starts, name=self._name, follow=True) if starts else None
+        return self._log.reader(starts, name=self.name, follow=True) if starts else None
 
     def _start_of(self, topic: str) -> int | None:
         """The offset from which to read a group's log.

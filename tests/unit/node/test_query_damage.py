@@ -54,7 +54,7 @@ def test_a_scan_that_fails_over_good_files_condemns_nothing(nodes: Nodes, monkey
     eventually(lambda: node.scrubber.files_checked >= checked + len(store.segments()), "a round over all files")
     (after,) = node.groups.values()
     assert before is after
-    assert (0, {}, "") == (node.scrubber.files_rotted, node.identity.wrong, before.damage)
+    assert (0, {}, "") == (node.scrubber.files_rotted, node.identity.wrong, before.health.reason)
     assert 200 == query(node).status_code
 
 

@@ -10,9 +10,8 @@ from typing import Any
 import httpx
 import pytest
 
-from headrace.consumers.node import readiness
+from headrace.connectors.clock import SystemClock
 from headrace.consumers.node.node import Node
-from headrace.consumers.replication import heartbeat
 from tests.unit.nodes import ROWS, Nodes, running_nodes
 from tests.waiting import eventually
 
@@ -58,9 +57,8 @@ def in_query(node: Node, monkeypatch: pytest.MonkeyPatch, work: Callable[[], Non
 
 def stop_and_resume(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """The boot-time clock jumps as over a SIGSTOP; returns once the node serves again."""
-    before = heartbeat.boot_ns
-    for module in (heartbeat, readiness):
-        monkeypatch.setattr(module, "boot_ns", lambda: before() + STOPPED_S * 1_000_000_000)
+    before = SystemClock.boot_ns
+    monkeypatch.setattr(SystemClock, "boot_ns", lambda clock: before(clock) + STOPPED_S * 1_000_000_000)
     eventually(lambda: not node.heartbeat.fenced and node.ready()[0], "a node that serves again")
 
 

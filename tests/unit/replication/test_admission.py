@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from headrace.consumers.membership.refusal import RefusalNotNeeded, refuse_recor
 from headrace.consumers.membership.schema_log import SchemaLog
 from headrace.consumers.replication.admission import RowAdmission, TableWait
 from headrace.consumers.replication.group import Group
+from headrace.consumers.replication.group_health import Aspect, GroupHealth, State
 from headrace.consumers.replication.hash_chain import record_digest
 from headrace.consumers.replication.journal import JournalEntry
 from headrace.consumers.replication.replica import Ignored
@@ -206,11 +208,14 @@ def test_a_record_of_an_unknown_version_waits_and_names_the_way_out(scene: Scene
     """The group waits for the version, and applies the record when it comes."""
     scene.append(write_message(encoded(row_batch()), 3, schema_version=2))
     group = scene.member()
-    eventually(lambda: f"headrace refuse-record --group {GROUP} --offset 0" in group.waiting, "the way out")
-    assert "version 2 of table plant.pumps" in group.waiting
+    eventually(
+        lambda: f"headrace refuse-record --group {GROUP} --offset 0" in group.health.cause(Aspect.RECORDS),
+        "the way out",
+    )
+    assert "version 2 of table plant.pumps" in group.health.cause(Aspect.RECORDS)
     scene.tables.ensure("plant", "pumps", ["site"], {})
     assert scene.applied(group)
-    assert ("", 3) == (group.waiting, rows_of(group))
+    assert ("", 3) == (group.health.reason, rows_of(group))
 
 
 def test_a_refused_record_is_ignored_by_all_also_once_the_version_exists(scene: Scene) -> None:
@@ -218,7 +223,7 @@ def test_a_refused_record_is_ignored_by_all_also_once_the_version_exists(scene: 
     offset = scene.append(write_message(encoded(row_batch()), 3, schema_version=2))
     scene.append(good(7))
     waiting = scene.member()
-    eventually(lambda: bool(waiting.waiting), "a group that waits")
+    eventually(lambda: waiting.health.holds(State.AWAITING), "a group that waits")
     refused = refuse_record(scene.log, TOPICS, GROUP, offset)
     assert (offset, 2) == (refused.record.offset, refused.schema_version)
     scene.tables.refresh()
@@ -260,7 +265,7 @@ def test_a_version_is_looked_for_behind_a_refusal(scene: Scene) -> None:
     value = write_message(encoded(row_batch()), 3, schema_version=2)
     refuse_record(scene.log, TOPICS, GROUP, scene.append(value))
     scene.tables.ensure("plant", "pumps", ["site"], {})
-    wait = TableWait(GROUP, scene.schema_log(), 0.01, lambda: False)
+    wait = TableWait(GROUP, scene.schema_log(), 0.01, GroupHealth(threading.Condition()), lambda: False)
     versions = (TableVersion("plant", "pumps", 2),)
     assert not wait.accepts(0, record_digest(value), versions)
     # Another record at the offset, as of a topic that was created again.

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 
 import pytest
 
 from headrace.connectors.log.port import Record
-from headrace.consumers.replication import journal as module
 from headrace.consumers.replication.journal import Journal, JournalBroken, JournalEntry
-from headrace.consumers.wal import WriteAheadLog
 from tests.unit.wal.disk import SimulatedDisk
 
 
@@ -38,16 +35,13 @@ def test_the_journal_returns_the_records_that_no_segment_holds(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("end", ["kill", "crash"])
-def test_entries_that_another_members_files_replaced_never_come_back(monkeypatch: pytest.MonkeyPatch, end: str) -> None:
+def test_entries_that_another_members_files_replaced_never_come_back(end: str) -> None:
     """Not after a power cut either: they may be of wrong data, which nothing marks as wrong any more."""
     disk, directory = SimulatedDisk(), Path("/journal")
-    opened = partial(WriteAheadLog, sync_interval_ms=None, checkpoint_bytes=None, checkpoint_age_ms=None)
-    monkeypatch.setattr(module, "WriteAheadLog", partial(opened, files=disk))
-    journal = Journal(directory, ("a", "b"))
+    journal = Journal(directory, ("a", "b"), disk, maintained=False)
     journal.append({"a": [entry("a", version, b"wrong") for version in range(101, 111)], "b": [entry("b", 1, b"1")]})
     journal.forget_all("a", 110)
-    monkeypatch.setattr(module, "WriteAheadLog", partial(opened, files=getattr(disk, end)()))
-    again = Journal(directory, ("a", "b"))
+    again = Journal(directory, ("a", "b"), getattr(disk, end)(), maintained=False)
     assert [0, 1] == [again.newest_version(group) for group in ("a", "b")]
 
 
