@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -14,181 +13,35 @@ from hypothesis import strategies as st
 
 from headrace.connectors.formats.interface import ColumnMissing, ColumnTypeError, TimeRangeError
 from headrace.connectors.formats.row_rules import ArrayInvalid
-from headrace.connectors.log.memory import MemoryAppender, MemoryLog
-from headrace.connectors.log.port import AppendFailed, AppendUnknown, Headers, OnDelivery
-from headrace.connectors.log.topics import Topics
-from headrace.consumers.membership.bootstrap import join_cluster
+from headrace.connectors.log.port import AppendFailed, AppendUnknown
 from headrace.consumers.membership.schema_log import SchemaLog
-from headrace.consumers.replication.heartbeat import StatusWatch
 from headrace.producers import router
-from headrace.producers.acks import QuorumInvalid, QuorumTimeout, QuorumTooLarge
-from headrace.producers.cluster import Cluster
 from headrace.producers.deletes import DeleteInvalid, delete_rows
 from headrace.producers.router import RowTooLarge
-from headrace.producers.sender import Sender, WriteFailed, WriteUnknown
-from headrace.producers.writer import TableWriter, WriterClosed, WriterSettings
+from headrace.producers.sender import WriteFailed, WriteUnknown
+from headrace.producers.writer import TableWriter, WriterClosed
 from headrace.schemas import payload
 from headrace.schemas.errors import HeadraceError
-from headrace.schemas.messages import Delete, Message, Write, decode_message
-from headrace.schemas.payload import SERIES_COLUMN, decode_rows
-from headrace.schemas.receipts import WrittenRecords, receipt_of, value_digest
-from headrace.schemas.records import Create, Role, Status, encode_status
+from headrace.schemas.messages import Delete
 from headrace.schemas.series import series_key
 from headrace.schemas.tables import ROW_TIME_MAX_NS, ROW_TIME_MIN_NS, FieldType, TypeClash
 from tests.poison import LATIN_1, text_array
-
-TOPICS = Topics("c")
-NODES = ("n1", "n2", "n3")
-DAY_NS = 86_400_000_000_000
-
-
-def status_of(**given_fields: Any) -> Status:
-    """A status with the given fields and neutral values for the rest."""
-    neutral = {"str": "", "int": 0, "bool": True, "bytes": bytes(16), "Role": Role.FOLLOWER}
-    return Status(**{field.name: given_fields.get(field.name, neutral[str(field.type)]) for field in fields(Status)})
-
-
-class FailingAppender(MemoryAppender):
-    """Fails one append to a forward log for each given error; then works."""
-
-    def __init__(self, log: MemoryLog) -> None:
-        super().__init__(log)
-        self.errors: list[HeadraceError] = []
-
-    def append(
-        self,
-        topic: str,
-        value: bytes,
-        *,
-        key: bytes | None = None,
-        headers: Headers = (),
-        on_delivery: OnDelivery | None = None,
-    ) -> None:
-        """See Appender."""
-        if self.errors and on_delivery is not None:
-            on_delivery(None, self.errors.pop(0))
-        else:
-            super().append(topic, value, key=key, headers=headers, on_delivery=on_delivery)
-
-
-class FollowedAppender(MemoryAppender):
-    """The named members hold each record of a group at once, `late` ones some milliseconds after it.
-
-    Their statuses have the given `state`.
-    """
-
-    def __init__(
-        self, scene: Scene, members: dict[str, tuple[str, ...]], late: tuple[str, ...] = (), **state: Any
-    ) -> None:
-        super().__init__(scene.log)
-        self._scene = scene
-        self._members = {TOPICS.forward(group): (group, nodes) for group, nodes in members.items()}
-        self._late = late
-        self._state = state
-
-    def append(
-        self,
-        topic: str,
-        value: bytes,
-        *,
-        key: bytes | None = None,
-        headers: Headers = (),
-        on_delivery: OnDelivery | None = None,
-    ) -> None:
-        """See Appender."""
-        super().append(topic, value, key=key, headers=headers, on_delivery=on_delivery)
-        group, nodes = self._members.get(topic, ("", ()))
-        for node in nodes:
-            if node in self._late:
-                threading.Timer(0.05, self._scene.hold, (node, group)).start()
-            else:
-                self._scene.hold(node, group, **self._state)
-
-
-class SilentAppender(MemoryAppender):
-    """Accepts every record and never reports a delivery."""
-
-    def append(self, topic: str, value: bytes, **_: Any) -> None:
-        """See Appender."""
-
-
-@dataclass
-class Scene:
-    """A cluster of three nodes in memory."""
-
-    log: MemoryLog
-    cluster: Cluster
-
-    def writer(self, table: str = "t", appender: MemoryAppender | None = None, **settings: Any) -> TableWriter:
-        """A writer of `db.<table>`."""
-        cluster = replace(self.cluster, appender=appender) if appender else self.cluster
-        return TableWriter(cluster, "db", table, WriterSettings(**settings))
-
-    def messages(self) -> list[tuple[str, Message]]:
-        """(group, message) of every record in the forward logs."""
-        return [
-            (name, decode_message(record.value))
-            for name in NODES
-            for record in self.log.topic(TOPICS.forward(name)).records
-        ]
-
-    def rows(self) -> list[tuple[str, int, tuple[Any, ...]]]:
-        """(series, time, fields) of every row written, sorted."""
-        found = []
-        for _, message in self.messages():
-            assert isinstance(message.body, Write)
-            for row in decode_rows(message.body.rows).to_pylist():
-                series, time = row.pop(SERIES_COLUMN), row.pop("time")
-                found.append((series, time, tuple(sorted(row.items()))))
-        return sorted(found, key=row_order)
-
-    def broadcast(self, node: str, group: str, durable_offset: int, receipts: bytes = b"", **fields: Any) -> None:
-        """Broadcast a node's status."""
-        known = {"topic_id": self.log.describe(TOPICS.forward(group)).topic_id, "log_lost": False, **fields}
-        status = status_of(node=node, group=group, durable_offset=durable_offset, receipts=receipts, **known)
-        self.log.store(TOPICS.status, encode_status(status), None, ())
-
-    def hold(self, node: str, group: str, **fields: Any) -> None:
-        """Broadcast the status of a node that has read the log of a group to its end."""
-        records = self.log.topic(TOPICS.forward(group)).records
-        receipts = b"".join(receipt_of(record.offset, value_digest(record.value)) for record in records)
-        self.broadcast(node, group, records[-1].offset, receipts, **fields)
-
-
-@pytest.fixture
-def scene() -> Iterator[Scene]:
-    """A cluster of three nodes, all of which hold every row."""
-    with open_scene() as made:
-        yield made
-
-
-class open_scene:  # noqa: N801
-    """The same for property tests, which need a new cluster for each example."""
-
-    def __enter__(self) -> Scene:
-        log = MemoryLog()
-        slot_table = join_cluster(log, TOPICS, Create(NODES, 3, 10_000))
-        self.watch = StatusWatch(log, TOPICS)
-        self.tables = SchemaLog(log, TOPICS)
-        return Scene(log, Cluster(log, TOPICS, slot_table, self.tables, self.watch, log.appender()))
-
-    def __exit__(self, *_: object) -> None:
-        self.watch.close()
-        self.tables.close()
-
-
-def row_order(row: tuple[str, int, tuple[Any, ...]]) -> tuple[str, int, str]:
-    """By series and time, then by any other difference of two rows."""
-    return row[0], row[1], repr(row[2])
-
+from tests.unit.producers.scene import (
+    DAY_NS,
+    NODES,
+    TOPICS,
+    FailingAppender,
+    Scene,
+    SilentAppender,
+    appended,
+    open_scene,
+    readings,
+    row_order,
+    write_one,
+)
 
 BAD_OFFSETS = text_array([b"a", b"b", b"c"], [0, 1, 900_000_000, 3])
 BAD_INDEX = pa.DictionaryArray.from_arrays(pa.array([9], pa.int32()), pa.array(["a"]), safe=False)
-
-
-def readings(hosts: list[str | None], times: list[int], **fields: list[Any]) -> pa.Table:
-    """A user table with the tag `host`."""
-    return pa.table({"host": pa.array(hosts, pa.string()), "time": pa.array(times, pa.int64()), **fields})
 
 
 def test_every_row_arrives_once_in_the_group_that_owns_it(scene: Scene) -> None:
@@ -402,18 +255,6 @@ def test_a_failed_delivery_is_raised_once_at_the_next_call(
         writer.close()
 
 
-def write_one(writer: TableWriter, time_ns: int) -> None:
-    """Write a single row."""
-    writer.write(readings(["a"], [time_ns], v=[1]), ["host"])
-
-
-def appended(writer: TableWriter, time_ns: int) -> None:
-    """Write a single row without the check of earlier deliveries."""
-    check, writer._sender.check = writer._sender.check, lambda: None  # type: ignore[method-assign]
-    write_one(writer, time_ns)
-    writer._sender.check = check  # type: ignore[method-assign]
-
-
 def test_without_a_quorum_only_flush_and_close_raise(scene: Scene) -> None:
     """With quorum 0 writes continue after a failure; flush and close still raise it."""
     appender = FailingAppender(scene.log)
@@ -494,121 +335,6 @@ def test_two_threads_that_add_columns_at_once_both_succeed(scene: Scene) -> None
     assert [] == failures
     scene.cluster.tables.refresh()
     assert 20 == len(scene.cluster.tables.catalogue.newest("db", "t").fields) == len(scene.rows())
-
-
-@pytest.mark.parametrize(("quorum", "error"), [(4, QuorumTooLarge), (-1, QuorumInvalid)])
-def test_an_impossible_quorum_is_refused_at_once(scene: Scene, quorum: int, error: type[HeadraceError]) -> None:
-    """A quorum above the number of members is refused, never reduced."""
-    with pytest.raises(error, match=f"quorum {quorum}"):
-        scene.writer(quorum=quorum)
-
-
-def single_group(scene: Scene) -> tuple[pa.Table, str]:
-    """A row, and the group that takes it."""
-    table = readings(["a"], [0], v=[1])
-    with scene.writer() as writer:
-        writer.write(table, ["host"])
-    return table, scene.messages()[0][0]
-
-
-def test_a_quorum_is_reached_when_enough_live_members_hold_the_rows(scene: Scene) -> None:
-    """The write returns once two members report the record as durable."""
-    table, group = single_group(scene)
-    appender = FollowedAppender(scene, {group: ("n1", "n2")}, late=("n2",))
-    with scene.writer(appender=appender, quorum=2, quorum_timeout_ms=20_000) as writer:
-        writer.write(table, ["host"])
-        assert {group: 1} == writer.newest()
-
-
-def test_a_write_waits_for_no_group_but_its_own(scene: Scene) -> None:
-    """A group whose members do not confirm an earlier write delays no write to another group."""
-    groups: dict[str, pa.Table] = {}
-    with scene.writer() as writer:
-        for number in range(50):
-            table = readings([f"h{number}"], [0], v=[1])
-            counts = {name: len(scene.log.topic(TOPICS.forward(name)).records) for name in NODES}
-            writer.write(table, ["host"])
-            grown = next(name for name in NODES if len(scene.log.topic(TOPICS.forward(name)).records) > counts[name])
-            groups.setdefault(grown, table)
-    (_short, short_rows), (held, held_rows), *_ = groups.items()
-    appender = FollowedAppender(scene, {held: NODES})
-    with scene.writer(appender=appender, quorum=2, quorum_timeout_ms=200) as writer:
-        with pytest.raises(QuorumTimeout):
-            writer.write(short_rows, ["host"])
-        writer.write(held_rows, ["host"])
-
-
-def test_a_missed_quorum_is_an_unknown_state_that_names_lagging_members(scene: Scene) -> None:
-    """One member holds it, one is behind, one has sent no status: the rows are in the log, and the state is unknown."""
-    table, group = single_group(scene)
-    scene.broadcast("n2", group, 0)
-    appender = FollowedAppender(scene, {group: ("n1",)})
-    writer = scene.writer(appender=appender, quorum=2, quorum_timeout_ms=300)
-    with writer, pytest.raises(QuorumTimeout) as raised:
-        writer.write(table, ["host"])
-    assert {group: {"n1": "holds it", "n2": "holds up to offset 0 of 1", "n3": "has sent no status"}} == {
-        name: dict(sorted(members.items())) for name, members in raised.value.lagging.items()
-    }
-    assert 1 == raised.value.rows
-    assert "1 rows are in the log but were not confirmed by 2 members within 300 ms" in raised.value.message
-
-
-def test_a_log_that_was_cut_gives_no_quorum_by_what_members_had_of_it(scene: Scene) -> None:
-    """Statuses that report the offset of a new record as durable, of the records that were cut off, do not count.
-
-    They look alike before and after the cut: same topic, incarnation and store, a durable offset beyond it.
-    """
-    table, group = single_group(scene)
-    with scene.writer() as writer:
-        for _ in range(9):
-            writer.write(table, ["host"])
-    for node in NODES:
-        scene.hold(node, group)
-    scene.log.truncate(TOPICS.forward(group), 3)
-    with scene.writer(quorum=2, quorum_timeout_ms=300) as writer, pytest.raises(QuorumTimeout) as raised:
-        writer.write(table, ["host"])
-    assert {"holds offset 3, but has not shown that it is the record written there"} == set(
-        raised.value.lagging[group].values()
-    )
-    # The next record there is held by members that have read it.
-    with scene.writer(appender=FollowedAppender(scene, {group: ("n1", "n2")}), quorum=2) as writer:
-        writer.write(table, ["host"])
-
-
-def test_what_an_earlier_call_wrote_is_not_asked_for_again(scene: Scene) -> None:
-    """A block that was not confirmed is reported once; the next one needs the receipts of its own records."""
-    sender = Sender(scene.cluster.appender, TOPICS, receipts=True)
-    for offset in (0, 1):
-        [message] = sender.encode([("n1", Delete("db", "t", {}, None, None), 1)])
-        sender.append([message])
-        sender.flush()
-        receipts = (receipt_of(offset, value_digest(message.value)),)
-        assert {"n1": WrittenRecords(offset, receipts)} == sender.written()
-
-
-def test_an_offset_that_the_broker_does_not_report_confirms_nothing(scene: Scene) -> None:
-    """librdkafka reports a repeated message without its offset: no member can have its receipt."""
-
-    class OffsetlessAppender(FollowedAppender):
-        def append(self, topic: str, value: bytes, **given: Any) -> None:
-            report = given.pop("on_delivery", None)
-            super().append(topic, value, on_delivery=report and (lambda _offset, error: report(-1_001, error)), **given)
-
-    table, group = single_group(scene)
-    writer = scene.writer(appender=OffsetlessAppender(scene, {group: NODES}), quorum=2, quorum_timeout_ms=300)
-    with writer, pytest.raises(QuorumTimeout):
-        writer.write(table, ["host"])
-
-
-def test_members_out_of_sync_or_without_their_log_are_no_copies(scene: Scene) -> None:
-    """A member that holds the very record and reports that it is not in sync, or that its log is lost, does not count."""
-    table, group = single_group(scene)
-    for state in ({"eligible": False}, {"log_lost": True}):
-        appender = FollowedAppender(scene, {group: NODES}, **state)
-        writer = scene.writer(appender=appender, quorum=2, quorum_timeout_ms=300)
-        with writer, pytest.raises(QuorumTimeout) as raised:
-            writer.write(table, ["host"])
-        assert {"is not in sync"} == set(raised.value.lagging[group].values())
 
 
 def test_a_delete_reaches_every_group(scene: Scene) -> None:
