@@ -169,6 +169,7 @@ class Heartbeat:
             threading.Thread(target=self._receive, name="heartbeat-receive", daemon=True),
         ]
         self.detector = FailureDetector()
+        self.error = ""
 
     def start(self) -> None:
         """Begin to send and receive."""
@@ -199,46 +200,49 @@ class Heartbeat:
         return boot_ns() - self._read_back_ns >= OFFLINE_MS * 1_000_000
 
     def _send(self) -> None:
-        appender, sent = self._log.appender(), SentStatuses()
-        try:
-            while not self._stopping.is_set():
-                # Cleared before the statuses are taken: a change in between is sent in the next round, never
-                # lost.
-                self._changed.clear()
-                for status in sent.due(self._statuses(), time.monotonic()):
-                    self._append(appender, status, sent)
-                appender.flush(HEARTBEAT_INTERVAL_MS / 1_000)
-                # A short pause before the wait coalesces bursts: one poll of the log makes several groups
-                # durable at once.
-                self._stopping.wait(COALESCE_S)
-                self._changed.wait(HEARTBEAT_INTERVAL_MS / 1_000)
-        finally:
-            appender.close()
+        sent = SentStatuses()
+        while not self._stopping.is_set():
+            try:
+                # Another one after an error: a client that failed for good accepts nothing more.
+                with contextlib.closing(self._log.appender()) as appender:
+                    self._send_by(appender, sent)
+            except HeadraceError as error:
+                _log.warning("status not sent", error=str(error))
+                self._stopping.wait(RETRY_S)
+
+    def _send_by(self, appender: Appender, sent: SentStatuses) -> None:
+        while not self._stopping.is_set():
+            # Cleared before the statuses are taken: a change in between is sent in the next round, never
+            # lost.
+            self._changed.clear()
+            for status in sent.due(self._statuses(), time.monotonic()):
+                self._append(appender, status, sent)
+            appender.flush(HEARTBEAT_INTERVAL_MS / 1_000)
+            # A short pause before the wait coalesces bursts: one poll of the log makes several groups
+            # durable at once.
+            self._stopping.wait(COALESCE_S)
+            self._changed.wait(HEARTBEAT_INTERVAL_MS / 1_000)
 
     def _append(self, appender: Appender, status: Status, sent: SentStatuses) -> None:
         try:
             key = f"{status.group}/{status.node}".encode()
             appender.append(self._topic, encode_status(status), key=key, headers=format_headers())
-        except HeadraceError as error:
+        except HeadraceError:
             sent.forget(status.group)
-            _log.warning("status not sent", error=str(error))
+            raise
 
     def _receive(self) -> None:
         while not self._stopping.is_set():
             try:
-                reader = StatusReader(self._log, self._topic)
+                with contextlib.closing(StatusReader(self._log, self._topic)) as reader:
+                    self.detector = reader.detector
+                    while not self._stopping.is_set():
+                        self._note_own(reader.follow(OWN_POLL_S))
+                        self.error = ""
             except HeadraceError as error:
+                self.error = str(error)
                 _log.warning("status not readable", error=str(error))
-                self._stopping.wait(1.0)
-                continue
-            self.detector = reader.detector
-            try:
-                while not self._stopping.is_set():
-                    self._note_own(reader.follow(OWN_POLL_S))
-            except HeadraceError as error:
-                _log.warning("status not readable", error=str(error))
-            finally:
-                reader.close()
+                self._stopping.wait(RETRY_S)
 
     def _note_own(self, statuses: Sequence[Status]) -> None:
         for status in statuses:
