@@ -61,6 +61,10 @@ class ClusterAccess:
         assert self._slot_table is not None, "no task has begun"
         return self._slot_table
 
+    def topic_id(self, topic: str) -> str:
+        """The present id of a topic. Raises TopicMissing, LogUnavailable."""
+        return self._log.describe(topic).topic_id
+
     def database(self, name: str) -> DatabaseSchema:
         """The schema of a database, which is created if it is missing."""
         return self.tables.ensure_database(name)

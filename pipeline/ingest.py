@@ -31,6 +31,7 @@ from headrace.connectors.log.topics import Topics, dlq
 from headrace.consumers.membership.bootstrap import read_slot_table
 from headrace.consumers.membership.schema_log import SchemaLog
 from headrace.pipeline.checkpoint import local_folder, make_batch_durable
+from headrace.pipeline.cluster_access import cluster_access
 from headrace.pipeline.failures import QueryFailed, SparkTransientFault, explain
 from headrace.pipeline.ingest_progress import (
     UNKNOWN,
@@ -44,6 +45,7 @@ from headrace.pipeline.ingest_task import task_function
 from headrace.pipeline.job import IngestJob
 from headrace.pipeline.micro_batch import planned_offset_ranges, query_id
 from headrace.pipeline.offset_ranges import RAW_SCHEMA
+from headrace.pipeline.raw_topic import RawTopic
 from headrace.pipeline.session import is_local
 from headrace.pipeline.sink_records import RECORD_DDL
 from headrace.schemas.errors import HeadraceError
@@ -95,7 +97,7 @@ def prepare(job: IngestJob, run: RunOptions, notify: Notify) -> None:
     """Check what can be checked before Spark starts; create the raw topic, the dead-letter topic and the
     database if they are missing.
 
-    Raises LogUnavailable, NoCluster, SchemaError, FormatError.
+    Raises LogUnavailable, NoCluster, SchemaError, FormatError, RawDataLost.
     """
     # Parsing nothing validates the format options at once, instead of in a worker after Spark's start.
     parse_messages(job.format, pa.array([], pa.binary()), pa.array([], pa.int64()), job.options)
@@ -108,6 +110,7 @@ def prepare(job: IngestJob, run: RunOptions, notify: Notify) -> None:
         tables.ensure_database(job.database)
         tables.close()
         _ensure_topic(log, job.topic, {"max.message.bytes": str(RAW_MESSAGE_BYTES_MAX)})
+        RawTopic(job.topic, run.checkpoint).check(log.describe(job.topic).topic_id)
         _ensure_topic(log, dlq(job.topic), {**created_with(DEAD_LETTERS), "max.message.bytes": str(SINK_BYTES_MAX)})
     finally:
         log.close()
@@ -171,6 +174,7 @@ def forward_writer(
     Tasks add to `counts`.
     """
     folder = local_folder(checkpoint) if is_local(raw.sparkSession) else None
+    raw_topic = RawTopic(job.topic, checkpoint)
 
     def forward(planned: DataFrame, batch: int) -> None:
         query, ranges = query_id(planned, batch), planned_offset_ranges(planned, job.topic)
@@ -178,11 +182,14 @@ def forward_writer(
             return
         if folder is not None:
             make_batch_durable(folder, batch)
+        raw_topic.check(cluster_access(job).topic_id(job.topic))
         # One task per range: a range is the part of one partition, and its rows have to keep their order.
         function = task_function(job, counts, query, batch, ranges)
         numbers = planned.sparkSession.range(0, len(ranges), 1, len(ranges))
         records = numbers.mapInArrow(function, RECORD_DDL)  # type: ignore[arg-type]
         records.write.format("kafka").options(**_sink_options(job)).save()
+        # Once more: of a topic that was created again meanwhile no offset is committed.
+        raw_topic.check(cluster_access(job).topic_id(job.topic))
 
     return raw.writeStream.foreachBatch(forward).option("checkpointLocation", checkpoint)
 

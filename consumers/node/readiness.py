@@ -128,7 +128,7 @@ class Readiness:
     def ready(self) -> tuple[bool, list[str]]:
         """Whether every group here serves, and the reasons why not."""
         if self._heartbeat.fenced:
-            return False, [FENCED]
+            return False, [f"{FENCED}: {self._heartbeat.error}" if self._heartbeat.error else FENCED]
         reasons = [
             f"group {group.name}: {self.reason(topic) or self.decision(topic).reason}"
             for topic, group in self._groups.items()

@@ -37,7 +37,6 @@ REPEAT_S = HEARTBEAT_INTERVAL_MS / 1_000 / 2
 RETRY_S = 0.5
 POLL_S = 0.1
 OWN_POLL_S = 0.2
-REOPEN_S = 1.0
 _log = structlog.get_logger(__name__)
 
 
@@ -195,6 +194,7 @@ class Heartbeat:
             threading.Thread(target=self._receive, name="heartbeat-receive", daemon=True),
         ]
         self.detector = FailureDetector()
+        self.error = ""
 
     def start(self) -> None:
         """Begin to send and receive."""
@@ -239,34 +239,47 @@ class Heartbeat:
         return self._fencings
 
     def _send(self) -> None:
-        try:
-            while not self._stopping.is_set():
-                self.send_turn()
-                # A short pause before the wait coalesces bursts: one poll of the log makes several groups
-                # durable at once.
-                self._stopping.wait(COALESCE_S)
-                self._changed.wait(HEARTBEAT_INTERVAL_MS / 1_000)
-        finally:
-            if self._appender is not None:
-                self._appender.close()
+        while not self._stopping.is_set():
+            pause_s = self.send_turn()
+            # A short pause before the wait coalesces bursts: one poll of the log makes several groups
+            # durable at once.
+            self._stopping.wait(pause_s or COALESCE_S)
+            self._changed.wait(HEARTBEAT_INTERVAL_MS / 1_000)
+        self._close_appender()
 
-    def send_turn(self) -> None:
-        """Send the statuses that are due, and wait for their delivery for at most one interval."""
+    def send_turn(self) -> float:
+        """Send the statuses that are due, and wait for their delivery for at most one interval.
+
+        Returns the seconds to wait before the next turn: more than 0 after an error.
+        """
         # Cleared before the statuses are taken: a change in between is sent in the next round, never lost.
         self._changed.clear()
-        if self._appender is None:
-            self._appender = self._log.appender()
-        for status in self._sent.due(self._statuses(), self._clock.monotonic_s()):
-            self._append(self._appender, status)
-        self._appender.flush(HEARTBEAT_INTERVAL_MS / 1_000)
+        try:
+            if self._appender is None:
+                self._appender = self._log.appender()
+            for status in self._sent.due(self._statuses(), self._clock.monotonic_s()):
+                self._append(self._appender, status)
+            self._appender.flush(HEARTBEAT_INTERVAL_MS / 1_000)
+        except HeadraceError as error:
+            _log.warning("status not sent", error=str(error))
+            # Another one after an error: a client that failed for good accepts nothing more.
+            self._close_appender()
+            return RETRY_S
+        return 0.0
 
     def _append(self, appender: Appender, status: Status) -> None:
         try:
             key = f"{status.group}/{status.node}".encode()
             appender.append(self._topic, encode_status(status), key=key, headers=format_headers())
-        except HeadraceError as error:
+        except HeadraceError:
             self._sent.forget(status.group)
-            _log.warning("status not sent", error=str(error))
+            raise
+
+    def _close_appender(self) -> None:
+        appender, self._appender = self._appender, None
+        if appender is not None:
+            with contextlib.suppress(HeadraceError):
+                appender.close()
 
     def _receive(self) -> None:
         while not self._stopping.is_set():
@@ -277,18 +290,19 @@ class Heartbeat:
     def receive_turn(self) -> float:
         """Take the statuses that have arrived, waiting for the first for at most `OWN_POLL_S`.
 
-        Returns the seconds to wait before the next turn: more than 0 after the topic could not be opened.
+        Returns the seconds to wait before the next turn: more than 0 after an error.
         """
-        opening = self._reader is None
         try:
             if self._reader is None:
                 self._reader = StatusReader(self._log, self._topic, clock=self._clock)
                 self.detector = self._reader.detector
             self._note_own(self._reader.follow(OWN_POLL_S))
         except HeadraceError as error:
+            self.error = str(error)
             _log.warning("status not readable", error=str(error))
             self._close_reader()
-            return REOPEN_S if opening else 0.0
+            return RETRY_S
+        self.error = ""
         return 0.0
 
     def _close_reader(self) -> None:

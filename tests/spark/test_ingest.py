@@ -39,6 +39,7 @@ from headrace.workload.encode import to_json_lines, to_line_protocol
 from headrace.workload.workload import Workload
 from tests.spark.conftest import IngestCluster
 from tests.spark.stored import forward_logs, messages, stored_tables, tables_of
+from tests.waiting import eventually
 
 FLEET = iot(trucks=40, duration_s=3_000, disorder=True)
 
@@ -207,6 +208,20 @@ def test_raw_messages_that_were_trimmed_before_their_read_stop_the_query(
     with pytest.raises(RawDataLost, match="no longer holds") as raised:
         cluster.run(spark, cluster.job())
     assert "checkpoint" in raised.value.action
+
+
+def test_a_raw_topic_created_again_stops_the_query(spark: SparkSession, cluster: IngestCluster) -> None:
+    """It has more messages than were read of the other one, so that its offsets show nothing."""
+    cluster.create_raw(partitions=1)
+    cluster.produce([b"t,host=a x=1 1"])
+    cluster.run(spark, cluster.job())
+    with AdminClient({"bootstrap.servers": cluster.bootstrap}) as admin:
+        admin.delete_topics([cluster.raw])[cluster.raw].result(10)
+        eventually(lambda: cluster.raw not in admin.list_topics(timeout=10).topics, "a deleted topic")
+    cluster.create_raw(partitions=1)
+    cluster.produce([b"t,host=a x=2 2", b"t,host=a x=3 3", b"t,host=a x=4 4"])
+    with pytest.raises(RawDataLost, match="created again"):
+        cluster.run(spark, cluster.job())
 
 
 @pytest.mark.slow(7)

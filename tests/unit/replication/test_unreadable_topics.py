@@ -6,11 +6,13 @@ import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from headrace.connectors.log.memory import MemoryLog, MemoryReader
+from headrace.connectors.log.memory import MemoryAppender, MemoryLog, MemoryReader
+from headrace.connectors.log.port import LogUnavailable
 from headrace.consumers.replication.heartbeat import StatusReader
 from headrace.schemas.records import encode_status
 from tests.unit.nodes import Nodes, running_nodes
@@ -64,6 +66,15 @@ def test_a_refused_topic_is_no_empty_topic(nodes: Nodes) -> None:
     nodes.ready()
 
 
+def test_a_fenced_node_says_why_it_reads_no_status(nodes: Nodes) -> None:
+    """It reports the refusal, and serves again once it may read."""
+    nodes.log.denied.add(nodes.topics.status)
+    node = nodes.running["n1"]
+    eventually(lambda: "refuses this account" in " ".join(node.ready()[1]), "the reason")
+    nodes.log.denied.clear()
+    nodes.ready()
+
+
 @pytest.mark.parametrize("error", [KafkaException(KafkaError(KafkaError._STATE)), OSError(5, "input/output error")])
 @pytest.mark.parametrize("call", ["poll", "reader"])
 def test_no_error_ends_the_consuming_thread(
@@ -88,6 +99,25 @@ def test_no_error_ends_the_consuming_thread(
     for name in nodes.names:
         nodes.holds_everything(name)
     assert consumer.alive
+
+
+def test_a_failed_appender_is_replaced(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that failed for good accepts nothing more; the node would be fenced until its next start."""
+    failed: list[MemoryAppender] = []
+    genuine = MemoryAppender.append
+
+    def append(self: MemoryAppender, topic: str, value: bytes, **named: Any) -> None:
+        if topic == nodes.topics.status and (not failed or self is failed[0]):
+            failed.append(self)
+            raise LogUnavailable("the client failed")
+        genuine(self, topic, value, **named)
+
+    monkeypatch.setattr(MemoryAppender, "append", append)
+    eventually(lambda: bool(failed), "a failed appender")
+    eventually(lambda: not any(node.heartbeat.fenced for node in nodes.running.values()), "no fenced node")
+    sent = nodes.log.describe(nodes.topics.status).end
+    eventually(lambda: nodes.log.describe(nodes.topics.status).end > sent + 20, "statuses of both nodes")
+    nodes.ready()
 
 
 def test_a_status_that_cannot_be_read_is_missed_and_nothing_else() -> None:
