@@ -89,7 +89,6 @@ class LogConsumer:
         self._read = dict(cursors)
         self._comparing: set[str] = set()
         self._reading: list[str] = []
-        self._rejoining: dict[str, Cursor | None] = {}
         self._assigned: frozenset[str] = frozenset()
         self._assignment_changed = threading.Condition()
         self._changed = threading.Event()
@@ -134,7 +133,12 @@ class LogConsumer:
         From a cursor that another member's files have reached; None = its own.
         """
         with self._assignment_changed:
-            self._rejoining[topic] = cursor or self._rejoining.get(topic)
+            # At once, and not at the consuming thread's next turn: a status in between would report the records of
+            # the replaced data as durable, which this node no longer has.
+            if cursor is not None:
+                assert topic not in self._assigned, f"{topic} was not released"
+                self._durable[topic] = cursor
+                self._positions[topic] = cursor.offset + 1
             self._changed.set()
 
     @property
@@ -192,18 +196,13 @@ class LogConsumer:
             reader.close()
 
     def _assign(self) -> None:
-        """Apply the cursors of `rejoin`, and assign the topics of the groups that follow."""
+        """Assign the topics of the groups that follow."""
         # The only place where topics are assigned and released. A group that was replaced between a poll and
         # the enqueueing of its records would get records of its predecessor, whose versions it has already or
         # does not reach yet.
         with self._assignment_changed:
             if not self._stopping.is_set():
                 self._changed.clear()
-            for topic, cursor in self._rejoining.items():
-                if cursor is not None:
-                    self._durable[topic] = cursor
-                    self._positions[topic] = cursor.offset + 1
-            self._rejoining = {}
             self._assigned = frozenset(topic for topic, group in self._groups.items() if group.follows)
             self._assignment_changed.notify_all()
 

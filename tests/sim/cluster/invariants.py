@@ -14,16 +14,13 @@ from headrace.consumers.replication.replica import Ignored
 from headrace.schemas.messages import NO_CHAIN
 from headrace.schemas.records import Role, Status, decode_status
 from tests.sim.cluster.node import GROUP, TOPIC, TOPICS, CheckedJournal, ClusterNode
+from tests.sim.cluster.world import InvariantBroken
 
 if TYPE_CHECKING:
     from tests.sim.cluster.simulation import Simulation
 
 DISK_IMAGES = 0.15
 """Acknowledgements whose copies are looked for on images of the disks; of the others the bookkeeping counts."""
-
-
-class InvariantBroken(AssertionError):
-    """A schedule violated an invariant; the message holds the last events."""
 
 
 class Invariants:
@@ -104,8 +101,9 @@ class Invariants:
         )
 
     def replaced(self, node: ClusterNode) -> None:
-        """A node's data was replaced by a copy: it promises from there."""
+        """A node's data was found wrong, or replaced: its earlier statuses are void as soon as the others know."""
         self._promises.pop(node.name, None)
+        node.disk.wiped_ms = self._world.now_ms
 
     # Acknowledgements.
 

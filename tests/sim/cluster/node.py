@@ -31,7 +31,7 @@ from tests.sim.cluster import rows
 from tests.sim.cluster.broker import SimLog
 from tests.sim.cluster.disk import SealedRows, SimDisk
 from tests.sim.cluster.parts import BUILDING, COSTS, SteppedTask, snapshot_of
-from tests.sim.cluster.world import Crash, NodeClock, World
+from tests.sim.cluster.world import Crash, InvariantBroken, NodeClock, World
 
 if TYPE_CHECKING:
     from tests.sim.cluster.simulation import Simulation
@@ -93,24 +93,29 @@ class SimSchemas:
 class SimIdentity(Identity):
     """The document of a data directory on a simulated disk. See Identity."""
 
+    owner: ClusterNode
     disk: SimDisk
 
     @classmethod
-    def on(cls, disk: SimDisk, node: str, chance: random.Random) -> SimIdentity:
-        """The identity that a disk holds, or a new one."""
-        document = disk.identity or {"cluster": "c", "node": node, "store": _hex(chance), "topics": {}}
-        found = cls(**copy.deepcopy(document))
-        found.disk = disk
+    def of(cls, node: ClusterNode) -> SimIdentity:
+        """The identity that the disk of a node holds, or a new one."""
+        new = {"cluster": "c", "node": node.name, "store": _hex(node.world.random), "topics": {}}
+        found = cls(**copy.deepcopy(node.disk.identity or new))
+        found.owner, found.disk = node, node.disk
         return found
 
     def renew(self) -> None:
         """See Identity."""
         self.store = _hex(self.disk.random)
+        self.owner.simulation.invariants.replaced(self.owner)
 
     def save(self, directory: Path) -> None:
         """See Identity."""
         del directory
         self.disk.step_hook("identity")
+        # Even if this cannot be saved: what was found wrong is no copy any more.
+        if self.wrong:
+            self.owner.simulation.invariants.replaced(self.owner)
         self.disk.take_space()
         self.disk.identity = copy.deepcopy(asdict(self))
 
@@ -228,6 +233,8 @@ class Process:
         except Crash:
             if self.alive:
                 raise
+        except InvariantBroken:
+            raise
         except Exception as error:
             raise ThreadEnded(f"a thread of {self.incarnation} ended: {error!r}") from error
         finally:
@@ -282,7 +289,7 @@ class ClusterNode:
     def _build(self, process: Process) -> None:
         settings, clock, directory = self.simulation.settings, self.clock, Path("/sim") / self.name
         self.log = SimLog(self.simulation.broker, self.name, process.step)
-        self.identity = SimIdentity.on(self.disk, self.name, self.world.random)
+        self.identity = SimIdentity.of(self)
         self.heartbeat = Heartbeat(
             self.log, TOPICS.status, self.name, process.incarnation, lambda: self.readiness.statuses(), clock
         )

@@ -14,6 +14,10 @@ class Crash(BaseException):
     """The process of a node ended inside a step. Not an `Exception`: no code under test may handle it."""
 
 
+class InvariantBroken(AssertionError):
+    """A schedule violated an invariant; the message holds the last events."""
+
+
 class World:
     """Clock, randomness and events. `now_ms` is the true time, which no node and no broker has."""
 
