@@ -99,7 +99,7 @@ class LogConsumer:
         self._shortfall = GracePeriod(clock.monotonic_s)
         self._reader: Reader | None = None
         self._reopen_s = math.inf
-        self._journal_unrepaired = False
+        self._refused: frozenset[str] = frozenset()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="consume", daemon=True)
         self.journal_fault = ""
@@ -139,6 +139,7 @@ class LogConsumer:
                 assert topic not in self._assigned, f"{topic} was not released"
                 self._durable[topic] = cursor
                 self._positions[topic] = cursor.offset + 1
+                self._refused -= {topic}
             self._changed.set()
 
     @property
@@ -254,7 +255,7 @@ class LogConsumer:
         return max(log.begin, cursor.offset + 1)
 
     def _poll(self, reader: Reader) -> float:
-        if self._journal_unrepaired:
+        if self.journal_fault:
             self._repair_journal()
         self._apply_back_pressure(reader)
         records = reader.poll(self._limits.poll_records, self._limits.poll_timeout_s)
@@ -280,7 +281,7 @@ class LogConsumer:
                 # The reader's position passes transaction markers, which are no records: without it a group
                 # whose log ends with one would never reach the end.
                 self._positions[topic] = max(reader.position(topic), self._read[topic].offset + 1)
-        return 0.0
+        return self._limits.journal_retry_s if self.journal_fault else 0.0
 
     def _entry(self, record: Record) -> JournalEntry | None:
         """The record with its version; None for the one that was read again only to compare it."""
@@ -313,11 +314,11 @@ class LogConsumer:
             if not self.journal_fault:
                 _log.error("journal refused", error=str(error), state_unknown=isinstance(error, StateUnknown))
             self.journal_fault = str(error)
-            self._journal_unrepaired = True
+            self._refused = frozenset(entries)
             return False
         if self.journal_fault:
             _log.info("journal accepts records again")
-        self.journal_fault = ""
+        self.journal_fault, self._refused = "", frozenset()
         return True
 
     def _repair_journal(self) -> None:
@@ -325,11 +326,15 @@ class LogConsumer:
 
         While that fails too, the fault remains.
         """
-        self._journal_unrepaired = False
         try:
             self._journal.checkpoint()
         except (HeadraceError, OSError) as error:
             self.journal_fault = str(error)
+            return
+        # A group that took files of another member meanwhile has nothing to journal, perhaps for long: no append
+        # would end the fault.
+        if not any(self._groups[topic].follows for topic in self._refused):
+            self.journal_fault = ""
 
     def _rewind(self, reader: Reader, entries: Mapping[str, list[JournalEntry]]) -> None:
         """Go back to the newest durable record, to read again what could not be journaled."""

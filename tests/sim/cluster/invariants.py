@@ -172,7 +172,8 @@ class Invariants:
         live = [
             each.name
             for each in behind
-            if each.name in self._newest and self._newest_ms - self._newest[each.name][0] < OFFLINE_MS - 1_500
+            if each.name in self._newest
+            and self._newest_ms - self._newest[each.name][0] < OFFLINE_MS - 1_500
             # Its newest status is of these files, and not of those that a swap has just replaced.
             and each.started
             and each.identity.store == self._newest[each.name][1].store
