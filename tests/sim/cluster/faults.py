@@ -38,7 +38,7 @@ COMMON = (
 CLOCKS = ("clock step",)
 LOST_LOGS = ("truncate", "recreate")
 """Faults after which an operator must decide: only safety is checked behind them."""
-FAULT_MS = 20_000
+FAULT_MS = 15_000
 
 
 class Faults:

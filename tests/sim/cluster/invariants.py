@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any
 from headrace.consumers.replication.failure_detector import OFFLINE_MS
 from headrace.consumers.replication.group import Group
 from headrace.consumers.replication.group_state import GroupState
-from headrace.consumers.replication.hash_chain import record_digest
+from headrace.consumers.replication.hash_chain import next_chain, record_digest
 from headrace.consumers.replication.replica import Ignored
-from headrace.schemas.messages import NO_CHAIN
-from headrace.schemas.records import Role, Status, decode_status
+from headrace.schemas.records import Role, Status
+from tests.sim.cluster import rows
 from tests.sim.cluster.node import GROUP, TOPIC, TOPICS, CheckedJournal, ClusterNode
 from tests.sim.cluster.world import InvariantBroken
 
 if TYPE_CHECKING:
     from tests.sim.cluster.simulation import Simulation
 
-DISK_IMAGES = 0.15
+DISK_IMAGES = 0.05
 """Acknowledgements whose copies are looked for on images of the disks; of the others the bookkeeping counts."""
 
 
@@ -39,10 +39,12 @@ class Invariants:
         self._newest_ms = 0
 
     def require(self, holds: bool, violation: str) -> None:
-        """Raises InvariantBroken with the last events."""
+        """Raises InvariantBroken with the last events; again behind the event, since a thread may log it and go on."""
         if not holds:
             tail = "\n".join(self._world.lines[-40:])
-            raise InvariantBroken(f"seed {self._world.seed}, {self._world.now_ms} ms: {violation}\n{tail}")
+            broken = InvariantBroken(f"seed {self._world.seed}, {self._world.now_ms} ms: {violation}\n{tail}")
+            self._world.broken = self._world.broken or broken
+            raise broken
 
     # Records.
 
@@ -71,7 +73,7 @@ class Invariants:
         """Take the statuses that reached the broker: what they promise must outlive every crash."""
         records = self._simulation.broker.topics[TOPICS.status].records
         for record in records[self._statuses_read :]:
-            status = decode_status(record.value)
+            status = rows.decoded_status(record.value)
             self._newest_ms = max(self._newest_ms, record.timestamp_ms)
             self._newest[status.node] = (record.timestamp_ms, status)
             node = self._simulation.nodes[status.node]
@@ -94,10 +96,10 @@ class Invariants:
         self._sent_ms.pop(node.name, None)
         group, promised = node.group, self._promises.get(node.name, -1)
         found = node.log_consumer.durable_offset(TOPIC)
-        excused = group.recovery is not None or node.identity.wrong or group.fault
+        excused = group.recovery is not None or node.identity.wrong
         self.require(
             found >= promised or bool(excused),
-            f"{node.process.incarnation} starts at offset {found}, and had reported {promised} as durable",
+            f"{node.process.incarnation} starts at offset {found}, and had reported {promised} as durable {group.fault}",
         )
 
     def replaced(self, node: ClusterNode) -> None:
@@ -112,10 +114,17 @@ class Invariants:
         if quorum < 2:
             return
         images = self._world.random.random() < DISK_IMAGES
+        written = self._truth.written.get((number, offset))
+        self.require(
+            written is not None and written.topic_id == topic_id,
+            f"write {number} was acknowledged at offset {offset} of {topic_id}, where it never was",
+        )
+        assert written is not None
+        chain = next_chain(written.before, self._truth.digests[number, offset])
         holders = [
             node.name
             for node in self._simulation.nodes.values()
-            if self._excused(node) or self._holds(node, offset, topic_id, images)
+            if self._excused(node) or self._holds(node, written.version, chain, images)
         ]
         self.require(
             len(holders) >= quorum,
@@ -133,12 +142,9 @@ class Invariants:
         # A status is up to 3 s old and arrives with a delay: a disk that was lost since did hold the record.
         return node.disk.wiped_ms > self._world.now_ms - OFFLINE_MS - 2_000
 
-    def _holds(self, node: ClusterNode, offset: int, topic_id: str, images: bool) -> bool:
-        """Whether the disk of a node holds a record, and all before it, of the log as it is now."""
-        truth = self._truth.by_offset.get(offset)
-        if truth is None or truth.topic_id != topic_id:
-            return False
-        disk, promised = node.disk, dict[int, tuple[int, bytes]]()
+    def _holds(self, node: ClusterNode, version: int, chain: bytes, images: bool) -> bool:
+        """Whether the disk of a node holds a record and all before it: the chain there is that of the log."""
+        disk = node.disk
         if node.started and not images:
             promised = node.journal.promised
         else:
@@ -147,17 +153,17 @@ class Invariants:
             promised = journal.promised
             journal.close()
         sealed = GroupState.from_bytes(disk.sealed.state) if disk.sealed.state else GroupState()
-        if disk.sealed.tampered or self._truth.chains[sealed.version : sealed.version + 1] != [sealed.chain]:
-            return sealed.chain == NO_CHAIN and self._holds_journal(0, truth.version, promised)
-        return truth.version <= sealed.version or self._holds_journal(sealed.version, truth.version, promised)
-
-    def _holds_journal(self, after: int, version: int, promised: dict[int, tuple[int, bytes]]) -> bool:
-        for wanted in range(after + 1, version + 1):
-            chain = self._truth.chains[wanted]
-            found, truth = promised.get(wanted), self._truth.by_chain[chain]
-            if found is None or found[0] != truth.offset or record_digest(found[1]) != self._truth.digests[wanted]:
+        found = sealed.chain
+        for back in range(sealed.version, version, -1):
+            known = self._truth.by_chain.get(found)
+            if known is None or known.version != back:
                 return False
-        return True
+            found = known.before
+        for wanted in range(sealed.version + 1, version + 1):
+            if wanted not in promised:
+                return False
+            found = next_chain(found, record_digest(promised[wanted][1]))
+        return found == chain
 
     # Trimming.
 

@@ -10,7 +10,7 @@ import logging
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -27,7 +27,6 @@ from headrace.consumers.replication import group, heartbeat, journal, leader_tas
 from headrace.consumers.replication.group_state import GroupState
 from headrace.consumers.replication.store_jobs import JobStep
 from headrace.consumers.wal import WriteAheadLog
-from headrace.schemas.records import decode_status
 from tests.sim.cluster import rows
 from tests.sim.cluster.disk import SealedRows
 from tests.sim.cluster.model_store import ModelStore
@@ -259,7 +258,7 @@ def shipping_parts(world: World, nodes: dict[str, ClusterNode]) -> Iterator[None
         (replica, "decode_message", rows.decoded),
         (log_gap, "decode_message", rows.decoded),
         (group, "decode_rows", rows.decoded_rows),
-        (heartbeat, "decode_status", lru_cache(maxsize=4_096)(decode_status)),
+        (heartbeat, "decode_status", rows.decoded_status),
     ]
     for module in MODULES:
         if hasattr(module, "PeriodicTask"):

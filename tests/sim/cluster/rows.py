@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from headrace.schemas.messages import Message, Write, decode_message
 from headrace.schemas.payload import SERIES_TYPE, PayloadInvalid, decode_rows, encode_rows
+from headrace.schemas.records import Status, decode_status
 from headrace.schemas.tables import DatabaseSchema, FieldType, TableSchema
 
 WRITERS = ("w0", "w1", "w2")
@@ -60,6 +61,12 @@ def write(number: int) -> Write:
 def decoded(value: bytes) -> Message:
     """See schemas.messages.decode_message."""
     return decode_message(value)
+
+
+@lru_cache(maxsize=4_096)
+def decoded_status(value: bytes) -> Status:
+    """See schemas.records.decode_status."""
+    return decode_status(value)
 
 
 @lru_cache(maxsize=4_096)

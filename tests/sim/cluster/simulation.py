@@ -16,14 +16,13 @@ from headrace.schemas.framing import format_headers
 from headrace.schemas.messages import Delete, Message, ProducerPosition, encode_message
 from tests.sim.cluster import rows
 from tests.sim.cluster.broker import SimBroker, SimLog
-from tests.sim.cluster.faults import Faults
+from tests.sim.cluster.faults import FAULT_MS, Faults
 from tests.sim.cluster.invariants import Invariants
 from tests.sim.cluster.node import GROUP, KEEP_RECORDS, SEAL_ROWS, TOPIC, TOPICS, ClusterNode, SimSlotTable
 from tests.sim.cluster.parts import shipping_parts
 from tests.sim.cluster.truth import Truth
 from tests.sim.cluster.world import World
 
-FAULT_MS = 20_000
 HEAL_MS = 40_000
 
 

@@ -34,12 +34,14 @@ class TruthRecord:
 class Truth:
     """The histories of one topic: a log that loses its end, or is made again, begins another one.
 
-    `by_chain` has the records of all histories; `by_offset` those of the present one.
+    `by_chain` has the records of all histories, `written` those of writes by (number, offset).
     """
 
     def __init__(self, topic_id: str, members: tuple[str, ...]) -> None:
         self._members = members
         self.by_chain: dict[bytes, TruthRecord] = {}
+        self.written: dict[tuple[int, int], TruthRecord] = {}
+        self.digests: dict[tuple[int, int], bytes] = {}
         self.made_again(topic_id)
 
     def made_again(self, topic_id: str) -> None:
@@ -59,9 +61,6 @@ class Truth:
     def _begin(self) -> None:
         self.version, self.chain, self.epoch, self.frontier = 0, NO_CHAIN, 0, 0
         self.leader: Leadership | None = None
-        self.by_offset: dict[int, TruthRecord] = {}
-        self.chains: list[bytes] = [NO_CHAIN]
-        self.digests: list[bytes] = [b""]
         self.numbers: set[int] = set()
         self.content: dict[int, int] = {}
         self.content_hash = 0
@@ -75,6 +74,7 @@ class Truth:
         before, self.version, digest = self.chain, self.version + 1, record_digest(record.value)
         self.chain = next_chain(before, digest)
         self._unsealed = (self._unsealed[0], self._unsealed[1] + len(record.value))
+        self._number: int | None = None
         ignored = self._judge(record)
         if self._unsealed[0] >= self._limits[0] or self._unsealed[1] >= self._limits[1]:
             self._seal()
@@ -89,9 +89,9 @@ class Truth:
             self.frontier,
             self.content_hash,
         )
-        self.by_chain[self.chain] = self.by_offset[record.offset] = found
-        self.chains.append(self.chain)
-        self.digests.append(digest)
+        self.by_chain[self.chain] = found
+        if self._number is not None:
+            self.written[self._number, record.offset], self.digests[self._number, record.offset] = found, digest
 
     def _judge(self, record: Record) -> str:
         try:
@@ -101,6 +101,7 @@ class Truth:
         body = message.body
         if isinstance(body, Write) and (number := rows.number_of(body.rows)) is not None:
             self.numbers.add(number)
+            self._number = number
         if (repeated := self._repeated(message)) != "":
             return repeated
         if isinstance(body, Write):

@@ -30,7 +30,7 @@ class World:
         self.sends_cut: set[str] = set()
         self.reads_cut: set[str] = set()
         self.links_cut: set[tuple[str, str]] = set()
-        self.after_each: Callable[[], None] = lambda: None
+        self.broken: InvariantBroken | None = None
         self.events_run = 0
         self._nested = 0
         self._events: list[tuple[int, int, Callable[[], None]]] = []
@@ -53,7 +53,8 @@ class World:
             self.now_ms, _, action = heapq.heappop(self._events)
             self.events_run += 1
             action()
-            self.after_each()
+            if self.broken is not None:
+                raise self.broken
             if done():
                 return True
         self.now_ms = max(self.now_ms, end_ms)
