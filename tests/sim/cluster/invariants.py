@@ -37,6 +37,7 @@ class Invariants:
         self._sent_ms: dict[str, int] = {}
         self._newest: dict[str, tuple[int, Status]] = {}
         self._newest_ms = 0
+        self._fresh_since_ms: dict[str, int] = {}
 
     def require(self, holds: bool, violation: str) -> None:
         """Raises InvariantBroken with the last events; again behind the event, since a thread may log it and go on."""
@@ -75,6 +76,12 @@ class Invariants:
         for record in records[self._statuses_read :]:
             status = rows.decoded_status(record.value)
             self._newest_ms = max(self._newest_ms, record.timestamp_ms)
+            before = self._newest.get(status.node)
+            same = (
+                before is not None and before[1].store == status.store and before[1].incarnation == status.incarnation
+            )
+            if before is None or not same or record.timestamp_ms - before[0] > OFFLINE_MS // 2:
+                self._fresh_since_ms[status.node] = self._world.now_ms
             self._newest[status.node] = (record.timestamp_ms, status)
             node = self._simulation.nodes[status.node]
             if node.process.incarnation == status.incarnation:
@@ -135,7 +142,7 @@ class Invariants:
     def _excused(self, node: ClusterNode) -> bool:
         """Whether a node may count although its disk does not hold what it has reported."""
         # A fault of hardware or code that nobody has noticed yet: no member can know better.
-        tampered = node.disk.sealed.tampered or node.started and node.tampered
+        tampered = node.disk.sealed.tampered or (node.started and node.tampered)
         return tampered or self._recently_wiped(node)
 
     def _recently_wiped(self, node: ClusterNode) -> bool:
@@ -175,21 +182,26 @@ class Invariants:
             for each in self._simulation.nodes.values()
             if not self._recently_wiped(each) and self._sealed_offset(each) + 1 < before
         ]
-        live = [
-            each.name
-            for each in behind
-            if each.name in self._newest
-            and self._newest_ms - self._newest[each.name][0] < OFFLINE_MS - 1_500
-            # Its newest status is of these files, and not of those that a swap has just replaced.
-            and each.started
-            and each.identity.store == self._newest[each.name][1].store
-        ]
+        live = [each.name for each in behind if each.started and self._is_known_as_live(each)]
+        # One that was stopped between its decision and the call decided by what it knew before.
+        if self._world.now_ms - self._simulation.nodes[node].process.resumed_ms < 500:
+            live = []
         self._world.note(f"{node} trims below offset {before}")
         self.require(not live, f"{node} trims below offset {before}, which live members {live} have not in files")
         members = self._simulation.members
         self.require(
-            2 * len(behind) < len(members) or len(members) == 1 and not behind,
+            2 * len(behind) < len(members) or (len(members) == 1 and not behind),
             f"{node} trims below offset {before}, which a majority has not in files",
+        )
+
+    def _is_known_as_live(self, node: ClusterNode) -> bool:
+        """Whether every leader must have read by now that a member is there, with these files."""
+        timestamp_ms, status = self._newest.get(node.name, (0, None))
+        return (
+            status is not None
+            and self._newest_ms - timestamp_ms < OFFLINE_MS // 2
+            and self._world.now_ms - self._fresh_since_ms[node.name] > 1_000
+            and node.identity.store == status.store
         )
 
     @staticmethod

@@ -15,8 +15,8 @@ import pyarrow as pa
 import xxhash
 
 from headrace.consumers.store import (
-    CompactJob,
     Compaction,
+    CompactJob,
     JobSuperseded,
     MemtableSize,
     SealJob,

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from headrace.consumers.node.local_groups import LocalGroups
 from headrace.consumers.node.readiness import Readiness
 from headrace.consumers.replication import leader_tasks, replica
 from headrace.consumers.replication.failure_detector import FailureDetector
@@ -115,8 +115,6 @@ def no_majority(patch: pytest.MonkeyPatch) -> None:
 
 def _decide_alone(decide: Callable[[Any], Any]) -> Callable[[Any], Any]:
     def alone(view: Any) -> Any:
-        from dataclasses import replace
-
         return decide(replace(view, members=tuple(each for each in view.members if each.alive) or view.members))
 
     return alone
@@ -143,8 +141,6 @@ def own_claims_are_not_read_back(patch: pytest.MonkeyPatch) -> None:
     build = Readiness.view
 
     def any_run(self: Readiness, topic: str, steady_ms: int) -> Any:
-        from dataclasses import replace
-
         view = build(self, topic, steady_ms)
         if view.leader is None or view.leader.node != view.node:
             return view
@@ -164,7 +160,7 @@ def batches_continue_under_one_name(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(LeaderTasks, "__init__", one_name)
 
 
-def another_log_is_not_noticed(patch: pytest.MonkeyPatch) -> None:
+def sync_at_an_old_end(patch: pytest.MonkeyPatch) -> None:
     """Six: sync is reached at an end of before the data was replaced."""
     restart = Readiness.restart
 
@@ -173,11 +169,6 @@ def another_log_is_not_noticed(patch: pytest.MonkeyPatch) -> None:
         self._ends_known.add(topic)
 
     patch.setattr(Readiness, "restart", at_any_end)
-
-
-def swept_journal_returns(patch: pytest.MonkeyPatch) -> None:
-    """Six: a group whose data was replaced starts again from the journal's records of before."""
-    patch.setattr(LocalGroups, "_on_sealed", lambda _self, _group, _version: None)
 
 
 QUICK: tuple[Mutation, ...] = (
@@ -192,6 +183,10 @@ QUICK: tuple[Mutation, ...] = (
     no_fence,
     versions_are_given_twice,
     journal_is_cut_before_the_seal,
+)
+SLOW: tuple[Mutation, ...] = (
+    no_majority,
+    own_claims_are_not_read_back,
+    sync_at_an_old_end,
     batches_continue_under_one_name,
 )
-SLOW: tuple[Mutation, ...] = (no_majority, own_claims_are_not_read_back, another_log_is_not_noticed)

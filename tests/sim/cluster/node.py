@@ -160,6 +160,7 @@ class Process:
         self.tasks: list[SteppedTask] = []
         self.tasks_failed = 0
         self.paused = False
+        self.resumed_ms = -1_000
         self.alive = True
         self.kill_after: int | None = None
         self.pause_after: tuple[int, float] | None = None
@@ -187,7 +188,7 @@ class Process:
                 self.note(f"is stopped at {_name} for {duration_ms:.0f} ms")
                 self.paused = True
                 self.world.stand_still(duration_ms)
-                self.paused = False
+                self.paused, self.resumed_ms = False, self.world.now_ms
                 self._check_alive()
 
     def wait(self, duration_ms: float) -> None:

@@ -221,8 +221,7 @@ class SimFiles:
     def journal(self, directory: Path, names: Any) -> journal.Journal:
         """The journal over the simulated disk."""
         node = self.node(directory)
-        made = node.journal_class(directory, names, node.disk, maintained=False)
-        return made
+        return node.journal_class(directory, names, node.disk, maintained=False)
 
 
 def snapshot_of(sealed: SealedRows, group_name: str, topic_id: str) -> Snapshot:
@@ -237,7 +236,6 @@ def shipping_parts(world: World, nodes: dict[str, ClusterNode]) -> Iterator[None
     """Give the shipping modules the parts of a simulation, and take them back."""
     files, now_s = SimFiles(nodes), lambda: world.now_ms / 1_000
     store = SimpleNamespace(open=files.open_store, quarantine=files.quarantine)
-    pool = lambda _threads, thread_name_prefix="": SimPool(BUILDING[-1], (10, 500))  # noqa: E731
     changes: list[tuple[Any, str, Any]] = [
         (local_groups, "Store", store),
         (local_groups, "Journal", files.journal),
@@ -249,7 +247,7 @@ def shipping_parts(world: World, nodes: dict[str, ClusterNode]) -> Iterator[None
         (coordinator, "is_committed", files.is_committed),
         (coordinator, "commit_copy", files.commit_copy),
         (coordinator, "commit_empty", files.commit_empty),
-        (coordinator, "ThreadPoolExecutor", pool),
+        (coordinator, "ThreadPoolExecutor", lambda *_args, **_named: SimPool(BUILDING[-1], (10, 500))),
         (supervisor, "finish_swap", files.finish_swap),
         (supervisor, "RELEASE_TIMEOUT_S", 0.0),
         (journal, "WriteAheadLog", partial(WriteAheadLog, preallocate_bytes=0)),

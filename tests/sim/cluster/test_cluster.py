@@ -11,10 +11,10 @@ from tests.sim.cluster.faults import CLOCKS, COMMON, LOST_LOGS
 from tests.sim.cluster.mutations import QUICK, SLOW, Mutation
 from tests.sim.cluster.simulation import Simulation
 
-SEEDS = 80
-SEEDS_AT_ONCE = 20
+SEEDS = 160
+SEEDS_AT_ONCE = 40
 SOAK_SEEDS = 5_000
-QUICK_SEEDS = 25
+QUICK_SEEDS = 60
 
 
 def run_seeds(seeds: Iterable[int], faults: tuple[str, ...] = COMMON) -> None:
@@ -54,7 +54,9 @@ def test_a_broker_clock_may_step() -> None:
     run_seeds(range(12), CLOCKS)
 
 
-@pytest.mark.xfail(reason="issue 12, A: offsets of a log that lost its end count for records that took their place", strict=True)
+@pytest.mark.xfail(
+    reason="issue 12, A: offsets of a log that lost its end count for records that took their place", strict=True
+)
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("fault", LOST_LOGS)
 def test_no_copy_of_another_log_counts(fault: str) -> None:
