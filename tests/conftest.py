@@ -53,6 +53,7 @@ SPLIT_FILES = frozenset(
         "e2e/test_real_data",
         "e2e/test_up_down",
         "sim/test_schedules",
+        "sim/cluster/test_cluster",
         "spark/test_ingest_command",
         "unit/connectors/formats/test_fast_and_slow_agree",
         "unit/recovery/test_coordinator",

@@ -48,6 +48,7 @@ class Readiness:
         self._log_consumer = log_consumer
         self._heartbeat = heartbeat
         self._ends = dict(ends)
+        self._ends_known = set(ends)
         self._take_back_ms = take_back_ms
         self._log_answered_s = self._clock.monotonic_s()
         self._reached: set[str] = set()
@@ -65,6 +66,7 @@ class Readiness:
         """The log has answered, and ends at an offset."""
         self._log_answered_s = self._clock.monotonic_s()
         self._ends[topic] = end
+        self._ends_known.add(topic)
         self._log_progress[topic].note(self._log_consumer.position(topic))
 
     def note_held_back(self, topic: str, offsets: int) -> None:
@@ -100,13 +102,16 @@ class Readiness:
         if topic not in self._reached:
             read = self._log_consumer.position(topic) >= self._ends[topic]
             applied = self._groups[topic].applied.offset >= self._log_consumer.durable_offset(topic)
-            if read and applied:
+            if read and applied and topic in self._ends_known:
                 self._reached.add(topic)
         return topic in self._reached
 
     def restart(self, topic: str) -> None:
         """The group begins to follow its log again: it is in sync only once it has reached the end."""
         self._reached.discard(topic)
+        # The end that is known was read before this node's data was replaced: the files of another member may reach
+        # it, and still not what this node has served since.
+        self._ends_known.discard(topic)
         self._log_progress[topic] = LogProgress(self._log_consumer.position(topic), self._clock)
 
     def reason(self, topic: str) -> str:

@@ -8,13 +8,14 @@ kept unchanged and read from disk only when recovery needs them.
 from __future__ import annotations
 
 import struct
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from headrace.connectors.files import FileLayer
 from headrace.connectors.log.port import Record
-from headrace.consumers.wal import BytesSerde, Delete, Put, WalMetrics, WriteAheadLog
+from headrace.consumers.wal import BytesSerde, Delete, LogFailed, Put, WalMetrics, WriteAheadLog
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.framing import kept_headers
 
@@ -53,6 +54,9 @@ class Journal:
         self._partitions = {group: number for number, group in enumerate(groups)}
         partitions = max(1, len(groups))
         self._wal = WriteAheadLog(directory, BytesSerde(), partitions, files=files, maintained=maintained)
+        # A checkpoint after a failed sync drops what is not known durable: never between the updates of one append,
+        # of which only the last one syncs.
+        self._lock = threading.Lock()
         self._state: Mapping[bytes, tuple[bytes, bytes]] = self._wal.recover()
         self._recovered: dict[str, list[int]] = {group: [] for group in groups}
         # Keys begin with the version in big-endian, so their order is that of the log.
@@ -94,12 +98,13 @@ class Journal:
         Raises the write-ahead log's errors, and then none of them counts.
         """
         groups = [group for group, found in entries.items() if found]
-        for number, group in enumerate(groups, start=1):
-            # Only the last update syncs: a synced update makes all earlier ones durable, so one poll costs
-            # one fdatasync.
-            puts = [Put((_key(group, entry.version), _encode(entry))) for entry in entries[group]]
-            self._wal.update(puts, sync=number == len(groups), partition=self._partitions[group])
-            self._oldest.setdefault(group, entries[group][0].version)
+        with self._lock:
+            for number, group in enumerate(groups, start=1):
+                # Only the last update syncs: a synced update makes all earlier ones durable, so one poll costs
+                # one fdatasync.
+                puts = [Put((_key(group, entry.version), _encode(entry))) for entry in entries[group]]
+                self._wal.update(puts, sync=number == len(groups), partition=self._partitions[group])
+                self._oldest.setdefault(group, entries[group][0].version)
 
     def forget(self, group: str, up_to_version: int) -> None:
         """Delete a group's entries up to a version: they are in segments."""
@@ -117,8 +122,15 @@ class Journal:
         """
         # Synced, unlike after a seal: these entries may be of wrong data, and the caller clears next, durably,
         # the mark that says so. After a power cut they would be applied on top of the right data.
-        self.forget(group, newest_version)
-        self._wal.sync()
+        try:
+            self.forget(group, newest_version)
+            self._wal.sync()
+        except LogFailed:
+            # After a failed sync the consuming thread repairs the journal at its next append: there is none while
+            # every group of the node recovers.
+            self.checkpoint()
+            self.forget(group, newest_version)
+            self._wal.sync()
         self._oldest.pop(group, None)
         self._recovered.pop(group, None)
 
@@ -127,7 +139,8 @@ class Journal:
 
         It ends the refusal of updates that follows a failed sync.
         """
-        self._wal.checkpoint()
+        with self._lock:
+            self._wal.checkpoint()
 
     def turn(self) -> None:
         """One round of maintenance: sync what was forgotten, and write a checkpoint when one is due."""

@@ -97,7 +97,6 @@ class LogConsumer:
         self._read = dict(cursors)
         self._comparing: set[str] = set()
         self._reading: list[str] = []
-        self._rejoining: dict[str, Cursor | None] = {}
         self._assigned: frozenset[str] = frozenset()
         self._assignment_changed = threading.Condition()
         self._changed = threading.Event()
@@ -110,7 +109,7 @@ class LogConsumer:
         self._shortfall = GracePeriod(clock.monotonic_s)
         self._reader: Reader | None = None
         self._reopen_s = math.inf
-        self._journal_unrepaired = False
+        self._refused: frozenset[str] = frozenset()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="consume", daemon=True)
         self.journal_fault = ""
@@ -144,7 +143,15 @@ class LogConsumer:
         From a cursor that another member's files have reached; None = its own.
         """
         with self._assignment_changed:
-            self._rejoining[topic] = cursor or self._rejoining.get(topic)
+            # At once, and not at the consuming thread's next turn: a status in between would report the records of
+            # the replaced data as durable, which this node no longer has.
+            if cursor is not None:
+                assert topic not in self._assigned, f"{topic} was not released"
+                self._durable[topic] = cursor
+                self._positions[topic] = cursor.offset + 1
+                # Of data that was replaced.
+                self._receipts[topic] = b""
+                self._refused -= {topic}
             self._changed.set()
 
     @property
@@ -228,20 +235,13 @@ class LogConsumer:
             reader.close()
 
     def _assign(self) -> None:
-        """Apply the cursors of `rejoin`, and assign the topics of the groups that follow."""
+        """Assign the topics of the groups that follow."""
         # The only place where topics are assigned and released. A group that was replaced between a poll and
         # the enqueueing of its records would get records of its predecessor, whose versions it has already or
         # does not reach yet.
         with self._assignment_changed:
             if not self._stopping.is_set():
                 self._changed.clear()
-            for topic, cursor in self._rejoining.items():
-                if cursor is not None:
-                    self._durable[topic] = cursor
-                    self._positions[topic] = cursor.offset + 1
-                    # Of data that was replaced.
-                    self._receipts[topic] = b""
-            self._rejoining = {}
             self._assigned = frozenset(topic for topic, group in self._groups.items() if group.follows)
             self._assignment_changed.notify_all()
 
@@ -298,7 +298,7 @@ class LogConsumer:
         return max(log.begin, cursor.offset + 1)
 
     def _poll(self, reader: Reader) -> float:
-        if self._journal_unrepaired:
+        if self.journal_fault:
             self._repair_journal()
         self._apply_back_pressure(reader)
         records = reader.poll(self._limits.poll_records, self._limits.poll_timeout_s)
@@ -331,7 +331,7 @@ class LogConsumer:
                 # The reader's position passes transaction markers, which are no records: without it a group
                 # whose log ends with one would never reach the end.
                 self._positions[topic] = max(reader.position(topic), self._read[topic].offset + 1)
-        return 0.0
+        return self._limits.journal_retry_s if self.journal_fault else 0.0
 
     def _entry(self, record: Record) -> JournalEntry | None:
         """The record with its version; None for the one that was read again only to compare it."""
@@ -364,11 +364,11 @@ class LogConsumer:
             if not self.journal_fault:
                 _log.error("journal refused", error=str(error), state_unknown=isinstance(error, StateUnknown))
             self.journal_fault = str(error)
-            self._journal_unrepaired = True
+            self._refused = frozenset(entries)
             return False
         if self.journal_fault:
             _log.info("journal accepts records again")
-        self.journal_fault = ""
+        self.journal_fault, self._refused = "", frozenset()
         return True
 
     def _repair_journal(self) -> None:
@@ -376,11 +376,15 @@ class LogConsumer:
 
         While that fails too, the fault remains.
         """
-        self._journal_unrepaired = False
         try:
             self._journal.checkpoint()
         except (HeadraceError, OSError) as error:
             self.journal_fault = str(error)
+            return
+        # A group that took files of another member meanwhile has nothing to journal, perhaps for long: no append
+        # would end the fault.
+        if not any(self._groups[topic].follows for topic in self._refused):
+            self.journal_fault = ""
 
     def _rewind(self, reader: Reader, entries: Mapping[str, list[JournalEntry]]) -> None:
         """Go back to the newest durable record, to read again what could not be journaled."""

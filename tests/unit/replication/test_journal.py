@@ -8,6 +8,7 @@ import pytest
 
 from headrace.connectors.log.port import Record
 from headrace.consumers.replication.journal import Journal, JournalBroken, JournalEntry
+from headrace.schemas.errors import StateUnknown
 from tests.unit.wal.disk import SimulatedDisk
 
 
@@ -54,3 +55,18 @@ def test_a_gap_in_the_journal_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(JournalBroken, match="from version 1 to 3"):
         list(again.recovered("a", 0))
     again.close()
+
+
+def test_a_group_is_forgotten_although_a_sync_has_failed() -> None:
+    """While every group of a node recovers, nothing is appended: without a repair no recovery would ever end."""
+    disk = SimulatedDisk()
+    journal = Journal(Path("/sim/journal"), ("a",), disk, maintained=False)
+    journal.append({"a": [entry("a", 1, b"1")]})
+    disk.fail("data", 1)
+    with pytest.raises(StateUnknown):
+        journal.append({"a": [entry("a", 2, b"2")]})
+    journal.forget_all("a", 2)
+    journal.append({"a": [entry("a", 7, b"7")]})
+    journal.close()
+    again = Journal(Path("/sim/journal"), ("a",), disk, maintained=False)
+    assert [7] == [found.version for found in again.recovered("a", 6)]

@@ -1,0 +1,13 @@
+"""A cluster of the classes that ship, on one thread, one virtual clock and one seed.
+
+| here | what it is |
+|---|---|
+| `world.py` | events, the clock, chance, and how a process is stopped or killed inside any step |
+| `broker.py` | the `Log` port over a simulated broker: delays, cuts, repeats, gaps, truncation, topics made again, clock steps |
+| `disk.py` | the file layer of a node: power loss, kills, a disk that is full from the nth write on, failing syncs |
+| `model_store.py` | a small model behind the interface of `Store` |
+| `truth.py` | what every replica must make of a log, by code of its own |
+| `parts.py` | the seams: where the shipping modules get the model store, the simulated files and stepped tasks |
+| `node.py` | one node, made of the shipping classes |
+| `simulation.py`, `faults.py`, `invariants.py` | clients, faults and what must hold |
+"""

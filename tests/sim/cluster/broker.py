@@ -1,0 +1,250 @@
+"""The log port over a simulated broker, with the faults of a real one."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from headrace.connectors.log.port import (
+    Headers,
+    LogTruncated,
+    LogUnavailable,
+    OnDelivery,
+    Record,
+    TopicMissing,
+    TopicState,
+)
+from tests.sim.cluster.world import EPOCH_MS, World
+
+if TYPE_CHECKING:
+    from tests.sim.cluster.truth import Truth
+
+ARRIVES_WHEN_CUT = 0.1
+REPEATED = 0.02
+OFFSETS_SKIPPED = 0.05
+
+
+@dataclass(slots=True)
+class SimTopic:
+    """One topic: records in order, offsets with gaps, a beginning that trimming moves."""
+
+    name: str
+    topic_id: str
+    records: list[Record] = field(default_factory=list)
+    begin: int = 0
+    end: int = 0
+
+    def index(self, offset: int) -> int:
+        """The position of the first record at or behind an offset."""
+        return bisect_left(self.records, offset, key=lambda record: record.offset)
+
+
+class SimBroker:
+    """All topics. `clock_error_ms` is how wrong the clock that stamps records is; it may step both ways."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.topics: dict[str, SimTopic] = {}
+        self.truths: dict[str, Truth] = {}
+        self.hidden_until_ms = 0
+        self.clock_error_ms = 0
+        self.on_trim: Callable[[str, str, int], None] = lambda _node, _topic, _before: None
+        self._made = 0
+        self._arrivals_ms: dict[tuple[str, str], float] = {}
+
+    def make(self, topic: str) -> None:
+        """Make a topic, or make it again: another id, no records."""
+        self._made += 1
+        self.topics[topic] = SimTopic(topic, f"topic-{self._made}")
+        if topic in self.truths:
+            self.truths[topic].made_again(self.topics[topic].topic_id)
+
+    def truncate(self, topic: str, records: int) -> None:
+        """Lose the newest records; the topic's id stays, as after an unclean election of the broker."""
+        found = self.topics[topic]
+        if records and found.records:
+            lost = found.records[-records:]
+            del found.records[-records:]
+            found.end = lost[0].offset
+            found.begin = min(found.begin, found.end)
+            if topic in self.truths:
+                self.truths[topic].truncated(found.end)
+
+    def send(
+        self,
+        sender: str,
+        topic: str,
+        value: bytes,
+        key: bytes | None,
+        headers: Headers,
+        on_delivery: OnDelivery | None,
+    ) -> None:
+        """Append a record after a delay, in the order of the sender's calls.
+
+        The record of a sender that is cut off may be lost; a copy may arrive again later.
+        """
+        world, chance = self.world, self.world.random
+        # One record in ten of a sender that is cut off arrives, as one that was in flight at the cut does.
+        if sender in world.sends_cut and chance.random() >= ARRIVES_WHEN_CUT:
+            return
+        arrival_ms = max(self._arrivals_ms.get((sender, topic), 0), world.now_ms + world.delay_ms())
+        self._arrivals_ms[sender, topic] = arrival_ms
+        world.after(arrival_ms - world.now_ms, lambda: self.append(topic, value, key, headers, on_delivery))
+        # A repeat, as of a producer that sends again because the acknowledgement was lost.
+        if chance.random() < REPEATED:
+            delay_ms = arrival_ms - world.now_ms + world.delay_ms()
+            world.after(delay_ms, lambda: self.append(topic, value, key, headers, None))
+
+    def append(
+        self, topic: str, value: bytes, key: bytes | None, headers: Headers, on_delivery: OnDelivery | None
+    ) -> None:
+        """Append a record now."""
+        found = self.topics[topic]
+        # Gaps in the offsets, as Kafka's transaction markers leave them: no version follows from an offset.
+        if self.world.random.random() < OFFSETS_SKIPPED:
+            found.end += self.world.random.randint(1, 3)
+        timestamp_ms = EPOCH_MS + self.world.now_ms + self.clock_error_ms
+        record = Record(topic, found.end, timestamp_ms, key, value, tuple(headers))
+        found.records.append(record)
+        found.end += 1
+        if topic in self.truths:
+            self.truths[topic].observe(record)
+        if on_delivery is not None:
+            on_delivery(record.offset, None)
+
+    def found(self, topic: str) -> SimTopic:
+        """A topic. Raises TopicMissing, also right after the start of a broker."""
+        if topic not in self.topics or self.world.now_ms < self.hidden_until_ms:
+            raise TopicMissing(f"topic {topic} does not exist")
+        return self.topics[topic]
+
+
+class SimLog:
+    """A `Log` as one client sees it. `step(name)` is called before every call: the client may be stopped there."""
+
+    def __init__(self, broker: SimBroker, client: str, step: Callable[[str], None] = lambda _name: None) -> None:
+        self.broker = broker
+        self.client = client
+        self.step = step
+
+    def create_topic(self, topic: str, settings: Mapping[str, str]) -> None:
+        """See Log; the topics are there."""
+
+    def answer(self, topic: str) -> SimTopic:
+        """A topic. Raises TopicMissing, and LogUnavailable for a client that is cut off."""
+        if self.client in self.broker.world.reads_cut:
+            raise LogUnavailable("the log does not answer", retriable=True)
+        return self.broker.found(topic)
+
+    def describe(self, topic: str) -> TopicState:
+        """See Log."""
+        self.step("describe")
+        found = self.answer(topic)
+        return TopicState(found.topic_id, found.begin, found.end)
+
+    def written_end(self, topic: str) -> int:
+        """See Log."""
+        return self.answer(topic).end
+
+    def reader(self, starts: Mapping[str, int], *, name: str = "", follow: bool = False) -> SimReader:
+        """See Log."""
+        del name, follow
+        return SimReader(self, dict(starts))
+
+    def commit(self, name: str, offsets: Mapping[str, int]) -> None:
+        """See Log."""
+
+    def trim(self, topic: str, before: int) -> None:
+        """See Log."""
+        self.step("trim")
+        found = self.answer(topic)
+        before = min(before, found.end)
+        if before > found.begin:
+            self.broker.on_trim(self.client, topic, before)
+            del found.records[: found.index(before)]
+            found.begin = before
+
+    def appender(self) -> SimAppender:
+        """See Log."""
+        return SimAppender(self)
+
+    def close(self) -> None:
+        """See Log."""
+
+
+class SimReader:
+    """See Reader. A client that is cut off gets nothing, and no error, as from Kafka."""
+
+    def __init__(self, log: SimLog, positions: dict[str, int]) -> None:
+        self._log = log
+        self._positions = positions
+        self._paused: set[str] = set()
+
+    def poll(self, max_records: int, timeout_s: float) -> list[Record]:
+        """See Reader; returns at once."""
+        del timeout_s
+        self._log.step("poll")
+        world, taken = self._log.broker.world, list[Record]()
+        if self._log.client in world.reads_cut:
+            return taken
+        for name, position in self._positions.items():
+            if name in self._paused:
+                continue
+            topic = self._log.broker.found(name)
+            if not topic.begin <= position <= topic.end:
+                raise LogTruncated(f"topic {name} holds offsets {topic.begin} to {topic.end}, not {position}")
+            start = topic.index(position)
+            records = topic.records[start : start + max_records - len(taken)]
+            taken += records
+            reached_end = start + len(records) == len(topic.records)
+            self._positions[name] = topic.end if reached_end else records[-1].offset + 1 if records else position
+        return taken
+
+    def position(self, topic: str) -> int:
+        """See Reader."""
+        return self._positions[topic]
+
+    def seek(self, topic: str, offset: int) -> None:
+        """See Reader."""
+        self._positions[topic] = offset
+
+    def pause(self, topics: Iterable[str]) -> None:
+        """See Reader."""
+        self._paused.update(topics)
+
+    def resume(self, topics: Iterable[str]) -> None:
+        """See Reader."""
+        self._paused.difference_update(topics)
+
+    def close(self) -> None:
+        """See Reader."""
+
+
+class SimAppender:
+    """See Appender."""
+
+    def __init__(self, log: SimLog) -> None:
+        self._log = log
+
+    def append(
+        self,
+        topic: str,
+        value: bytes,
+        *,
+        key: bytes | None = None,
+        headers: Headers = (),
+        on_delivery: OnDelivery | None = None,
+    ) -> None:
+        """See Appender; the record arrives later."""
+        self._log.step("append")
+        self._log.broker.send(self._log.client, topic, bytes(value), key, headers, on_delivery)
+
+    def flush(self, timeout_s: float) -> int:
+        """See Appender."""
+        del timeout_s
+        return 0
+
+    def close(self) -> None:
+        """See Appender."""

@@ -1,0 +1,194 @@
+"""The faults of a schedule: each is drawn, begins, and heals some time later."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from headrace.schemas.framing import format_headers
+from headrace.schemas.messages import Message, ProducerPosition, encode_message
+from tests.sim.cluster import rows
+from tests.sim.cluster.node import TOPIC, ClusterNode
+
+if TYPE_CHECKING:
+    from tests.sim.cluster.simulation import Simulation
+
+COMMON = (
+    "kill",
+    "power loss",
+    "kill inside",
+    "kill inside",
+    "pause",
+    "pause inside",
+    "pause inside",
+    "wipe",
+    "full",
+    "full later",
+    "sync fails",
+    "cut sends",
+    "cut reads",
+    "cut both",
+    "cut link",
+    "garbage",
+    "corrupt",
+    "tamper",
+    "zombie",
+    "no topics",
+)
+"""Faults after which everything must heal by itself."""
+CLOCKS = ("clock step",)
+LOST_LOGS = ("truncate", "recreate")
+"""Faults after which an operator must decide: only safety is checked behind them."""
+FAULT_MS = 15_000
+
+
+class Faults:
+    """Draws and makes the faults of one schedule."""
+
+    def __init__(self, simulation: Simulation, names: tuple[str, ...] | None) -> None:
+        self._simulation = simulation
+        self._world = simulation.world
+        self._names = names if names is not None else COMMON
+        self.can_converge = True
+
+    def begin(self) -> None:
+        """The first fault comes after the start."""
+        if self._names:
+            self._world.after(self._world.random.uniform(1_500, 4_000), self._next)
+
+    def _next(self) -> None:
+        chance = self._world.random
+        if self._world.now_ms >= FAULT_MS - 500:
+            return
+        node = self._simulation.nodes[chance.choice(self._simulation.members)]
+        fault, heal_ms = chance.choice(self._names), chance.uniform(500, 8_000)
+        self._world.note(f"fault: {fault} {node.name}")
+        getattr(self, "_" + fault.split(" ")[0])(fault, node, heal_ms)
+        self._world.after(chance.uniform(200, 4_000), self._next)
+
+    def heal(self) -> None:
+        """Everything works again; a lost log and a clock stay as they are."""
+        self._world.note("healed")
+        for cut in (self._world.sends_cut, self._world.reads_cut, self._world.links_cut):
+            cut.clear()
+        for node in self._simulation.nodes.values():
+            node.disk.full, node.disk.full_after = False, None
+            node.disk.clear_faults()
+            node.process.paused = False
+            node.process.kill_after = node.process.pause_after = None
+            node.start()
+
+    # Processes.
+
+    def _kill(self, fault: str, node: ClusterNode, heal_ms: float) -> None:
+        if fault == "kill inside":
+            node.process.kill_after = self._world.random.randint(0, 60)
+            # A process that was killed inside a step is started again by whoever watches it.
+            self._world.after(heal_ms, node.start)
+            self._world.after(heal_ms + 3_000, node.start)
+            return
+        node.kill(power_loss=fault == "power loss")
+        self._world.after(heal_ms, node.start)
+
+    _power = _kill
+
+    def _pause(self, fault: str, node: ClusterNode, heal_ms: float) -> None:
+        process = node.process
+        if fault == "pause inside":
+            process.pause_after = (self._world.random.randint(0, 60), heal_ms)
+            return
+        if not process.paused:
+            process.paused = True
+            self._world.after(heal_ms, lambda: setattr(process, "paused", False))
+
+    # Disks.
+
+    def _wipe(self, _fault: str, node: ClusterNode, heal_ms: float) -> None:
+        if node.running and self._keeps(node):
+            node.kill(power_loss=False)
+            node.wipe()
+            self._simulation.invariants.forget(node.name)
+            self._world.after(heal_ms, node.start)
+
+    def _full(self, fault: str, node: ClusterNode, heal_ms: float) -> None:
+        if fault == "full later":
+            node.disk.full_after = self._world.random.randint(0, 40)
+        else:
+            node.disk.full = True
+
+        def free() -> None:
+            node.disk.full, node.disk.full_after = False, None
+
+        self._world.after(heal_ms, free)
+
+    def _sync(self, _fault: str, node: ClusterNode, _heal_ms: float) -> None:
+        node.disk.fail(self._world.random.choice(("data", "sync", "write", "rename")), self._world.random.randint(1, 5))
+
+    def _corrupt(self, _fault: str, node: ClusterNode, _heal_ms: float) -> None:
+        if node.started and node.disk.sealed.segments and self._keeps(node):
+            node.disk.sealed.rotten.add(self._world.random.choice(sorted(node.disk.sealed.segments)))
+            node.scrubber.scrub_now()
+            node.disk.wiped_ms = self._world.now_ms
+
+    def _tamper(self, _fault: str, node: ClusterNode, _heal_ms: float) -> None:
+        # With a trimmed log and two halves that disagree, an operator must decide and nothing converges by itself.
+        if node.started and not self._simulation.trims and len(self._simulation.members) > 1 and node.group.version:
+            node.tamper()
+
+    def _keeps(self, victim: ClusterNode) -> bool:
+        """One disk must keep what was trimmed from the log: without it the data is lost in any system."""
+        begin = self._simulation.broker.topics[TOPIC].begin
+        return begin == 0 or any(
+            node is not victim
+            and node.started
+            and not (node.disk.full or node.disk.sealed.rotten or node.identity.wrong)
+            and node.log_consumer.durable_offset(TOPIC) + 1 >= begin
+            and node.group.recovery is None
+            for node in self._simulation.nodes.values()
+        )
+
+    # The network and the log.
+
+    def _cut(self, fault: str, node: ClusterNode, heal_ms: float) -> None:
+        world, name = self._world, node.name
+        if fault in ("cut sends", "cut both"):
+            world.sends_cut.add(name)
+            world.after(heal_ms, lambda: world.sends_cut.discard(name))
+        if fault in ("cut reads", "cut both"):
+            world.reads_cut.add(name)
+            world.after(heal_ms, lambda: world.reads_cut.discard(name))
+        if fault == "cut link":
+            link = (name, world.random.choice(self._simulation.members))
+            world.links_cut.add(link)
+            world.after(heal_ms, lambda: world.links_cut.discard(link))
+
+    def _garbage(self, _fault: str, _node: ClusterNode, _heal_ms: float) -> None:
+        chance, broker = self._world.random, self._simulation.broker
+        if chance.random() < 0.5:
+            value = bytes(chance.randrange(256) for _ in range(12))
+        else:
+            body = rows.unreadable(chance.randrange(4))
+            value = encode_message(Message(ProducerPosition("garbage", self._world.now_ms, 0), body))
+        broker.send("unknown", TOPIC, value, None, format_headers(), None)
+
+    def _zombie(self, _fault: str, _node: ClusterNode, _heal_ms: float) -> None:
+        """A task that was given up writes on: an older batch, a repeat, or the same sequence with other content."""
+        chance, writer = self._world.random, self._world.random.choice(rows.WRITERS)
+        newest = self._simulation.newest_batch(writer)
+        position = ProducerPosition(writer, max(1, newest - chance.randint(0, 2)), chance.randint(0, 3))
+        self._simulation.send_row(writer, position)
+
+    def _no(self, _fault: str, _node: ClusterNode, _heal_ms: float) -> None:
+        self._simulation.broker.hidden_until_ms = self._world.now_ms + self._world.random.randint(100, 4_000)
+
+    def _clock(self, _fault: str, _node: ClusterNode, _heal_ms: float) -> None:
+        step_ms = self._world.random.choice((-600_000, -5_000, -1_000, 1_000, 5_000, 600_000))
+        self._simulation.broker.clock_error_ms += step_ms
+        self._world.note(f"the broker's clock steps by {step_ms} ms")
+
+    def _truncate(self, _fault: str, _node: ClusterNode, _heal_ms: float) -> None:
+        self.can_converge = False
+        self._simulation.broker.truncate(TOPIC, self._world.random.randint(1, 12))
+
+    def _recreate(self, _fault: str, _node: ClusterNode, _heal_ms: float) -> None:
+        self.can_converge = False
+        self._simulation.broker.make(TOPIC)

@@ -1,0 +1,251 @@
+"""What must hold in every schedule, checked at every record, status, answer and acknowledgement."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from headrace.consumers.replication.failure_detector import OFFLINE_MS
+from headrace.consumers.replication.group import Group
+from headrace.consumers.replication.group_state import GroupState
+from headrace.consumers.replication.hash_chain import next_chain, record_digest
+from headrace.consumers.replication.replica import Ignored
+from headrace.schemas.records import Role, Status
+from tests.sim.cluster import rows
+from tests.sim.cluster.node import GROUP, TOPIC, TOPICS, CheckedJournal, ClusterNode
+from tests.sim.cluster.world import InvariantBroken
+
+if TYPE_CHECKING:
+    from tests.sim.cluster.simulation import Simulation
+
+DISK_IMAGES = 0.05
+"""Acknowledgements whose copies are looked for on images of the disks; of the others the bookkeeping counts."""
+
+
+class Invariants:
+    """Checks one schedule. The truth about a log is `Truth`, which shares no decision with the code under test."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        self._simulation = simulation
+        self._world = simulation.world
+        self._truth = simulation.truth
+        self._ignored: dict[str, tuple[Group, Counter[Ignored]]] = {}
+        self._served: dict[str, int] = {}
+        self._promises: dict[str, int] = {}
+        self._statuses_read = 0
+        self._sent_ms: dict[str, int] = {}
+        self._newest: dict[str, tuple[int, Status]] = {}
+        self._newest_ms = 0
+        self._fresh_since_ms: dict[str, int] = {}
+
+    def require(self, holds: bool, violation: str) -> None:
+        """Raises InvariantBroken with the last events; again behind the event, since a thread may log it and go on."""
+        if not holds:
+            tail = "\n".join(self._world.lines[-40:])
+            broken = InvariantBroken(f"seed {self._world.seed}, {self._world.now_ms} ms: {violation}\n{tail}")
+            self._world.broken = self._world.broken or broken
+            raise broken
+
+    # Records.
+
+    def applied(self, node: ClusterNode, group: Group) -> None:
+        """A group has applied one more record: chain, leader, content and what it ignores are those of the log."""
+        store: Any = group.store
+        if group.fault or store.tampered:
+            return
+        applied, name = group.applied, f"{node.process.incarnation} at version {group.version}"
+        before_group, before = self._ignored.get(node.name, (None, Counter()))
+        now = Counter(group.replica.ignored)
+        self._ignored[node.name] = group, now
+        ignored = now if before_group is not group else now - before
+        truth = self._truth.by_chain.get(applied.chain)
+        self.require(truth is not None and truth.version == applied.version, f"{name} holds another log's records")
+        assert truth is not None
+        reason = next(iter(ignored), "")
+        self.require(reason == truth.ignored, f"{name} ignores {reason or 'nothing'}, the log says {truth.ignored}")
+        self.require(applied.leader == truth.leader, f"{name} sees {applied.leader} lead, not {truth.leader}")
+        self.require(applied.frontier == truth.frontier, f"{name} seals at {applied.frontier}, not {truth.frontier}")
+        self.require(store.content_hash == truth.content, f"{name} holds other rows than its log")
+
+    # Statuses.
+
+    def statuses(self) -> None:
+        """Take the statuses that reached the broker: what they promise must outlive every crash."""
+        records = self._simulation.broker.topics[TOPICS.status].records
+        for record in records[self._statuses_read :]:
+            status = rows.decoded_status(record.value)
+            self._newest_ms = max(self._newest_ms, record.timestamp_ms)
+            before = self._newest.get(status.node)
+            same = (
+                before is not None and before[1].store == status.store and before[1].incarnation == status.incarnation
+            )
+            if before is None or not same or record.timestamp_ms - before[0] > OFFLINE_MS // 2:
+                self._fresh_since_ms[status.node] = self._world.now_ms
+            self._newest[status.node] = (record.timestamp_ms, status)
+            node = self._simulation.nodes[status.node]
+            if node.process.incarnation == status.incarnation:
+                boot_ms = node.clock.boot_ns() // 1_000_000 - self._world.now_ms
+                sent_ms = status.sent_boot_ns // 1_000_000 - boot_ms
+                self._sent_ms[status.node] = max(self._sent_ms.get(status.node, 0), sent_ms)
+                current = node.started and status.store == node.identity.store
+                if current and status.durable_offset > self._promises.get(status.node, -1):
+                    self._promises[status.node] = status.durable_offset
+        self._statuses_read = len(records)
+
+    def forget(self, name: str) -> None:
+        """The disk of a node is replaced: nothing that it promised holds any more."""
+        self._promises.pop(name, None)
+        self._served.pop(name, None)
+
+    def started(self, node: ClusterNode) -> None:
+        """A process has read its disk: every record that a status reported as durable must be there."""
+        self._sent_ms.pop(node.name, None)
+        group, promised = node.group, self._promises.get(node.name, -1)
+        found = node.log_consumer.durable_offset(TOPIC)
+        excused = group.recovery is not None or node.identity.wrong
+        self.require(
+            found >= promised or bool(excused),
+            f"{node.process.incarnation} starts at offset {found}, and had reported {promised} as durable {group.fault}",
+        )
+
+    def replaced(self, node: ClusterNode) -> None:
+        """A node's data was found wrong, or replaced: its earlier statuses are void as soon as the others know."""
+        self._promises.pop(node.name, None)
+        node.disk.wiped_ms = self._world.now_ms
+
+    # Acknowledgements.
+
+    def acknowledged(self, number: int, offset: int, topic_id: str, quorum: int) -> None:
+        """A write was acknowledged: so many members hold it now, in that log."""
+        if quorum < 2:
+            return
+        images = self._world.random.random() < DISK_IMAGES
+        written = self._truth.written.get((number, offset))
+        self.require(
+            written is not None and written.topic_id == topic_id,
+            f"write {number} was acknowledged at offset {offset} of {topic_id}, where it never was",
+        )
+        assert written is not None
+        chain = next_chain(written.before, self._truth.digests[number, offset])
+        holders = [
+            node.name
+            for node in self._simulation.nodes.values()
+            if self._excused(node) or self._holds(node, written.version, chain, images)
+        ]
+        self.require(
+            len(holders) >= quorum,
+            f"write {number} at offset {offset} was acknowledged with {quorum} copies, {holders} hold it "
+            f"(looked for on {'images of the disks' if images else 'the disks'})",
+        )
+
+    def _excused(self, node: ClusterNode) -> bool:
+        """Whether a node may count although its disk does not hold what it has reported."""
+        # A fault of hardware or code that nobody has noticed yet: no member can know better.
+        tampered = node.disk.sealed.tampered or (node.started and node.tampered)
+        return tampered or self._recently_wiped(node)
+
+    def _recently_wiped(self, node: ClusterNode) -> bool:
+        # A status is up to 3 s old and arrives with a delay: a disk that was lost since did hold the record.
+        return node.disk.wiped_ms > self._world.now_ms - OFFLINE_MS - 2_000
+
+    def _holds(self, node: ClusterNode, version: int, chain: bytes, images: bool) -> bool:
+        """Whether the disk of a node holds a record and all before it: the chain there is that of the log."""
+        disk = node.disk
+        if node.started and not images:
+            promised = node.journal.promised
+        else:
+            disk = node.disk.power_loss_image() if images else node.disk.restarted_image()
+            journal = CheckedJournal(Path("/sim") / node.name / "journal", (GROUP,), disk, maintained=False)
+            promised = journal.promised
+            journal.close()
+        sealed = GroupState.from_bytes(disk.sealed.state) if disk.sealed.state else GroupState()
+        found = sealed.chain
+        for back in range(sealed.version, version, -1):
+            known = self._truth.by_chain.get(found)
+            if known is None or known.version != back:
+                return False
+            found = known.before
+        for wanted in range(sealed.version + 1, version + 1):
+            if wanted not in promised:
+                return False
+            found = next_chain(found, record_digest(promised[wanted][1]))
+        return found == chain
+
+    # Trimming.
+
+    def trimmed(self, node: str, topic: str, before: int) -> None:
+        """A leader deletes the beginning of the log: every live member, and a majority, has it in files."""
+        assert topic == TOPIC
+        behind = [
+            each
+            for each in self._simulation.nodes.values()
+            if not self._recently_wiped(each) and self._sealed_offset(each) + 1 < before
+        ]
+        live = [each.name for each in behind if each.started and self._is_known_as_live(each)]
+        # One that was stopped between its decision and the call decided by what it knew before.
+        if self._world.now_ms - self._simulation.nodes[node].process.resumed_ms < 500:
+            live = []
+        self._world.note(f"{node} trims below offset {before}")
+        self.require(not live, f"{node} trims below offset {before}, which live members {live} have not in files")
+        members = self._simulation.members
+        self.require(
+            2 * len(behind) < len(members) or (len(members) == 1 and not behind),
+            f"{node} trims below offset {before}, which a majority has not in files",
+        )
+
+    def _is_known_as_live(self, node: ClusterNode) -> bool:
+        """Whether every leader must have read by now that a member is there, with these files."""
+        timestamp_ms, status = self._newest.get(node.name, (0, None))
+        return (
+            status is not None
+            and self._newest_ms - timestamp_ms < OFFLINE_MS // 2
+            and self._world.now_ms - self._fresh_since_ms[node.name] > 1_000
+            and node.identity.store == status.store
+        )
+
+    @staticmethod
+    def _sealed_offset(node: ClusterNode) -> int:
+        return GroupState.from_bytes(node.disk.sealed.state).offset if node.disk.sealed.state else -1
+
+    # Answers.
+
+    def read(self, node: ClusterNode) -> None:
+        """A client asks a node: an answer is not older than an earlier one, and none comes from a fenced process."""
+        if not node.serves():
+            return
+        self.statuses()
+        version, name = node.group.version, node.process.incarnation
+        age_ms = self._world.now_ms - self._sent_ms.get(node.name, -OFFLINE_MS)
+        self.require(age_ms <= OFFLINE_MS, f"{name} serves, and its newest status in the log is {age_ms} ms old")
+        self.require(
+            version >= self._served.get(node.name, 0),
+            f"{name} served version {version} after {self._served.get(node.name)}",
+        )
+        self._served[node.name] = version
+
+    # The end.
+
+    def converged(self) -> bool:
+        """Whether every member serves everything, under the preferred leader."""
+        return not self.missing()
+
+    def missing(self) -> str:
+        """What keeps the cluster from being whole, empty when nothing does."""
+        for node in self._simulation.nodes.values():
+            if not node.serves():
+                return f"{node.name} does not serve: {node.readiness.ready()[1] if node.started else 'down'}"
+            if node.group.version != self._truth.version:
+                return f"{node.name} is at version {node.group.version} of {self._truth.version}"
+            if node.group.applied.chain != self._truth.chain:
+                return f"{node.name} holds another log"
+        leading = [node.name for node in self._simulation.nodes.values() if node.role is Role.LEADER]
+        return "" if leading == [self._simulation.members[0]] else f"leaders: {leading}"
+
+    def check_end(self) -> None:
+        """Everything that was acknowledged is there, in every member, on its disk too."""
+        for node in self._simulation.nodes.values():
+            store: Any = node.group.store
+            self.require(store.content == self._truth.content, f"{node.name} holds other rows than the log")
+        lost = [number for number in self._simulation.acknowledged if not self._simulation.is_known(number)]
+        self.require(not lost, f"acknowledged writes are in no log: {lost[:5]}")

@@ -1,0 +1,257 @@
+"""A small model behind the interface of `Store`: rows in dicts, jobs that commit in one step.
+
+It keeps what the rest of a node relies on: the order of jobs, one batch for files and state, a disk that may be full,
+merges that name their inputs, and files that rot.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import xxhash
+
+from headrace.consumers.store import (
+    Compaction,
+    CompactJob,
+    JobSuperseded,
+    MemtableSize,
+    SealJob,
+    SegmentEntry,
+    StoreDamaged,
+    StoreFull,
+)
+from tests.sim.cluster import rows
+from tests.sim.cluster.disk import SealedRows, SimDisk
+
+MERGED = 3
+
+
+class ModelStore:
+    """The store of one group on a simulated disk. See Store."""
+
+    def __init__(self, disk: SimDisk, group: str) -> None:
+        self.disk = disk
+        self.segments_directory = Path("/sim") / group
+        self.queue: deque[ModelSeal | ModelCompact] = deque()
+        self.content: dict[int, int] = {}
+        for segment in disk.sealed.segments.values():
+            self.content.update(segment)
+        self.content_hash = 0
+        for number, version in self.content.items():
+            self.content_hash ^= rows.hash_of(number, version)
+        self._unsealed: dict[int, int] = {}
+        self._deletes: list[tuple[int, Mapping[str, tuple[str, ...]]]] = []
+        self._frozen_version = disk.sealed.frontier
+        self._version = disk.sealed.frontier
+        self.tampered = disk.sealed.tampered
+
+    @property
+    def state(self) -> bytes | None:
+        """See Store."""
+        return self.disk.sealed.state
+
+    @property
+    def frontier(self) -> int:
+        """See Store."""
+        return self.disk.sealed.frontier
+
+    def write(self, version: int, era: int, schema: object, database: object, batch: pa.RecordBatch) -> None:
+        """See Store."""
+        del era, schema, database
+        self._advance(version)
+        number = int(batch.column("number")[0].as_py())
+        self.content_hash ^= rows.hash_of(number, self.content.get(number, 0)) ^ rows.hash_of(number, version)
+        self.content[number] = self._unsealed[number] = version
+
+    def delete(
+        self,
+        version: int,
+        era: int,
+        database: str,
+        table: str,
+        tags: Mapping[str, tuple[str, ...]],
+        start_ns: int | None = None,
+        end_ns: int | None = None,
+    ) -> None:
+        """See Store; the whole of some series."""
+        del era, database, table, start_ns, end_ns
+        self._advance(version)
+        self._deletes.append((version, tags))
+        for number in [number for number in self.content if rows.matches(number, tags)]:
+            self.content_hash ^= rows.hash_of(number, self.content.pop(number))
+        self._unsealed = {number: at for number, at in self._unsealed.items() if not rows.matches(number, tags)}
+
+    def freeze(self, version: int, era: int, state: bytes, schemas: object = None) -> ModelSeal:
+        """See Store."""
+        del era, schemas
+        self._advance(version)
+        first, self._frozen_version = self._frozen_version + 1, version
+        frozen, deletes = self._unsealed, self._deletes
+        self._unsealed, self._deletes = {}, []
+        return ModelSeal(self, version, first, state, frozen, deletes)
+
+    def compact(self, version: int, inputs: Sequence[str]) -> ModelCompact:
+        """See Store."""
+        self._advance(version)
+        return ModelCompact(self, version, inputs)
+
+    def drop(self, version: int, era: int, database: str, table: str, before_ns: int) -> None:
+        """See Store; nothing here is ever old enough."""
+        del era, database, table, before_ns
+        self._advance(version)
+
+    def plan_compaction(self) -> list[Compaction]:
+        """See Store."""
+        names = sorted(self.disk.sealed.segments)
+        if len(names) <= MERGED:
+            return []
+        return [Compaction(tuple(names[:MERGED]), merged_name(names[:MERGED]))]
+
+    def segments(self) -> list[SegmentEntry]:
+        """See Store."""
+        return [entry_of(name, content) for name, content in sorted(self.disk.sealed.segments.items())]
+
+    def digests(self) -> dict[str, str]:
+        """See Store."""
+        return {name: digest_of(content) for name, content in self.disk.sealed.segments.items()}
+
+    def is_corrupt(self, name: str, on_bytes: Callable[[int], None] = lambda _size: None) -> bool:
+        """See Store."""
+        on_bytes(0)
+        return name in self.disk.sealed.rotten
+
+    def database(self, database: str, table: str) -> object:
+        """See Store."""
+        del database, table
+        return rows.DATABASE
+
+    def size(self) -> MemtableSize:
+        """See Store."""
+        return MemtableSize(len(self._unsealed), 0)
+
+    def pending_jobs(self) -> int:
+        """See Store."""
+        return len(self.queue)
+
+    def close(self) -> None:
+        """See Store."""
+
+    def commit(self, sealed: SealedRows) -> None:
+        """Replace what is on the disk in one step. Raises StoreFull; a process may end before or behind it."""
+        self.disk.step_hook("commit")
+        try:
+            self.disk.take_space()
+        except OSError as error:
+            raise StoreFull("the disk is full") from error
+        self.disk.sealed = sealed
+        self.disk.step_hook("committed")
+
+    def _advance(self, version: int) -> None:
+        assert version > self._frozen_version, (version, self._frozen_version)
+        assert version >= self._version, (version, self._version)
+        self._version = version
+
+
+class ModelSeal(SealJob):
+    """Commits frozen rows and the state. See SealJob."""
+
+    def __init__(
+        self,
+        store: ModelStore,
+        version: int,
+        first: int,
+        state: bytes,
+        frozen: dict[int, int],
+        deletes: Sequence[tuple[int, Mapping[str, tuple[str, ...]]]],
+    ) -> None:
+        self.version = version
+        self._store = store
+        self._first = first
+        self._state = state
+        self._frozen = frozen
+        self._deletes = deletes
+        store.queue.append(self)
+
+    def run(self) -> None:
+        """See StoreJob."""
+        assert self._store.queue[0] is self, "jobs out of order"
+        sealed = self._store.disk.sealed.copy()
+        for at, tags in self._deletes:
+            for name, segment in list(sealed.segments.items()):
+                kept = {
+                    number: version
+                    for number, version in segment.items()
+                    if version > at or not rows.matches(number, tags)
+                }
+                if len(kept) < len(segment):
+                    sealed.segments[name] = kept
+        if self._frozen:
+            sealed.segments[f"{self._first:08d}-{self.version:08d}"] = self._frozen
+        sealed.state, sealed.frontier, sealed.tampered = self._state, self.version, self._store.tampered
+        self._store.commit(sealed)
+        self._store.queue.popleft()
+
+
+class ModelCompact(CompactJob):
+    """Merges segments. See CompactJob."""
+
+    def __init__(self, store: ModelStore, version: int, inputs: Sequence[str]) -> None:
+        self.version = version
+        self._store = store
+        self._inputs = inputs
+        store.queue.append(self)
+
+    def run(self) -> None:
+        """See StoreJob."""
+        assert self._store.queue[0] is self, "jobs out of order"
+        sealed = self._store.disk.sealed.copy()
+        present = [name for name in self._inputs if name in sealed.segments]
+        if present and len(present) < len(self._inputs):
+            raise JobSuperseded("only some inputs exist")
+        if sealed.rotten & set(present):
+            raise StoreDamaged(f"segment {sorted(sealed.rotten)[0]} cannot be read")
+        if present:
+            merged: dict[int, int] = {}
+            for name in present:
+                merged.update(sealed.segments.pop(name))
+            sealed.segments[merged_name(present)] = merged
+            self._store.commit(sealed)
+        self._store.queue.popleft()
+
+    def cancel(self) -> None:
+        """See StoreJob."""
+        self._store.queue.remove(self)
+
+
+def merged_name(names: Sequence[str]) -> str:
+    """The name of the segment that replaces others: the versions of all of them."""
+    return f"{names[0][:8]}-{names[-1][-8:]}"
+
+
+def digest_of(content: Mapping[int, int]) -> str:
+    """The content digest of a segment."""
+    return xxhash.xxh3_64_hexdigest(repr(sorted(content.items())).encode())
+
+
+def entry_of(name: str, content: Mapping[int, int]) -> SegmentEntry:
+    """The catalogue entry of a segment."""
+    values: dict[str, Any] = dict.fromkeys(SegmentEntry.__dataclass_fields__, 0)
+    digest = digest_of(content)
+    return SegmentEntry(
+        **{
+            **values,
+            "name": name,
+            "database": rows.DATABASE.database,
+            "table": rows.TABLE.table,
+            "first_version": int(name[:8]),
+            "last_version": int(name[-8:]),
+            "rows": len(content),
+            "max_time_ns": 1 << 62,
+            "content_digest": digest,
+            "file_digest": digest,
+        }
+    )

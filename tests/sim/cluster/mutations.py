@@ -1,0 +1,192 @@
+"""Rules of the design, each broken on purpose: the simulation must find every one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from headrace.consumers.node.readiness import Readiness
+from headrace.consumers.replication import leader_tasks, replica
+from headrace.consumers.replication.failure_detector import FailureDetector
+from headrace.consumers.replication.group_state import GroupState
+from headrace.consumers.replication.heartbeat import Heartbeat
+from headrace.consumers.replication.leader_tasks import LeaderTasks
+from headrace.consumers.replication.log_consumer import LogConsumer
+from headrace.consumers.replication.replica import Ignored, Replica
+from headrace.consumers.replication.store_jobs import StoreJobQueue
+from headrace.consumers.wal import WriteAheadLog
+from headrace.schemas.messages import Claim, Message
+from headrace.schemas.records import Status
+
+Mutation = Callable[[pytest.MonkeyPatch], None]
+
+
+def early_acknowledgement(patch: pytest.MonkeyPatch) -> None:
+    """Six: a copy counts that is still some records behind."""
+    counted = FailureDetector.durable_copies
+
+    def early(self: FailureDetector, group: str, members: Sequence[str], topic_id: str, offset: int) -> int:
+        return counted(self, group, members, topic_id, max(0, offset - 5))
+
+    patch.setattr(FailureDetector, "durable_copies", early)
+
+
+def absent_members_count(patch: pytest.MonkeyPatch) -> None:
+    """Six: the old status of a member that is away counts for a quorum."""
+
+    def live(self: FailureDetector, group: str, members: Sequence[str]) -> list[Status]:
+        return [self.received[group, node].status for node in members if (group, node) in self.received]
+
+    patch.setattr(FailureDetector, "live", live)
+
+
+def journal_is_not_synced(patch: pytest.MonkeyPatch) -> None:
+    """Five: records are reported as durable before the disk has them."""
+    update = WriteAheadLog.update
+
+    def unsynced(self: WriteAheadLog, records: Any, sync: bool = False, partition: int | None = None) -> int:
+        del sync
+        return update(self, records, False, partition)
+
+    patch.setattr(WriteAheadLog, "update", unsynced)
+
+
+def producers_are_forgotten(patch: pytest.MonkeyPatch) -> None:
+    """Four: a restart forgets which messages of a producer it has seen."""
+    complete = GroupState.from_bytes
+
+    def without_producers(data: bytes) -> GroupState:
+        state = complete(data)
+        state.producers = {}
+        return state
+
+    patch.setattr(GroupState, "from_bytes", without_producers)
+
+
+def older_batches_are_applied(patch: pytest.MonkeyPatch) -> None:
+    """Four: a zombie's message of an older batch counts."""
+    check = Replica._check_repeat
+
+    def lenient(self: Replica, message: Message) -> Ignored | None:
+        found = check(self, message)
+        return None if found is Ignored.SUPERSEDED else found
+
+    patch.setattr(Replica, "_check_repeat", lenient)
+
+
+def trimming_ignores_other_members(patch: pytest.MonkeyPatch) -> None:
+    """Two: a leader trims what only it has in files."""
+
+    def own(live: object, members: object, sealed_offset: int, keep_from: int) -> int:
+        del live, members
+        return max(0, min(sealed_offset + 1, keep_from))
+
+    patch.setattr(leader_tasks, "trim_before", own)
+
+
+def claims_of_any_epoch(patch: pytest.MonkeyPatch) -> None:
+    """Two: a claim counts although another one came first."""
+
+    def claim(self: Replica, body: Claim) -> list[replica.Action]:
+        self.state.epoch, self.state.leader = body.leadership.epoch, body.leadership
+        self.state.seal_rows, self.state.seal_bytes = max(1, body.seal_rows), max(1, body.seal_bytes)
+        return []
+
+    patch.setattr(Replica, "_claim", claim)
+
+
+def records_of_former_leaders(patch: pytest.MonkeyPatch) -> None:
+    """Two: a Seal counts that a former leader appended."""
+    patch.setattr(Replica, "leads", lambda _self, _leadership: True)
+
+
+def no_fence(patch: pytest.MonkeyPatch) -> None:
+    """Six: a process that was stopped serves before its own heartbeat was read back."""
+    patch.setattr(Heartbeat, "fenced", property(lambda _self: False))
+
+
+def no_majority(patch: pytest.MonkeyPatch) -> None:
+    """Six: one member alone takes part in elections and serves."""
+    patch.setattr(leader_tasks, "decide", _decide_alone(leader_tasks.decide))
+
+
+def _decide_alone(decide: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def alone(view: Any) -> Any:
+        return decide(replace(view, members=tuple(each for each in view.members if each.alive) or view.members))
+
+    return alone
+
+
+def versions_are_given_twice(patch: pytest.MonkeyPatch) -> None:
+    """Six: what a full disk refused is not read again."""
+    patch.setattr(LogConsumer, "_rewind", lambda _self, _reader, _entries: None)
+
+
+def journal_is_cut_before_the_seal(patch: pytest.MonkeyPatch) -> None:
+    """Five: records leave the journal when their seal begins, and not when it is on the disk."""
+    seal = StoreJobQueue.seal
+
+    def early(self: StoreJobQueue, job: Any, offset: int, log_bytes: int) -> None:
+        self._on_sealed(self._group, job.version)
+        seal(self, job, offset, log_bytes)
+
+    patch.setattr(StoreJobQueue, "seal", early)
+
+
+def own_claims_are_not_read_back(patch: pytest.MonkeyPatch) -> None:
+    """Two: a restarted leader goes on under the leadership of its former run."""
+    build = Readiness.view
+
+    def any_run(self: Readiness, topic: str, steady_ms: int) -> Any:
+        view = build(self, topic, steady_ms)
+        if view.leader is None or view.leader.node != view.node:
+            return view
+        return replace(view, leader=replace(view.leader, incarnation=self._incarnation))
+
+    patch.setattr(Readiness, "view", any_run)
+
+
+def batches_continue_under_one_name(patch: pytest.MonkeyPatch) -> None:
+    """Four: a restarted leader counts its batches from one again, and all of them are dropped as repeats."""
+    made = LeaderTasks.__init__
+
+    def one_name(self: LeaderTasks, *args: Any, **named: Any) -> None:
+        made(self, *args, **named)
+        self._producer = self._node
+
+    patch.setattr(LeaderTasks, "__init__", one_name)
+
+
+def sync_at_an_old_end(patch: pytest.MonkeyPatch) -> None:
+    """Six: sync is reached at an end of before the data was replaced."""
+    restart = Readiness.restart
+
+    def at_any_end(self: Readiness, topic: str) -> None:
+        restart(self, topic)
+        self._ends_known.add(topic)
+
+    patch.setattr(Readiness, "restart", at_any_end)
+
+
+QUICK: tuple[Mutation, ...] = (
+    early_acknowledgement,
+    absent_members_count,
+    journal_is_not_synced,
+    producers_are_forgotten,
+    older_batches_are_applied,
+    trimming_ignores_other_members,
+    claims_of_any_epoch,
+    records_of_former_leaders,
+    no_fence,
+    versions_are_given_twice,
+    journal_is_cut_before_the_seal,
+)
+SLOW: tuple[Mutation, ...] = (
+    no_majority,
+    own_claims_are_not_read_back,
+    sync_at_an_old_end,
+    batches_continue_under_one_name,
+)

@@ -1,0 +1,447 @@
+"""One node of the simulation, put together from the classes that ship as `consumers.node.node` does it."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from headrace.connectors.log.topics import Topics
+from headrace.consumers.integrity.divergence_monitor import DivergenceMonitor
+from headrace.consumers.integrity.scrubber import Scrubber
+from headrace.consumers.node.data_directory import Identity
+from headrace.consumers.node.local_groups import LocalGroups
+from headrace.consumers.node.log_monitor import LogMonitor
+from headrace.consumers.node.readiness import Readiness
+from headrace.consumers.node.settings import StoreSection
+from headrace.consumers.recovery.file_copy import Snapshot, SourceFailed
+from headrace.consumers.recovery.supervisor import RecoverySupervisor
+from headrace.consumers.replication.group import Group
+from headrace.consumers.replication.heartbeat import Heartbeat
+from headrace.consumers.replication.journal import Journal, JournalEntry, _decode, _key
+from headrace.consumers.replication.leader_tasks import LeaderTasks, LogTrimmer
+from headrace.consumers.replication.log_consumer import LogConsumer
+from headrace.schemas.errors import HeadraceError
+from headrace.schemas.records import Role
+from headrace.schemas.tables import DatabaseSchema, TableSchema
+from tests.sim.cluster import rows
+from tests.sim.cluster.broker import SimLog
+from tests.sim.cluster.disk import SealedRows, SimDisk
+from tests.sim.cluster.parts import BUILDING, COSTS, SteppedTask, snapshot_of
+from tests.sim.cluster.world import Crash, InvariantBroken, NodeClock, World
+
+if TYPE_CHECKING:
+    from tests.sim.cluster.simulation import Simulation
+
+TOPICS = Topics("c")
+GROUP = "n1"
+TOPIC = TOPICS.forward(GROUP)
+SEAL_ROWS = 25
+KEEP_RECORDS = 30
+TAKE_BACK_MS = 3_000
+START_RETRY_MS = 1_000
+
+
+class ThreadEnded(AssertionError):
+    """A step of a thread that must never end raised an error."""
+
+
+class SimSlotTable:
+    """One group of all nodes. See SlotTable."""
+
+    slots = 1
+    version = 1
+    slot_headers = (0,)
+    headers = (GROUP,)
+
+    def __init__(self, members: tuple[str, ...]) -> None:
+        self.members = members
+        self.replication = len(members)
+
+    def group(self, _header: str) -> tuple[str, ...]:
+        """See SlotTable."""
+        return self.members
+
+    def groups_of(self, _node: str) -> tuple[str, ...]:
+        """See SlotTable."""
+        return self.headers
+
+
+class SimSchemas:
+    """The one table of the simulation, known from the beginning. See SchemaLog."""
+
+    def wait_for(self, database: str, table: str, version: int, timeout_s: float) -> TableSchema | None:
+        """See SchemaLog."""
+        del timeout_s
+        return rows.TABLE if (database, table, version) == ("db", "t", 1) else None
+
+    def database(self, database: str) -> DatabaseSchema | None:
+        """See SchemaLog."""
+        return rows.DATABASE if database == rows.DATABASE.database else None
+
+    def retention_ns(self, database: str, table: str) -> int | None:
+        """See SchemaLog."""
+        del database, table
+
+    def follow(self, timeout_s: float) -> None:
+        """See SchemaLog."""
+
+
+class SimIdentity(Identity):
+    """The document of a data directory on a simulated disk. See Identity."""
+
+    owner: ClusterNode
+    disk: SimDisk
+
+    @classmethod
+    def of(cls, node: ClusterNode) -> SimIdentity:
+        """The identity that the disk of a node holds, or a new one."""
+        new = {"cluster": "c", "node": node.name, "store": _hex(node.world.random), "topics": {}}
+        found = cls(**copy.deepcopy(node.disk.identity or new))
+        found.owner, found.disk = node, node.disk
+        return found
+
+    def renew(self) -> None:
+        """See Identity."""
+        self.store = _hex(self.disk.random)
+        self.owner.simulation.invariants.replaced(self.owner)
+
+    def save(self, directory: Path) -> None:
+        """See Identity."""
+        del directory
+        self.disk.step_hook("identity")
+        # Even if this cannot be saved: what was found wrong is no copy any more.
+        if self.wrong:
+            self.owner.simulation.invariants.replaced(self.owner)
+        self.disk.take_space()
+        self.disk.identity = copy.deepcopy(asdict(self))
+
+
+def _hex(chance: random.Random) -> str:
+    return f"{chance.getrandbits(64):016x}"
+
+
+class CheckedJournal(Journal):
+    """A Journal that remembers for the invariants which records it has promised to hold."""
+
+    def __init__(self, directory: Path, groups: Sequence[str], files: SimDisk, *, maintained: bool) -> None:
+        super().__init__(directory, groups, files, maintained=maintained)
+        # By version: (offset, value).
+        self.promised: dict[int, tuple[int, bytes]] = {}
+        # Not by `recovered`: entries that a copy of files has made void may leave a gap before those of use.
+        for group, versions in self._recovered.items():
+            for version in versions:
+                entry = _decode(group, version, self._state[_key(group, version)][1])
+                self.promised[version] = (entry.offset, entry.value)
+
+    def append(self, entries: Mapping[str, Sequence[JournalEntry]]) -> None:
+        """See Journal."""
+        super().append(entries)
+        for found in entries.values():
+            self.promised.update({entry.version: (entry.offset, entry.value) for entry in found})
+
+    def forget_all(self, group: str, newest_version: int) -> None:
+        """See Journal."""
+        super().forget_all(group, newest_version)
+        self.promised.clear()
+
+
+class Process:
+    """One run of a node: its incarnation, its tasks, and where it is stopped or killed."""
+
+    def __init__(self, node: ClusterNode) -> None:
+        self.node = node
+        self.world = node.world
+        self.random = node.world.random
+        self.incarnation = f"{node.name}#{node.starts}"
+        self.tasks: list[SteppedTask] = []
+        self.tasks_failed = 0
+        self.paused = False
+        self.resumed_ms = -1_000
+        self.alive = True
+        self.kill_after: int | None = None
+        self.pause_after: tuple[int, float] | None = None
+
+    def note(self, line: str) -> None:
+        """One readable line for an event of this process."""
+        self.world.note(f"{self.incarnation} {line}")
+
+    # Steps.
+
+    def step(self, _name: str) -> None:
+        """Called inside of steps: the process may be killed here, or stopped and continued."""
+        if not self.alive:
+            raise Crash
+        if self.kill_after is not None:
+            self.kill_after -= 1
+            if self.kill_after < 0:
+                self.note(f"is killed at {_name}")
+                self.node.kill(power_loss=self.random.random() < 0.5)
+                raise Crash
+        if self.pause_after is not None and not self.paused:
+            steps, duration_ms = self.pause_after
+            self.pause_after = (steps - 1, duration_ms) if steps else None
+            if not steps and self.world.may_stop:
+                self.note(f"is stopped at {_name} for {duration_ms:.0f} ms")
+                self.paused = True
+                self.world.stand_still(duration_ms)
+                self.paused, self.resumed_ms = False, self.world.now_ms
+                self._check_alive()
+
+    def wait(self, duration_ms: float) -> None:
+        """This step takes a while, and the other tasks of the process go on."""
+        if self.world.may_stop:
+            self.world.stand_still(duration_ms)
+            self._check_alive()
+
+    def _check_alive(self) -> None:
+        if not self.alive:
+            raise Crash
+
+    # Tasks.
+
+    def once(self, delay_ms: float, task: Callable[[], None]) -> None:
+        """Run a task some time later, unless the process ends before; a stopped process runs it when it continues."""
+
+        def run() -> None:
+            if not self.alive:
+                return
+            if self.paused:
+                self.world.after(20, run)
+                return
+            self._run(task)
+
+        self.world.after(delay_ms, run)
+
+    def every(self, low_ms: float, high_ms: float, task: Callable[[], float | None]) -> None:
+        """Run a task again and again; one that returns seconds has its next turn after them."""
+
+        def run() -> None:
+            pause_s = task()
+            delay_ms = self.random.uniform(low_ms, high_ms)
+            # A thread that waits until something changes is woken by it: here it looks again from time to time.
+            self.once(max(delay_ms, min(pause_s or 0.0, 0.5) * 1_000), run)
+
+        self.once(self.random.uniform(1, high_ms), run)
+
+    def _run(self, task: Callable[[], None]) -> None:
+        BUILDING.append(self)
+        try:
+            task()
+        except Crash:
+            if self.alive:
+                raise
+        except InvariantBroken:
+            raise
+        except Exception as error:
+            raise ThreadEnded(f"a thread of {self.incarnation} ended: {error!r}") from error
+        finally:
+            BUILDING.pop()
+
+
+class ClusterNode:
+    """One node over its restarts. `process` is the present run, the last one while the node is down."""
+
+    journal_class = CheckedJournal
+
+    def __init__(self, simulation: Simulation, name: str) -> None:
+        self.simulation = simulation
+        self.world: World = simulation.world
+        self.name = name
+        self.starts = 0
+        wall_error_ms = self.world.random.choice((0, 0, 3_000, -600_000, 31_536_000_000, -31_536_000_000))
+        self.clock = NodeClock(self.world, wall_error_ms)
+        self.fetched: SealedRows | None = None
+        self.running = False
+        self.started = False
+        self.ignored_before = 0
+        self.disk = SimDisk(lambda _name: None)
+        self.disk.random = self.world.random
+        self.process = Process(self)
+
+    # Start and stop.
+
+    def start(self) -> None:
+        """Start a process; it is tried again while the log or the disk does not let it."""
+        if self.running:
+            return
+        self.starts += 1
+        process = self.process = Process(self)
+        self.running, self.started = True, False
+        self.disk.step_hook = process.step
+        process.once(1, lambda: self._open(process))
+
+    def _open(self, process: Process) -> None:
+        try:
+            self._build(process)
+        except (HeadraceError, OSError) as error:
+            process.note(f"does not start: {error}")
+            self.kill(power_loss=False)
+            self.world.after(START_RETRY_MS, self.start)
+            return
+        self.started = True
+        self.simulation.invariants.started(self)
+        process.note(f"starts at version {self.group.version}, sealed {self.group.store_jobs.sealed_version}")
+        self._schedule(process)
+
+    def _build(self, process: Process) -> None:
+        settings, clock, directory = self.simulation.settings, self.clock, Path("/sim") / self.name
+        self.log = SimLog(self.simulation.broker, self.name, process.step)
+        self.identity = SimIdentity.of(self)
+        self.heartbeat = Heartbeat(
+            self.log, TOPICS.status, self.name, process.incarnation, lambda: self.readiness.statuses(), clock
+        )
+        schemas: Any = SimSchemas()
+        slots: Any = SimSlotTable(self.simulation.members)
+        local = LocalGroups(directory, self.identity, slots, TOPICS, schemas, self.heartbeat, settings)
+        local.check_topics(self.log)
+        self.identity.save(directory)
+        self.ignored_before = 0
+        local.open(lambda _line: None)
+        self.groups, self.journal = local.groups, local.journal
+        self.log_consumer = LogConsumer(
+            self.log, self.name, self.groups, local.cursors, self.journal, settings, self, clock
+        )
+        self.readiness = Readiness(
+            self.identity, self.groups, self.log_consumer, self.heartbeat, local.ends, TAKE_BACK_MS, clock
+        )
+        self.readiness.http_address = self.name
+        self.log_monitor = LogMonitor(
+            self.log, self.name, schemas, self.groups, self.identity, self.log_consumer, self.readiness, clock
+        )
+        trimmer = LogTrimmer(self.log, self.heartbeat, settings.log_keep_records)
+        self.leader_tasks = LeaderTasks(
+            self.log, self.groups, settings, self.readiness, self.heartbeat, schemas, trimmer, clock
+        )
+        self.readiness.decision = self.leader_tasks.decision
+        self._build_recovery(local, settings, directory)
+
+    def _build_recovery(self, local: LocalGroups, settings: StoreSection, directory: Path) -> None:
+        self.supervisor = RecoverySupervisor(
+            self.log,
+            directory,
+            self.identity,
+            self.groups,
+            self.journal,
+            self.log_consumer,
+            self.readiness,
+            self.heartbeat,
+            local.open_group,
+            settings,
+        )
+        planner = self.supervisor.coordinator
+        planner._source = lambda url, group: (url, group)
+        planner._chain_of = self.simulation.chain_of(self.name)
+        planner._costs = COSTS
+        self.divergence_monitor = DivergenceMonitor(
+            self.log, self.groups, self.identity, self.heartbeat, self.readiness, self.supervisor
+        )
+        self.scrubber = Scrubber(self.groups, settings, self.supervisor)
+
+    def _schedule(self, process: Process) -> None:
+        """What the threads of a node do, in turns whose periods are drawn so that they meet in every order."""
+        self.leader_tasks.prepare()
+        process.every(30, 160, self.log_consumer.turn)
+        process.every(30, 160, self._apply)
+        process.every(60, 250, self._send)
+        process.every(60, 250, self.heartbeat.receive_turn)
+        process.every(100, 300, self.leader_tasks.turn)
+        process.every(200, 900, self.journal.turn)
+        for part in (self.supervisor, self.divergence_monitor, self.scrubber):
+            part.start()
+        # The log monitor also follows the schema log, which is always complete here.
+        process.every(700, 1_300, self.log_monitor.turn)
+
+    def _apply(self) -> None:
+        group = self.group
+        for _ in range(self.world.random.randint(1, 60)):
+            # A group whose jobs are behind would wait in the middle of a record: here it waits before it.
+            if group.store_jobs.full or not group.turn():
+                return
+            self.on_applied(group)
+
+    def _send(self) -> None:
+        self._sent_s: float
+        now_s = self.clock.monotonic_s()
+        if self.heartbeat.send_due or now_s - getattr(self, "_sent_s", 0.0) >= 0.25:
+            self._sent_s = now_s
+            self.heartbeat.send_turn()
+
+    def kill(self, *, power_loss: bool) -> None:
+        """The process ends; with a power loss its disk loses what was not synced."""
+        if not self.running:
+            return
+        self.process.alive = self.running = self.started = False
+        self.world.note(f"{self.process.incarnation} is killed{', the power is lost' if power_loss else ''}")
+        sectors = power_loss and self.world.random.random() < 0.3
+        self.disk = self.disk.restarted(power_loss=power_loss, any_sectors=sectors)
+        self.disk.step_hook = lambda _name: None
+
+    def wipe(self) -> None:
+        """Replace the disk by an empty one."""
+        self.disk = SimDisk(lambda _name: None)
+        self.disk.random, self.disk.wiped_ms = self.world.random, self.world.now_ms
+        self.world.note(f"{self.name} lost its disk")
+
+    # Events of its parts.
+
+    def on_applied(self, group: Group) -> None:
+        """A record was applied."""
+        self.simulation.invariants.applied(self, group)
+
+    def on_durable(self) -> None:
+        """See LogConsumerListener."""
+        self.heartbeat.send_now()
+
+    def on_trimmed(self, topic: str, needed: int, log_begin: int) -> None:
+        """See LogConsumerListener."""
+        self.supervisor.log_trimmed(topic, needed, log_begin)
+
+    # What others see of it.
+
+    @property
+    def group(self) -> Group:
+        """Its one group."""
+        return self.groups[TOPIC]
+
+    @property
+    def tampered(self) -> bool:
+        """Whether what it holds has another chain than its log, by a fault that `tamper` made."""
+        store: Any = self.group.store
+        return bool(store.tampered)
+
+    @property
+    def role(self) -> Role:
+        """Its role now."""
+        return self.leader_tasks.decision(TOPIC).role
+
+    def serves(self) -> bool:
+        """Whether it would answer a query now."""
+        return self.started and not self.process.paused and self.readiness.ready()[0]
+
+    def snapshot(self, receiver: str) -> tuple[Snapshot, SealedRows]:
+        """Its files, for another member. Raises SourceFailed."""
+        self.check_reachable(receiver)
+        if self.readiness.reason(TOPIC) or self.disk.sealed.state is None:
+            raise SourceFailed("the group is not in sync here", retriable=True)
+        sealed = self.disk.sealed.copy()
+        return snapshot_of(sealed, GROUP, self.identity.topics[TOPIC]), sealed
+
+    def check_reachable(self, receiver: str) -> None:
+        """Raises SourceFailed while another node cannot talk to this one."""
+        cut = (self.name, receiver) in self.world.links_cut or (receiver, self.name) in self.world.links_cut
+        if cut or not self.started or self.process.paused:
+            raise SourceFailed("does not answer", retriable=True)
+
+    def tamper(self) -> None:
+        """A fault of hardware or code: from here on the chain and the content differ from the other members'."""
+        group = self.group
+        group.replica.state.chain = bytes(reversed(group.replica.state.chain))
+        store: Any = group.store
+        store.tampered = True
+        if store.content:
+            number = self.world.random.choice(sorted(store.content))
+            store.content_hash ^= rows.hash_of(number, store.content.pop(number))

@@ -1,0 +1,281 @@
+"""The seams: what the shipping modules get in a simulation instead of threads, real files and the real store.
+
+Nothing else of them is replaced. Recovery (coordinator, supervisor), divergence monitor and scrubber run as they ship;
+their copies of files go through `SimFiles` here.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from headrace.connectors import deadline, periodic
+from headrace.consumers.integrity import divergence_monitor, scrubber
+from headrace.consumers.node import local_groups, log_monitor
+from headrace.consumers.recovery import coordinator, log_gap, progress, supervisor
+from headrace.consumers.recovery.file_copy import Snapshot, SourceFailed
+from headrace.consumers.recovery.plan import Costs
+from headrace.consumers.replication import group, heartbeat, journal, leader_tasks, replica
+from headrace.consumers.replication.group_state import GroupState
+from headrace.consumers.replication.store_jobs import JobStep
+from headrace.consumers.wal import WriteAheadLog
+from tests.sim.cluster import rows
+from tests.sim.cluster.disk import SealedRows
+from tests.sim.cluster.model_store import ModelStore
+from tests.sim.cluster.world import World
+
+if TYPE_CHECKING:
+    from tests.sim.cluster.node import ClusterNode, Process
+
+MODULES = (coordinator, divergence_monitor, log_gap, log_monitor, progress, scrubber, supervisor)
+CHAIN_INTERVAL = 16
+COSTS = Costs(log_bytes_per_second=1e4, file_bytes_per_second=1e6, worth_s=0.5)
+
+
+class SteppedTask:
+    """A PeriodicTask without a thread: its process calls it at its interval."""
+
+    def __init__(self, name: str, interval_s: float, run_once: Callable[[], None]) -> None:
+        self.name = name
+        self.interval_s = interval_s
+        self.run_once = run_once
+        self.stopping = periodic.threading.Event()
+        process = BUILDING[-1]
+        process.tasks.append(self)
+        self._process = process
+
+    def start(self) -> None:
+        """See PeriodicTask."""
+        self._process.every(self.interval_s * 700, self.interval_s * 1_300, self._run)
+
+    def stop(self) -> None:
+        """See PeriodicTask."""
+        self.stopping.set()
+
+    def _run(self) -> None:
+        try:
+            self.run_once()
+        except Exception as error:
+            # As the real one: logged, and the next run comes all the same.
+            self._process.note(f"task {self.name} failed: {error!r}")
+            self._process.tasks_failed += 1
+
+
+class SimHandle:
+    """See JobHandle."""
+
+    def __init__(self, run_now: Callable[[], None]) -> None:
+        self.ended = False
+        self._run_now = run_now
+
+    def done(self) -> bool:
+        """See JobHandle."""
+        return self.ended
+
+    def result(self) -> None:
+        """The applying thread would wait: nothing else runs here, so the job does."""
+        while not self.ended:
+            self._run_now()
+
+
+class SimPool:
+    """A JobPool, or an Executor, whose work is done some virtual time later, in order."""
+
+    def __init__(self, process: Process, delay_ms: tuple[float, float]) -> None:
+        self._process = process
+        self._delay_ms = delay_ms
+        self._queue: list[tuple[JobStep, SimHandle]] = []
+        self._busy = False
+
+    def submit(self, step: Callable[..., float | None], *args: Any) -> SimHandle:
+        """See JobPool."""
+        handle = SimHandle(self._run)
+        self._queue.append((partial(step, *args), handle))
+        self._schedule(None)
+        return handle
+
+    def hurry(self) -> None:
+        """See JobPool."""
+
+    def shutdown(self, **_how: bool) -> None:
+        """See JobPool."""
+        self._queue.clear()
+
+    def _schedule(self, pause_s: float | None) -> None:
+        if self._queue and not self._busy:
+            self._busy = True
+            delay_ms = self._process.random.uniform(*self._delay_ms) if pause_s is None else pause_s * 1_000
+            self._process.once(delay_ms, self._due)
+
+    def _due(self) -> None:
+        self._busy = False
+        self._schedule(self._run())
+
+    def _run(self) -> float | None:
+        if not self._queue:
+            return None
+        step, handle = self._queue[0]
+        pause_s = step()
+        if pause_s is None and self._queue and self._queue[0][1] is handle:
+            self._queue.pop(0)
+        handle.ended = pause_s is None
+        return pause_s
+
+
+class SteppedGroup(group.Group):
+    """A Group without its thread: its process calls `turn`."""
+
+    def __init__(self, *args: Any) -> None:
+        self.process = BUILDING[-1]
+        super().__init__(*args, pool=SimPool(self.process, (5, 400)))
+
+    def start(self) -> None:
+        """See Group."""
+
+    def recover(self, entries: Any, on_entry: Any) -> None:
+        """See Group."""
+
+        def checked(entry: Any) -> None:
+            on_entry(entry)
+            self.process.node.on_applied(self)
+
+        super().recover(entries, checked)
+
+
+BUILDING: list[Process] = []
+"""The process whose parts are being made."""
+
+
+class SimFiles:
+    """The files of recoveries on the simulated disks; a directory is `/sim/{node}`."""
+
+    def __init__(self, nodes: dict[str, ClusterNode]) -> None:
+        self._nodes = nodes
+
+    def node(self, directory: Path) -> ClusterNode:
+        """The node of a directory, or of one in it."""
+        return self._nodes[Path(directory).parts[2]]
+
+    def fetch(self, source: Any, directory: Path, observer: Any, own: Path) -> Snapshot:
+        """See file_copy.fetch; `source` is (node, group)."""
+        del own
+        receiver, sender = self.node(directory), self._nodes[source[0]]
+        snapshot, content = sender.snapshot(receiver.name)
+        observer.begin(1, 1)
+        receiver.process.wait(receiver.world.random.uniform(20, 2_500))
+        sender.check_reachable(receiver.name)
+        receiver.fetched = content
+        observer.received(1)
+        observer.file_done()
+        return snapshot
+
+    def check_copy(self, directory: Path, snapshot: Snapshot) -> None:
+        """See coordinator.check_copy."""
+        fetched = self.node(directory).fetched
+        assert fetched is not None
+        if fetched.frontier != snapshot.version:
+            raise SourceFailed("another copy")
+
+    def is_committed(self, directory: Path, _group: str) -> bool:
+        """See file_copy.is_committed."""
+        return self.node(directory).disk.copy_committed is not None
+
+    def commit_copy(self, directory: Path, _group: str) -> None:
+        """See file_copy.commit_copy."""
+        node = self.node(directory)
+        node.disk.take_space()
+        node.disk.copy_committed = node.fetched
+
+    def commit_empty(self, directory: Path, _group: str) -> None:
+        """See file_copy.commit_empty."""
+        self.node(directory).disk.copy_committed = SealedRows()
+
+    def finish_swap(self, directory: Path, _group: str) -> None:
+        """See file_copy.finish_swap."""
+        disk = self.node(directory).disk
+        disk.step_hook("swap")
+        if disk.copy_committed is not None:
+            disk.sealed, disk.copy_committed = disk.copy_committed, None
+        disk.step_hook("swapped")
+
+    def finish_swaps(self, directory: Path) -> None:
+        """See file_copy.finish_swaps."""
+        self.finish_swap(directory, "")
+
+    def open_store(self, directory: Path, name: str, *_settings: object) -> ModelStore:
+        """See Store.open."""
+        return ModelStore(self.node(directory).disk, name)
+
+    def quarantine(self, _directory: Path, _name: str) -> Path:
+        """See Store.quarantine; the model store can always be opened."""
+        raise AssertionError("never damaged at its start")
+
+    def journal(self, directory: Path, names: Any) -> journal.Journal:
+        """The journal over the simulated disk."""
+        node = self.node(directory)
+        return node.journal_class(directory, names, node.disk, maintained=False)
+
+
+def snapshot_of(sealed: SealedRows, group_name: str, topic_id: str) -> Snapshot:
+    """The listing of what a node has sealed."""
+    assert sealed.state is not None
+    state = GroupState.from_bytes(sealed.state)
+    return Snapshot("s", group_name, topic_id, state.version, state.offset, 1, state.chain.hex(), ())
+
+
+@contextmanager
+def shipping_parts(world: World, nodes: dict[str, ClusterNode]) -> Iterator[None]:
+    """Give the shipping modules the parts of a simulation, and take them back."""
+    files, now_s = SimFiles(nodes), lambda: world.now_ms / 1_000
+    store = SimpleNamespace(open=files.open_store, quarantine=files.quarantine)
+    changes: list[tuple[Any, str, Any]] = [
+        (local_groups, "Store", store),
+        (local_groups, "Journal", files.journal),
+        (local_groups, "Group", SteppedGroup),
+        (local_groups, "finish_swaps", files.finish_swaps),
+        (local_groups, "encoding_threads", lambda _settings: SimpleNamespace(shutdown=lambda: None)),
+        (coordinator, "fetch", files.fetch),
+        (coordinator, "check_copy", files.check_copy),
+        (coordinator, "is_committed", files.is_committed),
+        (coordinator, "commit_copy", files.commit_copy),
+        (coordinator, "commit_empty", files.commit_empty),
+        (coordinator, "ThreadPoolExecutor", lambda *_args, **_named: SimPool(BUILDING[-1], (10, 500))),
+        (supervisor, "finish_swap", files.finish_swap),
+        (supervisor, "RELEASE_TIMEOUT_S", 0.0),
+        (journal, "WriteAheadLog", partial(WriteAheadLog, preallocate_bytes=0)),
+        (group, "CHAIN_INTERVAL", CHAIN_INTERVAL),
+        (leader_tasks, "UPKEEP_INTERVAL_S", 2.0),
+        (replica, "decode_message", rows.decoded),
+        (log_gap, "decode_message", rows.decoded),
+        (group, "decode_rows", rows.decoded_rows),
+        (heartbeat, "decode_status", rows.decoded_status),
+    ]
+    for module in MODULES:
+        if hasattr(module, "PeriodicTask"):
+            changes.append((module, "PeriodicTask", SteppedTask))
+        if hasattr(module, "time"):
+            changes.append((module, "time", SimpleNamespace(monotonic=now_s, time_ns=lambda: world.now_ms * 1_000_000)))
+        if hasattr(module, "GracePeriod") and module is not log_monitor:
+            changes.append((module, "GracePeriod", lambda: deadline.GracePeriod(now_s)))
+    before = [(target, name, getattr(target, name)) for target, name, _ in changes if hasattr(target, name)]
+    logging_before = structlog.get_config()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    try:
+        for target, name, value in changes:
+            if hasattr(target, name):
+                setattr(target, name, value)
+        yield
+    finally:
+        for target, name, value in before:
+            setattr(target, name, value)
+        structlog.configure(**logging_before)
+        BUILDING.clear()
+        sys.stdout.flush()

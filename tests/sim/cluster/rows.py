@@ -1,0 +1,95 @@
+"""The rows of the simulation: each write has one row with a number of its own, of the series of its writer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache, lru_cache
+
+import pyarrow as pa
+
+from headrace.schemas.messages import Message, Write, decode_message
+from headrace.schemas.payload import SERIES_TYPE, PayloadInvalid, decode_rows, encode_rows
+from headrace.schemas.records import Status, decode_status
+from headrace.schemas.tables import DatabaseSchema, FieldType, TableSchema
+
+WRITERS = ("w0", "w1", "w2")
+DATABASE = DatabaseSchema("db")
+TABLE = TableSchema("db", "t", 1, ("writer",), (("number", FieldType.INT64),))
+
+
+@cache
+def encoded(number: int) -> bytes:
+    """The payload of one write."""
+    series = pa.DictionaryArray.from_arrays(pa.array([0], pa.int32()), pa.array([f"t,writer={writer_of(number)}"]))
+    batch = pa.record_batch(
+        [series.cast(SERIES_TYPE), pa.array([number], pa.int64()), pa.array([number], pa.int64())],
+        schema=pa.schema(
+            [
+                pa.field("__series", SERIES_TYPE, nullable=False),
+                pa.field("time", pa.int64(), nullable=False),
+                pa.field("number", pa.int64()),
+            ]
+        ),
+    )
+    return encode_rows(batch, "none").to_pybytes()
+
+
+def unreadable(kind: int) -> Write:
+    """A write that every replica must ignore alike."""
+    payload = (b"", encoded(0)[:-9], b"no arrow stream", _other_columns())[kind]
+    return Write(TABLE.database, TABLE.table, TABLE.version, 1, 1, payload)
+
+
+@cache
+def _other_columns() -> bytes:
+    batch = decode_rows(encoded(0))
+    return encode_rows(batch.rename_columns(["__series", "time", "other"]), "none").to_pybytes()
+
+
+def writer_of(number: int) -> str:
+    """The writer of a row."""
+    return WRITERS[number % len(WRITERS)]
+
+
+def write(number: int) -> Write:
+    """The write of one row."""
+    return Write(TABLE.database, TABLE.table, TABLE.version, 1, 1, encoded(number))
+
+
+# The same bytes are read by every replica and by the oracle: each is decoded once, and what it gives is immutable.
+@lru_cache(maxsize=4_096)
+def decoded(value: bytes) -> Message:
+    """See schemas.messages.decode_message."""
+    return decode_message(value)
+
+
+@lru_cache(maxsize=4_096)
+def decoded_status(value: bytes) -> Status:
+    """See schemas.records.decode_status."""
+    return decode_status(value)
+
+
+@lru_cache(maxsize=4_096)
+def decoded_rows(data: bytes) -> pa.RecordBatch:
+    """See schemas.payload.decode_rows."""
+    return decode_rows(data)
+
+
+@lru_cache(maxsize=4_096)
+def number_of(data: bytes) -> int | None:
+    """The number in a payload; None for one that no replica can read."""
+    try:
+        batch = decoded_rows(data)
+    except PayloadInvalid:
+        return None
+    return int(batch.column("number")[0].as_py()) if batch.schema.names[2:] == ["number"] else None
+
+
+def matches(number: int, tags: Mapping[str, tuple[str, ...]]) -> bool:
+    """Whether a delete with these tags hides a row."""
+    return all(tag == "writer" and writer_of(number) in values for tag, values in tags.items())
+
+
+def hash_of(number: int, version: int) -> int:
+    """A hash of one visible row; 0 for none."""
+    return hash((number, version)) if version else 0

@@ -1,0 +1,203 @@
+"""One schedule from a seed: nodes, writers, readers and faults; then everything heals, and all must be well."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from typing import Any
+
+from headrace.consumers.node.settings import StoreSection
+from headrace.consumers.replication.failure_detector import FailureDetector
+from headrace.consumers.replication.heartbeat import StatusReader
+from headrace.producers.acks import Quorum, QuorumTimeout
+from headrace.schemas.errors import HeadraceError
+from headrace.schemas.framing import format_headers
+from headrace.schemas.messages import Delete, Message, ProducerPosition, encode_message
+from tests.sim.cluster import rows
+from tests.sim.cluster.broker import SimBroker, SimLog
+from tests.sim.cluster.faults import FAULT_MS, Faults
+from tests.sim.cluster.invariants import Invariants
+from tests.sim.cluster.node import GROUP, KEEP_RECORDS, SEAL_ROWS, TOPIC, TOPICS, ClusterNode, SimSlotTable
+from tests.sim.cluster.parts import shipping_parts
+from tests.sim.cluster.truth import Truth
+from tests.sim.cluster.world import World
+
+HEAL_MS = 40_000
+
+
+@dataclass(slots=True)
+class Pending:
+    """A write that waits for its quorum; `offset` once the broker has confirmed it."""
+
+    number: int
+    quorum: int
+    offset: int = -1
+
+
+class Watch:
+    """The statuses as a writer sees them. See StatusSource."""
+
+    error = ""
+
+    def __init__(self, log: SimLog) -> None:
+        self.reader = StatusReader(log, TOPICS.status)
+
+    @property
+    def statuses(self) -> FailureDetector:
+        """See StatusSource."""
+        return self.reader.detector
+
+    def start(self) -> None:
+        """See StatusSource."""
+
+    def wait_for(self, holds: Callable[[Any], bool], timeout_s: float) -> bool:
+        """See StatusSource; it never waits."""
+        del timeout_s
+        return holds(self.statuses)
+
+
+class Simulation:
+    """Runs one seed; `faults` are the names of those that may happen."""
+
+    def __init__(self, seed: int, faults: tuple[str, ...] | None = None, verbose: bool = False) -> None:
+        self.world = World(seed, verbose)
+        chance = self.world.random
+        count = chance.choice((1, 2, 3, 3, 3, 3, 4, 5))
+        self.members = tuple(f"n{number}" for number in range(1, count + 1))
+        self.trims = chance.random() < 0.6
+        self.settings = StoreSection(
+            log_keep_records=KEEP_RECORDS if self.trims else 0,
+            seal_rows=SEAL_ROWS,
+            seal_age_ms=chance.choice((1_000, 4_000)),
+            poll_records=chance.choice((3, 40)),
+            apply_queue_bytes=chance.choice((2_000, 1_000_000)),
+        )
+        self.broker = SimBroker(self.world)
+        for topic in (TOPIC, TOPICS.status):
+            self.broker.make(topic)
+        self.truth = self.broker.truths[TOPIC] = Truth(self.broker.topics[TOPIC].topic_id, self.members)
+        self.nodes: dict[str, ClusterNode] = {}
+        self.invariants = Invariants(self)
+        self.broker.on_trim = self.invariants.trimmed
+        self.faults = Faults(self, faults)
+        self.pending: list[Pending] = []
+        self.acknowledged: set[int] = set()
+        self.written = 0
+        self._batches: dict[str, tuple[int, int]] = {}
+
+    def run(self) -> None:
+        """Inject faults for a while, then heal the world, which must converge. Raises InvariantBroken."""
+        with ExitStack() as resources:
+            resources.enter_context(shipping_parts(self.world, self.nodes))
+            self._start()
+            self.world.run_until(FAULT_MS)
+            self.faults.heal()
+            done = self.world.run_until(FAULT_MS + HEAL_MS, self._is_whole)
+            if self.faults.can_converge:
+                self.invariants.require(done, f"{HEAL_MS} ms after everything healed: {self.invariants.missing()}")
+                self.invariants.check_end()
+
+    def _start(self) -> None:
+        for name in self.members:
+            self.nodes[name] = ClusterNode(self, name)
+            self.world.after(self.world.random.uniform(0, 1_000), self.nodes[name].start)
+        self.log = SimLog(self.broker, "writer")
+        slots: Any = SimSlotTable(self.members)
+        self.watch = Watch(self.log)
+        self.quorums = {
+            copies: Quorum(self.log, TOPICS, slots, self.watch, copies, 0) for copies in range(1, len(self.members) + 1)
+        }
+        self.topic_id = self.truth.topic_id
+        for writer in rows.WRITERS:
+            self._write(writer)
+        self._read()
+        self._confirm()
+        self.faults.begin()
+
+    def _is_whole(self) -> bool:
+        # Looked at from time to time only: it asks every node for its readiness.
+        return self.world.events_run % 50 == 0 and self.invariants.converged()
+
+    # Clients.
+
+    def _write(self, writer: str) -> None:
+        chance = self.world.random
+        if self.world.now_ms >= FAULT_MS:
+            return
+        self.send_row(writer, self._position(writer))
+        if chance.random() < 0.02:
+            delete = Delete("db", "t", {"writer": (chance.choice(rows.WRITERS),)})
+            self.send(writer, Message(self._position(writer), delete), None)
+        self.world.after(chance.uniform(20, 600), lambda: self._write(writer))
+
+    def _position(self, writer: str) -> ProducerPosition:
+        """The next position of a writer: batches of a few messages."""
+        batch, sequence = self._batches.get(writer, (1, -1))
+        batch, sequence = (batch + 1, 0) if self.world.random.random() < 0.3 else (batch, sequence + 1)
+        self._batches[writer] = batch, sequence
+        return ProducerPosition(writer, batch, sequence)
+
+    def send_row(self, writer: str, position: ProducerPosition) -> None:
+        """Write one new row under a position."""
+        self.written += 1
+        number = self.written * len(rows.WRITERS) + rows.WRITERS.index(writer)
+        pending = Pending(number, self.world.random.randint(1, len(self.members)))
+        self.pending.append(pending)
+        self.send(writer, Message(position, rows.write(number)), pending)
+
+    def send(self, writer: str, message: Message, pending: Pending | None) -> None:
+        """Send a message; `pending` gets its offset."""
+
+        def delivered(offset: int | None, _error: object) -> None:
+            if pending is not None and offset is not None:
+                pending.offset = offset
+
+        value = encode_message(message)
+        self.broker.send(writer, TOPIC, value, None, format_headers(), delivered)
+
+    def _confirm(self) -> None:
+        """Acknowledge writes as writers do."""
+        self.invariants.statuses()
+        with suppress(HeadraceError):
+            self.watch.reader.follow(0.0)
+        short: set[int] = set()
+        for pending in sorted((each for each in self.pending if each.offset >= 0), key=lambda each: each.offset):
+            # A later record is confirmed by no more members than an earlier one.
+            if pending.quorum in short:
+                continue
+            try:
+                self.quorums[pending.quorum].confirm({GROUP: pending.offset}, 1)
+            except QuorumTimeout:
+                short.add(pending.quorum)
+                continue
+            self.pending.remove(pending)
+            self.acknowledged.add(pending.number)
+            self.invariants.acknowledged(pending.number, pending.offset, self.topic_id, pending.quorum)
+        self.world.after(self.world.random.uniform(30, 120), self._confirm)
+
+    def _read(self) -> None:
+        self.invariants.read(self.nodes[self.world.random.choice(self.members)])
+        self.world.after(self.world.random.uniform(20, 200), self._read)
+
+    # What the parts of a node ask.
+
+    def chain_of(self, receiver: str) -> Callable[[str, str, int], bytes | None]:
+        """The chain of a member, as its HTTP interface answers. See peer_source.chain_of_member."""
+
+        def chain(url: str, _group: str, version: int) -> bytes | None:
+            node = self.nodes[url]
+            cut = (receiver, url) in self.world.links_cut or (url, receiver) in self.world.links_cut
+            if cut or not node.started or node.process.paused:
+                return None
+            return node.group.chain_at(version)
+
+        return chain
+
+    def is_known(self, number: int) -> bool:
+        """Whether a write is in the present log."""
+        return number in self.truth.numbers
+
+    def newest_batch(self, writer: str) -> int:
+        """The newest batch of a writer."""
+        return self._batches.get(writer, (1, 0))[0]

@@ -1,0 +1,156 @@
+"""What every replica must make of a forward log, by code of its own: the oracle of the simulation.
+
+It follows docs/internals/replication.md and shares no decision with `Replica`: only the encoding of messages and the
+hash of a record are those that ship.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headrace.connectors.log.port import Record
+from headrace.consumers.replication.group_state import SEAL_BYTES_DEFAULT, SEAL_ROWS_DEFAULT
+from headrace.consumers.replication.hash_chain import next_chain, record_digest
+from headrace.schemas.framing import FrameInvalid
+from headrace.schemas.messages import NO_CHAIN, Claim, Compact, Delete, Drop, Leadership, Message, Seal, Write
+from tests.sim.cluster import rows
+
+
+@dataclass(frozen=True, slots=True)
+class TruthRecord:
+    """One record of one history of the log, and the state behind it. `ignored` names why, empty for one that counts."""
+
+    topic_id: str
+    version: int
+    offset: int
+    before: bytes
+    ignored: str
+    epoch: int
+    leader: Leadership | None
+    frontier: int
+    content: int
+
+
+class Truth:
+    """The histories of one topic: a log that loses its end, or is made again, begins another one.
+
+    `by_chain` has the records of all histories, `written` those of writes by (number, offset).
+    """
+
+    def __init__(self, topic_id: str, members: tuple[str, ...]) -> None:
+        self._members = members
+        self.by_chain: dict[bytes, TruthRecord] = {}
+        self.written: dict[tuple[int, int], TruthRecord] = {}
+        self.digests: dict[tuple[int, int], bytes] = {}
+        self.made_again(topic_id)
+
+    def made_again(self, topic_id: str) -> None:
+        """The topic begins anew under another id."""
+        self.topic_id = topic_id
+        self._log: list[Record] = []
+        self._begin()
+
+    def truncated(self, end: int) -> None:
+        """The records from an offset on are lost."""
+        kept = [record for record in self._log if record.offset < end]
+        self._log = []
+        self._begin()
+        for record in kept:
+            self.observe(record)
+
+    def _begin(self) -> None:
+        self.version, self.chain, self.epoch, self.frontier = 0, NO_CHAIN, 0, 0
+        self.leader: Leadership | None = None
+        self.numbers: set[int] = set()
+        self.content: dict[int, int] = {}
+        self.content_hash = 0
+        self._producers: dict[str, tuple[int, set[tuple[int, bytes]]]] = {}
+        self._limits = (SEAL_ROWS_DEFAULT, SEAL_BYTES_DEFAULT)
+        self._unsealed = (0, 0)
+
+    def observe(self, record: Record) -> None:
+        """Take the next record of the present history."""
+        self._log.append(record)
+        before, self.version, digest = self.chain, self.version + 1, record_digest(record.value)
+        self.chain = next_chain(before, digest)
+        self._unsealed = (self._unsealed[0], self._unsealed[1] + len(record.value))
+        self._number: int | None = None
+        ignored = self._judge(record)
+        if self._unsealed[0] >= self._limits[0] or self._unsealed[1] >= self._limits[1]:
+            self._seal()
+        found = TruthRecord(
+            self.topic_id,
+            self.version,
+            record.offset,
+            before,
+            ignored,
+            self.epoch,
+            self.leader,
+            self.frontier,
+            self.content_hash,
+        )
+        self.by_chain[self.chain] = found
+        if self._number is not None:
+            self.written[self._number, record.offset], self.digests[self._number, record.offset] = found, digest
+
+    def _judge(self, record: Record) -> str:
+        try:
+            message = rows.decoded(record.value)
+        except FrameInvalid:
+            return "undecodable"
+        body = message.body
+        if isinstance(body, Write) and (number := rows.number_of(body.rows)) is not None:
+            self.numbers.add(number)
+            self._number = number
+        if (repeated := self._repeated(message)) != "":
+            return repeated
+        if isinstance(body, Write):
+            return self._write(body)
+        if isinstance(body, Delete):
+            self._unsealed = (self._unsealed[0] + 1, self._unsealed[1])
+            self._delete(body)
+            return ""
+        if isinstance(body, Claim):
+            return self._claim(body)
+        if isinstance(body, Seal | Compact | Drop):
+            if body.leadership != self.leader:
+                return "not_leader"
+            if isinstance(body, Seal):
+                self._seal()
+        return ""
+
+    def _repeated(self, message: Message) -> str:
+        position, identity = message.position, (message.position.sequence, message.digest)
+        batch, seen = self._producers.get(position.producer, (-1, set()))
+        if position.batch < batch:
+            return "superseded"
+        if position.batch > batch:
+            self._producers[position.producer] = position.batch, {identity}
+            return ""
+        if identity in seen:
+            return "repeated"
+        seen.add(identity)
+        return ""
+
+    def _write(self, body: Write) -> str:
+        self._unsealed = (self._unsealed[0] + body.row_count, self._unsealed[1])
+        number = rows.number_of(body.rows)
+        if number is None:
+            return "undecodable"
+        self.content_hash ^= rows.hash_of(number, self.content.get(number, 0)) ^ rows.hash_of(number, self.version)
+        self.content[number] = self.version
+        return ""
+
+    def _delete(self, body: Delete) -> None:
+        for number in [number for number in self.content if rows.matches(number, body.tags)]:
+            self.content_hash ^= rows.hash_of(number, self.content.pop(number))
+
+    def _claim(self, body: Claim) -> str:
+        if body.leadership.epoch != self.epoch + 1 or body.leadership.node not in self._members:
+            return "claim_lost"
+        self.epoch, self.leader = body.leadership.epoch, body.leadership
+        self._limits = (max(1, body.seal_rows), max(1, body.seal_bytes))
+        return ""
+
+    def _seal(self) -> None:
+        self.frontier, self._unsealed = self.version, (0, 0)

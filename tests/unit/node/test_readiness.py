@@ -1,0 +1,26 @@
+"""When a group counts as in sync again after its data was replaced."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from headrace.consumers.node.readiness import Readiness
+
+TOPIC = "c.forward.g"
+
+
+def test_a_replaced_group_is_in_sync_only_at_an_end_that_was_read_since() -> None:
+    """The end of before may be behind what this node has already served: the answers would become older again."""
+    group: Any = SimpleNamespace(applied=SimpleNamespace(offset=9), recovery=None)
+    consumer: Any = SimpleNamespace(position=lambda _topic: 10, durable_offset=lambda _topic: 9)
+    heartbeat: Any = SimpleNamespace(incarnation="i")
+    identity: Any = SimpleNamespace(node="n1")
+    readiness = Readiness(identity, {TOPIC: group}, consumer, heartbeat, {TOPIC: 10}, 0)
+    assert readiness.caught_up(TOPIC)
+    readiness.restart(TOPIC)
+    assert not readiness.caught_up(TOPIC)
+    readiness.note_end(TOPIC, 12)
+    assert not readiness.caught_up(TOPIC)
+    readiness.note_end(TOPIC, 10)
+    assert readiness.caught_up(TOPIC)
