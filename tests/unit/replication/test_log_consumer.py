@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from headrace.connectors.log.memory import MemoryLog
+from headrace.consumers.replication.group_health import GroupHealth
 from headrace.consumers.replication.journal import JournalEntry
 from headrace.consumers.replication.log_consumer import Cursor, LogConsumer
 from headrace.consumers.replication.settings import ReplicationLimits
@@ -26,6 +28,7 @@ class FakeGroup:
 
     def __init__(self) -> None:
         self.follows = True
+        self.health = GroupHealth(threading.Condition())
         self.entries: list[JournalEntry] = []
 
     def enqueue(self, entries: Sequence[JournalEntry]) -> None:
@@ -53,9 +56,6 @@ class FakeListener:
     """Nobody reacts."""
 
     def on_durable(self) -> None:
-        """See LogConsumerListener."""
-
-    def on_trimmed(self, topic: str, needed: int, log_begin: int) -> None:
         """See LogConsumerListener."""
 
 
