@@ -19,6 +19,7 @@ import structlog
 from headrace.connectors.clock import SYSTEM_CLOCK, Clock
 from headrace.connectors.deadline import GracePeriod
 from headrace.connectors.log.port import Log, Reader, Record, TopicMissing, TopicUnreadable
+from headrace.consumers.replication.excluded_topics import ExcludedTopics
 from headrace.consumers.replication.group import Group
 from headrace.consumers.replication.group_health import Event, State
 from headrace.consumers.replication.group_state import GroupState, lost_log_choices
@@ -31,8 +32,6 @@ from headrace.schemas.receipts import RECEIPT_BYTES, receipt_of
 
 # As many as may become durable between two statuses; a status has those that the one before it did not have.
 RECEIPTS_MAX = 4_096
-# A topic is tried again at the cost of a new reader for all of them.
-EXCLUDED_S_MAX = 30.0
 _log = structlog.get_logger(__name__)
 
 
@@ -51,15 +50,6 @@ class Cursor:
     def of(cls, state: GroupState) -> Cursor:
         """The cursor behind the newest record of a state."""
         return cls(state.version, state.offset, state.record_digest)
-
-
-@dataclass(frozen=True, slots=True)
-class _Excluded:
-    """A topic that could not be read on: why, and when it is tried again."""
-
-    reason: str
-    retry_at_s: float
-    delay_s: float
 
 
 class LogConsumerListener(Protocol):
@@ -105,7 +95,7 @@ class LogConsumer:
         self._positions = {topic: cursor.offset + 1 for topic, cursor in cursors.items()}
         self._receipts = dict.fromkeys(cursors, b"")
         self._paused: set[str] = set()
-        self._excluded: dict[str, _Excluded] = {}
+        self._excluded = ExcludedTopics(limits.journal_retry_s, clock)
         self._shortfall = GracePeriod(clock.monotonic_s)
         self._reader: Reader | None = None
         self._reopen_s = math.inf
@@ -161,8 +151,7 @@ class LogConsumer:
 
     def topic_fault(self, topic: str) -> str:
         """Why the topic cannot be read on, empty while it can."""
-        excluded = self._excluded.get(topic)
-        return excluded.reason if excluded is not None else ""
+        return self._excluded.reason(topic)
 
     def durable_offset(self, topic: str) -> int:
         """Every record of the topic up to this offset survives a crash of this node."""
@@ -217,10 +206,7 @@ class LogConsumer:
     def _exclude(self, error: TopicUnreadable) -> None:
         """Read the other topics, and this one again after a while: it stops its group and no other."""
         _log.error("topic not readable", topic=error.topic, error=str(error))
-        for topic in [error.topic] if error.topic else self._assigned:
-            before = self._excluded.get(topic)
-            delay_s = min(2 * before.delay_s, EXCLUDED_S_MAX) if before is not None else self._limits.journal_retry_s
-            self._excluded[topic] = _Excluded(str(error), self._clock.monotonic_s() + delay_s, delay_s)
+        self._excluded.add([error.topic] if error.topic else self._assigned, str(error))
 
     def _reopen(self) -> float:
         self._close_reader()
@@ -250,11 +236,9 @@ class LogConsumer:
         starts: dict[str, int] = {}
         self._comparing = set()
         self._reopen_s = math.inf
-        now_s = self._clock.monotonic_s()
         for topic in self._assigned:
-            excluded = self._excluded.get(topic)
-            if excluded is not None and now_s < excluded.retry_at_s:
-                self._reopen_s = min(self._reopen_s, excluded.retry_at_s)
+            if (retry_at_s := self._excluded.retry_at_s(topic)) > -math.inf:
+                self._reopen_s = min(self._reopen_s, retry_at_s)
                 continue
             start = self._start_of(topic)
             if start is not None:
@@ -324,9 +308,9 @@ class LogConsumer:
         if entries:
             self._listener.on_durable()
         for topic in self._reading:
-            if topic in self._excluded and reader.answered(topic):
+            if self._excluded.reason(topic) and reader.answered(topic):
                 _log.info("topic readable again", topic=topic)
-                del self._excluded[topic]
+                self._excluded.readmit(topic)
             if topic not in self._paused and self._groups[topic].follows:
                 # The reader's position passes transaction markers, which are no records: without it a group
                 # whose log ends with one would never reach the end.
