@@ -131,9 +131,9 @@ def groups() -> Case:
             records = [Record("t", offset, number, None, value, HEADERS) for offset, value in enumerate(values)]
             group.enqueue([JournalEntry.of("n1", version, record) for version, record in enumerate(records, start=1)])
             try:
-                assert group.wait_for_offset(len(values) - 1, 120.0), f"stopped: {group.fault or group.waiting}"
+                assert group.wait_for_offset(len(values) - 1, 120.0), f"stopped: {group.health.reason}"
                 group.store_jobs.drain()
-                assert not group.fault, group.fault
+                assert not group.health.reason, group.health.reason
                 store.freeze(group.version + 1, 1, b"").run()
                 with store.scan("plant", "pumps") as scan:
                     check_rows(scan.table)

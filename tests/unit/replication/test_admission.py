@@ -132,7 +132,7 @@ def test_poison_is_ignored_at_its_version_and_all_behind_it_is_applied(scene: Sc
     scene.append(good(10_000))
     with capture_logs() as lines:
         group = scene.member()
-        assert scene.applied(group), group.fault
+        assert scene.applied(group), group.health.reason
     assert (len(POISONS) + 2, 2) == (group.version, rows_of(group))
     assert {Ignored.INVALID: len(POISONS)} == dict(group.replica.ignored)
     logged = [line for line in lines if line["event"] == "record ignored"]
