@@ -8,6 +8,7 @@
 | `model_store.py` | a small model behind the interface of `Store` |
 | `truth.py` | what every replica must make of a log, by code of its own |
 | `parts.py` | the seams: where the shipping modules get the model store, the simulated files and stepped tasks |
+| `stubs.py` | topics, members and the one table of the cluster |
 | `node.py` | one node, made of the shipping classes |
 | `simulation.py`, `faults.py`, `invariants.py` | clients, faults and what must hold |
 """

@@ -13,6 +13,7 @@ from headrace.connectors.log.port import (
     LogUnavailable,
     OnDelivery,
     Record,
+    TopicConfiguration,
     TopicMissing,
     TopicState,
 )
@@ -129,8 +130,16 @@ class SimLog:
         self.client = client
         self.step = step
 
-    def create_topic(self, topic: str, settings: Mapping[str, str]) -> None:
+    def create_topic(self, topic: str, settings: Mapping[str, str], *, copies: int = 0) -> None:
         """See Log; the topics are there."""
+
+    def configuration(self, topic: str) -> TopicConfiguration:
+        """See Log; one broker that keeps everything."""
+        self.answer(topic)
+        return TopicConfiguration(1, 1, 1, {})
+
+    def configure(self, topic: str, settings: Mapping[str, str]) -> None:
+        """See Log; there is nothing to set."""
 
     def answer(self, topic: str) -> SimTopic:
         """A topic. Raises TopicMissing, and LogUnavailable for a client that is cut off."""
@@ -181,6 +190,7 @@ class SimReader:
         self._log = log
         self._positions = positions
         self._paused: set[str] = set()
+        self._answered: set[str] = set()
 
     def poll(self, max_records: int, timeout_s: float) -> list[Record]:
         """See Reader; returns at once."""
@@ -199,8 +209,13 @@ class SimReader:
             records = topic.records[start : start + max_records - len(taken)]
             taken += records
             reached_end = start + len(records) == len(topic.records)
+            self._answered.add(name)
             self._positions[name] = topic.end if reached_end else records[-1].offset + 1 if records else position
         return taken
+
+    def answered(self, topic: str) -> bool:
+        """See Reader."""
+        return topic in self._answered
 
     def position(self, topic: str) -> int:
         """See Reader."""

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from headrace.schemas.framing import format_headers
 from headrace.schemas.messages import Message, ProducerPosition, encode_message
 from tests.sim.cluster import rows
-from tests.sim.cluster.node import TOPIC, ClusterNode
+from tests.sim.cluster.node import ClusterNode
+from tests.sim.cluster.stubs import TOPIC
 
 if TYPE_CHECKING:
     from tests.sim.cluster.simulation import Simulation
@@ -142,7 +143,7 @@ class Faults:
             and node.started
             and not (node.disk.full or node.disk.sealed.rotten or node.identity.wrong)
             and node.log_consumer.durable_offset(TOPIC) + 1 >= begin
-            and node.group.recovery is None
+            and node.group.health.conditions.recovery is None
             for node in self._simulation.nodes.values()
         )
 

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.consumers.replication.failure_detector import OFFLINE_MS
 from headrace.consumers.replication.group import Group
+from headrace.consumers.replication.group_health import State
 from headrace.consumers.replication.group_state import GroupState
 from headrace.consumers.replication.hash_chain import next_chain, record_digest
 from headrace.consumers.replication.replica import Ignored
 from headrace.schemas.records import Role, Status
 from tests.sim.cluster import rows
-from tests.sim.cluster.node import GROUP, TOPIC, TOPICS, CheckedJournal, ClusterNode
+from tests.sim.cluster.node import CheckedJournal, ClusterNode
+from tests.sim.cluster.stubs import GROUP, TOPIC, TOPICS
 from tests.sim.cluster.world import InvariantBroken
 
 if TYPE_CHECKING:
@@ -21,6 +23,10 @@ if TYPE_CHECKING:
 
 DISK_IMAGES = 0.05
 """Acknowledgements whose copies are looked for on images of the disks; of the others the bookkeeping counts."""
+
+
+MAJORITY_MS = 2 * OFFLINE_MS
+"""A node decides by statuses up to 3 s old, and a decision holds for up to 3 s."""
 
 
 class Invariants:
@@ -38,6 +44,7 @@ class Invariants:
         self._newest: dict[str, tuple[int, Status]] = {}
         self._newest_ms = 0
         self._fresh_since_ms: dict[str, int] = {}
+        self._arrived_ms: dict[str, int] = {}
 
     def require(self, holds: bool, violation: str) -> None:
         """Raises InvariantBroken with the last events; again behind the event, since a thread may log it and go on."""
@@ -52,7 +59,7 @@ class Invariants:
     def applied(self, node: ClusterNode, group: Group) -> None:
         """A group has applied one more record: chain, leader, content and what it ignores are those of the log."""
         store: Any = group.store
-        if group.fault or store.tampered:
+        if group.health.holds(State.STOPPED) or store.tampered:
             return
         applied, name = group.applied, f"{node.process.incarnation} at version {group.version}"
         before_group, before = self._ignored.get(node.name, (None, Counter()))
@@ -83,6 +90,7 @@ class Invariants:
             if before is None or not same or record.timestamp_ms - before[0] > OFFLINE_MS // 2:
                 self._fresh_since_ms[status.node] = self._world.now_ms
             self._newest[status.node] = (record.timestamp_ms, status)
+            self._arrived_ms[status.node] = self._world.now_ms
             node = self._simulation.nodes[status.node]
             if node.process.incarnation == status.incarnation:
                 boot_ms = node.clock.boot_ns() // 1_000_000 - self._world.now_ms
@@ -103,10 +111,10 @@ class Invariants:
         self._sent_ms.pop(node.name, None)
         group, promised = node.group, self._promises.get(node.name, -1)
         found = node.log_consumer.durable_offset(TOPIC)
-        excused = group.recovery is not None or node.identity.wrong
+        excused = group.health.conditions.recovery is not None or node.identity.wrong
         self.require(
             found >= promised or bool(excused),
-            f"{node.process.incarnation} starts at offset {found}, and had reported {promised} as durable {group.fault}",
+            f"{node.process.incarnation} starts at offset {found}, and had reported {promised} as durable {group.health.reason}",
         )
 
     def replaced(self, node: ClusterNode) -> None:
@@ -218,6 +226,13 @@ class Invariants:
         version, name = node.group.version, node.process.incarnation
         age_ms = self._world.now_ms - self._sent_ms.get(node.name, -OFFLINE_MS)
         self.require(age_ms <= OFFLINE_MS, f"{name} serves, and its newest status in the log is {age_ms} ms old")
+        members = self._simulation.members
+        senders = [each for each in members if self._world.now_ms - self._arrived_ms.get(each, -60_000) < MAJORITY_MS]
+        # With an even number of members the log counts as one more, online while it answers.
+        self.require(
+            2 * (len(senders) + (len(members) % 2 == 0)) > len(members),
+            f"{name} serves, and only {senders} send statuses",
+        )
         self.require(
             version >= self._served.get(node.name, 0),
             f"{name} served version {version} after {self._served.get(node.name)}",

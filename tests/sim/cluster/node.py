@@ -9,15 +9,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headrace.connectors.log.topics import Topics
 from headrace.consumers.integrity.divergence_monitor import DivergenceMonitor
 from headrace.consumers.integrity.scrubber import Scrubber
 from headrace.consumers.node.data_directory import Identity
 from headrace.consumers.node.local_groups import LocalGroups
 from headrace.consumers.node.log_monitor import LogMonitor
 from headrace.consumers.node.readiness import Readiness
+from headrace.consumers.node.recovery_environment import NodeRecoveryEnvironment
 from headrace.consumers.node.settings import StoreSection
-from headrace.consumers.recovery.file_copy import Snapshot, SourceFailed
+from headrace.consumers.recovery.file_copy import Snapshot, Source, SourceFailed
 from headrace.consumers.recovery.supervisor import RecoverySupervisor
 from headrace.consumers.replication.group import Group
 from headrace.consumers.replication.heartbeat import Heartbeat
@@ -26,19 +26,16 @@ from headrace.consumers.replication.leader_tasks import LeaderTasks, LogTrimmer
 from headrace.consumers.replication.log_consumer import LogConsumer
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.records import Role
-from headrace.schemas.tables import DatabaseSchema, TableSchema
 from tests.sim.cluster import rows
 from tests.sim.cluster.broker import SimLog
 from tests.sim.cluster.disk import SealedRows, SimDisk
-from tests.sim.cluster.parts import BUILDING, COSTS, SteppedTask, snapshot_of
+from tests.sim.cluster.parts import BUILDING, COSTS, SimPool, SteppedTask, snapshot_of
+from tests.sim.cluster.stubs import GROUP, TOPIC, TOPICS, SimSchemas, SimSlotTable, SimTopics
 from tests.sim.cluster.world import Crash, InvariantBroken, NodeClock, World
 
 if TYPE_CHECKING:
     from tests.sim.cluster.simulation import Simulation
 
-TOPICS = Topics("c")
-GROUP = "n1"
-TOPIC = TOPICS.forward(GROUP)
 SEAL_ROWS = 25
 KEEP_RECORDS = 30
 TAKE_BACK_MS = 3_000
@@ -49,45 +46,21 @@ class ThreadEnded(AssertionError):
     """A step of a thread that must never end raised an error."""
 
 
-class SimSlotTable:
-    """One group of all nodes. See SlotTable."""
+class SimRecovery(NodeRecoveryEnvironment):
+    """What recovery asks of its node, without HTTP."""
 
-    slots = 1
-    version = 1
-    slot_headers = (0,)
-    headers = (GROUP,)
+    def __init__(self, node: ClusterNode, local: LocalGroups) -> None:
+        super().__init__(local, node.log_consumer, node.readiness, node.heartbeat)
+        self._chain_of = node.simulation.chain_of(node.name)
 
-    def __init__(self, members: tuple[str, ...]) -> None:
-        self.members = members
-        self.replication = len(members)
+    def source(self, url: str, group: str) -> Source:
+        """See RecoveryEnvironment; only `SimFiles.fetch` reads it."""
+        source: Any = (url, group)
+        return source
 
-    def group(self, _header: str) -> tuple[str, ...]:
-        """See SlotTable."""
-        return self.members
-
-    def groups_of(self, _node: str) -> tuple[str, ...]:
-        """See SlotTable."""
-        return self.headers
-
-
-class SimSchemas:
-    """The one table of the simulation, known from the beginning. See SchemaLog."""
-
-    def wait_for(self, database: str, table: str, version: int, timeout_s: float) -> TableSchema | None:
-        """See SchemaLog."""
-        del timeout_s
-        return rows.TABLE if (database, table, version) == ("db", "t", 1) else None
-
-    def database(self, database: str) -> DatabaseSchema | None:
-        """See SchemaLog."""
-        return rows.DATABASE if database == rows.DATABASE.database else None
-
-    def retention_ns(self, database: str, table: str) -> int | None:
-        """See SchemaLog."""
-        del database, table
-
-    def follow(self, timeout_s: float) -> None:
-        """See SchemaLog."""
+    def chain_of(self, url: str, group: str, version: int) -> bytes | None:
+        """See RecoveryEnvironment."""
+        return self._chain_of(url, group, version)
 
 
 class SimIdentity(Identity):
@@ -257,7 +230,6 @@ class ClusterNode:
         self.fetched: SealedRows | None = None
         self.running = False
         self.started = False
-        self.ignored_before = 0
         self.disk = SimDisk(lambda _name: None)
         self.disk.random = self.world.random
         self.process = Process(self)
@@ -299,7 +271,6 @@ class ClusterNode:
         local = LocalGroups(directory, self.identity, slots, TOPICS, schemas, self.heartbeat, settings)
         local.check_topics(self.log)
         self.identity.save(directory)
-        self.ignored_before = 0
         local.open(lambda _line: None)
         self.groups, self.journal = local.groups, local.journal
         self.log_consumer = LogConsumer(
@@ -309,37 +280,23 @@ class ClusterNode:
             self.identity, self.groups, self.log_consumer, self.heartbeat, local.ends, TAKE_BACK_MS, clock
         )
         self.readiness.http_address = self.name
+        topics: Any = SimTopics()
         self.log_monitor = LogMonitor(
-            self.log, self.name, schemas, self.groups, self.identity, self.log_consumer, self.readiness, clock
+            self.log, schemas, self.groups, self.identity, self.log_consumer, self.readiness, topics, clock
         )
         trimmer = LogTrimmer(self.log, self.heartbeat, settings.log_keep_records)
         self.leader_tasks = LeaderTasks(
             self.log, self.groups, settings, self.readiness, self.heartbeat, schemas, trimmer, clock
         )
         self.readiness.decision = self.leader_tasks.decision
-        self._build_recovery(local, settings, directory)
+        self._build_recovery(local, settings, process)
 
-    def _build_recovery(self, local: LocalGroups, settings: StoreSection, directory: Path) -> None:
-        self.supervisor = RecoverySupervisor(
-            self.log,
-            directory,
-            self.identity,
-            self.groups,
-            self.journal,
-            self.log_consumer,
-            self.readiness,
-            self.heartbeat,
-            local.open_group,
-            settings,
-        )
-        planner = self.supervisor.coordinator
-        planner._source = lambda url, group: (url, group)
-        planner._chain_of = self.simulation.chain_of(self.name)
-        planner._costs = COSTS
-        self.divergence_monitor = DivergenceMonitor(
-            self.log, self.groups, self.identity, self.heartbeat, self.readiness, self.supervisor
-        )
-        self.scrubber = Scrubber(self.groups, settings, self.supervisor)
+    def _build_recovery(self, local: LocalGroups, settings: StoreSection, process: Process) -> None:
+        environment = SimRecovery(self, local)
+        copies: Any = SimPool(process, (10, 500))
+        self.supervisor = RecoverySupervisor(self.log, environment, settings, copies, self.clock, COSTS)
+        self.divergence_monitor = DivergenceMonitor(self.log, environment, self.readiness, self.supervisor, self.clock)
+        self.scrubber = Scrubber(self.groups, settings, self.supervisor, self.clock)
 
     def _schedule(self, process: Process) -> None:
         """What the threads of a node do, in turns whose periods are drawn so that they meet in every order."""
@@ -363,12 +320,12 @@ class ClusterNode:
                 return
             self.on_applied(group)
 
-    def _send(self) -> None:
-        self._sent_s: float
+    def _send(self) -> float:
         now_s = self.clock.monotonic_s()
         if self.heartbeat.send_due or now_s - getattr(self, "_sent_s", 0.0) >= 0.25:
             self._sent_s = now_s
-            self.heartbeat.send_turn()
+            return self.heartbeat.send_turn()
+        return 0.0
 
     def kill(self, *, power_loss: bool) -> None:
         """The process ends; with a power loss its disk loses what was not synced."""
@@ -395,10 +352,6 @@ class ClusterNode:
     def on_durable(self) -> None:
         """See LogConsumerListener."""
         self.heartbeat.send_now()
-
-    def on_trimmed(self, topic: str, needed: int, log_begin: int) -> None:
-        """See LogConsumerListener."""
-        self.supervisor.log_trimmed(topic, needed, log_begin)
 
     # What others see of it.
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -17,25 +18,24 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from headrace.connectors import deadline, periodic
 from headrace.consumers.integrity import divergence_monitor, scrubber
-from headrace.consumers.node import local_groups, log_monitor
-from headrace.consumers.recovery import coordinator, log_gap, progress, supervisor
+from headrace.consumers.node import local_groups, log_monitor, recovery_environment
+from headrace.consumers.recovery import coordinator, gap_search, log_gap, supervisor
 from headrace.consumers.recovery.file_copy import Snapshot, SourceFailed
 from headrace.consumers.recovery.plan import Costs
-from headrace.consumers.replication import group, heartbeat, journal, leader_tasks, replica
+from headrace.consumers.replication import admission, group, heartbeat, journal, leader_tasks, replica
 from headrace.consumers.replication.group_state import GroupState
+from headrace.consumers.replication.journal import JournalEntry
 from headrace.consumers.replication.store_jobs import JobStep
 from headrace.consumers.wal import WriteAheadLog
 from tests.sim.cluster import rows
 from tests.sim.cluster.disk import SealedRows
 from tests.sim.cluster.model_store import ModelStore
-from tests.sim.cluster.world import World
 
 if TYPE_CHECKING:
     from tests.sim.cluster.node import ClusterNode, Process
 
-MODULES = (coordinator, divergence_monitor, log_gap, log_monitor, progress, scrubber, supervisor)
+WITH_TASKS = (coordinator, divergence_monitor, gap_search, log_monitor, scrubber, supervisor)
 CHAIN_INTERVAL = 16
 COSTS = Costs(log_bytes_per_second=1e4, file_bytes_per_second=1e6, worth_s=0.5)
 
@@ -47,7 +47,7 @@ class SteppedTask:
         self.name = name
         self.interval_s = interval_s
         self.run_once = run_once
-        self.stopping = periodic.threading.Event()
+        self.stopping = threading.Event()
         process = BUILDING[-1]
         process.tasks.append(self)
         self._process = process
@@ -55,6 +55,11 @@ class SteppedTask:
     def start(self) -> None:
         """See PeriodicTask."""
         self._process.every(self.interval_s * 700, self.interval_s * 1_300, self._run)
+
+    @property
+    def alive(self) -> bool:
+        """See PeriodicTask; a step never waits for another one."""
+        return False
 
     def stop(self) -> None:
         """See PeriodicTask."""
@@ -140,14 +145,14 @@ class SteppedGroup(group.Group):
     def start(self) -> None:
         """See Group."""
 
-    def recover(self, entries: Any, on_entry: Any) -> None:
+    def recover(self, entries: Any, on_entry: Any) -> JournalEntry | None:
         """See Group."""
 
         def checked(entry: Any) -> None:
             on_entry(entry)
             self.process.node.on_applied(self)
 
-        super().recover(entries, checked)
+        return super().recover(entries, checked)
 
 
 BUILDING: list[Process] = []
@@ -232,9 +237,9 @@ def snapshot_of(sealed: SealedRows, group_name: str, topic_id: str) -> Snapshot:
 
 
 @contextmanager
-def shipping_parts(world: World, nodes: dict[str, ClusterNode]) -> Iterator[None]:
+def shipping_parts(nodes: dict[str, ClusterNode]) -> Iterator[None]:
     """Give the shipping modules the parts of a simulation, and take them back."""
-    files, now_s = SimFiles(nodes), lambda: world.now_ms / 1_000
+    files = SimFiles(nodes)
     store = SimpleNamespace(open=files.open_store, quarantine=files.quarantine)
     changes: list[tuple[Any, str, Any]] = [
         (local_groups, "Store", store),
@@ -247,31 +252,23 @@ def shipping_parts(world: World, nodes: dict[str, ClusterNode]) -> Iterator[None
         (coordinator, "is_committed", files.is_committed),
         (coordinator, "commit_copy", files.commit_copy),
         (coordinator, "commit_empty", files.commit_empty),
-        (coordinator, "ThreadPoolExecutor", lambda *_args, **_named: SimPool(BUILDING[-1], (10, 500))),
-        (supervisor, "finish_swap", files.finish_swap),
-        (supervisor, "RELEASE_TIMEOUT_S", 0.0),
+        (recovery_environment, "finish_swap", files.finish_swap),
         (journal, "WriteAheadLog", partial(WriteAheadLog, preallocate_bytes=0)),
         (group, "CHAIN_INTERVAL", CHAIN_INTERVAL),
         (leader_tasks, "UPKEEP_INTERVAL_S", 2.0),
         (replica, "decode_message", rows.decoded),
+        (replica, "check_size", rows.checked_size),
         (log_gap, "decode_message", rows.decoded),
-        (group, "decode_rows", rows.decoded_rows),
+        (admission, "decode_rows", rows.decoded_rows),
         (heartbeat, "decode_status", rows.decoded_status),
     ]
-    for module in MODULES:
-        if hasattr(module, "PeriodicTask"):
-            changes.append((module, "PeriodicTask", SteppedTask))
-        if hasattr(module, "time"):
-            changes.append((module, "time", SimpleNamespace(monotonic=now_s, time_ns=lambda: world.now_ms * 1_000_000)))
-        if hasattr(module, "GracePeriod") and module is not log_monitor:
-            changes.append((module, "GracePeriod", lambda: deadline.GracePeriod(now_s)))
-    before = [(target, name, getattr(target, name)) for target, name, _ in changes if hasattr(target, name)]
+    changes += [(module, "PeriodicTask", SteppedTask) for module in WITH_TASKS]
+    before = [(target, name, getattr(target, name)) for target, name, _ in changes]
     logging_before = structlog.get_config()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     try:
         for target, name, value in changes:
-            if hasattr(target, name):
-                setattr(target, name, value)
+            setattr(target, name, value)
         yield
     finally:
         for target, name, value in before:

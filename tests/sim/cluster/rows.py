@@ -8,7 +8,7 @@ from functools import cache, lru_cache
 import pyarrow as pa
 
 from headrace.schemas.messages import Message, Write, decode_message
-from headrace.schemas.payload import SERIES_TYPE, PayloadInvalid, decode_rows, encode_rows
+from headrace.schemas.payload import SERIES_TYPE, PayloadInvalid, check_size, decode_rows, encode_rows
 from headrace.schemas.records import Status, decode_status
 from headrace.schemas.tables import DatabaseSchema, FieldType, TableSchema
 
@@ -73,6 +73,12 @@ def decoded_status(value: bytes) -> Status:
 def decoded_rows(data: bytes) -> pa.RecordBatch:
     """See schemas.payload.decode_rows."""
     return decode_rows(data)
+
+
+@lru_cache(maxsize=4_096)
+def checked_size(data: bytes) -> int:
+    """See schemas.payload.check_size."""
+    return check_size(data)
 
 
 @lru_cache(maxsize=4_096)

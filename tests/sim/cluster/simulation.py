@@ -4,35 +4,45 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from headrace.consumers.node.settings import StoreSection
-from headrace.consumers.replication.failure_detector import FailureDetector
+from headrace.consumers.replication.failure_detector import RECEIPTS_KEPT, FailureDetector
 from headrace.consumers.replication.heartbeat import StatusReader
 from headrace.producers.acks import Quorum, QuorumTimeout
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.framing import format_headers
 from headrace.schemas.messages import Delete, Message, ProducerPosition, encode_message
+from headrace.schemas.receipts import WrittenRecords, receipt_of, value_digest
 from tests.sim.cluster import rows
 from tests.sim.cluster.broker import SimBroker, SimLog
 from tests.sim.cluster.faults import FAULT_MS, Faults
 from tests.sim.cluster.invariants import Invariants
-from tests.sim.cluster.node import GROUP, KEEP_RECORDS, SEAL_ROWS, TOPIC, TOPICS, ClusterNode, SimSlotTable
+from tests.sim.cluster.node import KEEP_RECORDS, SEAL_ROWS, ClusterNode
 from tests.sim.cluster.parts import shipping_parts
+from tests.sim.cluster.stubs import GROUP, TOPIC, TOPICS, SimSlotTable
 from tests.sim.cluster.truth import Truth
-from tests.sim.cluster.world import World
+from tests.sim.cluster.world import NodeClock, World
 
 HEAL_MS = 40_000
+QUORUM_MS = 10_000
+"""How long a writer waits for a quorum."""
 
 
 @dataclass(slots=True)
 class Pending:
-    """A write that waits for its quorum; `offset` once the broker has confirmed it."""
+    """A write that waits for its quorum; `offset` and `written` once the broker has confirmed it.
+
+    `due_ms` is when its quorum is looked at again.
+    """
 
     number: int
     quorum: int
+    sent_ms: int
+    due_ms: int = 0
     offset: int = -1
+    written: WrittenRecords = field(default_factory=WrittenRecords)
 
 
 class Watch:
@@ -40,8 +50,8 @@ class Watch:
 
     error = ""
 
-    def __init__(self, log: SimLog) -> None:
-        self.reader = StatusReader(log, TOPICS.status)
+    def __init__(self, log: SimLog, clock: NodeClock) -> None:
+        self.reader = StatusReader(log, TOPICS.status, RECEIPTS_KEPT, clock)
 
     @property
     def statuses(self) -> FailureDetector:
@@ -89,7 +99,7 @@ class Simulation:
     def run(self) -> None:
         """Inject faults for a while, then heal the world, which must converge. Raises InvariantBroken."""
         with ExitStack() as resources:
-            resources.enter_context(shipping_parts(self.world, self.nodes))
+            resources.enter_context(shipping_parts(self.nodes))
             self._start()
             self.world.run_until(FAULT_MS)
             self.faults.heal()
@@ -104,7 +114,7 @@ class Simulation:
             self.world.after(self.world.random.uniform(0, 1_000), self.nodes[name].start)
         self.log = SimLog(self.broker, "writer")
         slots: Any = SimSlotTable(self.members)
-        self.watch = Watch(self.log)
+        self.watch = Watch(self.log, NodeClock(self.world, 0))
         self.quorums = {
             copies: Quorum(self.log, TOPICS, slots, self.watch, copies, 0) for copies in range(1, len(self.members) + 1)
         }
@@ -142,7 +152,7 @@ class Simulation:
         """Write one new row under a position."""
         self.written += 1
         number = self.written * len(rows.WRITERS) + rows.WRITERS.index(writer)
-        pending = Pending(number, self.world.random.randint(1, len(self.members)))
+        pending = Pending(number, self.world.random.randint(1, len(self.members)), self.world.now_ms)
         self.pending.append(pending)
         self.send(writer, Message(position, rows.write(number)), pending)
 
@@ -152,6 +162,8 @@ class Simulation:
         def delivered(offset: int | None, _error: object) -> None:
             if pending is not None and offset is not None:
                 pending.offset = offset
+                # As the Sender of a writer does.
+                pending.written = WrittenRecords(offset, (receipt_of(offset, value_digest(value)),))
 
         value = encode_message(message)
         self.broker.send(writer, TOPIC, value, None, format_headers(), delivered)
@@ -161,15 +173,14 @@ class Simulation:
         self.invariants.statuses()
         with suppress(HeadraceError):
             self.watch.reader.follow(0.0)
-        short: set[int] = set()
-        for pending in sorted((each for each in self.pending if each.offset >= 0), key=lambda each: each.offset):
-            # A later record is confirmed by no more members than an earlier one.
-            if pending.quorum in short:
-                continue
+        self.pending = [each for each in self.pending if self.world.now_ms - each.sent_ms < QUORUM_MS]
+        now_ms = self.world.now_ms
+        for pending in [each for each in self.pending if each.offset >= 0 and each.due_ms <= now_ms]:
+            # A member may have the receipts of a later record only: it restarted, or a status was lost.
             try:
-                self.quorums[pending.quorum].confirm({GROUP: pending.offset}, 1)
+                self.quorums[pending.quorum].confirm({GROUP: pending.written}, 1)
             except QuorumTimeout:
-                short.add(pending.quorum)
+                pending.due_ms = now_ms + (now_ms - pending.sent_ms) // 8
                 continue
             self.pending.remove(pending)
             self.acknowledged.add(pending.number)

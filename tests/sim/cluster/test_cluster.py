@@ -11,10 +11,11 @@ from tests.sim.cluster.faults import CLOCKS, COMMON, LOST_LOGS
 from tests.sim.cluster.mutations import QUICK, SLOW, Mutation
 from tests.sim.cluster.simulation import Simulation
 
-SEEDS = 160
-SEEDS_AT_ONCE = 40
+SEEDS = 100
+SEEDS_AT_ONCE = 25
 SOAK_SEEDS = 5_000
 QUICK_SEEDS = 60
+READS_ON = "a reader that the log has outgrown again reads on, and its chain is compared only later"
 
 
 def run_seeds(seeds: Iterable[int], faults: tuple[str, ...] = COMMON) -> None:
@@ -47,18 +48,20 @@ def test_a_seed_replays() -> None:
     assert first.truth.chain == second.truth.chain
 
 
-@pytest.mark.xfail(reason="issue 12, C: members count as offline until the broker's clock has caught up", strict=True)
 @pytest.mark.timeout(600)
 def test_a_broker_clock_may_step() -> None:
     """A clock that steps back or forth by minutes keeps no healthy member away."""
     run_seeds(range(12), CLOCKS)
 
 
-@pytest.mark.xfail(
-    reason="issue 12, A: offsets of a log that lost its end count for records that took their place", strict=True
-)
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("fault", LOST_LOGS)
+@pytest.mark.parametrize(
+    "fault",
+    [
+        pytest.param("truncate", marks=pytest.mark.xfail(reason=READS_ON, strict=True)),
+        *(fault for fault in LOST_LOGS if fault != "truncate"),
+    ],
+)
 def test_no_copy_of_another_log_counts(fault: str) -> None:
     """A quorum acknowledgement has its copies, of that log, also after a log lost its end or was made again."""
     run_seeds(range(30), (fault, "kill", "pause inside", "cut reads"))

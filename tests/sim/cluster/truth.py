@@ -136,7 +136,7 @@ class Truth:
         self._unsealed = (self._unsealed[0] + body.row_count, self._unsealed[1])
         number = rows.number_of(body.rows)
         if number is None:
-            return "undecodable"
+            return "invalid"
         self.content_hash ^= rows.hash_of(number, self.content.get(number, 0)) ^ rows.hash_of(number, self.version)
         self.content[number] = self.version
         return ""
