@@ -13,13 +13,13 @@ from headrace.consumers.replication.group_state import GroupState
 from headrace.consumers.replication.hash_chain import next_chain, record_digest
 from headrace.consumers.replication.replica import Ignored
 from headrace.schemas.records import Role, Status
-from tests.sim.cluster import rows
-from tests.sim.cluster.node import CheckedJournal, ClusterNode
-from tests.sim.cluster.stubs import GROUP, TOPIC, TOPICS
-from tests.sim.cluster.world import InvariantBroken
+from tests.sim import rows
+from tests.sim.node import CheckedJournal, ClusterNode
+from tests.sim.stubs import GROUP, TOPIC, TOPICS
+from tests.sim.world import InvariantBroken
 
 if TYPE_CHECKING:
-    from tests.sim.cluster.simulation import Simulation
+    from tests.sim.simulation import Simulation
 
 DISK_IMAGES = 0.05
 """Acknowledgements whose copies are looked for on images of the disks; of the others the bookkeeping counts."""

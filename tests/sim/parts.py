@@ -28,12 +28,12 @@ from headrace.consumers.replication.group_state import GroupState
 from headrace.consumers.replication.journal import JournalEntry
 from headrace.consumers.replication.store_jobs import JobStep
 from headrace.consumers.wal import WriteAheadLog
-from tests.sim.cluster import rows
-from tests.sim.cluster.disk import SealedRows
-from tests.sim.cluster.model_store import ModelStore
+from tests.sim import rows
+from tests.sim.disk import SealedRows
+from tests.sim.model_store import ModelStore
 
 if TYPE_CHECKING:
-    from tests.sim.cluster.node import ClusterNode, Process
+    from tests.sim.node import ClusterNode, Process
 
 WITH_TASKS = (coordinator, divergence_monitor, gap_search, log_monitor, scrubber, supervisor)
 CHAIN_INTERVAL = 16

@@ -24,8 +24,8 @@ from headrace.consumers.store import (
     StoreDamaged,
     StoreFull,
 )
-from tests.sim.cluster import rows
-from tests.sim.cluster.disk import SealedRows, SimDisk
+from tests.sim import rows
+from tests.sim.disk import SealedRows, SimDisk
 
 MERGED = 3
 

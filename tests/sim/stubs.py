@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from headrace.connectors.log.topics import Topics
 from headrace.schemas.messages import TableVersion
 from headrace.schemas.tables import DatabaseSchema, RecordName, TableSchema
-from tests.sim.cluster import rows
+from tests.sim import rows
 
 TOPICS = Topics("c")
 GROUP = "n1"

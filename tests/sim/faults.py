@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 from headrace.schemas.framing import format_headers
 from headrace.schemas.messages import Message, ProducerPosition, encode_message
-from tests.sim.cluster import rows
-from tests.sim.cluster.node import ClusterNode
-from tests.sim.cluster.stubs import TOPIC
+from tests.sim import rows
+from tests.sim.node import ClusterNode
+from tests.sim.stubs import TOPIC
 
 if TYPE_CHECKING:
-    from tests.sim.cluster.simulation import Simulation
+    from tests.sim.simulation import Simulation
 
 COMMON = (
     "kill",

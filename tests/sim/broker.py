@@ -17,10 +17,10 @@ from headrace.connectors.log.port import (
     TopicMissing,
     TopicState,
 )
-from tests.sim.cluster.world import EPOCH_MS, World
+from tests.sim.world import EPOCH_MS, World
 
 if TYPE_CHECKING:
-    from tests.sim.cluster.truth import Truth
+    from tests.sim.truth import Truth
 
 ARRIVES_WHEN_CUT = 0.1
 REPEATED = 0.02

@@ -13,7 +13,7 @@ from headrace.consumers.replication.group_state import SEAL_BYTES_DEFAULT, SEAL_
 from headrace.consumers.replication.hash_chain import next_chain, record_digest
 from headrace.schemas.framing import FrameInvalid
 from headrace.schemas.messages import NO_CHAIN, Claim, Compact, Delete, Drop, Leadership, Message, Seal, Write
-from tests.sim.cluster import rows
+from tests.sim import rows
 
 
 @dataclass(frozen=True, slots=True)
