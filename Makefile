@@ -1,8 +1,8 @@
 .DEFAULT_GOAL := help
 .PHONY: help setup environment demo test bytecode sim bench lint type soak clean
 BIN := .venv/bin
-# Tests of whole clusters mostly wait: more workers than cores. tests/conftest.py deals the tests to them, the longest first.
-WORKERS ?= 5
+# Tests of whole clusters mostly wait: more workers than cores. A fifth only added load. tests/conftest.py deals the tests to them, the longest first.
+WORKERS ?= 4
 # Tests start hundreds of our processes: what one compiled the next one takes, also where the environment says not to keep it.
 PYTHON_KEEPING := PYTHONDONTWRITEBYTECODE= PYTHONPYCACHEPREFIX=$(CURDIR)/build/bytecode $(BIN)/python
 PYTEST := $(PYTHON_KEEPING) -m pytest -n $(WORKERS) --dist loadscope --no-loadscope-reorder
