@@ -183,7 +183,7 @@ def _refused(url: str, status: int, body: str) -> NodeRefused:
 def _answer_cut() -> AnswerCut:
     return AnswerCut(
         "the node ended the answer before its end: the rows so far are not all",
-        action="its log says why",
+        action="its log has the cause",
         retriable=True,
     )
 

@@ -110,7 +110,7 @@ class ClusterTopics:
 
     def _min_insync(self) -> dict[str, TopicSetting]:
         wanted = self._copies.min_insync
-        return {MIN_INSYNC: TopicSetting(str(wanted), "it is not what the cluster's settings say")} if wanted else {}
+        return {MIN_INSYNC: TopicSetting(str(wanted), "it is not that of the cluster's settings")} if wanted else {}
 
     def _corrected(self, topic: str, found: TopicConfiguration) -> TopicConfiguration:
         """The configuration without what was wrong in it. Raises TopicUnsuitable."""

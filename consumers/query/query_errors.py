@@ -69,7 +69,7 @@ class NotReady(QueryError):
         """The error of a node that is not ready for these reasons."""
         return cls(
             f"this node is not ready: {'; '.join(reasons)}",
-            action="retry, or ask another node; /health/ready says when",
+            action="retry, or ask another node; /health/ready shows when",
             retriable=True,
         )
 

@@ -6,7 +6,7 @@ node's own newest.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from headrace.schemas.receipts import RECEIPT_BYTES, WrittenRecords, end_of
@@ -171,14 +171,14 @@ class FailureDetector:
             and self._has_receipts(group, node, written.receipts)
         )
 
-    def _has_receipts(self, group: str, node: str, receipts: Iterable[bytes]) -> bool:
+    def _has_receipts(self, group: str, node: str, receipts: Sequence[bytes]) -> bool:
         shown = self._receipts.get((group, node), bytearray())
-        found = [end_of(receipt, shown) > 0 for receipt in receipts]
-        return bool(found) and all(found)
+        # The newest first: a member that lags is known by it, and a missing receipt costs a search through all.
+        return bool(receipts) and all(end_of(receipt, shown) for receipt in reversed(receipts))
 
 
 def _continues(before: Status, after: Status) -> bool:
-    """Whether a member still has what it had at an earlier status, as far as its receipts tell."""
+    """Whether a member still has what it had at an earlier status, as far as its receipts show."""
     # Receipts are of the data directory and not of the process: a restart keeps them. Another directory, topic or
     # a lower offset means that the data was replaced.
     return (before.store, before.topic_id) == (after.store, after.topic_id) and (

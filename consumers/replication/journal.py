@@ -121,7 +121,7 @@ class Journal:
         The next entry may leave a gap.
         """
         # Synced, unlike after a seal: these entries may be of wrong data, and the caller clears next, durably,
-        # the mark that says so. After a power cut they would be applied on top of the right data.
+        # the mark of that. After a power cut they would be applied on top of the right data.
         try:
             self.forget(group, newest_version)
             self._wal.sync()

@@ -109,7 +109,7 @@ class TombstoneSet:
 
     @cached_property
     def _lasts(self) -> Int64s:
-        """The last time that each deletes: ends are exclusive, and a column of them could not say "no end"."""
+        """The last time that each deletes: ends are exclusive, and a column of them has no value for "no end"."""
         return np.array([_last(each) for each in self.items], np.int64)
 
     def _matches(self, keys: pa.StringArray) -> Iterator[_Match]:

@@ -47,7 +47,7 @@ class Invariants:
         self._arrived_ms: dict[str, int] = {}
 
     def require(self, holds: bool, violation: str) -> None:
-        """Raises InvariantBroken with the last events; again behind the event, since a thread may log it and go on."""
+        """Raises InvariantBroken with the last events; again behind the event, which a thread may log and survive."""
         if not holds:
             tail = "\n".join(self._world.lines[-40:])
             broken = InvariantBroken(f"seed {self._world.seed}, {self._world.now_ms} ms: {violation}\n{tail}")
@@ -70,7 +70,7 @@ class Invariants:
         self.require(truth is not None and truth.version == applied.version, f"{name} holds another log's records")
         assert truth is not None
         reason = next(iter(ignored), "")
-        self.require(reason == truth.ignored, f"{name} ignores {reason or 'nothing'}, the log says {truth.ignored}")
+        self.require(reason == truth.ignored, f"{name} ignores {reason or 'nothing'}, the log gives {truth.ignored}")
         self.require(applied.leader == truth.leader, f"{name} sees {applied.leader} lead, not {truth.leader}")
         self.require(applied.frontier == truth.frontier, f"{name} seals at {applied.frontier}, not {truth.frontier}")
         self.require(store.content_hash == truth.content, f"{name} holds other rows than its log")

@@ -165,7 +165,7 @@ class Process:
                 self._check_alive()
 
     def wait(self, duration_ms: float) -> None:
-        """This step takes a while, and the other tasks of the process go on."""
+        """This step takes a while, and the other tasks of the process continue."""
         if self.world.may_stop:
             self.world.stand_still(duration_ms)
             self._check_alive()

@@ -66,7 +66,7 @@ class World:
         return self._nested < PAUSES_NESTED_MAX
 
     def stand_still(self, duration_ms: float) -> None:
-        """Let everything else go on for a while, as the process that is now in a step does when it is stopped."""
+        """Let everything else continue for a while, as the process that is now in a step does when it is stopped."""
         self._nested += 1
         try:
             self.run_until(self.now_ms + int(duration_ms))

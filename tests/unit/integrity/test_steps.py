@@ -55,7 +55,7 @@ class Marks:
 
 
 def test_a_step_of_the_scrubber_checks_one_file() -> None:
-    """A round file by file over all groups; the next one when the clock says so, or a query asks for it."""
+    """A round file by file over all groups; the next one when it is due, or a query asks for it."""
     groups = {"t1": Files(["a", "b"], set()), "t2": Files(["c", "d", "e"], {"d"})}
     marks, clock = Marks(groups), ManualClock()
     scrubber = Scrubber(groups, ReplicationLimits(scrub_interval_s=60.0), marks, clock)

@@ -66,7 +66,7 @@ def files_of(journal: Path) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("how", ["flipped", "zeroed", "emptied", "missing", "manifest"])
 def test_a_damaged_journal_is_set_aside_and_the_log_has_the_rest(nodes: Nodes, how: str) -> None:
-    """The node starts, reads the records again, says what happened, and keeps the journal's bytes."""
+    """The node starts, reads the records again, reports what happened, and keeps the journal's bytes."""
     directory, store = write_and_stop(nodes)
     left = damage(directory / "journal", how)
     nodes.start("c")

@@ -92,7 +92,7 @@ def test_a_query_over_replaced_files_does_not_answer(nodes: Nodes, monkeypatch: 
 
 
 def test_a_scan_of_a_store_that_was_closed_does_not_answer(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The query has the old group in hand when a recovery closes its store: no damage, and it may be retried."""
+    """A recovery closes the store of the group that a query reads: no damage, and it may be retried."""
     node = nodes.running["a"]
     ((topic, group),) = node.groups.items()
     nodes.seal()

@@ -1,4 +1,4 @@
-"""Quorum writes on a log in memory: which members count as copies, and what a missed quorum says."""
+"""Quorum writes on a log in memory: which members count as copies, and what a missed quorum reports."""
 
 from __future__ import annotations
 

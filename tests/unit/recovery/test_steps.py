@@ -1,4 +1,4 @@
-"""Recovery in single steps: no thread, a clock that a test sets, and a pool that runs a copy when it is told to."""
+"""Recovery in single steps: no thread, a clock that a test sets, and a pool that runs a copy on demand."""
 
 from __future__ import annotations
 

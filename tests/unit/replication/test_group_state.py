@@ -61,7 +61,7 @@ def test_memory_of_producers_is_bounded() -> None:
             send(replica, str(uuid.UUID(int=number)), batch)
             send(replica, uuid.UUID(int=number).hex, batch)
     kinds = [ProducerKind.of(name, known.batch) for name, known in replica.state.producers.items()]
-    # One that goes on to its second batch leaves a place among those of a single batch.
+    # One that writes a second batch frees a place among those of a single batch.
     assert [LIMIT, LIMIT, LIMIT - 1] == [kinds.count(kind) for kind in ProducerKind]
 
 

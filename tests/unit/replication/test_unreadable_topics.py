@@ -28,7 +28,7 @@ def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Nodes]:
 
 
 def test_a_group_waits_at_a_record_that_cannot_be_read(nodes: Nodes) -> None:
-    """It reports topic and offset and counts nothing past; its neighbour goes on, and so does it in the end."""
+    """It reports topic and offset and counts nothing past; the other topic is read on, and in the end so is this one."""
     bad, good = nodes.topics.forward("n1"), nodes.topics.forward("n2")
     consumer = nodes.running["n1"].log_consumer
     offset = nodes.log.describe(bad).end + 1
