@@ -6,9 +6,9 @@ some a few schedules of the simulator. One that no stage notices has survived. `
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -33,7 +33,6 @@ COPIED_FILES = ("pyproject.toml", "README.md", "CHANGELOG.md", "Makefile")
 AT_ONCE = 2
 NICE = 10
 TEST_TIMEOUT_S = 120
-STAGE_TIMEOUT_S = 900
 SIMULATED = "tests/sim/test_cluster.py"
 # The first schedules, each with most kinds of fault.
 SIMULATED_TESTS = ("test_no_schedule_breaks_an_invariant[0]", "test_no_schedule_breaks_an_invariant[25]")
@@ -65,6 +64,7 @@ class TreeCopy:
             shutil.copytree(ROOT / name, directory / name, symlinks=True, ignore=unwanted)
         for name in COPIED_FILES:
             shutil.copy(ROOT / name, directory / name)
+        self._process = self._start()
 
     @contextmanager
     def with_mutant(self, mutant: Mutant) -> Iterator[None]:
@@ -87,30 +87,35 @@ class TreeCopy:
 
     def test(self, tests: Sequence[str]) -> int:
         """Run tests until the first failure; pytest's exit code. A run that does not end counts as a failure."""
-        command = [sys.executable, "-m", "pytest", "-x", "-q", "-m", "not soak", "-p", "no:randomly"]
-        command += ["-p", "no:cacheprovider", "--timeout", str(TEST_TIMEOUT_S), *tests]
+        if self._process.poll() is not None:
+            self._process = self._start()
+        process = self._process
+        assert process.stdin is not None
+        assert process.stdout is not None
+        arguments = ["-x", "-q", "-m", "not soak", "-p", "no:randomly", "-p", "no:cacheprovider", "--assert=plain"]
+        process.stdin.write(json.dumps([*arguments, "--timeout", str(TEST_TIMEOUT_S), *tests]) + "\n")
+        process.stdin.flush()
+        return int(process.stdout.readline() or FAILED)
+
+    def _start(self) -> subprocess.Popen[str]:
         caches = {"PYTHONPATH": str(self.directory), "PYTHONPYCACHEPREFIX": str(self.directory / "bytecode")}
         environment = os.environ | caches | {"PYTHONDONTWRITEBYTECODE": "", "TMPDIR": str(self.directory)}
         for variable in ("PYTEST_CURRENT_TEST", "PYTEST_ADDOPTS", "PYTEST_XDIST_WORKER", "SEED"):
             environment.pop(variable, None)
-        with (self.directory / "output").open("wb") as output:
-            # A session of its own, so that what a test started ends with it.
-            process = subprocess.Popen(
-                ["nice", "-n", str(NICE), *command],
-                cwd=self.directory,
-                env=environment,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-            try:
-                return process.wait(STAGE_TIMEOUT_S)
-            except subprocess.TimeoutExpired:
-                return FAILED
-            finally:
-                if process.poll() is None:
-                    os.killpg(process.pid, signal.SIGKILL)
-                    process.wait()
+        return subprocess.Popen(
+            ["nice", "-n", str(NICE), sys.executable, str(self.directory / "tests/mutation/warm.py")],
+            cwd=self.directory,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def close(self) -> None:
+        """End the process."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(60)
 
     def outcome(self, mutant: Mutant, stages: int) -> Outcome:
         """Take a mutant through its first stages. Raises MutantInvalid."""
@@ -153,8 +158,12 @@ def run(mutants: Iterable[Mutant], report: Callable[[Outcome], None], stages: in
             report(found)
             return found
 
-        with ThreadPoolExecutor(AT_ONCE) as pool:
-            return list(pool.map(outcome, mutants))
+        try:
+            with ThreadPoolExecutor(AT_ONCE) as pool:
+                return list(pool.map(outcome, mutants))
+        finally:
+            while not copies.empty():
+                copies.get().close()
 
 
 def main(wanted: Sequence[str]) -> None:
