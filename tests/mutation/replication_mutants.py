@@ -225,8 +225,8 @@ REPLICATION = (
     Mutant(
         "change_during_a_send_lost",
         "replication/heartbeat.py",
-        "        self._changed.clear()\n        try:\n",
-        "        try:\n",
+        "            self._appender.flush(HEARTBEAT_INTERVAL_MS / 1_000)\n",
+        "            self._appender.flush(HEARTBEAT_INTERVAL_MS / 1_000)\n            self._changed.clear()\n",
         (HEARTBEAT,),
     ),
     Mutant(
