@@ -318,7 +318,7 @@ REPLICATION = (
         "replication/log_consumer.py",
         '                self._receipts[topic] = b""\n',
         "",
-        (CONSUMER, TRUNCATED),
+        (CONSUMER,),
     ),
     Mutant(
         "receipts_of_the_newest_poll_alone",
@@ -440,7 +440,7 @@ REPLICATION = (
         "replication/replica.py",
         "        state.note_record(position.producer)\n",
         "",
-        (REPLICA, STATE),
+        (STATE,),
     ),
     Mutant(
         "any_gap_passed",
@@ -570,14 +570,14 @@ REPLICATION = (
         "replication/group.py",
         '            self.fail(f"record {entry.version} at offset {entry.offset}: {error!r}")\n',
         "            pass\n",
-        (ADMISSION,),
+        (JOBS,),
     ),
     Mutant(
         "digest_of_the_record_before_a_gap_kept",
         "replication/group.py",
         "state.offset, state.record_digest = base.offset - 1, NO_CHAIN",
         "state.offset = base.offset - 1",
-        (REPLICA,),
+        (JOBS,),
     ),
     Mutant(
         "files_that_end_before_a_gap_offered",

@@ -17,6 +17,8 @@ SEGMENT, TOMBSTONES, SCANS, FULL_DISK = (
     "test_index_full_disk.py",
 )
 
+ORDER = "test_durable_order.py"
+
 STORE = (
     Mutant(
         "index_commit_not_synced",
@@ -45,14 +47,14 @@ STORE = (
         "store/index.py",
         "        kept = self._removed.intersection(pinned)\n",
         "        kept: set[str] = set()\n",
-        (SCANS,),
+        (ORDER,),
     ),
     Mutant(
         "runs_of_a_segment_that_is_there_again_deleted",
         "store/index.py",
         "for name in self._removed - kept - added:",
         "for name in self._removed - kept:",
-        (SCANS, COMPACTION),
+        (ORDER,),
     ),
     Mutant(
         "removed_segments_forgotten_by_a_restart",
@@ -73,28 +75,28 @@ STORE = (
         "store/segment_files.py",
         "        os.fsync(descriptor)\n",
         "",
-        (RECOVERY, SEGMENT),
+        (ORDER,),
     ),
     Mutant(
         "segment_has_its_name_while_it_is_written",
         "store/segment_files.py",
         "                _write_synced(partial, data)\n                os.rename(partial, target)\n",
         "                _write_synced(target, data)\n",
-        (RECOVERY, SEGMENT),
+        (ORDER,),
     ),
     Mutant(
         "names_of_segments_not_synced",
         "store/segment_files.py",
         "            for directory in sorted(directories, reverse=True):\n                fsync_directory(directory)\n",
         "            del directories\n",
-        (RECOVERY, SEGMENT),
+        (ORDER,),
     ),
     Mutant(
         "only_the_directory_of_a_segment_synced",
         "store/segment_files.py",
         "parent for name in names for parent in self.path(name).parents if parent.is_relative_to(self.root)",
         "self.path(name).parent for name in names",
-        (RECOVERY, SEGMENT),
+        (ORDER,),
     ),
     Mutant(
         "pinned_file_deleted",
@@ -129,7 +131,7 @@ STORE = (
         "store/jobs.py",
         "        components.files.sync_directories([name.relative])\n",
         "",
-        (RECOVERY, COMPACTION),
+        (ORDER,),
     ),
     Mutant(
         "files_removed_before_the_commit",
@@ -150,7 +152,7 @@ STORE = (
         "store/jobs.py",
         "            self._execute()\n            self.done = True\n",
         "            self.done = True\n            self._execute()\n",
-        (RECOVERY,),
+        (ORDER,),
     ),
     Mutant(
         "state_of_a_seal_committed_later",
@@ -164,7 +166,7 @@ STORE = (
         "store/jobs.py",
         "        with components.commit_lock:\n            components.index.commit(changes",
         "        if components:\n            components.index.commit(changes",
-        (RECOVERY,),
+        (ORDER,),
     ),
     Mutant(
         "tombstone_purged_before_it_is_applied",
@@ -186,7 +188,7 @@ STORE = (
         "        tombstones = self._tombstones.get((inputs[0].database, inputs[0].table), TombstoneSet())\n",
         "        tombstones = components.view.tombstones_by_table().get((inputs[0].database, inputs[0].table),"
         " TombstoneSet())\n",
-        (COMPACTION,),
+        (ORDER,),
     ),
     Mutant(
         "merge_cleans_tombstones_of_its_version_and_the_next",
@@ -406,7 +408,7 @@ STORE = (
         "store/store_directory.py",
         "            fsync_directory(parent)\n",
         "            continue\n",
-        (RECOVERY,),
+        (ORDER,),
     ),
     Mutant(
         "unreadable_segment_is_always_damage",
