@@ -25,7 +25,7 @@ STORE = (
         "store/index.py",
         "        options.sync = True\n",
         "        options.sync = False\n",
-        (RECOVERY, FULL_DISK),
+        (ORDER,),
     ),
     Mutant(
         "state_in_a_batch_of_its_own",
@@ -33,7 +33,7 @@ STORE = (
         "            frontier, state = changes.state\n",
         "            frontier, state = changes.state\n            self._write(batch)\n"
         "            batch = WriteBatch(raw_mode=True)\n",
-        (RECOVERY, FULL_DISK),
+        (ORDER,),
     ),
     Mutant(
         "failed_index_not_reopened",
@@ -47,7 +47,7 @@ STORE = (
         "store/index.py",
         "        kept = self._removed.intersection(pinned)\n",
         "        kept: set[str] = set()\n",
-        (ORDER,),
+        (SCANS,),
     ),
     Mutant(
         "runs_of_a_segment_that_is_there_again_deleted",
@@ -68,7 +68,7 @@ STORE = (
         "store/index.py",
         'return f"{tombstone.version:020}\\0{xxhash.xxh3_128_hexdigest(text.encode())}".encode()',
         'return f"{tombstone.version:020}".encode()',
-        (DELETES, STORE_TESTS),
+        (ORDER,),
     ),
     Mutant(
         "segment_not_synced",
@@ -110,7 +110,7 @@ STORE = (
         "store/segment_files.py",
         "            unpinned = [name for name in names if self._pins[name] <= 0]\n",
         "            unpinned = list(names)\n",
-        (STORE_TESTS, SCANS),
+        (ORDER,),
     ),
     Mutant(
         "removed_file_stays_after_its_last_pin",
@@ -124,7 +124,7 @@ STORE = (
         "store/jobs.py",
         "        components.files.sync_directories(entry.name for entry in entries)\n        last",
         "        last",
-        (RECOVERY, STORE_TESTS),
+        (ORDER,),
     ),
     Mutant(
         "merge_commits_before_names_are_durable",
@@ -138,7 +138,7 @@ STORE = (
         "store/jobs.py",
         "    names = [entry.name for entry in removed]\n    with",
         "    names = [entry.name for entry in removed]\n    components.files.remove(names)\n    with",
-        (RECOVERY, COMPACTION, STORE_TESTS),
+        (ORDER,),
     ),
     Mutant(
         "jobs_in_any_order",
@@ -152,7 +152,7 @@ STORE = (
         "store/jobs.py",
         "            self._execute()\n            self.done = True\n",
         "            self.done = True\n            self._execute()\n",
-        (ORDER,),
+        (RECOVERY,),
     ),
     Mutant(
         "state_of_a_seal_committed_later",
