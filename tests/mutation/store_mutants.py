@@ -17,7 +17,7 @@ SEGMENT, TOMBSTONES, SCANS, FULL_DISK = (
     "test_index_full_disk.py",
 )
 
-ORDER = "test_durable_order.py"
+ORDER, EDGES = "test_durable_order.py", "test_edges.py"
 
 STORE = (
     Mutant(
@@ -196,7 +196,7 @@ STORE = (
         "        encoded = encode_segment(components.group, name, schema, segment, self.version, components.settings)\n",
         "        encoded = encode_segment(components.group, name, schema, segment, self.version + 1,"
         " components.settings)\n",
-        (COMPACTION, DELETES),
+        (ORDER,),
     ),
     Mutant(
         "merge_of_files_that_are_no_neighbours",
@@ -217,7 +217,7 @@ STORE = (
         "store/jobs.py",
         "        newest = max(inputs, key=lambda entry: (entry.schema_version, entry.name))\n",
         "        newest = inputs[-1]\n",
-        (COMPACTION, STORE_TESTS),
+        (EDGES,),
     ),
     Mutant(
         "drop_of_a_slice_that_ends_later",
@@ -231,7 +231,7 @@ STORE = (
         "store/jobs.py",
         "            and drop.outranks(entry.era, entry.last_version)\n",
         "",
-        (STORE_TESTS,),
+        (EDGES,),
     ),
     Mutant(
         "drop_of_half_a_slice",
@@ -252,7 +252,7 @@ STORE = (
         "store/store.py",
         "        except BaseException:\n            files.release(pinned)\n            raise\n",
         "        except BaseException:\n            raise\n",
-        (RECOVERY, STORE_TESTS),
+        (EDGES,),
     ),
     Mutant(
         "files_pinned_after_the_view",
@@ -282,21 +282,21 @@ STORE = (
         "store/tombstone_set.py",
         "(self._versions > entry.cleaned_version)",
         "(self._versions >= entry.cleaned_version)",
-        (DELETES, COMPACTION, TOMBSTONES),
+        (EDGES,),
     ),
     Mutant(
         "tombstone_that_begins_at_the_last_row_not_applied",
         "store/tombstone_set.py",
         "        mask &= self._starts <= entry.max_time_ns\n",
         "        mask &= self._starts < entry.max_time_ns\n",
-        (DELETES, TOMBSTONES),
+        (EDGES,),
     ),
     Mutant(
         "tombstone_that_ends_at_the_first_row_not_applied",
         "store/tombstone_set.py",
         "(self._lasts >= entry.min_time_ns)",
         "(self._lasts > entry.min_time_ns)",
-        (DELETES, TOMBSTONES),
+        (EDGES,),
     ),
     Mutant(
         "first_row_wins",
@@ -443,6 +443,6 @@ STORE = (
         "store/pruning.py",
         "min(one.max_time_ns, other.max_time_ns) + 1\n",
         "min(one.max_time_ns, other.max_time_ns)\n",
-        (STORE_TESTS,),
+        (EDGES,),
     ),
 )
