@@ -244,6 +244,6 @@ STATE_MACHINE = (
         "replication/excluded_topics.py",
         "min(2 * before.delay_s, DELAY_S_MAX)",
         "before.delay_s",
-        ("test_unreadable_topics.py",),
+        ("test_excluded_topics.py",),
     ),
 )
