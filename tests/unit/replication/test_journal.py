@@ -105,6 +105,8 @@ def test_entries_behind_another_members_files_are_forgotten_like_others(tmp_path
     journal.close()
     again = Journal(tmp_path, ("a",))
     assert [52] == [found.version for found in again.recovered("a", 51)]
+    with pytest.raises(JournalBroken, match="from version 50 to 52"):
+        list(again.recovered("a", 50))
     again.forget("a", 52)
     again.close()
     last = Journal(tmp_path, ("a",))
