@@ -39,18 +39,14 @@ import xxhash
 
 from headrace.consumers.store.batch_columns import Int64s, tag_column
 from headrace.consumers.store.digest import content_digest
+from headrace.consumers.store.encoding import ColumnEncoding, Encoding, choose_encodings, writer_options
 from headrace.consumers.store.segment_files import SegmentName
 from headrace.consumers.store.settings import StoreSettings
-from headrace.schemas.tables import TIME_COLUMN, FieldType, TableSchema
+from headrace.schemas.tables import TIME_COLUMN, TableSchema
 
 SEGMENT_FORMAT = 1
 
 METADATA_PREFIX = "headrace."
-
-# Neighbouring integers of one series differ by little, so their deltas need few
-# bits. Doubles have no useful deltas; splitting them into byte streams puts
-# sign, exponent and high mantissa bytes together, where zstd finds repetition.
-_ENCODINGS = {FieldType.INT64: "DELTA_BINARY_PACKED", FieldType.FLOAT64: "BYTE_STREAM_SPLIT"}
 
 MICROSECOND_NS = 1_000
 
@@ -226,18 +222,19 @@ def _page_rows(table: pa.Table) -> int:
 def _write_parquet(
     table: pa.Table, schema: TableSchema, selective: str | None, metadata: dict[str, str], settings: StoreSettings
 ) -> pa.Buffer:
+    level = settings.compression_level
+    fields = {name: table.column(name).chunk(0) for name, _ in schema.fields}
+    encodings = choose_encodings(fields, schema.field_types(), settings.row_group_rows, level)
+    # Neighbouring times of one series differ by little, so their deltas need few bits.
+    encodings[TIME_COLUMN] = ColumnEncoding(Encoding.DELTA_BINARY_PACKED, level)
+    encodings |= dict.fromkeys(schema.tags, ColumnEncoding(Encoding.DICTIONARY, level))
     # Statistics only where they prune: fields are not sorted, so minimum and maximum of a row group exclude
     # little. With page checksums a reader reports a flipped bit instead of returning a wrong value.
-    encodings = {name: _ENCODINGS[kind] for name, kind in schema.fields if kind in _ENCODINGS}
-    strings = [name for name, kind in schema.fields if kind is FieldType.STRING]
     sink = pa.BufferOutputStream()
     with pq.ParquetWriter(
         sink,
         table.schema,
-        use_dictionary=[*schema.tags, *strings],
-        column_encoding={TIME_COLUMN: "DELTA_BINARY_PACKED", **encodings},
-        compression="zstd",
-        compression_level=settings.compression_level,
+        **writer_options(encodings),
         write_batch_size=_page_rows(table),
         write_statistics=[TIME_COLUMN, *([selective] if selective else [])],
         write_page_checksum=True,
