@@ -15,7 +15,6 @@ from enum import Enum
 from itertools import groupby
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -24,26 +23,32 @@ from headrace.schemas.tables import FieldType
 SAMPLE_ROWS_MAX = 32_768
 """At 8 bytes a value this is the size from which zstd finds the repetitions that it finds in a whole page."""
 
-SAMPLE_SHARE = 16
-"""A sample is at most one row in this many, so that a choice costs little beside the encoding."""
+SAMPLE_SHARE = 32
+"""A larger sample is at most one row in this many, so that a choice costs little beside the encoding."""
 
-SAMPLE_ROWS_MIN = 512
+SAMPLE_ROWS = 2_048
+"""A sample has at least so many rows, or all of them."""
+
+TRIED_ROWS_MIN = 512
 """A column with fewer rows keeps the first candidate of its type: a merge soon writes it again."""
 
 SAMPLE_BYTES_MAX = 4 << 20
 """Most text of a sample."""
 
-_BLOCKS = 4
+_BLOCKS = 32
 """A sample is so many ranges of rows, evenly spread: neighbours show repetition, distance shows other series."""
 
 _WORTHWHILE = 0.9
 """A slower candidate must be smaller than this share of a faster one."""
 
-_NEW_VALUES_MAX = 0.5
-"""A dictionary is no candidate where more than this share of the sample's values occurs once."""
+_DISTINCT_SHARE_MAX = 0.25
+"""A dictionary is no candidate for a row group with more distinct values than this share of its rows."""
 
-DENSE_LEVEL = 3
-"""The zstd level from which PLAIN doubles shrink by about a fifth; levels above bring little."""
+_RAW_BYTE_COST = 0.02
+"""Bytes on disk that are worth sparing one byte to compress and decompress, about 4 ns."""
+
+PLAIN_LEVEL_MIN = 3
+"""The zstd level from which PLAIN doubles shrink by a fifth. Noise, which does not, costs little more time."""
 
 
 class Encoding(Enum):
@@ -79,28 +84,23 @@ def choose_encodings(
 
     `fields` are whole columns in file order, `level` is the zstd level of the store.
     """
-    chosen = {name: ColumnEncoding(CANDIDATES[kinds[name]][0], level) for name in fields}
+    chosen = {name: CANDIDATES[kinds[name]][0] for name in fields}
     samples = {name: sample(values) for name, values in fields.items() if len(CANDIDATES[kinds[name]]) > 1}
-    samples = {name: values for name, values in samples.items() if len(values) >= SAMPLE_ROWS_MIN}
+    samples = {name: values for name, values in samples.items() if len(values) >= TRIED_ROWS_MIN}
     group_rows = {name: min(len(fields[name]), row_group_rows) for name in samples}
-    for name, encoding in _smallest(samples, kinds, group_rows, level).items():
-        chosen[name] = ColumnEncoding(encoding, level)
-    plain = {
-        name: values
-        for name, values in samples.items()
-        if chosen[name].encoding is Encoding.PLAIN and kinds[name] is FieldType.FLOAT64
-    }
-    if level < DENSE_LEVEL and plain:
-        usual, dense = (_trial(plain, Encoding.PLAIN, each) for each in (level, DENSE_LEVEL))
-        for name in plain:
-            if dense[name].data_bytes < usual[name].data_bytes * _WORTHWHILE:
-                chosen[name] = ColumnEncoding(Encoding.PLAIN, DENSE_LEVEL)
-    return chosen
+    chosen |= _smallest(samples, kinds, group_rows, level)
+    return {name: column_encoding(encoding, kinds[name], level) for name, encoding in chosen.items()}
+
+
+def column_encoding(encoding: Encoding, kind: FieldType, level: int) -> ColumnEncoding:
+    """A column of a type in an encoding; `level` is the zstd level of the store."""
+    dense = encoding is Encoding.PLAIN and kind is FieldType.FLOAT64
+    return ColumnEncoding(encoding, max(level, PLAIN_LEVEL_MIN) if dense else level)
 
 
 def sample(values: pa.Array) -> pa.Array:
     """Ranges of rows of a column, evenly spread; a function of the column alone."""
-    rows = min(SAMPLE_ROWS_MAX, max(SAMPLE_ROWS_MIN, len(values) // SAMPLE_SHARE), len(values))
+    rows = min(SAMPLE_ROWS_MAX, max(SAMPLE_ROWS, len(values) // SAMPLE_SHARE), len(values))
     if pa.types.is_large_string(values.type) and values.nbytes:
         rows = min(rows, SAMPLE_BYTES_MAX * len(values) // values.nbytes)
     if rows == len(values):
@@ -112,84 +112,91 @@ def sample(values: pa.Array) -> pa.Array:
 
 @dataclass(frozen=True, slots=True)
 class _Distinct:
-    """How many values of a sample differ, how many of them occur once, and how many are not null."""
+    """How many values differ in a sample, in its first half, and how many rows it has."""
 
-    values: int
-    once: int
-    total: int
+    whole: int
+    half: int
+    rows: int
 
     @classmethod
     def of(cls, values: pa.Array) -> _Distinct:
         """The counts of one sample."""
-        indices = values.dictionary_encode().indices.drop_null().to_numpy(zero_copy_only=False)
-        counts = np.bincount(indices)
-        return cls(len(counts), int((counts == 1).sum()), len(indices))
+        # Indices are given out in order of first occurrence, so the highest one counts what came before.
+        indices = values.dictionary_encode().indices.fill_null(-1).to_numpy(zero_copy_only=False)
+        return cls(int(indices.max()) + 1, int(indices[: len(indices) // 2].max()) + 1, len(indices))
 
-    @property
-    def new_values(self) -> float:
-        """The chance that the next value is a new one (Good and Turing)."""
-        return self.once / self.total if self.total else 0.0
-
-    def in_rows(self, rows: int, sample_rows: int) -> float:
+    def in_rows(self, rows: int) -> float:
         """The estimated number of distinct values in `rows` rows."""
-        return self.values + self.new_values * max(0, rows - sample_rows)
+        # Of K equally frequent values n rows show K (1 - exp(-n / K)). The second half of a sample then shows q
+        # times the new values of the first, and n times as many rows (1 - q ** 2n) / (1 - q ** 2) times as
+        # many values. As many new values to the end, as of a counter or of long runs, are q = 1.
+        times = max(1.0, rows / self.rows)
+        q = (self.whole - self.half) / self.half if self.half else 0.0
+        return self.whole * (times if q >= 1 else min(times, (1 - q ** (2 * times)) / (1 - q**2)))
 
 
 @dataclass(frozen=True, slots=True)
 class _TrialSize:
-    """Compressed bytes of an encoded sample: its dictionary, and the rest."""
+    """Bytes of an encoded sample: its compressed dictionary, its other compressed pages, and all of them
+    before compression.
+    """
 
     dictionary_bytes: int
     data_bytes: int
+    raw_bytes: int
 
-    def per_row(self, distinct: _Distinct, sample_rows: int, rows: int) -> float:
-        """Estimated bytes a row in a row group of `rows` rows."""
-        if not self.dictionary_bytes or not distinct.values:
-            return self.data_bytes / sample_rows
+    def cost(self, distinct: _Distinct, rows: int) -> float:
+        """Estimated bytes a row in a row group of `rows` rows, with what it costs to compress them."""
+        raw = self.raw_bytes * _RAW_BYTE_COST / distinct.rows
+        if not self.dictionary_bytes or not distinct.whole:
+            return self.data_bytes / distinct.rows + raw
         # A row group shares one dictionary, so a sample has too much of it for its rows. Its indices are as
         # wide as the number of distinct values needs.
-        values = distinct.in_rows(rows, sample_rows)
-        dictionary = self.dictionary_bytes * values / distinct.values / rows
-        wider = max(1, math.ceil(math.log2(values))) / max(1, math.ceil(math.log2(distinct.values)))
-        return dictionary + self.data_bytes * wider / sample_rows
+        values = distinct.in_rows(rows)
+        dictionary = self.dictionary_bytes * values / distinct.whole / rows
+        wider = max(1.0, math.log2(values)) / max(1.0, math.log2(distinct.whole))
+        return dictionary + self.data_bytes * wider / distinct.rows + raw
 
 
 def _smallest(
     samples: Mapping[str, pa.Array], kinds: Mapping[str, FieldType], group_rows: Mapping[str, int], level: int
 ) -> dict[str, Encoding]:
-    """The candidate of each column with the fewest estimated bytes a row, faster ones preferred."""
+    """The candidate of least cost for each column, faster ones preferred."""
+    if not samples:
+        return {}
     distinct = {name: _Distinct.of(values) for name, values in samples.items()}
-    allowed = {name: _allowed(kinds[name], distinct[name]) for name in samples}
-    sizes: dict[str, dict[Encoding, float]] = {name: {} for name in samples}
+    allowed = {name: _allowed(kinds[name], distinct[name].in_rows(rows) / rows) for name, rows in group_rows.items()}
+    costs: dict[str, dict[Encoding, float]] = {name: {} for name in samples}
     for encoding in Encoding:
         # A column with one candidate left needs no trial.
         tried = {name: samples[name] for name, left in allowed.items() if encoding in left and len(left) > 1}
-        for name, size in _trial(tried, encoding, level).items():
-            sizes[name][encoding] = size.per_row(distinct[name], len(samples[name]), group_rows[name])
-    return {name: _preferred(left, sizes[name]) for name, left in allowed.items()}
+        for name, size in _trial(tried, kinds, encoding, level).items():
+            costs[name][encoding] = size.cost(distinct[name], group_rows[name])
+    return {name: _preferred(left, costs[name]) for name, left in allowed.items()}
 
 
-def _allowed(kind: FieldType, distinct: _Distinct) -> list[Encoding]:
-    hopeless = distinct.new_values > _NEW_VALUES_MAX
+def _allowed(kind: FieldType, distinct_share: float) -> list[Encoding]:
+    hopeless = distinct_share > _DISTINCT_SHARE_MAX
     return [each for each in CANDIDATES[kind] if not (hopeless and each is Encoding.DICTIONARY)]
 
 
-def _preferred(candidates: Sequence[Encoding], sizes: Mapping[Encoding, float]) -> Encoding:
+def _preferred(candidates: Sequence[Encoding], costs: Mapping[Encoding, float]) -> Encoding:
     best = candidates[0]
     for each in candidates[1:]:
-        if sizes[each] < sizes[best] * _WORTHWHILE:
+        if costs[each] < costs[best] * _WORTHWHILE:
             best = each
     return best
 
 
-def _trial(samples: Mapping[str, pa.Array], encoding: Encoding, level: int) -> dict[str, _TrialSize]:
+def _trial(
+    samples: Mapping[str, pa.Array], kinds: Mapping[str, FieldType], encoding: Encoding, level: int
+) -> dict[str, _TrialSize]:
     """The size of each sample in one encoding; samples may have different lengths."""
     found: dict[str, _TrialSize] = {}
     for _, same in groupby(sorted(samples, key=lambda name: len(samples[name])), key=lambda name: len(samples[name])):
         names = list(same)
-        columns = [str(number) for number in range(len(names))]
-        chosen = dict.fromkeys(columns, ColumnEncoding(encoding, level))
-        table = pa.Table.from_arrays([samples[name] for name in names], names=columns)
+        chosen = {name: column_encoding(encoding, kinds[name], level) for name in names}
+        table = pa.Table.from_arrays([samples[name] for name in names], names=names)
         sink = pa.BufferOutputStream()
         with pq.ParquetWriter(sink, table.schema, **writer_options(chosen), write_statistics=False) as writer:
             writer.write_table(table, row_group_size=len(table))
@@ -197,7 +204,7 @@ def _trial(samples: Mapping[str, pa.Array], encoding: Encoding, level: int) -> d
         for number, name in enumerate(names):
             chunk = group.column(number)
             own = chunk.data_page_offset - chunk.dictionary_page_offset if chunk.has_dictionary_page else 0
-            found[name] = _TrialSize(own, chunk.total_compressed_size - own)
+            found[name] = _TrialSize(own, chunk.total_compressed_size - own, chunk.total_uncompressed_size)
     return found
 
 

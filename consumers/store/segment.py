@@ -37,7 +37,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import xxhash
 
-from headrace.consumers.store.batch_columns import Int64s, tag_column
+from headrace.consumers.store.batch_columns import Int64s, repeated_tag
 from headrace.consumers.store.digest import content_digest
 from headrace.consumers.store.encoding import ColumnEncoding, Encoding, choose_encodings, writer_options
 from headrace.consumers.store.segment_files import SegmentName
@@ -195,8 +195,7 @@ def _metadata(group: str, name: SegmentName, schema: TableSchema, digest: str) -
 
 def _file_table(schema: TableSchema, rows: SegmentRows) -> tuple[pa.Table, str | None]:
     """The table in the columns of the file, and the tag with the most distinct values."""
-    codes = np.repeat(np.arange(len(rows.runs.lengths), dtype=np.int32), rows.runs.lengths)
-    columns: list[pa.Array] = [tag_column(rows.runs.keys, tag, codes) for tag in schema.tags]
+    columns: list[pa.Array] = [repeated_tag(rows.runs.keys, tag, rows.runs.lengths) for tag in schema.tags]
     names: list[pa.Field] = [pa.field(tag, column.type) for tag, column in zip(schema.tags, columns, strict=True)]
     distinct = {tag: len(column.dictionary) for tag, column in zip(schema.tags, columns, strict=True)}
     # Spark refuses NANOS, so every file that can has MICROS. The values decide, not the schema: the result is
