@@ -6,7 +6,8 @@ The file. Rows are sorted by (series key, time), each once. Columns:
   tag;
 - `time`: TIMESTAMP without zone, values in UTC, DELTA_BINARY_PACKED; MICROS when every value is a whole
   microsecond, else NANOS;
-- the fields in order of name: INT64 DELTA_BINARY_PACKED, DOUBLE BYTE_STREAM_SPLIT, BOOLEAN, string.
+- the fields in order of name: INT64, DOUBLE, BOOLEAN, string, each in the encoding that suits its values (see
+  headrace.consumers.store.encoding). Files of 0.1.0 have BYTE_STREAM_SPLIT doubles, which Spark refuses.
 
 Compression is zstd, row groups have `row_group_rows` rows. `time` and the tag with the most values have
 statistics. Key-value metadata of the footer (all text):
