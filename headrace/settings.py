@@ -263,7 +263,8 @@ def _of_environment(environment: Mapping[str, str]) -> Iterator[Reading]:
 
 def _of_file(path: Path) -> Iterator[Reading]:
     try:
-        text = path.read_text("utf-8")
+        # Editors of Windows begin a file with a byte order mark, which TOML does not know.
+        text = path.read_text("utf-8-sig")
     except FileNotFoundError:
         return
     except UnicodeDecodeError as error:

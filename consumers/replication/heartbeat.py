@@ -15,7 +15,7 @@ from dataclasses import replace
 import structlog
 
 from headrace.connectors.clock import SYSTEM_CLOCK, Clock
-from headrace.connectors.log.port import Appender, Log, Reader, Record, RecordUndeliverable
+from headrace.connectors.log.port import STOP_FLUSH_S, Appender, Log, Reader, Record, RecordUndeliverable
 from headrace.connectors.log.topics import Topics
 from headrace.consumers.replication.failure_detector import (
     HEARTBEAT_INTERVAL_MS,
@@ -279,7 +279,7 @@ class Heartbeat:
         appender, self._appender = self._appender, None
         if appender is not None:
             with contextlib.suppress(HeadraceError):
-                appender.close()
+                appender.close(STOP_FLUSH_S)
 
     def _receive(self) -> None:
         while not self._stopping.is_set():

@@ -15,7 +15,7 @@ from typing import Protocol
 import structlog
 
 from headrace.connectors.clock import SYSTEM_CLOCK, Clock
-from headrace.connectors.log.port import Log
+from headrace.connectors.log.port import STOP_FLUSH_S, Log
 from headrace.consumers.replication.election import Decision, GroupView, decide
 from headrace.consumers.replication.failure_detector import OFFLINE_MS
 from headrace.consumers.replication.group import Group
@@ -134,7 +134,7 @@ class LeaderTasks:
         self._stopping.set()
         if self._thread.is_alive():
             self._thread.join(10.0)
-            self._appender.close()
+            self._appender.close(STOP_FLUSH_S)
 
     def decision(self, topic: str) -> Decision:
         """The newest decision on the group of a topic.

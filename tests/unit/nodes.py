@@ -56,7 +56,7 @@ class Nodes:
         for name in names:
             node = self.running[name] = Node(self.settings(name), self.log)
             node.start(lambda _line: None)
-            node.serve("127.0.0.1", 0)
+            node.serve()
 
     def stop(self, *names: str) -> None:
         """Stop nodes."""
