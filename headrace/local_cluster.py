@@ -229,7 +229,7 @@ class LocalCluster:
 
     def _wait_ready(self, node: NodeProcess, deadline: Deadline, on_progress: Progress) -> None:
         reasons: Any = "no answer"
-        note_due = Deadline(NOTE_INTERVAL_S)
+        note_due, timeout_s = Deadline(NOTE_INTERVAL_S), deadline.left_s()
         while not deadline.passed():
             if not self._alive(node):
                 raise NodeDied(f"node {node.name} ended: {self.log_tail(node.name)}", action=f"see {node.name}.log")
@@ -237,10 +237,13 @@ class LocalCluster:
             if ready:
                 return
             if note_due.passed():
-                on_progress(f"waiting for node {node.name}: {_first_reason(reasons)}")
+                on_progress(f"waiting for node {node.name}, {timeout_s - deadline.left_s():.0f} s: {_first_reason(reasons)}")
                 note_due = Deadline(NOTE_INTERVAL_S)
             time.sleep(0.1)
-        raise NotReady(f"node {node.name} is not ready: {_first_reason(reasons)}", action=f"see {node.name}.log")
+        raise NotReady(
+            f"node {node.name} is not ready: {_first_reason(reasons)}",
+            action=f"see {node.name}.log; headrace up --restart {node.name} starts it again",
+        )
 
     def kill(self, name: str, signal_number: int = signal.SIGKILL) -> None:
         """Send a signal; SIGKILL is awaited until the process ended, SIGSTOP until all threads stopped."""
@@ -347,7 +350,7 @@ def probe(url: str, timeout_s: float = 5.0) -> tuple[bool, Any]:
     except NodeRefused as error:
         return False, error.body
     except NodeUnreachable as error:
-        return False, error.reason
+        return False, f"it does not answer yet ({error.reason})"
 
 
 def free_port() -> int:

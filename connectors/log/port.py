@@ -29,6 +29,8 @@ class LogUnavailable(HeadraceError):
 class ClientSettingsRefused(HeadraceError):
     """Settings of the log's client that it does not know, or whose values it refuses."""
 
+    exit_code = 2
+
 
 class TopicSettingsRefused(HeadraceError):
     """Settings that a topic cannot have on this log service."""

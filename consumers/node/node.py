@@ -108,7 +108,7 @@ class Node:
             self._open(on_progress)
         except OSError as error:
             raise DataDirectoryUnusable(
-                f"data directory {self.settings.node.data_directory} cannot be used: {error.strerror or error}",
+                f"data directory {self.settings.node.data_directory} cannot be used: {_named(error)}",
                 action="free space, repair the disk or the permissions, then start the node again",
             ) from error
         self._build_parts()
@@ -365,3 +365,8 @@ def installed_version() -> str:
         return version("headrace")
     except PackageNotFoundError:
         return "unknown"
+
+
+def _named(error: OSError) -> str:
+    """The cause, with the path that it is about: a parent may be a file or read-only."""
+    return f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror or error)

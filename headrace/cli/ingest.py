@@ -99,6 +99,7 @@ def run(
         if form not in FORMATS:
             raise UsageInvalid(f"--format {form} is not read from topics", action=f"choose one of {', '.join(FORMATS)}")
         options = format_options(table, table_column, tags, tag, time_column, time_unit, time_format)
+        from headrace.connectors.log.client_check import check_client_settings
         from headrace.pipeline.checkpoint import default_checkpoint
         from headrace.pipeline.ingest import RunOptions
         from headrace.pipeline.job import IngestJob
@@ -107,6 +108,8 @@ def run(
         loaded = load_settings(
             {"cluster.name": cluster, "cluster.bootstrap": bootstrap, "kafka": parse_settings(settings)}
         )
+        # Before there is a checkpoint.
+        check_client_settings(loaded.kafka)
         job = IngestJob(
             loaded.cluster.name,
             loaded.cluster.bootstrap,
