@@ -237,7 +237,9 @@ class LocalCluster:
             if ready:
                 return
             if note_due.passed():
-                on_progress(f"waiting for node {node.name}, {timeout_s - deadline.left_s():.0f} s: {_first_reason(reasons)}")
+                on_progress(
+                    f"waiting for node {node.name}, {timeout_s - deadline.left_s():.0f} s: {_first_reason(reasons)}"
+                )
                 note_due = Deadline(NOTE_INTERVAL_S)
             time.sleep(0.1)
         raise NotReady(

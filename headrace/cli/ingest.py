@@ -99,7 +99,6 @@ def run(
         if form not in FORMATS:
             raise UsageInvalid(f"--format {form} is not read from topics", action=f"choose one of {', '.join(FORMATS)}")
         options = format_options(table, table_column, tags, tag, time_column, time_unit, time_format)
-        from headrace.connectors.log.client_check import check_client_settings
         from headrace.pipeline.checkpoint import default_checkpoint
         from headrace.pipeline.ingest import RunOptions
         from headrace.pipeline.job import IngestJob
@@ -108,8 +107,6 @@ def run(
         loaded = load_settings(
             {"cluster.name": cluster, "cluster.bootstrap": bootstrap, "kafka": parse_settings(settings)}
         )
-        # Before there is a checkpoint.
-        check_client_settings(loaded.kafka)
         job = IngestJob(
             loaded.cluster.name,
             loaded.cluster.bootstrap,
@@ -146,10 +143,13 @@ def _ingest(
     output: Output, job: IngestJob, options: RunOptions, limits: IngestSettings, signals: StopSignals
 ) -> IngestProgress:
     from headrace.cli.ingest_display import live_display
+    from headrace.connectors.log.client_check import check_client_settings
     from headrace.pipeline.checkpoint import held_checkpoint
     from headrace.pipeline.ingest import prepare, run_ingest
     from headrace.pipeline.session import end_session, open_session
 
+    # Before there is a checkpoint.
+    check_client_settings(dict(job.settings))
     with held_checkpoint(options.checkpoint, job, notify=output.note) as held:
         prepare(job, options, output.note)
         # From here on rows may be in flight: the first signal lets the micro-batch finish. Before, it

@@ -82,8 +82,7 @@ def run(
             running.serve()
             starting.clear()
             output.note(f"node {running.name} serves on {running.http_address}")
-            # `keep_freed` lets the allocators keep freed memory for the next seal; an idle node returns it to
-            # the system.
+            # Freed memory is kept for the next seal (`keep_freed`); an idle node returns it to the system.
             while not stopping.wait(GIVE_BACK_INTERVAL_S):
                 give_back()
         except _StoppedEarly:

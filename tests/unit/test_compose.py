@@ -130,6 +130,23 @@ def settings_of(service: dict[str, Any], directory: Path) -> Settings:
     return load_settings(flags, environment=service["environment"], directory=directory)
 
 
+def test_kubernetes_settings_of_the_page_give_usable_addresses(tmp_path: Path) -> None:
+    """The environment on the page for operators gives each pod its name, which it advertises and answers."""
+    page = (ROOT / "docs/operating/cluster.md").read_text()
+    [block] = re.findall(r"^```yaml\n(env:.*?)^```", page, re.MULTILINE | re.DOTALL)
+    variables = {each["name"]: each["value"] for each in yaml.safe_load(block)["env"] if "value" in each}
+    for number in range(3):
+        pod = f"headrace-{number}"
+        environment = {name: value.replace("$(POD)", pod) for name, value in variables.items()}
+        node = load_settings(environment=environment, directory=tmp_path).node
+        address = HttpAddress.of(node, machine_name=lambda: "unused")
+        assert pod == node.id
+        assert pod in node.members
+        assert f"http://{pod}.headrace:8080" == address.advertised_url(8080)
+        for host in (f"{pod}.headrace:8080", "headrace:8080", "10.1.2.3:8080"):
+            assert "" == objection({"host": host}, loopback=address.loopback, names=address.names)
+
+
 def bytes_of(size: str) -> int:
     """A size of compose, such as `1536m`."""
     return int(size[:-1]) * {"m": 1 << 20, "g": 1 << 30}[size[-1]]

@@ -12,6 +12,8 @@ from headrace.cli import node as node_command
 from headrace.consumers.node.http_address import AddressInvalid, HttpAddress
 from headrace.consumers.node.settings import NodeSettings
 from headrace.consumers.serve.server import reserve_address
+from headrace.node_client import NodeClient
+from tests.unit.nodes import Nodes
 
 
 def address(http: str, advertise: str = "", *allowed_hosts: str) -> HttpAddress:
@@ -70,6 +72,19 @@ def test_a_node_that_advertises_a_name_answers_its_names_only() -> None:
     assert {"node1", "10.0.0.1", "plant.example"} == address("10.0.0.1:80", "node1:80", "Plant.example").names
     assert {"pod-1", "plant.example"} == address("0.0.0.0:80", "", "plant.example").names
     assert [True, False, False] == [address(http).loopback for http in ("localhost:80", "0.0.0.0:80", "10.0.0.1:80")]
+
+
+def test_members_see_what_a_node_advertises(tmp_path: Path) -> None:
+    """A status names the advertised address, at which the node answers."""
+    nodes = Nodes(tmp_path, ("n1",))
+    nodes.start("n1")
+    try:
+        url = nodes.running["n1"].http_address
+        assert url.startswith("http://localhost:")
+        assert {url} == {each.http for each in nodes.running["n1"].readiness.statuses()}
+        assert "n1" == NodeClient(url).status()["node"]
+    finally:
+        nodes.stop("n1")
 
 
 def test_a_port_in_use_is_found_before_anything_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
