@@ -52,7 +52,7 @@ def update_settings_file(directory: Path, values: Mapping[str, str]) -> list[str
 def with_values(text: str, values: Mapping[str, str]) -> str:
     """A TOML text with other values for some `section.key`; keys that are missing are added to their section."""
     # Each new key becomes the first of its section, so that the last one comes first.
-    for name, value in reversed(values.items()):
+    for name, value in reversed(list(values.items())):
         section, _, key = name.partition(".")
         text = _with_value(text, section, key, value)
     return text
