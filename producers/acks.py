@@ -14,6 +14,8 @@ from headrace.schemas.receipts import WrittenRecords
 class QuorumInvalid(HeadraceError):
     """A quorum that no cluster can give."""
 
+    exit_code = 2
+
 
 class QuorumTooLarge(QuorumInvalid):
     """A quorum of more members than a group has; it is never reduced to what is possible."""

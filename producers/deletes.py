@@ -18,6 +18,8 @@ UNIT = "delete messages"
 class DeleteInvalid(HeadraceError):
     """A delete that can match no row: an unknown table or tag, an empty range of time."""
 
+    exit_code = 2
+
 
 def delete_rows(
     cluster: Cluster,

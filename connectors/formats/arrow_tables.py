@@ -15,6 +15,7 @@ from headrace.connectors.formats.interface import (
     LINE_COLUMN,
     NS_PER_UNIT,
     REJECTED_LINES,
+    TABLE_ACTION,
     TAG_TYPE,
     ColumnMissing,
     ColumnTypeError,
@@ -83,7 +84,7 @@ def parse_table(table: pa.Table, options: FormatOptions, *, keep_lines: bool = F
     A row without a time that SQL has, or with text that is not UTF-8, is rejected by its number.
     """
     if options.table is None:
-        raise OptionsError("typed readings need a table", action="name the table")
+        raise OptionsError("typed readings need a table", action=TABLE_ACTION)
     _check_names(table, options)
     table, texts, text_reason = rows_with_text(table)
     timed = np.asarray(pc.is_valid(table.column(options.time_column)))

@@ -15,6 +15,7 @@ import polars as pl
 
 from headrace.connectors.formats.chunks import Rejections, TableBuilder, TableChunk, is_sorted
 from headrace.connectors.formats.interface import (
+    TABLE_ACTION,
     TIME_ABSENT,
     ColumnMissing,
     DefaultTimes,
@@ -113,7 +114,7 @@ def parse_csv(
     `fast=False` parses every line with the `csv` module, which defines the result.
     """
     if options.table is None and options.table_column is None:
-        raise OptionsError("CSV readings need a table", action="name the table, or the column that names it")
+        raise OptionsError("CSV readings need a table", action=TABLE_ACTION)
     if header is None:
         header, first = header_of(lines, options)
     else:

@@ -35,6 +35,9 @@ REJECTED_MESSAGES = pa.schema([("message", pa.int64()), ("line", pa.int64()), ("
 # "No default time" is the least int64, so that default times stay one array without a mask.
 TIME_ABSENT = TIME_MIN_NS
 
+TABLE_ACTION = "give `--table NAME` or `--table-column FIELD`"
+"""What to do about readings that name no table."""
+
 DefaultTimes = npt.NDArray[np.int64] | int | None
 """Times (ns) of lines without a time: one a line (`TIME_ABSENT` for none), one for all, or none."""
 
@@ -45,6 +48,8 @@ class FormatError(HeadraceError):
 
 class OptionsError(FormatError):
     """The options contradict each other or the format."""
+
+    exit_code = 2
 
 
 class ColumnTypeError(FormatError):

@@ -26,6 +26,7 @@ from headrace.connectors.formats.chunks import (
     reorder,
 )
 from headrace.connectors.formats.interface import (
+    TABLE_ACTION,
     TIME_ABSENT,
     DefaultTimes,
     FormatOptions,
@@ -81,7 +82,7 @@ def parse_json_lines(
     `fast=False` sends every line through the scanner, which is slow and defines the result.
     """
     if options.table is None and options.table_column is None:
-        raise OptionsError("JSON readings need a table", action="name the table, or the member that names it")
+        raise OptionsError("JSON readings need a table", action=TABLE_ACTION)
     parser = _Parser(lines, options, default_times)
     parser.run(fast=fast)
     builder = TableBuilder(

@@ -39,8 +39,8 @@ def read_slot_table(log: Log, topics: Topics, timeout_s: float = READ_TIMEOUT_S)
     table = _replay(records)
     if table is None:
         raise NoCluster(
-            f"cluster {topics.cluster!r} does not exist on this Kafka",
-            action="start its nodes first, or check --cluster",
+            f"no cluster {topics.cluster!r} on this Kafka; check `--cluster`",
+            action="the first start of its nodes creates it",
         )
     return table
 

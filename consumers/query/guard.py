@@ -131,7 +131,7 @@ def _deeper(depth: int, step: int) -> int:
 
 def _single(kinds: list[str]) -> str:
     if not kinds:
-        raise QueryInvalid("the SQL is empty", action="ask something, SHOW TABLES for a start")
+        raise QueryInvalid("SQL is empty", action="ask something, SHOW TABLES for a start")
     if len(kinds) > 1:
         raise NotReadOnly(f"{len(kinds)} statements in one query", action="send one statement at a time")
     return kinds[0]

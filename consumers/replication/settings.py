@@ -51,6 +51,6 @@ class ReplicationLimits(SettingsModel):
 class SealPolicy(SettingsModel):
     """When a leader seals: at a size, which its claim writes into the log, and at an age."""
 
-    seal_rows: int = Field(default=2_000_000, ge=1, description="a group seals when it holds this many unsealed rows")
-    seal_bytes: int = Field(default=268_435_456, ge=1, description="or this many bytes of unsealed rows in memory")
-    seal_age_ms: int = Field(default=300_000, ge=1, description="or unsealed rows this old")
+    seal_rows: int = Field(default=2_000_000, ge=1, description="seal a group at this many unsealed rows")
+    seal_bytes: int = Field(default=268_435_456, ge=1, description="seal a group at this many unsealed bytes")
+    seal_age_ms: int = Field(default=300_000, ge=1, description="seal a group when unsealed rows are this old")

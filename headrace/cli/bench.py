@@ -33,7 +33,7 @@ def bench(
     json_output: JsonOption = False,
 ) -> None:
     """Measure; absolute figures of a shared machine mean little, ratios within one run do."""
-    with run_command(json_output) as output:
+    with run_command(json_output, patient=True) as output:
         if name not in BENCHES:
             raise UsageInvalid(f"there is no benchmark {name!r}", action=f"use one of {', '.join(BENCHES)}")
         pairs = [option.partition("=") for option in options or ()]

@@ -34,7 +34,7 @@ def start(
     json_output: JsonOption = False,
 ) -> None:
     """Start the broker of a directory, created if it is missing, and return once it answers."""
-    with run_command(json_output) as output:
+    with run_command(json_output, patient=True) as output:
         from headrace.connectors.kafka.broker import EmbeddedBroker
 
         ports = parse_ports(advertise)
@@ -49,7 +49,7 @@ def start(
 @broker.command()
 def stop(data_dir: DataDirectory, json_output: JsonOption = False) -> None:
     """Stop the broker of a directory; it is no error when none runs."""
-    with run_command(json_output) as output:
+    with run_command(json_output, patient=True) as output:
         from headrace.connectors.kafka.broker import EmbeddedBroker
 
         embedded = EmbeddedBroker(data_dir)
@@ -62,7 +62,7 @@ def stop(data_dir: DataDirectory, json_output: JsonOption = False) -> None:
 @broker.command()
 def status(data_dir: DataDirectory, json_output: JsonOption = False) -> None:
     """Whether the broker of a directory runs and answers."""
-    with run_command(json_output) as output:
+    with run_command(json_output, patient=True) as output:
         from headrace.connectors.kafka.broker import EmbeddedBroker
 
         found = EmbeddedBroker(data_dir).status()

@@ -20,7 +20,7 @@ def register(app: typer.Typer) -> None:
 def demo(
     keep: Annotated[bool, typer.Option("--keep", help="Leave the cluster running and say how to use it.")] = False,
     directory: Annotated[
-        Path | None, typer.Option("--dir", metavar="D", help="Directory of its data; without it a temporary one.")
+        Path | None, typer.Option("--data-dir", metavar="D", help="Directory of its data; without it a temporary one.")
     ] = None,
     trucks: Annotated[int, typer.Option(min=1, max=5_000, help="Size of the fleet; an hour of readings each.")] = 300,
     json_output: JsonOption = False,
@@ -29,7 +29,7 @@ def demo(
 
     Under three minutes.
     """
-    with run_command(json_output) as output:
+    with run_command(json_output, patient=True) as output:
         from headrace.demo.scenario import run
 
         # SIGTERM ends the demo as Ctrl-C does: `run` then stops every process it started.

@@ -20,6 +20,7 @@ from headrace.cli.format_options import (
     format_options,
 )
 from headrace.cli.options import BootstrapOption, ClusterOption, JsonOption, SettingsOption, parse_settings
+from headrace.cli.session import require_cluster
 from headrace.schemas.errors import HeadraceError
 from headrace.terminal.command import EXIT_INTERRUPTED, UsageInvalid, run_command
 from headrace.terminal.output import Output
@@ -46,7 +47,7 @@ IntervalOption = Annotated[
     float, typer.Option("--interval-s", metavar="S", min=0.0, help="Least time from one micro-batch to the next.")
 ]
 WaitOption = Annotated[
-    float, typer.Option("--wait-s", metavar="S", min=0.0, help="How long to wait for Kafka at the start.")
+    float, typer.Option("--timeout", metavar="SECONDS", min=0.0, help="How long to wait for Kafka at the start.")
 ]
 
 
@@ -87,13 +88,14 @@ def run(
     data_dir: CheckpointParentOption = Path(".headrace"),
     max_messages: MaxMessagesOption = 1_000_000,
     interval_s: IntervalOption = 1.0,
-    wait_s: WaitOption = 30.0,
+    timeout_s: WaitOption = 30.0,
     settings: SettingsOption = None,
     json_output: JsonOption = False,
 ) -> None:
     """Write the readings of a raw topic into a cluster.
 
-    Lines that cannot be read go to the topic dlq.TOPIC.
+    Good lines are written. With a line that cannot be read, the whole message goes to the dead letters: the
+    topic dlq.TOPIC.
     """
     with run_command(json_output) as output:
         if form not in FORMATS:
@@ -107,6 +109,7 @@ def run(
         loaded = load_settings(
             {"cluster.name": cluster, "cluster.bootstrap": bootstrap, "kafka": parse_settings(settings)}
         )
+        require_cluster(loaded)
         job = IngestJob(
             loaded.cluster.name,
             loaded.cluster.bootstrap,
@@ -118,7 +121,7 @@ def run(
             loaded.write.compression,
         )
         place = checkpoint or default_checkpoint(data_dir, job)
-        _run(output, job, RunOptions(place, available_now, max_messages, interval_s, wait_s), loaded.ingest)
+        _run(output, job, RunOptions(place, available_now, max_messages, interval_s, timeout_s), loaded.ingest)
 
 
 def _run(output: Output, job: IngestJob, options: RunOptions, limits: IngestSettings) -> None:

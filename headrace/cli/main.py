@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from headrace.cli.usage import JsonErrors, add_examples
+
 NOUNS = (
     "demo",
     "broker",
@@ -38,6 +40,7 @@ def build_app() -> typer.Typer:
     """The whole command line."""
     app = typer.Typer(
         name="headrace",
+        cls=JsonErrors,
         help="Kafka topics of time-stamped readings become replicated, versioned stores that answer SQL.",
         no_args_is_help=True,
         add_completion=False,
@@ -56,6 +59,7 @@ def build_app() -> typer.Typer:
 
     for noun in NOUNS:
         import_module(f"headrace.cli.{noun}").register(app)
+    add_examples(app)
     return app
 
 

@@ -55,7 +55,7 @@ def run(
     json_output: JsonOption = False,
 ) -> None:
     """Run a node in the foreground until SIGTERM or Ctrl-C, which stop it cleanly."""
-    with run_command(json_output, log_level="info") as output:
+    with run_command(json_output, log_level="info", patient=True) as output:
         # Before anything loads pyarrow: its allocator reads this once.
         keep_freed()
         from headrace.consumers.node.node import Node

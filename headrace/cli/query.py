@@ -43,7 +43,7 @@ def query(
         QueryFormat, typer.Option("--format", help="How rows come out; arrow is an IPC stream.")
     ] = QueryFormat.TABLE,
     timeout_s: Annotated[
-        float | None, typer.Option("--timeout", metavar="S", min=0.001, help="Seconds the query may take.")
+        float | None, typer.Option("--timeout", metavar="SECONDS", min=0.001, help="How long the query may take.")
     ] = None,
     limit: Annotated[
         int | None, typer.Option("--limit", metavar="N", min=1, help="Print the first N rows only.")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from headrace.cli.options import parse_settings
 from headrace.schemas.errors import HeadraceError
+from headrace.terminal.command import EXIT_USAGE
 
 if TYPE_CHECKING:
     from headrace.admin_client import AdminClient
@@ -46,7 +47,7 @@ class ClusterSession:
 def cluster_session(cluster: str | None, bootstrap: str | None, settings: list[str] | None) -> Iterator[ClusterSession]:
     """Connect to a cluster by flags, environment and file.
 
-    Raises NoCluster, LogUnavailable, SettingsInvalid.
+    Raises ClusterUnnamed, NoCluster, LogUnavailable, SettingsInvalid.
     """
     from headrace.connectors.log.kafka import KafkaLog
     from headrace.connectors.log.topics import Topics
@@ -54,6 +55,7 @@ def cluster_session(cluster: str | None, bootstrap: str | None, settings: list[s
     from headrace.settings import load_settings
 
     loaded = load_settings({"cluster.name": cluster, "cluster.bootstrap": bootstrap, "kafka": parse_settings(settings)})
+    require_cluster(loaded)
     topics = Topics(loaded.cluster.name)
     log = KafkaLog(loaded.cluster.bootstrap, loaded.kafka)
     try:
@@ -63,7 +65,21 @@ def cluster_session(cluster: str | None, bootstrap: str | None, settings: list[s
 
 
 class NodeUnknown(HeadraceError):
-    """No node to ask: none is named, and no node of the cluster is ready."""
+    """No node to ask: no node of the cluster is ready."""
+
+
+class ClusterUnnamed(HeadraceError):
+    """No flag, variable or file names a cluster."""
+
+    exit_code = EXIT_USAGE
+
+
+def require_cluster(settings: Settings) -> None:
+    """Refuse settings that name no cluster. Raises ClusterUnnamed."""
+    # The defaults name a cluster on this machine. Nobody asked for it: say what to name instead of waiting
+    # for Kafka.
+    if settings.origin("cluster.bootstrap") == settings.origin("cluster.name") == "default":
+        raise ClusterUnnamed("no cluster configured: run `headrace up`, or set cluster.bootstrap")
 
 
 def node_url(node: str | None, cluster: str | None = None, bootstrap: str | None = None) -> str:
@@ -73,13 +89,7 @@ def node_url(node: str | None, cluster: str | None = None, bootstrap: str | None
     settings = load_settings({"node.url": node, "cluster.name": cluster, "cluster.bootstrap": bootstrap})
     if settings.node.url:
         return settings.node.url
-    # The defaults name a cluster on this machine. Nobody asked for it: say what to name instead of waiting
-    # for Kafka.
-    if settings.origin("cluster.bootstrap") == settings.origin("cluster.name") == "default":
-        raise NodeUnknown(
-            "no node is named",
-            action="give --node, HEADRACE__NODE__URL or node.url in headrace.toml; or name the cluster and its bootstrap servers",
-        )
+    require_cluster(settings)
     return _ready_node(settings)
 
 

@@ -43,7 +43,7 @@ def up(
 
     Writes the cluster's name and Kafka's address into `headrace.toml` beside the directory.
     """
-    with run_command(json_output) as output:
+    with run_command(json_output, patient=True) as output:
         local = _cluster_of(directory, cluster, nodes)
         known = [node.name for node in local.file.nodes]
         unknown = [name for name in restart or () if name not in known]
@@ -129,7 +129,7 @@ def _show(output: Output, local: LocalCluster, started: Sequence[str], directory
 
 def down(directory: DirectoryOption = DEFAULT_DIRECTORY, json_output: JsonOption = False) -> None:
     """Stop the nodes and Kafka of a directory; data stays."""
-    with run_command(json_output) as output:
+    with run_command(json_output, patient=True) as output:
         from headrace.local_cluster import LocalCluster
 
         local = LocalCluster.load(directory)

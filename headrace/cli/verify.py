@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from headrace.cli.options import BootstrapOption, ClusterOption, JsonOption, SettingsOption
 from headrace.cli.session import cluster_session
 from headrace.terminal.command import run_command
+
+if TYPE_CHECKING:
+    from headrace.consumers.integrity.verify import GroupVerdict
+
+DIFFERENCES_SHOWN = 10
 
 
 def register(app: typer.Typer) -> None:
@@ -42,7 +47,7 @@ def verify(
                 verdict.segments,
                 ", ".join(verdict.members),
                 ", ".join(verdict.missing) or "-",
-                "equal" if verdict.ok else "\n".join(verdict.differences[:10]),
+                result_of(verdict),
             )
             for verdict in verdicts
         ]
@@ -52,3 +57,15 @@ def verify(
         )
     # Outside of `run_command`, which would otherwise have to know that these codes are results and no errors.
     raise typer.Exit(code)
+
+
+def result_of(verdict: GroupVerdict) -> str:
+    """The comparison of a group for people: `equal (2 of 3; n3 missing)`, or the first differences."""
+    if not verdict.ok:
+        return "\n".join(verdict.differences[:DIFFERENCES_SHOWN])
+    if not verdict.missing:
+        return "equal"
+    compared = len(verdict.members)
+    of = f"{compared} of {compared + len(verdict.missing)}; {', '.join(verdict.missing)} missing"
+    # One member, or none, was compared with nobody.
+    return f"equal ({of})" if compared > 1 else f"not compared ({of})"

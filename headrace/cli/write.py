@@ -20,8 +20,9 @@ from headrace.cli.format_options import (
     format_options,
 )
 from headrace.cli.options import BootstrapOption, ClusterOption, JsonOption, SettingsOption, parse_settings
+from headrace.cli.session import require_cluster
 from headrace.terminal.command import UsageInvalid, run_command
-from headrace.terminal.output import Output
+from headrace.terminal.output import Output, refused_lines
 
 if TYPE_CHECKING:
     from headrace._file_writer import FileProgress, FileWriter
@@ -81,7 +82,8 @@ def write(
         )
         # Before Kafka: a misspelt name must not wait for a broker first.
         if file != STANDARD_INPUT and not Path(file).is_file():
-            raise UsageInvalid(f"there is no file {file}")
+            raise UsageInvalid(f"{file}: {'is a directory' if Path(file).is_dir() else 'no such file'}")
+        require_cluster(loaded)
         started_s = time.perf_counter()
         done = _write_file(output, loaded, file, database, name, options)
         _report(output, done, round(time.perf_counter() - started_s, 3))
@@ -114,7 +116,7 @@ def _write_file(
         finally:
             hidden = writing.progress.rejected - REJECTED_SHOWN
             if hidden > 0:
-                output.note(f"and {hidden:,} more were not taken")
+                output.note(f"and {refused_lines(hidden, 'more ')}")
     finally:
         close_cluster(cluster)
     return writing.progress
@@ -133,5 +135,5 @@ def _run(output: Output, writing: FileWriter, file: str, form: str, options: For
 
 def _report(output: Output, done: FileProgress, seconds: float) -> None:
     document = {"rows": done.rows, "points": done.points, "rejected": done.rejected, "seconds": seconds}
-    rejected = f", {done.rejected:,} lines were not taken" if done.rejected else ""
+    rejected = f", {refused_lines(done.rejected)}" if done.rejected else ""
     output.result(document, f"{done.rows:,} rows, {done.points:,} points in {seconds:.1f} s{rejected}")

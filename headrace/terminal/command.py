@@ -12,13 +12,15 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from headrace.schemas.errors import HeadraceError, StateUnknown
+from headrace.terminal.interruption import be_patient, prompt_interruption
 from headrace.terminal.output import Output
 
 if TYPE_CHECKING:
@@ -35,31 +37,60 @@ class UsageInvalid(HeadraceError):
     exit_code = EXIT_USAGE
 
 
+class Interrupted(StateUnknown):
+    """A command that Ctrl-C ended."""
+
+
 @contextmanager
-def run_command(json_output: bool = False, *, log_level: str = "warning") -> Iterator[Output]:
+def run_command(json_output: bool = False, *, log_level: str = "warning", patient: bool = False) -> Iterator[Output]:
     """Run a command's body: errors become one line and what to do about it, and an exit code other than 0.
 
     1 is a failure, 130 an interruption; an error class may name its own `exit_code`. `log_level` holds unless
-    the setting `log.level` is given.
+    the setting `log.level` is given. `patient`: Ctrl-C only raises KeyboardInterrupt, for a body that stops
+    processes or handles signals itself. Others end soon after it, whatever they wait for.
     """
-    try:
-        configure_logging(_log_level(log_level), json_output=json_output)
-        yield Output(json_output)
-    except HeadraceError as error:
-        print_error(error, json_output=json_output)
-        raise typer.Exit(getattr(error, "exit_code", EXIT_FAILED)) from None
-    except KeyboardInterrupt:
-        sys.stderr.write("interrupted\n")
-        raise typer.Exit(EXIT_INTERRUPTED) from None
-    except BrokenPipeError:
-        # The reader of stdout is gone, as with `head`. Python flushes stdout at exit and would print a second
-        # error.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise typer.Exit(EXIT_FAILED) from None
-    except OSError as error:
-        named = f"{error.filename}: {error.strerror}" if error.filename else str(error)
-        print_error(HeadraceError(named), json_output=json_output)
-        raise typer.Exit(EXIT_FAILED) from None
+    report = _interruption_report(json_output)
+    with prompt_interruption(report, EXIT_INTERRUPTED):
+        if patient:
+            be_patient()
+        try:
+            configure_logging(_log_level(log_level), json_output=json_output)
+            yield Output(json_output)
+        except HeadraceError as error:
+            print_error(error, json_output=json_output)
+            raise typer.Exit(exit_code_of(error)) from None
+        except KeyboardInterrupt:
+            report()
+            raise typer.Exit(EXIT_INTERRUPTED) from None
+        except BrokenPipeError:
+            # The reader of stdout is gone, as with `head`. Python flushes stdout at exit and would print a second
+            # error.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(EXIT_FAILED) from None
+        except OSError as error:
+            named = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+            print_error(HeadraceError(named), json_output=json_output)
+            raise typer.Exit(EXIT_FAILED) from None
+
+
+def exit_code_of(error: HeadraceError) -> int:
+    """The exit code of a command that an error ended."""
+    return int(getattr(error, "exit_code", EXIT_FAILED))
+
+
+def _interruption_report(json_output: bool) -> Callable[[], None]:
+    """Reports an interruption, at the first call only."""
+    due = threading.Lock()
+
+    def report() -> None:
+        if not due.acquire(blocking=False):
+            return
+        if json_output:
+            print_error(Interrupted("interrupted"), json_output=True)
+        else:
+            sys.stderr.write("interrupted\n")
+
+    return report
 
 
 def _log_level(default: str) -> str:

@@ -80,6 +80,11 @@ class Output:
             yield advance
 
 
+def refused_lines(count: int, more: str = "") -> str:
+    """`1 line refused`, `2 lines refused`."""
+    return f"{count:,} {more}{'line' if count == 1 else 'lines'} refused"
+
+
 def _no_display(count: int, total: int | None = None) -> None:
     del count, total
 

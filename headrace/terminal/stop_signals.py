@@ -6,6 +6,8 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from headrace.terminal.interruption import be_patient
+
 STOPPING = "stopping: what has begun is finished first, once more ends it at once"
 
 
@@ -24,6 +26,7 @@ class StopSignals:
     def begin_work(self) -> None:
         """From now on there is work to finish."""
         self._working = True
+        be_patient()
 
     def stop(self) -> bool:
         """Whether the work is to end."""

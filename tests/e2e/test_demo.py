@@ -44,7 +44,7 @@ def is_running(process: psutil.Process) -> bool:
 def test_every_check_passes_and_the_cluster_can_be_kept(tmp_path: Path) -> None:
     """The checks of every step pass; then the cluster answers, and `down` ends all of it."""
     directory = tmp_path / "kept"
-    done = headrace("demo", "--trucks", TRUCKS, "--json", "--keep", "--dir", str(directory), timeout_s=400)
+    done = headrace("demo", "--trucks", TRUCKS, "--json", "--keep", "--data-dir", str(directory), timeout_s=400)
     try:
         assert 0 == done.returncode, f"{done.stdout}\n{done.stderr}"
         document = json.loads(done.stdout)
@@ -68,7 +68,7 @@ def test_every_check_passes_and_the_cluster_can_be_kept(tmp_path: Path) -> None:
 def test_an_interruption_leaves_nothing_running(tmp_path: Path) -> None:
     """Ctrl-C while Spark works: exit code 130; nodes, broker and Spark end, and the logs are kept."""
     directory = tmp_path / "interrupted"
-    command = [sys.executable, "-m", "headrace", "demo", "--trucks", TRUCKS, "--dir", str(directory)]
+    command = [sys.executable, "-m", "headrace", "demo", "--trucks", TRUCKS, "--data-dir", str(directory)]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as demo:
         try:
             parent = psutil.Process(demo.pid)

@@ -92,7 +92,7 @@ def wait_for_more(cluster: IngestCluster, than: int, process: subprocess.Popen[s
 def test_without_a_broker_there_is_one_clear_error(tmp_path: Path) -> None:
     """Without a listener the command names the address that does not answer, and fails."""
     given = ["--cluster", "c", "--bootstrap", "127.0.0.1:9", "--topic", "raw", "--database", "db", "--format", "influx"]
-    line = [sys.executable, "-m", "headrace", "ingest", "run", *given, "--data-dir", str(tmp_path), "--wait-s", "0.5"]
+    line = [sys.executable, "-m", "headrace", "ingest", "run", *given, "--data-dir", str(tmp_path), "--timeout", "0.5"]
     done = finished(line)
     assert 1 == done.returncode
     assert "" == done.stdout
@@ -247,7 +247,7 @@ def test_an_available_now_run_that_is_stopped_early_fails_and_the_next_reads_eve
 def test_a_signal_ends_the_wait_for_a_broker(tmp_path: Path) -> None:
     """Before the first micro-batch there is nothing to finish: Ctrl-C ends the command at once."""
     given = ["--cluster", "c", "--bootstrap", "127.0.0.1:9", "--topic", "raw", "--database", "db", "--format", "influx"]
-    line = [sys.executable, "-m", "headrace", "ingest", "run", *given, "--data-dir", str(tmp_path), "--wait-s", "200"]
+    line = [sys.executable, "-m", "headrace", "ingest", "run", *given, "--data-dir", str(tmp_path), "--timeout", "200"]
     with running(line) as process:
         assert process.stderr is not None
         assert "waiting up to 200 s" in process.stderr.readline()

@@ -1,0 +1,104 @@
+"""What every command has in common on the command line: an example in its help, and errors as JSON on request."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+from headrace.terminal.command import UsageInvalid, exit_code_of, print_error
+
+EXAMPLES: Mapping[str, str] = MappingProxyType(
+    {
+        "": "headrace up",
+        "accept-gap": "headrace accept-gap --group n1 --cluster plant --bootstrap kafka:9092",
+        "bench": "headrace bench wal -o rows=100000",
+        "broker": "headrace broker start --data-dir ./kafka",
+        "broker start": "headrace broker start --data-dir ./kafka --port 9092",
+        "broker status": "headrace broker status --data-dir ./kafka",
+        "broker stop": "headrace broker stop --data-dir ./kafka",
+        "config": "headrace config show --origin",
+        "config show": "headrace config show --origin",
+        "delete": "headrace delete --database plant --table pumps --tag pump=p1 --dry-run",
+        "demo": "headrace demo --trucks 100",
+        "down": "headrace down --dir ./cluster",
+        "generate": "headrace generate iot --output fleet.lp",
+        "generate cpu": "headrace generate cpu --output cpu.parquet --hosts 10",
+        "generate iot": "headrace generate iot --output fleet.lp --trucks 10",
+        "ingest": "headrace ingest run --topic raw --format influx --database plant",
+        "ingest run": "headrace ingest run --topic raw --format influx --database plant",
+        "node": "headrace node run --id n1 --nodes n1,n2,n3 --data-dir ./n1",
+        "node run": "headrace node run --id n1 --nodes n1,n2,n3 --data-dir ./n1",
+        "query": 'headrace query "SELECT count(*) FROM plant.pumps"',
+        "refuse-record": "headrace refuse-record --group n1 --offset 1200",
+        "replay": "headrace replay --id n1 --data-dir ./n1 --replace",
+        "retention": "headrace retention set plant.pumps 30d --dry-run",
+        "retention set": "headrace retention set plant.pumps 30d --dry-run",
+        "seal": "headrace seal --timeout 60",
+        "status": "headrace status --node 127.0.0.1:8080",
+        "table": "headrace table drop plant.pumps --dry-run",
+        "table drop": "headrace table drop plant.pumps --dry-run",
+        "up": "headrace up --nodes 3 --dir ./cluster",
+        "verify": "headrace verify --allow-missing 1",
+        "wal": "headrace wal repair ./n1/journal",
+        "wal repair": "headrace wal repair ./n1/journal --drop",
+        "write": "headrace write pumps.lp --database plant",
+    }
+)
+"""One line for each command, by its words."""
+
+
+def add_examples(app: typer.Typer, words: str = "") -> None:
+    """End the help of the app, of its nouns and of its commands with an example."""
+    if not words:
+        app.info.epilog = _epilog("")
+    for command in app.registered_commands:
+        assert command.callback is not None
+        name = command.name or command.callback.__name__.replace("_", "-")
+        command.epilog = _epilog(f"{words} {name}".strip())
+    for group in app.registered_groups:
+        inner, name = group.typer_instance, group.name
+        assert inner is not None
+        assert name
+        group.epilog = _epilog(f"{words} {name}".strip())
+        add_examples(inner, f"{words} {name}".strip())
+
+
+def _epilog(words: str) -> str | None:
+    example = EXAMPLES.get(words)
+    return None if example is None else f"Example: {example}"
+
+
+class JsonErrors(TyperGroup):
+    """The root of the command line: with `--json` also a wrong option is a JSON object on stderr."""
+
+    def main(self, args: Sequence[str] | None = None, *given: Any, standalone_mode: bool = True, **extra: Any) -> Any:
+        """See TyperGroup."""
+        words = list(sys.argv[1:] if args is None else args)
+        if not standalone_mode or "--json" not in _options(words):
+            return super().main(args, *given, standalone_mode=standalone_mode, **extra)
+        try:
+            code = super().main(words, *given, standalone_mode=False, **extra)
+        # typer has its own copy of click, so the class of its errors has no name that other packages may import.
+        except Exception as error:
+            describe = getattr(error, "format_message", None)
+            if describe is None:
+                raise
+            context = getattr(error, "ctx", None)
+            command = context.command_path if context is not None else "headrace"
+            refusal = UsageInvalid(describe(), action=f"see {command} --help")
+            print_error(refusal, json_output=True)
+            sys.exit(exit_code_of(refusal))
+        sys.exit(code if isinstance(code, int) else 0)
+
+
+def _options(words: Sequence[str]) -> Iterator[str]:
+    """The words before `--`, behind which nothing is an option."""
+    for word in words:
+        if word == "--":
+            return
+        yield word
