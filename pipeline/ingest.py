@@ -36,8 +36,10 @@ from headrace.pipeline.failures import QueryFailed, SparkTransientFault, explain
 from headrace.pipeline.ingest_progress import (
     UNKNOWN,
     IngestProgress,
+    IngestState,
     TaskCounts,
     TaskCountsParam,
+    batch_seconds,
     lag_records,
     progress_of,
 )
@@ -259,7 +261,9 @@ def _run_queries(session: SparkSession, job: IngestJob, run: RunOptions, monitor
             if transient_faults > TRANSIENT_FAULTS_MAX:
                 raise failure from error
             if not isinstance(failure, SparkTransientFault):
+                monitor.enter(IngestState.WAITING)
                 _wait_out_failure(failure, job, run, notify)
+                monitor.enter(IngestState.RUNNING)
 
 
 @dataclass(slots=True)
@@ -270,11 +274,21 @@ class _RunMonitor:
     on_progress: Callable[[IngestProgress], None]
     should_stop: Callable[[], bool]
     lag: int = UNKNOWN
+    batch_seconds: float = UNKNOWN
+    state: IngestState = IngestState.RUNNING
     ended: bool = False
 
     def progress(self) -> IngestProgress:
         """Counts and lag so far."""
-        return replace(progress_of(self.counts.value, self.lag, time.time_ns() // 1_000_000), ended=self.ended)
+        # While Kafka does not answer, nobody knows how far the topic has grown.
+        lag = UNKNOWN if self.state is IngestState.WAITING else self.lag
+        found = progress_of(self.counts.value, lag, time.time_ns() // 1_000_000)
+        return replace(found, ended=self.ended, batch_seconds=self.batch_seconds, state=self.state)
+
+    def enter(self, state: IngestState) -> None:
+        """Note what the run does from now on, and report it."""
+        self.state = state
+        self.on_progress(self.progress())
 
     def follow(self, query: StreamingQuery) -> None:
         """Return when the query ends or must stop; a stop waits up to STOP_WAIT_S for the end of the running
@@ -284,6 +298,7 @@ class _RunMonitor:
             self.ended = self._wait(query)
         if self.ended:
             return
+        self.enter(IngestState.STOPPING)
         # An interrupted micro-batch runs again as a whole at the next start: a short wait saves work.
         deadline, batches = Deadline(STOP_WAIT_S), self.progress().batches
         while query.isActive and query.status["isTriggerActive"] and not deadline.passed():
@@ -297,7 +312,9 @@ class _RunMonitor:
         ended = bool(query.awaitTermination(POLL_S))  # type: ignore[arg-type]
         newest = query.lastProgress
         if newest is not None:
-            self.lag = lag_records(json.loads(newest.json))
+            report = json.loads(newest.json)
+            self.lag = lag_records(report)
+            self.batch_seconds = batch_seconds(report)
         self.on_progress(self.progress())
         return ended
 

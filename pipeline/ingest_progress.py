@@ -5,18 +5,31 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
+from itertools import islice
 from typing import Any
 
 from pyspark.accumulators import AccumulatorParam
 
 BATCHES_KEPT = 64
 UNKNOWN = -1
+REASONS_MAX = 20
+"""Reasons of refusal that are counted apart; a reason may hold a value of its line, so there is no end to them."""
+
+
+class IngestState(StrEnum):
+    """What an ingest run does."""
+
+    STARTING = "starting"
+    RUNNING = "running"
+    WAITING = "waiting"
+    STOPPING = "stopping"
 
 
 @dataclass(frozen=True, slots=True)
 class Counts:
     """Rows and points in forward messages, bad lines, bytes read, and the newest Kafka timestamp read (-1
-    before any).
+    before any). `reasons` has the bad lines by reason, of the first REASONS_MAX reasons.
     """
 
     rows: int = 0
@@ -24,6 +37,7 @@ class Counts:
     rejected: int = 0
     bytes: int = 0
     newest_ms: int = -1
+    reasons: Mapping[str, int] = field(default_factory=dict, compare=False)
 
     def __add__(self, other: Counts) -> Counts:
         return Counts(
@@ -32,7 +46,15 @@ class Counts:
             self.rejected + other.rejected,
             self.bytes + other.bytes,
             max(self.newest_ms, other.newest_ms),
+            _added(self.reasons, other.reasons),
         )
+
+
+def _added(left: Mapping[str, int], right: Mapping[str, int]) -> Mapping[str, int]:
+    if not right:
+        return left
+    names = islice({**left, **right}, REASONS_MAX)
+    return {name: left.get(name, 0) + right.get(name, 0) for name in names}
 
 
 # A plain sum would count the rows of a task again each time Spark runs it again: its accumulators are exact
@@ -87,7 +109,8 @@ class IngestProgress:
     """Counts of finished tasks, their micro-batches, and the lag behind the raw topic (`lag_*` are -1 while
     unknown).
 
-    `ended`: the query has reached the end of its topic and stopped by itself.
+    `batch_seconds` is what the newest micro-batch took, -1 before the first one. `ended`: the query has reached
+    the end of its topic and stopped by itself.
     """
 
     counts: Counts
@@ -95,6 +118,8 @@ class IngestProgress:
     lag_records: int
     lag_seconds: float
     ended: bool = False
+    batch_seconds: float = UNKNOWN
+    state: IngestState = IngestState.RUNNING
 
 
 def progress_of(tasks: TaskCounts, lag: int, now_ms: int) -> IngestProgress:
@@ -118,6 +143,12 @@ def lag_records(report: Mapping[str, Any]) -> int:
             return UNKNOWN
         lag += sum(max(0, offset - end.get(partition, 0)) for partition, offset in latest.items())
     return lag
+
+
+def batch_seconds(report: Mapping[str, Any]) -> float:
+    """How long the micro-batch of a report of Spark took; -1 while unknown."""
+    duration_ms = report.get("batchDuration")
+    return UNKNOWN if duration_ms is None else float(duration_ms) / 1_000
 
 
 def _offsets(value: Any) -> dict[tuple[str, str], int]:

@@ -18,7 +18,7 @@ from pyspark import Accumulator
 from headrace.connectors.formats.interface import LINE_COLUMN, MESSAGE_COLUMN, REJECTED_MESSAGES, ParseResult
 from headrace.connectors.formats.parser import parse_messages
 from headrace.pipeline.cluster_access import ClusterAccess, cluster_access
-from headrace.pipeline.ingest_progress import Counts, TaskCounts
+from headrace.pipeline.ingest_progress import REASONS_MAX, Counts, TaskCounts
 from headrace.pipeline.job import IngestJob
 from headrace.pipeline.offset_ranges import OffsetRange, offset_range_reader
 from headrace.pipeline.package import forget_archives
@@ -38,6 +38,7 @@ from headrace.schemas.messages import Message, ProducerPosition, Write, body_dig
 from headrace.schemas.tables import SchemaError, TableSchema, TypeClash
 
 SEQUENCE_BITS = 40
+REASON_SHOWN_MAX = 200
 ROW_BYTES_MAX = PAYLOAD_BYTES_MAX - 65_536
 
 RecordBatches = Iterator[pa.RecordBatch]
@@ -227,10 +228,16 @@ class IngestTask:
 
     def _dead_letters(self, raw: pa.RecordBatch, rejected: pa.Table) -> RecordBatches:
         if rejected.num_rows:
-            self.counts += Counts(rejected=rejected.num_rows)
+            self.counts += Counts(rejected=rejected.num_rows, reasons=_counted(rejected["reason"]))
             yield dead_letters(
                 self._job.topic, raw, rejected.sort_by([("message", "ascending"), ("line", "ascending")])
             )
+
+
+def _counted(reasons: pa.ChunkedArray) -> dict[str, int]:
+    """How many lines have each of the first reasons."""
+    counted = pc.value_counts(reasons).slice(0, REASONS_MAX)
+    return {str(each["values"])[:REASON_SHOWN_MAX]: each["counts"] for each in counted.to_pylist()}
 
 
 def as_rejected(rows: pa.Table, reason: str) -> pa.Table:

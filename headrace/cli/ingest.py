@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import signal
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -23,7 +25,7 @@ from headrace.cli.options import BootstrapOption, ClusterOption, JsonOption, Set
 from headrace.cli.session import require_cluster
 from headrace.schemas.errors import HeadraceError
 from headrace.terminal.command import EXIT_INTERRUPTED, UsageInvalid, run_command
-from headrace.terminal.output import Output
+from headrace.terminal.output import Output, refused_lines
 from headrace.terminal.stop_signals import StopSignals, stop_signals
 
 if TYPE_CHECKING:
@@ -44,10 +46,13 @@ MaxMessagesOption = Annotated[
     int, typer.Option("--max-messages", metavar="N", min=1, help="Most raw messages in one micro-batch.")
 ]
 IntervalOption = Annotated[
-    float, typer.Option("--interval-s", metavar="S", min=0.0, help="Least time from one micro-batch to the next.")
+    float, typer.Option("--interval-s", metavar="SECONDS", min=0.0, help="Least time from one micro-batch to the next.")
 ]
 WaitOption = Annotated[
     float, typer.Option("--timeout", metavar="SECONDS", min=0.0, help="How long to wait for Kafka at the start.")
+]
+HttpOption = Annotated[
+    str | None, typer.Option("--http", metavar="HOST:PORT", help="Serve metrics for Prometheus at /metrics here.")
 ]
 
 
@@ -89,6 +94,7 @@ def run(
     max_messages: MaxMessagesOption = 1_000_000,
     interval_s: IntervalOption = 1.0,
     timeout_s: WaitOption = 30.0,
+    http: HttpOption = None,
     settings: SettingsOption = None,
     json_output: JsonOption = False,
 ) -> None:
@@ -121,15 +127,35 @@ def run(
             loaded.write.compression,
         )
         place = checkpoint or default_checkpoint(data_dir, job)
-        _run(output, job, RunOptions(place, available_now, max_messages, interval_s, timeout_s), loaded.ingest)
+        run_options = RunOptions(place, available_now, max_messages, interval_s, timeout_s)
+        with _metrics(output, job, http) as take:
+            _run(output, job, run_options, loaded.ingest, take)
 
 
-def _run(output: Output, job: IngestJob, options: RunOptions, limits: IngestSettings) -> None:
+@contextmanager
+def _metrics(output: Output, job: IngestJob, http: str | None) -> Iterator[Callable[[IngestProgress], None]]:
+    """Serve metrics at an address, if there is one; yields the function that takes the newest progress."""
+    from headrace.cli.ingest_metrics import IngestMetrics, reserved_address, serving
+
+    metrics = IngestMetrics(job)
+    with serving(metrics, reserved_address(http)) as url:
+        if url:
+            output.note(f"metrics: {url}")
+        yield metrics.show
+
+
+def _run(
+    output: Output,
+    job: IngestJob,
+    options: RunOptions,
+    limits: IngestSettings,
+    take: Callable[[IngestProgress], None],
+) -> None:
     started_s = time.monotonic()
     progress = None
     with stop_signals(output.note) as signals:
         try:
-            progress = _ingest(output, job, options, limits, signals)
+            progress = _ingest(output, job, options, limits, signals, take)
         except KeyboardInterrupt:
             # A service manager stops with SIGTERM, which is no failure. Ctrl-C ends with 130 everywhere.
             if signals.received == signal.SIGINT:
@@ -143,7 +169,12 @@ def _run(output: Output, job: IngestJob, options: RunOptions, limits: IngestSett
 
 
 def _ingest(
-    output: Output, job: IngestJob, options: RunOptions, limits: IngestSettings, signals: StopSignals
+    output: Output,
+    job: IngestJob,
+    options: RunOptions,
+    limits: IngestSettings,
+    signals: StopSignals,
+    take: Callable[[IngestProgress], None],
 ) -> IngestProgress:
     from headrace.cli.ingest_display import live_display
     from headrace.connectors.log.client_check import check_client_settings
@@ -168,8 +199,16 @@ def _ingest(
             keep_open=held.descriptors if held else (),
             progress=output.note,
         )
-        with end_session(session), live_display(job.topic) as show:
-            return run_ingest(session, job, options, on_progress=show, should_stop=signals.stop, notify=output.note)
+        with end_session(session), live_display(job.topic, output.note) as show:
+
+            def report(progress: IngestProgress) -> None:
+                take(progress)
+                show(progress)
+
+            done = run_ingest(session, job, options, on_progress=report, should_stop=signals.stop, notify=output.note)
+            # The last batch may have ended between two looks.
+            report(done)
+            return done
 
 
 def _report(output: Output, topic: str, progress: IngestProgress, seconds: float) -> None:
@@ -183,5 +222,8 @@ def _report(output: Output, topic: str, progress: IngestProgress, seconds: float
     }
     text = f"{counts.rows:,} rows, {counts.points:,} points in {progress.batches:,} batches, {seconds:.1f} s"
     if counts.rejected:
-        text += f"; {counts.rejected:,} lines were not taken, their messages are in dlq.{topic}"
+        messages = "its message is" if counts.rejected == 1 else "their messages are"
+        text += f"; {refused_lines(counts.rejected)}, {messages} in dlq.{topic}"
+        for reason, count in counts.reasons.items():
+            output.note(f"{refused_lines(count)} in all: {reason}")
     output.result(document, text)

@@ -1,4 +1,4 @@
-"""The status line of `headrace ingest run` on a terminal."""
+"""What `headrace ingest run` shows while it runs: a status line on a terminal, else a line every 10 seconds."""
 
 from __future__ import annotations
 
@@ -9,42 +9,96 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from headrace.terminal.output import refused_lines
 from headrace.terminal.progress_bar import short_number
 
 if TYPE_CHECKING:
-    from headrace.pipeline.ingest_progress import IngestProgress
+    from headrace.pipeline.ingest_progress import Counts, IngestProgress
 
 RATE_WINDOW_S = 10.0
+LINE_INTERVAL_S = 10.0
+UNKNOWN = "unknown"
 
 
 @contextmanager
-def live_display(topic: str) -> Iterator[Callable[[IngestProgress], None]]:
-    """Yields the function that shows the newest progress; without a terminal it shows nothing."""
+def live_display(topic: str, note: Callable[[str], None]) -> Iterator[Callable[[IngestProgress], None]]:
+    """Yields the function that shows the newest progress; `note` prints a line on stderr."""
+    refusals = Refusals(note)
     if not sys.stderr.isatty():
-        yield lambda _progress: None
+        lines = ProgressLines(topic, note)
+
+        def log(progress: IngestProgress) -> None:
+            refusals.show(progress.counts)
+            lines.show(progress)
+
+        yield log
         return
     from rich.console import Console
     from rich.live import Live
     from rich.text import Text
 
-    samples: deque[tuple[float, int, int]] = deque()
+    rate = Rate()
+    # Live moves what is printed meanwhile above its own line.
     with Live(Text(f"{topic}: starting"), console=Console(stderr=True), refresh_per_second=4) as live:
 
         def show(progress: IngestProgress) -> None:
-            samples.append((time.monotonic(), progress.counts.rows, progress.counts.bytes))
-            while len(samples) > 2 and samples[-1][0] - samples[0][0] > RATE_WINDOW_S:
-                samples.popleft()
-            live.update(Text(f"{topic}: {describe(progress, *rates(samples))}"))
+            refusals.show(progress.counts)
+            live.update(Text(f"{topic}: {describe(progress, *rate.after(progress))}"))
 
         yield show
 
 
-def rates(samples: deque[tuple[float, int, int]]) -> tuple[float, float]:
-    """(rows a second, MB a second) over samples of (second, rows, bytes)."""
-    seconds = samples[-1][0] - samples[0][0]
-    if seconds <= 0:
-        return 0.0, 0.0
-    return (samples[-1][1] - samples[0][1]) / seconds, (samples[-1][2] - samples[0][2]) / seconds / 1e6
+class ProgressLines:
+    """A line for logs every LINE_INTERVAL_S, also while nothing arrives: silence would look like a hang."""
+
+    def __init__(self, topic: str, note: Callable[[str], None], clock_s: Callable[[], float] = time.monotonic) -> None:
+        self._topic = topic
+        self._note = note
+        self._clock_s = clock_s
+        self._rate = Rate(clock_s)
+        self._due_s = clock_s() + LINE_INTERVAL_S
+
+    def show(self, progress: IngestProgress) -> None:
+        """Print a line when it is time for one."""
+        rates = self._rate.after(progress)
+        if self._clock_s() < self._due_s:
+            return
+        self._due_s = self._clock_s() + LINE_INTERVAL_S
+        self._note(f"{self._topic}: {describe(progress, *rates)}")
+
+
+class Refusals:
+    """Prints each reason for which lines are refused when it occurs first."""
+
+    def __init__(self, note: Callable[[str], None]) -> None:
+        self._note = note
+        self._shown: set[str] = set()
+
+    def show(self, counts: Counts) -> None:
+        """Print the reasons that are new."""
+        for reason, count in counts.reasons.items():
+            if reason not in self._shown:
+                self._shown.add(reason)
+                self._note(f"{refused_lines(count)}: {reason}")
+
+
+class Rate:
+    """Speed over the last RATE_WINDOW_S."""
+
+    def __init__(self, clock_s: Callable[[], float] = time.monotonic) -> None:
+        self._clock_s = clock_s
+        self._samples: deque[tuple[float, int, int]] = deque()
+
+    def after(self, progress: IngestProgress) -> tuple[float, float]:
+        """(rows a second, MB a second) up to this progress."""
+        samples = self._samples
+        samples.append((self._clock_s(), progress.counts.rows, progress.counts.bytes))
+        while len(samples) > 2 and samples[-1][0] - samples[0][0] > RATE_WINDOW_S:
+            samples.popleft()
+        seconds = samples[-1][0] - samples[0][0]
+        if seconds <= 0:
+            return 0.0, 0.0
+        return (samples[-1][1] - samples[0][1]) / seconds, (samples[-1][2] - samples[0][2]) / seconds / 1e6
 
 
 def describe(progress: IngestProgress, rows_per_second: float, megabytes_per_second: float) -> str:
@@ -56,7 +110,15 @@ def describe(progress: IngestProgress, rows_per_second: float, megabytes_per_sec
             f"{short_number(counts.points)} points",
             f"{short_number(rows_per_second)} rows/s",
             f"{megabytes_per_second:.1f} MB/s",
-            f"lag {progress.lag_records} records, {progress.lag_seconds:.0f} s",
-            f"{counts.rejected} bad lines",
+            f"lag {_lag(progress)}",
+            refused_lines(counts.rejected),
+            *([] if progress.state == "running" else [str(progress.state)]),
         )
     )
+
+
+def _lag(progress: IngestProgress) -> str:
+    if progress.lag_records < 0:
+        return UNKNOWN
+    seconds = UNKNOWN if progress.lag_seconds < 0 else f"{progress.lag_seconds:.0f}"
+    return f"{progress.lag_records} {'record' if progress.lag_records == 1 else 'records'}, {seconds} s"

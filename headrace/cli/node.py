@@ -21,6 +21,7 @@ from headrace.cli.options import (
 )
 from headrace.consumers.node.allocator import GIVE_BACK_INTERVAL_S, give_back, keep_freed
 from headrace.terminal.command import run_command
+from headrace.terminal.interruption import be_patient
 
 if TYPE_CHECKING:
     from headrace.settings import Settings
@@ -55,7 +56,7 @@ def run(
     json_output: JsonOption = False,
 ) -> None:
     """Run a node in the foreground until SIGTERM or Ctrl-C, which stop it cleanly."""
-    with run_command(json_output, log_level="info", patient=True) as output:
+    with run_command(json_output, log_level="info") as output:
         # Before anything loads pyarrow: its allocator reads this once.
         keep_freed()
         from headrace.consumers.node.node import Node
@@ -81,12 +82,15 @@ def run(
             running.start(output.note)
             running.serve()
             starting.clear()
+            be_patient()
             output.note(f"node {running.name} serves on {running.http_address}")
             # Freed memory is kept for the next seal (`keep_freed`); an idle node returns it to the system.
             while not stopping.wait(GIVE_BACK_INTERVAL_S):
                 give_back()
-        except _StoppedEarly:
+        except _StoppedEarly as stopped:
             output.note(f"node {running.name} was stopped before it served")
+            if stopped.number == signal.SIGINT:
+                raise KeyboardInterrupt from None
         finally:
             starting.clear()
             running.stop()
@@ -106,6 +110,10 @@ def load_node_settings(flags: Mapping[str, object]) -> Settings:
 class _StoppedEarly(BaseException):
     """A signal to stop that came while the node was starting."""
 
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
 
 def _on_signals(starting: threading.Event, stopping: threading.Event) -> None:
     """Let a signal end the wait of `run`, and interrupt a node that is still starting."""
@@ -114,11 +122,11 @@ def _on_signals(starting: threading.Event, stopping: threading.Event) -> None:
     # threads behind.
 
     def stop(number: int, frame: FrameType | None) -> None:
-        del number, frame
+        del frame
         stopping.set()
         if starting.is_set():
             starting.clear()
-            raise _StoppedEarly
+            raise _StoppedEarly(number)
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)

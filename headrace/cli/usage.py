@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -61,11 +62,10 @@ def add_examples(app: typer.Typer, words: str = "") -> None:
         name = command.name or command.callback.__name__.replace("_", "-")
         command.epilog = _epilog(f"{words} {name}".strip())
     for group in app.registered_groups:
-        inner, name = group.typer_instance, group.name
-        assert inner is not None
-        assert name
-        group.epilog = _epilog(f"{words} {name}".strip())
-        add_examples(inner, f"{words} {name}".strip())
+        assert group.typer_instance is not None
+        inner = f"{words} {group.name}".strip()
+        group.epilog = _epilog(inner)
+        add_examples(group.typer_instance, inner)
 
 
 def _epilog(words: str) -> str | None:
@@ -76,13 +76,22 @@ def _epilog(words: str) -> str | None:
 class JsonErrors(TyperGroup):
     """The root of the command line: with `--json` also a wrong option is a JSON object on stderr."""
 
-    def main(self, args: Sequence[str] | None = None, *given: Any, standalone_mode: bool = True, **extra: Any) -> Any:
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        windows_expand_args: bool = True,
+        **extra: Any,
+    ) -> Any:
         """See TyperGroup."""
+        run = partial(super().main, args, prog_name, complete_var, windows_expand_args=windows_expand_args, **extra)
         words = list(sys.argv[1:] if args is None else args)
         if not standalone_mode or "--json" not in _options(words):
-            return super().main(args, *given, standalone_mode=standalone_mode, **extra)
+            return run(standalone_mode=standalone_mode)
         try:
-            code = super().main(words, *given, standalone_mode=False, **extra)
+            code = run(standalone_mode=False)
         # typer has its own copy of click, so the class of its errors has no name that other packages may import.
         except Exception as error:
             describe = getattr(error, "format_message", None)
