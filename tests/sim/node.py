@@ -276,6 +276,7 @@ class ClusterNode:
         self.log_consumer = LogConsumer(
             self.log, self.name, self.groups, local.cursors, self.journal, settings, self, clock
         )
+        self.log_consumer.restore(self.identity.topics, local.receipts)
         self.readiness = Readiness(
             self.identity, self.groups, self.log_consumer, self.heartbeat, local.ends, TAKE_BACK_MS, clock
         )

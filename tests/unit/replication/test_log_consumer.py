@@ -9,7 +9,8 @@ from typing import Any
 from headrace.connectors.log.memory import MemoryLog
 from headrace.consumers.replication.group_health import GroupHealth
 from headrace.consumers.replication.journal import JournalEntry
-from headrace.consumers.replication.log_consumer import Cursor, LogConsumer
+from headrace.consumers.replication.log_consumer import LogConsumer
+from headrace.consumers.replication.log_prefix import Cursor
 from headrace.consumers.replication.settings import ReplicationLimits
 from headrace.consumers.wal import UpdateFailed
 from headrace.schemas.messages import NO_CHAIN
