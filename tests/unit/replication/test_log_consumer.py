@@ -10,6 +10,7 @@ import pytest
 
 from headrace.connectors.log.memory import MemoryLog
 from headrace.consumers.replication.group_health import Aspect, Event, GroupHealth, State
+from headrace.consumers.replication.hash_chain import record_digest
 from headrace.consumers.replication.journal import JournalEntry
 from headrace.consumers.replication.log_consumer import LogConsumer
 from headrace.consumers.replication.log_prefix import Cursor
@@ -20,6 +21,7 @@ from headrace.schemas.messages import NO_CHAIN
 from headrace.schemas.receipts import receipt_of, value_digest
 
 TOPIC = "c.forward.g"
+BEGINNING = Cursor(0, -1, NO_CHAIN)
 LIMITS = ReplicationLimits(poll_timeout_s=0.0)
 
 
@@ -93,21 +95,21 @@ def fill(log: MemoryLog, records: int, text: str = "record") -> None:
         log.store(TOPIC, f"{text} {number}".encode(), None, ())
 
 
-def consumer_over(log: MemoryLog, clock: FakeClock) -> tuple[LogConsumer, FakeGroup, Any]:
+def consumer_over(log: MemoryLog, clock: FakeClock, cursor: Cursor = BEGINNING) -> tuple[LogConsumer, FakeGroup, Any]:
     """A consumer without a thread, at the beginning of a log."""
     group, journal = FakeGroup(), FakeJournal()
     groups: Any = {TOPIC: group}
     parts: Any = journal
-    cursors = {TOPIC: Cursor(0, -1, NO_CHAIN)}
-    return LogConsumer(log, "n", groups, cursors, parts, LIMITS, FakeListener(), clock), group, journal
+    return LogConsumer(log, "n", groups, {TOPIC: cursor}, parts, LIMITS, FakeListener(), clock), group, journal
 
 
-def consumer_of(records: int) -> tuple[LogConsumer, FakeGroup, Any]:
-    """A consumer without a thread, at the beginning of a log of some records."""
+def consumer_of(records: int, cursor: Cursor = BEGINNING, begin: int = 0) -> tuple[LogConsumer, FakeGroup, Any]:
+    """A consumer without a thread, behind a cursor, of a log of some records that may be trimmed."""
     log = MemoryLog()
     log.create_topic(TOPIC, {})
     fill(log, records)
-    return consumer_over(log, FakeClock())
+    log.trim(TOPIC, begin)
+    return consumer_over(log, FakeClock(), cursor)
 
 
 def test_a_replaced_group_reports_at_once_what_its_new_files_hold() -> None:
@@ -233,3 +235,69 @@ def test_receipts_of_before_a_restart_are_shown_with_later_ones() -> None:
     consumer.turn()
     later = b"".join(receipt_of(number, value_digest(f"record {number}".encode())) for number in range(2))
     assert b"recorded" + later == consumer.receipts(TOPIC)
+
+
+@pytest.mark.parametrize(("journaled", "versions"), [(b"record 1", [3, 4]), (b"another record", [])])
+def test_a_log_is_followed_only_behind_the_newest_journaled_record(journaled: bytes, versions: list[int]) -> None:
+    """A log that was cut and written on has as many records: only the content of that one shows it."""
+    consumer, group, _ = consumer_of(4, Cursor(2, 1, record_digest(journaled)))
+    for _ in range(3):
+        consumer.turn()
+    assert versions == [entry.version for entry in group.entries]
+    assert group.health.holds(State.LOST) is not bool(versions)
+
+
+@pytest.mark.parametrize(("begin", "versions"), [(2, [3, 4]), (3, [])])
+def test_a_log_that_begins_behind_the_next_record_is_not_followed(begin: int, versions: list[int]) -> None:
+    """One record that is missing is too many; one that is trimmed and not needed any more is none."""
+    consumer, group, _ = consumer_of(4, Cursor(2, 1, record_digest(b"record 1")), begin)
+    for _ in range(3):
+        consumer.turn()
+    assert versions == [entry.version for entry in group.entries]
+    assert group.health.holds(State.TRIMMED) is not bool(versions)
+
+
+@pytest.mark.parametrize(("offset", "reads"), [(2, True), (3, False)])
+def test_a_log_that_ends_before_the_newest_record_is_not_read(offset: int, reads: bool) -> None:
+    """Else the records that are written next would be taken for those behind it."""
+    consumer, _, _ = consumer_of(3, Cursor(offset + 1, offset, record_digest(b"record 2")))
+    assert reads is (consumer.turn() == 0.0)
+
+
+def test_receipts_of_several_polls_are_shown_together() -> None:
+    """A status between two polls may be lost, so each has those of some thousand records."""
+    consumer, _, _ = consumer_of(2)
+    expected = b"".join(receipt_of(offset, record_digest(b"record %d" % offset)) for offset in range(3))
+    for _ in range(2):
+        consumer.turn()
+    assert expected[:16] == consumer.receipts(TOPIC)
+    consumer._log.store(TOPIC, b"record 2", None, ())  # type: ignore[attr-defined]
+    consumer.turn()
+    assert expected == consumer.receipts(TOPIC)
+
+
+def test_no_record_is_taken_for_a_group_that_lost_its_log() -> None:
+    """The reader may still have records of the other log."""
+    consumer, group, _ = consumer_of(0)
+    consumer.turn()
+    group.health.report(Event.LOSE, "another log")
+    consumer._log.store(TOPIC, b"of the other log", None, ())  # type: ignore[attr-defined]
+    consumer.turn()
+    assert [] == group.entries
+    assert -1 == consumer.durable_offset(TOPIC)
+
+
+def test_a_repaired_journal_has_a_fault_until_it_holds_what_it_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The broker may not deliver the records again at once: the node is not in sync meanwhile."""
+    consumer, _, journal = consumer_of(1)
+    journal.full = True
+    for _ in range(2):
+        consumer.turn()
+    journal.full = False
+    reader: Any = consumer._reader
+    with monkeypatch.context() as patch:
+        patch.setattr(reader, "poll", lambda _records, _timeout_s: [])
+        consumer.turn()
+    assert consumer.journal_fault
+    consumer.turn()
+    assert not consumer.journal_fault
