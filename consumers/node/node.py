@@ -180,6 +180,7 @@ class Node:
         self.log_consumer = LogConsumer(
             log, self._consumer_group, groups, self._local.cursors, self.journal, settings.store, self
         )
+        self.log_consumer.restore(self.identity.topics, self._local.receipts)
         self.readiness = Readiness(
             self.identity, groups, self.log_consumer, self.heartbeat, self._local.ends, TAKE_BACK_MS
         )

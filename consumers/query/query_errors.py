@@ -97,4 +97,9 @@ class SegmentUnreadable(QueryError):
     @classmethod
     def because(cls, reason: str) -> SegmentUnreadable:
         """The error of a query that met a file, or the index of one, that cannot be read."""
-        return cls(f"a segment cannot be read: {reason}", action="run headrace verify; this node may have to recover")
+        # Retriable: this node compares all its files now, and recovers if one differs; others have their own files.
+        return cls(
+            f"a segment cannot be read: {reason}",
+            action="retry, or ask another node; run headrace verify if it lasts: this node may have to recover",
+            retriable=True,
+        )

@@ -36,6 +36,7 @@ class SimTopic:
     records: list[Record] = field(default_factory=list)
     begin: int = 0
     end: int = 0
+    leader_epoch: int = 0
 
     def index(self, offset: int) -> int:
         """The position of the first record at or behind an offset."""
@@ -65,6 +66,7 @@ class SimBroker:
     def truncate(self, topic: str, records: int) -> None:
         """Lose the newest records; the topic's id stays, as after an unclean election of the broker."""
         found = self.topics[topic]
+        found.leader_epoch += 1
         if records and found.records:
             lost = found.records[-records:]
             del found.records[-records:]
@@ -72,6 +74,10 @@ class SimBroker:
             found.begin = min(found.begin, found.end)
             if topic in self.truths:
                 self.truths[topic].truncated(found.end)
+
+    def elect(self, topic: str) -> None:
+        """Another broker leads the topic, or the same one after a restart; nothing is lost."""
+        self.topics[topic].leader_epoch += 1
 
     def send(
         self,
@@ -107,7 +113,7 @@ class SimBroker:
         if self.world.random.random() < OFFSETS_SKIPPED:
             found.end += self.world.random.randint(1, 3)
         timestamp_ms = EPOCH_MS + self.world.now_ms + self.clock_error_ms
-        record = Record(topic, found.end, timestamp_ms, key, value, tuple(headers))
+        record = Record(topic, found.end, timestamp_ms, key, value, tuple(headers), found.leader_epoch)
         found.records.append(record)
         found.end += 1
         if topic in self.truths:

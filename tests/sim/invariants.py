@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 from headrace.consumers.replication.failure_detector import OFFLINE_MS
 from headrace.consumers.replication.group import Group
 from headrace.consumers.replication.group_health import State
+from headrace.consumers.replication.group_state import GroupState
 from headrace.consumers.replication.hash_chain import next_chain
 from headrace.consumers.replication.replica import Ignored
+from headrace.schemas.receipts import end_of, receipt_of
 from headrace.schemas.records import Role, Status
 from tests.sim import rows
 from tests.sim.disk import sealed_state
@@ -124,6 +126,24 @@ class Invariants:
             found >= promised or bool(excused),
             f"{node.process.incarnation} starts at offset {found}, and had reported {promised} as durable {group.health.reason}",
         )
+        unshown = self._unshown(node)
+        self.require(
+            not unshown or bool(excused),
+            f"{node.process.incarnation} shows no receipts of the journaled versions {unshown}",
+        )
+
+    @staticmethod
+    def _unshown(node: ClusterNode) -> list[int]:
+        """The versions that only the journal of a process that has just started holds, without a receipt."""
+        sealed, shown = node.disk.sealed.state, node.log_consumer.receipts(TOPIC)
+        stored = GroupState.from_bytes(sealed).version if sealed else 0
+        return [
+            version
+            for version, offset in node.journal.recovered_offsets.items()
+            if version in node.journal.promised
+            and stored < version <= node.log_consumer.durable_version(TOPIC)
+            and not end_of(receipt_of(offset, node.journal.promised[version]), shown)
+        ]
 
     def replaced(self, node: ClusterNode) -> None:
         """A node's data was found wrong, or replaced: its earlier statuses are void as soon as the others know."""
