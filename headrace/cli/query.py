@@ -83,11 +83,15 @@ def query(
             took_ms = (time.monotonic() - started_s) * 1_000
             shown = f" (the first {ROWS_SHOWN:,} shown)" if rows > ROWS_SHOWN else ""
             output.note(f"{rows:,} {'row' if rows == 1 else 'rows'}{shown}, {took_ms:.0f} ms")
-            return
-        # Bytes as the node sends them: a result may be larger than memory.
-        for chunk in older.document(chunks) if form is QueryFormat.JSON else chunks:
-            sys.stdout.buffer.write(chunk)
-        sys.stdout.buffer.flush()
+        else:
+            _print_bytes(older.document(chunks) if form is QueryFormat.JSON else chunks)
+
+
+def _print_bytes(chunks: Iterator[bytes]) -> None:
+    # As the node sends them: a result may be larger than memory.
+    for chunk in chunks:
+        sys.stdout.buffer.write(chunk)
+    sys.stdout.buffer.flush()
 
 
 def _print_table(chunks: Iterator[bytes]) -> int:
