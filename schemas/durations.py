@@ -28,7 +28,8 @@ def duration_s(given: float | str | timedelta) -> float:
     # NaN fails every comparison, so the question is whether it is inside.
     if seconds is None or not 0 <= seconds <= DURATION_S_MAX:
         raise DurationInvalid(
-            f"{given} is not a duration from 0 s to 366 d", action="for example 60s, 5m, 1h30m, or a number of seconds"
+            f"{given!r} is not a duration from 0 s to 366 d",
+            action="for example 60s, 5m, 1h30m, or a number of seconds",
         )
     return seconds
 

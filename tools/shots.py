@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from urllib.parse import urlencode
 
@@ -26,6 +26,7 @@ from headrace.consumers.node.settings import NodeSettings, ServerSettings
 from headrace.consumers.replication.heartbeat import StatusWatch
 from headrace.producers.cluster import Cluster
 from headrace.producers.writer import TableWriter
+from headrace.terminal.command import configure_logging
 from headrace.workload.workload import cpu, iot
 
 BROWSERS = (
@@ -46,6 +47,7 @@ PAGES = {
     "FROM fleet.readings GROUP BY ALL ORDER BY ALL",
     "error": "SELECT velocty FROM fleet.readings",
 }
+OUTAGE = {"outage": PAGES["chart"]}
 
 
 def found_browser() -> str:
@@ -114,6 +116,16 @@ def shoot(browser: str, url: str, width: int, height: int, target: Path, profile
         raise SystemExit(f"{browser} made no picture of {url}:\n{done.stderr[-2_000:]}")
 
 
+def take(browser: str, address: str, pages: Mapping[str, str], target: Path, profile: Path) -> None:
+    """Take a picture of each page at each width, and print its path."""
+    for width, height in WIDTHS.items():
+        for name, sql in pages.items():
+            picture = target / f"{name}-{width}.png"
+            picture.unlink(missing_ok=True)
+            shoot(browser, f"{address}/?{urlencode({'q': sql})}", width, height, picture.resolve(), profile)
+            sys.stdout.write(f"{picture}\n")
+
+
 def main() -> None:
     """Take every picture, into the directory that the command line names."""
     browser = found_browser()
@@ -123,27 +135,18 @@ def main() -> None:
         return
     target = Path(sys.argv[1] if len(sys.argv) > 1 else "build/shots")
     target.mkdir(parents=True, exist_ok=True)
+    # The nodes of the last picture lose their log on purpose.
+    configure_logging("error")
     with tempfile.TemporaryDirectory() as scratch:
         log = MemoryLog(clock_ms=lambda: time.time_ns() // 1_000_000)
         nodes = start_nodes(Path(scratch), log)
         try:
             write_readings(log)
             wait_for(lambda: all(status["lag_records"] == 0 for status in nodes[0].status()["groups"]))
-            for width, height in WIDTHS.items():
-                for name, sql in PAGES.items():
-                    picture = target / f"{name}-{width}.png"
-                    picture.unlink(missing_ok=True)
-                    url = f"{nodes[0].http_address}/?{urlencode({'q': sql})}"
-                    shoot(browser, url, width, height, picture.resolve(), Path(scratch) / "profile")
-                    sys.stdout.write(f"{picture}\n")
+            take(browser, nodes[0].http_address, PAGES, target, Path(scratch) / "profile")
             log.unavailable = True
             wait_for(lambda: not nodes[0].ready()[0])
-            for width, height in WIDTHS.items():
-                picture = target / f"outage-{width}.png"
-                picture.unlink(missing_ok=True)
-                url = f"{nodes[0].http_address}/?{urlencode({'q': PAGES['chart']})}"
-                shoot(browser, url, width, height, picture.resolve(), Path(scratch) / "profile")
-                sys.stdout.write(f"{picture}\n")
+            take(browser, nodes[0].http_address, OUTAGE, target, Path(scratch) / "profile")
         finally:
             log.unavailable = False
             for node in nodes:

@@ -35,8 +35,8 @@ class StaleAnswer:
         self.as_of = as_of
 
     def show(self, output: Output) -> None:
-        """One line on stderr for an answer that is not current."""
-        if self.as_of is None:
+        """One line on stderr for an answer that is not current; none where the document has the moment."""
+        if self.as_of is None or (output.json_output and self.within_s is not None):
             return
         if output.json_output:
             output.note(json.dumps({"as_of": _iso(self.as_of)}))

@@ -75,4 +75,8 @@ def test_stderr_has_one_line_for_an_answer_that_is_not_current(capsys: pytest.Ca
     assert ("", 1) == (out, err.count("\n"))
     assert "everything up to 2026-01-02T03:04:05.678Z, " in err
     answer.show(Output(json_output=True))
+    assert ("", "") == capsys.readouterr()
+    by_setting = StaleAnswer(None)
+    by_setting.note(MOMENT)
+    by_setting.show(Output(json_output=True))
     assert {"as_of": "2026-01-02T03:04:05.678Z"} == json.loads(capsys.readouterr().err)
