@@ -25,7 +25,7 @@ MetricsAddressOption = Annotated[
 def served_metrics(metrics: IngestMetrics, address: str | None, output: Output) -> Iterator[None]:
     """Serve metrics while the body runs; without an address nothing listens.
 
-    Raises UsageInvalid and AddressInUse.
+    Raises AddressInvalid and AddressInUse.
     """
     if address is None:
         yield
@@ -35,13 +35,14 @@ def served_metrics(metrics: IngestMetrics, address: str | None, output: Output) 
     from starlette.responses import PlainTextResponse
     from starlette.routing import Route
 
-    from headrace.cli.node import parse_address
+    from headrace.consumers.node.http_address import parse_address
     from headrace.consumers.serve.server import Server
 
     async def answer(_request: Request) -> Response:
         return PlainTextResponse(metrics.text(), media_type=MEDIA_TYPE)
 
-    server = Server(Starlette(routes=[Route("/metrics", answer)]), *parse_address(address))
+    host, port = parse_address(address, "--http", "--http 127.0.0.1:9090")
+    server = Server(Starlette(routes=[Route("/metrics", answer)]), host, port)
     output.note(f"metrics at {server.start()}/metrics")
     try:
         yield
