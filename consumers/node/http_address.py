@@ -45,7 +45,9 @@ class HttpAddress:
         advertised_host, advertised_port = machine_name() if host in WILDCARDS else host, 0
         names = {name.strip("[]").lower() for name in settings.allowed_hosts}
         if settings.advertise:
-            advertised_host, advertised_port = parse_address(settings.advertise, "node.advertise", "--advertise node1:8080")
+            advertised_host, advertised_port = parse_address(
+                settings.advertise, "node.advertise", "--advertise node1:8080"
+            )
         if advertised_host in WILDCARDS:
             raise AddressInvalid(
                 f"node.advertise {settings.advertise} is no address that others can use",
