@@ -65,11 +65,12 @@ class NotReady(QueryError):
     """The node does not serve now: it is starting, behind, cut off, or holds data that it does not trust."""
 
     @classmethod
-    def because(cls, reasons: Iterable[str]) -> NotReady:
-        """The error of a node that is not ready for these reasons."""
+    def because(cls, reasons: Iterable[str], age: str = "") -> NotReady:
+        """The error of a node that is not ready for these reasons; `age` is that of the answer it could give."""
+        way_out = "; or allow an older answer: --stale 60s, in Python stale=60, over HTTP stale" if age else ""
         return cls(
-            f"this node is not ready: {'; '.join(reasons)}",
-            action="retry, or ask another node; /health/ready shows when",
+            f"this node is not ready: {'; '.join([*reasons, *([age] if age else [])])}",
+            action=f"retry, or ask another node; /health/ready shows when{way_out}",
             retriable=True,
         )
 

@@ -53,6 +53,8 @@ class SimBroker:
         self.hidden_until_ms = 0
         self.clock_error_ms = 0
         self.on_trim: Callable[[str, str, int], None] = lambda _node, _topic, _before: None
+        self.ends: list[tuple[int, str, int]] = []
+        """When a topic had another end, and which."""
         self._made = 0
         self._arrivals_ms: dict[tuple[str, str], float] = {}
 
@@ -60,6 +62,7 @@ class SimBroker:
         """Make a topic, or make it again: another id, no records."""
         self._made += 1
         self.topics[topic] = SimTopic(topic, f"topic-{self._made}")
+        self.ends.append((self.world.now_ms, topic, 0))
         if topic in self.truths:
             self.truths[topic].made_again(self.topics[topic].topic_id)
 
@@ -71,6 +74,7 @@ class SimBroker:
             lost = found.records[-records:]
             del found.records[-records:]
             found.end = lost[0].offset
+            self.ends.append((self.world.now_ms, topic, found.end))
             found.begin = min(found.begin, found.end)
             if topic in self.truths:
                 self.truths[topic].truncated(found.end)
@@ -116,10 +120,15 @@ class SimBroker:
         record = Record(topic, found.end, timestamp_ms, key, value, tuple(headers), found.leader_epoch)
         found.records.append(record)
         found.end += 1
+        self.ends.append((self.world.now_ms, topic, found.end))
         if topic in self.truths:
             self.truths[topic].observe(record)
         if on_delivery is not None:
             on_delivery(record.offset, None)
+
+    def end_before(self, topic: str, now_ms: int) -> int:
+        """The end that a topic had right before a moment."""
+        return next((end for at_ms, name, end in reversed(self.ends) if name == topic and at_ms < now_ms), 0)
 
     def found(self, topic: str) -> SimTopic:
         """A topic. Raises TopicMissing, also right after the start of a broker."""

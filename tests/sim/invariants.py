@@ -51,6 +51,7 @@ class Invariants:
         self._newest_ms = 0
         self._fresh_since_ms: dict[str, int] = {}
         self._arrived_ms: dict[str, int] = {}
+        self.stale_reads = 0
 
     def require(self, holds: bool, violation: str) -> None:
         """Raises InvariantBroken with the last events; again behind the event, which a thread may log and survive."""
@@ -266,6 +267,20 @@ class Invariants:
             f"{name} served version {version} after {self._served.get(node.name)}",
         )
         self._served[node.name] = version
+
+    def read_stale(self, node: ClusterNode) -> None:
+        """A client allows any age: an answer has all that the log had at the moment that the answer names."""
+        if not node.started or node.process.paused or node.readiness.objections():
+            return
+        moment, name, version = node.readiness.as_of(), node.process.incarnation, node.group.version
+        if moment is None:
+            return
+        at_ms = self._world.now_ms - round(moment.age_s * 1_000)
+        held, end = node.group.applied.offset + 1, self._simulation.broker.end_before(TOPIC, at_ms)
+        self.require(held >= end, f"{name} answers as of {at_ms} ms with offsets below {held}, the log ended at {end}")
+        served = self._served.get(node.name, 0)
+        self.require(version >= served, f"{name} answers from version {version}, and has served {served}")
+        self.stale_reads += not node.serves()
 
     # The end.
 

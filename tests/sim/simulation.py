@@ -205,7 +205,9 @@ class Simulation:
         self.invariants.acknowledged(pending.number, pending.offset, self.topic_id, pending.quorum)
 
     def _read(self) -> None:
-        self.invariants.read(self.nodes[self.world.random.choice(self.members)])
+        node = self.nodes[self.world.random.choice(self.members)]
+        self.invariants.read(node)
+        self.invariants.read_stale(node)
         self.world.after(self.world.random.uniform(20, 200), self._read)
 
     # What the parts of a node ask.
