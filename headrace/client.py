@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from headrace._answers import QueryResult
 from headrace._connection import CONNECT_TIMEOUT_S, close_cluster, open_cluster
+from headrace._parameters import query_parameters
 from headrace._frames import arrow_table
 from headrace.connectors.deadline import Deadline
 from headrace.connectors.http import AnswerCut, NodeRefused, NodeUnreachable
@@ -121,20 +122,30 @@ class Client:
         )
         self._note(offsets)
 
-    def query(self, sql: str, *, timeout_ms: int | None = None, node: str | None = None) -> QueryResult:
+    def query(
+        self,
+        sql: str,
+        parameters: Mapping[str, Any] | None = None,
+        *,
+        timeout_ms: int | None = None,
+        node: str | None = None,
+    ) -> QueryResult:
         """The answer to a SQL query, from any live node, or from the one at the URL `node`.
+
+        `parameters` are the values of the names that the SQL writes as `$name`: numbers, texts, booleans,
+        dates, datetimes (UTC without a zone), None, and lists of them.
 
         It contains everything this client wrote before. Raises the QueryError that the node raised,
         NodeUnreachable, and NoNode when no live node is known.
         """
         # The node answers when it has applied these offsets: clients read their own writes at every node.
-        after = self.flush()
+        after, values = self.flush(), query_parameters(parameters)
         deadline = Deadline(FIND_TIMEOUT_S)
         while True:
             failure: HeadraceError | None = None
             for url in [node] if node else self._nodes(deadline):
                 try:
-                    answer = _query_node(url, sql, after, timeout_ms)
+                    answer = _query_node(url, sql, values, after, timeout_ms)
                 except (QueryError, NodeRefused, NodeUnreachable, AnswerCut) as error:
                     # Errors in the SQL are the same everywhere; a node that is down or behind says nothing
                     # about the others.
@@ -293,9 +304,13 @@ class Writer:
             self._client._note(self._writer.newest(), closed=self)
 
 
-def _query_node(url: str, sql: str, after: Mapping[str, int], timeout_ms: int | None) -> QueryResult:
+def _query_node(
+    url: str, sql: str, parameters: Mapping[str, Any], after: Mapping[str, int], timeout_ms: int | None
+) -> QueryResult:
     wait_s = ANSWER_TIMEOUT_S if timeout_ms is None else timeout_ms / 1_000 + GRACE_S
-    chunks = NodeClient(url, answer_timeout_s=wait_s).query(sql, format="arrow", after=after, timeout_ms=timeout_ms)
+    chunks = NodeClient(url, answer_timeout_s=wait_s).query(
+        sql, format="arrow", after=after, timeout_ms=timeout_ms, parameters=parameters
+    )
     with pa.ipc.open_stream(pa.py_buffer(b"".join(chunks))) as reader:
         return QueryResult(reader.read_all())
 

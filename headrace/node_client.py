@@ -57,19 +57,21 @@ class NodeClient:
         after: Mapping[str, int] | None = None,
         timeout_ms: int | None = None,
         limit: int | None = None,
+        parameters: Mapping[str, Any] | None = None,
     ) -> Iterator[bytes]:
-        """The answer to a query, in chunks as they arrive.
+        """The answer to a query, in chunks as they arrive. `parameters` are the values of `$name` in the SQL.
 
         Raises NodeUnreachable, NodeRefused or a QueryError, and AnswerCut from the iterator.
         """
-        parameters = {
+        given = {
             "sql": sql,
             "format": format,
             "after": dict(after or {}),
             "timeout_ms": timeout_ms,
             "limit": limit,
+            "parameters": dict(parameters or {}),
         }
-        document = {name: value for name, value in parameters.items() if value}
+        document = {name: value for name, value in given.items() if value}
         return self._request("POST", "/api/v1/query", document).chunks()
 
     def _request(self, method: str, path: str, document: Mapping[str, Any] | None = None) -> NodeAnswer:
