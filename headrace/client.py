@@ -19,8 +19,8 @@ import pyarrow as pa
 
 from headrace._answers import QueryResult
 from headrace._connection import CONNECT_TIMEOUT_S, close_cluster, open_cluster
-from headrace._parameters import query_parameters
 from headrace._frames import arrow_table
+from headrace._parameters import query_parameters
 from headrace.connectors.deadline import Deadline
 from headrace.connectors.http import AnswerCut, NodeRefused, NodeUnreachable
 from headrace.consumers.query.query_errors import QueryError

@@ -195,7 +195,8 @@ def parse_query(given: Mapping[str, Any]) -> QueryRequest:
     unknown = sorted(set(given) - {"sql", "format", "after", "timeout_ms", "limit", "parameters"})
     if unknown:
         raise RequestInvalid(
-            f"there is no parameter {unknown[0]!r}", action="known are sql, format, after, timeout_ms, limit and parameters"
+            f"there is no parameter {unknown[0]!r}",
+            action="known are sql, format, after, timeout_ms, limit and parameters",
         )
     sql, name, after = given.get("sql"), given.get("format") or FORMAT_DEFAULT, given.get("after") or {}
     if not isinstance(sql, str) or not sql.strip():
