@@ -50,7 +50,8 @@ class Terminal:
         deadline = time.monotonic() + READ_TIMEOUT_S
         while not re.search(pattern, self.text[self._seen :]):
             if time.monotonic() > deadline or not self._read(deadline):
-                raise AssertionError(f"{pattern!r} was not printed:\n{self.text}")
+                lines = "\n".join(line for line in self.text[self._seen :].splitlines() if line.strip())
+                raise AssertionError(f"{pattern!r} was not printed:\n{lines}")
         return self.text[self._seen :]
 
     def wait(self) -> tuple[int, str]:
