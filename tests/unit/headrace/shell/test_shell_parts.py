@@ -90,7 +90,7 @@ def test_names_with_spaces_are_quoted() -> None:
 
 
 def test_a_table_is_found_by_any_name() -> None:
-    """With or without its database, in any case; an unknown or ambiguous name says what to write."""
+    """With or without its database, in any case; an unknown or ambiguous name names what to write."""
     assert "plant.pumps" == find_table(TABLES, "PUMPS").full_name == find_table(TABLES, '"plant".pumps').full_name
     with pytest.raises(TableNotFound, match=r"did you mean plant\.pumps"):
         find_table(TABLES, "pump")
