@@ -17,6 +17,15 @@ from headrace.terminal.command import UsageInvalid, run_command
 STANDARD_INPUT = "-"
 BYTE_ORDER_MARK = "\ufeff"
 
+ParameterOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--param",
+        metavar="NAME=VALUE",
+        help="Value of $NAME in the SQL; may be repeated. A number, true or false is typed, a value in quotes is text.",
+    ),
+]
+
 
 class QueryFormat(StrEnum):
     """How rows come out."""
@@ -40,14 +49,7 @@ def query(
     file: Annotated[
         str | None, typer.Option("--file", "-f", metavar="FILE", help="Read the SQL from a file; - is stdin.")
     ] = None,
-    param: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--param",
-            metavar="NAME=VALUE",
-            help="Value of $NAME in the SQL; may be repeated. A number, true or false is typed, a value in quotes is text.",
-        ),
-    ] = None,
+    param: ParameterOption = None,
     node: NodeUrlOption = None,
     chosen: Annotated[
         QueryFormat, typer.Option("--format", help="How rows come out; arrow is an IPC stream.")
@@ -71,10 +73,7 @@ def query(
         from headrace.terminal.result_view import footer, show_rows
 
         form = QueryFormat.JSON if json_output else chosen
-        if form is QueryFormat.ARROW and sys.stdout.isatty():
-            raise UsageInvalid(
-                "an Arrow stream cannot be shown in a terminal", action="redirect it: … --format arrow > rows.arrows"
-            )
+        _check_output(form)
         text, parameters = _sql(sql, file), typed_parameters(param or ())
         started_s = time.monotonic()
         # At least 1 ms: the node takes 0 for its own default.
@@ -93,6 +92,13 @@ def query(
         for chunk in chunks:
             sys.stdout.buffer.write(chunk)
         sys.stdout.buffer.flush()
+
+
+def _check_output(form: QueryFormat) -> None:
+    if form is QueryFormat.ARROW and sys.stdout.isatty():
+        raise UsageInvalid(
+            "an Arrow stream cannot be shown in a terminal", action="redirect it: … --format arrow > rows.arrows"
+        )
 
 
 def _sql(sql: str | None, file: str | None) -> str:
