@@ -66,13 +66,12 @@ def query(
 ) -> None:
     """Query a node in SQL (DuckDB's dialect; tables are database.table, times are UTC)."""
     # `--format json` is `--json`: errors are JSON too.
-    json_output = json_output or chosen is QueryFormat.JSON
-    with run_command(json_output) as output:
+    with run_command(json_output or chosen is QueryFormat.JSON) as output:
         from headrace._parameters import typed_parameters
         from headrace.node_client import NodeClient
         from headrace.terminal.result_view import footer, show_rows
 
-        form = QueryFormat.JSON if json_output else chosen
+        form = QueryFormat.JSON if output.json_output else chosen
         _check_output(form)
         text, parameters = _sql(sql, file), typed_parameters(param or ())
         started_s = time.monotonic()
