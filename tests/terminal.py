@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 HEADRACE = (sys.executable, "-m", "headrace")
-READ_TIMEOUT_S = 10.0
+READ_TIMEOUT_S = 60.0
 _ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[()][A-B0-2]|\x1b[=>78]|\x1b\][^\x07]*\x07")
 
 
