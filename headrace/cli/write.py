@@ -86,7 +86,7 @@ def write(
         done = _write_file(output, loaded, file, database, name, options)
         _report(output, done, round(time.perf_counter() - started_s, 3))
         # A code of its own: a script must tell a file with some bad lines from one that was not written.
-        if done.rejected:
+        if done.rejected or done.refused_columns:
             raise typer.Exit(EXIT_REJECTED)
 
 
@@ -132,6 +132,14 @@ def _run(output: Output, writing: FileWriter, file: str, form: str, options: For
 
 
 def _report(output: Output, done: FileProgress, seconds: float) -> None:
-    document = {"rows": done.rows, "points": done.points, "rejected": done.rejected, "seconds": seconds}
+    for name, reason in done.refused_columns.items():
+        output.note(f"column {name!r} is left out: {reason}")
+    document: dict[str, object] = {
+        "rows": done.rows,
+        "points": done.points,
+        "rejected": done.rejected,
+        "seconds": seconds,
+    }
+    document["refused_columns"] = dict(done.refused_columns)
     rejected = f", {done.rejected:,} lines were not taken" if done.rejected else ""
     output.result(document, f"{done.rows:,} rows, {done.points:,} points in {seconds:.1f} s{rejected}")
