@@ -147,7 +147,8 @@ class SentStatuses:
             before, sent_s = self._sent.get(status.group, (None, 0.0))
             if content != before or now_s - sent_s >= REPEAT_S:
                 self._sent[status.group] = content, now_s
-                due.append(replace(status, receipts=_unsent(status.receipts, before.receipts if before else b"")))
+                receipts = _unsent(status.receipts, before.receipts if before else b"")
+                due.append(status if receipts == status.receipts else replace(status, receipts=receipts))
         return due
 
     def forget(self, group: str) -> None:

@@ -203,6 +203,9 @@ class SimReader:
             if name in self._paused:
                 continue
             topic = self._log.broker.found(name)
+            if position == topic.end:
+                self._answered.add(name)
+                continue
             if not topic.begin <= position <= topic.end:
                 raise LogTruncated(f"topic {name} holds offsets {topic.begin} to {topic.end}, not {position}")
             start = topic.index(position)

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.consumers.replication.failure_detector import OFFLINE_MS
 from headrace.consumers.replication.group import Group
 from headrace.consumers.replication.group_health import State
-from headrace.consumers.replication.group_state import GroupState
-from headrace.consumers.replication.hash_chain import next_chain, record_digest
+from headrace.consumers.replication.hash_chain import next_chain
 from headrace.consumers.replication.replica import Ignored
 from headrace.schemas.records import Role, Status
 from tests.sim import rows
+from tests.sim.disk import sealed_state
 from tests.sim.node import CheckedJournal, ClusterNode
 from tests.sim.stubs import GROUP, TOPIC, TOPICS
 from tests.sim.world import InvariantBroken
@@ -29,6 +30,9 @@ MAJORITY_MS = 2 * OFFLINE_MS
 """A node decides by statuses up to 3 s old, and a decision holds for up to 3 s."""
 
 
+_NONE: Mapping[Ignored, int] = {}
+
+
 class Invariants:
     """Checks one schedule. The truth about a log is `Truth`, which shares no decision with the code under test."""
 
@@ -36,7 +40,7 @@ class Invariants:
         self._simulation = simulation
         self._world = simulation.world
         self._truth = simulation.truth
-        self._ignored: dict[str, tuple[Group, Counter[Ignored]]] = {}
+        self._ignored: dict[str, tuple[Group, Mapping[Ignored, int]]] = {}
         self._served: dict[str, int] = {}
         self._promises: dict[str, int] = {}
         self._statuses_read = 0
@@ -62,10 +66,14 @@ class Invariants:
         if group.health.holds(State.STOPPED) or store.tampered:
             return
         applied, name = group.applied, f"{node.process.incarnation} at version {group.version}"
-        before_group, before = self._ignored.get(node.name, (None, Counter()))
-        now = Counter(group.replica.ignored)
-        self._ignored[node.name] = group, now
-        ignored = now if before_group is not group else now - before
+        before_group, before = self._ignored.get(node.name, (None, _NONE))
+        if before_group is not group:
+            before = _NONE
+        ignored, now = _NONE, group.replica.ignored
+        if before != now:
+            ignored = Counter(now) - Counter(before)
+        if before_group is not group or ignored:
+            self._ignored[node.name] = group, dict(now)
         truth = self._truth.by_chain.get(applied.chain)
         self.require(truth is not None and truth.version == applied.version, f"{name} holds another log's records")
         assert truth is not None
@@ -167,7 +175,7 @@ class Invariants:
             journal = CheckedJournal(Path("/sim") / node.name / "journal", (GROUP,), disk, maintained=False)
             promised = journal.promised
             journal.close()
-        sealed = GroupState.from_bytes(disk.sealed.state) if disk.sealed.state else GroupState()
+        sealed = sealed_state(disk.sealed.state)
         found = sealed.chain
         for back in range(sealed.version, version, -1):
             known = self._truth.by_chain.get(found)
@@ -177,7 +185,7 @@ class Invariants:
         for wanted in range(sealed.version + 1, version + 1):
             if wanted not in promised:
                 return False
-            found = next_chain(found, record_digest(promised[wanted][1]))
+            found = next_chain(found, promised[wanted])
         return found == chain
 
     # Trimming.
@@ -214,7 +222,7 @@ class Invariants:
 
     @staticmethod
     def _sealed_offset(node: ClusterNode) -> int:
-        return GroupState.from_bytes(node.disk.sealed.state).offset if node.disk.sealed.state else -1
+        return sealed_state(node.disk.sealed.state).offset if node.disk.sealed.state else -1
 
     # Answers.
 

@@ -260,6 +260,7 @@ def shipping_parts(nodes: dict[str, ClusterNode]) -> Iterator[None]:
         (replica, "check_size", rows.checked_size),
         (log_gap, "decode_message", rows.decoded),
         (admission, "decode_rows", rows.decoded_rows),
+        (group, "RowAdmission", rows.OneAdmission),
         (heartbeat, "decode_status", rows.decoded_status),
     ]
     changes += [(module, "PeriodicTask", SteppedTask) for module in WITH_TASKS]
