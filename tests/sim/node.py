@@ -189,6 +189,14 @@ class Process:
 
         self.world.after(delay_ms, run)
 
+    def call(self, task: Callable[[], object]) -> None:
+        """A request from outside; nothing happens in a process that ends meanwhile."""
+        try:
+            task()
+        except Crash:
+            if self.alive:
+                raise
+
     def every(self, low_ms: float, high_ms: float, task: Callable[[], float | None]) -> None:
         """Run a task again and again; one that returns seconds has its next turn after them."""
 
@@ -274,7 +282,7 @@ class ClusterNode:
         self.heartbeat = Heartbeat(
             self.log, TOPICS.status, self.name, process.incarnation, lambda: self.readiness.statuses(), clock
         )
-        schemas: Any = SimSchemas()
+        schemas: Any = SimSchemas(self.simulation.retention_ns)
         slots: Any = SimSlotTable(self.simulation.members)
         local = LocalGroups(directory, self.identity, slots, TOPICS, schemas, self.heartbeat, settings)
         local.check_topics(self.log)

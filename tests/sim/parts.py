@@ -28,7 +28,9 @@ from headrace.consumers.replication.group_state import GroupState
 from headrace.consumers.replication.journal import JournalEntry
 from headrace.consumers.replication.store_jobs import JobStep
 from headrace.consumers.wal import WriteAheadLog
+from headrace.schemas.framing import format_headers
 from tests.sim import rows
+from tests.sim.broker import SimLog
 from tests.sim.disk import SealedRows
 from tests.sim.model_store import ModelStore
 
@@ -223,10 +225,26 @@ class SimFiles:
         """See Store.quarantine; the model store can always be opened."""
         raise AssertionError("never damaged at its start")
 
+    def set_aside(self, directory: Path, name: str) -> Path:
+        """See local_groups.set_aside."""
+        files, aside = self.node(directory).disk, directory / "damaged" / name
+        for path in [path for path in files.names_seen if path.startswith(f"{directory / name}/")]:
+            inode = files.names_seen.pop(path)
+            files.names_seen[path.replace(str(directory / name), f"{aside}-{len(files.names_seen)}")] = inode
+        files.names_durable = dict(files.names_seen)
+        return aside
+
     def journal(self, directory: Path, names: Any) -> journal.Journal:
         """The journal over the simulated disk."""
         node = self.node(directory)
         return node.journal_class(directory, names, node.disk, maintained=False)
+
+
+def append_at_once(log: SimLog, topic: str, value: bytes) -> int:
+    """See connectors.log.append; nobody else acts before the record is there."""
+    found = log.answer(topic)
+    log.broker.append(topic, value, None, format_headers(), None)
+    return found.end - 1
 
 
 def snapshot_of(sealed: SealedRows, group_name: str, topic_id: str) -> Snapshot:
@@ -246,6 +264,7 @@ def shipping_parts(nodes: dict[str, ClusterNode]) -> Iterator[None]:
         (local_groups, "Journal", files.journal),
         (local_groups, "Group", SteppedGroup),
         (local_groups, "finish_swaps", files.finish_swaps),
+        (local_groups, "set_aside", files.set_aside),
         (local_groups, "encoding_threads", lambda _settings: SimpleNamespace(shutdown=lambda: None)),
         (coordinator, "fetch", files.fetch),
         (coordinator, "check_copy", files.check_copy),
@@ -253,6 +272,7 @@ def shipping_parts(nodes: dict[str, ClusterNode]) -> Iterator[None]:
         (coordinator, "commit_copy", files.commit_copy),
         (coordinator, "commit_empty", files.commit_empty),
         (recovery_environment, "finish_swap", files.finish_swap),
+        (gap_search, "append_one", append_at_once),
         (journal, "WriteAheadLog", partial(WriteAheadLog, preallocate_bytes=0)),
         (group, "CHAIN_INTERVAL", CHAIN_INTERVAL),
         (leader_tasks, "UPKEEP_INTERVAL_S", 2.0),
