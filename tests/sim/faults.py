@@ -152,7 +152,7 @@ class Faults:
 
     def _corrupt(self, _fault: str, node: ClusterNode, _heal_ms: float) -> None:
         if node.started and node.disk.sealed.segments and self._keeps(node):
-            node.disk.sealed.rotten.add(self._world.random.choice(sorted(node.disk.sealed.segments)))
+            self._simulation.files.rot(node, self._world.random.choice(sorted(node.disk.sealed.segments)))
             node.scrubber.scrub_now()
             node.disk.wiped_ms = self._world.now_ms
 

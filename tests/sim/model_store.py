@@ -27,6 +27,7 @@ from headrace.consumers.store import (
 )
 from tests.sim import rows
 from tests.sim.disk import SealedRows, SimDisk
+from tests.sim.truth import TruthRecord
 
 MERGED = 3
 
@@ -113,6 +114,14 @@ class ModelStore:
         hides = rows.dropped_before(before_ns)
         self._hide(version, hides)
         return ModelDrop(self, version, hides)
+
+    def matches(self, truth: TruthRecord) -> bool:
+        """Whether it holds what the log gives at that record."""
+        return self.content_hash == truth.content
+
+    def holds(self, content: Mapping[int, int]) -> bool:
+        """Whether it holds exactly these rows, by number and version."""
+        return self.content == content
 
     def plan_compaction(self) -> list[Compaction]:
         """See Store."""

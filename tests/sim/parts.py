@@ -35,7 +35,8 @@ from tests.sim.disk import SealedRows
 from tests.sim.model_store import ModelStore
 
 if TYPE_CHECKING:
-    from tests.sim.node import ClusterNode, Process
+    from tests.sim.node import ClusterNode
+    from tests.sim.process import Process
 
 WITH_TASKS = (coordinator, divergence_monitor, gap_search, log_monitor, scrubber, supervisor)
 CHAIN_INTERVAL = 16
@@ -162,14 +163,32 @@ BUILDING: list[Process] = []
 
 
 class SimFiles:
-    """The files of recoveries on the simulated disks; a directory is `/sim/{node}`."""
+    """The files of stores and recoveries on the simulated disks; a directory is `{root}/{node}`."""
 
-    def __init__(self, nodes: dict[str, ClusterNode]) -> None:
+    def __init__(self, nodes: dict[str, ClusterNode], root: Path = Path("/sim")) -> None:
         self._nodes = nodes
+        self.root = root
 
     def node(self, directory: Path) -> ClusterNode:
         """The node of a directory, or of one in it."""
-        return self._nodes[Path(directory).parts[2]]
+        return self._nodes[Path(directory).relative_to(self.root).parts[0]]
+
+    def encoding_threads(self, _settings: object) -> Any:
+        """See store.encoding_threads."""
+        return SimpleNamespace(shutdown=lambda: None)
+
+    def rot(self, node: ClusterNode, name: str) -> None:
+        """A segment of a node does not have the bytes any more that were sealed."""
+        node.disk.sealed.rotten.add(name)
+
+    def ended(self, node: ClusterNode) -> None:
+        """A process ended."""
+
+    def wiped(self, node: ClusterNode) -> None:
+        """A node lost its disk."""
+
+    def close(self) -> None:
+        """The schedule is over."""
 
     def fetch(self, source: Any, directory: Path, observer: Any, own: Path) -> Snapshot:
         """See file_copy.fetch; `source` is (node, group)."""
@@ -255,9 +274,8 @@ def snapshot_of(sealed: SealedRows, group_name: str, topic_id: str) -> Snapshot:
 
 
 @contextmanager
-def shipping_parts(nodes: dict[str, ClusterNode]) -> Iterator[None]:
+def shipping_parts(files: SimFiles) -> Iterator[None]:
     """Give the shipping modules the parts of a simulation, and take them back."""
-    files = SimFiles(nodes)
     store = SimpleNamespace(open=files.open_store, quarantine=files.quarantine)
     changes: list[tuple[Any, str, Any]] = [
         (local_groups, "Store", store),
@@ -265,7 +283,7 @@ def shipping_parts(nodes: dict[str, ClusterNode]) -> Iterator[None]:
         (local_groups, "Group", SteppedGroup),
         (local_groups, "finish_swaps", files.finish_swaps),
         (local_groups, "set_aside", files.set_aside),
-        (local_groups, "encoding_threads", lambda _settings: SimpleNamespace(shutdown=lambda: None)),
+        (local_groups, "encoding_threads", files.encoding_threads),
         (coordinator, "fetch", files.fetch),
         (coordinator, "check_copy", files.check_copy),
         (coordinator, "is_committed", files.is_committed),
@@ -296,4 +314,5 @@ def shipping_parts(nodes: dict[str, ClusterNode]) -> Iterator[None]:
             setattr(target, name, value)
         structlog.configure(**logging_before)
         BUILDING.clear()
+        files.close()
         sys.stdout.flush()

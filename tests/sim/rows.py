@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache, lru_cache
 
 import pyarrow as pa
@@ -22,7 +22,7 @@ SLICE_NS = 1_000_000_000
 RETENTION_NS = 6 * SLICE_NS
 TIME_STEP_NS = 33_000_000
 """Between the times of two numbers, so that rows are about as old as the writes that bring them."""
-DATABASE = DatabaseSchema("db", SLICE_NS)
+DATABASE = DatabaseSchema("db", SLICE_NS, 1)
 TABLE = TableSchema("db", "t", 1, ("writer",), (("number", FieldType.INT64),))
 
 
@@ -144,6 +144,14 @@ def number_of(data: bytes) -> int | None:
 def matches(number: int, tags: Mapping[str, tuple[str, ...]]) -> bool:
     """Whether a delete with these tags hides a row."""
     return all(tag == "writer" and writer_of(number) in values for tag, values in tags.items())
+
+
+def hash_of_numbers(numbers: Iterable[int]) -> int:
+    """A hash of a set of numbers."""
+    found = 0
+    for number in numbers:
+        found ^= hash_of(number, 1)
+    return found
 
 
 def hash_of(number: int, version: int) -> int:

@@ -21,12 +21,13 @@ from tests.sim.faults import ACCEPTED, COMMON, FAULT_MS, LOST_LOGS, Faults
 from tests.sim.invariants import Invariants
 from tests.sim.liveness import Liveness
 from tests.sim.node import KEEP_RECORDS, SEAL_ROWS, ClusterNode
-from tests.sim.parts import shipping_parts
+from tests.sim.parts import SimFiles, shipping_parts
 from tests.sim.reads import Reads
 from tests.sim.stubs import GROUP, TOPIC, TOPICS, SimSlotTable
 from tests.sim.truth import Truth
 from tests.sim.world import NodeClock, World
 
+FilesFactory = Callable[[dict[str, ClusterNode]], SimFiles]
 HEAL_MS = 40_000
 QUORUM_MS = 10_000
 """How long a writer waits for a quorum."""
@@ -81,7 +82,10 @@ class Watch:
 class Simulation:
     """Runs one seed; `faults` are the names of those that may happen."""
 
-    def __init__(self, seed: int, faults: tuple[str, ...] | None = None, verbose: bool = False) -> None:
+    def __init__(
+        self, seed: int, faults: tuple[str, ...] | None = None, verbose: bool = False, files: FilesFactory = SimFiles
+    ) -> None:
+        """`files` makes the stores and their copies: of the model, or real ones."""
         self.world = World(seed, verbose)
         chance = self.world.random
         count = chance.choice((1, 2, 3, 3, 3, 3, 4, 5))
@@ -102,6 +106,7 @@ class Simulation:
             self.broker.make(topic)
         self.truth = self.broker.truths[TOPIC] = Truth(self.broker.topics[TOPIC].topic_id, self.members)
         self.nodes: dict[str, ClusterNode] = {}
+        self.files = files(self.nodes)
         self.invariants = Invariants(self)
         self.broker.on_trim = self.invariants.trimmed
         self.faults = Faults(self, names)
@@ -116,7 +121,7 @@ class Simulation:
     def run(self) -> None:
         """Inject faults for a while, then heal the world, which must converge. Raises InvariantBroken."""
         with ExitStack() as resources:
-            resources.enter_context(shipping_parts(self.nodes))
+            resources.enter_context(shipping_parts(self.files))
             self._start()
             self.liveness.begin()
             self.world.run_until(FAULT_MS)

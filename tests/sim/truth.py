@@ -30,6 +30,7 @@ class TruthRecord:
     leader: Leadership | None
     frontier: int
     content: int
+    numbers: int
 
 
 class Truth:
@@ -67,7 +68,7 @@ class Truth:
         self.leader: Leadership | None = None
         self.numbers: set[int] = set()
         self.content: dict[int, int] = {}
-        self.content_hash = 0
+        self.content_hash = self.numbers_hash = 0
         self._producers: dict[str, tuple[int, set[tuple[int, bytes]]]] = {}
         self._limits = (SEAL_ROWS_DEFAULT, SEAL_BYTES_DEFAULT)
         self._unsealed = (0, 0)
@@ -124,6 +125,7 @@ class Truth:
             self.leader,
             self.frontier,
             self.content_hash,
+            self.numbers_hash,
         )
         self.by_chain[self.chain] = found
         if self._number is not None:
@@ -179,12 +181,15 @@ class Truth:
         if number is None:
             return "invalid"
         self.content_hash ^= rows.hash_of(number, self.content.get(number, 0)) ^ rows.hash_of(number, self.version)
+        if number not in self.content:
+            self.numbers_hash ^= rows.hash_of(number, 1)
         self.content[number] = self.version
         return ""
 
     def _hide(self, hides: rows.Hides) -> None:
         for number in [number for number in self.content if hides(number)]:
             self.content_hash ^= rows.hash_of(number, self.content.pop(number))
+            self.numbers_hash ^= rows.hash_of(number, 1)
 
     def _claim(self, body: Claim) -> str:
         if body.leadership.epoch != self.epoch + 1 or body.leadership.node not in self._members:

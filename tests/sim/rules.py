@@ -1,0 +1,80 @@
+"""The rules of DESIGN sections 2 and 6, and for each the mutation that breaks it on purpose.
+
+`seeds` is how many schedules it took to find the mutation when it was measured last, from seed 0 on. Those found
+quickly run in `make test`, all of them in `make soak`. docs/internals/replication.md has this as a table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+
+from tests.sim import mutations as first
+from tests.sim import mutations_of_members as more
+from tests.sim.faults import ACCEPTED, COMMON
+
+Mutation = Callable[[pytest.MonkeyPatch], None]
+LOST = ("recreate", "kill", "pause inside")
+GAPS = ("recreate", "kill", ACCEPTED)
+DAMAGE = ("tamper", "corrupt", "kill", "kill", "kill inside", "kill inside", "wipe")
+RESTARTS = ("kill", "kill", "cut sends")
+QUICK_SEEDS = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A rule, how it is broken, the faults of the schedules, and how many it took."""
+
+    section: str
+    rule: str
+    mutation: Mutation
+    seeds: int = 0
+    faults: tuple[str, ...] = COMMON
+    quick: bool = False
+
+
+RULES: tuple[Rule, ...] = (
+    Rule("2", "the version is a count, never computed from an offset", more.versions_from_offsets),
+    Rule("2", "what a replica does follows from the log alone", more.limits_of_this_process),
+    Rule("2", "a record of a later format stops the group", more.newer_formats_are_ignored, faults=("too new", "kill")),
+    Rule("2", "a local error stops the group, and skips nothing", more.errors_are_skipped),
+    Rule("2", "a record that cannot be read is never passed", more.undeliverable_records_are_skipped),
+    Rule("2", "a claim counts only with the next epoch", first.claims_of_any_epoch, quick=True),
+    Rule("2", "a claim counts only of a member", more.claims_of_strangers),
+    Rule("2", "a leader's record counts only under the accepted claim", first.records_of_former_leaders, quick=True),
+    Rule("2", "a leader that was restarted claims again", more.leaders_outlive_their_process),
+    Rule("2", "a claimant leads once it has read its claim back", more.claimants_lead_at_once),
+    Rule("2", "only what all live members have sealed is trimmed", first.trimming_ignores_other_members, quick=True),
+    Rule("2", "trimming keeps a window", more.trimming_without_window),
+    Rule("2", "a replica behind the trim point recovers from files", more.trimmed_logs_are_followed),
+    Rule("2", "rows expire by two clocks", more.rows_expire_by_one_clock),
+    Rule("2, 4", "producers are replicated state", first.producers_are_forgotten, quick=True),
+    Rule("2, 4", "an older batch of a producer is void", first.older_batches_are_applied, quick=True),
+    Rule("2, 4", "a leader's batches have a name of their own", first.batches_continue_under_one_name),
+    Rule("5, 6", "durable is what the disk has synced", first.journal_is_not_synced, quick=True),
+    Rule("5, 6", "a record leaves the journal once it is sealed", first.journal_is_cut_before_the_seal, quick=True),
+    Rule("6", "a node serves only behind its own status, read back", first.no_fence, quick=True),
+    Rule("6", "the status of a former run proves nothing", more.statuses_of_former_runs_count, faults=RESTARTS),
+    Rule("6", "the fence is checked at each answer", more.answers_are_not_checked_again),
+    Rule("6", "an answer has what its node has confirmed", more.answers_do_not_wait),
+    Rule("6", "eligible: read to the end of the log", more.members_behind_serve),
+    Rule("6", "eligible: to an end read behind the recovery", first.sync_at_an_old_end),
+    Rule("6", "eligible: the disk takes records", more.disks_that_refuse_do_not_matter),
+    Rule("6", "no majority, no role", first.no_majority, quick=True),
+    Rule("6", "a dead leader is replaced", more.dead_leaders_are_followed),
+    Rule("6", "a live leader is followed", more.leaders_are_deposed),
+    Rule("6", "the header takes leadership back", more.header_never_takes_back),
+    Rule("6", "a quorum counts durable copies", first.early_acknowledgement, quick=True),
+    Rule("6", "a quorum counts live members", first.absent_members_count),
+    Rule("6", "a quorum counts copies of that log", more.receipts_are_not_asked, faults=LOST),
+    Rule("6", "wrong data is remembered over a restart", more.wrong_data_is_forgotten, faults=DAMAGE),
+    Rule("6", "members that differ find it", more.divergence_is_not_looked_for),
+    Rule("6", "a corrupted file is found", more.files_are_not_checked),
+    Rule("6", "no copy from a member that is wrong", more.copies_are_not_compared, faults=DAMAGE),
+    Rule("6", "replaced data leaves nothing behind", more.journal_outlives_a_copy),
+    Rule("6", "a version is never given twice", first.versions_are_given_twice, quick=True),
+    Rule("6", "a topic made again is not followed", more.topics_made_again_are_followed, faults=LOST),
+    Rule("6", "a gap continues at its anchor only", more.gaps_are_joined_from_anywhere, faults=GAPS),
+)
