@@ -22,7 +22,7 @@ from headrace.consumers.replication.failure_detector import FailureDetector
 from headrace.consumers.replication.group import Group
 from headrace.consumers.replication.group_state import SEAL_ROWS_DEFAULT
 from headrace.consumers.replication.heartbeat import Heartbeat
-from headrace.consumers.replication.journal import Journal, JournalEntry
+from headrace.consumers.replication.journal import JournalEntry
 from headrace.consumers.replication.log_consumer import LogConsumer
 from headrace.consumers.replication.replica import Replica
 from headrace.schemas.messages import Claim
@@ -227,11 +227,6 @@ def files_are_not_checked(patch: pytest.MonkeyPatch) -> None:
 def copies_are_not_compared(patch: pytest.MonkeyPatch) -> None:
     """Six: a copy is taken from a member that is wrong."""
     patch.setattr(RecoveryCoordinator, "_check_source", lambda *_of: None)
-
-
-def journal_outlives_a_copy(patch: pytest.MonkeyPatch) -> None:
-    """Six: the records of replaced data stay in the journal."""
-    patch.setattr(Journal, "forget_all", lambda *_of: None)
 
 
 def topics_made_again_are_followed(patch: pytest.MonkeyPatch) -> None:

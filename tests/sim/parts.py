@@ -217,6 +217,9 @@ class SimFiles:
     def commit_copy(self, directory: Path, _group: str) -> None:
         """See file_copy.commit_copy."""
         node = self.node(directory)
+        assert node.fetched is not None
+        wrong = node.fetched.tampered
+        node.simulation.invariants.require(not wrong, f"{node.name} takes a copy from a member that is wrong")
         node.disk.take_space()
         node.disk.copy_committed = node.fetched
 

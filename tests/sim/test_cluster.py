@@ -10,6 +10,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
+from headrace.consumers.store.store_view import StoreView
 from tests.sim.faults import ACCEPTED, CLOCKS, COMMON, LOST_LOGS, STOPS
 from tests.sim.parts import SimFiles
 from tests.sim.real_store import RealFiles
@@ -26,6 +27,7 @@ REAL_SOAK_SEEDS = 500
 REAL = tuple(fault for fault in COMMON if fault != "tamper")
 """`tamper` changes the rows of the model store."""
 MEMORY = Path("/dev/shm")
+DOCUMENT = Path(__file__).parents[2] / "docs" / "internals" / "replication.md"
 READS_ON = "a reader that the log has outgrown again reads on, and its chain is compared only later"
 
 
@@ -120,6 +122,26 @@ def test_a_broken_rule_is_found(rule: Rule, monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_broken_rule_is_found_in_many_schedules(rule: Rule, monkeypatch: pytest.MonkeyPatch) -> None:
     """All other rules: those that need a rare schedule, and those that would only make the tests longer."""
     _must_be_found(rule, SLOW_SEEDS, monkeypatch)
+
+
+def test_the_table_of_rules_is_documented() -> None:
+    """docs/internals/replication.md has the rules as they are, and no other."""
+    rows = [f"| {rule.section} | {rule.rule} | `{rule.mutation.__name__}` | {_seeds(rule)} |" for rule in RULES]
+    table = DOCUMENT.read_text("utf-8").split("| design | rule | mutation | seeds |\n|---|---|---|---|\n")[1]
+    assert table.split("\n\n")[0].splitlines() == rows
+
+
+def _seeds(rule: Rule) -> str:
+    return str(rule.seeds or "rare")
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+def test_a_store_that_forgets_deletes_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The simulation of real stores can fail: a Delete, or a Drop, that hides nothing is found by a scan."""
+    monkeypatch.setattr(StoreView, "add_tombstone", lambda _self, _tombstone: None)
+    with pytest.raises(AssertionError, match="holds other rows than"):
+        run_real_seeds(range(REAL_SEEDS))
 
 
 def _must_be_found(rule: Rule, seeds: int, monkeypatch: pytest.MonkeyPatch) -> None:
