@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import Any
-from urllib.parse import urlsplit
 
-from headrace.connectors.http import NodeAnswer, NodeRefused, NodeUnreachable, request_node
+from headrace.connectors.http import NodeAnswer, NodeRefused, NodeUnreachable, base_url, request_node
 from headrace.consumers.query import query_errors
 from headrace.schemas.errors import HeadraceError
 
@@ -16,25 +15,23 @@ ANSWER_TIMEOUT_S = 600.0
 
 
 class NodeAddressInvalid(HeadraceError):
-    """A node's address that is not an http URL."""
+    """A node's address that is neither HOST:PORT nor an http URL."""
+
+    exit_code = 2
 
 
 class NodeClient:
     """Calls one node. Safe for any thread: each call has its own connection."""
 
     def __init__(self, url: str, *, answer_timeout_s: float = ANSWER_TIMEOUT_S) -> None:
-        """`url` is like `http://127.0.0.1:8080`. Raises NodeAddressInvalid."""
-        parts = urlsplit(url)
+        """`url` is like `http://127.0.0.1:8080` or `127.0.0.1:8080`. Raises NodeAddressInvalid."""
         try:
-            port = parts.port or 80
+            self.url = base_url(url)
         except ValueError:
-            port = 0
-        if parts.scheme != "http" or not parts.hostname or not port or parts.path not in ("", "/"):
             raise NodeAddressInvalid(
-                f"{url!r} is not the address of a node", action="write it like http://127.0.0.1:8080"
-            )
-        # Without query and fragment: a link copied from the browser carries the page's own.
-        self.url = f"http://{parts.netloc}"
+                f"{url!r} is not the address of a node",
+                action="write it like 127.0.0.1:8080 or http://127.0.0.1:8080",
+            ) from None
         self._answer_timeout_s = answer_timeout_s
 
     def status(self) -> dict[str, Any]:

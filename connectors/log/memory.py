@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from headrace.connectors.deadline import Deadline
 from headrace.connectors.log.kafka_settings import RECORD_BYTES_MAX
 from headrace.connectors.log.port import (
+    CLOSE_FLUSH_S,
     AccessDenied,
     Headers,
     LogTruncated,
@@ -290,5 +291,6 @@ class MemoryAppender:
         del timeout_s
         return 0
 
-    def close(self) -> None:
+    def close(self, flush_s: float = CLOSE_FLUSH_S) -> None:
         """See Appender."""
+        del flush_s

@@ -15,6 +15,10 @@ from typing import Protocol
 from headrace.connectors.deadline import Deadline
 from headrace.schemas.errors import HeadraceError, StateUnknown
 
+CLOSE_FLUSH_S = 5.0
+STOP_FLUSH_S = 1.0
+"""Enough for a node that stops: its own records are repeated or replaced by those of the next leader."""
+
 Headers = Sequence[tuple[str, bytes]]
 
 
@@ -24,6 +28,8 @@ class LogUnavailable(HeadraceError):
 
 class ClientSettingsRefused(HeadraceError):
     """Settings of the log's client that it does not know, or whose values it refuses."""
+
+    exit_code = 2
 
 
 class TopicSettingsRefused(HeadraceError):
@@ -175,8 +181,8 @@ class Appender(Protocol):
         """Wait for the delivery of every queued record; returns how many are still open."""
         ...
 
-    def close(self) -> None:
-        """Flush for a moment and release the appender's resources."""
+    def close(self, flush_s: float = CLOSE_FLUSH_S) -> None:
+        """Flush for at most this long, and release the appender's resources."""
         ...
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import duckdb
 
+from headrace.connectors.files import create_directories
 from headrace.consumers.query.query_errors import (
     FunctionRefused,
     QueryCancelled,
@@ -122,7 +123,10 @@ def _line(text: str) -> str:
 
 
 def _open(settings: QuerySettings, directories: Sequence[Path]) -> duckdb.DuckDBPyConnection:
-    spill_directory = str(Path(settings.spill_directory).resolve()) if settings.spill_directory else ""
+    # DuckDB creates the last folder only, and only when the first query spills.
+    spill_directory = (
+        str(create_directories(Path(settings.spill_directory).resolve())) if settings.spill_directory else ""
+    )
     database = duckdb.connect(
         ":memory:",
         config={

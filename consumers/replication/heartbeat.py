@@ -15,8 +15,10 @@ from dataclasses import replace
 import structlog
 
 from headrace.connectors.clock import SYSTEM_CLOCK, Clock
-from headrace.connectors.log.port import Appender, Log, Reader, Record, RecordUndeliverable
+from headrace.connectors.deadline import Deadline
+from headrace.connectors.log.port import STOP_FLUSH_S, Appender, Log, Reader, Record, RecordUndeliverable
 from headrace.connectors.log.topics import Topics
+from headrace.connectors.periodic import LOG_JOIN_TIMEOUT_S
 from headrace.consumers.replication.failure_detector import (
     HEARTBEAT_INTERVAL_MS,
     OFFLINE_MS,
@@ -203,12 +205,13 @@ class Heartbeat:
             thread.start()
 
     def stop(self) -> None:
-        """Stop both threads."""
+        """Stop both threads; one that waits for a log that is gone is left to the end of the process."""
         self._stopping.set()
         self._changed.set()
+        deadline = Deadline(LOG_JOIN_TIMEOUT_S)
         for thread in self._threads:
             if thread.is_alive():
-                thread.join(10.0)
+                thread.join(deadline.left_s())
 
     def send_now(self) -> None:
         """Send what changed before the next interval; many calls make one sending."""
@@ -280,7 +283,7 @@ class Heartbeat:
         appender, self._appender = self._appender, None
         if appender is not None:
             with contextlib.suppress(HeadraceError):
-                appender.close()
+                appender.close(STOP_FLUSH_S)
 
     def _receive(self) -> None:
         while not self._stopping.is_set():

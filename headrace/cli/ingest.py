@@ -143,10 +143,13 @@ def _ingest(
     output: Output, job: IngestJob, options: RunOptions, limits: IngestSettings, signals: StopSignals
 ) -> IngestProgress:
     from headrace.cli.ingest_display import live_display
+    from headrace.connectors.log.client_check import check_client_settings
     from headrace.pipeline.checkpoint import held_checkpoint
     from headrace.pipeline.ingest import prepare, run_ingest
     from headrace.pipeline.session import end_session, open_session
 
+    # Before there is a checkpoint.
+    check_client_settings(dict(job.settings))
     with held_checkpoint(options.checkpoint, job, notify=output.note) as held:
         prepare(job, options, output.note)
         # From here on rows may be in flight: the first signal lets the micro-batch finish. Before, it

@@ -278,5 +278,6 @@ class SimAppender:
         del timeout_s
         return 0
 
-    def close(self) -> None:
+    def close(self, flush_s: float = 0.0) -> None:
         """See Appender."""
+        del flush_s

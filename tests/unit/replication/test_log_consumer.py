@@ -6,15 +6,20 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import pytest
+
 from headrace.connectors.log.memory import MemoryLog
-from headrace.consumers.replication.group_health import GroupHealth
+from headrace.consumers.replication.group_health import Event, GroupHealth, State
+from headrace.consumers.replication.hash_chain import record_digest
 from headrace.consumers.replication.journal import JournalEntry
 from headrace.consumers.replication.log_consumer import Cursor, LogConsumer
 from headrace.consumers.replication.settings import ReplicationLimits
 from headrace.consumers.wal import UpdateFailed
 from headrace.schemas.messages import NO_CHAIN
+from headrace.schemas.receipts import receipt_of
 
 TOPIC = "c.forward.g"
+BEGINNING = Cursor(0, -1, NO_CHAIN)
 LIMITS = ReplicationLimits(poll_timeout_s=0.0)
 
 
@@ -34,6 +39,10 @@ class FakeGroup:
     def enqueue(self, entries: Sequence[JournalEntry]) -> None:
         """See Group."""
         self.entries += entries
+
+    def mark_log_lost(self, reason: str) -> None:
+        """See Group."""
+        self.health.report(Event.LOSE, reason)
 
 
 class FakeJournal:
@@ -59,16 +68,17 @@ class FakeListener:
         """See LogConsumerListener."""
 
 
-def consumer_of(records: int) -> tuple[LogConsumer, FakeGroup, Any]:
-    """A consumer without a thread, at the beginning of a log of some records."""
+def consumer_of(records: int, cursor: Cursor = BEGINNING, begin: int = 0) -> tuple[LogConsumer, FakeGroup, Any]:
+    """A consumer without a thread, behind a cursor, of a log of some records that may be trimmed."""
     log, group, journal = MemoryLog(), FakeGroup(), FakeJournal()
     log.create_topic(TOPIC, {})
     for number in range(records):
         log.store(TOPIC, f"record {number}".encode(), None, ())
+    log.trim(TOPIC, begin)
     groups: Any = {TOPIC: group}
     parts: Any = journal
     return (
-        LogConsumer(log, "n", groups, {TOPIC: Cursor(0, -1, NO_CHAIN)}, parts, LIMITS, FakeListener()),
+        LogConsumer(log, "n", groups, {TOPIC: cursor}, parts, LIMITS, FakeListener()),
         group,
         journal,
     )
@@ -86,6 +96,7 @@ def test_a_replaced_group_reports_at_once_what_its_new_files_hold() -> None:
     assert consumer.release(TOPIC, 0.0)
     consumer.rejoin(TOPIC, Cursor(2, 1, NO_CHAIN))
     assert (1, 2, 2) == (consumer.durable_offset(TOPIC), consumer.durable_version(TOPIC), consumer.position(TOPIC))
+    assert b"" == consumer.receipts(TOPIC), "the receipts are of records that are gone"
 
 
 def test_a_journal_fault_ends_when_files_of_another_member_have_what_was_refused() -> None:
@@ -120,3 +131,69 @@ def test_refused_records_are_read_again_until_they_are_journaled() -> None:
     assert 0.0 == consumer.turn()
     assert not consumer.journal_fault
     assert [1, 2, 3] == [entry.version for entry in group.entries]
+
+
+@pytest.mark.parametrize(("journaled", "versions"), [(b"record 1", [3, 4]), (b"another record", [])])
+def test_a_log_is_followed_only_behind_the_newest_journaled_record(journaled: bytes, versions: list[int]) -> None:
+    """A log that was cut and written on has as many records: only the content of that one shows it."""
+    consumer, group, _ = consumer_of(4, Cursor(2, 1, record_digest(journaled)))
+    for _ in range(3):
+        consumer.turn()
+    assert versions == [entry.version for entry in group.entries]
+    assert group.health.holds(State.LOST) is not bool(versions)
+
+
+@pytest.mark.parametrize(("begin", "versions"), [(2, [3, 4]), (3, [])])
+def test_a_log_that_begins_behind_the_next_record_is_not_followed(begin: int, versions: list[int]) -> None:
+    """One record that is missing is too many; one that is trimmed and not needed any more is none."""
+    consumer, group, _ = consumer_of(4, Cursor(2, 1, record_digest(b"record 1")), begin)
+    for _ in range(3):
+        consumer.turn()
+    assert versions == [entry.version for entry in group.entries]
+    assert group.health.holds(State.TRIMMED) is not bool(versions)
+
+
+@pytest.mark.parametrize(("offset", "reads"), [(2, True), (3, False)])
+def test_a_log_that_ends_before_the_newest_record_is_not_read(offset: int, reads: bool) -> None:
+    """Else the records that are written next would be taken for those behind it."""
+    consumer, _, _ = consumer_of(3, Cursor(offset + 1, offset, record_digest(b"record 2")))
+    assert reads is (consumer.turn() == 0.0)
+
+
+def test_receipts_of_several_polls_are_shown_together() -> None:
+    """A status between two polls may be lost, so each has those of some thousand records."""
+    consumer, _, _ = consumer_of(2)
+    expected = b"".join(receipt_of(offset, record_digest(b"record %d" % offset)) for offset in range(3))
+    for _ in range(2):
+        consumer.turn()
+    assert expected[:16] == consumer.receipts(TOPIC)
+    consumer._log.store(TOPIC, b"record 2", None, ())  # type: ignore[attr-defined]
+    consumer.turn()
+    assert expected == consumer.receipts(TOPIC)
+
+
+def test_no_record_is_taken_for_a_group_that_lost_its_log() -> None:
+    """The reader may still have records of the other log."""
+    consumer, group, _ = consumer_of(0)
+    consumer.turn()
+    group.health.report(Event.LOSE, "another log")
+    consumer._log.store(TOPIC, b"of the other log", None, ())  # type: ignore[attr-defined]
+    consumer.turn()
+    assert [] == group.entries
+    assert -1 == consumer.durable_offset(TOPIC)
+
+
+def test_a_repaired_journal_has_a_fault_until_it_holds_what_it_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The broker may not deliver the records again at once: the node is not in sync meanwhile."""
+    consumer, _, journal = consumer_of(1)
+    journal.full = True
+    for _ in range(2):
+        consumer.turn()
+    journal.full = False
+    reader: Any = consumer._reader
+    with monkeypatch.context() as patch:
+        patch.setattr(reader, "poll", lambda _records, _timeout_s: [])
+        consumer.turn()
+    assert consumer.journal_fault
+    consumer.turn()
+    assert not consumer.journal_fault
