@@ -19,6 +19,7 @@ from headrace.cli.format_options import (
     TimeUnitOption,
     format_options,
 )
+from headrace.cli.ingest_server import MetricsAddressOption, served_metrics
 from headrace.cli.options import BootstrapOption, ClusterOption, JsonOption, SettingsOption, parse_settings
 from headrace.schemas.errors import HeadraceError
 from headrace.terminal.command import EXIT_INTERRUPTED, UsageInvalid, run_command
@@ -26,10 +27,12 @@ from headrace.terminal.output import Output
 from headrace.terminal.stop_signals import StopSignals, stop_signals
 
 if TYPE_CHECKING:
+    from headrace.connectors.formats.interface import FormatOptions
     from headrace.pipeline.ingest import RunOptions
+    from headrace.pipeline.ingest_metrics import IngestMetrics
     from headrace.pipeline.ingest_progress import IngestProgress
     from headrace.pipeline.job import IngestJob
-    from headrace.settings import IngestSettings
+    from headrace.settings import IngestSettings, Settings
 
 FORMATS = ("influx", "json")
 
@@ -88,6 +91,7 @@ def run(
     max_messages: MaxMessagesOption = 1_000_000,
     interval_s: IntervalOption = 1.0,
     wait_s: WaitOption = 30.0,
+    http: MetricsAddressOption = None,
     settings: SettingsOption = None,
     json_output: JsonOption = False,
 ) -> None:
@@ -101,32 +105,41 @@ def run(
         options = format_options(table, table_column, tags, tag, time_column, time_unit, time_format)
         from headrace.pipeline.checkpoint import default_checkpoint
         from headrace.pipeline.ingest import RunOptions
-        from headrace.pipeline.job import IngestJob
+        from headrace.pipeline.ingest_metrics import IngestMetrics
         from headrace.settings import load_settings
 
         loaded = load_settings(
             {"cluster.name": cluster, "cluster.bootstrap": bootstrap, "kafka": parse_settings(settings)}
         )
-        job = IngestJob(
-            loaded.cluster.name,
-            loaded.cluster.bootstrap,
-            topic,
-            database,
-            "json" if form == "json" else "influx",
-            options,
-            tuple(sorted(loaded.kafka.items())),
-            loaded.write.compression,
-        )
+        job = _job(loaded, topic, database, form, options)
         place = checkpoint or default_checkpoint(data_dir, job)
-        _run(output, job, RunOptions(place, available_now, max_messages, interval_s, wait_s), loaded.ingest)
+        metrics = IngestMetrics(job)
+        with served_metrics(metrics, http, output):
+            run_options = RunOptions(place, available_now, max_messages, interval_s, wait_s)
+            _run(output, job, run_options, loaded.ingest, metrics)
 
 
-def _run(output: Output, job: IngestJob, options: RunOptions, limits: IngestSettings) -> None:
+def _job(loaded: Settings, topic: str, database: str, form: str, options: FormatOptions) -> IngestJob:
+    from headrace.pipeline.job import IngestJob
+
+    return IngestJob(
+        loaded.cluster.name,
+        loaded.cluster.bootstrap,
+        topic,
+        database,
+        "json" if form == "json" else "influx",
+        options,
+        tuple(sorted(loaded.kafka.items())),
+        loaded.write.compression,
+    )
+
+
+def _run(output: Output, job: IngestJob, options: RunOptions, limits: IngestSettings, metrics: IngestMetrics) -> None:
     started_s = time.monotonic()
     progress = None
     with stop_signals(output.note) as signals:
         try:
-            progress = _ingest(output, job, options, limits, signals)
+            progress = _ingest(output, job, options, limits, signals, metrics)
         except KeyboardInterrupt:
             # A service manager stops with SIGTERM, which is no failure. Ctrl-C ends with 130 everywhere.
             if signals.received == signal.SIGINT:
@@ -140,7 +153,12 @@ def _run(output: Output, job: IngestJob, options: RunOptions, limits: IngestSett
 
 
 def _ingest(
-    output: Output, job: IngestJob, options: RunOptions, limits: IngestSettings, signals: StopSignals
+    output: Output,
+    job: IngestJob,
+    options: RunOptions,
+    limits: IngestSettings,
+    signals: StopSignals,
+    metrics: IngestMetrics,
 ) -> IngestProgress:
     from headrace.cli.ingest_display import live_display
     from headrace.connectors.log.client_check import check_client_settings
@@ -166,7 +184,14 @@ def _ingest(
             progress=output.note,
         )
         with end_session(session), live_display(job.topic) as show:
-            return run_ingest(session, job, options, on_progress=show, should_stop=signals.stop, notify=output.note)
+
+            def on_progress(progress: IngestProgress) -> None:
+                metrics.note(progress)
+                show(progress)
+
+            return run_ingest(
+                session, job, options, on_progress=on_progress, should_stop=signals.stop, notify=output.note
+            )
 
 
 def _report(output: Output, topic: str, progress: IngestProgress, seconds: float) -> None:

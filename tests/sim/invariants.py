@@ -12,6 +12,7 @@ from headrace.consumers.replication.group_health import State
 from headrace.consumers.replication.hash_chain import next_chain
 from headrace.consumers.replication.replica import Ignored
 from headrace.consumers.wal import LogDamaged
+from headrace.schemas.receipts import end_of, receipt_of
 from headrace.schemas.records import Role, Status
 from tests.sim import rows
 from tests.sim.disk import sealed_state
@@ -51,6 +52,7 @@ class Invariants:
         self._newest_ms = 0
         self._fresh_since_ms: dict[str, int] = {}
         self._arrived_ms: dict[str, int] = {}
+        self.stale_reads = 0
         self._condemned: set[str] = set()
         self._limits = MemoryLimits(simulation.settings)
 
@@ -154,6 +156,24 @@ class Invariants:
             found >= promised or bool(excused),
             f"{node.process.incarnation} starts at offset {found}, and had reported {promised} as durable {group.health.reason}",
         )
+
+        unshown = self._unshown(node)
+        self.require(
+            not unshown or bool(excused),
+            f"{node.process.incarnation} shows no receipts of the journaled versions {unshown}",
+        )
+
+    @staticmethod
+    def _unshown(node: ClusterNode) -> list[int]:
+        """The versions that only the journal of a process that has just started holds, without a receipt."""
+        stored, shown = sealed_state(node.disk.sealed.state).version, node.log_consumer.receipts(TOPIC)
+        return [
+            version
+            for version, offset in node.journal.recovered_offsets.items()
+            if version in node.journal.promised
+            and stored < version <= node.log_consumer.durable_version(TOPIC)
+            and not end_of(receipt_of(offset, node.journal.promised[version]), shown)
+        ]
 
     def replaced(self, node: ClusterNode) -> None:
         """A node's data was found wrong, or replaced: its earlier statuses are void as soon as the others know."""
@@ -301,6 +321,20 @@ class Invariants:
         self.require(found[1] >= due[1], f"{name} answers at offset {found[1]}, and had confirmed {due[1]}")
         self.require(found[0] >= due[0], f"{name} answers at version {found[0]}, and had answered at {due[0]}")
         self._served[node.name] = max(found[0], self._served.get(node.name, 0))
+
+    def read_stale(self, node: ClusterNode) -> None:
+        """A client allows any age: an answer has all that the log had at the moment that the answer names."""
+        if not node.started or node.process.paused or node.readiness.objections():
+            return
+        moment, name, version = node.readiness.as_of(), node.process.incarnation, node.group.version
+        if moment is None:
+            return
+        at_ms = self._world.now_ms - round(moment.age_s * 1_000)
+        held, end = node.group.applied.offset + 1, self._simulation.broker.end_before(TOPIC, at_ms)
+        self.require(held >= end, f"{name} answers as of {at_ms} ms with offsets below {held}, the log ended at {end}")
+        served = self._served.get(node.name, 0)
+        self.require(version >= served, f"{name} answers from version {version}, and has served {served}")
+        self.stale_reads += not node.serves()
 
     # The end.
 

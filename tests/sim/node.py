@@ -101,11 +101,13 @@ class CheckedJournal(Journal):
         super().__init__(directory, groups, files, maintained=maintained)
         # By version: the digest of the record.
         self.promised: dict[int, bytes] = {}
+        self.recovered_offsets: dict[int, int] = {}
         # Not by `recovered`: entries that a copy of files has made void may leave a gap before those of use.
         for group, versions in self._recovered.items():
             for version in versions:
                 entry = _decode(group, version, self._state[_key(group, version)][1])
                 self.promised[version] = rows.digest(entry.value)
+                self.recovered_offsets[version] = entry.offset
 
     def append(self, entries: Mapping[str, Sequence[JournalEntry]]) -> None:
         """See Journal."""
@@ -182,6 +184,7 @@ class ClusterNode:
         self.log_consumer = LogConsumer(
             self.log, self.name, self.groups, local.cursors, self.journal, settings, self, clock
         )
+        self.log_consumer.restore(self.identity.topics, local.receipts)
         self.readiness = Readiness(
             self.identity, self.groups, self.log_consumer, self.heartbeat, local.ends, TAKE_BACK_MS, clock
         )

@@ -46,7 +46,8 @@ COSTS = Costs(log_bytes_per_second=1e4, file_bytes_per_second=1e6, worth_s=0.5)
 class SteppedTask:
     """A PeriodicTask without a thread: its process calls it at its interval."""
 
-    def __init__(self, name: str, interval_s: float, run_once: Callable[[], None]) -> None:
+    def __init__(self, name: str, interval_s: float, run_once: Callable[[], None], join_timeout_s: float = 0.0) -> None:
+        del join_timeout_s
         self.name = name
         self.interval_s = interval_s
         self.run_once = run_once

@@ -28,6 +28,7 @@ class Reads:
     def begin(self) -> None:
         """A query, and the next one a little later."""
         node = self._simulation.nodes[self._world.random.choice(self._simulation.members)]
+        self._simulation.invariants.read_stale(node)
         if node.started and not node.process.paused:
             with suppress(NotReady):
                 fence = LocalFence(node.groups, node.readiness)

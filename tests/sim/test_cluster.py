@@ -28,7 +28,6 @@ REAL = tuple(fault for fault in COMMON if fault != "tamper")
 """`tamper` changes the rows of the model store."""
 MEMORY = Path("/dev/shm")
 DOCUMENT = Path(__file__).parents[2] / "docs" / "internals" / "replication.md"
-READS_ON = "a reader that the log has outgrown again reads on, and its chain is compared only later"
 
 
 def run_seeds(seeds: Iterable[int], faults: tuple[str, ...] = COMMON, files: FilesFactory = SimFiles) -> None:
@@ -76,9 +75,7 @@ def test_a_broker_clock_may_step() -> None:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    "fault", [pytest.param(fault, marks=pytest.mark.xfail(reason=READS_ON, strict=True)) for fault in LOST_LOGS]
-)
+@pytest.mark.parametrize("fault", LOST_LOGS)
 def test_no_copy_of_another_log_counts(fault: str) -> None:
     """A quorum acknowledgement has its copies, of that log, also after a log lost its end or was made again."""
     run_seeds(range(30), (fault, "kill", "pause inside", "cut reads"))

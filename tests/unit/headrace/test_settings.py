@@ -58,6 +58,7 @@ DEFAULTS = {
     "query.threads": 2,
     "query.timeout_ms": 60_000,
     "query.queries_max": 8,
+    "query.stale_max_s": 0.0,
     "query.spill_directory": "",
     "query.spill_mb_max": 4_000,
     "write.quorum": 1,
