@@ -90,6 +90,8 @@ def pytest_configure_node(node: Any) -> None:
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     """Stop the shared broker and delete the shared directory."""
+    # DuckDB reports as leaked what is not collected at the end.
+    gc.unfreeze()
     if not hasattr(config, "workerinput") and SHARED in config.stash:
         EmbeddedBroker(config.stash[SHARED] / "broker").stop()
         shutil.rmtree(config.stash[SHARED], ignore_errors=True)

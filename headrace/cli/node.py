@@ -25,7 +25,9 @@ from headrace.consumers.node.allocator import GIVE_BACK_INTERVAL_S, give_back, k
 from headrace.terminal.command import run_command
 
 if TYPE_CHECKING:
+    from headrace.consumers.node.node import Node
     from headrace.settings import Settings
+    from headrace.terminal.output import Output
 
 NodesOption = Annotated[
     str | None, typer.Option("--nodes", metavar="N1,N2,...", help="Names of all nodes of the cluster.")
@@ -76,33 +78,36 @@ def run(
                 "kafka": parse_settings(settings),
             }
         )
-        starting, stopping = threading.Event(), threading.Event()
-        running = Node(loaded)
-        starting.set()
-        _on_signals(starting, stopping)
-        try:
-            running.start(output.note)
-            running.serve()
-            starting.clear()
-            output.note(f"node {running.name} serves on {running.http_address}")
-            # Freed memory is kept for the next seal (`keep_freed`); an idle node returns it to the system.
-            while not stopping.wait(GIVE_BACK_INTERVAL_S):
-                give_back()
-        except _StoppedEarly:
-            output.note(f"node {running.name} was stopped before it served")
-        finally:
-            starting.clear()
-            running.stop()
+        _run_until_stopped(Node(loaded), output)
+
+
+def _run_until_stopped(running: Node, output: Output) -> None:
+    """Start a node and serve until a signal comes; the node is stopped in any case."""
+    starting, stopping = threading.Event(), threading.Event()
+    starting.set()
+    _on_signals(starting, stopping)
+    try:
+        running.start(output.note)
+        running.serve()
+        starting.clear()
+        output.note(f"node {running.name} serves on {running.http_address}")
+        # Freed memory is kept for the next seal (`keep_freed`); an idle node returns it to the system.
+        while not stopping.wait(GIVE_BACK_INTERVAL_S):
+            give_back()
+    except _StoppedEarly:
+        output.note(f"node {running.name} was stopped before it served")
+    finally:
+        starting.clear()
+        running.stop()
 
 
 @contextmanager
 def _without_collection() -> Iterator[None]:
-    """Import without garbage collections, a seventh of a node's start, and leave what was imported out of later ones."""
+    """Import without garbage collections: they find nothing, and take a seventh of a node's start."""
     gc.disable()
     try:
         yield
     finally:
-        gc.freeze()
         gc.enable()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -73,8 +74,7 @@ def query(
         from headrace.node_client import NodeClient
         from headrace.terminal.result_view import footer, show_rows
 
-        form = QueryFormat.JSON if output.json_output else chosen
-        _check_output(form)
+        form = _checked(QueryFormat.JSON if output.json_output else chosen)
         text, parameters = _sql(sql, file), typed_parameters(param or ())
         started_s = time.monotonic()
         older = StaleAnswer(stale)
@@ -92,18 +92,23 @@ def query(
         if form is QueryFormat.TABLE:
             rows = show_rows(chunks)
             output.note(footer(rows, (time.monotonic() - started_s) * 1_000))
-            return
-        # Bytes as the node sends them: a result may be larger than memory.
-        for chunk in older.document(chunks) if form is QueryFormat.JSON else chunks:
-            sys.stdout.buffer.write(chunk)
-        sys.stdout.buffer.flush()
+        else:
+            _copy_out(older.document(chunks) if form is QueryFormat.JSON else chunks)
 
 
-def _check_output(form: QueryFormat) -> None:
+def _copy_out(chunks: Iterator[bytes]) -> None:
+    # As the node sends them: a result may be larger than memory.
+    for chunk in chunks:
+        sys.stdout.buffer.write(chunk)
+    sys.stdout.buffer.flush()
+
+
+def _checked(form: QueryFormat) -> QueryFormat:
     if form is QueryFormat.ARROW and sys.stdout.isatty():
         raise UsageInvalid(
             "an Arrow stream cannot be shown in a terminal", action="redirect it: … --format arrow > rows.arrows"
         )
+    return form
 
 
 def _sql(sql: str | None, file: str | None) -> str:
