@@ -18,6 +18,8 @@ from headrace.schemas.errors import HeadraceError
 
 CHUNK_BYTES = 256 * 1024
 ERROR_BYTES_MAX = 1024 * 1024
+AS_OF_HEADER = "x-headrace-as-of"
+"""The header of an answer by a node that does not serve: the moment up to which the answer contains everything."""
 RETRIABLE_STATUSES = frozenset({http.client.CONFLICT, http.client.SERVICE_UNAVAILABLE})
 
 # ValueError: addresses come from outside, and a node with an unusable one cannot be reached.
@@ -152,6 +154,11 @@ def request_node(
         if connection is not None:
             connection.close()
         raise _unreachable(url, error) from error
+    except BaseException:
+        # Ctrl-C: the node ends a query whose client leaves, so the connection must not wait for the collector.
+        if connection is not None:
+            connection.close()
+        raise
     answer = NodeAnswer(connection, response)
     if response.status < http.client.MULTIPLE_CHOICES:
         return answer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import BinaryIO
 
 import numpy as np
@@ -21,12 +21,16 @@ from headrace.schemas.tables import Catalogue, FieldType
 
 @dataclass(frozen=True, slots=True)
 class FileProgress:
-    """How far a file has been written; `bytes_read` counts bytes of the file as stored."""
+    """How far a file has been written; `bytes_read` counts bytes of the file as stored.
+
+    `refused_columns` are those of a Parquet file that are left out, and why.
+    """
 
     rows: int = 0
     points: int = 0
     rejected: int = 0
     bytes_read: int = 0
+    refused_columns: Mapping[str, str] = field(default_factory=dict)
 
 
 class DeclaredTypes(Mapping[str, Mapping[str, FieldType]]):
@@ -103,7 +107,8 @@ class FileWriter:
             for block in iterate_file(source, format, options, keep_lines=True):
                 rejected = [block.parsed.rejected, *self._write_tables(block.parsed.tables)]
                 self._reject(pa.concat_tables(rejected).sort_by("line"))
-                self.progress = replace(self.progress, bytes_read=block.bytes_read)
+                refused = {**self.progress.refused_columns, **block.refused_columns}
+                self.progress = replace(self.progress, bytes_read=block.bytes_read, refused_columns=refused)
                 yield self.progress
 
     def _write_tables(self, tables: Mapping[str, pa.Table]) -> list[pa.Table]:
@@ -138,8 +143,8 @@ class FileWriter:
         finally:
             # Also behind a failure: the message to people says how many rows are in the log already.
             written = [writer.written for writer in self._writers.values()]
-            sums = {"rows": sum(each.rows for each in written), "points": sum(each.points for each in written)}
-            self.progress = replace(self.progress, **sums)
+            rows, points = sum(each.rows for each in written), sum(each.points for each in written)
+            self.progress = replace(self.progress, rows=rows, points=points)
 
     def _reject(self, lines: pa.Table) -> None:
         shown = max(0, self._show_rejected - self.progress.rejected)

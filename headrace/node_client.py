@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from datetime import datetime
 from typing import Any
 
-from headrace.connectors.http import NodeAnswer, NodeRefused, NodeUnreachable, base_url, request_node
+from headrace.connectors.http import AS_OF_HEADER, NodeAnswer, NodeRefused, NodeUnreachable, base_url, request_node
 from headrace.consumers.query import query_errors
 from headrace.schemas.errors import HeadraceError
 
@@ -54,20 +55,32 @@ class NodeClient:
         after: Mapping[str, int] | None = None,
         timeout_ms: int | None = None,
         limit: int | None = None,
+        stale_s: float | None = None,
+        on_as_of: Callable[[datetime], None] = lambda _moment: None,
+        parameters: Mapping[str, Any] | None = None,
     ) -> Iterator[bytes]:
-        """The answer to a query, in chunks as they arrive.
+        """The answer to a query, in chunks as they arrive. `parameters` are the values of `$name` in the SQL.
 
-        Raises NodeUnreachable, NodeRefused or a QueryError, and AnswerCut from the iterator.
+        A node that does not serve may answer from what it has if that is at most `stale_s` old (None: as the node
+        is set); `on_as_of` is then called with the moment up to which the answer contains everything. Raises
+        NodeUnreachable, NodeRefused or a QueryError, and AnswerCut from the iterator.
         """
-        parameters = {
+        given = {
             "sql": sql,
             "format": format,
             "after": dict(after or {}),
             "timeout_ms": timeout_ms,
             "limit": limit,
+            "parameters": dict(parameters or {}),
         }
-        document = {name: value for name, value in parameters.items() if value}
-        return self._request("POST", "/api/v1/query", document).chunks()
+        document: dict[str, Any] = {name: value for name, value in given.items() if value}
+        # 0 is not the node's own setting: it is never.
+        if stale_s is not None:
+            document["stale"] = stale_s
+        answer = self._request("POST", "/api/v1/query", document)
+        if as_of := answer.stream.getheader(AS_OF_HEADER):
+            on_as_of(datetime.fromisoformat(as_of))
+        return answer.chunks()
 
     def _request(self, method: str, path: str, document: Mapping[str, Any] | None = None) -> NodeAnswer:
         try:

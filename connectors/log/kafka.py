@@ -41,6 +41,7 @@ from headrace.connectors.log.kafka_settings import (
     consumer_settings,
 )
 from headrace.connectors.log.port import (
+    UNKNOWN_EPOCH,
     AppendFailed,
     LogUnavailable,
     Record,
@@ -313,7 +314,11 @@ class KafkaReader:
         assert offset is not None, "a record without an offset"
         self._positions[topic] = offset + 1
         self._answered.add(topic)
-        return Record(topic, offset, message.timestamp()[1], message.key(), message.value() or b"", _headers(message))
+        value, epoch = message.value() or b"", message.leader_epoch()
+        return Record(
+            *(topic, offset, message.timestamp()[1], message.key(), value, _headers(message)),
+            leader_epoch=UNKNOWN_EPOCH if epoch is None else epoch,
+        )
 
     def answered(self, topic: str) -> bool:
         """See Reader."""

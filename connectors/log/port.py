@@ -22,6 +22,10 @@ STOP_FLUSH_S = 1.0
 Headers = Sequence[tuple[str, bytes]]
 
 
+UNKNOWN_EPOCH = -1
+"""The leader epoch of a record where the log service does not give one."""
+
+
 class LogUnavailable(HeadraceError):
     """The log does not answer; nothing was lost and a later try may succeed."""
 
@@ -79,7 +83,11 @@ class AppendUnknown(StateUnknown):
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One record of a topic; `timestamp_ms` is the log's own clock at append."""
+    """One record of a topic; `timestamp_ms` is the log's own clock at append.
+
+    `leader_epoch` counts the leaders of the log up to the one that appended it. It never falls along a log. A log
+    that lost records continues under a newer one, so offset and epoch name a record and all before it.
+    """
 
     topic: str
     offset: int
@@ -87,6 +95,7 @@ class Record:
     key: bytes | None
     value: bytes
     headers: tuple[tuple[str, bytes], ...] = ()
+    leader_epoch: int = UNKNOWN_EPOCH
 
 
 # Topics are compared by id, not by name: a topic that was deleted and created again is another log.

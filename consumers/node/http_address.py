@@ -41,11 +41,13 @@ class HttpAddress:
         A node that listens on every address of its machine and advertises none is advertised under the
         machine's name: others cannot connect to 0.0.0.0.
         """
-        host, port = host_and_port(settings.http, "node.http", "--http 127.0.0.1:8080")
+        host, port = parse_address(settings.http, "node.http", "--http 127.0.0.1:8080")
         advertised_host, advertised_port = machine_name() if host in WILDCARDS else host, 0
         names = {name.strip("[]").lower() for name in settings.allowed_hosts}
         if settings.advertise:
-            advertised_host, advertised_port = host_and_port(settings.advertise, "node.advertise", "--advertise node1:8080")
+            advertised_host, advertised_port = parse_address(
+                settings.advertise, "node.advertise", "--advertise node1:8080"
+            )
         if advertised_host in WILDCARDS:
             raise AddressInvalid(
                 f"node.advertise {settings.advertise} is no address that others can use",
@@ -66,8 +68,8 @@ class HttpAddress:
         return f"http://{host}:{self.advertised_port or bound_port}"
 
 
-def host_and_port(text: str, setting: str, example: str) -> tuple[str, int]:
-    """Host without brackets and port of HOST:PORT, also as a URL. Raises AddressInvalid."""
+def parse_address(text: str, setting: str, example: str) -> tuple[str, int]:
+    """Host without brackets and port of HOST:PORT, also as a URL. Raises AddressInvalid, which names the setting."""
     invalid = AddressInvalid(f"{setting} {text} is not HOST:PORT", action=f"for example {example}")
     parts = urlsplit(text if "://" in text else f"//{text}")
     if parts.scheme not in ("", "http") or parts.path not in ("", "/") or parts.query or "@" in parts.netloc:

@@ -127,6 +127,7 @@ class LogMonitor:
         self._readiness.note_lost_tables(self._schema_log.lost)
 
     def _check_log(self, topic: str, group: Group) -> None:
+        asked = self._readiness.data_age.ask(topic)
         try:
             state = self._log.describe(topic)
         except TopicMissing as error:
@@ -139,6 +140,8 @@ class LogMonitor:
         self._readiness.note_end(topic, state.end)
         if state.topic_id != self._identity.topics[topic]:
             group.mark_log_lost(f"topic {topic} was recreated under this node; {lost_log_choices(group.name)}")
+        else:
+            self._readiness.data_age.note(topic, asked, state.end)
         if self._turns % HELD_BACK_TURNS == 0:
             self._check_open_transactions(topic, state.end)
 

@@ -13,9 +13,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
-from headrace.connectors.clock import SYSTEM_CLOCK
+from headrace.connectors.clock import SYSTEM_CLOCK, Moment
 from headrace.connectors.deadline import Deadline, GracePeriod
 from headrace.connectors.files import DirectoryLock, create_directories
 from headrace.connectors.log.kafka import KafkaLog
@@ -180,6 +181,7 @@ class Node:
         self.log_consumer = LogConsumer(
             log, self._consumer_group, groups, self._local.cursors, self.journal, settings.store, self
         )
+        self.log_consumer.restore(self.identity.topics, self._local.receipts)
         self.readiness = Readiness(
             self.identity, groups, self.log_consumer, self.heartbeat, self._local.ends, TAKE_BACK_MS
         )
@@ -336,6 +338,15 @@ class Node:
     def ready(self) -> tuple[bool, list[str]]:
         """Whether every group here serves, and the reasons why not."""
         return self.readiness.ready()
+
+    def as_of(self) -> Moment | None:
+        """The last moment at which every group held all that its log held; None before the first."""
+        return self.readiness.as_of()
+
+    @property
+    def directory(self) -> Path:
+        """The data directory."""
+        return self.settings.node.data_directory
 
     @property
     def warnings(self) -> list[str]:

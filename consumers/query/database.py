@@ -108,7 +108,9 @@ def translate(
             f"the query needs more than the {memory_limit_mb} MB that queries may use here",
             action="narrow the time range or the columns, or aggregate before sorting and joining",
         )
-    if isinstance(error, duckdb.IOException) or (names_segment and not isinstance(error, duckdb.PermissionException)):
+    # A footer whose bytes have changed gives an error of Thrift: no path, and no class but that of all errors.
+    unreadable = isinstance(error, duckdb.IOException) or type(error) is duckdb.Error
+    if unreadable or (names_segment and not isinstance(error, duckdb.PermissionException)):
         return SegmentUnreadable.because(_line(text))
     if isinstance(error, duckdb.PermissionException):
         return FunctionRefused("queries read tables only, not files", action="SHOW TABLES lists what there is")

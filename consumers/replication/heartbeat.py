@@ -43,7 +43,10 @@ _log = structlog.get_logger(__name__)
 
 
 class StatusReader:
-    """Follows the status topic into a detector. Owned by one thread."""
+    """Follows the status topic into a detector. Owned by one thread.
+
+    `senders`: the nodes that have sent a status since this reader was opened.
+    """
 
     def __init__(self, log: Log, topic: str, receipts_kept: int = 0, clock: Clock = SYSTEM_CLOCK) -> None:
         # The tail is enough: every live node repeats its status within an interval. The whole topic may hold
@@ -54,6 +57,7 @@ class StatusReader:
         self._end = state.end
         self._clock = clock
         self.detector = FailureDetector(receipts_kept=receipts_kept)
+        self.senders: set[str] = set()
 
     def follow(self, timeout_s: float) -> list[Status]:
         """Take what has arrived, waiting up to `timeout_s` for the first."""
@@ -65,7 +69,10 @@ class StatusReader:
                 status = decode_status(record.value)
             except FrameInvalid:
                 continue
-            self.detector.observe(record.timestamp_ms, status, received_ms if record.offset >= self._end else None)
+            recent = record.offset >= self._end
+            self.detector.observe(record.timestamp_ms, status, received_ms if recent else None)
+            if recent:
+                self.senders.add(status.node)
             statuses.append(status)
         return statuses
 

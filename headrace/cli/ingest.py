@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -21,6 +19,7 @@ from headrace.cli.format_options import (
     TimeUnitOption,
     format_options,
 )
+from headrace.cli.ingest_server import MetricsAddressOption, served_metrics
 from headrace.cli.options import BootstrapOption, ClusterOption, JsonOption, SettingsOption, parse_settings
 from headrace.cli.session import require_cluster
 from headrace.schemas.errors import HeadraceError
@@ -29,10 +28,12 @@ from headrace.terminal.output import Output, refused_lines
 from headrace.terminal.stop_signals import StopSignals, stop_signals
 
 if TYPE_CHECKING:
+    from headrace.connectors.formats.interface import FormatOptions
     from headrace.pipeline.ingest import RunOptions
+    from headrace.pipeline.ingest_metrics import IngestMetrics
     from headrace.pipeline.ingest_progress import IngestProgress
     from headrace.pipeline.job import IngestJob
-    from headrace.settings import IngestSettings
+    from headrace.settings import IngestSettings, Settings
 
 FORMATS = ("influx", "json")
 
@@ -50,9 +51,6 @@ IntervalOption = Annotated[
 ]
 WaitOption = Annotated[
     float, typer.Option("--timeout", metavar="SECONDS", min=0.0, help="How long to wait for Kafka at the start.")
-]
-HttpOption = Annotated[
-    str | None, typer.Option("--http", metavar="HOST:PORT", help="Serve metrics for Prometheus at /metrics here.")
 ]
 
 
@@ -94,7 +92,7 @@ def run(
     max_messages: MaxMessagesOption = 1_000_000,
     interval_s: IntervalOption = 1.0,
     timeout_s: WaitOption = 30.0,
-    http: HttpOption = None,
+    http: MetricsAddressOption = None,
     settings: SettingsOption = None,
     json_output: JsonOption = False,
 ) -> None:
@@ -109,53 +107,42 @@ def run(
         options = format_options(table, table_column, tags, tag, time_column, time_unit, time_format)
         from headrace.pipeline.checkpoint import default_checkpoint
         from headrace.pipeline.ingest import RunOptions
-        from headrace.pipeline.job import IngestJob
+        from headrace.pipeline.ingest_metrics import IngestMetrics
         from headrace.settings import load_settings
 
         loaded = load_settings(
             {"cluster.name": cluster, "cluster.bootstrap": bootstrap, "kafka": parse_settings(settings)}
         )
         require_cluster(loaded)
-        job = IngestJob(
-            loaded.cluster.name,
-            loaded.cluster.bootstrap,
-            topic,
-            database,
-            "json" if form == "json" else "influx",
-            options,
-            tuple(sorted(loaded.kafka.items())),
-            loaded.write.compression,
-        )
+        job = _job(loaded, topic, database, form, options)
         place = checkpoint or default_checkpoint(data_dir, job)
-        run_options = RunOptions(place, available_now, max_messages, interval_s, timeout_s)
-        with _metrics(output, job, http) as take:
-            _run(output, job, run_options, loaded.ingest, take)
+        metrics = IngestMetrics(job)
+        with served_metrics(metrics, http, output):
+            run_options = RunOptions(place, available_now, max_messages, interval_s, timeout_s)
+            _run(output, job, run_options, loaded.ingest, metrics)
 
 
-@contextmanager
-def _metrics(output: Output, job: IngestJob, http: str | None) -> Iterator[Callable[[IngestProgress], None]]:
-    """Serve metrics at an address, if there is one; yields the function that takes the newest progress."""
-    from headrace.cli.ingest_metrics import IngestMetrics, reserved_address, serving
+def _job(loaded: Settings, topic: str, database: str, form: str, options: FormatOptions) -> IngestJob:
+    from headrace.pipeline.job import IngestJob
 
-    metrics = IngestMetrics(job)
-    with serving(metrics, reserved_address(http)) as url:
-        if url:
-            output.note(f"metrics: {url}")
-        yield metrics.show
+    return IngestJob(
+        loaded.cluster.name,
+        loaded.cluster.bootstrap,
+        topic,
+        database,
+        "json" if form == "json" else "influx",
+        options,
+        tuple(sorted(loaded.kafka.items())),
+        loaded.write.compression,
+    )
 
 
-def _run(
-    output: Output,
-    job: IngestJob,
-    options: RunOptions,
-    limits: IngestSettings,
-    take: Callable[[IngestProgress], None],
-) -> None:
+def _run(output: Output, job: IngestJob, options: RunOptions, limits: IngestSettings, metrics: IngestMetrics) -> None:
     started_s = time.monotonic()
     progress = None
     with stop_signals(output.note) as signals:
         try:
-            progress = _ingest(output, job, options, limits, signals, take)
+            progress = _ingest(output, job, options, limits, signals, metrics)
         except KeyboardInterrupt:
             # A service manager stops with SIGTERM, which is no failure. Ctrl-C ends with 130 everywhere.
             if signals.received == signal.SIGINT:
@@ -174,7 +161,7 @@ def _ingest(
     options: RunOptions,
     limits: IngestSettings,
     signals: StopSignals,
-    take: Callable[[IngestProgress], None],
+    metrics: IngestMetrics,
 ) -> IngestProgress:
     from headrace.cli.ingest_display import live_display
     from headrace.connectors.log.client_check import check_client_settings
@@ -201,13 +188,15 @@ def _ingest(
         )
         with end_session(session), live_display(job.topic, output.note) as show:
 
-            def report(progress: IngestProgress) -> None:
-                take(progress)
+            def on_progress(progress: IngestProgress) -> None:
+                metrics.note(progress)
                 show(progress)
 
-            done = run_ingest(session, job, options, on_progress=report, should_stop=signals.stop, notify=output.note)
+            done = run_ingest(
+                session, job, options, on_progress=on_progress, should_stop=signals.stop, notify=output.note
+            )
             # The last batch may have ended between two looks.
-            report(done)
+            on_progress(done)
             return done
 
 

@@ -20,6 +20,7 @@ NOUNS = (
     "seal",
     "verify",
     "query",
+    "sql",
     "status",
     "bench",
     "replay",

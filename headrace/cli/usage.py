@@ -40,6 +40,7 @@ EXAMPLES: Mapping[str, str] = MappingProxyType(
         "retention": "headrace retention set plant.pumps 30d --dry-run",
         "retention set": "headrace retention set plant.pumps 30d --dry-run",
         "seal": "headrace seal --timeout 60",
+        "sql": "headrace sql --node 127.0.0.1:8080",
         "status": "headrace status --node 127.0.0.1:8080",
         "table": "headrace table drop plant.pumps --dry-run",
         "table drop": "headrace table drop plant.pumps --dry-run",

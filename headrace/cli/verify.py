@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from headrace.consumers.integrity.verify import GroupVerdict
 
 DIFFERENCES_SHOWN = 10
+"""Most differences of one group that people are shown; `--json` has all."""
 
 
 def register(app: typer.Typer) -> None:
@@ -51,18 +52,26 @@ def verify(
             )
             for verdict in verdicts
         ]
+
+        def show() -> None:
+            output.table(("group", "version", "segments", "compared", "missing", "result"), rows)
+            # Below the table, where nothing is cut: they are what an operator acts on.
+            for verdict in verdicts:
+                for difference in verdict.differences[:DIFFERENCES_SHOWN]:
+                    output.line(f"group {verdict.group}: {difference}")
+
         output.result(
             {"ok": code == 0, "groups": [{**asdict(verdict), "ok": verdict.ok} for verdict in verdicts]},
-            lambda: output.table(("group", "version", "segments", "compared", "missing", "result"), rows),
+            show,
         )
     # Outside of `run_command`, which would otherwise have to know that these codes are results and no errors.
     raise typer.Exit(code)
 
 
 def result_of(verdict: GroupVerdict) -> str:
-    """The comparison of a group for people: `equal (2 of 3; n3 missing)`, or the first differences."""
+    """The comparison of a group for people: `equal (2 of 3; n3 missing)`, or `different`."""
     if not verdict.ok:
-        return "\n".join(verdict.differences[:DIFFERENCES_SHOWN])
+        return "different"
     if not verdict.missing:
         return "equal"
     compared = len(verdict.members)

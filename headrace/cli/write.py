@@ -83,12 +83,11 @@ def write(
         # Before Kafka: a misspelt name must not wait for a broker first.
         if file != STANDARD_INPUT and not Path(file).is_file():
             raise UsageInvalid(f"{file}: {'is a directory' if Path(file).is_dir() else 'no such file'}")
-        require_cluster(loaded)
         started_s = time.perf_counter()
         done = _write_file(output, loaded, file, database, name, options)
         _report(output, done, round(time.perf_counter() - started_s, 3))
         # A code of its own: a script must tell a file with some bad lines from one that was not written.
-        if done.rejected:
+        if done.rejected or done.refused_columns:
             raise typer.Exit(EXIT_REJECTED)
 
 
@@ -104,6 +103,7 @@ def _write_file(
     def show(line: RejectedLine) -> None:
         output.note(f"{'row' if form == 'parquet' else 'line'} {line.line + 1}: {line.reason}")
 
+    require_cluster(settings)
     writer = WriterSettings(settings.write.quorum, settings.write.quorum_timeout_ms, settings.write.compression)
     cluster = open_cluster(settings, on_wait=output.note)
     try:
@@ -134,6 +134,14 @@ def _run(output: Output, writing: FileWriter, file: str, form: str, options: For
 
 
 def _report(output: Output, done: FileProgress, seconds: float) -> None:
-    document = {"rows": done.rows, "points": done.points, "rejected": done.rejected, "seconds": seconds}
+    for name, reason in done.refused_columns.items():
+        output.note(f"column {name!r} is left out: {reason}")
+    document: dict[str, object] = {
+        "rows": done.rows,
+        "points": done.points,
+        "rejected": done.rejected,
+        "seconds": seconds,
+    }
+    document["refused_columns"] = dict(done.refused_columns)
     rejected = f", {refused_lines(done.rejected)}" if done.rejected else ""
     output.result(document, f"{done.rows:,} rows, {done.points:,} points in {seconds:.1f} s{rejected}")

@@ -13,6 +13,7 @@ from headrace.connectors.log.port import (
     LogUnavailable,
     OnDelivery,
     Record,
+    RecordUndeliverable,
     TopicConfiguration,
     TopicMissing,
     TopicState,
@@ -36,6 +37,7 @@ class SimTopic:
     records: list[Record] = field(default_factory=list)
     begin: int = 0
     end: int = 0
+    leader_epoch: int = 0
 
     def index(self, offset: int) -> int:
         """The position of the first record at or behind an offset."""
@@ -50,8 +52,12 @@ class SimBroker:
         self.topics: dict[str, SimTopic] = {}
         self.truths: dict[str, Truth] = {}
         self.hidden_until_ms = 0
+        # By topic: an offset that cannot be read, and until when.
+        self.undeliverable: dict[str, tuple[int, int]] = {}
         self.clock_error_ms = 0
         self.on_trim: Callable[[str, str, int], None] = lambda _node, _topic, _before: None
+        self.ends: list[tuple[int, str, int]] = []
+        """When a topic had another end, and which."""
         self._made = 0
         self._arrivals_ms: dict[tuple[str, str], float] = {}
 
@@ -59,19 +65,26 @@ class SimBroker:
         """Make a topic, or make it again: another id, no records."""
         self._made += 1
         self.topics[topic] = SimTopic(topic, f"topic-{self._made}")
+        self.ends.append((self.world.now_ms, topic, 0))
         if topic in self.truths:
             self.truths[topic].made_again(self.topics[topic].topic_id)
 
     def truncate(self, topic: str, records: int) -> None:
         """Lose the newest records; the topic's id stays, as after an unclean election of the broker."""
         found = self.topics[topic]
+        found.leader_epoch += 1
         if records and found.records:
             lost = found.records[-records:]
             del found.records[-records:]
             found.end = lost[0].offset
+            self.ends.append((self.world.now_ms, topic, found.end))
             found.begin = min(found.begin, found.end)
             if topic in self.truths:
                 self.truths[topic].truncated(found.end)
+
+    def elect(self, topic: str) -> None:
+        """Another broker leads the topic, or the same one after a restart; nothing is lost."""
+        self.topics[topic].leader_epoch += 1
 
     def send(
         self,
@@ -107,13 +120,18 @@ class SimBroker:
         if self.world.random.random() < OFFSETS_SKIPPED:
             found.end += self.world.random.randint(1, 3)
         timestamp_ms = EPOCH_MS + self.world.now_ms + self.clock_error_ms
-        record = Record(topic, found.end, timestamp_ms, key, value, tuple(headers))
+        record = Record(topic, found.end, timestamp_ms, key, value, tuple(headers), found.leader_epoch)
         found.records.append(record)
         found.end += 1
+        self.ends.append((self.world.now_ms, topic, found.end))
         if topic in self.truths:
             self.truths[topic].observe(record)
         if on_delivery is not None:
             on_delivery(record.offset, None)
+
+    def end_before(self, topic: str, now_ms: int) -> int:
+        """The end that a topic had right before a moment."""
+        return next((end for at_ms, name, end in reversed(self.ends) if name == topic and at_ms < now_ms), 0)
 
     def found(self, topic: str) -> SimTopic:
         """A topic. Raises TopicMissing, also right after the start of a broker."""
@@ -210,11 +228,22 @@ class SimReader:
                 raise LogTruncated(f"topic {name} holds offsets {topic.begin} to {topic.end}, not {position}")
             start = topic.index(position)
             records = topic.records[start : start + max_records - len(taken)]
+            if name in self._log.broker.undeliverable:
+                records = self._deliverable(name, records)
             taken += records
             reached_end = start + len(records) == len(topic.records)
             self._answered.add(name)
             self._positions[name] = topic.end if reached_end else records[-1].offset + 1 if records else position
         return taken
+
+    def _deliverable(self, topic: str, records: list[Record]) -> list[Record]:
+        """The records before one that cannot be read. Raises RecordUndeliverable when that is the first."""
+        bad, until_ms = self._log.broker.undeliverable[topic]
+        if self._log.broker.world.now_ms >= until_ms:
+            return records
+        if records and records[0].offset == bad:
+            raise RecordUndeliverable(f"offset {bad} cannot be read", topic=topic, offset=bad)
+        return [record for record in records if record.offset < bad] if records and records[0].offset < bad else records
 
     def answered(self, topic: str) -> bool:
         """See Reader."""

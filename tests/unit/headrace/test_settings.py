@@ -58,6 +58,7 @@ DEFAULTS = {
     "query.threads": 2,
     "query.timeout_ms": 60_000,
     "query.queries_max": 8,
+    "query.stale_max_s": 0.0,
     "query.spill_directory": "",
     "query.spill_mb_max": 4_000,
     "write.quorum": 1,
@@ -233,7 +234,7 @@ def test_config_show_masks_secrets_and_shows_origins(tmp_path: Path, monkeypatch
     code, text, _ = run_show("--origin", "-X", "ssl.key.password=hunter2")
     assert 0 == code
     assert "hunter2" not in text
-    assert all(word in text for word in (MASK, "77", "HEADRACE__STORE__SEAL_ROWS", "unsealed rows this old"))
+    assert all(word in text for word in (MASK, "77", "HEADRACE__STORE__SEAL_ROWS", "unsealed rows are this old"))
     code, text, _ = run_show("--origin", "--json")
     document = json.loads(text)
     assert (0, {"value": 77, "origin": "HEADRACE__STORE__SEAL_ROWS"}) == (code, document["store.seal_rows"])
