@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headrace.cli.format_options import (
+    AnyTimeOption,
+    ResolutionOption,
     TableColumnOption,
     TableOption,
     TagOption,
@@ -82,6 +84,8 @@ def run(
     time_column: TimeColumnOption = "time",
     time_unit: TimeUnitOption = "ns",
     time_format: TimeFormatOption = None,
+    time_resolution: ResolutionOption = None,
+    any_time: AnyTimeOption = False,
     available_now: Annotated[bool, typer.Option("--available-now", help="Stop at the topic's present end.")] = False,
     checkpoint: CheckpointOption = None,
     data_dir: CheckpointParentOption = Path(".headrace"),
@@ -102,10 +106,16 @@ def run(
         from headrace.pipeline.checkpoint import default_checkpoint
         from headrace.pipeline.ingest import RunOptions
         from headrace.pipeline.job import IngestJob
+        from headrace.schemas.tables import TimeResolution
         from headrace.settings import load_settings
 
         loaded = load_settings(
-            {"cluster.name": cluster, "cluster.bootstrap": bootstrap, "kafka": parse_settings(settings)}
+            {
+                "cluster.name": cluster,
+                "cluster.bootstrap": bootstrap,
+                "write.time_resolution": time_resolution,
+                "kafka": parse_settings(settings),
+            }
         )
         job = IngestJob(
             loaded.cluster.name,
@@ -116,6 +126,8 @@ def run(
             options,
             tuple(sorted(loaded.kafka.items())),
             loaded.write.compression,
+            TimeResolution(loaded.write.time_resolution),
+            any_time,
         )
         place = checkpoint or default_checkpoint(data_dir, job)
         _run(output, job, RunOptions(place, available_now, max_messages, interval_s, wait_s), loaded.ingest)
