@@ -15,7 +15,7 @@ from types import TracebackType
 import pyarrow as pa
 
 from headrace.connectors.formats.arrow_tables import normalise
-from headrace.connectors.formats.interface import FormatOptions
+from headrace.connectors.formats.interface import FormatOptions, TimeRangeError
 from headrace.connectors.formats.row_rules import check_arrays, check_times
 from headrace.connectors.formats.time_rules import check_resolution
 from headrace.producers.acks import Quorum
@@ -134,8 +134,11 @@ class TableWriter:
             if self._settings.quorum > 0:
                 self._sender.check()
             rows = normal_rows(rows, self.table, tags)
+            expected = self._check_resolution(rows)
             schema, database = self._schema(rows.schema, frozenset(tags))
-            check_resolution(rows, f"{self.database}.{self.table}", schema.resolution)
+            if schema.resolution is not expected:
+                # Another writer has made the table meanwhile.
+                check_resolution(rows, f"{self.database}.{self.table}", schema.resolution)
             step = QUORUM_BLOCK_ROWS_MAX if self._quorum.watched else BLOCK_ROWS_MAX
             for start in range(0, rows.num_rows, step):
                 self._write_block(schema, database, rows.slice(start, step))
@@ -200,6 +203,22 @@ class TableWriter:
             ]
         )
 
+    def _check_resolution(self, rows: pa.Table) -> TimeResolution:
+        """The resolution of the table as far as it is known; before the table is made or changed.
+
+        Raises TimeRangeError, ResolutionFixed.
+        """
+        tables, name = self._cluster.tables, f"{self.database}.{self.table}"
+        resolution = self._settings.resolution_of(tables.catalogue.newest(self.database, self.table))
+        try:
+            check_resolution(rows, name, resolution)
+        except TimeRangeError:
+            # Another client may have made the table with finer times since the catalogue was read.
+            tables.refresh()
+            resolution = self._settings.resolution_of(tables.catalogue.newest(self.database, self.table))
+            check_resolution(rows, name, resolution)
+        return resolution
+
     def _schema(self, columns: pa.Schema, tags: frozenset[str]) -> tuple[TableSchema, DatabaseSchema]:
         """The schema that holds these columns; looked up again only when the columns change."""
         # Versions only add or widen, so a schema that held these columns once still does: rows may be written
@@ -212,9 +231,7 @@ class TableWriter:
             }
             tables, settings = self._cluster.tables, self._settings
             database = tables.ensure_database(self.database)
-            settings.resolution_of(tables.catalogue.newest(self.database, self.table))
             schema = tables.ensure(self.database, self.table, sorted(tags), fields, resolution=settings.resolution)
-            # Another writer may have made the table at the same moment.
             settings.resolution_of(schema)
             self._known = columns, tags, schema, database
         return self._known[2], self._known[3]

@@ -321,9 +321,7 @@ class Catalogue:
             check_name("table", change.table)
             # The rules are applied again here: a record may come from another build, or from a writer that
             # skips the check.
-            planned = plan_change(
-                current, change.tags, dict(change.fields), change.retention_ns, change.resolution
-            )
+            planned = plan_change(current, change.tags, dict(change.fields), change.retention_ns, change.resolution)
         except HeadraceError:
             return False
         if planned is None:
