@@ -38,7 +38,9 @@ class ReplacedRows:
             return
         codes, keys = encode_series(table, {name: rows.column(name) for name in tags}, rows.num_rows)
         # Once a series and not once a row.
-        hashes = np.array([xxhash.xxh3_64_intdigest(key.encode()) for key in keys.to_pylist()], np.uint64).view(np.int64)
+        hashes = np.array([xxhash.xxh3_64_intdigest(key.encode()) for key in keys.to_pylist()], np.uint64).view(
+            np.int64
+        )
         self._hashes.append(hashes[codes] ^ np.asarray(rows.column(TIME_COLUMN)) * _TIME_FACTOR)
         self._compared += rows.num_rows
 

@@ -20,7 +20,7 @@ _END_NS = int(np.datetime64(f"{LAST_YEAR + 1}", "ns").astype(np.int64))
 # A unit is refused as a whole when all of the first rows are outside. A few rows may be of a device whose clock was
 # not set, and are refused one by one.
 FIRST_ROWS = 1_000
-_UNIT_NAMES = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}
+UNIT_NAMES = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}
 
 Times = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
@@ -62,24 +62,24 @@ class TimeRules:
         outside = None if self.any_time or not len(first) else _outside(first)
         if outside is None or not outside.all():
             return
-        unit = looks_like(first, self.ns_per_unit)
+        unit = looks_like(int(first[0]), self.ns_per_unit)
         raise TimesImplausible(
             f"the times of table {self.table!r} begin at {instant(first[0])}"
-            + (f": these look like {_UNIT_NAMES[unit]}" if unit else f", outside {FIRST_YEAR} to {LAST_YEAR}"),
+            + (f": these look like {UNIT_NAMES[unit]}" if unit else f", outside {FIRST_YEAR} to {LAST_YEAR}"),
             action=(f"use `--time-unit {unit}`, or " if unit else "give ") + "`--any-time` if the times are right",
         )
 
     def _guess(self, times: Times) -> str:
-        unit = looks_like(times, self.ns_per_unit)
-        return f": it looks like {_UNIT_NAMES[unit]} (`--time-unit {unit}`)" if unit else ""
+        unit = looks_like(int(times[0]), self.ns_per_unit)
+        return f": it looks like {UNIT_NAMES[unit]} (`--time-unit {unit}`)" if unit else ""
 
 
-def looks_like(times_ns: Times, ns_per_unit: int = 1) -> str | None:
-    """The unit in which the first of these times would be one of our years; None for none.
+def looks_like(time_ns: int, ns_per_unit: int = 1) -> str | None:
+    """The unit in which a number would be a time of our years, given the time that it was taken for; None for none.
 
     The ranges of the units are far apart, so there is never a choice.
     """
-    given = int(times_ns[0]) // ns_per_unit
+    given = time_ns // ns_per_unit
     fitting = (name for name, factor in NS_PER_UNIT.items() if _FIRST_NS <= given * factor < _END_NS)
     return next(fitting, None)
 

@@ -28,10 +28,11 @@ from headrace.terminal.output import Output
 from headrace.terminal.stop_signals import StopSignals, stop_signals
 
 if TYPE_CHECKING:
+    from headrace.connectors.formats.interface import FormatOptions
     from headrace.pipeline.ingest import RunOptions
     from headrace.pipeline.ingest_progress import IngestProgress
     from headrace.pipeline.job import IngestJob
-    from headrace.settings import IngestSettings
+    from headrace.settings import IngestSettings, Settings
 
 FORMATS = ("influx", "json")
 
@@ -105,32 +106,36 @@ def run(
         options = format_options(table, table_column, tags, tag, time_column, time_unit, time_format)
         from headrace.pipeline.checkpoint import default_checkpoint
         from headrace.pipeline.ingest import RunOptions
-        from headrace.pipeline.job import IngestJob
-        from headrace.schemas.tables import TimeResolution
         from headrace.settings import load_settings
 
-        loaded = load_settings(
-            {
-                "cluster.name": cluster,
-                "cluster.bootstrap": bootstrap,
-                "write.time_resolution": time_resolution,
-                "kafka": parse_settings(settings),
-            }
-        )
-        job = IngestJob(
-            loaded.cluster.name,
-            loaded.cluster.bootstrap,
-            topic,
-            database,
-            "json" if form == "json" else "influx",
-            options,
-            tuple(sorted(loaded.kafka.items())),
-            loaded.write.compression,
-            TimeResolution(loaded.write.time_resolution),
-            any_time,
-        )
+        flags = {
+            "cluster.name": cluster,
+            "cluster.bootstrap": bootstrap,
+            "write.time_resolution": time_resolution,
+            "kafka": parse_settings(settings),
+        }
+        loaded = load_settings(flags)
+        job = _job(loaded, topic, database, form, options, any_time)
         place = checkpoint or default_checkpoint(data_dir, job)
         _run(output, job, RunOptions(place, available_now, max_messages, interval_s, wait_s), loaded.ingest)
+
+
+def _job(settings: Settings, topic: str, database: str, form: str, options: FormatOptions, any_time: bool) -> IngestJob:
+    from headrace.pipeline.job import IngestJob
+    from headrace.schemas.tables import TimeResolution
+
+    return IngestJob(
+        settings.cluster.name,
+        settings.cluster.bootstrap,
+        topic,
+        database,
+        "json" if form == "json" else "influx",
+        options,
+        tuple(sorted(settings.kafka.items())),
+        settings.write.compression,
+        TimeResolution(settings.write.time_resolution),
+        any_time,
+    )
 
 
 def _run(output: Output, job: IngestJob, options: RunOptions, limits: IngestSettings) -> None:

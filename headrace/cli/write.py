@@ -77,31 +77,47 @@ def write(
     Good lines are written; bad ones are listed on stderr, and the exit code is 3.
     """
     with run_command(json_output) as output:
-        from headrace._file_rules import FileRules
         from headrace.settings import load_settings
 
         name = format_of(file, form)
         options = format_options(table, table_column, tags, tag, time_column, time_unit, time_format, delimiter)
-        loaded = load_settings(
-            {
-                "cluster.name": cluster,
-                "cluster.bootstrap": bootstrap,
-                "write.quorum": quorum,
-                "write.time_resolution": time_resolution,
-                "kafka": parse_settings(settings),
-            }
-        )
-        # Before Kafka: a misspelt name must not wait for a broker first.
-        if file != STANDARD_INPUT and not Path(file).is_file():
-            raise UsageInvalid(f"there is no file {file}")
-        if no_tags and options.tags:
-            raise UsageInvalid("--tags and --no-tags contradict each other")
-        started_s = time.perf_counter()
-        done = _write_file(output, loaded, file, database, name, options, FileRules(any_time, no_tags, reject_nan))
-        _report(output, done, round(time.perf_counter() - started_s, 3))
-        # A code of its own: a script must tell a file with some bad lines from one that was not written.
-        if done.rejected:
-            raise typer.Exit(EXIT_REJECTED)
+        flags = {
+            "cluster.name": cluster,
+            "cluster.bootstrap": bootstrap,
+            "write.quorum": quorum,
+            "write.time_resolution": time_resolution,
+            "kafka": parse_settings(settings),
+        }
+        rules = _rules(options, any_time, no_tags, reject_nan)
+        _write_and_report(output, load_settings(flags), file, database, name, options, rules)
+
+
+def _rules(options: FormatOptions, any_time: bool, no_tags: bool, reject_nan: bool) -> FileRules:
+    from headrace._file_rules import FileRules
+
+    if no_tags and options.tags:
+        raise UsageInvalid("--tags and --no-tags contradict each other")
+    return FileRules(any_time, no_tags, reject_nan)
+
+
+def _write_and_report(
+    output: Output,
+    settings: Settings,
+    file: str,
+    database: str,
+    form: str,
+    options: FormatOptions,
+    rules: FileRules,
+) -> None:
+    # Before Kafka: a misspelt name must not wait for a broker first.
+    if file != STANDARD_INPUT and not Path(file).is_file():
+        raise UsageInvalid(f"there is no file {file}")
+    started_s = time.perf_counter()
+    done = _write_file(output, settings, file, database, form, options, rules)
+    _report(output, done, round(time.perf_counter() - started_s, 3))
+    # A code of its own: a script must tell a file with some bad lines from one that was not written.
+    if done.rejected:
+        raise typer.Exit(EXIT_REJECTED)
 
 
 def _write_file(

@@ -58,7 +58,7 @@ def test_a_unit_is_recognised_by_the_size_of_its_values(given: str, right: str) 
     taken_for = number * NS_PER_UNIT[given]
     if given == right or taken_for >= 2**63:
         return
-    assert right == looks_like(np.array([taken_for]), NS_PER_UNIT[given])
+    assert right == looks_like(taken_for, NS_PER_UNIT[given])
     rules = TimeRules("pumps", TimeResolution.NS, ns_per_unit=NS_PER_UNIT[given])
     with pytest.raises(TimesImplausible, match="these look like") as raised:
         rules.check_unit(rows(taken_for, taken_for + NS_PER_UNIT[given]))
