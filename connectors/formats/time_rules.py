@@ -20,6 +20,8 @@ _END_NS = int(np.datetime64(f"{LAST_YEAR + 1}", "ns").astype(np.int64))
 # A unit is refused as a whole when all of the first rows are outside. A few rows may be of a device whose clock was
 # not set, and are refused one by one.
 FIRST_ROWS = 1_000
+_OUTSIDE = f"the time is outside {FIRST_YEAR} to {LAST_YEAR}"
+_TAKEN = "; `--any-time` takes it"
 UNIT_NAMES = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}
 
 Times = npt.NDArray[np.int64]
@@ -47,8 +49,7 @@ class TimeRules:
         found: list[tuple[Mask, str]] = []
         outside = None if self.any_time else _outside(times)
         if outside is not None:
-            reason = f"the time is outside {FIRST_YEAR} to {LAST_YEAR}{self._guess(times[outside])}"
-            found.append((outside, f"{reason}; `--any-time` takes it"))
+            found += self._by_guess(times, outside)
         finer = finer_times(times, self.resolution)
         if finer is not None and outside is not None:
             finer &= ~outside
@@ -69,9 +70,15 @@ class TimeRules:
             action=(f"use `--time-unit {unit}`, or " if unit else "give ") + "`--any-time` if the times are right",
         )
 
-    def _guess(self, times: Times) -> str:
-        unit = looks_like(int(times[0]), self.ns_per_unit)
-        return f": it looks like {UNIT_NAMES[unit]} (`--time-unit {unit}`)" if unit else ""
+    def _by_guess(self, times: Times, outside: Mask) -> list[tuple[Mask, str]]:
+        """The times that are outside, by the unit that they look like."""
+        given, rest, found = times // self.ns_per_unit, outside.copy(), []
+        for unit, factor in NS_PER_UNIT.items():
+            alike = rest & (given >= _FIRST_NS // factor) & (given < _END_NS // factor)
+            if alike.any():
+                found.append((alike, f"{_OUTSIDE}: it looks like {UNIT_NAMES[unit]} (`--time-unit {unit}`){_TAKEN}"))
+                rest &= ~alike
+        return [*found, (rest, f"{_OUTSIDE}{_TAKEN}")] if rest.any() else found
 
 
 def looks_like(time_ns: int, ns_per_unit: int = 1) -> str | None:

@@ -22,7 +22,7 @@ from headrace.cli.format_options import (
     format_options,
 )
 from headrace.cli.options import BootstrapOption, ClusterOption, JsonOption, SettingsOption, parse_settings
-from headrace.terminal.command import UsageInvalid, run_command
+from headrace.terminal.command import EXIT_USAGE, UsageInvalid, run_command
 from headrace.terminal.output import Output
 
 if TYPE_CHECKING:
@@ -144,7 +144,8 @@ def _write_file(
             _run(output, writing, file, form, options)
         except HeadraceError as error:
             rows = writing.progress.rows
-            if rows or getattr(error, "exit_code", None) != EXIT_REJECTED:
+            # These two are raised before anything is sent.
+            if rows or getattr(error, "exit_code", None) not in (EXIT_USAGE, EXIT_REJECTED):
                 output.note(f"{rows:,} rows were sent before this failed; writing them again is safe")
             else:
                 output.note("nothing was written")
@@ -197,9 +198,13 @@ def _report(output: Output, done: FileProgress, seconds: float) -> None:
     text = f"{done.rows:,} rows, {done.points:,} points in {seconds:.1f} s"
     if done.replaced or not done.replaced_exact:
         least = "" if done.replaced_exact else "at least "
-        text += f", {least}{done.replaced:,} rows replaced others of the same series and time"
+        text += f"; {least}{_counted(done.replaced, 'row')} replaced others of the same series and time"
     if done.nan:
-        text += f", {done.nan:,} values are nan"
+        text += f"; {_counted(done.nan, 'value')} nan"
     if done.rejected:
         text += f", {done.rejected:,} lines were not taken"
     output.result(document, text)
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
