@@ -246,9 +246,9 @@ def test_a_newer_format_stops_the_group_and_requests_an_upgrade(
             topic = Topics(cluster.cluster).forward("n1")
             shared.appender.append(topic, b"from the future", headers=[(FORMAT_HEADER, str(FORMAT + 1).encode())])
             assert 0 == shared.appender.flush(10)
-        assert "pgrade" in eventually_unready(cluster, "n1", "format 2")
+        assert "pgrade" in eventually_unready(cluster, "n1", f"format {FORMAT + 1}")
         version = group_status(cluster, "n1", "n1")["version"]
         cluster.kill("n1")
         cluster.start_node("n1")
-        assert "pgrade" in eventually_unready(cluster, "n1", "format 2")
+        assert "pgrade" in eventually_unready(cluster, "n1", f"format {FORMAT + 1}")
         assert version == group_status(cluster, "n1", "n1")["version"]
