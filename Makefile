@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup environment demo test bytecode sim bench lint type soak clean
+.PHONY: help setup environment demo test bytecode sim bench lint type soak shots clean
 BIN := .venv/bin
 # Tests of whole clusters mostly wait: more workers than cores. A fifth only added load. tests/conftest.py deals the tests to them, the longest first.
 WORKERS ?= 4
@@ -36,6 +36,9 @@ soak: environment  ## The long versions of tests.
 
 bench: environment  ## How fast this machine takes readings in, beside its limits.
 	$(BIN)/headrace bench ingest
+
+shots: environment  ## Screenshots of the page in build/shots, if a browser is in PATH (or HEADRACE_BROWSER).
+	@$(BIN)/python tools/shots.py build/shots
 
 lint: environment  ## Style and format.
 	$(BIN)/ruff check $(SOURCES) tests tools

@@ -18,6 +18,8 @@ from headrace.schemas.errors import HeadraceError
 
 CHUNK_BYTES = 256 * 1024
 ERROR_BYTES_MAX = 1024 * 1024
+AS_OF_HEADER = "x-headrace-as-of"
+"""The header of an answer by a node that does not serve: the moment up to which the answer contains everything."""
 RETRIABLE_STATUSES = frozenset({http.client.CONFLICT, http.client.SERVICE_UNAVAILABLE})
 
 # ValueError: addresses come from outside, and a node with an unusable one cannot be reached.
@@ -111,6 +113,18 @@ class NodeAnswer:
         # After a response that closes its connection, only the response still holds the socket.
         self.stream.close()
         self._connection.close()
+
+
+def base_url(address: str) -> str:
+    """`http://HOST:PORT` of a node's address, given as `HOST:PORT` or as a URL. Raises ValueError.
+
+    Query and fragment are dropped: a link copied from the browser carries the page's own.
+    """
+    parts = urlsplit(address if "://" in address else f"http://{address}")
+    # Reading a port that is no number raises ValueError.
+    if parts.scheme != "http" or not parts.hostname or parts.port == 0 or parts.path not in ("", "/"):
+        raise ValueError(f"{address!r} is not the address of a node")
+    return f"http://{parts.netloc}"
 
 
 def request_node(

@@ -7,7 +7,11 @@ from collections.abc import Callable
 
 import structlog
 
+from headrace.connectors.deadline import Deadline
+
 JOIN_TIMEOUT_S = 10.0
+LOG_JOIN_TIMEOUT_S = 5.0
+"""For tasks that only wait for the log: nothing is lost when one is left waiting for a log that is gone."""
 _log = structlog.get_logger(__name__)
 
 
@@ -17,11 +21,15 @@ class PeriodicTask:
     A run that fails is logged, and the next one starts all the same.
     """
 
-    def __init__(self, name: str, interval_s: float, run_once: Callable[[], None]) -> None:
+    def __init__(
+        self, name: str, interval_s: float, run_once: Callable[[], None], join_timeout_s: float = JOIN_TIMEOUT_S
+    ) -> None:
         self._interval_s = interval_s
         self._run_once = run_once
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._join_timeout_s = join_timeout_s
+        self._stop_by: Deadline | None = None
 
     @property
     def stopping(self) -> threading.Event:
@@ -37,11 +45,20 @@ class PeriodicTask:
         """Start the thread; the first run comes after one interval."""
         self._thread.start()
 
-    def stop(self) -> None:
-        """Stop after the current run."""
+    def request_stop(self) -> None:
+        """Ask the thread to stop after the current run, and return at once.
+
+        A run that waits for a Kafka that is gone takes seconds. Tasks that are asked first and stopped later wait
+        at the same time instead of one after another.
+        """
         self._stopping.set()
-        if self._thread.is_alive():
-            self._thread.join(JOIN_TIMEOUT_S)
+        self._stop_by = self._stop_by or Deadline(self._join_timeout_s)
+
+    def stop(self) -> None:
+        """Stop after the current run, which gets `join_timeout_s` from the first request to stop."""
+        self.request_stop()
+        if self._thread.is_alive() and self._stop_by is not None:
+            self._thread.join(self._stop_by.left_s())
 
     def _run(self) -> None:
         while not self._stopping.wait(self._interval_s):

@@ -28,9 +28,9 @@ def open_cluster(
     LogUnavailable, NoCluster, SettingsInvalid.
     """
     topics = Topics(settings.cluster.name)
-    log = KafkaLog(settings.cluster.bootstrap, settings.kafka)
     # A failed connect would leave the threads and sockets of librdkafka behind in the caller's process.
     with contextlib.ExitStack() as undo, _librdkafka_refusals():
+        log = KafkaLog(settings.cluster.bootstrap, settings.kafka)
         undo.callback(log.close)
         slot_table = _wait_for_slot_table(log, topics, Deadline(timeout_s), on_wait)
         tables = SchemaLog(log, topics)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterable, Mapping
-from datetime import date, datetime
+from datetime import date, datetime, timedelta
 from types import TracebackType
 from typing import Any
 
@@ -27,6 +27,7 @@ from headrace.node_client import NodeClient
 from headrace.producers.cluster import Cluster, MemberStatuses
 from headrace.producers.deletes import delete_rows
 from headrace.producers.writer import TableWriter, WriterInvalid, WriterSettings, normal_rows
+from headrace.schemas.durations import DURATION_S_MAX, duration_s
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.records import Role
 from headrace.schemas.tables import TIME_COLUMN, TableSchema, TimeResolution
@@ -124,20 +125,34 @@ class Client:
         )
         self._note(offsets)
 
-    def query(self, sql: str, *, timeout_ms: int | None = None, node: str | None = None) -> QueryResult:
+    def query(
+        self,
+        sql: str,
+        *,
+        timeout_ms: int | None = None,
+        node: str | None = None,
+        stale: float | str | timedelta | None = None,
+        stale_ok: bool = False,
+    ) -> QueryResult:
         """The answer to a SQL query, from any live node, or from the one at the URL `node`.
 
-        It contains everything this client wrote before. Raises the QueryError that the node raised,
-        NodeUnreachable, and NoNode when no live node is known.
+        It contains everything this client wrote before. While no node serves, for example without Kafka, a node
+        may answer from what it had at most `stale` ago (`"60s"`, seconds, a timedelta; `stale_ok`: at any age; 0:
+        never; default: `query.stale_max_s`). `QueryResult.as_of` is then not None. Raises the QueryError that the
+        node raised, NodeUnreachable, NoNode when no live node is known, and DurationInvalid.
         """
+        stale_s = self._stale_s(stale, stale_ok)
         # The node answers when it has applied these offsets: clients read their own writes at every node.
         after = self.flush()
         deadline = Deadline(FIND_TIMEOUT_S)
         while True:
             failure: HeadraceError | None = None
-            for url in [node] if node else self._nodes(deadline):
+            # A node that serves is better than any that does not: the older answers are asked for behind all of them.
+            urls = [node] if node else self._nodes(deadline)
+            ways = [(url, 0.0 if stale_s else stale_s) for url in urls] + [(url, stale_s) for url in urls if stale_s]
+            for url, within_s in ways:
                 try:
-                    answer = _query_node(url, sql, after, timeout_ms)
+                    answer = _query_node(url, sql, after, timeout_ms, within_s)
                 except (QueryError, NodeRefused, NodeUnreachable, AnswerCut) as error:
                     # Errors in the SQL are the same everywhere; a node that is down or behind says nothing
                     # about the others.
@@ -201,6 +216,11 @@ class Client:
             if error is None:
                 raise
             error.add_note(f"also: {also}")
+
+    def _stale_s(self, stale: float | str | timedelta | None, stale_ok: bool) -> float | None:
+        if stale is not None:
+            return duration_s(stale)
+        return float(DURATION_S_MAX) if stale_ok else self._settings.query.stale_max_s or None
 
     def _writer_settings(
         self, quorum: int | None, quorum_timeout_ms: int | None, resolution: str | None = None
@@ -305,11 +325,16 @@ class Writer:
             self._client._note(self._writer.newest(), closed=self)
 
 
-def _query_node(url: str, sql: str, after: Mapping[str, int], timeout_ms: int | None) -> QueryResult:
+def _query_node(
+    url: str, sql: str, after: Mapping[str, int], timeout_ms: int | None, stale_s: float | None
+) -> QueryResult:
     wait_s = ANSWER_TIMEOUT_S if timeout_ms is None else timeout_ms / 1_000 + GRACE_S
-    chunks = NodeClient(url, answer_timeout_s=wait_s).query(sql, format="arrow", after=after, timeout_ms=timeout_ms)
+    as_of: list[datetime] = []
+    chunks = NodeClient(url, answer_timeout_s=wait_s).query(
+        sql, format="arrow", after=after, timeout_ms=timeout_ms, stale_s=stale_s, on_as_of=as_of.append
+    )
     with pa.ipc.open_stream(pa.py_buffer(b"".join(chunks))) as reader:
-        return QueryResult(reader.read_all())
+        return QueryResult(reader.read_all(), next(iter(as_of), None))
 
 
 def live_nodes(statuses: MemberStatuses) -> list[str]:

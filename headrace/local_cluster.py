@@ -20,18 +20,28 @@ from pathlib import Path
 from typing import Any
 
 from headrace.connectors.deadline import Deadline
-from headrace.connectors.files import write_atomically
+from headrace.connectors.files import create_directories, write_atomically
 from headrace.connectors.http import NodeRefused, NodeUnreachable, call_node
-from headrace.connectors.kafka.broker import EmbeddedBroker
+from headrace.connectors.kafka.broker import BrokerAlreadyRunning, BrokerPortInUse, EmbeddedBroker, NotABrokerDirectory
+from headrace.connectors.kafka.broker_process import port_is_free
+from headrace.node_process import NodeProcess, ask_to_end, is_stopped
 from headrace.schemas.errors import HeadraceError
 
 FILE_NAME = "cluster.json"
+KAFKA = "kafka"
+"""The broker's name beside those of the nodes."""
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 30.0
+NOTE_INTERVAL_S = 3.0
+Progress = Callable[[str], None]
+
+
+def _quiet(_line: str) -> None:
+    """Progress that nobody follows."""
 
 
 class ClusterRunning(HeadraceError):
-    """A directory whose cluster runs already."""
+    """A node that runs already."""
 
 
 class NodeDied(HeadraceError):
@@ -40,20 +50,6 @@ class NodeDied(HeadraceError):
 
 class NotReady(HeadraceError):
     """A node that did not become ready in time, with its own reasons."""
-
-
-@dataclass(slots=True)
-class NodeProcess:
-    """One node: its process (0 = not running) and the address it serves on."""
-
-    name: str
-    http: str
-    pid: int = 0
-
-    @property
-    def running(self) -> bool:
-        """Whether the process exists and is ours."""
-        return self.pid > 0 and _is_node(self.pid, self.name)
 
 
 @dataclass(slots=True)
@@ -121,42 +117,89 @@ class LocalCluster:
         """Where a node keeps its data."""
         return self.directory / name
 
-    def start(self, on_progress: Callable[[str], None] = lambda _line: None) -> None:
-        """Start the broker, then every node, and wait until all are ready. A failure stops all of them."""
-        if any(node.running for node in self.file.nodes):
-            raise ClusterRunning(f"the cluster in {self.directory} is running", action="stop it with: headrace down")
+    def start(self, on_progress: Progress = _quiet) -> list[str]:
+        """Start what does not run, the broker first, and wait until every node is ready.
+
+        Returns the names of what was started. A failure stops that, and leaves what ran before.
+        """
+        started: list[str] = []
         try:
-            self._start(on_progress)
+            create_directories(self.directory)
+            if self._own_broker:
+                self._start_broker(started, on_progress)
+            for node in self.file.nodes:
+                if not self._alive(node):
+                    on_progress(f"starting node {node.name}")
+                    started.append(node.name)
+                    self.start_node(node.name, on_progress=on_progress)
+            self.wait_ready(on_progress=on_progress)
         except BaseException:
             # Also for Ctrl-C: processes in sessions of their own do not get it, and nobody would stop them.
-            self.stop()
+            self.stop(started)
             raise
+        return started
 
-    def _start(self, on_progress: Callable[[str], None]) -> None:
-        self.directory.mkdir(parents=True, exist_ok=True)
-        if self._own_broker:
-            on_progress("starting Kafka")
+    def _start_broker(self, started: list[str], on_progress: Progress) -> None:
+        running = self._running_broker()
+        if running is not None:
+            self.file.bootstrap = running
+            return
+        on_progress("starting Kafka")
+        started.append(KAFKA)
+        try:
             self.file.bootstrap = self.broker.start().bootstrap
-        for node in self.file.nodes:
-            on_progress(f"starting node {node.name}")
-            self.start_node(node.name)
-        self.wait_ready()
+        except BrokerAlreadyRunning:
+            # Another `up` is starting it, and it belongs to that one.
+            started.remove(KAFKA)
+            raise
+        except BrokerPortInUse as error:
+            raise BrokerPortInUse(
+                f"Kafka of {self.directory}: {error.message}",
+                action="stop that process, or start another cluster with --dir",
+            ) from error
 
-    def start_node(self, name: str, extra: Sequence[str] = ()) -> None:
-        """Start the process of one node, and return without waiting for it."""
+    def _running_broker(self) -> str | None:
+        """The address of the broker that runs already, None when there is none. Raises NotReady."""
+        try:
+            status = self.broker.status()
+        except NotABrokerDirectory:
+            return None
+        if status.running and not status.answers:
+            raise NotReady(
+                f"Kafka runs (pid {status.pid}) and does not answer", action="run headrace down, then headrace up"
+            )
+        return status.bootstrap
+
+    @property
+    def broker_pid(self) -> int:
+        """The pid of the cluster's own broker, 0 when it does not run."""
+        try:
+            return self.broker.status(timeout_s=0.1).pid or 0
+        except NotABrokerDirectory:
+            return 0
+
+    def start_node(self, name: str, extra: Sequence[str] = (), on_progress: Progress = _quiet) -> None:
+        """Start the process of one node, and return without waiting for it.
+
+        A node keeps its port, unless another program has taken it meanwhile.
+        """
         node = self.node(name)
         if self._alive(node):
             raise ClusterRunning(f"node {name} is running", action="stop it first")
-        node.http = node.http or f"127.0.0.1:{free_port()}"
+        if not node.http or not port_is_free(int(node.http.rpartition(":")[2])):
+            before, node.http = node.http, f"127.0.0.1:{free_port()}"
+            if before:
+                on_progress(f"another program uses {before}: node {name} serves on {node.http} from now on")
         # Without -P a folder `headrace` in the current directory would be imported instead of this one.
         command = [
             *(sys.executable, "-P", "-m", "headrace", "node", "run", "--cluster", self.cluster, "--id", name),
             *("--nodes", ",".join(each.name for each in self.file.nodes), "--replication", str(len(self.file.nodes))),
             *("--bootstrap", self._bootstraps.get(name, self.bootstrap)),
-            *("--data-dir", str(self.data_directory(name)), "--http", node.http),
+            # A `headrace.toml` here may name the address of another node.
+            *("--data-dir", str(self.data_directory(name)), "--http", node.http, "--advertise", node.http),
             *extra,
         ]
-        self.data_directory(name).parent.mkdir(parents=True, exist_ok=True)
+        create_directories(self.directory)
         with (self.directory / f"{name}.log").open("ab") as log:
             child = subprocess.Popen(
                 command,
@@ -172,23 +215,37 @@ class LocalCluster:
         node.pid = child.pid
         self._save()
 
-    def wait_ready(self, names: Sequence[str] | None = None, timeout_s: float = START_TIMEOUT_S) -> None:
+    def wait_ready(
+        self,
+        names: Sequence[str] | None = None,
+        timeout_s: float = START_TIMEOUT_S,
+        on_progress: Progress = _quiet,
+    ) -> None:
         """Wait until nodes serve all their groups. Raises NodeDied, NotReady."""
         deadline = Deadline(timeout_s)
         for node in self.file.nodes:
             if names is None or node.name in names:
-                self._wait_ready(node, deadline)
+                self._wait_ready(node, deadline, on_progress)
 
-    def _wait_ready(self, node: NodeProcess, deadline: Deadline) -> None:
+    def _wait_ready(self, node: NodeProcess, deadline: Deadline, on_progress: Progress) -> None:
         reasons: Any = "no answer"
+        note_due, timeout_s = Deadline(NOTE_INTERVAL_S), deadline.left_s()
         while not deadline.passed():
             if not self._alive(node):
                 raise NodeDied(f"node {node.name} ended: {self.log_tail(node.name)}", action=f"see {node.name}.log")
             ready, reasons = probe(f"http://{node.http}/health/ready")
             if ready:
                 return
+            if note_due.passed():
+                on_progress(
+                    f"waiting for node {node.name}, {timeout_s - deadline.left_s():.0f} s: {_first_reason(reasons)}"
+                )
+                note_due = Deadline(NOTE_INTERVAL_S)
             time.sleep(0.1)
-        raise NotReady(f"node {node.name} is not ready: {reasons}", action=f"see {node.name}.log")
+        raise NotReady(
+            f"node {node.name} is not ready: {_first_reason(reasons)}",
+            action=f"see {node.name}.log; headrace up --restart {node.name} starts it again",
+        )
 
     def kill(self, name: str, signal_number: int = signal.SIGKILL) -> None:
         """Send a signal; SIGKILL is awaited until the process ended, SIGSTOP until all threads stopped."""
@@ -201,14 +258,13 @@ class LocalCluster:
         elif signal_number == signal.SIGSTOP:
             self._await_stopped(node, STOP_TIMEOUT_S)
 
-    def stop_node(self, name: str) -> None:
+    def stop_node(self, name: str, on_progress: Progress = _quiet) -> None:
         """End a node cleanly, by force when it takes too long."""
         node = self.node(name)
         if self._alive(node):
-            # A process that SIGSTOP stopped handles SIGTERM only after it is continued.
-            os.kill(node.pid, signal.SIGCONT)
-            os.kill(node.pid, signal.SIGTERM)
-            if not self._await_end(node, STOP_TIMEOUT_S):
+            ask_to_end(node)
+            if not self._await_end(node, STOP_TIMEOUT_S, on_progress):
+                on_progress(f"node {name} did not end within {STOP_TIMEOUT_S:.0f} s and is killed; its data is safe")
                 os.kill(node.pid, signal.SIGKILL)
                 self._await_end(node, STOP_TIMEOUT_S)
         node.pid = 0
@@ -219,17 +275,27 @@ class LocalCluster:
         assert not self.node(name).running, f"node {name} is running"
         shutil.rmtree(self.data_directory(name), ignore_errors=True)
 
-    def stop(self) -> None:
-        """Stop every node, then the broker. Data stays."""
+    def stop(self, names: Sequence[str] | None = None, on_progress: Progress = _quiet) -> list[str]:
+        """Stop every node, then the broker, or those of them that are named. Data stays.
+
+        Returns the names of what was running.
+        """
+        nodes = [node for node in self.file.nodes if names is None or node.name in names]
+        running = [node for node in nodes if node.running]
+        if running:
+            on_progress(f"stopping {', '.join(node.name for node in running)}")
         # Signals first, waits second: nodes end in parallel instead of one after the other.
-        for node in self.file.nodes:
-            if node.running:
-                os.kill(node.pid, signal.SIGCONT)
-                os.kill(node.pid, signal.SIGTERM)
-        for node in self.file.nodes:
-            self.stop_node(node.name)
-        if self._own_broker:
-            self.broker.stop()
+        for node in running:
+            ask_to_end(node)
+        for node in nodes:
+            self.stop_node(node.name, on_progress)
+        stopped = [node.name for node in running]
+        if self._own_broker and (names is None or KAFKA in names):
+            if self.broker_pid:
+                on_progress("stopping Kafka")
+            if self.broker.stop():
+                stopped.append(KAFKA)
+        return stopped
 
     def log_tail(self, name: str, lines: int = 3) -> str:
         """The end of a node's log."""
@@ -246,11 +312,14 @@ class LocalCluster:
         child = self._children.get(node.pid)
         return child.poll() is None if child is not None else node.running
 
-    def _await_end(self, node: NodeProcess, timeout_s: float) -> bool:
-        deadline = Deadline(timeout_s)
+    def _await_end(self, node: NodeProcess, timeout_s: float, on_progress: Progress = _quiet) -> bool:
+        deadline, note_due = Deadline(timeout_s), Deadline(NOTE_INTERVAL_S)
         while self._alive(node):
             if deadline.passed():
                 return False
+            if note_due.passed():
+                on_progress(f"waiting for node {node.name} to end: {timeout_s - deadline.left_s():.0f} s so far")
+                note_due = Deadline(NOTE_INTERVAL_S)
             time.sleep(0.02)
         return True
 
@@ -259,7 +328,7 @@ class LocalCluster:
         # On a busy machine threads run on for a while after SIGSTOP: a node answered a request that came
         # after it.
         deadline = Deadline(timeout_s)
-        while not _is_stopped(node.pid):
+        while not is_stopped(node.pid):
             if deadline.passed():
                 raise NotReady(f"node {node.name} runs on after SIGSTOP", action="look at the load of this machine")
             time.sleep(0.001)
@@ -268,13 +337,12 @@ class LocalCluster:
         write_atomically(self.directory / FILE_NAME, json.dumps(asdict(self.file), indent=1).encode())
 
 
-def _is_stopped(pid: int) -> bool:
-    """Whether all threads of a process are stopped, or it has ended."""
+def _first_reason(reasons: Any) -> str:
+    """The first reason of a health answer, which is JSON where a node gave it."""
     try:
-        threads = [stat.read_text() for stat in Path(f"/proc/{pid}/task").glob("*/stat")]
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return {thread.rpartition(")")[2].split()[0] for thread in threads} <= {"T", "Z"}
+        return str(json.loads(reasons)["reasons"][0])
+    except (ValueError, KeyError, IndexError, TypeError):
+        return str(reasons)
 
 
 def probe(url: str, timeout_s: float = 5.0) -> tuple[bool, Any]:
@@ -284,7 +352,7 @@ def probe(url: str, timeout_s: float = 5.0) -> tuple[bool, Any]:
     except NodeRefused as error:
         return False, error.body
     except NodeUnreachable as error:
-        return False, error.reason
+        return False, f"it does not answer yet ({error.reason})"
 
 
 def free_port() -> int:
@@ -293,13 +361,3 @@ def free_port() -> int:
     with socket.socket() as probe_socket:
         probe_socket.bind(("127.0.0.1", 0))
         return int(probe_socket.getsockname()[1])
-
-
-def _is_node(pid: int, name: str) -> bool:
-    # The system reuses pids, at the latest after a reboot: signals must not reach a stranger's process.
-    try:
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state != "Z" and b"node" in words and b"--id" in words and name.encode() in words

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from datetime import datetime
 from typing import Any
-from urllib.parse import urlsplit
 
-from headrace.connectors.http import NodeAnswer, NodeRefused, NodeUnreachable, request_node
+from headrace.connectors.http import AS_OF_HEADER, NodeAnswer, NodeRefused, NodeUnreachable, base_url, request_node
 from headrace.consumers.query import query_errors
 from headrace.schemas.errors import HeadraceError
 
@@ -16,25 +16,23 @@ ANSWER_TIMEOUT_S = 600.0
 
 
 class NodeAddressInvalid(HeadraceError):
-    """A node's address that is not an http URL."""
+    """A node's address that is neither HOST:PORT nor an http URL."""
+
+    exit_code = 2
 
 
 class NodeClient:
     """Calls one node. Safe for any thread: each call has its own connection."""
 
     def __init__(self, url: str, *, answer_timeout_s: float = ANSWER_TIMEOUT_S) -> None:
-        """`url` is like `http://127.0.0.1:8080`. Raises NodeAddressInvalid."""
-        parts = urlsplit(url)
+        """`url` is like `http://127.0.0.1:8080` or `127.0.0.1:8080`. Raises NodeAddressInvalid."""
         try:
-            port = parts.port or 80
+            self.url = base_url(url)
         except ValueError:
-            port = 0
-        if parts.scheme != "http" or not parts.hostname or not port or parts.path not in ("", "/"):
             raise NodeAddressInvalid(
-                f"{url!r} is not the address of a node", action="write it like http://127.0.0.1:8080"
-            )
-        # Without query and fragment: a link copied from the browser carries the page's own.
-        self.url = f"http://{parts.netloc}"
+                f"{url!r} is not the address of a node",
+                action="write it like 127.0.0.1:8080 or http://127.0.0.1:8080",
+            ) from None
         self._answer_timeout_s = answer_timeout_s
 
     def status(self) -> dict[str, Any]:
@@ -57,10 +55,14 @@ class NodeClient:
         after: Mapping[str, int] | None = None,
         timeout_ms: int | None = None,
         limit: int | None = None,
+        stale_s: float | None = None,
+        on_as_of: Callable[[datetime], None] = lambda _moment: None,
     ) -> Iterator[bytes]:
         """The answer to a query, in chunks as they arrive.
 
-        Raises NodeUnreachable, NodeRefused or a QueryError, and AnswerCut from the iterator.
+        A node that does not serve may answer from what it has if that is at most `stale_s` old (None: as the node
+        is set); `on_as_of` is then called with the moment up to which the answer contains everything. Raises
+        NodeUnreachable, NodeRefused or a QueryError, and AnswerCut from the iterator.
         """
         parameters = {
             "sql": sql,
@@ -69,8 +71,14 @@ class NodeClient:
             "timeout_ms": timeout_ms,
             "limit": limit,
         }
-        document = {name: value for name, value in parameters.items() if value}
-        return self._request("POST", "/api/v1/query", document).chunks()
+        document: dict[str, Any] = {name: value for name, value in parameters.items() if value}
+        # 0 is not the node's own setting: it is never.
+        if stale_s is not None:
+            document["stale"] = stale_s
+        answer = self._request("POST", "/api/v1/query", document)
+        if as_of := answer.stream.getheader(AS_OF_HEADER):
+            on_as_of(datetime.fromisoformat(as_of))
+        return answer.chunks()
 
     def _request(self, method: str, path: str, document: Mapping[str, Any] | None = None) -> NodeAnswer:
         try:

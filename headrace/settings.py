@@ -267,8 +267,9 @@ def _of_environment(environment: Mapping[str, str]) -> Iterator[Reading]:
 
 def _of_file(path: Path) -> Iterator[Reading]:
     try:
-        text = path.read_text("utf-8")
-    except FileNotFoundError:
+        # Editors of Windows begin a file with a byte order mark, which TOML does not know.
+        text = path.read_text("utf-8-sig")
+    except (FileNotFoundError, NotADirectoryError):
         return
     except UnicodeDecodeError as error:
         raise SettingsInvalid(f"{path} is not UTF-8: {error.reason} at byte {error.start}") from error

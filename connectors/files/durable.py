@@ -36,7 +36,10 @@ def fsync_file(path: AnyPath) -> None:
 
 
 def create_directories(directory: AnyPath) -> Path:
-    """Creates `directory` and its missing parents, each durable in its own parent; returns the path."""
+    """Creates `directory` and its missing parents, each durable in its own parent; returns the path.
+
+    An `OSError` names in `filename` what is in the way: the parent that is a file or may not be written.
+    """
     path = Path(directory)
     missing = []
     while not path.exists():
@@ -44,9 +47,17 @@ def create_directories(directory: AnyPath) -> Path:
         path = path.parent
     # From the top down: a synced child under an unsynced parent is unreachable after a power cut.
     for child in reversed(missing):
-        child.mkdir(exist_ok=True)
+        try:
+            child.mkdir(exist_ok=True)
+        except OSError as error:
+            raise type(error)(error.errno, error.strerror, str(_in_the_way(child))) from None
         fsync_directory(child.parent)
     return Path(directory)
+
+
+def _in_the_way(directory: Path) -> Path:
+    """The nearest existing path from a directory upwards, else the directory itself."""
+    return next((path for path in (directory, *directory.parents) if os.path.lexists(path)), directory)
 
 
 def write_atomically(

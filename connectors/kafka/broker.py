@@ -18,6 +18,7 @@ from pathlib import Path
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
+from headrace.connectors.files import create_directories
 from headrace.connectors.kafka import broker_process, broker_settings
 from headrace.connectors.kafka.broker_errors import (
     BrokerAlreadyRunning,
@@ -170,13 +171,14 @@ class EmbeddedBroker:
     def _locked(self) -> Iterator[None]:
         """Exclude other starts in the directory. Once the broker runs, its process excludes them."""
         try:
-            self.directory.mkdir(parents=True, exist_ok=True)
+            create_directories(self.directory)
             # Checked before the lock file is created: a mistyped path leaves no file in a foreign folder.
             broker_settings.load_identity(self.directory)
             handle = (self.directory / broker_settings.LOCK_FILE).open("a")
         except OSError as error:
             raise BrokerDirectoryUnusable(
-                f"cannot write to {self.directory}: {error.strerror}", action="name a directory that can be written"
+                f"cannot write to {error.filename or self.directory}: {error.strerror}",
+                action="name a directory that can be written",
             ) from error
         with handle:
             try:

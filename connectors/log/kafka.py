@@ -29,6 +29,7 @@ from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-d
 
 from headrace.connectors.deadline import Deadline
 from headrace.connectors.log import kafka_topics
+from headrace.connectors.log.client_check import check_client_settings
 from headrace.connectors.log.kafka_admin import ANSWER_TIMEOUT_S, REQUEST_TIMEOUT_S, KafkaAdmin
 from headrace.connectors.log.kafka_appender import KafkaAppender
 from headrace.connectors.log.kafka_errors import DENIED, REFUSED, log_error, read_error
@@ -40,6 +41,7 @@ from headrace.connectors.log.kafka_settings import (
     consumer_settings,
 )
 from headrace.connectors.log.port import (
+    UNKNOWN_EPOCH,
     AppendFailed,
     LogUnavailable,
     Record,
@@ -62,6 +64,8 @@ class KafkaLog:
     """All topics of one Kafka cluster. `settings` are librdkafka's, verbatim, and override ours."""
 
     def __init__(self, bootstrap: str, settings: Mapping[str, str] | None = None) -> None:
+        """Raises ClientSettingsRefused."""
+        check_client_settings(settings or {})
         self._base = client_settings(bootstrap)
         self._settings = dict(settings or {})
         self._admin = KafkaAdmin({**self._base, **self._settings}, bootstrap)
@@ -310,7 +314,11 @@ class KafkaReader:
         assert offset is not None, "a record without an offset"
         self._positions[topic] = offset + 1
         self._answered.add(topic)
-        return Record(topic, offset, message.timestamp()[1], message.key(), message.value() or b"", _headers(message))
+        value, epoch = message.value() or b"", message.leader_epoch()
+        return Record(
+            *(topic, offset, message.timestamp()[1], message.key(), value, _headers(message)),
+            leader_epoch=UNKNOWN_EPOCH if epoch is None else epoch,
+        )
 
     def answered(self, topic: str) -> bool:
         """See Reader."""

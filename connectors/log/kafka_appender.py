@@ -10,7 +10,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from headrace.connectors.deadline import Deadline
 from headrace.connectors.log.kafka_errors import append_error, translated
-from headrace.connectors.log.port import Headers, LogUnavailable, OnDelivery
+from headrace.connectors.log.port import CLOSE_FLUSH_S, Headers, LogUnavailable, OnDelivery
 
 FULL_QUEUE_TIMEOUT_S = 300.0
 
@@ -62,9 +62,9 @@ class KafkaAppender:
         """See Appender."""
         return int(self._producer.flush(timeout_s))
 
-    def close(self) -> None:
+    def close(self, flush_s: float = CLOSE_FLUSH_S) -> None:
         """See Appender."""
-        self._producer.flush(5.0)
+        self._producer.flush(flush_s)
         self._closed.set()
         self._report_thread.join(timeout=5.0)
 

@@ -115,7 +115,10 @@ def log_error(error: KafkaError, topic: str) -> HeadraceError:
             retriable=True,
         )
     if error.code() in SETTINGS_REFUSED:
-        return ClientSettingsRefused(f"librdkafka refuses its settings: {error.str()}", action="check -X and [kafka]")
+        return ClientSettingsRefused(
+            f"librdkafka refuses its settings: {error.str()}",
+            action="correct it where it is given: -X, [kafka] in headrace.toml, or HEADRACE__KAFKA__…",
+        )
     if error.code() in MISSING:
         return TopicMissing(
             f"topic {topic} does not exist",

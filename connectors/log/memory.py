@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from headrace.connectors.deadline import Deadline
 from headrace.connectors.log.kafka_settings import RECORD_BYTES_MAX
 from headrace.connectors.log.port import (
+    CLOSE_FLUSH_S,
     AccessDenied,
     Headers,
     LogTruncated,
@@ -49,6 +50,7 @@ class _Topic:
     partitions: int = 1
     copies: int = 1
     settings: dict[str, str] = field(default_factory=dict)
+    leader_epoch: int = 0
 
 
 class MemoryLog:
@@ -121,6 +123,12 @@ class MemoryLog:
             found = self.topic(topic)
             found.end = min(found.end, end)
             found.records = [record for record in found.records if record.offset < end]
+            found.leader_epoch += 1
+
+    def elect(self, topic: str) -> None:
+        """Another leader appends from here on; nothing is lost."""
+        with self._changed:
+            self.topic(topic).leader_epoch += 1
 
     def gap(self, topic: str, offsets: int = 1) -> None:
         """Skip offsets without a record, as a transaction marker does."""
@@ -171,7 +179,8 @@ class MemoryLog:
                     f"a record of {len(value)} bytes is above the {self._record_bytes_max} that {topic} takes"
                 )
             offset = found.end
-            found.records.append(Record(topic, offset, self._clock_ms(), key, bytes(value), tuple(headers)))
+            stamps = offset, self._clock_ms()
+            found.records.append(Record(topic, *stamps, key, bytes(value), tuple(headers), found.leader_epoch))
             found.end = offset + 1
             self._changed.notify_all()
             return offset
@@ -290,5 +299,6 @@ class MemoryAppender:
         del timeout_s
         return 0
 
-    def close(self) -> None:
+    def close(self, flush_s: float = CLOSE_FLUSH_S) -> None:
         """See Appender."""
+        del flush_s

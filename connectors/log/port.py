@@ -15,7 +15,15 @@ from typing import Protocol
 from headrace.connectors.deadline import Deadline
 from headrace.schemas.errors import HeadraceError, StateUnknown
 
+CLOSE_FLUSH_S = 5.0
+STOP_FLUSH_S = 1.0
+"""Enough for a node that stops: its own records are repeated or replaced by those of the next leader."""
+
 Headers = Sequence[tuple[str, bytes]]
+
+
+UNKNOWN_EPOCH = -1
+"""The leader epoch of a record where the log service does not give one."""
 
 
 class LogUnavailable(HeadraceError):
@@ -24,6 +32,8 @@ class LogUnavailable(HeadraceError):
 
 class ClientSettingsRefused(HeadraceError):
     """Settings of the log's client that it does not know, or whose values it refuses."""
+
+    exit_code = 2
 
 
 class TopicSettingsRefused(HeadraceError):
@@ -73,7 +83,11 @@ class AppendUnknown(StateUnknown):
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One record of a topic; `timestamp_ms` is the log's own clock at append."""
+    """One record of a topic; `timestamp_ms` is the log's own clock at append.
+
+    `leader_epoch` counts the leaders of the log up to the one that appended it. It never falls along a log. A log
+    that lost records continues under a newer one, so offset and epoch name a record and all before it.
+    """
 
     topic: str
     offset: int
@@ -81,6 +95,7 @@ class Record:
     key: bytes | None
     value: bytes
     headers: tuple[tuple[str, bytes], ...] = ()
+    leader_epoch: int = UNKNOWN_EPOCH
 
 
 # Topics are compared by id, not by name: a topic that was deleted and created again is another log.
@@ -175,8 +190,8 @@ class Appender(Protocol):
         """Wait for the delivery of every queued record; returns how many are still open."""
         ...
 
-    def close(self) -> None:
-        """Flush for a moment and release the appender's resources."""
+    def close(self, flush_s: float = CLOSE_FLUSH_S) -> None:
+        """Flush for at most this long, and release the appender's resources."""
         ...
 
 

@@ -13,7 +13,7 @@ import structlog
 from headrace.connectors.clock import Clock
 from headrace.connectors.deadline import GracePeriod
 from headrace.connectors.log.port import Log
-from headrace.connectors.periodic import PeriodicTask
+from headrace.connectors.periodic import LOG_JOIN_TIMEOUT_S, PeriodicTask
 from headrace.consumers.integrity.divergence import ChainSamples, Dispute, Finding, Kind
 from headrace.consumers.recovery.environment import RecoveryEnvironment
 from headrace.consumers.recovery.log_gap import read_chain
@@ -54,11 +54,15 @@ class DivergenceMonitor:
         self._supervisor = supervisor
         self._shortfall = GracePeriod(clock.monotonic_s)
         self._samples: dict[str, tuple[Group, ChainSamples]] = {}
-        self._task = PeriodicTask("divergence-monitor", TURN_S, self.turn)
+        self._task = PeriodicTask("divergence-monitor", TURN_S, self.turn, LOG_JOIN_TIMEOUT_S)
 
     def start(self) -> None:
         """Begin."""
         self._task.start()
+
+    def request_stop(self) -> None:
+        """Begin to stop, see `PeriodicTask.request_stop`."""
+        self._task.request_stop()
 
     def stop(self) -> None:
         """Stop; reading the log for a dispute ends after the current batch."""

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import errno
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -27,10 +28,12 @@ from headrace.consumers.replication.group_state import LogBase, lost_log_choices
 from headrace.consumers.replication.hash_chain import record_digest
 from headrace.consumers.replication.heartbeat import Heartbeat
 from headrace.consumers.replication.journal import Journal, JournalBroken, JournalEntry
-from headrace.consumers.replication.log_consumer import Cursor
+from headrace.consumers.replication.log_consumer import RECEIPTS_MAX
+from headrace.consumers.replication.log_prefix import Cursor
 from headrace.consumers.store import Store, StoreDamaged, encoding_threads
 from headrace.consumers.wal import LogDamaged
 from headrace.schemas.errors import HeadraceError
+from headrace.schemas.receipts import receipt_of
 
 PROGRESS_INTERVAL_S = 1.0
 JOURNAL_DIRECTORY = "journal"
@@ -69,6 +72,7 @@ class LocalGroups:
         self.warnings: list[str] = []
         self.groups: dict[str, Group] = {}
         self.cursors: dict[str, Cursor] = {}
+        self.receipts: dict[str, bytes] = {}
 
     def check_topics(self, log: Log) -> None:
         """Compare the topics with those that the data came from, and note their ends.
@@ -90,7 +94,10 @@ class LocalGroups:
             self.ends[topic] = state.end
 
     def open(self, on_progress: Callable[[str], None]) -> None:
-        """Open every group and apply the journal beyond its store; `cursors` are the positions to read from."""
+        """Open every group and apply the journal beyond its store; `cursors` are the positions to read from.
+
+        `receipts` are of the newest records that only the journal holds.
+        """
         # Before any store is opened: a crash in the middle of a swap leaves a group with the files of two
         # stores.
         finish_swaps(self.directory)
@@ -162,9 +169,9 @@ class LocalGroups:
                 shown_s = time.monotonic()
                 on_progress(f"group {group.name}: journal record {entry.version - begin} of {newest - begin}")
 
-        last = None
+        last, receipts = None, deque[bytes](maxlen=RECEIPTS_MAX)
         try:
-            last = group.recover(self.journal.recovered(group.name, begin), note)
+            last = group.recover(_noted(self.journal.recovered(group.name, begin), receipts), note)
         except (LogDamaged, JournalBroken):
             raise
         except HeadraceError as error:
@@ -173,6 +180,7 @@ class LocalGroups:
             # As the applying thread: one group stops at its record, and the others start.
             group.fail(f"record of the journal: {error!r}")
             _log.exception("recovering failed", group=group.name)
+        self.receipts[self._topics.forward(group.name)] = b"".join(receipts)
         self._join_gap(group)
         # A crash after a seal, or after a swap, leaves entries that are older than the store.
         if newest <= begin:
@@ -227,3 +235,10 @@ class LocalGroups:
             # The records are in segments: a journal that keeps them longer costs space and nothing else.
             _log.warning("journal keeps sealed records", group=group_name, error=str(error))
         self._heartbeat.send_now()
+
+
+def _noted(entries: Iterable[JournalEntry], receipts: deque[bytes]) -> Iterator[JournalEntry]:
+    """The entries, with the receipt of each noted."""
+    for entry in entries:
+        receipts.append(receipt_of(entry.offset, record_digest(entry.value)))
+        yield entry

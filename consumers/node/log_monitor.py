@@ -14,7 +14,7 @@ import structlog
 from headrace.connectors.clock import SYSTEM_CLOCK, Clock
 from headrace.connectors.deadline import GracePeriod
 from headrace.connectors.log.port import Log, TopicMissing
-from headrace.connectors.periodic import PeriodicTask
+from headrace.connectors.periodic import LOG_JOIN_TIMEOUT_S, PeriodicTask
 from headrace.consumers.membership.cluster_topics import ClusterTopics
 from headrace.consumers.membership.schema_log import SchemaLog
 from headrace.consumers.node.data_directory import Identity
@@ -64,19 +64,26 @@ class LogMonitor:
         self._turns = 0
         # A thread of its own: groups wait for the schema that a record names, and must not wait for slow
         # answers about ends.
-        self._schema_task = PeriodicTask("schema-log", 0.0, self._follow_schemas)
-        self._end_task = PeriodicTask("log-monitor", INTERVAL_S, self.turn)
+        self._schema_task = PeriodicTask("schema-log", 0.0, self._follow_schemas, LOG_JOIN_TIMEOUT_S)
+        self._end_task = PeriodicTask("log-monitor", INTERVAL_S, self.turn, LOG_JOIN_TIMEOUT_S)
 
     def start(self) -> None:
         """Begin."""
         self._schema_task.start()
         self._end_task.start()
 
+    def request_stop(self) -> None:
+        """Begin to stop, see `PeriodicTask.request_stop`."""
+        self._schema_task.request_stop()
+        self._end_task.request_stop()
+
     def stop(self) -> None:
-        """Stop, and commit the offsets a last time."""
+        """Stop, and commit the offsets a last time, unless the log does not answer."""
         self._schema_task.stop()
         self._end_task.stop()
-        self._commit()
+        # A turn that still runs waits for the log, and so would the commit.
+        if not self._end_task.alive:
+            self._commit()
 
     def warnings(self) -> list[str]:
         """What is wrong with the cluster's topics and does not keep its groups from serving."""
@@ -101,6 +108,8 @@ class LogMonitor:
         """Check the end and the identity of every log."""
         self._turns += 1
         for topic, group in self._groups.items():
+            if self._end_task.stopping.is_set():
+                return
             # An answer that fails leaves `log_answers` to grow old, which the role decision sees.
             with suppress(HeadraceError):
                 self._check_log(topic, group)
@@ -118,6 +127,7 @@ class LogMonitor:
         self._readiness.note_lost_tables(self._schema_log.lost)
 
     def _check_log(self, topic: str, group: Group) -> None:
+        asked = self._readiness.data_age.ask(topic)
         try:
             state = self._log.describe(topic)
         except TopicMissing as error:
@@ -130,6 +140,8 @@ class LogMonitor:
         self._readiness.note_end(topic, state.end)
         if state.topic_id != self._identity.topics[topic]:
             group.mark_log_lost(f"topic {topic} was recreated under this node; {lost_log_choices(group.name)}")
+        else:
+            self._readiness.data_age.note(topic, asked, state.end)
         if self._turns % HELD_BACK_TURNS == 0:
             self._check_open_transactions(topic, state.end)
 

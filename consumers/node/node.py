@@ -6,15 +6,17 @@ directory lacks comes from the log, or from another member's files.
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
-from headrace.connectors.clock import SYSTEM_CLOCK
+from headrace.connectors.clock import SYSTEM_CLOCK, Moment
 from headrace.connectors.deadline import Deadline, GracePeriod
 from headrace.connectors.files import DirectoryLock, create_directories
 from headrace.connectors.log.kafka import KafkaLog
@@ -29,6 +31,7 @@ from headrace.consumers.membership.schema_history import HISTORY_FILE, lost_erro
 from headrace.consumers.membership.schema_log import SchemaLog
 from headrace.consumers.membership.slot_table import SlotTable
 from headrace.consumers.node.data_directory import DataDirectoryForeign, DataDirectoryUnusable, Identity
+from headrace.consumers.node.http_address import HttpAddress
 from headrace.consumers.node.local_groups import LocalGroups
 from headrace.consumers.node.log_monitor import LogMonitor
 from headrace.consumers.node.readiness import Readiness
@@ -48,14 +51,13 @@ from headrace.consumers.replication.log_consumer import LogConsumer
 from headrace.consumers.replication.settings import ReplicationLimits
 from headrace.consumers.serve.app import create_app
 from headrace.consumers.serve.node_api import NodeFigures, NodeStatus
-from headrace.consumers.serve.server import Server
+from headrace.consumers.serve.server import Server, reserve_address
 from headrace.consumers.serve.snapshots import SnapshotRegistry
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.records import Create, Role
 
 JOIN_RETRY_S = 1.0
 SNAPSHOT_EXPIRY_INTERVAL_S = 1.0
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 class ReplicationUnsupported(HeadraceError):
@@ -76,6 +78,8 @@ class Node:
         copies = TopicCopies(settings.cluster.topic_replication_factor, settings.cluster.topic_min_insync_replicas)
         self.cluster_topics = ClusterTopics(self.log, copies)
         self.http_address = ""
+        self._address = HttpAddress.of(settings.node)
+        self._reserved: socket.socket | None = None
         self.software = installed_version()
         self.started_at = datetime.now(UTC).isoformat(timespec="seconds")
         self._server: Server | None = None
@@ -94,15 +98,18 @@ class Node:
     def start(self, on_progress: Callable[[str], None], *, observer: bool = False) -> None:
         """Open the data directory, join the cluster, apply the journal and begin to consume.
 
-        Raises typed errors. An observer only follows its logs: it sends no status, leads no group and
-        recovers nothing from files.
+        Raises typed errors. An observer only follows its logs: it serves nothing, sends no status, leads no
+        group and recovers nothing from files.
         """
         self._observer = observer
+        if not observer:
+            # First of all: an address in use must not leave a data directory and topics behind.
+            self._reserved = reserve_address(self._address.host, self._address.port)
         try:
             self._open(on_progress)
         except OSError as error:
             raise DataDirectoryUnusable(
-                f"data directory {self.settings.node.data_directory} cannot be used: {error.strerror or error}",
+                f"data directory {self.settings.node.data_directory} cannot be used: {_named(error)}",
                 action="free space, repair the disk or the permissions, then start the node again",
             ) from error
         self._build_parts()
@@ -174,6 +181,7 @@ class Node:
         self.log_consumer = LogConsumer(
             log, self._consumer_group, groups, self._local.cursors, self.journal, settings.store, self
         )
+        self.log_consumer.restore(self.identity.topics, self._local.receipts)
         self.readiness = Readiness(
             self.identity, groups, self.log_consumer, self.heartbeat, self._local.ends, TAKE_BACK_MS
         )
@@ -218,12 +226,14 @@ class Node:
         self._snapshot_expiry.start()
         self.started = True
 
-    def serve(self, host: str, port: int) -> None:
-        """Serve HTTP; port 0 takes a free one. Raises AddressInUse."""
-        server = Server(create_app(self, loopback=host in LOOPBACK), host, port)
-        server.start()
-        self._server = server
-        self.http_address = self.readiness.http_address = server.url
+    def serve(self) -> None:
+        """Serve HTTP on the address of the settings. Raises AddressInUse."""
+        address, reserved = self._address, self._reserved
+        assert reserved is not None, "an observer does not serve"
+        app = create_app(self, loopback=address.loopback, names=address.names)
+        self._server = Server(app, address.host, address.port, reserved=reserved)
+        self._server.start()
+        self.http_address = self.readiness.http_address = address.advertised_url(reserved.getsockname()[1])
         self.heartbeat.send_now()
 
     # Shut-down, top down.
@@ -236,7 +246,11 @@ class Node:
         self._stopping.set()
         if self._server is not None:
             self._server.stop()
+        elif self._reserved is not None:
+            self._reserved.close()
         if self.started:
+            for waiting in (self.divergence_monitor, self.log_monitor):
+                waiting.request_stop()
             self.engine.close()
             self.scrubber.stop()
             self.divergence_monitor.stop()
@@ -325,6 +339,15 @@ class Node:
         """Whether every group here serves, and the reasons why not."""
         return self.readiness.ready()
 
+    def as_of(self) -> Moment | None:
+        """The last moment at which every group held all that its log held; None before the first."""
+        return self.readiness.as_of()
+
+    @property
+    def directory(self) -> Path:
+        """The data directory."""
+        return self.settings.node.data_directory
+
     @property
     def warnings(self) -> list[str]:
         """What happened at the start that an operator should know, and that it works in spite of."""
@@ -353,3 +376,8 @@ def installed_version() -> str:
         return version("headrace")
     except PackageNotFoundError:
         return "unknown"
+
+
+def _named(error: OSError) -> str:
+    """The cause, with the path that it is about: a parent may be a file or read-only."""
+    return f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror or error)

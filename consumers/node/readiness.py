@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from headrace.connectors.clock import SYSTEM_CLOCK, Clock
+from headrace.connectors.clock import SYSTEM_CLOCK, Clock, Moment
+from headrace.consumers.node.data_age import DataAge
 from headrace.consumers.node.data_directory import Identity
 from headrace.consumers.recovery.progress import LogProgress
 from headrace.consumers.replication.election import Decision, GroupView, MemberView
@@ -55,6 +56,7 @@ class Readiness:
         self._held_back: dict[str, int] = {}
         self._lost_tables = ""
         self._log_progress = {topic: LogProgress(log_consumer.position(topic), clock) for topic in groups}
+        self.data_age = DataAge(groups, log_consumer, clock)
         self.decision: Callable[[str], Decision] = lambda _topic: Decision(Role.UNSYNCED, False, "no role yet")
         self.http_address = ""
 
@@ -109,6 +111,7 @@ class Readiness:
     def restart(self, topic: str) -> None:
         """The group begins to follow its log again: it is in sync only once it has reached the end."""
         self._reached.discard(topic)
+        self.data_age.restart(topic)
         # The end that is known was read before this node's data was replaced: the files of another member may reach
         # it, and still not what this node has served since.
         self._ends_known.discard(topic)
@@ -140,6 +143,21 @@ class Readiness:
             if self.reason(topic) or self.decision(topic).role is Role.UNSYNCED
         ]
         return not reasons, reasons
+
+    def as_of(self) -> Moment | None:
+        """The last moment at which every group held all that its log held; None before the first."""
+        return self.data_age.as_of()
+
+    def objections(self) -> list[str]:
+        """Why this node must not even answer from what it had: data that it does not trust, or may be behind."""
+        reasons = [
+            f"group {group.name}: {group.health.reason}"
+            for group in self._groups.values()
+            if group.health.refuses(Use.READS)
+        ]
+        if self._log_consumer.journal_fault:
+            reasons.append(f"journal: {self._log_consumer.journal_fault}")
+        return [*reasons, self._lost_tables] if self._lost_tables else reasons
 
     @property
     def fencings(self) -> int:

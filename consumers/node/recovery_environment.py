@@ -18,7 +18,8 @@ from headrace.consumers.replication.group import Group
 from headrace.consumers.replication.group_health import Aspect
 from headrace.consumers.replication.group_state import LogBase
 from headrace.consumers.replication.heartbeat import Heartbeat
-from headrace.consumers.replication.log_consumer import Cursor, LogConsumer
+from headrace.consumers.replication.log_consumer import LogConsumer
+from headrace.consumers.replication.log_prefix import Cursor
 from headrace.schemas.records import Status
 
 _log = structlog.get_logger(__name__)

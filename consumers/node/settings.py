@@ -23,10 +23,16 @@ class NodeSettings(SettingsModel):
     nodes: tuple[str, ...] = Field(default=(), description="names of all nodes of a new cluster, this one among them")
     replication: int = Field(default=0, ge=0, description="nodes that hold each row; 0 = all of them")
     http: str = Field(default="127.0.0.1:0", description="address of this node's HTTP surface; port 0 takes a free one")
+    advertise: str = Field(
+        default="", description="HOST:PORT at which others reach this node's HTTP surface; empty = as in node.http"
+    )
+    allowed_hosts: tuple[str, ...] = Field(
+        default=(), description="further names of this node in requests, such as that of a proxy"
+    )
     data_dir: str = Field(default="", description="directory of this node's data")
     startup_timeout_s: float = Field(default=60.0, ge=0, description="how long a starting node waits for Kafka")
     url: str = Field(
-        default="", description="URL of the node to ask, such as http://127.0.0.1:8080; empty = any live one"
+        default="", description="node to ask, HOST:PORT or a URL such as http://127.0.0.1:8080; empty = any live one"
     )
 
     @property

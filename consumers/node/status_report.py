@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict
+from pathlib import Path
 from typing import Protocol
 
+from headrace.connectors.clock import Moment
 from headrace.consumers.integrity.scrubber import Scrubber
 from headrace.consumers.membership.slot_table import SlotTable
 from headrace.consumers.replication.group import Group
@@ -84,10 +88,20 @@ class NodeParts(Protocol):
         """Whether all groups serve, and why not."""
         ...
 
+    def as_of(self) -> Moment | None:
+        """The last moment at which every group held all that its log held; None before the first."""
+        ...
+
+    @property
+    def directory(self) -> Path:
+        """The data directory."""
+        ...
+
 
 def node_status(node: NodeParts) -> NodeStatus:
     """The status document: what an operator needs to know first."""
     ready, reasons = node.ready()
+    as_of = node.as_of()
     return {
         "cluster": node.cluster,
         "node": node.name,
@@ -97,6 +111,7 @@ def node_status(node: NodeParts) -> NodeStatus:
         "http": node.http_address,
         "ready": ready,
         "reasons": reasons,
+        "data_age_s": round(as_of.age_s, 3) if as_of is not None else float(UNKNOWN),
         "warnings": [
             *node.warnings,
             *(_open_transaction(topic, node.held_back(topic)) for topic in node.groups if node.held_back(topic)),
@@ -115,6 +130,9 @@ def node_status(node: NodeParts) -> NodeStatus:
 
 def node_figures(node: NodeParts) -> NodeFigures:
     """Figures that the metrics show beyond the status."""
+    free_bytes = size_bytes = UNKNOWN
+    with suppress(OSError):
+        size_bytes, _, free_bytes = shutil.disk_usage(node.directory)
     return NodeFigures(
         consumed_bytes=node.log_consumer.bytes_consumed,
         apply_queue_bytes={group.name: group.queue_bytes for group in node.groups.values()},
@@ -122,6 +140,8 @@ def node_figures(node: NodeParts) -> NodeFigures:
         files_rotted=node.scrubber.files_rotted,
         journal=asdict(node.journal.metrics()),
         limits=node.limits.figures(),
+        disk_free_bytes=free_bytes,
+        disk_size_bytes=size_bytes,
     )
 
 

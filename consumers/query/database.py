@@ -15,6 +15,7 @@ from typing import Any
 
 import duckdb
 
+from headrace.connectors.files import create_directories
 from headrace.consumers.query.query_errors import (
     FunctionRefused,
     QueryCancelled,
@@ -107,7 +108,9 @@ def translate(
             f"the query needs more than the {memory_limit_mb} MB that queries may use here",
             action="narrow the time range or the columns, or aggregate before sorting and joining",
         )
-    if isinstance(error, duckdb.IOException) or (names_segment and not isinstance(error, duckdb.PermissionException)):
+    # A footer whose bytes have changed gives an error of Thrift: no path, and no class but that of all errors.
+    unreadable = isinstance(error, duckdb.IOException) or type(error) is duckdb.Error
+    if unreadable or (names_segment and not isinstance(error, duckdb.PermissionException)):
         return SegmentUnreadable.because(_line(text))
     if isinstance(error, duckdb.PermissionException):
         return FunctionRefused("queries read tables only, not files", action="SHOW TABLES lists what there is")
@@ -122,7 +125,10 @@ def _line(text: str) -> str:
 
 
 def _open(settings: QuerySettings, directories: Sequence[Path]) -> duckdb.DuckDBPyConnection:
-    spill_directory = str(Path(settings.spill_directory).resolve()) if settings.spill_directory else ""
+    # DuckDB creates the last folder only, and only when the first query spills.
+    spill_directory = (
+        str(create_directories(Path(settings.spill_directory).resolve())) if settings.spill_directory else ""
+    )
     database = duckdb.connect(
         ":memory:",
         config={

@@ -46,6 +46,7 @@ class QueryStatistics:
     live_rows_scanned: int = 0
     planning_seconds: float = 0.0
     running_seconds: float = 0.0
+    stale: int = 0
 
 
 class QueryEngine:
@@ -80,23 +81,27 @@ class QueryEngine:
         after: Mapping[str, int] | None = None,
         timeout_ms: int | None = None,
         row_limit: int | None = None,
+        stale_s: float | None = None,
         on_start: Callable[[Callable[[], None]], None] | None = None,
     ) -> ResultStream:
         """Start a query and return when its first rows are there. The caller closes the result.
 
         `after` maps groups to log offsets that the result must contain. `timeout_ms` bounds the whole query,
-        including the reading of its result. `row_limit` cuts the result. `on_start` receives a function that
+        including the reading of its result. `row_limit` cuts the result. A node that does not serve answers from what
+        it has if that is at most `stale_s` old; None = `query.stale_max_s`. `on_start` receives a function that
         cancels the query from any thread. Raises a QueryError.
         """
         resources = self._take_permit()
         started_s = time.monotonic()
+        stale_s = self.settings.stale_max_s if stale_s is None else stale_s
         try:
-            result = self._start(resources, sql, after or {}, timeout_ms, row_limit, on_start)
+            result = self._start(resources, sql, after or {}, timeout_ms, row_limit, stale_s, on_start)
         except BaseException as error:
             resources.close()
             self._count(failed=1, timed_out=isinstance(error, QueryTimeout))
             raise
-        self._count(succeeded=1, planning_seconds=time.monotonic() - started_s)
+        planning_seconds = time.monotonic() - started_s
+        self._count(succeeded=1, planning_seconds=planning_seconds, stale=int(result.as_of is not None))
         return result
 
     def tables(self) -> list[TableSchema]:
@@ -138,13 +143,14 @@ class QueryEngine:
         after: Mapping[str, int],
         timeout_ms: int | None,
         row_limit: int | None,
+        stale_s: float,
         on_start: Callable[[Callable[[], None]], None] | None,
     ) -> ResultStream:
         timeout_ms = min(timeout_ms or self.settings.timeout_ms, self.settings.timeout_ms)
         now_us = self._clock_ns() // 1_000
         memory_limit_mb = self.settings.memory_limit_mb
         # Before anything is read: an answer must contain all that was confirmed until now.
-        fence = self._source.fence()
+        fence = self._source.fence(stale_s)
         session = Session(
             self._database,
             resources,

@@ -65,11 +65,12 @@ class NotReady(QueryError):
     """The node does not serve now: it is starting, behind, cut off, or holds data that it does not trust."""
 
     @classmethod
-    def because(cls, reasons: Iterable[str]) -> NotReady:
-        """The error of a node that is not ready for these reasons."""
+    def because(cls, reasons: Iterable[str], age: str = "") -> NotReady:
+        """The error of a node that is not ready for these reasons; `age` is that of the answer it could give."""
+        way_out = "; or allow an older answer: --stale 60s, in Python stale=60, over HTTP stale" if age else ""
         return cls(
-            f"this node is not ready: {'; '.join(reasons)}",
-            action="retry, or ask another node; /health/ready shows when",
+            f"this node is not ready: {'; '.join([*reasons, *([age] if age else [])])}",
+            action=f"retry, or ask another node; /health/ready shows when{way_out}",
             retriable=True,
         )
 
@@ -97,4 +98,9 @@ class SegmentUnreadable(QueryError):
     @classmethod
     def because(cls, reason: str) -> SegmentUnreadable:
         """The error of a query that met a file, or the index of one, that cannot be read."""
-        return cls(f"a segment cannot be read: {reason}", action="run headrace verify; this node may have to recover")
+        # Retriable: this node compares all its files now, and recovers if one differs; others have their own files.
+        return cls(
+            f"a segment cannot be read: {reason}",
+            action="retry, or ask another node; run headrace verify if it lasts: this node may have to recover",
+            retriable=True,
+        )

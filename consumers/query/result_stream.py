@@ -141,6 +141,8 @@ class ResultStream:
         names = unique_names(reader.schema.names)
         self.schema = pa.schema([field.with_name(name) for field, name in zip(reader.schema, names, strict=True)])
         self.rows = 0
+        self.as_of = fence.as_of
+        """The moment up to which a stale answer contains everything; None where the node serves."""
         self._reader = reader
         self._resources = resources
         self._timer = timer

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
+from headrace.schemas.durations import DURATION_S_MAX
 from headrace.schemas.settings import SettingsModel
 
 
@@ -15,6 +16,12 @@ class QuerySettings(SettingsModel):
     timeout_ms: int = Field(default=60_000, ge=1, description="the most time that a query may take")
     queries_max: int = Field(
         default=8, ge=1, description="queries that run at the same time; more are refused and may be retried"
+    )
+    stale_max_s: float = Field(
+        default=0.0,
+        ge=0,
+        le=DURATION_S_MAX,
+        description="age in seconds up to which a node that cannot serve answers queries that name no age; 0 = never",
     )
     spill_directory: str = Field(
         default="", description="where queries that outgrow their memory may write; empty = they fail instead"

@@ -12,8 +12,10 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
+from headrace.connectors.clock import Moment
 from headrace.connectors.deadline import Deadline
 from headrace.consumers.query.query_errors import AnswerStale, NotReady
+from headrace.consumers.query.stale_reads import DataState, StaleFence, not_ready
 from headrace.consumers.replication.group import Group
 from headrace.consumers.store import TableUnknown
 from headrace.schemas.tables import Catalogue, TableSchema
@@ -46,16 +48,27 @@ class ReadFence(Protocol):
         """By group, the newest log offset that the node had confirmed to anybody: an answer contains it."""
         ...
 
+    @property
+    def as_of(self) -> Moment | None:
+        """The moment up to which a stale answer contains everything; None for an answer of a node that serves."""
+        ...
+
     def check(self) -> None:
-        """Raises AnswerStale unless the source has served the same data without a break."""
+        """Raises AnswerStale unless the source has served the same data without a break.
+
+        A stale answer must have the same data, and must not be older than was allowed.
+        """
         ...
 
 
 class TableSource(Protocol):
     """Tables that can be scanned. Every method may be called from several threads at once."""
 
-    def fence(self) -> ReadFence:
-        """Taken before anything else is read. Raises NotReady while the source does not serve."""
+    def fence(self, stale_s: float = 0.0) -> ReadFence:
+        """Taken before anything else is read.
+
+        Raises NotReady while the source does not serve, unless what it has is at most `stale_s` old.
+        """
         ...
 
     def tables(self) -> Sequence[tuple[str, str]]:
@@ -87,7 +100,7 @@ class TableSource(Protocol):
         ...
 
 
-class ServingState(Protocol):
+class ServingState(DataState, Protocol):
     """Whether a node serves; see `consumers.node.readiness`."""
 
     @property
@@ -99,13 +112,11 @@ class ServingState(Protocol):
         """Whether every group serves, and the reasons why not."""
         ...
 
-    def durable_offset(self, topic: str) -> int:
-        """The offset up to which the records of a forward topic are confirmed as durable."""
-        ...
-
 
 class LocalFence:
     """The ReadFence of one query at this node."""
+
+    as_of: Moment | None = None
 
     def __init__(self, groups: Mapping[str, Group], state: ServingState) -> None:
         """Raises NotReady."""
@@ -117,7 +128,7 @@ class LocalFence:
         self.confirmed = {group.name: state.durable_offset(topic) for topic, group in self._began_with.items()}
         serves, reasons = state.ready()
         if not serves:
-            raise NotReady.because(reasons)
+            raise not_ready(state, reasons)
 
     def check(self) -> None:
         """See ReadFence."""
@@ -142,9 +153,14 @@ class LocalSource:
         self._catalogue = catalogue
         self._state = state
 
-    def fence(self) -> ReadFence:
+    def fence(self, stale_s: float = 0.0) -> ReadFence:
         """See TableSource."""
-        return LocalFence(self._groups, self._state)
+        try:
+            return LocalFence(self._groups, self._state)
+        except NotReady:
+            if not stale_s:
+                raise
+        return StaleFence(self._groups, self._state, stale_s, self._state.ready()[1])
 
     def tables(self) -> Sequence[tuple[str, str]]:
         """See TableSource: every table of the schema log, also one without rows."""

@@ -15,8 +15,10 @@ from dataclasses import replace
 import structlog
 
 from headrace.connectors.clock import SYSTEM_CLOCK, Clock
-from headrace.connectors.log.port import Appender, Log, Reader, Record, RecordUndeliverable
+from headrace.connectors.deadline import Deadline
+from headrace.connectors.log.port import STOP_FLUSH_S, Appender, Log, Reader, Record, RecordUndeliverable
 from headrace.connectors.log.topics import Topics
+from headrace.connectors.periodic import LOG_JOIN_TIMEOUT_S
 from headrace.consumers.replication.failure_detector import (
     HEARTBEAT_INTERVAL_MS,
     OFFLINE_MS,
@@ -41,7 +43,10 @@ _log = structlog.get_logger(__name__)
 
 
 class StatusReader:
-    """Follows the status topic into a detector. Owned by one thread."""
+    """Follows the status topic into a detector. Owned by one thread.
+
+    `senders`: the nodes that have sent a status since this reader was opened.
+    """
 
     def __init__(self, log: Log, topic: str, receipts_kept: int = 0, clock: Clock = SYSTEM_CLOCK) -> None:
         # The tail is enough: every live node repeats its status within an interval. The whole topic may hold
@@ -52,6 +57,7 @@ class StatusReader:
         self._end = state.end
         self._clock = clock
         self.detector = FailureDetector(receipts_kept=receipts_kept)
+        self.senders: set[str] = set()
 
     def follow(self, timeout_s: float) -> list[Status]:
         """Take what has arrived, waiting up to `timeout_s` for the first."""
@@ -63,7 +69,10 @@ class StatusReader:
                 status = decode_status(record.value)
             except FrameInvalid:
                 continue
-            self.detector.observe(record.timestamp_ms, status, received_ms if record.offset >= self._end else None)
+            recent = record.offset >= self._end
+            self.detector.observe(record.timestamp_ms, status, received_ms if recent else None)
+            if recent:
+                self.senders.add(status.node)
             statuses.append(status)
         return statuses
 
@@ -147,7 +156,8 @@ class SentStatuses:
             before, sent_s = self._sent.get(status.group, (None, 0.0))
             if content != before or now_s - sent_s >= REPEAT_S:
                 self._sent[status.group] = content, now_s
-                due.append(replace(status, receipts=_unsent(status.receipts, before.receipts if before else b"")))
+                receipts = _unsent(status.receipts, before.receipts if before else b"")
+                due.append(status if receipts == status.receipts else replace(status, receipts=receipts))
         return due
 
     def forget(self, group: str) -> None:
@@ -202,12 +212,13 @@ class Heartbeat:
             thread.start()
 
     def stop(self) -> None:
-        """Stop both threads."""
+        """Stop both threads; one that waits for a log that is gone is left to the end of the process."""
         self._stopping.set()
         self._changed.set()
+        deadline = Deadline(LOG_JOIN_TIMEOUT_S)
         for thread in self._threads:
             if thread.is_alive():
-                thread.join(10.0)
+                thread.join(deadline.left_s())
 
     def send_now(self) -> None:
         """Send what changed before the next interval; many calls make one sending."""
@@ -279,7 +290,7 @@ class Heartbeat:
         appender, self._appender = self._appender, None
         if appender is not None:
             with contextlib.suppress(HeadraceError):
-                appender.close()
+                appender.close(STOP_FLUSH_S)
 
     def _receive(self) -> None:
         while not self._stopping.is_set():

@@ -15,7 +15,8 @@ from typing import Protocol
 import structlog
 
 from headrace.connectors.clock import SYSTEM_CLOCK, Clock
-from headrace.connectors.log.port import Log
+from headrace.connectors.log.port import STOP_FLUSH_S, Log
+from headrace.connectors.periodic import LOG_JOIN_TIMEOUT_S
 from headrace.consumers.replication.election import Decision, GroupView, decide
 from headrace.consumers.replication.failure_detector import OFFLINE_MS
 from headrace.consumers.replication.group import Group
@@ -133,8 +134,9 @@ class LeaderTasks:
         """Stop after the current turn."""
         self._stopping.set()
         if self._thread.is_alive():
-            self._thread.join(10.0)
-            self._appender.close()
+            # All that it waits for is the log, and its records may be lost: the next leader decides anew.
+            self._thread.join(LOG_JOIN_TIMEOUT_S)
+            self._appender.close(STOP_FLUSH_S)
 
     def decision(self, topic: str) -> Decision:
         """The newest decision on the group of a topic.

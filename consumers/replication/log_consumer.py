@@ -11,7 +11,6 @@ import math
 import threading
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Protocol
 
 import structlog
@@ -22,34 +21,18 @@ from headrace.connectors.log.port import Log, Reader, Record, TopicMissing, Topi
 from headrace.consumers.replication.excluded_topics import ExcludedTopics
 from headrace.consumers.replication.group import Group
 from headrace.consumers.replication.group_health import Event, State
-from headrace.consumers.replication.group_state import GroupState, lost_log_choices
+from headrace.consumers.replication.group_state import lost_log_choices
 from headrace.consumers.replication.hash_chain import record_digest
 from headrace.consumers.replication.journal import Journal, JournalEntry
+from headrace.consumers.replication.log_prefix import Cursor, LogPrefix, Verdict
 from headrace.consumers.replication.settings import ReplicationLimits
+from headrace.consumers.replication.topic_identity import TopicIdentities
 from headrace.schemas.errors import HeadraceError, StateUnknown
-from headrace.schemas.messages import NO_CHAIN
 from headrace.schemas.receipts import RECEIPT_BYTES, receipt_of
 
 # As many as may become durable between two statuses; a status has those that the one before it did not have.
 RECEIPTS_MAX = 4_096
 _log = structlog.get_logger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Cursor:
-    """The last record read of a group's log: version, offset and digest.
-
-    The digest is compared when the record is read again.
-    """
-
-    version: int
-    offset: int
-    digest: bytes
-
-    @classmethod
-    def of(cls, state: GroupState) -> Cursor:
-        """The cursor behind the newest record of a state."""
-        return cls(state.version, state.offset, state.record_digest)
 
 
 class LogConsumerListener(Protocol):
@@ -84,8 +67,8 @@ class LogConsumer:
         self.name = name
         self._groups = groups
         self._durable = dict(cursors)
-        self._read = dict(cursors)
-        self._comparing: set[str] = set()
+        self._prefixes = {topic: LogPrefix(cursor) for topic, cursor in cursors.items()}
+        self._identities = TopicIdentities(log, clock)
         self._reading: list[str] = []
         self._assigned: frozenset[str] = frozenset()
         self._assignment_changed = threading.Condition()
@@ -109,6 +92,15 @@ class LogConsumer:
     def start(self) -> None:
         """Begin to consume."""
         self._thread.start()
+
+    def restore(self, topic_ids: Mapping[str, str], receipts: Mapping[str, bytes]) -> None:
+        """Before the start: what the data directory holds besides the cursors.
+
+        `topic_ids`: the logs that its records are of; may get other values later. `receipts` of its newest records:
+        a status may not have shown them before the process ended.
+        """
+        self._identities.ids = topic_ids
+        self._receipts.update(receipts)
 
     def stop(self) -> None:
         """Stop after the current poll."""
@@ -162,7 +154,7 @@ class LogConsumer:
         return self._durable[topic].version
 
     def receipts(self, topic: str) -> bytes:
-        """The receipts of the newest records that became durable since this start, at most RECEIPTS_MAX."""
+        """The receipts of the newest durable records, at most RECEIPTS_MAX."""
         return self._receipts[topic]
 
     def position(self, topic: str) -> int:
@@ -234,7 +226,7 @@ class LogConsumer:
     def _open(self) -> Reader | None:
         """A reader of every assigned topic that exists, None when there is none."""
         starts: dict[str, int] = {}
-        self._comparing = set()
+        self._prefixes = {topic: LogPrefix(cursor) for topic, cursor in self._durable.items()}
         self._reopen_s = math.inf
         for topic in self._assigned:
             if (retry_at_s := self._excluded.retry_at_s(topic)) > -math.inf:
@@ -243,7 +235,6 @@ class LogConsumer:
             start = self._start_of(topic)
             if start is not None:
                 starts[topic] = start
-        self._read = dict(self._durable)
         self._paused = set()
         self._reading = list(starts)
         return self._log.reader(starts, name=self.name, follow=True) if starts else None
@@ -260,7 +251,10 @@ class LogConsumer:
             # opened again a little later, and only an absence that lasts is an error (GracePeriod).
             self._reopen_s = self._clock.monotonic_s() + self._limits.journal_retry_s
             return None
-        cursor, group = self._durable[topic], self._groups[topic]
+        cursor, group, prefix = self._durable[topic], self._groups[topic], self._prefixes[topic]
+        if not self._identities.is_same(topic, log.topic_id):
+            self._mark_recreated(topic)
+            return None
         if cursor.offset + 1 < log.begin:
             group.health.report(Event.TRIM, f"the log begins at offset {log.begin}, {cursor.offset + 1} is needed")
             return None
@@ -276,10 +270,14 @@ class LogConsumer:
         # The last journaled record is read again and compared: a log that was truncated and written on since
         # has as many records as before, and only the content shows it. A log trimmed right behind that record
         # cannot be compared.
-        if log.begin <= cursor.offset and cursor.digest != NO_CHAIN:
-            self._comparing.add(topic)
+        if log.begin <= cursor.offset and prefix.comparable:
+            prefix.comparing = True
             return cursor.offset
         return max(log.begin, cursor.offset + 1)
+
+    def _mark_recreated(self, topic: str) -> None:
+        group = self._groups[topic]
+        group.mark_log_lost(f"topic {topic} was recreated under this node; {lost_log_choices(group.name)}")
 
     def _poll(self, reader: Reader) -> float:
         if self.journal_fault:
@@ -287,13 +285,19 @@ class LogConsumer:
         self._apply_back_pressure(reader)
         records = reader.poll(self._limits.poll_records, self._limits.poll_timeout_s)
         self.log_fault = ""
+        for topic in self._identities.recreated({record.topic for record in records}):
+            self._mark_recreated(topic)
         entries: dict[str, list[JournalEntry]] = {}
         receipts: dict[str, list[bytes]] = {}
+        unproven: set[str] = set()
         for record in records:
-            entry = self._entry(record)
+            entry = self._entry(record, unproven)
             if entry is not None:
                 entries.setdefault(record.topic, []).append(entry)
-                receipts.setdefault(record.topic, []).append(receipt_of(record.offset, self._read[record.topic].digest))
+                digest = self._prefixes[record.topic].cursor.digest
+                receipts.setdefault(record.topic, []).append(receipt_of(record.offset, digest))
+        for topic in unproven:
+            reader.seek(topic, self._prefixes[topic].cursor.offset)
         if entries and not self._make_durable(entries):
             self._rewind(reader, entries)
             return self._limits.journal_retry_s
@@ -301,7 +305,7 @@ class LogConsumer:
         # right after it must find the records in the journal.
         for topic, found in entries.items():
             self.bytes_consumed += sum(len(entry.value) for entry in found)
-            self._durable[topic] = self._read[topic]
+            self._durable[topic] = self._prefixes[topic].cursor
             shown = self._receipts[topic] + b"".join(receipts[topic])
             self._receipts[topic] = shown[-RECEIPTS_MAX * RECEIPT_BYTES :]
             self._groups[topic].enqueue(found)
@@ -314,28 +318,29 @@ class LogConsumer:
             if topic not in self._paused and self._groups[topic].follows:
                 # The reader's position passes transaction markers, which are no records: without it a group
                 # whose log ends with one would never reach the end.
-                self._positions[topic] = max(reader.position(topic), self._read[topic].offset + 1)
+                self._positions[topic] = max(reader.position(topic), self._prefixes[topic].cursor.offset + 1)
         return self._limits.journal_retry_s if self.journal_fault else 0.0
 
-    def _entry(self, record: Record) -> JournalEntry | None:
-        """The record with its version; None for the one that was read again only to compare it."""
-        cursor, group = self._read[record.topic], self._groups[record.topic]
-        if group.health.holds(State.STOPPED, State.LOST):
+    def _entry(self, record: Record, unproven: set[str]) -> JournalEntry | None:
+        """The record with its version; None for one that is not taken.
+
+        `unproven` gets the topics whose last record must be read again before any more of them is taken.
+        """
+        prefix, group = self._prefixes[record.topic], self._groups[record.topic]
+        if record.topic in unproven or group.health.holds(State.STOPPED, State.LOST):
             return None
-        digest = record_digest(record.value)
-        if record.topic in self._comparing:
-            self._comparing.discard(record.topic)
-            if record.offset == cursor.offset and digest == cursor.digest:
-                return None
-            if record.offset <= cursor.offset:
-                group.mark_log_lost(
-                    f"the log holds another record at offset {record.offset} than the one this node journaled: "
-                    "it was truncated or recreated; "
-                    f"{lost_log_choices(group.name)}"
-                )
-                return None
-        self._read[record.topic] = Cursor(cursor.version + 1, record.offset, digest)
-        return JournalEntry.of(group.name, cursor.version + 1, record)
+        last = prefix.cursor
+        verdict = prefix.judge(record, record_digest(record.value))
+        if verdict is Verdict.NEXT:
+            return JournalEntry.of(group.name, prefix.cursor.version, record)
+        if verdict is Verdict.UNPROVEN:
+            unproven.add(record.topic)
+        if verdict is Verdict.FOREIGN:
+            group.mark_log_lost(
+                f"the log does not hold at offset {last.offset} the record that this node journaled, and has another "
+                f"one at offset {record.offset}: it was truncated or recreated; {lost_log_choices(group.name)}"
+            )
+        return None
 
     def _make_durable(self, entries: Mapping[str, list[JournalEntry]]) -> bool:
         """Journal the entries; False when they are not durable and must be read again."""
@@ -373,7 +378,7 @@ class LogConsumer:
     def _rewind(self, reader: Reader, entries: Mapping[str, list[JournalEntry]]) -> None:
         """Go back to the newest durable record, to read again what could not be journaled."""
         for topic in entries:
-            self._read[topic] = self._durable[topic]
+            self._prefixes[topic].rewind(self._durable[topic])
             reader.seek(topic, self._durable[topic].offset + 1)
 
     def _apply_back_pressure(self, reader: Reader) -> None:

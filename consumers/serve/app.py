@@ -34,8 +34,10 @@ TRACE_FRAMES = 3
 _log = structlog.get_logger(__name__)
 
 
-def create_app(node: NodeApi, *, loopback: bool = True) -> Starlette:
-    """The ASGI application of a node. With `loopback` it refuses requests under names of other machines."""
+def create_app(node: NodeApi, *, loopback: bool = True, names: frozenset[str] = frozenset()) -> Starlette:
+    """The ASGI application of a node. With `loopback` it refuses requests under names of other machines, and with
+    `names`, those of the node, under other names (see `origin_check.objection`).
+    """
     surface = _Surface(node)
     routes = [
         Route("/", surface.page),
@@ -52,7 +54,7 @@ def create_app(node: NodeApi, *, loopback: bool = True) -> Starlette:
     ]
     return Starlette(
         routes=routes,
-        middleware=[Middleware(OriginCheck, loopback=loopback)],
+        middleware=[Middleware(OriginCheck, loopback=loopback, names=names)],
         exception_handlers={HeadraceError: _known_error, HTTPException: _http_error, Exception: _internal_error},
     )
 

@@ -1,5 +1,8 @@
 """The metrics of a node as Prometheus text; docs/operating/monitoring.md explains each one.
 
+Every series has the label `cluster`. Every counter of a group and a cause exists from 0: a series that begins with
+its first event has no increase, so no alert would see that event.
+
 All are collected at the moment of the request from counters that exist anyway. No second set of counters can
 then disagree with the status document, and nothing is counted on the way of a record.
 """
@@ -13,7 +16,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from headrace.consumers.query.engine import QueryEngine
-from headrace.consumers.serve.node_api import NodeApi
+from headrace.consumers.replication.replica import Ignored
+from headrace.consumers.serve.node_api import NodeApi, NodeStatus
 from headrace.schemas.records import Role
 
 
@@ -34,8 +38,18 @@ class MetricsCollector:
 
     def collect(self) -> Iterator[Metric]:
         """See prometheus_client."""
-        status, figures = self._node.status(), self._node.figures()
-        groups = {group["group"]: group for group in status["groups"]}
+        status = self._node.status()
+        for family in self._families(status):
+            # Here and not in each family: none can be without it.
+            labelled = [
+                sample._replace(labels={"cluster": status["cluster"], **sample.labels}) for sample in family.samples
+            ]
+            family.samples = labelled
+            yield family
+
+    def _families(self, status: NodeStatus) -> Iterator[Metric]:
+        figures = self._node.figures()
+        groups: dict[str, Mapping[str, Any]] = {group["group"]: group for group in status["groups"]}
         yield _gauge("headrace_ready", "1 when every group here serves", (), {(): status["ready"]})
         yield from _group_metrics(groups)
         yield from _recovery_metrics(groups)
@@ -43,7 +57,11 @@ class MetricsCollector:
         yield _gauge_by("headrace_scrub_files", "Segments read again and compared with their digest", "found", scrubbed)
         roles = {(name, str(role)): group["role"] == role for name, group in groups.items() for role in Role}
         yield _gauge("headrace_role", "1 for the role this node has in a group", ("group", "role"), roles)
-        ignored = {(name, why): count for name, group in groups.items() for why, count in group["ignored"].items()}
+        ignored = {
+            (name, why): count
+            for name, group in groups.items()
+            for why, count in {**dict.fromkeys(map(str, Ignored), 0), **group["ignored"]}.items()
+        }
         yield _gauge(
             "headrace_records_ignored", "Records that changed nothing but the version", ("group", "why"), ignored
         )
@@ -53,6 +71,10 @@ class MetricsCollector:
         yield _gauge_by("headrace_journal", "Figures of the write-ahead log", "figure", figures.journal)
         yield _gauge("headrace_consumed_bytes", "Bytes read from forward logs", (), {(): figures.consumed_bytes})
         yield _gauge_by("headrace_limit", "Every limit by name", "name", figures.limits)
+        disk = {"free": figures.disk_free_bytes, "size": figures.disk_size_bytes}
+        yield _gauge_by("headrace_disk_bytes", "The disk of the data directory; -1 unknown", "of", disk)
+        age = "Seconds since this node knew that it was at the end of every log; -1 unknown"
+        yield GaugeMetricFamily("headrace_data_age_seconds", age, status["data_age_s"])
         yield from _query_metrics(self._node.engine)
 
 
@@ -78,6 +100,9 @@ def _query_metrics(engine: QueryEngine) -> Iterator[Metric]:
         "refused": statistics.refused_busy,
     }
     yield _counters("headrace_queries", "Queries by outcome", "outcome", outcomes)
+    yield CounterMetricFamily(
+        "headrace_queries_stale", "Queries that were answered by a node that did not serve", statistics.stale
+    )
     seconds = {"first_rows": statistics.planning_seconds, "whole": statistics.running_seconds}
     yield _counters("headrace_query_seconds", "Seconds spent on queries", "phase", seconds)
     yield CounterMetricFamily(

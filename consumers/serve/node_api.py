@@ -67,6 +67,8 @@ class MemberStatus(TypedDict):
 class NodeStatus(TypedDict):
     """One node. `reasons` says why it is not ready, `warnings` what an operator must do.
 
+    `data_age_s`: seconds since it knew that it was at the end of every log, UNKNOWN before the first time.
+
     `started_at` is ISO-8601 in UTC.
     """
 
@@ -78,6 +80,7 @@ class NodeStatus(TypedDict):
     http: str
     ready: bool
     reasons: list[str]
+    data_age_s: float
     warnings: list[str]
     replication: int
     nodes: list[str]
@@ -94,7 +97,7 @@ class NodeFigures:
     """Figures that are in the metrics and not in the status.
 
     `apply_queue_bytes` is by group; `journal` has the figures of the write-ahead log and `limits` every
-    limit, by name.
+    limit, by name. `disk_*` is the disk of the data directory, UNKNOWN where it cannot be asked.
     """
 
     consumed_bytes: int
@@ -103,6 +106,8 @@ class NodeFigures:
     files_rotted: int
     journal: Mapping[str, float]
     limits: Mapping[str, float]
+    disk_free_bytes: int = UNKNOWN
+    disk_size_bytes: int = UNKNOWN
 
 
 class NodeApi(Protocol):

@@ -7,6 +7,7 @@ user's name, which Origin and Sec-Fetch-Site show. Programs send none of these h
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Mapping
 from urllib.parse import urlsplit
 
@@ -15,6 +16,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 LOOPBACK_NAMES = frozenset({"127.0.0.1", "localhost", "::1"})
+ACTION = "use the address that the node was started with; node.allowed_hosts has further names"
 _HEADERS = {
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
@@ -22,11 +24,19 @@ _HEADERS = {
 }
 
 
-def objection(headers: Mapping[str, str], *, loopback: bool) -> str:
-    """Why a request is refused, empty when it is not. With `loopback` only this machine may reach the node."""
+def objection(headers: Mapping[str, str], *, loopback: bool, names: frozenset[str] = frozenset()) -> str:
+    """Why a request is refused, empty when it is not. With `loopback` only this machine may reach the node.
+
+    `names` are those of the node itself, in lower case. A node beyond loopback that has none accepts any name.
+    """
     host = headers.get("host", "")
-    if loopback and _hostname(host) not in LOOPBACK_NAMES:
-        return f"host {host!r} is not this machine"
+    name = _hostname(host)
+    if name not in LOOPBACK_NAMES | names:
+        if loopback:
+            return f"host {host!r} is not this machine"
+        # A name can be made to resolve to this node by anyone, an address cannot: those of probes are accepted.
+        if names and not _is_address(name):
+            return f"host {host!r} is not a name of this node"
     # Browsers send Origin with every request that changes something, and no page can forge it.
     origin = headers.get("origin", "")
     if origin and urlsplit(origin).netloc.lower() != host.lower():
@@ -48,21 +58,30 @@ def _hostname(host: str) -> str:
         return ""
 
 
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
 class OriginCheck:
     """ASGI middleware: refuses requests with an `objection`, and adds security headers to every response."""
 
-    def __init__(self, app: ASGIApp, loopback: bool) -> None:
+    def __init__(self, app: ASGIApp, loopback: bool, names: frozenset[str] = frozenset()) -> None:
         self._app = app
         self._loopback = loopback
+        self._names = names
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See ASGI."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        reason = objection(Headers(scope=scope), loopback=self._loopback)
+        reason = objection(Headers(scope=scope), loopback=self._loopback, names=self._names)
         if reason:
-            error = {"kind": "Forbidden", "message": reason, "action": "use the address that the node was started with"}
+            error = {"kind": "Forbidden", "message": reason, "action": ACTION}
             await JSONResponse({"error": error}, 403)(scope, receive, send)
             return
 

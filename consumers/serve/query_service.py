@@ -15,10 +15,12 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from headrace.connectors.http import AS_OF_HEADER
 from headrace.consumers.query.engine import QueryEngine
 from headrace.consumers.query.query_errors import QueryError
 from headrace.consumers.query.result_formats import MEDIA_TYPES, encode
 from headrace.consumers.query.result_stream import ResultStream
+from headrace.schemas.durations import DurationInvalid, duration_s
 from headrace.schemas.errors import HeadraceError
 
 DISCONNECT_CHECK_S = 0.25
@@ -41,13 +43,17 @@ class RequestTooLarge(HeadraceError):
 
 @dataclass(frozen=True, slots=True)
 class QueryRequest:
-    """One query. `after` maps groups to log offsets that the result must contain; `limit` bounds its rows."""
+    """One query. `after` maps groups to log offsets that the result must contain; `limit` bounds its rows.
+
+    `stale_s`: how old an answer of a node that does not serve may be; None = `query.stale_max_s`.
+    """
 
     sql: str
     format: str = FORMAT_DEFAULT
     after: Mapping[str, int] = field(default_factory=dict)
     timeout_ms: int | None = None
     limit: int | None = None
+    stale_s: float | None = None
 
 
 @dataclass(slots=True)
@@ -113,10 +119,12 @@ class QueryService:
             started.add_done_callback(_close_unwanted)
             raise
         answer = started.result()
+        media_type, as_of = MEDIA_TYPES[query.format], answer.result.as_of
+        headers = {} if as_of is None else {AS_OF_HEADER: as_of.iso()}
         if answer.complete:
             self._threads.submit(answer.result.close)
-            return Response(answer.first, media_type=MEDIA_TYPES[query.format])
-        return _CutOnError(self._stream(answer), media_type=MEDIA_TYPES[query.format])
+            return Response(answer.first, media_type=media_type, headers=headers)
+        return _CutOnError(self._stream(answer), media_type=media_type, headers=headers)
 
     async def _stream(self, query: _StartedQuery) -> AsyncIterator[bytes]:
         loop = asyncio.get_running_loop()
@@ -138,6 +146,7 @@ def _start(engine: QueryEngine, query: QueryRequest, cancellation: _Cancellation
         after=query.after,
         timeout_ms=query.timeout_ms,
         row_limit=query.limit,
+        stale_s=query.stale_s,
         on_start=cancellation.started,
     )
     try:
@@ -184,10 +193,10 @@ async def query_request(request: Request) -> QueryRequest:
 def parse_query(given: Mapping[str, Any]) -> QueryRequest:
     """A query from its parameters. Raises RequestInvalid, which names the parameter that is wrong."""
     # An unknown parameter is an error: a misspelled `limit` must not return everything.
-    unknown = sorted(set(given) - {"sql", "format", "after", "timeout_ms", "limit"})
+    unknown = sorted(set(given) - {"sql", "format", "after", "timeout_ms", "limit", "stale"})
     if unknown:
         raise RequestInvalid(
-            f"there is no parameter {unknown[0]!r}", action="known are sql, format, after, timeout_ms and limit"
+            f"there is no parameter {unknown[0]!r}", action="known are sql, format, after, timeout_ms, limit and stale"
         )
     sql, name, after = given.get("sql"), given.get("format") or FORMAT_DEFAULT, given.get("after") or {}
     if not isinstance(sql, str) or not sql.strip():
@@ -199,7 +208,14 @@ def parse_query(given: Mapping[str, Any]) -> QueryRequest:
     for part in ("timeout_ms", "limit"):
         if given.get(part) is not None and not (_is_count(given[part]) and given[part] > 0):
             raise RequestInvalid(f"{part} is not a positive whole number")
-    return QueryRequest(sql, name, after, given.get("timeout_ms"), given.get("limit"))
+    return QueryRequest(sql, name, after, given.get("timeout_ms"), given.get("limit"), _stale_s(given.get("stale")))
+
+
+def _stale_s(given: Any) -> float | None:
+    try:
+        return None if given is None else duration_s(given)
+    except DurationInvalid as error:
+        raise RequestInvalid(f"stale: {error.message}", action=error.action) from error
 
 
 async def _posted(request: Request) -> Mapping[str, Any]:

@@ -23,14 +23,46 @@ class AddressInUse(HeadraceError):
     """The address to listen on is taken, or is not one of this machine."""
 
 
+def reserve_address(host: str, port: int) -> socket.socket:
+    """A socket with this address, on which nothing listens yet. Raises AddressInUse.
+
+    A node takes its address before it does anything else: a port in use is found before topics are created.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # With the protocol unset, asyncio leaves Nagle's algorithm on: the second part of each answer on a
+    # kept-alive connection would wait 40 ms for the client's delayed acknowledgement.
+    reserved = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    try:
+        # A node that restarts must not wait until the kernel forgets connections of the process before.
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        reserved.bind((host.strip("[]"), port))
+    except OSError as error:
+        reserved.close()
+        raise _address_in_use(host, port, error) from error
+    return reserved
+
+
+def _address_in_use(host: str, port: int, error: OSError) -> AddressInUse:
+    return AddressInUse(
+        f"cannot listen on {host}:{port}: {error.strerror or error}",
+        action="give another address; port 0 takes a free one",
+    )
+
+
 class Server:
     """A socket and the thread that serves an application on it. It starts once; stopping it twice is fine."""
 
-    def __init__(self, app: ASGIApp, host: str = "127.0.0.1", port: int = 0) -> None:
-        """Port 0 takes a free one; see `url`. Nothing listens before `start`."""
+    def __init__(
+        self, app: ASGIApp, host: str = "127.0.0.1", port: int = 0, *, reserved: socket.socket | None = None
+    ) -> None:
+        """Port 0 takes a free one; see `url`. Nothing listens before `start`.
+
+        `reserved` is the socket that `reserve_address` returned for this address.
+        """
         self._app = app
         self._host = host
         self._port = port
+        self._reserved = reserved
         self._uvicorn: uvicorn.Server | None = None
         self._thread: threading.Thread | None = None
         self._bound: tuple[str, int] | None = None
@@ -47,7 +79,12 @@ class Server:
         assert self._uvicorn is None, "a server starts once"
         # Bound here and not by uvicorn: an address in use is then an error of the caller, and the number of a
         # free port is known before the thread runs.
-        listening = self._listen()
+        listening = self._reserved or reserve_address(self._host, self._port)
+        try:
+            listening.listen(_BACKLOG)
+        except OSError as error:
+            listening.close()
+            raise _address_in_use(self._host, self._port, error) from error
         self._bound = listening.getsockname()[:2]
         _send_logs_to_structlog()
         config = uvicorn.Config(
@@ -73,24 +110,6 @@ class Server:
             if self._thread.is_alive():
                 self._uvicorn.force_exit = True
                 self._thread.join(STOP_S)
-
-    def _listen(self) -> socket.socket:
-        family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
-        # With the protocol unset, asyncio leaves Nagle's algorithm on: the second part of each answer on a
-        # kept-alive connection would wait 40 ms for the client's delayed acknowledgement.
-        listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-        try:
-            # A node that restarts must not wait until the kernel forgets connections of the process before.
-            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listening.bind((self._host.strip("[]"), self._port))
-            listening.listen(_BACKLOG)
-        except OSError as error:
-            listening.close()
-            raise AddressInUse(
-                f"cannot listen on {self._host}:{self._port}: {error.strerror or error}",
-                action="give another address; port 0 takes a free one",
-            ) from error
-        return listening
 
     def _serve(self, server: uvicorn.Server, listening: socket.socket) -> None:
         try:

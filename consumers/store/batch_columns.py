@@ -104,9 +104,12 @@ def gather(column: pa.Array, rows: Int64s) -> pa.Array:
     taken = np.take(values, rows, mode="clip")
     if not column.null_count:
         return pa.array(taken, column.type)
-    missing = column.is_null().to_numpy(zero_copy_only=False)
-    # `from_pandas` would turn a NaN, which is a value, into a null.
-    return pa.array(taken, column.type, mask=np.take(missing, rows, mode="clip"), from_pandas=False)
+    # Bits of the wanted rows alone: a seal gathers a column once for each of its files.
+    places = rows + column.offset
+    found = np.take(np.frombuffer(column.buffers()[0], np.uint8), places >> 3, mode="clip")
+    valid = (found >> (places & 7).astype(np.uint8)) & 1
+    bitmap = np.packbits(valid, bitorder="little")
+    return pa.Array.from_buffers(column.type, len(rows), [pa.py_buffer(bitmap), pa.py_buffer(taken)])
 
 
 def tag_values(keys: pa.StringArray, tag: str) -> pa.StringArray:
@@ -142,6 +145,15 @@ def tag_column(keys: pa.StringArray, tag: str, codes: npt.NDArray[np.integer]) -
     else:
         indices = pa.array(np.take(encoded.indices.to_numpy(zero_copy_only=True), codes, mode="clip"))
     return pa.DictionaryArray.from_arrays(indices, encoded.dictionary)
+
+
+def repeated_tag(keys: pa.StringArray, tag: str, lengths: Int64s) -> pa.DictionaryArray:
+    """One tag as a column of sorted rows: series i of `keys` has the next `lengths[i]` rows."""
+    encoded = tag_values(keys, tag).dictionary_encode()
+    indices = encoded.indices.fill_null(0).to_numpy(zero_copy_only=True)
+    missing = encoded.indices.is_null().to_numpy(zero_copy_only=False) if encoded.indices.null_count else None
+    mask = None if missing is None else np.repeat(missing, lengths)
+    return pa.DictionaryArray.from_arrays(pa.array(np.repeat(indices, lengths), mask=mask), encoded.dictionary)
 
 
 def _numbers(column: pa.Array) -> npt.NDArray[Any]:

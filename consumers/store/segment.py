@@ -6,7 +6,8 @@ The file. Rows are sorted by (series key, time), each once. Columns:
   tag;
 - `time`: TIMESTAMP without zone, values in UTC, DELTA_BINARY_PACKED; MICROS or NANOS, the resolution of the
   table. A table of 0.1.0 has none: MICROS when every value of the file is a whole microsecond, else NANOS;
-- the fields in order of name: INT64 DELTA_BINARY_PACKED, DOUBLE BYTE_STREAM_SPLIT, BOOLEAN, string.
+- the fields in order of name: INT64, DOUBLE, BOOLEAN, string, each in the encoding that suits its values (see
+  headrace.consumers.store.encoding). Files of 0.1.0 have BYTE_STREAM_SPLIT doubles, which Spark refuses.
 
 Compression is zstd, row groups have `row_group_rows` rows. `time` and the tag with the most values have
 statistics. Key-value metadata of the footer (all text):
@@ -37,20 +38,16 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import xxhash
 
-from headrace.consumers.store.batch_columns import Int64s, tag_column
+from headrace.consumers.store.batch_columns import Int64s, repeated_tag
 from headrace.consumers.store.digest import content_digest
+from headrace.consumers.store.encoding import ColumnEncoding, Encoding, choose_encodings, writer_options
 from headrace.consumers.store.segment_files import SegmentName
 from headrace.consumers.store.settings import StoreSettings
-from headrace.schemas.tables import TIME_COLUMN, FieldType, TableSchema, TimeResolution
+from headrace.schemas.tables import TIME_COLUMN, TableSchema, TimeResolution
 
 SEGMENT_FORMAT = 1
 
 METADATA_PREFIX = "headrace."
-
-# Neighbouring integers of one series differ by little, so their deltas need few
-# bits. Doubles have no useful deltas; splitting them into byte streams puts
-# sign, exponent and high mantissa bytes together, where zstd finds repetition.
-_ENCODINGS = {FieldType.INT64: "DELTA_BINARY_PACKED", FieldType.FLOAT64: "BYTE_STREAM_SPLIT"}
 
 MICROSECOND_NS = 1_000
 
@@ -199,8 +196,7 @@ def _metadata(group: str, name: SegmentName, schema: TableSchema, digest: str) -
 
 def _file_table(schema: TableSchema, rows: SegmentRows) -> tuple[pa.Table, str | None]:
     """The table in the columns of the file, and the tag with the most distinct values."""
-    codes = np.repeat(np.arange(len(rows.runs.lengths), dtype=np.int32), rows.runs.lengths)
-    columns: list[pa.Array] = [tag_column(rows.runs.keys, tag, codes) for tag in schema.tags]
+    columns: list[pa.Array] = [repeated_tag(rows.runs.keys, tag, rows.runs.lengths) for tag in schema.tags]
     names: list[pa.Field] = [pa.field(tag, column.type) for tag, column in zip(schema.tags, columns, strict=True)]
     distinct = {tag: len(column.dictionary) for tag, column in zip(schema.tags, columns, strict=True)}
     times = _file_times(schema, rows.times)
@@ -235,18 +231,19 @@ def _page_rows(table: pa.Table) -> int:
 def _write_parquet(
     table: pa.Table, schema: TableSchema, selective: str | None, metadata: dict[str, str], settings: StoreSettings
 ) -> pa.Buffer:
+    level = settings.compression_level
+    fields = {name: table.column(name).chunk(0) for name, _ in schema.fields}
+    encodings = choose_encodings(fields, schema.field_types(), settings.row_group_rows, level)
+    # Neighbouring times of one series differ by little, so their deltas need few bits.
+    encodings[TIME_COLUMN] = ColumnEncoding(Encoding.DELTA_BINARY_PACKED, level)
+    encodings |= dict.fromkeys(schema.tags, ColumnEncoding(Encoding.DICTIONARY, level))
     # Statistics only where they prune: fields are not sorted, so minimum and maximum of a row group exclude
     # little. With page checksums a reader reports a flipped bit instead of returning a wrong value.
-    encodings = {name: _ENCODINGS[kind] for name, kind in schema.fields if kind in _ENCODINGS}
-    strings = [name for name, kind in schema.fields if kind is FieldType.STRING]
     sink = pa.BufferOutputStream()
     with pq.ParquetWriter(
         sink,
         table.schema,
-        use_dictionary=[*schema.tags, *strings],
-        column_encoding={TIME_COLUMN: "DELTA_BINARY_PACKED", **encodings},
-        compression="zstd",
-        compression_level=settings.compression_level,
+        **writer_options(encodings),
         write_batch_size=_page_rows(table),
         write_statistics=[TIME_COLUMN, *([selective] if selective else [])],
         write_page_checksum=True,

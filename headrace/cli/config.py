@@ -30,7 +30,13 @@ def show(
     with run_command(json_output) as output:
         from headrace.settings import load_settings
 
-        shown = load_settings({"kafka": parse_settings(settings)}).shown()
+        loaded = load_settings({"kafka": parse_settings(settings)})
+        if loaded.kafka:
+            # Here and not above: librdkafka is loaded only where it has something to check.
+            from headrace.connectors.log.client_check import check_client_settings
+
+            check_client_settings(loaded.kafka)
+        shown = loaded.shown()
         if json_output:
             output.json(
                 {row.name: {"value": row.value, "origin": row.origin} if origin else row.value for row in shown}

@@ -21,6 +21,7 @@ from headrace.cli.format_options import (
     TimeUnitOption,
     format_options,
 )
+from headrace.cli.ingest_server import MetricsAddressOption, served_metrics
 from headrace.cli.options import BootstrapOption, ClusterOption, JsonOption, SettingsOption, parse_settings
 from headrace.schemas.errors import HeadraceError
 from headrace.terminal.command import EXIT_INTERRUPTED, UsageInvalid, run_command
@@ -30,6 +31,7 @@ from headrace.terminal.stop_signals import StopSignals, stop_signals
 if TYPE_CHECKING:
     from headrace.connectors.formats.interface import FormatOptions
     from headrace.pipeline.ingest import RunOptions
+    from headrace.pipeline.ingest_metrics import IngestMetrics
     from headrace.pipeline.ingest_progress import IngestProgress
     from headrace.pipeline.job import IngestJob
     from headrace.settings import IngestSettings, Settings
@@ -93,6 +95,7 @@ def run(
     max_messages: MaxMessagesOption = 1_000_000,
     interval_s: IntervalOption = 1.0,
     wait_s: WaitOption = 30.0,
+    http: MetricsAddressOption = None,
     settings: SettingsOption = None,
     json_output: JsonOption = False,
 ) -> None:
@@ -106,6 +109,7 @@ def run(
         options = format_options(table, table_column, tags, tag, time_column, time_unit, time_format)
         from headrace.pipeline.checkpoint import default_checkpoint
         from headrace.pipeline.ingest import RunOptions
+        from headrace.pipeline.ingest_metrics import IngestMetrics
         from headrace.settings import load_settings
 
         flags = {
@@ -117,7 +121,10 @@ def run(
         loaded = load_settings(flags)
         job = _job(loaded, topic, database, form, options, any_time)
         place = checkpoint or default_checkpoint(data_dir, job)
-        _run(output, job, RunOptions(place, available_now, max_messages, interval_s, wait_s), loaded.ingest)
+        metrics = IngestMetrics(job)
+        with served_metrics(metrics, http, output):
+            run_options = RunOptions(place, available_now, max_messages, interval_s, wait_s)
+            _run(output, job, run_options, loaded.ingest, metrics)
 
 
 def _job(settings: Settings, topic: str, database: str, form: str, options: FormatOptions, any_time: bool) -> IngestJob:
@@ -138,12 +145,12 @@ def _job(settings: Settings, topic: str, database: str, form: str, options: Form
     )
 
 
-def _run(output: Output, job: IngestJob, options: RunOptions, limits: IngestSettings) -> None:
+def _run(output: Output, job: IngestJob, options: RunOptions, limits: IngestSettings, metrics: IngestMetrics) -> None:
     started_s = time.monotonic()
     progress = None
     with stop_signals(output.note) as signals:
         try:
-            progress = _ingest(output, job, options, limits, signals)
+            progress = _ingest(output, job, options, limits, signals, metrics)
         except KeyboardInterrupt:
             # A service manager stops with SIGTERM, which is no failure. Ctrl-C ends with 130 everywhere.
             if signals.received == signal.SIGINT:
@@ -157,13 +164,21 @@ def _run(output: Output, job: IngestJob, options: RunOptions, limits: IngestSett
 
 
 def _ingest(
-    output: Output, job: IngestJob, options: RunOptions, limits: IngestSettings, signals: StopSignals
+    output: Output,
+    job: IngestJob,
+    options: RunOptions,
+    limits: IngestSettings,
+    signals: StopSignals,
+    metrics: IngestMetrics,
 ) -> IngestProgress:
     from headrace.cli.ingest_display import live_display
+    from headrace.connectors.log.client_check import check_client_settings
     from headrace.pipeline.checkpoint import held_checkpoint
     from headrace.pipeline.ingest import prepare, run_ingest
     from headrace.pipeline.session import end_session, open_session
 
+    # Before there is a checkpoint.
+    check_client_settings(dict(job.settings))
     with held_checkpoint(options.checkpoint, job, notify=output.note) as held:
         prepare(job, options, output.note)
         # From here on rows may be in flight: the first signal lets the micro-batch finish. Before, it
@@ -180,7 +195,14 @@ def _ingest(
             progress=output.note,
         )
         with end_session(session), live_display(job.topic) as show:
-            return run_ingest(session, job, options, on_progress=show, should_stop=signals.stop, notify=output.note)
+
+            def on_progress(progress: IngestProgress) -> None:
+                metrics.note(progress)
+                show(progress)
+
+            return run_ingest(
+                session, job, options, on_progress=on_progress, should_stop=signals.stop, notify=output.note
+            )
 
 
 def _report(output: Output, topic: str, progress: IngestProgress, seconds: float) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,7 +22,7 @@ from headrace.cli.options import (
     parse_settings,
 )
 from headrace.consumers.node.allocator import GIVE_BACK_INTERVAL_S, give_back, keep_freed
-from headrace.terminal.command import UsageInvalid, run_command
+from headrace.terminal.command import run_command
 
 if TYPE_CHECKING:
     from headrace.settings import Settings
@@ -48,6 +50,9 @@ def run(
     bootstrap: BootstrapOption = None,
     data_dir: DataDirectoryOption = None,
     http: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Address to serve on.")] = None,
+    advertise: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="Address at which others reach it, if not that of --http.")
+    ] = None,
     settings: SettingsOption = None,
     json_output: JsonOption = False,
 ) -> None:
@@ -55,7 +60,8 @@ def run(
     with run_command(json_output, log_level="info") as output:
         # Before anything loads pyarrow: its allocator reads this once.
         keep_freed()
-        from headrace.consumers.node.node import Node
+        with _without_collection():
+            from headrace.consumers.node.node import Node
 
         loaded = load_node_settings(
             {
@@ -66,21 +72,20 @@ def run(
                 "node.replication": replication,
                 "node.data_dir": data_dir,
                 "node.http": http,
+                "node.advertise": advertise,
                 "kafka": parse_settings(settings),
             }
         )
-        address = parse_address(loaded.node.http)
         starting, stopping = threading.Event(), threading.Event()
         running = Node(loaded)
         starting.set()
         _on_signals(starting, stopping)
         try:
             running.start(output.note)
-            running.serve(*address)
+            running.serve()
             starting.clear()
             output.note(f"node {running.name} serves on {running.http_address}")
-            # `keep_freed` lets the allocators keep freed memory for the next seal; an idle node returns it to
-            # the system.
+            # Freed memory is kept for the next seal (`keep_freed`); an idle node returns it to the system.
             while not stopping.wait(GIVE_BACK_INTERVAL_S):
                 give_back()
         except _StoppedEarly:
@@ -88,6 +93,17 @@ def run(
         finally:
             starting.clear()
             running.stop()
+
+
+@contextmanager
+def _without_collection() -> Iterator[None]:
+    """Import without garbage collections, a seventh of a node's start, and leave what was imported out of later ones."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def load_node_settings(flags: Mapping[str, object]) -> Settings:
@@ -98,14 +114,6 @@ def load_node_settings(flags: Mapping[str, object]) -> Settings:
     loaded.require("node.id", "--id")
     loaded.require("node.data_dir", "--data-dir")
     return loaded
-
-
-def parse_address(text: str) -> tuple[str, int]:
-    """Host and port of `HOST:PORT`. Raises UsageInvalid."""
-    host, _, port = text.removeprefix("http://").rstrip("/").rpartition(":")
-    if not host or not port.isdigit() or int(port) > 65_535:
-        raise UsageInvalid(f"--http {text} is not HOST:PORT", action="for example --http 127.0.0.1:8080")
-    return host, int(port)
 
 
 # No Exception, so that no handler of expected errors on the way up takes it for one of them.

@@ -24,8 +24,8 @@ NodeUrlOption = Annotated[
     str | None,
     typer.Option(
         "--node",
-        metavar="URL",
-        help="Node to ask, such as http://127.0.0.1:8080; else the setting node.url, else a ready node of the cluster.",
+        metavar="HOST:PORT",
+        help="Node to ask, also as a URL; else the setting node.url, else a ready node of the cluster.",
     ),
 ]
 

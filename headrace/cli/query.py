@@ -12,6 +12,7 @@ import typer
 
 from headrace.cli.options import BootstrapOption, ClusterOption, JsonOption, NodeUrlOption
 from headrace.cli.session import node_url
+from headrace.cli.stale import StaleAnswer, StaleOption
 from headrace.terminal.command import UsageInvalid, run_command
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ def query(
     limit: Annotated[
         int | None, typer.Option("--limit", metavar="N", min=1, help="Print the first N rows only.")
     ] = None,
+    stale: StaleOption = None,
     cluster: ClusterOption = None,
     bootstrap: BootstrapOption = None,
     json_output: JsonOption = False,
@@ -65,23 +67,31 @@ def query(
             )
         text = sys.stdin.read() if sql == "-" else sql
         started_s = time.monotonic()
+        older = StaleAnswer(stale)
         # At least 1 ms: the node takes 0 for its own default.
-        chunks = NodeClient(node_url(node, cluster, bootstrap)).query(
+        chunks = NodeClient(node_url(node, cluster, bootstrap, stale=bool(older.within_s))).query(
             text,
             format="arrow" if form is QueryFormat.TABLE else form.value,
             timeout_ms=None if timeout_s is None else max(1, round(timeout_s * 1_000)),
             limit=limit,
+            stale_s=older.within_s,
+            on_as_of=older.note,
         )
+        older.show(output)
         if form is QueryFormat.TABLE:
             rows = _print_table(chunks)
             took_ms = (time.monotonic() - started_s) * 1_000
             shown = f" (the first {ROWS_SHOWN:,} shown)" if rows > ROWS_SHOWN else ""
             output.note(f"{rows:,} {'row' if rows == 1 else 'rows'}{shown}, {took_ms:.0f} ms")
-            return
-        # Bytes as the node sends them: a result may be larger than memory.
-        for chunk in chunks:
-            sys.stdout.buffer.write(chunk)
-        sys.stdout.buffer.flush()
+        else:
+            _print_bytes(older.document(chunks) if form is QueryFormat.JSON else chunks)
+
+
+def _print_bytes(chunks: Iterator[bytes]) -> None:
+    # As the node sends them: a result may be larger than memory.
+    for chunk in chunks:
+        sys.stdout.buffer.write(chunk)
+    sys.stdout.buffer.flush()
 
 
 def _print_table(chunks: Iterator[bytes]) -> int:

@@ -66,8 +66,12 @@ class NodeUnknown(HeadraceError):
     """No node to ask: none is named, and no node of the cluster is ready."""
 
 
-def node_url(node: str | None, cluster: str | None = None, bootstrap: str | None = None) -> str:
-    """The address of the node that the settings name, else of a ready one of the cluster they name."""
+def node_url(node: str | None, cluster: str | None = None, bootstrap: str | None = None, *, stale: bool = False) -> str:
+    """The address of the node that the settings name, else of a ready one of the cluster they name.
+
+    With `stale` one that is not ready is taken where no other answers.
+    """
+    from headrace.connectors.log.port import LogUnavailable
     from headrace.settings import load_settings
 
     settings = load_settings({"node.url": node, "cluster.name": cluster, "cluster.bootstrap": bootstrap})
@@ -80,10 +84,15 @@ def node_url(node: str | None, cluster: str | None = None, bootstrap: str | None
             "no node is named",
             action="give --node, HEADRACE__NODE__URL or node.url in headrace.toml; or name the cluster and its bootstrap servers",
         )
-    return _ready_node(settings)
+    try:
+        return _ready_node(settings, stale=stale or settings.query.stale_max_s > 0)
+    except LogUnavailable as error:
+        # The nodes may answer although Kafka does not, but only Kafka knows where they are.
+        error.action = f"{error.action or 'check the broker'}; or name a node with --node URL: it needs no Kafka"
+        raise
 
 
-def _ready_node(settings: Settings) -> str:
+def _ready_node(settings: Settings, *, stale: bool) -> str:
     """The address of a node that reports itself ready, found through the cluster's status topic."""
     from headrace.connectors.deadline import Deadline
     from headrace.connectors.http import NodeRefused, NodeUnreachable, call_node
@@ -94,17 +103,23 @@ def _ready_node(settings: Settings) -> str:
     log = KafkaLog(settings.cluster.bootstrap, settings.kafka)
     try:
         reader = StatusReader(log, Topics(settings.cluster.name).status)
-        deadline, probed = Deadline(FIND_NODE_TIMEOUT_S), set[str]()
+        deadline, probed, unready = Deadline(FIND_NODE_TIMEOUT_S), set[str](), list[str]()
         while not deadline.passed():
             found = {status.http for status in reader.follow(deadline.left_s()) if status.http}
             for address in sorted(found - probed):
                 # The node of a status may have died since, or not be ready to serve: the next one.
-                with contextlib.suppress(NodeRefused, NodeUnreachable):
-                    call_node(f"{address}/health/ready", timeout_s=PROBE_TIMEOUT_S)
-                    return address
+                with contextlib.suppress(NodeUnreachable):
+                    try:
+                        call_node(f"{address}/health/ready", timeout_s=PROBE_TIMEOUT_S)
+                    except NodeRefused:
+                        unready.append(address)
+                    else:
+                        return address
             probed |= found
     finally:
         log.close()
+    if stale and unready:
+        return unready[0]
     raise NodeUnknown(
         f"no node of cluster {settings.cluster.name} is ready ({len(probed)} were found)",
         action="look at /health/ready of its nodes, or name one with --node",

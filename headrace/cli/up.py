@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from headrace.cli.options import JsonOption
-from headrace.terminal.command import run_command
+from headrace.schemas.errors import HeadraceError
+from headrace.terminal.command import UsageInvalid, run_command
+from headrace.terminal.output import Output
+
+if TYPE_CHECKING:
+    from headrace.local_cluster import LocalCluster
 
 DirectoryOption = Annotated[Path, typer.Option("--dir", metavar="D", help="Directory of the cluster's data.")]
 DEFAULT_DIRECTORY = Path(".headrace")
+NODES = 3
 
 
 def register(app: typer.Typer) -> None:
@@ -22,31 +29,102 @@ def register(app: typer.Typer) -> None:
 
 
 def up(
-    nodes: Annotated[int, typer.Option(min=1, max=9, help="How many nodes; each holds every row.")] = 3,
+    nodes: Annotated[
+        int | None, typer.Option(min=1, max=9, help=f"How many nodes, each with every row; {NODES} by default.")
+    ] = None,
     directory: DirectoryOption = DEFAULT_DIRECTORY,
-    cluster: Annotated[str, typer.Option(metavar="C", help="Name of the cluster.")] = "headrace",
+    cluster: Annotated[str | None, typer.Option(metavar="C", help="Name of a new cluster.")] = None,
+    restart: Annotated[
+        list[str] | None, typer.Option("--restart", metavar="N", help="Restart this node; may be repeated.")
+    ] = None,
     json_output: JsonOption = False,
 ) -> None:
-    """Start Kafka and nodes, and return when all of them serve."""
+    """Start Kafka and nodes, and return when all of them serve. What runs already stays as it is.
+
+    Writes the cluster's name and Kafka's address into `headrace.toml` beside the directory.
+    """
     with run_command(json_output) as output:
-        from headrace.local_cluster import FILE_NAME, LocalCluster
+        local = _cluster_of(directory, cluster, nodes)
+        known = [node.name for node in local.file.nodes]
+        unknown = [name for name in restart or () if name not in known]
+        if unknown:
+            raise UsageInvalid(f"there is no node {unknown[0]}", action=f"choose one of {', '.join(known)}")
+        if restart:
+            local.stop(restart, output.note)
+        started = local.start(output.note)
+        settings_file = _write_settings(output, local)
+        document = {
+            **asdict(local.file),
+            "dir": str(directory),
+            "started": started,
+            "settings_file": None if settings_file is None else str(settings_file),
+        }
+        output.result(document, lambda: _show(output, local, started, directory, settings_file is not None))
 
-        # A directory keeps its cluster: name, ports and data are those of the first `up`.
-        known = (directory / FILE_NAME).exists()
-        local = LocalCluster.load(directory) if known else LocalCluster(directory, cluster, nodes)
-        local.start(output.note)
-        document = {**asdict(local.file), "dir": str(directory)}
-        rows = [(node.name, local.url(node.name), node.pid) for node in local.file.nodes]
 
-        def show() -> None:
-            output.table(("node", "address", "pid"), rows, f"cluster {local.cluster}, Kafka at {local.bootstrap}")
-            output.line(f"ask:   headrace query 'SHOW TABLES' --node {local.url(local.file.nodes[0].name)}")
-            output.line(
-                f"write: headrace write FILE --bootstrap {local.bootstrap} --cluster {local.cluster} --database DB"
-            )
-            output.line(f"stop:  headrace down --dir {directory}")
+def _cluster_of(directory: Path, name: str | None, nodes: int | None) -> LocalCluster:
+    """The cluster of a directory: name, nodes and ports are those of the first `up`. Raises UsageInvalid."""
+    from headrace.local_cluster import FILE_NAME, LocalCluster
+    from headrace.settings import load_settings
 
-        output.result(document, show)
+    if not (directory / FILE_NAME).exists():
+        settings = load_settings({"cluster.name": name}, directory=directory.absolute().parent)
+        return LocalCluster(directory, settings.cluster.name, nodes or NODES)
+    local = LocalCluster.load(directory)
+    count = len(local.file.nodes)
+    if nodes not in (None, count):
+        raise UsageInvalid(
+            f"the cluster in {directory} has {count} nodes, not {nodes}",
+            action="nodes cannot be added or removed: leave out --nodes, or name another --dir",
+        )
+    if name not in (None, local.cluster):
+        raise UsageInvalid(
+            f"the cluster in {directory} is {local.cluster!r}, not {name!r}",
+            action="leave out --cluster, or name another --dir",
+        )
+    return local
+
+
+def _write_settings(output: Output, local: LocalCluster) -> Path | None:
+    """Name the cluster in the `headrace.toml` beside its directory; None when that was not possible."""
+    from headrace.settings import FILE_NAME, environment_name, load_settings
+    from headrace.settings_file import update_settings_file
+
+    folder = local.directory.parent
+    values = {"cluster.name": local.cluster, "cluster.bootstrap": local.bootstrap}
+    try:
+        changes = update_settings_file(folder, values)
+        for line in changes:
+            output.note(f"{folder / FILE_NAME}: {line}")
+        settings = load_settings(directory=folder)
+    # The cluster runs all the same, and its options are in the output.
+    except (OSError, HeadraceError) as error:
+        output.note(f"warning: {folder / FILE_NAME} was not written: {error}")
+        return None
+    for name, value in values.items():
+        if settings.value(name) != value:
+            output.note(f"warning: {environment_name(name)} is set to {settings.value(name)} and overrides it")
+    urls = {local.url(node.name) for node in local.file.nodes}
+    if settings.node.url and f"http://{settings.node.url.removeprefix('http://').rstrip('/')}" not in urls:
+        output.note(f"warning: node.url is {settings.node.url}, which is no node of this cluster")
+    return folder / FILE_NAME
+
+
+def _show(output: Output, local: LocalCluster, started: Sequence[str], directory: Path, bare: bool) -> None:
+    from headrace.local_cluster import KAFKA
+
+    def state(name: str) -> str:
+        return "started" if name in started else "was running"
+
+    kafka = (KAFKA, local.bootstrap, local.broker_pid, state(KAFKA))
+    nodes = [(node.name, local.url(node.name), node.pid, state(node.name)) for node in local.file.nodes]
+    output.line(f"cluster {local.cluster} in {directory}")
+    output.table(("name", "address", "pid", "state"), [kafka, *nodes])
+    options = "" if bare else f" --bootstrap {local.bootstrap} --cluster {local.cluster}"
+    output.line(f"ask:   headrace query 'SHOW TABLES'{options}")
+    output.line(f"write: headrace write FILE --database DB{options}")
+    output.line(f"look:  {nodes[0][1]}/")
+    output.line(f"stop:  headrace down{'' if directory == DEFAULT_DIRECTORY else f' --dir {directory}'}")
 
 
 def down(directory: DirectoryOption = DEFAULT_DIRECTORY, json_output: JsonOption = False) -> None:
@@ -55,8 +133,8 @@ def down(directory: DirectoryOption = DEFAULT_DIRECTORY, json_output: JsonOption
         from headrace.local_cluster import LocalCluster
 
         local = LocalCluster.load(directory)
-        local.stop()
+        running = local.stop(on_progress=output.note)
         output.result(
-            {"stopped": [node.name for node in local.file.nodes]},
-            f"cluster {local.cluster} is stopped, its data stays in {directory}",
+            {"stopped": [node.name for node in local.file.nodes], "was_running": running},
+            f"cluster {local.cluster} {'is stopped' if running else 'was not running'}, its data stays in {directory}",
         )

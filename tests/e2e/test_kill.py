@@ -125,14 +125,14 @@ def assert_rebuilt(cluster: LocalCluster, workload: Workload) -> None:
 
 
 @pytest.mark.slow(47)
-@pytest.mark.parametrize("disorder", [False, True], ids=["ordered", "disordered"])
 def test_kills_while_writing_neither_lose_nor_duplicate_rows(
-    broker: BrokerInfo, cluster_name: str, tmp_path: Path, disorder: bool
+    broker: BrokerInfo, cluster_name: str, tmp_path: Path
 ) -> None:
     """Nodes killed at random moments of writing and sealing end with exactly the written rows, and so does a
     rebuilt node.
     """
-    workload = iot(1_000, duration_s=600, disorder=disorder)
+    # Rows in order are the longer test's.
+    workload = iot(1_000, duration_s=600, disorder=True)
     with running_cluster(tmp_path, broker.bootstrap, cluster_name, store_seal_rows="7000") as cluster:
         assert_survives(cluster, workload, 10, 2_000, random.randrange(1 << 32))
 

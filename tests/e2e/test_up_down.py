@@ -57,30 +57,80 @@ def down(directory: Path) -> subprocess.CompletedProcess[str]:
     return headrace("down", "--dir", str(directory), "--json")
 
 
-@pytest.mark.slow(32)
+def bare(directory: Path, *arguments: str) -> str:
+    """The output of a command without connection options, in the folder beside the cluster's directory."""
+    done = headrace(*arguments, cwd=directory.parent)
+    assert 0 == done.returncode, done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow(60)
 def test_up_and_down_keep_data_and_leave_nothing_running(directory: Path) -> None:
-    """A second up is refused, a second down finds nothing to do, and a later up has every row."""
+    """A second up changes nothing, one after a failure mends it, a second down finds nothing to do, and a later up
+    has every row.
+    """
+    settings = directory.parent / "headrace.toml"
+    settings.write_text('[cluster]\nname = "mine"  # kept\n')
     started = up(directory)
     assert 0 == started.returncode, started.stderr
-    assert {"n1", "n2"} == {node["name"] for node in json.loads(started.stdout)["nodes"]}
-    again = up(directory)
-    assert 1 == again.returncode
-    assert "is running" in again.stderr
+    document = json.loads(started.stdout)
+    assert {"n1", "n2"} == {node["name"] for node in document["nodes"]}
+    assert (str(settings), ["kafka", "n1", "n2"]) == (document["settings_file"], document["started"])
+    assert f'bootstrap = "{document["bootstrap"]}"' in settings.read_text()
+    assert f"{settings}: cluster.bootstrap" in started.stderr
+    assert "# kept" in settings.read_text()
     cluster = LocalCluster.load(directory)
     with connected(cluster) as shared:
         write_workload(shared, WORKLOAD, 5_000)
     assert_holds(cluster, WORKLOAD)
-    for _ in range(2):
+    assert_up_mends(directory)
+    assert "mine / n" in bare(directory, "status")
+    for number in range(2):
         stopped = down(directory)
         assert 0 == stopped.returncode, stopped.stderr
+        assert ("stopping n1, n2\nstopping Kafka\n" in stopped.stderr) is (number == 0)
         assert [] == processes(directory)
     assert [] == list(directory.glob("n*/**/*.partial"))
     assert 0 == up(directory).returncode
     cluster = LocalCluster.load(directory)
     assert_holds(cluster, WORKLOAD)
     assert_stops_quickly(cluster)
-    assert 0 == down(directory).returncode
+    kill_broker(cluster)
+    stopped = down(directory)
+    assert 0 == stopped.returncode
+    assert "is killed" not in stopped.stderr
     assert [] == processes(directory)
+
+
+def assert_up_mends(directory: Path) -> None:
+    """`up` starts what is missing and nothing else, and `--restart` what it names; no row is lost."""
+
+    def mend(*options: str) -> list[str]:
+        done = headrace("up", "--dir", str(directory), "--json", *options)
+        assert 0 == done.returncode, done.stderr
+        started: list[str] = json.loads(done.stdout)["started"]
+        return started
+
+    assert [] == mend()
+    cluster = LocalCluster.load(directory)
+    before = {node.name: node.pid for node in cluster.file.nodes}
+    cluster.kill("n2")
+    kill_broker(cluster)
+    assert ["kafka", "n2"] == mend()
+    assert ["n2"] == mend("--restart", "n2")
+    assert before["n1"] == LocalCluster.load(directory).node("n1").pid
+    assert_holds(LocalCluster.load(directory), WORKLOAD)
+    for options, reason in ((("--restart", "n9"), "no node n9"), (("--nodes", "3"), "has 2 nodes")):
+        refused = headrace("up", "--dir", str(directory), *options)
+        assert 2 == refused.returncode
+        assert reason in refused.stderr
+
+
+def kill_broker(cluster: LocalCluster) -> None:
+    """Kill the broker of a cluster, and wait for its end."""
+    process = psutil.Process(cluster.broker_pid)
+    process.kill()
+    process.wait(10)
 
 
 def assert_stops_quickly(cluster: LocalCluster) -> None:

@@ -36,6 +36,7 @@ class SimTopic:
     records: list[Record] = field(default_factory=list)
     begin: int = 0
     end: int = 0
+    leader_epoch: int = 0
 
     def index(self, offset: int) -> int:
         """The position of the first record at or behind an offset."""
@@ -52,6 +53,8 @@ class SimBroker:
         self.hidden_until_ms = 0
         self.clock_error_ms = 0
         self.on_trim: Callable[[str, str, int], None] = lambda _node, _topic, _before: None
+        self.ends: list[tuple[int, str, int]] = []
+        """When a topic had another end, and which."""
         self._made = 0
         self._arrivals_ms: dict[tuple[str, str], float] = {}
 
@@ -59,19 +62,26 @@ class SimBroker:
         """Make a topic, or make it again: another id, no records."""
         self._made += 1
         self.topics[topic] = SimTopic(topic, f"topic-{self._made}")
+        self.ends.append((self.world.now_ms, topic, 0))
         if topic in self.truths:
             self.truths[topic].made_again(self.topics[topic].topic_id)
 
     def truncate(self, topic: str, records: int) -> None:
         """Lose the newest records; the topic's id stays, as after an unclean election of the broker."""
         found = self.topics[topic]
+        found.leader_epoch += 1
         if records and found.records:
             lost = found.records[-records:]
             del found.records[-records:]
             found.end = lost[0].offset
+            self.ends.append((self.world.now_ms, topic, found.end))
             found.begin = min(found.begin, found.end)
             if topic in self.truths:
                 self.truths[topic].truncated(found.end)
+
+    def elect(self, topic: str) -> None:
+        """Another broker leads the topic, or the same one after a restart; nothing is lost."""
+        self.topics[topic].leader_epoch += 1
 
     def send(
         self,
@@ -107,13 +117,18 @@ class SimBroker:
         if self.world.random.random() < OFFSETS_SKIPPED:
             found.end += self.world.random.randint(1, 3)
         timestamp_ms = EPOCH_MS + self.world.now_ms + self.clock_error_ms
-        record = Record(topic, found.end, timestamp_ms, key, value, tuple(headers))
+        record = Record(topic, found.end, timestamp_ms, key, value, tuple(headers), found.leader_epoch)
         found.records.append(record)
         found.end += 1
+        self.ends.append((self.world.now_ms, topic, found.end))
         if topic in self.truths:
             self.truths[topic].observe(record)
         if on_delivery is not None:
             on_delivery(record.offset, None)
+
+    def end_before(self, topic: str, now_ms: int) -> int:
+        """The end that a topic had right before a moment."""
+        return next((end for at_ms, name, end in reversed(self.ends) if name == topic and at_ms < now_ms), 0)
 
     def found(self, topic: str) -> SimTopic:
         """A topic. Raises TopicMissing, also right after the start of a broker."""
@@ -203,6 +218,9 @@ class SimReader:
             if name in self._paused:
                 continue
             topic = self._log.broker.found(name)
+            if position == topic.end:
+                self._answered.add(name)
+                continue
             if not topic.begin <= position <= topic.end:
                 raise LogTruncated(f"topic {name} holds offsets {topic.begin} to {topic.end}, not {position}")
             start = topic.index(position)
@@ -261,5 +279,6 @@ class SimAppender:
         del timeout_s
         return 0
 
-    def close(self) -> None:
+    def close(self, flush_s: float = 0.0) -> None:
         """See Appender."""
+        del flush_s

@@ -5,12 +5,20 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from headrace.connectors.files import Buffer
+from headrace.consumers.replication.group_state import GroupState
 from tests.sim.world import Crash
 from tests.unit.wal.disk import Inode, SimulatedDisk
+
+
+@lru_cache(maxsize=1_024)
+def sealed_state(state: bytes | None) -> GroupState:
+    """The group state in an index, of which nothing may be changed."""
+    return GroupState.from_bytes(state) if state else GroupState()
 
 
 @dataclass(slots=True)

@@ -179,7 +179,9 @@ class Faults:
         self._simulation.send_row(writer, position)
 
     def _no(self, _fault: str, _node: ClusterNode, _heal_ms: float) -> None:
+        """The broker has just restarted."""
         self._simulation.broker.hidden_until_ms = self._world.now_ms + self._world.random.randint(100, 4_000)
+        self._simulation.broker.elect(TOPIC)
 
     def _clock(self, _fault: str, _node: ClusterNode, _heal_ms: float) -> None:
         step_ms = self._world.random.choice((-600_000, -5_000, -1_000, 1_000, 5_000, 600_000))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,10 +11,12 @@ from headrace.consumers.replication.failure_detector import OFFLINE_MS
 from headrace.consumers.replication.group import Group
 from headrace.consumers.replication.group_health import State
 from headrace.consumers.replication.group_state import GroupState
-from headrace.consumers.replication.hash_chain import next_chain, record_digest
+from headrace.consumers.replication.hash_chain import next_chain
 from headrace.consumers.replication.replica import Ignored
+from headrace.schemas.receipts import end_of, receipt_of
 from headrace.schemas.records import Role, Status
 from tests.sim import rows
+from tests.sim.disk import sealed_state
 from tests.sim.node import CheckedJournal, ClusterNode
 from tests.sim.stubs import GROUP, TOPIC, TOPICS
 from tests.sim.world import InvariantBroken
@@ -29,6 +32,9 @@ MAJORITY_MS = 2 * OFFLINE_MS
 """A node decides by statuses up to 3 s old, and a decision holds for up to 3 s."""
 
 
+_NONE: Mapping[Ignored, int] = {}
+
+
 class Invariants:
     """Checks one schedule. The truth about a log is `Truth`, which shares no decision with the code under test."""
 
@@ -36,7 +42,7 @@ class Invariants:
         self._simulation = simulation
         self._world = simulation.world
         self._truth = simulation.truth
-        self._ignored: dict[str, tuple[Group, Counter[Ignored]]] = {}
+        self._ignored: dict[str, tuple[Group, Mapping[Ignored, int]]] = {}
         self._served: dict[str, int] = {}
         self._promises: dict[str, int] = {}
         self._statuses_read = 0
@@ -45,6 +51,7 @@ class Invariants:
         self._newest_ms = 0
         self._fresh_since_ms: dict[str, int] = {}
         self._arrived_ms: dict[str, int] = {}
+        self.stale_reads = 0
 
     def require(self, holds: bool, violation: str) -> None:
         """Raises InvariantBroken with the last events; again behind the event, which a thread may log and survive."""
@@ -62,10 +69,14 @@ class Invariants:
         if group.health.holds(State.STOPPED) or store.tampered:
             return
         applied, name = group.applied, f"{node.process.incarnation} at version {group.version}"
-        before_group, before = self._ignored.get(node.name, (None, Counter()))
-        now = Counter(group.replica.ignored)
-        self._ignored[node.name] = group, now
-        ignored = now if before_group is not group else now - before
+        before_group, before = self._ignored.get(node.name, (None, _NONE))
+        if before_group is not group:
+            before = _NONE
+        ignored, now = _NONE, group.replica.ignored
+        if before != now:
+            ignored = Counter(now) - Counter(before)
+        if before_group is not group or ignored:
+            self._ignored[node.name] = group, dict(now)
         truth = self._truth.by_chain.get(applied.chain)
         self.require(truth is not None and truth.version == applied.version, f"{name} holds another log's records")
         assert truth is not None
@@ -116,6 +127,24 @@ class Invariants:
             found >= promised or bool(excused),
             f"{node.process.incarnation} starts at offset {found}, and had reported {promised} as durable {group.health.reason}",
         )
+        unshown = self._unshown(node)
+        self.require(
+            not unshown or bool(excused),
+            f"{node.process.incarnation} shows no receipts of the journaled versions {unshown}",
+        )
+
+    @staticmethod
+    def _unshown(node: ClusterNode) -> list[int]:
+        """The versions that only the journal of a process that has just started holds, without a receipt."""
+        sealed, shown = node.disk.sealed.state, node.log_consumer.receipts(TOPIC)
+        stored = GroupState.from_bytes(sealed).version if sealed else 0
+        return [
+            version
+            for version, offset in node.journal.recovered_offsets.items()
+            if version in node.journal.promised
+            and stored < version <= node.log_consumer.durable_version(TOPIC)
+            and not end_of(receipt_of(offset, node.journal.promised[version]), shown)
+        ]
 
     def replaced(self, node: ClusterNode) -> None:
         """A node's data was found wrong, or replaced: its earlier statuses are void as soon as the others know."""
@@ -167,7 +196,7 @@ class Invariants:
             journal = CheckedJournal(Path("/sim") / node.name / "journal", (GROUP,), disk, maintained=False)
             promised = journal.promised
             journal.close()
-        sealed = GroupState.from_bytes(disk.sealed.state) if disk.sealed.state else GroupState()
+        sealed = sealed_state(disk.sealed.state)
         found = sealed.chain
         for back in range(sealed.version, version, -1):
             known = self._truth.by_chain.get(found)
@@ -177,7 +206,7 @@ class Invariants:
         for wanted in range(sealed.version + 1, version + 1):
             if wanted not in promised:
                 return False
-            found = next_chain(found, record_digest(promised[wanted][1]))
+            found = next_chain(found, promised[wanted])
         return found == chain
 
     # Trimming.
@@ -214,7 +243,7 @@ class Invariants:
 
     @staticmethod
     def _sealed_offset(node: ClusterNode) -> int:
-        return GroupState.from_bytes(node.disk.sealed.state).offset if node.disk.sealed.state else -1
+        return sealed_state(node.disk.sealed.state).offset if node.disk.sealed.state else -1
 
     # Answers.
 
@@ -238,6 +267,20 @@ class Invariants:
             f"{name} served version {version} after {self._served.get(node.name)}",
         )
         self._served[node.name] = version
+
+    def read_stale(self, node: ClusterNode) -> None:
+        """A client allows any age: an answer has all that the log had at the moment that the answer names."""
+        if not node.started or node.process.paused or node.readiness.objections():
+            return
+        moment, name, version = node.readiness.as_of(), node.process.incarnation, node.group.version
+        if moment is None:
+            return
+        at_ms = self._world.now_ms - round(moment.age_s * 1_000)
+        held, end = node.group.applied.offset + 1, self._simulation.broker.end_before(TOPIC, at_ms)
+        self.require(held >= end, f"{name} answers as of {at_ms} ms with offsets below {held}, the log ended at {end}")
+        served = self._served.get(node.name, 0)
+        self.require(version >= served, f"{name} answers from version {version}, and has served {served}")
+        self.stale_reads += not node.serves()
 
     # The end.
 

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from headrace.consumers.node import data_age
+from headrace.consumers.node.data_age import DataAge
 from headrace.consumers.node.readiness import Readiness
 from headrace.consumers.replication import leader_tasks, replica
 from headrace.consumers.replication.failure_detector import FailureDetector
@@ -113,6 +115,27 @@ def records_of_former_leaders(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Replica, "leads", lambda _self, _leadership: True)
 
 
+def age_of_what_is_read(patch: pytest.MonkeyPatch) -> None:
+    """Stale answers: records count that are read and not applied yet."""
+
+    def advance(self: DataAge, topic: str, ends: Any) -> None:
+        while ends.ahead and self._log_consumer.position(topic) >= ends.ahead[0][0]:
+            ends.reached_ns = ends.ahead.popleft()[1]
+
+    patch.setattr(DataAge, "_advance", advance)
+
+
+def age_of_the_data_before(patch: pytest.MonkeyPatch) -> None:
+    """Stale answers: data that is replaced keeps the age of the data before."""
+
+    patch.setattr(DataAge, "restart", lambda _self, _topic: None)
+
+    def same(self: DataAge, topic: str) -> Any:
+        return self._ends.setdefault(topic, data_age._Ends(self._groups[topic]))
+
+    patch.setattr(DataAge, "_of", same)
+
+
 def no_fence(patch: pytest.MonkeyPatch) -> None:
     """Six: a process that was stopped serves before its own heartbeat was read back."""
     patch.setattr(Heartbeat, "fenced", property(lambda _self: False))
@@ -177,6 +200,8 @@ QUICK: tuple[Mutation, ...] = (
     claims_of_any_epoch,
     records_of_former_leaders,
     no_fence,
+    age_of_what_is_read,
+    age_of_the_data_before,
     versions_are_given_twice,
     journal_is_cut_before_the_seal,
     no_majority,

@@ -102,19 +102,21 @@ class CheckedJournal(Journal):
 
     def __init__(self, directory: Path, groups: Sequence[str], files: SimDisk, *, maintained: bool) -> None:
         super().__init__(directory, groups, files, maintained=maintained)
-        # By version: (offset, value).
-        self.promised: dict[int, tuple[int, bytes]] = {}
+        # By version: the digest of the record.
+        self.promised: dict[int, bytes] = {}
+        self.recovered_offsets: dict[int, int] = {}
         # Not by `recovered`: entries that a copy of files has made void may leave a gap before those of use.
         for group, versions in self._recovered.items():
             for version in versions:
                 entry = _decode(group, version, self._state[_key(group, version)][1])
-                self.promised[version] = (entry.offset, entry.value)
+                self.promised[version] = rows.digest(entry.value)
+                self.recovered_offsets[version] = entry.offset
 
     def append(self, entries: Mapping[str, Sequence[JournalEntry]]) -> None:
         """See Journal."""
         super().append(entries)
         for found in entries.values():
-            self.promised.update({entry.version: (entry.offset, entry.value) for entry in found})
+            self.promised.update({entry.version: rows.digest(entry.value) for entry in found})
 
     def forget_all(self, group: str, newest_version: int) -> None:
         """See Journal."""
@@ -192,13 +194,21 @@ class Process:
     def every(self, low_ms: float, high_ms: float, task: Callable[[], float | None]) -> None:
         """Run a task again and again; one that returns seconds has its next turn after them."""
 
-        def run() -> None:
-            pause_s = task()
-            delay_ms = self.random.uniform(low_ms, high_ms)
-            # A thread that waits until something changes is woken by it: here it looks again from time to time.
-            self.once(max(delay_ms, min(pause_s or 0.0, 0.5) * 1_000), run)
+        world, uniform = self.world, self.random.uniform
 
-        self.once(self.random.uniform(1, high_ms), run)
+        def turn() -> None:
+            pause_s = task()
+            delay_ms = uniform(low_ms, high_ms)
+            # A thread that waits until something changes is woken by it: here it looks again from time to time.
+            world.after(max(delay_ms, min(pause_s, 0.5) * 1_000) if pause_s else delay_ms, run)
+
+        def run() -> None:
+            if self.paused:
+                world.after(20, run)
+            elif self.alive:
+                self._run(turn)
+
+        world.after(uniform(1, high_ms), run)
 
     def _run(self, task: Callable[[], None]) -> None:
         BUILDING.append(self)
@@ -276,6 +286,7 @@ class ClusterNode:
         self.log_consumer = LogConsumer(
             self.log, self.name, self.groups, local.cursors, self.journal, settings, self, clock
         )
+        self.log_consumer.restore(self.identity.topics, local.receipts)
         self.readiness = Readiness(
             self.identity, self.groups, self.log_consumer, self.heartbeat, local.ends, TAKE_BACK_MS, clock
         )
@@ -301,10 +312,10 @@ class ClusterNode:
     def _schedule(self, process: Process) -> None:
         """What the threads of a node do, in turns whose periods are drawn so that they meet in every order."""
         self.leader_tasks.prepare()
-        process.every(30, 160, self.log_consumer.turn)
-        process.every(30, 160, self._apply)
-        process.every(60, 250, self._send)
-        process.every(60, 250, self.heartbeat.receive_turn)
+        process.every(30, 250, self.log_consumer.turn)
+        process.every(30, 200, self._apply)
+        process.every(60, 300, self._send)
+        process.every(60, 300, self.heartbeat.receive_turn)
         process.every(100, 300, self.leader_tasks.turn)
         process.every(200, 900, self.journal.turn)
         for part in (self.supervisor, self.divergence_monitor, self.scrubber):

@@ -43,7 +43,8 @@ COSTS = Costs(log_bytes_per_second=1e4, file_bytes_per_second=1e6, worth_s=0.5)
 class SteppedTask:
     """A PeriodicTask without a thread: its process calls it at its interval."""
 
-    def __init__(self, name: str, interval_s: float, run_once: Callable[[], None]) -> None:
+    def __init__(self, name: str, interval_s: float, run_once: Callable[[], None], join_timeout_s: float = 0.0) -> None:
+        del join_timeout_s
         self.name = name
         self.interval_s = interval_s
         self.run_once = run_once
@@ -260,6 +261,7 @@ def shipping_parts(nodes: dict[str, ClusterNode]) -> Iterator[None]:
         (replica, "check_size", rows.checked_size),
         (log_gap, "decode_message", rows.decoded),
         (admission, "decode_rows", rows.decoded_rows),
+        (group, "RowAdmission", rows.OneAdmission),
         (heartbeat, "decode_status", rows.decoded_status),
     ]
     changes += [(module, "PeriodicTask", SteppedTask) for module in WITH_TASKS]

@@ -7,6 +7,8 @@ from functools import cache, lru_cache
 
 import pyarrow as pa
 
+from headrace.consumers.replication.admission import RowAdmission
+from headrace.consumers.replication.hash_chain import record_digest
 from headrace.schemas.messages import Message, Write, decode_message
 from headrace.schemas.payload import SERIES_TYPE, PayloadInvalid, check_size, decode_rows, encode_rows
 from headrace.schemas.records import Status, decode_status
@@ -75,10 +77,35 @@ def decoded_rows(data: bytes) -> pa.RecordBatch:
     return decode_rows(data)
 
 
+class OneAdmission(RowAdmission):
+    """What may enter is a function of schema and write: it is found out once, for all replicas."""
+
+    def admit(self, schema: TableSchema, write: Write) -> pa.RecordBatch:
+        """See RowAdmission."""
+        found = _admitted(schema.version, write.row_count, write.rows)
+        if isinstance(found, PayloadInvalid):
+            raise found
+        return found
+
+
+@lru_cache(maxsize=4_096)
+def _admitted(version: int, row_count: int, payload: bytes) -> pa.RecordBatch | PayloadInvalid:
+    try:
+        return RowAdmission().admit(TABLE, Write(TABLE.database, TABLE.table, version, row_count, 1, payload))
+    except PayloadInvalid as error:
+        return error
+
+
 @lru_cache(maxsize=4_096)
 def checked_size(data: bytes) -> int:
     """See schemas.payload.check_size."""
     return check_size(data)
+
+
+@lru_cache(maxsize=4_096)
+def digest(value: bytes) -> bytes:
+    """See hash_chain.record_digest."""
+    return record_digest(value)
 
 
 @lru_cache(maxsize=4_096)

@@ -34,21 +34,28 @@ QUORUM_MS = 10_000
 class Pending:
     """A write that waits for its quorum; `offset` and `written` once the broker has confirmed it.
 
-    `due_ms` is when its quorum is looked at again.
+    `due_ms` is when its quorum is looked at again; what is known of the members cannot confirm it while no
+    status has come since `looked`.
     """
 
     number: int
     quorum: int
     sent_ms: int
     due_ms: int = 0
+    looked: int = -1
     offset: int = -1
     written: WrittenRecords = field(default_factory=WrittenRecords)
+
+
+class StillWaiting(Exception):
+    """A writer waits on for its quorum."""
 
 
 class Watch:
     """The statuses as a writer sees them. See StatusSource."""
 
     error = ""
+    last = False
 
     def __init__(self, log: SimLog, clock: NodeClock) -> None:
         self.reader = StatusReader(log, TOPICS.status, RECEIPTS_KEPT, clock)
@@ -62,9 +69,11 @@ class Watch:
         """See StatusSource."""
 
     def wait_for(self, holds: Callable[[Any], bool], timeout_s: float) -> bool:
-        """See StatusSource; it never waits."""
+        """See StatusSource; raises StillWaiting unless this is the `last` look before the timeout."""
         del timeout_s
-        return holds(self.statuses)
+        if not (found := holds(self.statuses)) and not self.last:
+            raise StillWaiting
+        return found
 
 
 class Simulation:
@@ -94,6 +103,7 @@ class Simulation:
         self.pending: list[Pending] = []
         self.acknowledged: set[int] = set()
         self.written = 0
+        self._statuses_seen = 0
         self._batches: dict[str, tuple[int, int]] = {}
 
     def run(self) -> None:
@@ -103,7 +113,7 @@ class Simulation:
             self._start()
             self.world.run_until(FAULT_MS)
             self.faults.heal()
-            done = self.world.run_until(FAULT_MS + HEAL_MS, self._is_whole)
+            done = self.world.run_until(FAULT_MS + HEAL_MS, self.invariants.converged)
             if self.faults.can_converge:
                 self.invariants.require(done, f"{HEAL_MS} ms after everything healed: {self.invariants.missing()}")
                 self.invariants.check_end()
@@ -124,10 +134,6 @@ class Simulation:
         self._read()
         self._confirm()
         self.faults.begin()
-
-    def _is_whole(self) -> bool:
-        # Looked at from time to time only: it asks every node for its readiness.
-        return self.world.events_run % 50 == 0 and self.invariants.converged()
 
     # Clients.
 
@@ -172,23 +178,36 @@ class Simulation:
         """Acknowledge writes as writers do."""
         self.invariants.statuses()
         with suppress(HeadraceError):
-            self.watch.reader.follow(0.0)
-        self.pending = [each for each in self.pending if self.world.now_ms - each.sent_ms < QUORUM_MS]
+            self._statuses_seen += len(self.watch.reader.follow(0.0))
         now_ms = self.world.now_ms
-        for pending in [each for each in self.pending if each.offset >= 0 and each.due_ms <= now_ms]:
-            # A member may have the receipts of a later record only: it restarted, or a status was lost.
-            try:
-                self.quorums[pending.quorum].confirm({GROUP: pending.written}, 1)
-            except QuorumTimeout:
-                pending.due_ms = now_ms + (now_ms - pending.sent_ms) // 8
-                continue
-            self.pending.remove(pending)
-            self.acknowledged.add(pending.number)
-            self.invariants.acknowledged(pending.number, pending.offset, self.topic_id, pending.quorum)
+        for pending in self.pending[:]:
+            waited_ms = now_ms - pending.sent_ms
+            self.watch.last = waited_ms >= QUORUM_MS
+            if pending.offset < 0:
+                if self.watch.last:
+                    self.pending.remove(pending)
+            elif self.watch.last or (pending.due_ms <= now_ms and pending.looked != self._statuses_seen):
+                # A member may have the receipts of a later record only: it restarted, or a status was lost.
+                pending.due_ms, pending.looked = now_ms + waited_ms // 5, self._statuses_seen
+                self._confirm_one(pending)
         self.world.after(self.world.random.uniform(30, 120), self._confirm)
 
+    def _confirm_one(self, pending: Pending) -> None:
+        try:
+            self.quorums[pending.quorum].confirm({GROUP: pending.written}, 1)
+        except StillWaiting:
+            return
+        except QuorumTimeout:
+            self.pending.remove(pending)
+            return
+        self.pending.remove(pending)
+        self.acknowledged.add(pending.number)
+        self.invariants.acknowledged(pending.number, pending.offset, self.topic_id, pending.quorum)
+
     def _read(self) -> None:
-        self.invariants.read(self.nodes[self.world.random.choice(self.members)])
+        node = self.nodes[self.world.random.choice(self.members)]
+        self.invariants.read(node)
+        self.invariants.read_stale(node)
         self.world.after(self.world.random.uniform(20, 200), self._read)
 
     # What the parts of a node ask.

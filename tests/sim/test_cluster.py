@@ -17,7 +17,6 @@ SOAK_SEEDS = 50_000
 SOAK_SEEDS_AT_ONCE = 5_000
 SLOW_SEEDS = 5_000
 QUICK_SEEDS = 60
-READS_ON = "a reader that the log has outgrown again reads on, and its chain is compared only later"
 
 
 def run_seeds(seeds: Iterable[int], faults: tuple[str, ...] = COMMON) -> None:
@@ -58,13 +57,7 @@ def test_a_broker_clock_may_step() -> None:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    "fault",
-    [
-        pytest.param("truncate", marks=pytest.mark.xfail(reason=READS_ON, strict=True)),
-        *(fault for fault in LOST_LOGS if fault != "truncate"),
-    ],
-)
+@pytest.mark.parametrize("fault", LOST_LOGS)
 def test_no_copy_of_another_log_counts(fault: str) -> None:
     """A quorum acknowledgement has its copies, of that log, also after a log lost its end or was made again."""
     run_seeds(range(30), (fault, "kill", "pause inside", "cut reads"))

@@ -15,18 +15,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import httpx
 import psutil
 import pytest
 
 from headrace.connectors.kafka.broker import EmbeddedBroker
 from headrace.connectors.kafka.jars import resolve_jars
 from headrace.connectors.log.port import LogUnavailable
+from headrace.local_cluster import free_port
 from headrace.terminal.stop_signals import STOPPING
 from headrace.workload import iot
 from headrace.workload.checksum import checksums, compare, workload_checksums
 from headrace.workload.encode import to_line_protocol
 from tests.spark.conftest import IngestCluster, new_ingest_cluster
 from tests.spark.stored import forward_logs, stored_tables
+from tests.waiting import eventually
 
 ROOT = Path(__file__).resolve().parents[2]
 WAIT_S = 240
@@ -198,14 +201,21 @@ def test_a_broker_killed_during_a_run_leaves_the_content_exact(
 def test_a_signal_stops_a_run_with_one_line_and_its_counts(
     cluster: IngestCluster, number: signal.Signals, to_group: bool, code: int
 ) -> None:
-    """No traceback, whichever process gets the signal: what has begun is finished and counted."""
+    """No traceback, whichever process gets the signal: what has begun is finished and counted, also in its metrics."""
     cluster.create_raw(partitions=1)
     cluster.produce([b"t,host=a x=1,y=2 5"])
-    with running(command(cluster, "--json", "--interval-s", "0")) as process:
+    address = f"127.0.0.1:{free_port()}"
+    with running(command(cluster, "--json", "--interval-s", "0", "--http", address)) as process:
         wait_for_more(cluster, 0, process)
+        labels = f'cluster="{cluster.topics.cluster}",topic="{cluster.raw}"'
+        eventually(
+            lambda: f"headrace_ingest_rows_total{{{labels}}} 1.0" in httpx.get(f"http://{address}/metrics").text,
+            "the row in the metrics",
+        )
         (os.killpg if to_group else os.kill)(process.pid, number)
         stdout, stderr = process.communicate(timeout=WAIT_S)
-    assert (code, [STOPPING]) == (process.returncode, stderr.splitlines())
+    served = f"metrics at http://{address}/metrics"
+    assert (code, [served, STOPPING]) == (process.returncode, stderr.splitlines())
     document = json.loads(stdout)
     assert (1, 2, 0) == (document["rows"], document["points"], document["rejected"])
 

@@ -47,7 +47,8 @@ class Nodes:
         """The settings of a node."""
         return ServerSettings(
             cluster=ClusterSettings(name="c", bootstrap="memory", slots=60),
-            node=NodeSettings(id=name, nodes=self.names, data_dir=str(self.directory / name)),
+            # Another name than the address they listen on: copies between members use what nodes advertise.
+            node=NodeSettings(id=name, nodes=self.names, data_dir=str(self.directory / name), advertise="localhost:0"),
             store=StoreSection(log_keep_records=self.keep_records),
         )
 
@@ -56,7 +57,7 @@ class Nodes:
         for name in names:
             node = self.running[name] = Node(self.settings(name), self.log)
             node.start(lambda _line: None)
-            node.serve("127.0.0.1", 0)
+            node.serve()
 
     def stop(self, *names: str) -> None:
         """Stop nodes."""

@@ -7,6 +7,10 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +20,14 @@ from typer.main import get_command
 
 from headrace.cli.main import build_app
 from headrace.connectors.kafka.broker_settings import MESSAGE_BYTES_MAX
+from headrace.consumers.node.http_address import HttpAddress
+from headrace.consumers.serve.origin_check import objection
+from headrace.settings import Settings, load_settings
 
 ROOT = Path(__file__).resolve().parents[2]
 NODES = {"n1", "n2", "n3"}
+PROCESS_BYTES = 400 << 20
+"""What a Python process of ours has with all libraries, caches of the index included."""
 
 
 @pytest.fixture(scope="module")
@@ -68,10 +77,10 @@ def test_three_nodes_form_one_cluster(compose: dict[str, Any]) -> None:
     services = node_services(compose)
     options = {name: options_of(service) for name, service in services.items()}
     assert NODES == {each["id"] for each in options.values()}
-    assert {f"{name}:8080" for name in services} == {each["http"] for each in options.values()}
+    assert {f"{name}:8080" for name in services} == {each["advertise"] for each in options.values()}
     assert 3 == len({service["volumes"][0] for service in services.values()})
     shared = {
-        tuple(sorted((key, value) for key, value in each.items() if key not in ("id", "http")))
+        tuple(sorted((key, value) for key, value in each.items() if key not in ("id", "advertise")))
         for each in options.values()
     }
     assert 1 == len(shared)
@@ -110,14 +119,117 @@ def test_dependencies_exist_and_report_their_health(compose: dict[str, Any]) -> 
     assert all("/health/ready" in str(service["healthcheck"]["test"]) for service in node_services(compose).values())
 
 
-def test_health_check_of_a_node_is_a_program(compose: dict[str, Any]) -> None:
-    """The check that runs in the container is Python without errors, and fails where no server listens."""
-    test = node_services(compose)["node1"]["healthcheck"]["test"]
-    assert ["CMD", "python", "-c"] == test[:3]
-    program = re.sub(r"\{os.uname\(\).nodename\}:8080", "127.0.0.1:1", test[3])
-    answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert "URLError" in answer.stderr
-    assert 0 != answer.returncode
+def settings_of(service: dict[str, Any], directory: Path) -> Settings:
+    """The settings that a service's node would have, of its options and its environment."""
+    names = {"cluster": "cluster.name", "bootstrap": "cluster.bootstrap"}
+    flags: dict[str, object] = {
+        names.get(option, f"node.{option.replace('-', '_')}"): int(value) if value.isdigit() else value
+        for option, value in options_of(service).items()
+    }
+    flags["node.nodes"] = tuple(str(flags["node.nodes"]).split(","))
+    return load_settings(flags, environment=service["environment"], directory=directory)
+
+
+def test_kubernetes_settings_of_the_page_give_usable_addresses(tmp_path: Path) -> None:
+    """The environment on the page for operators gives each pod its name, which it advertises and answers."""
+    page = (ROOT / "docs/operating/cluster.md").read_text()
+    [block] = re.findall(r"^```yaml\n(env:.*?)^```", page, re.MULTILINE | re.DOTALL)
+    variables = {each["name"]: each["value"] for each in yaml.safe_load(block)["env"] if "value" in each}
+    for number in range(3):
+        pod = f"headrace-{number}"
+        environment = {name: value.replace("$(POD)", pod) for name, value in variables.items()}
+        node = load_settings(environment=environment, directory=tmp_path).node
+        address = HttpAddress.of(node, machine_name=lambda: "unused")
+        assert pod == node.id
+        assert pod in node.members
+        assert f"http://{pod}.headrace:8080" == address.advertised_url(8080)
+        for host in (f"{pod}.headrace:8080", "headrace:8080", "10.1.2.3:8080"):
+            assert "" == objection({"host": host}, loopback=address.loopback, names=address.names)
+
+
+def bytes_of(size: str) -> int:
+    """A size of compose, such as `1536m`."""
+    return int(size[:-1]) * {"m": 1 << 20, "g": 1 << 30}[size[-1]]
+
+
+def test_nodes_answer_under_their_own_names_only(compose: dict[str, Any], tmp_path: Path) -> None:
+    """What a node advertises is an address that it answers, as are its published port and its health check.
+
+    The names of its neighbours and of strangers are refused.
+    """
+    for name, service in node_services(compose).items():
+        address = HttpAddress.of(settings_of(service, tmp_path).node)
+        assert f"http://{service['hostname']}:8080" == address.advertised_url(8080)
+        assert name == service["hostname"]
+        published = service["ports"][0].rpartition(":")[0]
+        checked = re.findall(r"http://([^/]+)/health/ready", service["healthcheck"]["test"][-1])
+        for host in (f"{name}:8080", published, *checked):
+            assert "" == objection({"host": host}, loopback=address.loopback, names=address.names)
+        for host in ("evil.example:8080", "node9:8080"):
+            assert objection({"host": host}, loopback=address.loopback, names=address.names)
+
+
+def test_memory_limits_hold_what_the_settings_allow(compose: dict[str, Any], tmp_path: Path) -> None:
+    """Every service has a limit, above all that its own settings let it use."""
+    services = compose["services"]
+    assert all("mem_limit" in service for service in services.values())
+    for service in node_services(compose).values():
+        settings = settings_of(service, tmp_path)
+        # Each group has rows in memory, and as many in a frozen memtable while they are sealed.
+        rows = 2 * len(settings.node.members) * settings.store.seal_bytes
+        used = rows + settings.query.memory_limit_mb * 1_000_000 + settings.store.apply_queue_bytes + PROCESS_BYTES
+        assert used <= bytes_of(service["mem_limit"])
+    heap = re.fullmatch(r"-Xmx(\w+)", services["kafka"]["environment"]["KAFKA_HEAP_OPTS"])
+    assert heap is not None
+    assert bytes_of(heap[1]) * 5 // 4 <= bytes_of(services["kafka"]["mem_limit"])
+    ingest = load_settings(environment=services["ingest"]["environment"], directory=tmp_path).ingest
+    used = (ingest.driver_memory_mb << 20) * 5 // 4 + (1 + ingest.threads) * PROCESS_BYTES
+    assert used <= bytes_of(services["ingest"]["mem_limit"])
+
+
+def test_health_checks_start_no_java_and_fail_where_nothing_listens(compose: dict[str, Any]) -> None:
+    """Each check runs here as it is, first at a port that listens and then at one that does not."""
+    for service in compose["services"].values():
+        test = service.get("healthcheck", {}).get("test", ["CMD"])
+        assert "CMD" == test[0]
+        assert not any("java" in word or word.endswith(".sh") for word in test)
+    node = node_services(compose)["node1"]["healthcheck"]["test"]
+    kafka = compose["services"]["kafka"]["healthcheck"]["test"]
+    with running_server(200) as port:
+        assert 0 == run_check(node, "127.0.0.1:8080", f"127.0.0.1:{port}")
+        assert 0 == run_check(kafka, "kafka/9092", f"127.0.0.1/{port}")
+    with running_server(503) as port:
+        assert 0 != run_check(node, "127.0.0.1:8080", f"127.0.0.1:{port}")
+    assert 0 != run_check(node, "127.0.0.1:8080", f"127.0.0.1:{port}")
+    assert 0 != run_check(kafka, "kafka/9092", f"127.0.0.1/{port}")
+
+
+def run_check(test: list[str], address: str, replacement: str) -> int:
+    """The exit code of a health check with another address."""
+    assert address in test[-1]
+    program = {"python": sys.executable}.get(test[1], test[1])
+    command = [program, *test[2:-1], test[-1].replace(address, replacement)]
+    return subprocess.run(command, capture_output=True, check=False).returncode
+
+
+@contextmanager
+def running_server(status: int) -> Iterator[int]:
+    """A server on loopback that answers every GET with a status; its port."""
+
+    class Answers(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status)
+            self.end_headers()
+
+        def log_message(self, *_arguments: object) -> None:
+            """Nothing: the test's output is not a log."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answers) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield server.server_address[1]
+        server.shutdown()
+        thread.join()
 
 
 def test_broker_accepts_the_same_messages_as_the_embedded_one(compose: dict[str, Any]) -> None:

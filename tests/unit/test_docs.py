@@ -66,11 +66,11 @@ def anchors(page: Path) -> set[str]:
 
 
 def source_metrics() -> set[str]:
-    """Names of all metrics that a node's code makes, with the ending that counters get."""
+    """Names of all metrics that the code of nodes and ingest makes, with the ending that counters get."""
     found = set()
-    for path in (ROOT / "consumers").rglob("*.py"):
+    for path in [*(ROOT / "consumers").rglob("*.py"), *(ROOT / "pipeline").rglob("*.py")]:
         text = re.sub(r'""".*?"""', "", path.read_text("utf-8"), flags=re.DOTALL)
-        counters = set(re.findall(r'(?:_counters|CounterMetricFamily)\(\s*"(headrace_[a-z_]+)"', text))
+        counters = set(re.findall(r'(?:_counters?|CounterMetricFamily)\(\s*"(headrace_[a-z_]+)"', text))
         found |= {
             f"{name}_total" if name in counters else name for name in re.findall(r'"(headrace_[a-z_]+)["{]', text)
         }
@@ -138,8 +138,26 @@ def test_alerts_and_dashboard_use_metrics_that_exist() -> None:
     used = {name for text in [*(rule["expr"] for rule in rules), *targets] for name in METRIC.findall(text)}
     assert used
     assert used <= source_metrics()
+    # Of each subject that an operator must be alarmed about there is a rule.
+    ruled = {name for rule in rules for name in METRIC.findall(rule["expr"])}
+    wanted = {"headrace_ingest_lag_seconds", "headrace_ingest_rejected_lines_total", "headrace_disk_bytes"}
+    assert wanted | {"headrace_data_age_seconds", "headrace_queries_stale_total"} <= ruled
     assert all(rule["labels"]["severity"] and rule["annotations"]["action"] for rule in rules)
     assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])
+
+
+def test_rules_and_dashboard_keep_clusters_apart() -> None:
+    """Groups of two clusters have the same names: each panel selects by cluster, and each sum keeps it."""
+    rules = yaml.safe_load((ROOT / "ops/alerts.yml").read_text("utf-8"))["groups"][0]["rules"]
+    dashboard = json.loads((ROOT / "ops/grafana-dashboard.json").read_text("utf-8"))
+    targets = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    assert "cluster" in {variable["name"] for variable in dashboard["templating"]["list"]}
+    for text in targets:
+        assert len(METRIC.findall(text)) == text.count('{cluster=~"$cluster"'), text
+    for text in [*targets, *(rule["expr"] for rule in rules)]:
+        kept = re.findall(r"\b(?:by|on) \(([^)]*)\)", text)
+        assert all("cluster" in labels for labels in kept), text
+        assert len(re.findall(r"\b(?:sum|max|min|avg|count)\b", text)) == len(kept), text
 
 
 def test_the_version_is_in_the_changelog() -> None:

@@ -51,6 +51,7 @@ PURE_MODULES = (
     "consumers/replication/hash_chain.py",
     "consumers/replication/replica.py",
     "consumers/store/compaction.py",
+    "consumers/store/encoding.py",
     "consumers/store/row_order.py",
     "consumers/store/tombstone_set.py",
     "consumers/wal/frames.py",

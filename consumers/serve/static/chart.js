@@ -1,36 +1,8 @@
 "use strict";
-// A line chart of query rows, as SVG: one time column, one or more columns of numbers, a line for each combination of the text columns.
+// A line chart of query rows, as SVG: one time column, the chosen columns of numbers, a line for each series.
 
-const LINES_MAX = 12;
 const COLOURS = ["#0b7fa5", "#d0632b", "#3f9a5f", "#a4559c", "#b58900", "#5b6ee1", "#c2405f", "#4f8f8b", "#8a6d3b", "#7a7f87", "#2c6e49", "#9d4edd"];
-const TIME = /^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d/;
-
-/** What of these rows can be drawn: {time, lines: [{name, points: [[ms, value]]}], hidden}, or null. */
-function linesOf(rows) {
-  if (rows.length < 2) return null;
-  const columns = Object.keys(rows[0]);
-  const has = (column, test) => rows.some((row) => row[column] !== null) && rows.every((row) => row[column] === null || test(row[column]));
-  const time = columns.find((column) => has(column, (value) => typeof value === "string" && TIME.test(value)));
-  const numbers = columns.filter((column) => has(column, (value) => typeof value === "number"));
-  const texts = columns.filter((column) => column !== time && has(column, (value) => typeof value === "string"));
-  if (!time || !numbers.length) return null;
-  const lines = new Map();
-  for (const row of rows) {
-    const group = texts.map((column) => row[column] ?? "–").join(" · ");
-    const moment = Date.parse(row[time].slice(0, 23) + "Z");
-    for (const number of numbers) {
-      const name = !texts.length ? number : numbers.length > 1 ? `${group} · ${number}` : group;
-      if (row[number] === null) continue;
-      if (!lines.has(name)) lines.set(name, []);
-      lines.get(name).push([moment, row[number]]);
-    }
-  }
-  const all = [...lines].map(([name, points]) => ({ name, points: points.sort((a, b) => a[0] - b[0]) }));
-  all.sort((a, b) => a.name.localeCompare(b.name, "en", { numeric: true }));
-  const drawn = all.slice(0, LINES_MAX);
-  const moments = new Set(drawn.flatMap((line) => line.points.map((point) => point[0])));
-  return moments.size < 2 ? null : { time, lines: drawn, hidden: all.length - drawn.length };
-}
+const CHOICES_MAX = 40;
 
 function svg(name, attributes, text) {
   const made = document.createElementNS("http://www.w3.org/2000/svg", name);
@@ -51,17 +23,12 @@ function ticks(low, high, count) {
 
 const TIME_STEPS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400, 172800, 604800, 2592000, 7776000, 31536000];
 
-/** Round moments within [from, to], eight of them at most. */
-function timeTicks(from, to) {
-  const step = 1000 * (TIME_STEPS.find((seconds) => (to - from) / (1000 * seconds) <= 8) || Math.ceil((to - from) / 8000));
+/** Round moments within [from, to], `count` of them at most. */
+function timeTicks(from, to, count) {
+  const step = 1000 * (TIME_STEPS.find((seconds) => (to - from) / (1000 * seconds) <= count) || Math.ceil((to - from) / (1000 * count)));
   const found = [];
   for (let moment = Math.ceil(from / step) * step; moment <= to; moment += step) found.push(moment);
   return found.length > 1 ? found : [from, to];
-}
-
-function shortNumber(value) {
-  if (value !== 0 && (Math.abs(value) >= 1e6 || Math.abs(value) < 1e-3)) return value.toExponential(1).replace("e+", "e");
-  return String(Number(value.toPrecision(6)));
 }
 
 function shortTime(moment, span) {
@@ -71,15 +38,54 @@ function shortTime(moment, span) {
   return span > 600e3 ? text.slice(11, 16) : text.slice(11, 19);
 }
 
-/** Draws into `place`; hides it when there is nothing to draw. */
+/** Draws rows into `place`, with a choice of columns; hides it when there is nothing to draw. */
 function drawChart(place, rows) {
-  const found = linesOf(rows);
+  const { time, numbers, texts } = columnsOf(rows);
+  const keys = keyColumns(rows, texts);
+  const drawable = time && numbers.length && rows.length > 1;
+  // Drawn once before it is shown: rows of one moment have no lines, whatever is chosen.
+  place.hidden = !drawable || !linesOf(rows, time, keys, numbers);
   place.replaceChildren();
-  place.hidden = !found;
-  if (!found) return;
-  const width = Math.max(480, place.clientWidth || 900);
-  const height = 280;
-  const edge = { left: 58, right: 12, top: 8, bottom: 24 };
+  if (place.hidden) return;
+  const frame = document.createElement("div");
+  const choice = choiceOf(numbers, chosenColumns(rows, numbers, keys), draw);
+  place.append(...(numbers.length > 1 ? [choice.element] : []), frame);
+  let drawnWidth = 0;
+  function draw() {
+    const width = Math.max(240, place.clientWidth || 900);
+    drawnWidth = width;
+    const found = linesOf(rows, time, keys, choice.columns());
+    if (found) frame.replaceChildren(...picture(found, width));
+    else frame.replaceChildren(Object.assign(document.createElement("p"), { className: "dim", textContent: "Choose a column." }));
+  }
+  draw();
+  if (place.observer) place.observer.disconnect();
+  // Drawn again at another width, and never scaled: scaled text is too small on a telephone.
+  place.observer = new ResizeObserver(() => Math.abs(place.clientWidth - drawnWidth) > 1 && place.clientWidth && draw());
+  place.observer.observe(place);
+}
+
+/** Boxes to choose columns by: {element, columns() → names}. */
+function choiceOf(numbers, chosen, onChange) {
+  const element = document.createElement("fieldset");
+  element.className = "choice";
+  element.append(Object.assign(document.createElement("legend"), { textContent: "Columns of the chart" }));
+  const boxes = numbers.slice(0, CHOICES_MAX).map((name) => {
+    const label = document.createElement("label");
+    const box = Object.assign(document.createElement("input"), { type: "checkbox", value: name, checked: chosen.includes(name) });
+    box.addEventListener("change", onChange);
+    label.append(box, name);
+    element.append(label);
+    return box;
+  });
+  return { element, columns: () => boxes.filter((box) => box.checked).map((box) => box.value) };
+}
+
+/** The legend and the picture of some lines. */
+function picture(found, width) {
+  const height = width < 500 ? 240 : 280;
+  const narrow = width < 500;
+  const edge = { left: narrow ? 46 : 58, right: 12, top: 8, bottom: 26 };
   const points = found.lines.flatMap((line) => line.points);
   const range = (index) => points.reduce(([low, high], point) => [Math.min(low, point[index]), Math.max(high, point[index])], [Infinity, -Infinity]);
   const [from, to] = range(0);
@@ -87,22 +93,22 @@ function drawChart(place, rows) {
   if (low === high) [low, high] = [low - 1, high + 1];
   const x = (moment) => edge.left + ((moment - from) / (to - from)) * (width - edge.left - edge.right);
   const y = (value) => height - edge.bottom - ((value - low) / (high - low)) * (height - edge.top - edge.bottom);
-  const picture = svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `Chart over ${found.time}` });
+  const drawing = svg("svg", { viewBox: `0 0 ${width} ${height}`, width, height, role: "img", "aria-label": `Chart over ${found.time}` });
   for (const value of ticks(low, high, 5)) {
-    picture.append(svg("line", { class: "axis", x1: edge.left, x2: width - edge.right, y1: y(value), y2: y(value) }));
-    picture.append(svg("text", { x: edge.left - 8, y: y(value) + 4, "text-anchor": "end" }, shortNumber(value)));
+    drawing.append(svg("line", { class: "axis", x1: edge.left, x2: width - edge.right, y1: y(value), y2: y(value) }));
+    drawing.append(svg("text", { x: edge.left - 8, y: y(value) + 4, "text-anchor": "end" }, shortNumber(value, 4)));
   }
-  for (const moment of timeTicks(from, to)) {
-    const place = Math.min(Math.max(x(moment), edge.left + 14), width - edge.right - 20);
-    picture.append(svg("text", { x: place, y: height - 6, "text-anchor": "middle" }, shortTime(moment, to - from)));
+  for (const moment of timeTicks(from, to, Math.max(2, Math.floor(width / 95)))) {
+    const place = Math.min(Math.max(x(moment), edge.left + 16), width - edge.right - 24);
+    drawing.append(svg("text", { x: place, y: height - 6, "text-anchor": "middle" }, shortTime(moment, to - from)));
   }
   found.lines.forEach((line, number) => {
     const path = line.points.map((point, index) => `${index ? "L" : "M"}${x(point[0]).toFixed(1)} ${y(point[1]).toFixed(1)}`).join("");
-    picture.append(svg("path", { d: path, fill: "none", stroke: COLOURS[number], "stroke-width": 1.7, "stroke-linejoin": "round" }));
+    drawing.append(svg("path", { d: path, fill: "none", stroke: COLOURS[number], "stroke-width": 1.7, "stroke-linejoin": "round" }));
   });
   const legend = legendOf(found);
-  followPointer(picture, found, legend, { width, height, edge, from, to, x });
-  place.append(legend.element, picture);
+  followPointer(drawing, found, legend, { width, height, edge, from, to, x });
+  return [legend.element, drawing];
 }
 
 function legendOf(found) {
@@ -119,10 +125,10 @@ function legendOf(found) {
   });
   const note = document.createElement("span");
   note.className = "dim";
-  const standing = found.hidden ? `and ${found.hidden} more lines` : "";
-  note.textContent = standing;
+  const rest = found.hidden ? `and ${found.hidden} more lines` : "";
+  note.textContent = rest;
   element.append(note);
-  return { element, values, note, standing };
+  return { element, values, note, rest };
 }
 
 function nearest(points, moment) {
@@ -153,6 +159,6 @@ function followPointer(picture, found, legend, frame) {
   picture.addEventListener("pointerleave", () => {
     cursor.setAttribute("visibility", "hidden");
     legend.values.forEach((value) => (value.textContent = ""));
-    legend.note.textContent = legend.standing;
+    legend.note.textContent = legend.rest;
   });
 }

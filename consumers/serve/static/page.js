@@ -4,6 +4,9 @@
 const ROWS_SHOWN = 1000;
 const ROWS_ASKED = 20000;
 const REFRESH_MS = 2000;
+const ANY_AGE = "366d";
+// Longer addresses are refused by some proxies.
+const LINK_MAX = 8000;
 const find = (id) => document.getElementById(id);
 
 function make(tag, text, className) {
@@ -23,23 +26,32 @@ function bytes(value) {
   return `${step && value < 100 ? value.toFixed(1) : Math.round(value)} ${units[step]}`;
 }
 
-/** A table from columns [{name, cell(row) → text or element, number}]. */
+/** A table from columns [{name, cell(row) → text or element, number, minor}]; minor ones need a wide screen. */
 function tableOf(columns, rows) {
   const table = make("table");
   const head = table.createTHead().insertRow();
-  for (const column of columns) head.append(make("th", column.name, column.number ? "number" : ""));
+  const classOf = (column) => [column.number && "number", column.minor && "minor", column.className].filter(Boolean).join(" ");
+  for (const column of columns) head.append(make("th", column.name, classOf(column)));
   const body = table.createTBody();
   for (const row of rows) {
     const line = body.insertRow();
     for (const column of columns) {
       const value = column.cell(row);
-      const cell = make("td", undefined, column.number ? "number" : column.className || "");
-      if (value === null) [cell.textContent, cell.className] = ["null", `${cell.className} null`];
+      const cell = make("td", undefined, classOf(column));
+      if (value && value.full !== undefined) {
+        cell.textContent = value.text;
+        if (value.full) cell.title = value.full;
+      } else if (value === null) [cell.textContent, cell.className] = ["null", `${cell.className} null`];
       else cell.append(value);
       line.append(cell);
     }
   }
   return table;
+}
+
+function ageText(seconds) {
+  if (seconds < 600) return `${seconds < 10 ? seconds.toFixed(1) : Math.round(seconds)} s`;
+  return seconds < 7200 ? `${Math.round(seconds / 60)} min` : `${(seconds / 3600).toFixed(1)} h`;
 }
 
 async function fetched(path) {
@@ -57,16 +69,18 @@ function showStatus(status) {
   find("ready").className = `badge ${status.ready ? "good" : "bad"}`;
   find("reasons").hidden = !status.reasons || !status.reasons.length;
   find("reasons").replaceChildren(...(status.reasons || []).map((reason) => make("li", reason)));
+  // Beside the reasons: how old an answer of this node would be.
+  if (!status.ready && status.data_age_s >= 0) find("reasons").append(make("li", `it has everything up to ${ageText(status.data_age_s)} ago`));
   const groups = [
     { name: "group", cell: (group) => group.group },
     { name: "role", cell: (group) => role(group.role) },
     { name: "leader", cell: (group) => group.leader || "" },
     { name: "version", cell: (group) => known(group.version), number: true },
-    { name: "lag", cell: (group) => known(group.lag_records), number: true },
+    { name: "lag", cell: (group) => known(group.lag_records), number: true, minor: true },
     { name: "lag s", cell: (group) => known(group.lag_seconds, (value) => value.toFixed(1)), number: true },
-    { name: "segments", cell: (group) => known(group.segments), number: true },
-    { name: "sealed", cell: (group) => known(group.segment_bytes, bytes), number: true },
-    { name: "live rows", cell: (group) => known(group.live_rows), number: true },
+    { name: "segments", cell: (group) => known(group.segments), number: true, minor: true },
+    { name: "sealed", cell: (group) => known(group.segment_bytes, bytes), number: true, minor: true },
+    { name: "live rows", cell: (group) => known(group.live_rows), number: true, minor: true },
   ];
   find("groups").replaceChildren(tableOf(groups, status.groups || []));
   const members = [
@@ -74,7 +88,7 @@ function showStatus(status) {
     { name: "group", cell: (member) => member.group },
     { name: "role", cell: (member) => role(member.online ? member.role : "offline") },
     { name: "version", cell: (member) => known(member.version), number: true },
-    { name: "heard", cell: (member) => known(member.silent_ms, (value) => `${(value / 1000).toFixed(1)} s ago`), number: true },
+    { name: "silent", cell: (member) => known(member.silent_ms, (value) => `${(value / 1000).toFixed(1)} s`), number: true },
   ];
   find("members").replaceChildren(tableOf(members, status.members || []));
   showQueries(status.queries || {});
@@ -93,32 +107,39 @@ function showQueries(queries) {
 
 const quoted = (name) => (/^[a-z_][a-z0-9_]*$/.test(name) ? name : `"${name.replaceAll('"', '""')}"`);
 
-let tablesShown = "";
+let tables = [];
 
-function showTables(tables) {
-  const asText = JSON.stringify(tables);
-  if (!tables.length || asText === tablesShown) return;
-  tablesShown = asText;
-  const items = tables.map((table) => {
-    const item = make("div", undefined, "table");
-    const name = make("button", `${table.database}.${table.table}`, "link");
-    name.type = "button";
-    name.addEventListener("click", () => {
-      find("sql").value = `SELECT * FROM ${quoted(table.database)}.${quoted(table.table)}\nORDER BY time DESC LIMIT 100`;
-      ask();
-    });
-    const columns = [...table.tags.map((tag) => `${tag} (tag)`), "time", ...table.fields.map((field) => `${field.name} ${field.type}`)];
-    item.append(name, make("div", columns.join(", "), "columns"));
-    return item;
-  });
-  find("tables").replaceChildren(...items);
-  if (!find("sql").value) find("sql").value = `SELECT count(*) FROM ${quoted(tables[0].database)}.${quoted(tables[0].table)}`;
+function showTables(found) {
+  if (JSON.stringify(found) === JSON.stringify(tables)) return;
+  tables = found;
+  find("tables-filter").hidden = tables.length < 2;
+  filterTables();
+  if (!find("sql").value && tables.length) find("sql").value = `SELECT count(*) FROM ${quoted(tables[0].database)}.${quoted(tables[0].table)}`;
 }
 
-function cellText(value) {
-  if (value === null) return null;
-  if (typeof value === "object") return JSON.stringify(value);
-  return typeof value === "string" ? value.replace(/(T\d\d:\d\d:\d\d)\.0+Z$/, "$1Z") : String(value);
+/** Shows the tables whose name, or one of whose columns, has every word of the filter. */
+function filterTables() {
+  const words = find("tables-filter").value.toLowerCase().split(/\s+/).filter(Boolean);
+  const shown = tables.filter((table) => {
+    const text = [`${table.database}.${table.table}`, ...table.tags, ...table.fields.map((field) => field.name)].join(" ").toLowerCase();
+    return words.every((word) => text.includes(word));
+  });
+  find("tables-count").textContent = words.length ? `${grouped(shown.length)} of ${grouped(tables.length)}` : tables.length > 1 ? grouped(tables.length) : "";
+  const none = make("p", tables.length ? "No table has that name or column." : "Nothing has been written yet.", "dim");
+  find("tables").replaceChildren(...(shown.length ? shown.map(tableItem) : [none]));
+}
+
+function tableItem(table) {
+  const item = make("div", undefined, "table");
+  const name = make("button", `${table.database}.${table.table}`, "link");
+  name.type = "button";
+  name.addEventListener("click", () => {
+    find("sql").value = `SELECT * FROM ${quoted(table.database)}.${quoted(table.table)}\nORDER BY time DESC LIMIT 100`;
+    ask();
+  });
+  const columns = [...table.tags.map((tag) => `${tag} (tag)`), "time", ...table.fields.map((field) => `${field.name} ${field.type}`)];
+  item.append(name, make("div", columns.join(", "), "columns"));
+  return item;
 }
 
 function showRows(rows) {
@@ -129,9 +150,17 @@ function showRows(rows) {
     name,
     number: sample.every((row) => row[name] === null || typeof row[name] === "number"),
     className: sample.some((row) => typeof row[name] === "string" && row[name].includes("\n")) ? "text" : "",
-    cell: (row) => cellText(row[name]),
+    cell: (row) => cellOf(row[name]),
   }));
   find("result").replaceChildren(tableOf(columns, sample));
+  find("result").scrollTop = 0;
+}
+
+/** A link to the whole answer as CSV: the node makes it, so it may be larger than what the page shows. */
+function offerDownload(sql, within) {
+  const link = `/api/v1/query?${new URLSearchParams({ q: sql, format: "csv", ...(within ? { stale: within } : {}) })}`;
+  find("download").hidden = link.length > LINK_MAX;
+  find("download").href = link;
 }
 
 function showProblem(error) {
@@ -139,37 +168,55 @@ function showProblem(error) {
   place.hidden = !error;
   if (!error) return;
   place.replaceChildren(make("b", error.message), error.action ? `\n${error.action}` : "");
+  // Data that the node does not trust has no older answer either; the action then does not offer one.
+  if (error.kind !== "NotReady" || !(error.action || "").includes("--stale")) return;
+  const older = make("button", "Answer from what this node has", "quiet");
+  older.type = "button";
+  older.addEventListener("click", () => ask(ANY_AGE));
+  place.append(make("br"), older);
+}
+
+/** The age of an answer that is not current. */
+function showAge(asOf) {
+  find("older").hidden = !asOf;
+  if (asOf) find("older").textContent = `Not current: everything up to ${asOf.replace("T", " ")}, ${ageText(Math.max(0, Date.now() - Date.parse(asOf)) / 1000)} ago.`;
 }
 
 let running = null;
 
-async function ask() {
+/** Runs the query; `within` allows a node that does not serve to answer from what it has. */
+async function ask(within) {
   if (running) running.abort();
   const mine = (running = new AbortController());
   [find("run").disabled, find("stop").hidden] = [true, false];
   find("outcome").textContent = "running …";
+  const sql = find("sql").value;
   showProblem(null);
+  showAge(null);
+  rememberQuery(sql);
   const started = performance.now();
   try {
     const response = await fetch("/api/v1/query", {
       method: "POST",
       headers: { "content-type": "application/json" },
-      body: JSON.stringify({ sql: find("sql").value, limit: ROWS_ASKED + 1 }),
+      body: JSON.stringify({ sql, limit: ROWS_ASKED + 1, ...(within ? { stale: within } : {}) }),
       signal: mine.signal,
     });
-    const answer = await response.json();
+    const answer = parsedRows(await response.text());
     if (!response.ok) throw answer.error || { message: `HTTP ${response.status}` };
     const took = performance.now() - started;
     const more = answer.length > ROWS_ASKED;
     const rows = more ? answer.slice(0, ROWS_ASKED) : answer;
     const shown = rows.length > ROWS_SHOWN ? `, the first ${grouped(ROWS_SHOWN)} are shown` : "";
     find("outcome").textContent = `${more ? "more than " : ""}${grouped(rows.length)} ${rows.length === 1 ? "row" : "rows"}${shown} · ${Math.round(took)} ms`;
+    showAge(response.headers.get("x-headrace-as-of"));
+    offerDownload(sql, within);
     showRows(rows);
     drawChart(find("chart"), rows);
   } catch (error) {
     if (mine !== running) return;
     find("outcome").textContent = "";
-    [find("result").hidden, find("chart").hidden] = [true, true];
+    for (const id of ["result", "chart", "download"]) find(id).hidden = true;
     showProblem(error.name === "AbortError" ? { message: "Stopped." } : error);
   } finally {
     if (mine === running) {
@@ -202,6 +249,21 @@ find("sql").addEventListener("keydown", (event) => {
     ask();
   }
 });
+find("tables-filter").addEventListener("input", filterTables);
+find("history-open").addEventListener("click", () => {
+  const place = find("history");
+  place.hidden = !place.hidden;
+  find("history-open").setAttribute("aria-expanded", String(!place.hidden));
+  if (!place.hidden) showHistory(place, chooseQuery);
+});
+
+function chooseQuery(sql) {
+  find("sql").value = sql;
+  find("history").hidden = true;
+  find("history-open").setAttribute("aria-expanded", "false");
+  find("sql").focus();
+}
+
 const asked = new URLSearchParams(location.search).get("q");
 if (asked) {
   find("sql").value = asked;

@@ -38,6 +38,8 @@ DEFAULTS = {
     "node.nodes": (),
     "node.replication": 0,
     "node.http": "127.0.0.1:0",
+    "node.advertise": "",
+    "node.allowed_hosts": (),
     "node.data_dir": "",
     "node.startup_timeout_s": 60.0,
     "node.url": "",
@@ -56,6 +58,7 @@ DEFAULTS = {
     "query.threads": 2,
     "query.timeout_ms": 60_000,
     "query.queries_max": 8,
+    "query.stale_max_s": 0.0,
     "query.spill_directory": "",
     "query.spill_mb_max": 4_000,
     "write.quorum": 1,
@@ -173,6 +176,12 @@ def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
     (tmp_path / "headrace.toml").write_bytes(b'[cluster]\nname = "\xff"\n')
     with pytest.raises(SettingsInvalid, match=r"headrace.toml is not UTF-8.*byte 18"):
         load(tmp_path)
+
+
+def test_a_file_with_a_byte_order_mark_is_read(tmp_path: Path) -> None:
+    """Editors of Windows write one in front of the text."""
+    (tmp_path / "headrace.toml").write_bytes(b'\xef\xbb\xbf[cluster]\r\nname = "plant"\r\n')
+    assert "plant" == load(tmp_path).cluster.name
 
 
 def test_a_missing_setting_lists_the_ways_to_give_it(tmp_path: Path) -> None:

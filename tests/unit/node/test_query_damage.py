@@ -51,6 +51,7 @@ def test_a_scan_that_fails_over_good_files_condemns_nothing(nodes: Nodes, monkey
         checked = node.scrubber.files_checked
         answer = query(node)
     assert (500, "SegmentUnreadable") == (answer.status_code, answer.json()["error"]["kind"])
+    assert answer.json()["error"]["retriable"], "other nodes have files of their own"
     eventually(lambda: node.scrubber.files_checked >= checked + len(store.segments()), "a round over all files")
     (after,) = node.groups.values()
     assert before is after

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import headrace.pipeline.rebatch
@@ -246,14 +246,8 @@ def content(log: MemoryLog) -> dict[str, list[dict[str, object]]]:
     return {table: rows_of(log, table) for table in stored_tables(log, TOPICS)}
 
 
-@pytest.mark.slow(22)
-@given(
-    seed=st.integers(0, 50),
-    crashes=st.lists(st.integers(0, 12), max_size=3),
-    rows_per_group=st.sampled_from([10, 35, 1_000]),
-)
-def test_attempts_that_crashed_change_nothing(seed: int, crashes: Sequence[int], rows_per_group: int) -> None:
-    """After any crashes, at any record, one complete attempt leaves the content of one clean run."""
+def assert_crashes_change_nothing(seed: int, crashes: Sequence[int], rows_per_group: int) -> None:
+    """Compare one clean run with one that follows attempts which ended after so many records each."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(headrace.pipeline.rebatch, "ROWS_PER_GROUP", rows_per_group)
         clean, crashed = new_log(), new_log()
@@ -264,6 +258,29 @@ def test_attempts_that_crashed_change_nothing(seed: int, crashes: Sequence[int],
                 next(unfinished, None)
         run_attempt(crashed, influx_job(), stream(seed))
         assert content(clean) == content(crashed)
+
+
+CRASHES = {
+    "seed": st.integers(0, 50),
+    "crashes": st.lists(st.integers(0, 12), max_size=3),
+    "rows_per_group": st.sampled_from([10, 35, 1_000]),
+}
+
+
+@pytest.mark.slow(9)
+@settings(max_examples=40)
+@given(**CRASHES)
+def test_attempts_that_crashed_change_nothing(seed: int, crashes: Sequence[int], rows_per_group: int) -> None:
+    """After any crashes, at any record, one complete attempt leaves the content of one clean run."""
+    assert_crashes_change_nothing(seed, crashes, rows_per_group)
+
+
+@pytest.mark.soak
+@settings(max_examples=2_000, derandomize=False)
+@given(**CRASHES)
+def test_attempts_that_crashed_change_nothing_long(seed: int, crashes: Sequence[int], rows_per_group: int) -> None:
+    """The same over thousands of random examples."""
+    assert_crashes_change_nothing(seed, crashes, rows_per_group)
 
 
 def test_a_repeated_batch_is_dropped() -> None:

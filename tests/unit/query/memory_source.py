@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from headrace.connectors.clock import Moment
 from headrace.consumers.query.query_errors import AnswerStale, NotReady
 from headrace.schemas.tables import FieldType, TableSchema
 
@@ -39,6 +40,7 @@ class MemoryFence:
 
     source: MemorySource
     confirmed: dict[str, int]
+    as_of: Moment | None = None
 
     def check(self) -> None:
         if self.source.stale:
@@ -57,13 +59,16 @@ class MemorySource:
     opened: list[MemoryScan] = field(default_factory=list)
     reasons: list[str] = field(default_factory=list)
     stale: str = ""
+    as_of: Moment | None = None
     confirmed: dict[str, int] = field(default_factory=dict)
 
-    def fence(self) -> MemoryFence:
-        """Refuses while there are `reasons`."""
-        if self.reasons:
+    def fence(self, stale_s: float = 0.0) -> MemoryFence:
+        """Refuses while there are `reasons`, unless what it has is as new as is allowed."""
+        if not self.reasons:
+            return MemoryFence(self, dict(self.confirmed))
+        if self.as_of is None or self.as_of.age_s > stale_s:
             raise NotReady.because(self.reasons)
-        return MemoryFence(self, dict(self.confirmed))
+        return MemoryFence(self, dict(self.confirmed), self.as_of)
 
     def add(self, schema: TableSchema, *, segments: Sequence[pa.Table] = (), live: Sequence[pa.Table] = ()) -> None:
         """Make or extend a table; `segments` are user tables written one file each, `live` is one user table a data group."""

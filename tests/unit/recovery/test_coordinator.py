@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.consumers.node.offline_replay import replay
+from headrace.consumers.node.offline_replay import NodeRunning, replay
 from headrace.consumers.recovery import coordinator, progress
 from headrace.consumers.recovery.coordinator import RecoveryCoordinator
 from headrace.consumers.recovery.file_copy import Snapshot, Source, fetch
@@ -119,6 +119,23 @@ def test_a_log_trimmed_beyond_every_member_stops_the_group_with_choices(one: Nod
     with pytest.raises(HeadraceError, match="recovers from the files of another member"):
         replay(one.settings("n1"), may_replace=True, on_progress=lambda _done, _total: None, log=one.log)
     assert kept == sorted((one.directory / "n1").rglob("*.parquet"))
+
+
+@pytest.mark.parametrize("clock_error_ms", [-31_536_000_000, 31_536_000_000])
+def test_only_a_node_that_runs_is_not_rebuilt(one: Nodes, monkeypatch: pytest.MonkeyPatch, clock_error_ms: int) -> None:
+    """Whatever the clock of the broker shows: a node runs if its statuses arrive now."""
+    monkeypatch.setattr(one.log, "_clock_ms", lambda: time.time_ns() // 1_000_000 + clock_error_ms)
+    one.ready()
+    one.write()
+
+    def rebuild() -> int:
+        found = replay(one.settings("n1"), may_replace=True, on_progress=lambda _done, _total: None, log=one.log)
+        return found.rows
+
+    with pytest.raises(NodeRunning):
+        rebuild()
+    one.stop("n1")
+    assert one.written == rebuild()
 
 
 def test_a_copy_below_the_trim_point_is_not_installed(three: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,3 +53,11 @@ def test_wrong_data_is_replaced_only_by_what_is_trusted() -> None:
     )
     assert plan_recovery(position_of(20, 0, wrong=True), []).method is RecoveryMethod.REBUILD
     assert plan_recovery(position_of(20, 5, wrong=True), []).method is RecoveryMethod.WAIT
+
+
+def test_the_files_of_a_source_reach_the_log() -> None:
+    """One record between both would be missing for ever."""
+    position = ReplicaPosition("n1", next_offset=3, log_begin=10, version=3, log_bytes=0)
+    status = replace(STATUS, node="n2", eligible=True, sealed_version=5)
+    assert RecoveryMethod.WAIT is plan_recovery(position, [replace(status, sealed_offset=8)]).method
+    assert RecoveryMethod.FILES is plan_recovery(position, [replace(status, sealed_offset=9)]).method

@@ -113,3 +113,10 @@ def test_a_majority_in_sync_always_finds_a_leader(
     decisions = [decide(view) for view in found]
     acting = any(decision.role is Role.LEADER or decision.claim for decision in decisions)
     assert acting == (2 * online > members)
+
+
+def test_a_leader_of_an_earlier_run_leads_no_more() -> None:
+    """A node that restarts within the grace period of its claim: a record under the former run would be void."""
+    members = tuple(MemberView(node, "now", True, True, 4) for node in ("n1", "n2", "n3"))
+    decision = decide(GroupView(members, "n1", Leadership(4, "n1", "before"), 500, True, False, 0))
+    assert (Role.FOLLOWER, None) == (decision.role, decision.leadership)

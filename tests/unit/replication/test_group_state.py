@@ -79,3 +79,17 @@ def test_a_restored_state_forgets_the_same_producers(records: list[tuple[int, in
         assert send(one, name, batch, sequence=sequence) == send(other, name, batch, sequence=sequence)
     assert one.state.to_bytes() == other.state.to_bytes()
     assert one.state == other.state
+
+
+def test_a_record_makes_its_producer_younger_and_a_restart_changes_no_order() -> None:
+    """The producer with the oldest last record is forgotten, on replicas that were restored from bytes as well."""
+    replica = Replica(("n1",))
+    names = [uuid.UUID(int=number).hex for number in range(LIMIT, 0, -1)]
+    for name in names:
+        send(replica, name, 1)
+    send(replica, names[0], 1, sequence=1)
+    restored = Replica(("n1",), GroupState.from_bytes(replica.state.to_bytes()))
+    for each in (replica, restored):
+        send(each, uuid.UUID(int=99).hex, 1)
+        assert {*names[2:], names[0], uuid.UUID(int=99).hex} == set(each.state.producers)
+    assert replica.state.to_bytes() == restored.state.to_bytes()

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from headrace.connectors.log.memory import MemoryLog
-from headrace.consumers.replication.failure_detector import HEARTBEAT_INTERVAL_MS
-from headrace.consumers.replication.heartbeat import RECEIPTS_REPEATED, REPEAT_S, SentStatuses, StatusReader
+from headrace.consumers.replication.failure_detector import HEARTBEAT_INTERVAL_MS, OFFLINE_MS
+from headrace.consumers.replication.heartbeat import RECEIPTS_REPEATED, REPEAT_S, Heartbeat, SentStatuses, StatusReader
 from headrace.schemas.receipts import RECEIPT_BYTES, receipt_of, value_digest
-from headrace.schemas.records import encode_status
+from headrace.schemas.records import Status, encode_status
 from tests.unit.statuses import STATUS
 
 ONE = replace(STATUS, group="one")
@@ -79,3 +79,72 @@ def test_a_reader_trusts_the_brokers_clock_for_what_was_there_before_it_only() -
         reader.follow(0.0)
     assert [True, True, False] == [reader.detector.alive("g", node) for node in ("n1", "n2", "n3")]
     reader.close()
+
+
+class ManualClock:
+    """A clock that a test sets."""
+
+    now_s = 1_000.0
+
+    def monotonic_s(self) -> float:
+        """See Clock."""
+        return self.now_s
+
+    def boot_ns(self) -> int:
+        """See Clock."""
+        return int(self.now_s * 1e9)
+
+    def wall_ns(self) -> int:
+        """See Clock."""
+        return int(self.now_s * 1e9)
+
+
+def heartbeat_of(log: MemoryLog, clock: ManualClock, incarnation: str) -> Heartbeat:
+    """The heartbeat of one run of node n1, without threads."""
+    log.create_topic("status", {})
+
+    def statuses() -> list[Status]:
+        return [replace(ONE, node="n1", incarnation=incarnation, sent_boot_ns=clock.boot_ns())]
+
+    return Heartbeat(log, "status", "n1", incarnation, statuses, clock)
+
+
+def test_a_node_is_fenced_until_it_has_read_its_own_status_back() -> None:
+    """That of an earlier run proves nothing; each end of a fence is counted, at the moment it ends."""
+    log, clock = MemoryLog(), ManualClock()
+    earlier, beat = heartbeat_of(log, clock, "before"), heartbeat_of(log, clock, "now")
+    beat.receive_turn()
+    earlier.send_turn()
+    beat.receive_turn()
+    assert (True, 0) == (beat.fenced, beat.fencings)
+    for fencings in (1, 2):
+        beat.send_turn()
+        beat.receive_turn()
+        assert (False, fencings) == (beat.fenced, beat.fencings)
+        clock.now_s += OFFLINE_MS / 1_000
+        assert beat.fenced
+    beat.stop()
+
+
+def test_a_change_while_statuses_are_sent_is_sent_next() -> None:
+    """It may have come behind the moment at which the statuses were taken."""
+    log, clock = MemoryLog(), ManualClock()
+    beat = heartbeat_of(log, clock, "now")
+    taken = beat._statuses
+    beat._statuses = lambda: (beat.send_now(), taken())[1]
+    beat.send_turn()
+    assert beat.send_due
+    beat._statuses = taken
+    beat.send_turn()
+    assert not beat.send_due
+
+
+def test_a_status_that_the_log_refused_is_sent_at_the_next_turn() -> None:
+    """Not only when it would be repeated anyhow: it may be what a writer waits for."""
+    log, clock = MemoryLog(record_bytes_max=1), ManualClock()
+    beat = heartbeat_of(log, clock, "now")
+    assert beat.send_turn() > 0.0
+    assert 0 == log.describe("status").end
+    log._record_bytes_max = 1_000_000
+    assert 0.0 == beat.send_turn()
+    assert 1 == log.describe("status").end

@@ -10,6 +10,7 @@ from headrace.connectors.log.port import Record
 from headrace.consumers.replication.journal import Journal, JournalBroken, JournalEntry
 from headrace.schemas.errors import StateUnknown
 from tests.unit.wal.disk import SimulatedDisk
+from tests.unit.wal.test_durable_order import Chosen
 
 
 def entry(group: str, version: int, value: bytes) -> JournalEntry:
@@ -70,3 +71,44 @@ def test_a_group_is_forgotten_although_a_sync_has_failed() -> None:
     journal.close()
     again = Journal(Path("/sim/journal"), ("a",), disk, maintained=False)
     assert [7] == [found.version for found in again.recovered("a", 6)]
+
+
+def test_an_append_is_durable_for_all_groups() -> None:
+    """One sync, the last one, covers every group of the poll: a power cut right after it takes nothing."""
+    disk = SimulatedDisk()
+    disk.random = Chosen()
+    journal = Journal(Path("/sim/journal"), ("a", "b", "c"), disk, maintained=False)
+    entries = {group: [entry(group, 1, b"1"), entry(group, 2, b"2")] for group in ("c", "a", "b")}
+    journal.append(entries)
+    again = Journal(Path("/sim/journal"), ("a", "b", "c"), disk.crash(), maintained=False)
+    assert entries == {group: list(again.recovered(group, 0)) for group in ("c", "a", "b")}
+
+
+def test_no_checkpoint_falls_between_the_updates_of_an_append(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a failed sync it drops what is not durable: the first groups of an append whose last update then syncs."""
+    journal = Journal(tmp_path, ("a",))
+    checkpoint, held = journal._wal.checkpoint, list[bool]()
+    monkeypatch.setattr(journal._wal, "checkpoint", lambda: (held.append(journal._lock.locked()), checkpoint()))
+    journal.checkpoint()
+    assert [True] == held
+    assert not journal._lock.locked()
+    journal.close()
+
+
+def test_entries_behind_another_members_files_are_forgotten_like_others(tmp_path: Path) -> None:
+    """The files may end at a lower version than the data that they replaced."""
+    journal = Journal(tmp_path, ("a",))
+    journal.append({"a": [entry("a", version, b"wrong") for version in (101, 102)]})
+    journal.forget_all("a", 102)
+    journal.append({"a": [entry("a", version, b"right") for version in (51, 52)]})
+    journal.forget("a", 51)
+    journal.close()
+    again = Journal(tmp_path, ("a",))
+    assert [52] == [found.version for found in again.recovered("a", 51)]
+    with pytest.raises(JournalBroken, match="from version 50 to 52"):
+        list(again.recovered("a", 50))
+    again.forget("a", 52)
+    again.close()
+    last = Journal(tmp_path, ("a",))
+    assert 0 == last.newest_version("a")
+    last.close()

@@ -218,3 +218,21 @@ def test_a_trimmer_without_a_window_trims_nothing() -> None:
         heartbeat: Any = FakeHeartbeat([replace(STATUS, node=node, sealed_offset=90) for node in MEMBERS])
         LogTrimmer(log, heartbeat, keep_records).trim(TOPIC, group)
         assert 0 == log.describe(TOPIC).begin
+
+
+def test_a_claim_is_not_repeated_before_it_can_have_been_read_back() -> None:
+    """Else a log that is slow would hold one for every turn."""
+    scene = Scene(leader=None, epoch=1, applied=OTHER)
+    scene.turn()
+    assert 1 == len(scene.turn())
+
+
+def test_no_upkeep_is_planned_while_a_job_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The catalogue still lists the files that the job replaces."""
+    monkeypatch.setattr(time, "time_ns", lambda: NOW_NS)
+    scene = Scene(leader=MINE, epoch=1, applied=OTHER)
+    scene.group.store = FakeStore(NOW_NS - 40 * DAY_NS)
+    monkeypatch.setattr(FakeStore, "pending_jobs", lambda _self: 1)
+    assert [] == scene.turn()
+    monkeypatch.setattr(FakeStore, "pending_jobs", lambda _self: 0)
+    assert [Drop] == [type(body) for body in scene.turn()]

@@ -6,15 +6,22 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import pytest
+
 from headrace.connectors.log.memory import MemoryLog
-from headrace.consumers.replication.group_health import GroupHealth
+from headrace.consumers.replication.group_health import Aspect, Event, GroupHealth, State
+from headrace.consumers.replication.hash_chain import record_digest
 from headrace.consumers.replication.journal import JournalEntry
-from headrace.consumers.replication.log_consumer import Cursor, LogConsumer
+from headrace.consumers.replication.log_consumer import LogConsumer
+from headrace.consumers.replication.log_prefix import Cursor
 from headrace.consumers.replication.settings import ReplicationLimits
+from headrace.consumers.replication.topic_identity import SILENCE_S
 from headrace.consumers.wal import UpdateFailed
 from headrace.schemas.messages import NO_CHAIN
+from headrace.schemas.receipts import receipt_of, value_digest
 
 TOPIC = "c.forward.g"
+BEGINNING = Cursor(0, -1, NO_CHAIN)
 LIMITS = ReplicationLimits(poll_timeout_s=0.0)
 
 
@@ -34,6 +41,11 @@ class FakeGroup:
     def enqueue(self, entries: Sequence[JournalEntry]) -> None:
         """See Group."""
         self.entries += entries
+
+    def mark_log_lost(self, reason: str) -> None:
+        """See Group."""
+        self.follows = False
+        self.health.report(Event.LOSE, reason)
 
 
 class FakeJournal:
@@ -59,19 +71,45 @@ class FakeListener:
         """See LogConsumerListener."""
 
 
-def consumer_of(records: int) -> tuple[LogConsumer, FakeGroup, Any]:
-    """A consumer without a thread, at the beginning of a log of some records."""
-    log, group, journal = MemoryLog(), FakeGroup(), FakeJournal()
-    log.create_topic(TOPIC, {})
+class FakeClock:
+    """A clock that a test sets."""
+
+    now_s = 100.0
+
+    def monotonic_s(self) -> float:
+        """See Clock."""
+        return self.now_s
+
+    def boot_ns(self) -> int:
+        """See Clock."""
+        return int(self.now_s * 1e9)
+
+    def wall_ns(self) -> int:
+        """See Clock."""
+        return 0
+
+
+def fill(log: MemoryLog, records: int, text: str = "record") -> None:
+    """Append some records."""
     for number in range(records):
-        log.store(TOPIC, f"record {number}".encode(), None, ())
+        log.store(TOPIC, f"{text} {number}".encode(), None, ())
+
+
+def consumer_over(log: MemoryLog, clock: FakeClock, cursor: Cursor = BEGINNING) -> tuple[LogConsumer, FakeGroup, Any]:
+    """A consumer without a thread, at the beginning of a log."""
+    group, journal = FakeGroup(), FakeJournal()
     groups: Any = {TOPIC: group}
     parts: Any = journal
-    return (
-        LogConsumer(log, "n", groups, {TOPIC: Cursor(0, -1, NO_CHAIN)}, parts, LIMITS, FakeListener()),
-        group,
-        journal,
-    )
+    return LogConsumer(log, "n", groups, {TOPIC: cursor}, parts, LIMITS, FakeListener(), clock), group, journal
+
+
+def consumer_of(records: int, cursor: Cursor = BEGINNING, begin: int = 0) -> tuple[LogConsumer, FakeGroup, Any]:
+    """A consumer without a thread, behind a cursor, of a log of some records that may be trimmed."""
+    log = MemoryLog()
+    log.create_topic(TOPIC, {})
+    fill(log, records)
+    log.trim(TOPIC, begin)
+    return consumer_over(log, FakeClock(), cursor)
 
 
 def test_a_replaced_group_reports_at_once_what_its_new_files_hold() -> None:
@@ -120,3 +158,146 @@ def test_refused_records_are_read_again_until_they_are_journaled() -> None:
     assert 0.0 == consumer.turn()
     assert not consumer.journal_fault
     assert [1, 2, 3] == [entry.version for entry in group.entries]
+
+
+@pytest.mark.parametrize(("kept", "written"), [(4, 6), (0, 10), (9, 1), (9, 5)])
+def test_a_log_that_was_truncated_and_written_on_is_not_followed(kept: int, written: int) -> None:
+    """Ten records are read, the end is cut off, and the log is at least as long again before the next poll.
+
+    No record of it is taken: its receipts would confirm writes for a copy that has another beginning.
+    """
+    log, clock = MemoryLog(), FakeClock()
+    log.create_topic(TOPIC, {})
+    fill(log, 10)
+    consumer, group, _ = consumer_over(log, clock)
+    consumer.turn()
+    consumer.turn()
+    shown = consumer.receipts(TOPIC)
+    log.truncate(TOPIC, kept)
+    fill(log, written, "another")
+    for _ in range(5):
+        consumer.turn()
+    fill(log, 1, "one more")
+    for _ in range(5):
+        consumer.turn()
+    assert group.health.holds(State.LOST)
+    assert "truncated" in group.health.cause(Aspect.LOG)
+    assert (10, 9, shown) == (len(group.entries), consumer.durable_offset(TOPIC), consumer.receipts(TOPIC))
+
+
+def test_a_new_leader_that_lost_nothing_is_followed() -> None:
+    """Each record is taken once, also where the journal refuses some and where leaders change at every record."""
+    log, clock = MemoryLog(), FakeClock()
+    log.create_topic(TOPIC, {})
+    consumer, group, journal = consumer_over(log, clock)
+    for number in range(20):
+        fill(log, 1 + number % 2, f"round {number}")
+        log.elect(TOPIC)
+        journal.full = number % 3 == 0
+        consumer.turn()
+        consumer.turn()
+    journal.full = False
+    for _ in range(50):
+        consumer.turn()
+    assert [(number + 1, number) for number in range(30)] == [(entry.version, entry.offset) for entry in group.entries]
+    assert "" == group.health.reason
+    assert 30 == consumer.position(TOPIC)
+
+
+@pytest.mark.parametrize("silence_s", [0.0, SILENCE_S])
+def test_a_topic_that_was_created_again_is_not_followed(silence_s: float) -> None:
+    """The new topic is longer than what was read; it is recognised at the start, and behind a silence."""
+    log, clock = MemoryLog(), FakeClock()
+    log.create_topic(TOPIC, {})
+    fill(log, 3)
+    consumer, group, _ = consumer_over(log, clock)
+    consumer.restore({TOPIC: log.describe(TOPIC).topic_id}, {})
+    if silence_s:
+        consumer.turn()
+        consumer.turn()
+    read = len(group.entries)
+    log.delete_topic(TOPIC)
+    log.create_topic(TOPIC, {})
+    fill(log, 10, "another")
+    clock.now_s += silence_s
+    for _ in range(5):
+        consumer.turn()
+    assert "recreated" in group.health.cause(Aspect.LOG)
+    assert read == len(group.entries) == (3 if silence_s else 0)
+
+
+def test_receipts_of_before_a_restart_are_shown_with_later_ones() -> None:
+    """A process that was killed before its status showed a record shows it again, in the order of the log."""
+    consumer, _, _ = consumer_of(2)
+    consumer.restore({}, {TOPIC: b"recorded"})
+    assert b"recorded" == consumer.receipts(TOPIC)
+    consumer.turn()
+    consumer.turn()
+    later = b"".join(receipt_of(number, value_digest(f"record {number}".encode())) for number in range(2))
+    assert b"recorded" + later == consumer.receipts(TOPIC)
+
+
+@pytest.mark.parametrize(("journaled", "versions"), [(b"record 1", [3, 4]), (b"another record", [])])
+def test_a_log_is_followed_only_behind_the_newest_journaled_record(journaled: bytes, versions: list[int]) -> None:
+    """A log that was cut and written on has as many records: only the content of that one shows it."""
+    consumer, group, _ = consumer_of(4, Cursor(2, 1, record_digest(journaled)))
+    for _ in range(3):
+        consumer.turn()
+    assert versions == [entry.version for entry in group.entries]
+    assert group.health.holds(State.LOST) is not bool(versions)
+
+
+@pytest.mark.parametrize(("begin", "versions"), [(2, [3, 4]), (3, [])])
+def test_a_log_that_begins_behind_the_next_record_is_not_followed(begin: int, versions: list[int]) -> None:
+    """One record that is missing is too many; one that is trimmed and not needed any more is none."""
+    consumer, group, _ = consumer_of(4, Cursor(2, 1, record_digest(b"record 1")), begin)
+    for _ in range(3):
+        consumer.turn()
+    assert versions == [entry.version for entry in group.entries]
+    assert group.health.holds(State.TRIMMED) is not bool(versions)
+
+
+@pytest.mark.parametrize(("offset", "reads"), [(2, True), (3, False)])
+def test_a_log_that_ends_before_the_newest_record_is_not_read(offset: int, reads: bool) -> None:
+    """Else the records that are written next would be taken for those behind it."""
+    consumer, _, _ = consumer_of(3, Cursor(offset + 1, offset, record_digest(b"record 2")))
+    assert reads is (consumer.turn() == 0.0)
+
+
+def test_receipts_of_several_polls_are_shown_together() -> None:
+    """A status between two polls may be lost, so each has those of some thousand records."""
+    consumer, _, _ = consumer_of(2)
+    expected = b"".join(receipt_of(offset, record_digest(b"record %d" % offset)) for offset in range(3))
+    for _ in range(2):
+        consumer.turn()
+    assert expected[:16] == consumer.receipts(TOPIC)
+    consumer._log.store(TOPIC, b"record 2", None, ())  # type: ignore[attr-defined]
+    consumer.turn()
+    assert expected == consumer.receipts(TOPIC)
+
+
+def test_no_record_is_taken_for_a_group_that_lost_its_log() -> None:
+    """The reader may still have records of the other log."""
+    consumer, group, _ = consumer_of(0)
+    consumer.turn()
+    group.health.report(Event.LOSE, "another log")
+    consumer._log.store(TOPIC, b"of the other log", None, ())  # type: ignore[attr-defined]
+    consumer.turn()
+    assert [] == group.entries
+    assert -1 == consumer.durable_offset(TOPIC)
+
+
+def test_a_repaired_journal_has_a_fault_until_it_holds_what_it_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The broker may not deliver the records again at once: the node is not in sync meanwhile."""
+    consumer, _, journal = consumer_of(1)
+    journal.full = True
+    for _ in range(2):
+        consumer.turn()
+    journal.full = False
+    reader: Any = consumer._reader
+    with monkeypatch.context() as patch:
+        patch.setattr(reader, "poll", lambda _records, _timeout_s: [])
+        consumer.turn()
+    assert consumer.journal_fault
+    consumer.turn()
+    assert not consumer.journal_fault

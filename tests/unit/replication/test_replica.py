@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.consumers.replication.group_state import GroupState
-from headrace.consumers.replication.replica import ApplyWrite, Ignored, Replica, SealNow
+from headrace.consumers.replication.group_state import GroupState, LogBase
+from headrace.consumers.replication.replica import ApplyWrite, Ignored, LogHasGap, Replica, SealNow
 from headrace.schemas.framing import FORMAT, FormatTooNew
 from headrace.schemas.messages import (
     NO_CHAIN,
     Anchor,
     Body,
     Claim,
+    Gap,
     Leadership,
     Message,
     ProducerPosition,
@@ -19,6 +20,7 @@ from headrace.schemas.messages import (
     Write,
     encode_message,
 )
+from tests.poison import encoded, row_batch
 
 ANCHOR = Anchor(-1, 0, NO_CHAIN)
 MEMBERS = ("n1", "n2", "n3")
@@ -132,3 +134,42 @@ def test_a_newer_format_stops_before_it_counts(feed: Feed) -> None:
     with pytest.raises(FormatTooNew):
         feed.replica.apply(5, b"whatever", (("format", str(FORMAT + 1).encode()),))
     assert feed.replica.state.version == 0
+
+
+def test_the_record_that_reaches_a_limit_seals_whatever_it_is(feed: Feed) -> None:
+    """Exactly at the limit of rows, and at that of bytes with a record that nothing can decode."""
+    feed.apply(Claim(Leadership(1, "n1", "a"), ANCHOR, 10, 500), producer="a")
+    assert [ApplyWrite, SealNow] == [type(action) for action in feed.apply(write(10))]
+    assert [] == feed.replica.apply(50, b"x" * 499, ())
+    assert [SealNow] == [type(action) for action in feed.replica.apply(51, b"x", ())]
+
+
+def test_the_limit_of_bytes_counts_rows_as_they_are_in_memory(feed: Feed) -> None:
+    """Equal values are next to nothing on the wire, and 80 KB in the memtable."""
+    count = 10_000
+    data = encoded(row_batch(["t"], [0] * count, [1] * count, {}), "zstd")
+    assert len(data) < 8 * count
+    feed.apply(Write("db", "t", 1, 1, count, data))
+    assert feed.replica.state.unsealed_bytes > 8 * count
+
+
+def test_a_seal_is_under_the_newest_schema_of_each_table(feed: Feed) -> None:
+    """A writer that has an older one may come later."""
+    for version in (3, 2):
+        feed.apply(Write("db", "t", version, 1, 1, b"rows"), batch=version, producer=str(version))
+    assert {("db", "t"): 3} == feed.replica.state.tables
+
+
+def test_a_gap_is_passed_by_who_is_behind_it_and_stops_all_others(feed: Feed) -> None:
+    """One for the same place that comes later changes nothing; one of another topic does, at whatever offset."""
+    gap = Gap("topic", 7, Anchor(4, 5, b"c" * 16))
+    feed.replica.state.base = LogBase.of(gap)
+    (seal,) = feed.apply(gap)
+    assert isinstance(seal, SealNow), "the records before it are in no log"
+    feed.apply(Gap("topic", 7, Anchor(3, 4, b"d" * 16)), batch=1)
+    feed.apply(Gap("topic", 6, Anchor(3, 4, b"d" * 16)), batch=2)
+    before = feed.replica.state.to_bytes()
+    for other in (Gap("topic", 8, ANCHOR), Gap("another", 7, ANCHOR), Gap("another", 1, ANCHOR)):
+        with pytest.raises(LogHasGap):
+            feed.apply(other, batch=3)
+    assert before == feed.replica.state.to_bytes()

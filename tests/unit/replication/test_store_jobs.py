@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
+from headrace.consumers.replication.group import Group
 from headrace.consumers.replication.group_health import Aspect, GroupHealth, State
-from headrace.consumers.replication.group_state import GroupState
+from headrace.consumers.replication.group_state import GroupState, LogBase
+from headrace.consumers.replication.journal import JournalEntry
 from headrace.consumers.replication.settings import ReplicationLimits
-from headrace.consumers.replication.store_jobs import JobThread, StoreJobQueue
-from headrace.consumers.store import Store
+from headrace.consumers.replication.store_jobs import NO_CONTENT, JobStep, JobThread, StoreJobQueue
+from headrace.consumers.store import Store, StoreFull
 from headrace.consumers.store import segment_reader as reader
+from headrace.schemas.messages import NO_CHAIN
 from tests.unit.store.builders import Row, seal, write
 
 ROWS: list[Row] = [({"host": "a"}, at, {"note": "x"}) for at in range(4)]
@@ -79,3 +83,148 @@ def test_a_merge_that_fails_on_unchanged_bytes_stops_the_group_and_condemns_noth
     assert changed is health.holds(State.DAMAGED)
     queue.stop()
     store.close()
+
+
+class HeldPool:
+    """A JobPool that makes one attempt at each of its steps when `run` is called."""
+
+    def __init__(self) -> None:
+        self.steps: list[JobStep] = []
+
+    def submit(self, step: JobStep) -> HeldPool:
+        """See JobPool."""
+        self.steps.append(step)
+        return self
+
+    def done(self) -> bool:
+        """See JobHandle."""
+        return not self.steps
+
+    def result(self) -> None:
+        """See JobHandle."""
+
+    def hurry(self) -> None:
+        """See JobPool."""
+
+    def shutdown(self) -> None:
+        """See JobPool."""
+
+    def run(self) -> None:
+        """One attempt at each."""
+        self.steps = [step for step in self.steps if step() is not None]
+
+
+class Scene:
+    """A queue over a real store, whose jobs run on demand, and the seals that it reports."""
+
+    def __init__(self, directory: Path) -> None:
+        self.store = Store.open(directory, "n1")
+        self.pool, self.sealed = HeldPool(), list[int]()
+        self.health = GroupHealth(threading.Condition())
+        self.queue = StoreJobQueue(
+            "n1",
+            self.store,
+            GroupState(),
+            ReplicationLimits(),
+            self.health,
+            lambda _group, version: self.sealed.append(version),
+            self.pool,
+        )
+        write(self.store, 1, ROWS)
+
+    def seal(self) -> None:
+        """Submit a seal at version 2."""
+        self.queue.seal(self.store.freeze(2, 1, b"state"), 7, 70)
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Iterator[Scene]:
+    """A queue with some rows to seal."""
+    made = Scene(tmp_path)
+    yield made
+    made.store.close()
+
+
+def test_a_seal_is_reported_when_its_files_are_there(scene: Scene) -> None:
+    """The journal drops the records then; until then no version of files, and no digest, is shown."""
+    before = scene.queue.content()
+    scene.seal()
+    assert ([], -1, NO_CONTENT, 0, -1) == (
+        scene.sealed,
+        scene.queue.version,
+        scene.queue.content(),
+        scene.queue.sealed_version,
+        scene.queue.sealed_offset,
+    )
+    scene.pool.run()
+    assert ([2], 2, 2, 7) == (scene.sealed, scene.queue.version, scene.queue.sealed_version, scene.queue.sealed_offset)
+    assert (2, before[1]) != scene.queue.content()
+    assert 2 == scene.queue.content()[0]
+
+
+def test_a_digest_of_files_that_change_meanwhile_is_of_no_version(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Members compare it at equal versions: a wrong one would condemn good data."""
+    digests = scene.store.digests
+    monkeypatch.setattr(scene.store, "digests", lambda: (digests(), scene.seal())[0])
+    assert NO_CONTENT == scene.queue.content()
+
+
+@pytest.mark.parametrize("error", [StoreFull("disk full"), ValueError("a fault of this build")])
+def test_a_job_that_did_not_succeed_is_never_shown_as_done(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """A full disk is waited for, anything else stops the group; the journal keeps the rows in both cases."""
+    with monkeypatch.context() as patch:
+
+        def fail(*_arguments: object) -> None:
+            raise error
+
+        patch.setattr(scene.store._components.files, "write", fail)
+        scene.seal()
+        scene.pool.run()
+        assert ([], -1) == (scene.sealed, scene.queue.version)
+    full = isinstance(error, StoreFull)
+    assert (full, not full) == (scene.health.holds(State.DEFERRED), scene.health.holds(State.STOPPED))
+    scene.pool.run()
+    assert (([2], 2) if full else ([], -1)) == (scene.sealed, scene.queue.version)
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> Iterator[Group]:
+    """An empty group without its thread."""
+    store, tables = Store.open(tmp_path, "n1"), None
+    made = Group("n1", ("n1",), 1, store, tables, ReplicationLimits(), lambda _group, _version: None, HeldPool())
+    yield made
+    made.stop()
+    store.close()
+
+
+def test_a_record_that_fails_stops_its_group(group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the error is, no record is skipped here and applied elsewhere."""
+
+    def fail(*_arguments: object) -> list[object]:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(type(group.replica), "apply", fail)
+    group.enqueue([JournalEntry("n1", version, version - 1, 0, (), b"x") for version in (1, 2)])
+    assert group.turn()
+    monkeypatch.undo()
+    assert not group.turn()
+    assert (0, True, False) == (group.version, group.health.holds(State.STOPPED), group.follows)
+
+
+def test_a_group_behind_a_gap_offers_no_files_that_end_before_it(group: Group) -> None:
+    """Nor does it compare the record before the gap, which is in no log."""
+    for version in range(1, 4):
+        group.enqueue([JournalEntry("n1", version, version - 1, 0, (), b"x")])
+        group.turn()
+    state = group.replica.state
+    group.store_jobs.sealed_version, group.store_jobs.sealed_offset = 2, 1
+    assert (2, 1) == group.sealed_for_others
+    group.join_gap(LogBase("another", 40, 3, state.chain))
+    assert (39, NO_CHAIN, 39) == (state.offset, state.record_digest, group.applied.offset)
+    assert (0, -1) == group.sealed_for_others
+    group.store_jobs.sealed_version, group.store_jobs.sealed_offset = 3, 39
+    assert (3, 39) == group.sealed_for_others

@@ -56,6 +56,7 @@ class FakeNode:
             "node": "n1",
             "ready": not self.reasons,
             "reasons": self.reasons,
+            "data_age_s": 0.5,
             "groups": [],
             "members": [],
         }

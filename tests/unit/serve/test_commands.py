@@ -93,7 +93,16 @@ def test_a_node_that_is_not_there_is_named() -> None:
     assert 1 == gone.exit_code
     assert "no node answers at http://127.0.0.1:1" in gone.stderr
     assert "--node" in run("query", "SELECT 1").stderr
-    assert "is not the address of a node" in run("query", "SELECT 1", "--node", "127.0.0.1:80").stderr
+    assert "is not the address of a node" in run("query", "SELECT 1", "--node", "127.0.0.1:80/x").stderr
+
+
+def test_an_address_needs_no_scheme(client: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """HOST:PORT is an address for `--node`, for the setting, and for a NodeClient, as is a link from the browser."""
+    place = f"{client.base_url.host}:{client.base_url.port}"
+    assert 0 == run("query", "SELECT 1", "--node", place).exit_code
+    monkeypatch.setenv("HEADRACE__NODE__URL", place)
+    assert 0 == run("query", "SELECT 1").exit_code
+    assert [f"http://{place}"] * 3 == [NodeClient(f"{form}").url for form in (place, f"http://{place}/#q", f"{place}/")]
 
 
 def test_the_node_comes_from_environment_or_file(
@@ -168,7 +177,7 @@ def test_a_client_raises_what_the_node_raised(client: httpx.Client) -> None:
     assert "readings" == NodeClient(str(client.base_url)).tables()[0]["table"]
 
 
-@pytest.mark.parametrize("url", ["", "127.0.0.1:80", "ftp://x", "http://", "http://x:99999", "http://x/path"])
+@pytest.mark.parametrize("url", ["", "127.0.0.1:x", "ftp://x", "http://", "http://x:99999", "http://x/path"])
 def test_addresses_are_checked(url: str) -> None:
     """Anything that is not http://host:port is refused before a connection is tried."""
     with pytest.raises(NodeAddressInvalid):

@@ -46,7 +46,7 @@ def test_health_gives_reasons(client: httpx.Client, node: FakeNode) -> None:
 def test_metrics_are_prometheus_text(client: httpx.Client) -> None:
     """The node's metrics have the media type that Prometheus expects."""
     answer = client.get("/metrics")
-    assert "headrace_consumed_bytes 987654.0" in answer.text
+    assert 'headrace_consumed_bytes{cluster="c"} 987654.0' in answer.text
     assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
 
 
@@ -56,9 +56,9 @@ def test_metrics_count_queries_by_outcome_beside_their_limits(client: httpx.Clie
         client.post("/api/v1/query", json=query)
     lines = client.get("/metrics").text.splitlines()
     for outcome, count in (("answered", 1), ("failed", 1), ("timed_out", 1), ("refused", 0)):
-        assert f'headrace_queries_total{{outcome="{outcome}"}} {count}.0' in lines
-    assert "headrace_query_files_scanned_total 1.0" in lines
-    assert 'headrace_query_limit{name="queries_max"} 2.0' in lines
+        assert f'headrace_queries_total{{cluster="c",outcome="{outcome}"}} {count}.0' in lines
+    assert 'headrace_query_files_scanned_total{cluster="c"} 1.0' in lines
+    assert 'headrace_query_limit{cluster="c",name="queries_max"} 2.0' in lines
 
 
 def test_status_is_the_nodes_own_with_its_queries(client: httpx.Client) -> None:

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from headrace.consumers.query.engine import QuerySettings, QueryStatistics
+from headrace.consumers.replication.replica import Ignored
 from headrace.consumers.serve.metrics import metrics_text
 from headrace.consumers.serve.node_api import NodeFigures
 
@@ -68,7 +69,7 @@ class MeasuredNode:
             segments=2,
             segment_rows=150,
             segment_bytes=7_500,
-            ignored={"stale_epoch": 2, "unknown_kind": 1},
+            ignored={"not_leader": 2, "undecodable": 1},
         )
         recovering = group(
             "n2",
@@ -81,7 +82,7 @@ class MeasuredNode:
             sealed_version=2,
             recovery=RECOVERY,
         )
-        return {"ready": False, "groups": [leader, recovering]}
+        return {"cluster": "c", "ready": False, "data_age_s": 4.5, "groups": [leader, recovering]}
 
     def figures(self) -> NodeFigures:
         """See NodeApi."""
@@ -92,9 +93,27 @@ class MeasuredNode:
             files_rotted=1,
             journal=JOURNAL,
             limits={"queue_bytes": 1_024, "seal_rows": 5_000},
+            disk_free_bytes=1_000,
+            disk_size_bytes=4_000,
         )
 
 
-def test_names_and_labels_are_those_of_the_first_release() -> None:
-    """`/metrics` is the same, byte for byte, as when the node and its queries had a registry each."""
+def test_names_and_labels_are_pinned() -> None:
+    """A changed name or label breaks rules and dashboards of users: it needs a change here and in the changelog."""
     assert EXPECTED.read_text("utf-8") == metrics_text(MeasuredNode())
+
+
+def test_every_series_names_its_cluster() -> None:
+    """One Prometheus may watch several clusters, whose groups have the same names."""
+    series = [line for line in metrics_text(MeasuredNode()).splitlines() if not line.startswith("#")]
+    assert series
+    assert all('cluster="c"' in line for line in series)
+
+
+def test_counters_exist_before_their_first_event() -> None:
+    """Prometheus sees no increase in a series that begins with 1."""
+    lines = set(metrics_text(MeasuredNode()).splitlines())
+    for group in ("n1", "n2"):
+        for why in Ignored:
+            found = [line for line in lines if f'group="{group}",why="{why}"' in line]
+            assert 1 == len(found)

@@ -27,6 +27,29 @@ def test_a_node_beyond_loopback_accepts_any_name() -> None:
     assert "" == objection({"host": "node1.plant:8080"}, loopback=False)
 
 
+NAMES = frozenset({"node1", "plant.example"})
+
+
+@pytest.mark.parametrize("host", ["node1:8080", "NODE1", "plant.example", "127.0.0.1:8081", "localhost:8081"])
+@pytest.mark.parametrize("loopback", [True, False])
+def test_a_node_with_names_answers_them(host: str, loopback: bool) -> None:
+    """Its own names, and those of this machine, under which its port may be published."""
+    assert "" == objection({"host": host}, loopback=loopback, names=NAMES)
+
+
+@pytest.mark.parametrize("host", ["", "[", "node2:8080", "node1.evil.example", "evil.example:8080", "10.0.0.256"])
+def test_a_node_with_names_answers_no_others(host: str) -> None:
+    """A page of a foreign name that resolves to the node's published port is refused."""
+    assert "not a name of this node" in objection({"host": host}, loopback=False, names=NAMES)
+
+
+def test_probes_by_address_are_answered() -> None:
+    """Kubernetes and Prometheus connect by address, and no page can make an address resolve to another."""
+    for host in ("10.0.0.5:8080", "[fd00::5]:8080"):
+        assert "" == objection({"host": host}, loopback=False, names=NAMES)
+        assert objection({"host": host}, loopback=True, names=NAMES)
+
+
 @pytest.mark.parametrize(
     "headers",
     [

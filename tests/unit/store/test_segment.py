@@ -29,6 +29,16 @@ ROWS = [
 ]
 
 
+READ_BY_ALL = {"PLAIN", "RLE", "RLE_DICTIONARY", "DELTA_BINARY_PACKED", "DELTA_BYTE_ARRAY"}
+"""Encodings of values and levels that Spark, DuckDB, polars, pandas and pyarrow decode."""
+
+
+def column_chunks(path: Path) -> dict[str, Any]:
+    """The columns of a file's first row group."""
+    group = pq.read_metadata(path).row_group(0)
+    return {group.column(i).path_in_schema: group.column(i) for i in range(group.num_columns)}
+
+
 def only_file(store: Store) -> Path:
     """The one segment of a store."""
     (entry,) = store.segments()
@@ -123,16 +133,43 @@ def test_time_is_micros_when_that_is_exact(store: Store, offset_ns: int, unit: s
 
 
 def test_columns_are_encoded_for_their_kind(store: Store) -> None:
-    """Time and integers are delta-encoded, floats are split by byte, tags have dictionaries, all under zstd."""
+    """Time and integers are delta-encoded, tags have dictionaries, all under zstd, and nothing is in an encoding that a
+    reader refuses.
+    """
     write(store, 1, ROWS[:2])
     seal(store, 2)
-    group = pq.read_metadata(only_file(store)).row_group(0)
-    columns = {group.column(i).path_in_schema: group.column(i) for i in range(group.num_columns)}
+    columns = column_chunks(only_file(store))
     assert "DELTA_BINARY_PACKED" in columns["time"].encodings
     assert "DELTA_BINARY_PACKED" in columns["busy"].encodings
-    assert "BYTE_STREAM_SPLIT" in columns["load"].encodings
     assert "RLE_DICTIONARY" in columns["host"].encodings
     assert {"ZSTD"} == {column.compression for column in columns.values()}
+    assert {each for column in columns.values() for each in column.encodings} <= READ_BY_ALL
+
+
+def test_a_merge_writes_old_files_in_encodings_of_today(store: Store) -> None:
+    """A file of an earlier build has byte-split doubles, which Spark refuses; a merge reads it and writes none."""
+    rows = [({"host": "a"}, at * 1_000, {"load": at / 7}) for at in range(20)]
+    for version in (1, 3):
+        write(store, version, rows[version::2])
+        seal(store, version + 1)
+        (entry,) = [each for each in store.segments() if each.first_version == version]
+        path = store.segments_directory / entry.name
+        old, footer = pq.read_table(path, partitioning=None), pq.read_metadata(path).metadata
+        with pq.ParquetWriter(
+            path,
+            old.schema,
+            use_dictionary=["host", "rack"],
+            column_encoding={"load": "BYTE_STREAM_SPLIT"},
+            store_schema=False,
+        ) as writer:
+            writer.write_table(old, row_group_size=4)
+            writer.add_key_value_metadata(footer)
+        assert "BYTE_STREAM_SPLIT" in column_chunks(path)["load"].encodings
+        assert entry.content_digest == digest_of_file(path)
+    assert expected(rows[1::2]) == contents(store)
+    store.compact(5, [entry.name for entry in store.segments()]).run()
+    assert expected(rows[1::2]) == contents(store)
+    assert {each for column in column_chunks(only_file(store)).values() for each in column.encodings} <= READ_BY_ALL
 
 
 def test_times_before_1970_and_at_the_ends_of_the_range(store: Store) -> None:

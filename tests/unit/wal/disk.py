@@ -186,8 +186,9 @@ class SimulatedDisk(FileLayer):
         inode.pending.append(change)
 
     def _free(self) -> int:
-        used = sum(len(inode.seen) for inode in self.names_seen.values())
-        return 1 << 40 if self.capacity is None else max(0, self.capacity - used)
+        if self.capacity is None:
+            return 1 << 40
+        return max(0, self.capacity - sum(len(inode.seen) for inode in self.names_seen.values()))
 
     def create(self, path: Path) -> int:
         self._count("create")
@@ -209,7 +210,7 @@ class SimulatedDisk(FileLayer):
         return self._next_descriptor
 
     def write(self, descriptor: int, buffers: Sequence[Buffer], offset: int) -> int:
-        data = b"".join(bytes(buffer) for buffer in buffers)
+        data = b"".join(buffers)
         try:
             self._count("write")
         except OSError:

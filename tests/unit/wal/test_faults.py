@@ -415,7 +415,7 @@ def test_a_caller_between_write_and_sync_gets_an_earlier_failure(tmp_path: Path)
         try:
             outcome.append(log.update([Put((b"large", bytes(5_000)))], sync=True))
         except DurabilityUnknown as error:
-            outcome.append(error.transaction)
+            outcome.append(("unknown", error.transaction))
 
     with log._commit._lock:
         thread = threading.Thread(target=work)
@@ -426,7 +426,7 @@ def test_a_caller_between_write_and_sync_gets_an_earlier_failure(tmp_path: Path)
         log.checkpoint()
         assert 3 == log.update([Put((b"later", b"2"))])
     thread.join(60)
-    assert [2] == outcome
+    assert [("unknown", 2)] == outcome
     log.close()
     assert {b"good": b"1", b"later": b"2"} == recovered(tmp_path)
 

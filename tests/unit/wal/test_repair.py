@@ -98,6 +98,21 @@ def test_damage_is_dropped_only_with_drop(directory: Path) -> None:
     assert WHOLE == repair(directory).state
 
 
+def test_a_repair_gives_no_number_again(directory: Path) -> None:
+    """Neither that of a dropped transaction, which a caller may hold as unknown, nor that of a journal."""
+    flip(journal(directory, 3), 70)
+    newest = repair(directory, drop=True).newest_transaction
+    log = WriteAheadLog(directory, BytesSerde(), 2, sync_interval_ms=None)
+    log.recover()
+    assert newest + 1 == log.update([Put((b"after", b"1"))])
+    log.checkpoint()
+    log.close()
+    flip(journal(directory, 1), 5_000)
+    assert repair(directory, drop=True).dropped
+    keys_of(directory)
+    assert [6] == [int(path.name.split("-")[1]) for path in directory.glob("journal-*")]
+
+
 def test_a_missing_journal_is_dropped(directory: Path) -> None:
     """Its transactions and all later ones are dropped."""
     journal(directory, 4).unlink()

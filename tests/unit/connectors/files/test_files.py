@@ -63,6 +63,14 @@ def test_new_directories_are_synced_in_their_parents(tmp_path: Path, calls: list
     assert ["fsync"] * 2 == calls
 
 
+def test_a_directory_that_cannot_be_created_names_what_is_in_the_way(tmp_path: Path) -> None:
+    """The parent that is a file is in the error, and not the directory that nobody could create."""
+    (tmp_path / "file").write_text("")
+    with pytest.raises(NotADirectoryError) as raised:
+        create_directories(tmp_path / "file" / "a" / "b")
+    assert str(tmp_path / "file") == raised.value.filename
+
+
 def test_renames_and_deletions_are_synced(tmp_path: Path, calls: list[str]) -> None:
     """Both directories of a move are synced; deleting a missing file has no effect."""
     (tmp_path / "a").mkdir()

@@ -171,20 +171,25 @@ def test_cached_code_is_stale_when_anything_compiled_in_changes() -> None:
     assert xxhash.xxh3_64_hexdigest((source + constants).encode()) == kernel.STAMP
 
 
-@pytest.mark.slow(14)
+@pytest.mark.slow(8)
 def test_a_torn_file_of_cached_code_is_ignored(tmp_path: Path) -> None:
     """A cache file torn by a power cut costs the time to compile, never the command."""
     shutil.copytree(ROOT / "headrace", tmp_path / "headrace", ignore=shutil.ignore_patterns("__pycache__"))
-    folder = tmp_path / "headrace" / "connectors"
+    folder = tmp_path / "headrace" / "connectors" / "formats"
+    # Numba finds them under these names as long as the source's size and time of change are the same.
+    cached = list((Path(kernel.__file__).parent / "__pycache__").glob("kernel.*.nb?"))
+    assert cached
+    (folder / "__pycache__").mkdir()
+    for file in cached:
+        (folder / "__pycache__" / file.name).write_bytes(b"torn")
     code = "import headrace.connectors.formats.kernel as kernel; print(kernel.__file__, callable(kernel.gather_texts))"
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    for torn in (False, True):
-        cached = list((folder / "formats" / "__pycache__").glob("kernel.*.nb?"))
-        assert torn == bool(cached)
-        for file in cached:
-            file.write_bytes(b"torn")
-        answer = subprocess.run(
-            [sys.executable, "-c", code], env=environment, cwd=tmp_path, capture_output=True, text=True, check=False
-        )
-        assert answer.returncode == 0, answer.stderr
-        assert f"{folder}/formats/kernel.py True" == answer.stdout.strip()
+    answer = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert answer.returncode == 0, answer.stderr
+    assert f"{folder}/kernel.py True" == answer.stdout.strip()

@@ -37,6 +37,10 @@ class Recorded:
         """(kind, ms)."""
         return 1, 0
 
+    def leader_epoch(self) -> int | None:
+        """See Message."""
+        return None
+
     def key(self) -> None:
         """No key."""
         return

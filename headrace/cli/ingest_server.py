@@ -1,0 +1,50 @@
+"""Serves the metrics of `headrace ingest run` over HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+    from headrace.pipeline.ingest_metrics import IngestMetrics
+    from headrace.terminal.output import Output
+
+MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+MetricsAddressOption = Annotated[
+    str | None, typer.Option("--http", metavar="HOST:PORT", help="Serve /metrics on this address.")
+]
+
+
+@contextmanager
+def served_metrics(metrics: IngestMetrics, address: str | None, output: Output) -> Iterator[None]:
+    """Serve metrics while the body runs; without an address nothing listens.
+
+    Raises AddressInvalid and AddressInUse.
+    """
+    if address is None:
+        yield
+        return
+    # Loaded only for a server: it takes a quarter of a second.
+    from starlette.applications import Starlette
+    from starlette.responses import PlainTextResponse
+    from starlette.routing import Route
+
+    from headrace.consumers.node.http_address import parse_address
+    from headrace.consumers.serve.server import Server
+
+    async def answer(_request: Request) -> Response:
+        return PlainTextResponse(metrics.text(), media_type=MEDIA_TYPE)
+
+    host, port = parse_address(address, "--http", "--http 127.0.0.1:9090")
+    server = Server(Starlette(routes=[Route("/metrics", answer)]), host, port)
+    output.note(f"metrics at {server.start()}/metrics")
+    try:
+        yield
+    finally:
+        server.stop()

@@ -1,0 +1,50 @@
+"""The process of one node as the operating system sees it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(slots=True)
+class NodeProcess:
+    """One node: its process (0 = not running) and the address it serves on."""
+
+    name: str
+    http: str
+    pid: int = 0
+
+    @property
+    def running(self) -> bool:
+        """Whether the process exists and is ours."""
+        return self.pid > 0 and _is_node(self.pid, self.name)
+
+
+def ask_to_end(node: NodeProcess) -> None:
+    """Send SIGTERM, also to a process that is stopped."""
+    # A process that SIGSTOP stopped handles SIGTERM only after it is continued.
+    for number in (signal.SIGCONT, signal.SIGTERM):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(node.pid, number)
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether all threads of a process are stopped, or it has ended."""
+    try:
+        threads = [stat.read_text() for stat in Path(f"/proc/{pid}/task").glob("*/stat")]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return {thread.rpartition(")")[2].split()[0] for thread in threads} <= {"T", "Z"}
+
+
+def _is_node(pid: int, name: str) -> bool:
+    # The system reuses pids, at the latest after a reboot: signals must not reach a stranger's process.
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z" and b"node" in words and b"--id" in words and name.encode() in words

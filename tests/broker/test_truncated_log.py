@@ -1,0 +1,77 @@
+"""A broker that loses the end of a log: what readers get of it once it is longer than before."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+
+from headrace.connectors.kafka.broker import EmbeddedBroker
+from headrace.connectors.log.kafka import KafkaLog
+from headrace.connectors.log.port import LogTruncated, Reader, Record
+from tests.waiting import eventually
+
+HELD, KEPT = 30, 11
+_BATCH = struct.Struct(">qi")
+
+
+def append(log: KafkaLog, topic: str, text: str, records: int) -> None:
+    """Append records, each in a batch of its own."""
+    appender = log.appender()
+    for number in range(records):
+        appender.append(topic, f"{text} {number}".encode())
+        assert 0 == appender.flush(20)
+    appender.close()
+
+
+def read(reader: Reader, count: int) -> list[Record]:
+    """The next records."""
+    records: list[Record] = []
+    eventually(lambda: len(records.__iadd__(reader.poll(100, 0.1))) >= count, f"{count} records")
+    return records
+
+
+def cut(broker: EmbeddedBroker, topic: str, keep: int) -> None:
+    """Delete the batches from an offset on from the disk of a stopped broker, which then looks killed."""
+    directory = broker.directory / "data" / f"{topic}-0"
+    [segment] = directory.glob("*.log")
+    data, position = segment.read_bytes(), 0
+    while (batch := _BATCH.unpack_from(data, position))[0] < keep:
+        position += _BATCH.size + batch[1]
+    segment.write_bytes(data[:position])
+    for file in directory.iterdir():
+        if file.suffix in (".index", ".timeindex", ".snapshot"):
+            file.unlink()
+    (broker.directory / "data" / ".kafka_cleanshutdown").unlink()
+
+
+@pytest.mark.slow(20)
+def test_a_log_that_lost_its_end_continues_under_a_newer_leader_epoch(
+    own_broker: EmbeddedBroker, cluster_name: str
+) -> None:
+    """The topic keeps its id and is longer than before. A reader that is open gets an error; one that is opened at its
+    old position does not, and recognises the other log by the epoch of the first record alone.
+    """
+    log = KafkaLog(own_broker.start().bootstrap)
+    log.create_topic(cluster_name, {})
+    append(log, cluster_name, "first", HELD)
+    reader = log.reader({cluster_name: 0}, follow=True)
+    before, topic_id = read(reader, HELD), log.describe(cluster_name).topic_id
+    own_broker.stop()
+    cut(own_broker, cluster_name, KEPT)
+    own_broker.start()
+    append(log, cluster_name, "second", HELD)
+    found = log.describe(cluster_name)
+    assert (topic_id, KEPT + HELD) == (found.topic_id, found.end)
+    with pytest.raises(LogTruncated):
+        read(reader, 1)
+    reader.close()
+    reader = log.reader({cluster_name: HELD - 1})
+    after = read(reader, KEPT + 1)
+    assert (HELD - 1, HELD) == (after[0].offset, after[1].offset)
+    assert all(record.leader_epoch > before[-1].leader_epoch >= 0 for record in after)
+    reader.close()
+    reader = log.reader({cluster_name: 0})
+    assert before[:KEPT] == read(reader, KEPT)[:KEPT]
+    reader.close()
+    log.close()

@@ -1,0 +1,221 @@
+"""Which copy of another member's files is installed, and from whom a group copies: whole files, by single steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from headrace.consumers.recovery.coordinator import CORRUPT_EXCLUSION_S, FAILED_EXCLUSION_S
+from headrace.consumers.recovery.file_copy import Snapshot, SnapshotFile, commit_empty, digest_of
+from headrace.consumers.replication.group_health import Event, State
+from headrace.consumers.replication.group_state import GroupState
+from headrace.consumers.replication.hash_chain import next_chain, record_digest
+from headrace.consumers.replication.settings import ReplicationLimits
+from headrace.consumers.store import Store
+from headrace.schemas.messages import NO_CHAIN
+from headrace.schemas.records import Status
+from tests.unit.recovery.test_steps import TOPIC, Recovery, append_records
+from tests.unit.statuses import STATUS
+from tests.unit.store.builders import write
+
+SEALED = 3
+
+
+class Member:
+    """Member n2, whose files hold the first records of the log; `chain` is what it has read."""
+
+    def __init__(self, directory: Path, recovery: Recovery, chain: bytes) -> None:
+        self.directory = directory / "snapshot"
+        self.during: Callable[[], None] = lambda: None
+        state = GroupState(version=SEALED, offset=SEALED - 1, chain=chain)
+        store = Store.open(directory / "n2", "g")
+        write(store, 1, [({"host": "a"}, 1, {"busy": 1})])
+        store.freeze(SEALED, 1, state.to_bytes()).run()
+        store.snapshot(self.directory)
+        store.close()
+        paths = sorted(path for path in self.directory.rglob("*") if path.is_file())
+        files = tuple(
+            SnapshotFile(str(path.relative_to(self.directory)), path.stat().st_size, digest_of(path)) for path in paths
+        )
+        topic_id = recovery.node.topic_id(TOPIC)
+        self.snapshot = Snapshot("s", "g", topic_id, SEALED, SEALED - 1, 1, chain.hex(), files)
+
+    def open(self) -> Snapshot:
+        """See Source."""
+        self.during()
+        return self.snapshot
+
+    def read(self, _snapshot: Snapshot, path: str, offset: int) -> Iterator[bytes]:
+        """See Source."""
+        yield (self.directory / path).read_bytes()[offset:]
+
+    def release(self, _snapshot: Snapshot) -> None:
+        """See Source."""
+
+
+def chain_of_log() -> bytes:
+    """The chain after the records that the member has."""
+    chain = NO_CHAIN
+    for number in range(SEALED):
+        chain = next_chain(chain, record_digest(f"no message {number}".encode()))
+    return chain
+
+
+def source(node: str = "n2") -> Status:
+    """The status of a member whose files hold the first records."""
+    return replace(
+        STATUS, node=node, eligible=True, http=f"http://{node}", sealed_version=SEALED, sealed_offset=SEALED - 1
+    )
+
+
+@pytest.fixture
+def recovery(tmp_path: Path) -> Iterator[Recovery]:
+    """A group whose data is wrong, and a log that has its beginning."""
+    made = Recovery(tmp_path / "n1")
+    append_records(made.log, 6)
+    made.node.live_statuses = [source()]
+    yield made
+    made.gap_search.stop()
+    made.node.close()
+
+
+def copy(recovery: Recovery, member: Member) -> int:
+    """How often a copy of the member was installed after one attempt for wrong data."""
+    recovery.node.source = lambda _url, _group: member  # type: ignore[method-assign]
+    recovery.wrong_data.mark(TOPIC, "a file has changed")
+    recovery.coordinator.turn()
+    assert 1 == len(recovery.pool.submitted)
+    recovery.pool.run()
+    return recovery.node.installed
+
+
+def without_index(snapshot: Snapshot) -> Snapshot:
+    """A listing that lacks the file from which the index finds all others."""
+    return replace(snapshot, files=tuple(file for file in snapshot.files if not file.path.endswith("CURRENT")))
+
+
+def test_a_copy_that_is_what_its_listing_says_is_installed(recovery: Recovery, tmp_path: Path) -> None:
+    """Once: the next step plans nothing for the same group."""
+    assert 1 == copy(recovery, Member(tmp_path, recovery, chain_of_log()))
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        lambda listing: replace(listing, group="another"),
+        lambda listing: replace(listing, topic_id="another"),
+        lambda listing: replace(listing, offset=SEALED),
+        without_index,
+    ],
+)
+def test_a_copy_that_is_not_what_its_listing_says_is_refused(
+    recovery: Recovery, tmp_path: Path, changed: Callable[[Snapshot], Snapshot]
+) -> None:
+    """Of another group or topic, of another offset, or no store at all."""
+    member = Member(tmp_path, recovery, chain_of_log())
+    member.snapshot = changed(member.snapshot)
+    assert 0 == copy(recovery, member)
+
+
+def test_a_copy_whose_index_names_other_segments_is_refused(recovery: Recovery, tmp_path: Path) -> None:
+    """What the index does not name would be deleted at the next start, and its rows were missing."""
+    member = Member(tmp_path, recovery, chain_of_log())
+    (segment,) = (file for file in member.snapshot.files if file.path.endswith(".parquet"))
+    other = segment.path.replace(".parquet", "-9.parquet")
+    (member.directory / other).write_bytes((member.directory / segment.path).read_bytes())
+    member.snapshot = replace(member.snapshot, files=(*member.snapshot.files, replace(segment, path=other)))
+    assert 0 == copy(recovery, member)
+
+
+def test_a_member_that_has_read_another_log_is_no_source_for_long(recovery: Recovery, tmp_path: Path) -> None:
+    """Its chain is not that of the log: its scrubber first has to find why, so it is not tried again soon."""
+    assert 0 == copy(recovery, Member(tmp_path, recovery, b"x" * 16))
+    assert "is not that of the log" in recovery.health.reason
+    recovery.clock.now_s += FAILED_EXCLUSION_S
+    recovery.coordinator.turn()
+    assert State.RECOVERING is recovery.health.state
+    recovery.pool.run()
+    assert 1 == recovery.node.installed, "the log has everything: the group is built again from it"
+    recovery.node.live_statuses = [source()]
+    assert not recovery.coordinator._sources(TOPIC, recovery.node.group)
+    recovery.clock.now_s += CORRUPT_EXCLUSION_S
+    assert recovery.coordinator._sources(TOPIC, recovery.node.group)
+
+
+@pytest.mark.parametrize("agrees", [True, False])
+def test_without_the_whole_log_a_copy_is_compared_with_another_member(
+    recovery: Recovery, tmp_path: Path, agrees: bool
+) -> None:
+    """Not with the one that it came from, which agrees with itself whatever it holds."""
+    member = Member(tmp_path, recovery, chain_of_log())
+    recovery.log.trim(TOPIC, 1)
+    recovery.node.live_statuses = [source("n2"), replace(source("n3"), sealed_offset=1)]
+    asked: list[str] = []
+
+    def chain_of(url: str, _group: str, version: int) -> bytes:
+        asked.append(url)
+        assert SEALED == version
+        return chain_of_log() if agrees or url == "http://n2" else b"x" * 16
+
+    recovery.node.chain_of = chain_of  # type: ignore[method-assign]
+    assert agrees is bool(copy(recovery, member))
+    assert ["http://n3"] == asked
+
+
+@pytest.mark.parametrize(("begin", "installed"), [(SEALED, 1), (SEALED + 1, 0)])
+def test_a_copy_that_the_log_no_longer_continues_is_not_installed(
+    recovery: Recovery, tmp_path: Path, begin: int, installed: int
+) -> None:
+    """The log was trimmed while the copy ran: one record between both is missing for ever."""
+    member = Member(tmp_path, recovery, chain_of_log())
+    member.during = lambda: recovery.log.trim(TOPIC, begin)
+    assert installed == copy(recovery, member)
+
+
+@pytest.mark.parametrize("changed", [{"topic_id": "another"}, {"http": ""}])
+def test_a_member_of_another_topic_or_without_an_address_is_no_source(
+    recovery: Recovery, changed: dict[str, str]
+) -> None:
+    """Its offsets mean nothing here, or nobody can ask it."""
+    status = replace(source(), **{"topic_id": recovery.node.topic_id(TOPIC), **changed})
+    recovery.node.live = lambda _group: [status]  # type: ignore[method-assign]
+    recovery.log.trim(TOPIC, 1)
+    recovery.health.report(Event.TRIM, "the log begins at offset 1, 0 is needed")
+    recovery.coordinator.turn()
+    assert ([], State.UNSOURCED) == (recovery.pool.submitted, recovery.health.state)
+
+
+def test_no_more_copies_run_at_once_than_allowed(recovery: Recovery) -> None:
+    """Those of other groups count."""
+    others = [f"other {number}" for number in range(ReplicationLimits().recoveries_max)]
+    recovery.coordinator._copying |= set(others)
+    recovery.wrong_data.mark(TOPIC, "a file has changed")
+    recovery.coordinator.turn()
+    assert [] == recovery.pool.submitted
+    recovery.coordinator._copying.discard(others[0])
+    recovery.coordinator.turn()
+    assert 1 == len(recovery.pool.submitted)
+
+
+def test_a_committed_copy_is_installed_although_no_source_is_left(recovery: Recovery) -> None:
+    """It was verified, and a crash would install it all the same."""
+    recovery.node.live_statuses = []
+    recovery.log.trim(TOPIC, 1)
+    recovery.health.report(Event.TRIM, "the log begins at offset 1, 0 is needed")
+    recovery.coordinator.turn()
+    assert State.UNSOURCED is recovery.health.state
+    commit_empty(recovery.node.directory, recovery.node.group.directory_name)
+    recovery.coordinator.turn()
+    recovery.pool.run()
+    assert 1 == recovery.node.installed
+
+
+def test_what_a_full_disk_refused_is_recorded_by_each_step(recovery: Recovery) -> None:
+    """Of groups that are healthy by now as well."""
+    repeated: list[bool] = []
+    recovery.node.repeat_records = lambda: repeated.append(True)  # type: ignore[method-assign]
+    recovery.wrong_data.turn()
+    assert [True] == repeated
