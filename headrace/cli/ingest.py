@@ -110,21 +110,29 @@ def run(
         from headrace.pipeline.checkpoint import default_checkpoint
         from headrace.pipeline.ingest import RunOptions
         from headrace.pipeline.ingest_metrics import IngestMetrics
-        from headrace.settings import load_settings
 
-        flags = {
-            "cluster.name": cluster,
-            "cluster.bootstrap": bootstrap,
-            "write.time_resolution": time_resolution,
-            "kafka": parse_settings(settings),
-        }
-        loaded = load_settings(flags)
+        loaded = _settings(cluster, bootstrap, time_resolution, settings)
         job = _job(loaded, topic, database, form, options, any_time)
         place = checkpoint or default_checkpoint(data_dir, job)
         metrics = IngestMetrics(job)
         with served_metrics(metrics, http, output):
             run_options = RunOptions(place, available_now, max_messages, interval_s, wait_s)
             _run(output, job, run_options, loaded.ingest, metrics)
+
+
+def _settings(
+    cluster: str | None, bootstrap: str | None, time_resolution: str | None, settings: list[str] | None
+) -> Settings:
+    from headrace.settings import load_settings
+
+    return load_settings(
+        {
+            "cluster.name": cluster,
+            "cluster.bootstrap": bootstrap,
+            "write.time_resolution": time_resolution,
+            "kafka": parse_settings(settings),
+        }
+    )
 
 
 def _job(settings: Settings, topic: str, database: str, form: str, options: FormatOptions, any_time: bool) -> IngestJob:
