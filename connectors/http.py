@@ -154,6 +154,11 @@ def request_node(
         if connection is not None:
             connection.close()
         raise _unreachable(url, error) from error
+    except BaseException:
+        # Ctrl-C: the node ends a query whose client leaves, so the connection must not wait for the collector.
+        if connection is not None:
+            connection.close()
+        raise
     answer = NodeAnswer(connection, response)
     if response.status < http.client.MULTIPLE_CHOICES:
         return answer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import BinaryIO
 
 import numpy as np
@@ -27,6 +27,7 @@ class FileProgress:
 
     `replaced` is known at the end: rows that replaced others which this write wrote before, at least so many
     unless `replaced_exact`. `nan` counts values.
+    `refused_columns` are those of a Parquet file that are left out, and why.
     """
 
     rows: int = 0
@@ -36,6 +37,7 @@ class FileProgress:
     nan: int = 0
     replaced: int = 0
     replaced_exact: bool = True
+    refused_columns: Mapping[str, str] = field(default_factory=dict)
 
 
 class DeclaredTypes(Mapping[str, Mapping[str, FieldType]]):
@@ -125,7 +127,8 @@ class FileWriter:
                     rules.check_repeats(tables)
                 rejected += self._write_tables(tables)
                 self._reject(pa.concat_tables(rejected).sort_by("line"))
-                self.progress = replace(self.progress, bytes_read=block.bytes_read)
+                refused = {**self.progress.refused_columns, **block.refused_columns}
+                self.progress = replace(self.progress, bytes_read=block.bytes_read, refused_columns=refused)
                 yield self.progress
         self.progress = replace(self.progress, replaced=self._replaced.count(), replaced_exact=self._replaced.exact)
 

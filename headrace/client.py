@@ -20,6 +20,7 @@ import pyarrow as pa
 from headrace._answers import QueryResult
 from headrace._connection import CONNECT_TIMEOUT_S, close_cluster, open_cluster
 from headrace._frames import arrow_table
+from headrace._parameters import query_parameters
 from headrace.connectors.deadline import Deadline
 from headrace.connectors.http import AnswerCut, NodeRefused, NodeUnreachable
 from headrace.consumers.query.query_errors import QueryError
@@ -128,6 +129,7 @@ class Client:
     def query(
         self,
         sql: str,
+        parameters: Mapping[str, Any] | None = None,
         *,
         timeout_ms: int | None = None,
         node: str | None = None,
@@ -136,6 +138,9 @@ class Client:
     ) -> QueryResult:
         """The answer to a SQL query, from any live node, or from the one at the URL `node`.
 
+        `parameters` are the values of the names that the SQL writes as `$name`: numbers, texts, booleans,
+        dates, datetimes (UTC without a zone), None, and lists of them.
+
         It contains everything this client wrote before. While no node serves, for example without Kafka, a node
         may answer from what it had at most `stale` ago (`"60s"`, seconds, a timedelta; `stale_ok`: at any age; 0:
         never; default: `query.stale_max_s`). `QueryResult.as_of` is then not None. Raises the QueryError that the
@@ -143,7 +148,7 @@ class Client:
         """
         stale_s = self._stale_s(stale, stale_ok)
         # The node answers when it has applied these offsets: clients read their own writes at every node.
-        after = self.flush()
+        after, values = self.flush(), query_parameters(parameters)
         deadline = Deadline(FIND_TIMEOUT_S)
         while True:
             failure: HeadraceError | None = None
@@ -152,7 +157,7 @@ class Client:
             ways = [(url, 0.0 if stale_s else stale_s) for url in urls] + [(url, stale_s) for url in urls if stale_s]
             for url, within_s in ways:
                 try:
-                    answer = _query_node(url, sql, after, timeout_ms, within_s)
+                    answer = _query_node(url, sql, values, after, timeout_ms, within_s)
                 except (QueryError, NodeRefused, NodeUnreachable, AnswerCut) as error:
                     # Errors in the SQL are the same everywhere; a node that is down or behind says nothing
                     # about the others.
@@ -326,12 +331,23 @@ class Writer:
 
 
 def _query_node(
-    url: str, sql: str, after: Mapping[str, int], timeout_ms: int | None, stale_s: float | None
+    url: str,
+    sql: str,
+    parameters: Mapping[str, Any],
+    after: Mapping[str, int],
+    timeout_ms: int | None,
+    stale_s: float | None,
 ) -> QueryResult:
     wait_s = ANSWER_TIMEOUT_S if timeout_ms is None else timeout_ms / 1_000 + GRACE_S
     as_of: list[datetime] = []
     chunks = NodeClient(url, answer_timeout_s=wait_s).query(
-        sql, format="arrow", after=after, timeout_ms=timeout_ms, stale_s=stale_s, on_as_of=as_of.append
+        sql,
+        format="arrow",
+        after=after,
+        timeout_ms=timeout_ms,
+        parameters=parameters,
+        stale_s=stale_s,
+        on_as_of=as_of.append,
     )
     with pa.ipc.open_stream(pa.py_buffer(b"".join(chunks))) as reader:
         return QueryResult(reader.read_all(), next(iter(as_of), None))

@@ -57,21 +57,23 @@ class NodeClient:
         limit: int | None = None,
         stale_s: float | None = None,
         on_as_of: Callable[[datetime], None] = lambda _moment: None,
+        parameters: Mapping[str, Any] | None = None,
     ) -> Iterator[bytes]:
-        """The answer to a query, in chunks as they arrive.
+        """The answer to a query, in chunks as they arrive. `parameters` are the values of `$name` in the SQL.
 
         A node that does not serve may answer from what it has if that is at most `stale_s` old (None: as the node
         is set); `on_as_of` is then called with the moment up to which the answer contains everything. Raises
         NodeUnreachable, NodeRefused or a QueryError, and AnswerCut from the iterator.
         """
-        parameters = {
+        given = {
             "sql": sql,
             "format": format,
             "after": dict(after or {}),
             "timeout_ms": timeout_ms,
             "limit": limit,
+            "parameters": dict(parameters or {}),
         }
-        document: dict[str, Any] = {name: value for name, value in parameters.items() if value}
+        document: dict[str, Any] = {name: value for name, value in given.items() if value}
         # 0 is not the node's own setting: it is never.
         if stale_s is not None:
             document["stale"] = stale_s

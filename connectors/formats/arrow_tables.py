@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import numpy.typing as npt
 import polars as pl
@@ -30,8 +28,6 @@ from headrace.connectors.formats.row_rules import NO_SUCH_TIME, accepted_times, 
 from headrace.connectors.formats.text_columns import encode_tags, times_of_text, to_arrow, with_static_tags
 from headrace.schemas.tables import TIME_COLUMN, FieldType
 
-# Bounds the memory of a file whose row groups are large.
-PARQUET_BATCH_ROWS = 262_144
 _IN_RANGE = "write times between the years 1677 and 2262"
 
 
@@ -39,7 +35,8 @@ def normalise(table: pa.Table, options: FormatOptions) -> pa.Table:
     """`table` as readings: tags dictionary<int32, string>, then `time` int64 ns, then the fields.
 
     Fields are float64, int64, bool or string: integers of any width become int64 (float64 if that is
-    declared), floats and exact decimals float64, text of any kind string. Times of any unit and zone become
+    declared), floats and exact decimals float64, whole decimals int64, text of any kind string. Dates, times of
+    day and timestamps in fields become text in ISO 8601. Times of any unit and zone become
     nanoseconds UTC; integers are times in `time_unit`, text is parsed as by the text formats. Columns of
     nulls are dropped. The arrays of `table` are valid, as `check_arrays` finds. Raises ColumnMissing,
     ColumnTypeError or TimeRangeError, which name the column.
@@ -51,7 +48,7 @@ def normalise(table: pa.Table, options: FormatOptions) -> pa.Table:
     columns[TIME_COLUMN] = _time(options.time_column, table.column(options.time_column), options)
     declared = options.declared_types(options.table or "")
     for name in sorted(_field_names(table, options)):
-        values = _field(name, table.column(name), declared.get(name))
+        values = field_values(name, table.column(name), declared.get(name))
         if values is not None:
             columns[name] = values
     return pa.table(columns)
@@ -64,17 +61,6 @@ def parse_parquet(data: pa.Buffer | bytes, options: FormatOptions, *, keep_lines
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise FormatError(f"not a Parquet file: {error}") from None
     return parse_table(table, options, keep_lines=keep_lines)
-
-
-def parquet_batches(file: pq.ParquetFile) -> Iterator[pa.Table]:
-    """The rows of an open Parquet file in batches of bounded size, at least one."""
-    # A file without rows still has columns, whose names are checked.
-    empty = True
-    for batch in file.iter_batches(batch_size=PARQUET_BATCH_ROWS):
-        empty = False
-        yield pa.Table.from_batches([batch])
-    if empty:
-        yield file.schema_arrow.empty_table()
 
 
 def parse_table(table: pa.Table, options: FormatOptions, *, keep_lines: bool = False) -> ParseResult:
@@ -151,7 +137,9 @@ def _tag(name: str, column: pa.ChunkedArray) -> pa.Array:
     kind = values.type
     if _is_text(kind):
         return encode_tags(values.cast(pa.string()))
-    if pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_null(kind):
+    if _is_moment(kind):
+        return encode_tags(_moment_text(values))
+    if pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_null(kind) or pa.types.is_decimal(kind):
         return encode_tags(values.cast(pa.string()))
     raise ColumnTypeError(f"tag {name!r} has type {kind}", action="tags are text: convert the column to strings")
 
@@ -187,7 +175,8 @@ def _scaled(name: str, values: pa.Array, ns_per_unit: int) -> pa.Array:
         raise TimeRangeError(f"column {name!r} has times outside int64 nanoseconds", action=_IN_RANGE) from None
 
 
-def _field(name: str, column: pa.ChunkedArray, declared: FieldType | None) -> pa.Array | None:
+def field_values(name: str, column: pa.ChunkedArray, declared: FieldType | None) -> pa.Array | None:
+    """A column as one of the types of fields; None for one of nulls that is not declared. Raises ColumnTypeError."""
     values = _plain_array(column)
     kind = values.type
     if pa.types.is_null(kind):
@@ -203,10 +192,43 @@ def _field(name: str, column: pa.ChunkedArray, declared: FieldType | None) -> pa
     if pa.types.is_floating(kind):
         return values.cast(pa.float64())
     if pa.types.is_decimal(kind):
-        return _from_decimal(name, values)
+        whole = kind.scale <= 0 and declared is not FieldType.FLOAT64
+        return _from_whole_decimal(name, values) if whole else _from_decimal(name, values)
+    if _is_moment(kind):
+        return _moment_text(values)
     raise ColumnTypeError(
         f"field {name!r} has type {kind}", action="fields are numbers, booleans or text: convert the column"
     )
+
+
+def is_field_type(kind: pa.DataType) -> bool:
+    """Whether a field can have values of an Arrow type, all of them or those that fit."""
+    if pa.types.is_dictionary(kind) or pa.types.is_run_end_encoded(kind):
+        kind = kind.value_type
+    checks = (pa.types.is_null, pa.types.is_boolean, pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal)
+    return _is_text(kind) or _is_moment(kind) or any(check(kind) for check in checks)
+
+
+def _is_moment(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_date(kind) or pa.types.is_time(kind) or pa.types.is_timestamp(kind))
+
+
+def _moment_text(values: pa.Array) -> pa.Array:
+    """Dates, times of day and timestamps as ISO 8601 with all their digits; those with a zone in UTC, with Z."""
+    # Text and not integers: it keeps its unit, sorts by time, and SQL casts it back.
+    kind = values.type
+    if pa.types.is_timestamp(kind) and kind.tz is not None:
+        values = values.cast(pa.timestamp(kind.unit, "UTC"))
+    return values.cast(pa.string())
+
+
+def _from_whole_decimal(name: str, values: pa.Array) -> pa.Array:
+    try:
+        return values.cast(pa.int64())
+    except pa.ArrowInvalid:
+        raise ColumnTypeError(
+            f"field {name!r} has whole decimals that int64 cannot hold", action="convert the column to text"
+        ) from None
 
 
 def _integers(name: str, values: pa.Array) -> pa.Array:

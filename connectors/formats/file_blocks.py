@@ -6,7 +6,7 @@ import gzip
 import io
 import zlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from headrace.connectors.formats.arrow_tables import parquet_batches, parse_table
+from headrace.connectors.formats.arrow_tables import parse_table
 from headrace.connectors.formats.csv_lines import Header, csv_records, header_of
 from headrace.connectors.formats.interface import (
     LINE_COLUMN,
@@ -24,8 +24,10 @@ from headrace.connectors.formats.interface import (
     ParseResult,
     check_format,
 )
+from headrace.connectors.formats.json_documents import ByteSource, ElementSource, element_source
 from headrace.connectors.formats.line_protocol import line_records
 from headrace.connectors.formats.lines import Lines, lines_of_buffer
+from headrace.connectors.formats.parquet_columns import parquet_batches, refused_columns
 from headrace.connectors.formats.parser import BYTE_ORDER_MARK, parse_text
 from headrace.schemas.tables import FieldType, widened
 
@@ -46,12 +48,13 @@ class Block:
 
     Line numbers in `parsed` count from 0 at the start of the file; in Parquet they are row numbers.
     `first_line` is the first line of the part, `bytes_read` the bytes of the file (as stored) read up to its
-    end.
+    end. The first block of a Parquet file has `refused_columns`: those that are left out, and why.
     """
 
     parsed: ParseResult
     first_line: int
     bytes_read: int
+    refused_columns: Mapping[str, str] = field(default_factory=dict)
 
 
 def iterate_file(
@@ -75,9 +78,10 @@ def iterate_file(
             if known == "parquet":
                 yield from _parquet_blocks(raw, options, keep_lines=keep_lines)
             else:
-                yield from _text_blocks(
-                    _TextSource(raw), known, options, block_bytes, default_time_ns, keep_lines=keep_lines
-                )
+                text: ByteSource = _TextSource(raw)
+                text = element_source(text) if known == "json" else text
+                blocks = _text_blocks(text, known, options, block_bytes, default_time_ns, keep_lines=keep_lines)
+                yield from _file_lines(text, blocks) if isinstance(text, ElementSource) else blocks
     except (OSError, EOFError, zlib.error, pa.ArrowException, UnicodeDecodeError) as error:
         name = getattr(source, "name", source)
         raise UnreadableFile(
@@ -167,7 +171,7 @@ class _FieldTypes:
 
 
 def _text_blocks(
-    source: _TextSource,
+    source: ByteSource,
     format: Format,
     options: FormatOptions,
     block_bytes: int,
@@ -213,6 +217,18 @@ def _text_blocks(
         first_line += lines.count
 
 
+def _file_lines(source: ElementSource, blocks: Iterator[Block]) -> Iterator[Block]:
+    """Blocks of elements with the lines of the file, and at the end what an unclosed array means."""
+    elements = 0
+    for block in blocks:
+        parsed = source.file_lines(block.parsed, block.first_line)
+        elements = block.first_line + block.parsed.lines
+        yield replace(block, parsed=parsed)
+    end = source.unclosed()
+    if end is not None:
+        yield Block(end, elements, source.bytes_read)
+
+
 def _incomplete_from(lines: Lines, format: Format, header: Header | None) -> int:
     """The first line of a record that this block does not complete, or the number of lines."""
     # A reading of JSON is always one line of a file.
@@ -243,8 +259,10 @@ def _parquet_blocks(raw: BinaryIO, options: FormatOptions, *, keep_lines: bool) 
     first_row = 0
     with pq.ParquetFile(stream) as file:
         total = file.metadata.num_rows
-        for table in parquet_batches(file):
+        refused = refused_columns(file, options)
+        for table in parquet_batches(file, refused):
             parsed = parse_table(table, options, keep_lines=keep_lines)
             done = first_row + table.num_rows
-            yield Block(_renumber(parsed, first_row), first_row, size if done >= total else int(size * done / total))
+            stored = size if done >= total else int(size * done / total)
+            yield Block(_renumber(parsed, first_row), first_row, stored, {} if first_row else refused)
             first_row = done

@@ -13,11 +13,12 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import duckdb
 
 from headrace.consumers.query.database import LockedDatabase
-from headrace.consumers.query.guard import Statement
+from headrace.consumers.query.parameters import BoundStatement
 from headrace.consumers.query.planner import ScanPlan, plan_scans
 from headrace.consumers.query.query_errors import NotCaughtUp, QueryInvalid, QueryTimeout, TooManyQueries
 from headrace.consumers.query.result_stream import Interrupter, QueryTimer, ResultStream
@@ -83,19 +84,23 @@ class QueryEngine:
         row_limit: int | None = None,
         stale_s: float | None = None,
         on_start: Callable[[Callable[[], None]], None] | None = None,
+        parameters: Mapping[str, Any] | None = None,
     ) -> ResultStream:
         """Start a query and return when its first rows are there. The caller closes the result.
 
         `after` maps groups to log offsets that the result must contain. `timeout_ms` bounds the whole query,
         including the reading of its result. `row_limit` cuts the result. A node that does not serve answers from what
         it has if that is at most `stale_s` old; None = `query.stale_max_s`. `on_start` receives a function that
-        cancels the query from any thread. Raises a QueryError.
+        cancels the query from any thread. `parameters` are the values of the names that the SQL writes as
+        `$name`. Raises a QueryError.
         """
         resources = self._take_permit()
         started_s = time.monotonic()
         stale_s = self.settings.stale_max_s if stale_s is None else stale_s
         try:
-            result = self._start(resources, sql, after or {}, timeout_ms, row_limit, stale_s, on_start)
+            result = self._start(
+                resources, sql, after or {}, timeout_ms, row_limit, stale_s, on_start, parameters or {}
+            )
         except BaseException as error:
             resources.close()
             self._count(failed=1, timed_out=isinstance(error, QueryTimeout))
@@ -145,6 +150,7 @@ class QueryEngine:
         row_limit: int | None,
         stale_s: float,
         on_start: Callable[[Callable[[], None]], None] | None,
+        parameters: Mapping[str, Any],
     ) -> ResultStream:
         timeout_ms = min(timeout_ms or self.settings.timeout_ms, self.settings.timeout_ms)
         now_us = self._clock_ns() // 1_000
@@ -164,14 +170,15 @@ class QueryEngine:
         if on_start is not None:
             on_start(session.timer.cancel)
         # Checked before the wait: SQL that cannot run is refused at once, not after the offsets have come.
-        statement = session.check(sql)
+        bound = session.bind(session.check(sql), parameters)
+        statement = bound.statement
         self._wait_for(_newest(after, fence.confirmed), session.timer)
         if statement.show:
             session.register(
                 "__shown", show_table(statement, {(item.database, item.table): item for item in self.tables()})
             )
             return session.run(f"{statement.explain}FROM __shown", row_limit)
-        return self._run(session, resources, statement, row_limit)
+        return self._run(session, resources, bound, row_limit)
 
     def _wait_for(self, after: Mapping[str, int], timer: QueryTimer) -> None:
         if after and not self._source.wait_for(after, timer.left_s):
@@ -182,10 +189,13 @@ class QueryEngine:
                 retriable=True,
             )
 
-    def _run(self, session: Session, resources: ExitStack, statement: Statement, row_limit: int | None) -> ResultStream:
+    def _run(
+        self, session: Session, resources: ExitStack, bound: BoundStatement, row_limit: int | None
+    ) -> ResultStream:
+        statement = bound.statement
         resolved = resolve(statement.tables, statement.cte_names, self._source.tables())
         schemas = {key: self._source.schema(*key) for key in resolved.tables}
-        plans = plan_scans(statement, resolved, schemas, session.constant)
+        plans = plan_scans(statement, resolved, schemas, session.constant, bound.texts())
         bare = bare_tables(resolved)
         sql = qualified(statement, session.catalog)
         self._create_views(session, resources, schemas, plans, bare)

@@ -14,6 +14,7 @@ import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 import sqlglot
 from sqlglot import exp
@@ -21,7 +22,7 @@ from sqlglot.dialects import DuckDB
 from sqlglot.errors import SqlglotError
 
 from headrace.consumers.query.guard import Statement
-from headrace.consumers.query.predicates import Evaluate, Narrowing, narrow
+from headrace.consumers.query.predicates import Evaluate, Narrowing, mark_texts, narrow
 from headrace.consumers.query.table_names import Resolved, TableKey, fold
 from headrace.schemas.tables import TIME_COLUMN, TableSchema
 
@@ -47,15 +48,20 @@ class ScanPlan:
 
 
 def plan_scans(
-    statement: Statement, resolved: Resolved, schemas: Mapping[TableKey, TableSchema], evaluate: Evaluate
+    statement: Statement,
+    resolved: Resolved,
+    schemas: Mapping[TableKey, TableSchema],
+    evaluate: Evaluate,
+    texts: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[TableKey, ScanPlan]:
-    """A plan for each table of `resolved`; `schemas` has one for each of them."""
+    """A plan for each table of `resolved`; `schemas` has one for each of them, `texts` the variables that are texts."""
     if statement.described:
         return {key: ScanPlan(empty=True) for key in resolved.tables}
     plans = {key: ScanPlan() for key in resolved.tables}
     tree = _parse(statement)
     if tree is None:
         return plans
+    mark_texts(tree, texts)
     found: dict[TableKey, list[exp.Table]] = {}
     for table in tree.find_all(exp.Table):
         key = resolved.by_path.get(_path(table))

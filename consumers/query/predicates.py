@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from sqlglot import exp
 
+from headrace.consumers.query.parameters import READER
 from headrace.schemas.tables import TIME_COLUMN
 
 SLACK_NS = 1_000_000_000
@@ -37,7 +38,7 @@ _TRUNCATION_NS = {
 _EPOCH_FUNCTIONS_NS = {"epoch_ns": 1, "epoch_us": MICROSECOND_NS, "epoch_ms": 1_000_000, "epoch": 1_000_000_000}
 # Allow lists, not deny lists: an expression counts as constant only if every part of it is known to be.
 _CONSTANT_FUNCTIONS = frozenset(
-    {"now", "today", "make_timestamp", "make_timestamp_ns", "make_timestamp_ms", "make_date", "date"}
+    {READER, "now", "today", "make_timestamp", "make_timestamp_ns", "make_timestamp_ms", "make_date", "date"}
 )
 _CONSTANT_NODES = (
     exp.Literal,
@@ -58,6 +59,7 @@ _CONSTANT_NODES = (
     exp.TimestampFromParts,
     exp.UnixToTime,
 )
+_TEXT = "text"
 _FLIPPED: dict[type[exp.Expression], type[exp.Expression]] = {
     exp.LT: exp.GT,
     exp.LTE: exp.GTE,
@@ -141,24 +143,37 @@ def conjuncts(condition: exp.Expression) -> list[exp.Expression]:
 def _narrow_in(part: exp.In, belongs: Belongs, tags: frozenset[str], into: Narrowing) -> None:
     values = part.args.get("expressions") or []
     tag = belongs(part.this) if isinstance(part.this, exp.Column) else None
-    if tag in tags and values and all(_is_text(value) for value in values):
+    texts = [_text(value) for value in values]
+    if tag in tags and texts and all(texts):
         assert tag is not None
-        into.only(tag, frozenset(value.this for value in values))
+        into.only(tag, frozenset(text for text in texts if text))
 
 
 def _narrow_tag(
     column: exp.Expression, value: exp.Expression, belongs: Belongs, tags: frozenset[str], into: Narrowing
 ) -> None:
     tag = belongs(column) if isinstance(column, exp.Column) else None
-    if tag in tags and _is_text(value):
+    text = _text(value)
+    if tag in tags and text:
         assert tag is not None
-        into.only(tag, frozenset({value.this}))
+        into.only(tag, frozenset({text}))
 
 
-def _is_text(value: exp.Expression) -> bool:
-    """True for a text literal that only a present tag can equal."""
+def mark_texts(tree: exp.Expression, texts: Mapping[str, str]) -> None:
+    """Note the value of each variable that is a text at the nodes that read it."""
+    # In the metadata: a value that were a part of the tree could come into a text that is parsed again.
+    for node in tree.find_all(exp.Anonymous) if texts else ():
+        if str(node.name).lower() == READER and len(node.expressions) == 1:
+            node.meta[_TEXT] = texts.get(node.expressions[0].name)
+
+
+def _text(value: exp.Expression) -> str | None:
+    """The text of a literal or a variable. None or empty where an absent tag may equal it."""
     # An empty text is how an absent tag is written, so it never restricts.
-    return isinstance(value, exp.Literal) and bool(value.is_string) and bool(value.this)
+    if isinstance(value, exp.Literal):
+        return str(value.this) if value.is_string else None
+    text = value.meta.get(_TEXT) if isinstance(value, exp.Anonymous) else None
+    return text if isinstance(text, str) else None
 
 
 def _narrow_time(

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import pyarrow as pa
@@ -29,6 +30,7 @@ from headrace.consumers.query.database import (
     translate,
 )
 from headrace.consumers.query.guard import Statement
+from headrace.consumers.query.parameters import BoundStatement, bind
 from headrace.consumers.query.query_errors import QueryError, SegmentUnreadable
 from headrace.consumers.query.result_stream import Interrupter, QueryTimer, ResultStream
 from headrace.consumers.query.table_names import Resolved, TableKey
@@ -77,6 +79,7 @@ class Session:
         self._fence = fence
         self._memory_limit_mb = memory_limit_mb
         self._live = itertools.count()
+        self._bound: BoundStatement | None = None
         self.catalog = f"{CATALOG_PREFIX}{next(_numbers)}"
         self._connection = database.connect()
         resources.callback(self._connection.close)
@@ -95,6 +98,16 @@ class Session:
         except duckdb.Error as error:
             raise self.translate(error) from error
         return statement
+
+    def bind(self, statement: Statement, values: Mapping[str, Any]) -> BoundStatement:
+        """The statement with `values` bound to its parameters (see `parameters`)."""
+        bound = self._bound = bind(statement, values)
+        try:
+            for sql, value in bound.variables():
+                self._connection.execute(sql, [value])
+        except (duckdb.Error, OverflowError) as error:
+            raise self.translate(error) from error
+        return bound
 
     def constant(self, expression: str) -> int | None:
         """The value of a constant expression as an integer, None when it has none."""
@@ -137,7 +150,7 @@ class Session:
     def run(self, sql: str, row_limit: int | None) -> ResultStream:
         """Run a checked statement; returns when its first rows are there."""
         try:
-            reader = self._connection.sql(sql).to_arrow_reader(BATCH_ROWS)
+            reader = self._named(self._connection.sql(sql)).to_arrow_reader(BATCH_ROWS)
         except (duckdb.Error, pa.ArrowException, OSError) as error:
             raise self.translate(error) from error
         self._resources.callback(reader.close)
@@ -158,7 +171,18 @@ class Session:
             timeout_ms=timer.timeout_ms,
             memory_limit_mb=self._memory_limit_mb,
         )
+        if self._bound is not None:
+            condition.message = self._bound.shown(condition.message)
         return self._unreadable(condition) if isinstance(condition, SegmentUnreadable) else condition
+
+    def _named(self, relation: duckdb.DuckDBPyRelation) -> duckdb.DuckDBPyRelation:
+        """The relation, with columns that are parameters named as the user wrote them."""
+        if self._bound is None or not self._bound.names:
+            return relation
+        shown = [self._bound.shown(name) for name in relation.columns]
+        if shown == relation.columns:
+            return relation
+        return relation.project(", ".join(f"#{number} AS {quoted(name)}" for number, name in enumerate(shown, 1)))
 
     def _unreadable(self, condition: SegmentUnreadable) -> QueryError:
         """A segment that cannot be read, unless it is not one of this node's any more."""

@@ -17,6 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from headrace.connectors.http import AS_OF_HEADER
 from headrace.consumers.query.engine import QueryEngine
+from headrace.consumers.query.parameters import problem_of
 from headrace.consumers.query.query_errors import QueryError
 from headrace.consumers.query.result_formats import MEDIA_TYPES, encode
 from headrace.consumers.query.result_stream import ResultStream
@@ -43,9 +44,11 @@ class RequestTooLarge(HeadraceError):
 
 @dataclass(frozen=True, slots=True)
 class QueryRequest:
-    """One query. `after` maps groups to log offsets that the result must contain; `limit` bounds its rows.
+    """One query.
 
-    `stale_s`: how old an answer of a node that does not serve may be; None = `query.stale_max_s`.
+    `after` maps groups to log offsets that the result must contain; `limit` bounds its rows; `parameters` has
+    the values of the names that the SQL writes as `$name`. `stale_s`: how old an answer of a node that does not
+    serve may be; None = `query.stale_max_s`.
     """
 
     sql: str
@@ -54,6 +57,7 @@ class QueryRequest:
     timeout_ms: int | None = None
     limit: int | None = None
     stale_s: float | None = None
+    parameters: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -148,6 +152,7 @@ def _start(engine: QueryEngine, query: QueryRequest, cancellation: _Cancellation
         row_limit=query.limit,
         stale_s=query.stale_s,
         on_start=cancellation.started,
+        parameters=query.parameters,
     )
     try:
         chunks = encode(query.format, result.schema, result.batches())
@@ -185,18 +190,20 @@ async def query_request(request: Request) -> QueryRequest:
     for name in ("timeout_ms", "limit"):
         if name in given:
             given[name] = _number(name, given[name])
-    if "after" in given:
-        given["after"] = _parsed("after", given["after"])
+    for name in ("after", "parameters"):
+        if name in given:
+            given[name] = _parsed(name, given[name])
     return parse_query(given)
 
 
 def parse_query(given: Mapping[str, Any]) -> QueryRequest:
     """A query from its parameters. Raises RequestInvalid, which names the parameter that is wrong."""
     # An unknown parameter is an error: a misspelled `limit` must not return everything.
-    unknown = sorted(set(given) - {"sql", "format", "after", "timeout_ms", "limit", "stale"})
+    unknown = sorted(set(given) - {"sql", "format", "after", "timeout_ms", "limit", "stale", "parameters"})
     if unknown:
         raise RequestInvalid(
-            f"there is no parameter {unknown[0]!r}", action="known are sql, format, after, timeout_ms, limit and stale"
+            f"there is no parameter {unknown[0]!r}",
+            action="known are sql, format, after, timeout_ms, limit, stale and parameters",
         )
     sql, name, after = given.get("sql"), given.get("format") or FORMAT_DEFAULT, given.get("after") or {}
     if not isinstance(sql, str) or not sql.strip():
@@ -208,7 +215,12 @@ def parse_query(given: Mapping[str, Any]) -> QueryRequest:
     for part in ("timeout_ms", "limit"):
         if given.get(part) is not None and not (_is_count(given[part]) and given[part] > 0):
             raise RequestInvalid(f"{part} is not a positive whole number")
-    return QueryRequest(sql, name, after, given.get("timeout_ms"), given.get("limit"), _stale_s(given.get("stale")))
+    parameters = given.get("parameters") or {}
+    problem = problem_of(parameters)
+    if problem is not None:
+        raise RequestInvalid(problem, action='send {"parameters": {"name": value}}')
+    stale_s = _stale_s(given.get("stale"))
+    return QueryRequest(sql, name, after, given.get("timeout_ms"), given.get("limit"), stale_s, parameters)
 
 
 def _stale_s(given: Any) -> float | None:

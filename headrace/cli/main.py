@@ -18,6 +18,7 @@ NOUNS = (
     "seal",
     "verify",
     "query",
+    "sql",
     "status",
     "bench",
     "replay",

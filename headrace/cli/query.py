@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import Annotated
 
 import typer
 
@@ -15,10 +15,17 @@ from headrace.cli.session import node_url
 from headrace.cli.stale import StaleAnswer, StaleOption
 from headrace.terminal.command import UsageInvalid, run_command
 
-if TYPE_CHECKING:
-    import pyarrow as pa
+STANDARD_INPUT = "-"
+BYTE_ORDER_MARK = "\ufeff"
 
-ROWS_SHOWN = 1_000
+ParameterOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--param",
+        metavar="NAME=VALUE",
+        help="Value of $NAME in the SQL; may be repeated. A number, true or false is typed, a value in quotes is text.",
+    ),
+]
 
 
 class QueryFormat(StrEnum):
@@ -37,8 +44,13 @@ def register(app: typer.Typer) -> None:
 
 def query(
     sql: Annotated[
-        str, typer.Argument(metavar="SQL", help="One SELECT, SHOW TABLES, DESCRIBE or EXPLAIN; - reads it from stdin.")
-    ],
+        str | None,
+        typer.Argument(metavar="SQL", help="One SELECT, SHOW TABLES, DESCRIBE or EXPLAIN; - reads it from stdin."),
+    ] = None,
+    file: Annotated[
+        str | None, typer.Option("--file", "-f", metavar="FILE", help="Read the SQL from a file; - is stdin.")
+    ] = None,
+    param: ParameterOption = None,
     node: NodeUrlOption = None,
     chosen: Annotated[
         QueryFormat, typer.Option("--format", help="How rows come out; arrow is an IPC stream.")
@@ -56,16 +68,14 @@ def query(
 ) -> None:
     """Query a node in SQL (DuckDB's dialect; tables are database.table, times are UTC)."""
     # `--format json` is `--json`: errors are JSON too.
-    json_output = json_output or chosen is QueryFormat.JSON
-    with run_command(json_output) as output:
+    with run_command(json_output or chosen is QueryFormat.JSON) as output:
+        from headrace._parameters import typed_parameters
         from headrace.node_client import NodeClient
+        from headrace.terminal.result_view import footer, show_rows
 
-        form = QueryFormat.JSON if json_output else chosen
-        if form is QueryFormat.ARROW and sys.stdout.isatty():
-            raise UsageInvalid(
-                "an Arrow stream cannot be shown in a terminal", action="redirect it: … --format arrow > rows.arrows"
-            )
-        text = sys.stdin.read() if sql == "-" else sql
+        form = QueryFormat.JSON if output.json_output else chosen
+        _check_output(form)
+        text, parameters = _sql(sql, file), typed_parameters(param or ())
         started_s = time.monotonic()
         older = StaleAnswer(stale)
         # At least 1 ms: the node takes 0 for its own default.
@@ -76,83 +86,45 @@ def query(
             limit=limit,
             stale_s=older.within_s,
             on_as_of=older.note,
+            parameters=parameters,
         )
         older.show(output)
         if form is QueryFormat.TABLE:
-            rows = _print_table(chunks)
-            took_ms = (time.monotonic() - started_s) * 1_000
-            shown = f" (the first {ROWS_SHOWN:,} shown)" if rows > ROWS_SHOWN else ""
-            output.note(f"{rows:,} {'row' if rows == 1 else 'rows'}{shown}, {took_ms:.0f} ms")
-        else:
-            _print_bytes(older.document(chunks) if form is QueryFormat.JSON else chunks)
+            rows = show_rows(chunks)
+            output.note(footer(rows, (time.monotonic() - started_s) * 1_000))
+            return
+        # Bytes as the node sends them: a result may be larger than memory.
+        for chunk in older.document(chunks) if form is QueryFormat.JSON else chunks:
+            sys.stdout.buffer.write(chunk)
+        sys.stdout.buffer.flush()
 
 
-def _print_bytes(chunks: Iterator[bytes]) -> None:
-    # As the node sends them: a result may be larger than memory.
-    for chunk in chunks:
-        sys.stdout.buffer.write(chunk)
-    sys.stdout.buffer.flush()
+def _check_output(form: QueryFormat) -> None:
+    if form is QueryFormat.ARROW and sys.stdout.isatty():
+        raise UsageInvalid(
+            "an Arrow stream cannot be shown in a terminal", action="redirect it: … --format arrow > rows.arrows"
+        )
 
 
-def _print_table(chunks: Iterator[bytes]) -> int:
-    """Print the rows of an Arrow stream as a table; returns their number."""
-    import pyarrow as pa
-
-    with pa.ipc.open_stream(pa.PythonFile(_ChunkReader(chunks), mode="r")) as stream:
-        # A result may be larger than memory: rows that are not shown are only counted.
-        shown: list[pa.RecordBatch] = []
-        rows = 0
-        for batch in stream:
-            if rows < ROWS_SHOWN:
-                shown.append(batch.slice(0, ROWS_SHOWN - rows))
-            rows += batch.num_rows
-        _render(pa.Table.from_batches(shown, stream.schema))
-    return rows
-
-
-def _render(table: pa.Table) -> None:
-    import pyarrow as pa
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    from headrace.consumers.query.result_formats import plain_text
-
-    shown = Table()
-    for field in table.schema:
-        kind = field.type
-        numeric = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
-        shown.add_column(Text(field.name), justify="right" if numeric else "left", overflow="fold")
-    columns = [plain_text(column.combine_chunks()).to_pylist() for column in table.columns]
-    for cells in zip(*columns, strict=True):
-        shown.add_row(*map(Text, cells))
-    # A pipe has no width, and rich would fold at 80 columns what a script reads line by line.
-    console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else 10_000)
-    console.print(shown, crop=False)
+def _sql(sql: str | None, file: str | None) -> str:
+    """The SQL of the argument, of a file or of stdin. Raises UsageInvalid."""
+    if (sql is None) == (file is None):
+        raise UsageInvalid("give the SQL, or a file with -f FILE", action='for example headrace query "SHOW TABLES"')
+    if STANDARD_INPUT in (sql, file):
+        text = sys.stdin.read()
+    elif file is not None:
+        text = _read(file)
+    else:
+        text = str(sql)
+    if not text.strip():
+        raise UsageInvalid("SQL is empty", action='for example headrace query "SHOW TABLES"')
+    return text
 
 
-class _ChunkReader:
-    """Chunks of bytes as a file that is read from front to back."""
-
-    closed = False
-
-    def __init__(self, chunks: Iterator[bytes]) -> None:
-        self._chunks = chunks
-        self._held = b""
-
-    def read(self, size: int = -1) -> bytes:
-        """Up to `size` bytes, fewer only at the end."""
-        parts, missing = [self._held], size - len(self._held)
-        while size < 0 or missing > 0:
-            chunk = next(self._chunks, b"")
-            if not chunk:
-                break
-            parts.append(chunk)
-            missing -= len(chunk)
-        whole = b"".join(parts)
-        cut = len(whole) if size < 0 else size
-        self._held = whole[cut:]
-        return whole[:cut]
-
-    def close(self) -> None:
-        """Nothing to close."""
+def _read(file: str) -> str:
+    try:
+        return Path(file).read_text(encoding="utf-8").removeprefix(BYTE_ORDER_MARK)
+    except FileNotFoundError:
+        raise UsageInvalid(f"{file}: no such file") from None
+    except UnicodeDecodeError:
+        raise UsageInvalid(f"{file} is not text in UTF-8", action="give a file with SQL") from None

@@ -11,6 +11,9 @@ from headrace.cli.options import BootstrapOption, ClusterOption, JsonOption, Set
 from headrace.cli.session import cluster_session
 from headrace.terminal.command import run_command
 
+DIFFERENCES_SHOWN = 10
+"""Most differences of one group that people are shown; `--json` has all."""
+
 
 def register(app: typer.Typer) -> None:
     """Add the command `verify`."""
@@ -42,13 +45,21 @@ def verify(
                 verdict.segments,
                 ", ".join(verdict.members),
                 ", ".join(verdict.missing) or "-",
-                "equal" if verdict.ok else "\n".join(verdict.differences[:10]),
+                "equal" if verdict.ok else "different",
             )
             for verdict in verdicts
         ]
+
+        def show() -> None:
+            output.table(("group", "version", "segments", "compared", "missing", "result"), rows)
+            # Below the table, where nothing is cut: they are what an operator acts on.
+            for verdict in verdicts:
+                for difference in verdict.differences[:DIFFERENCES_SHOWN]:
+                    output.line(f"group {verdict.group}: {difference}")
+
         output.result(
             {"ok": code == 0, "groups": [{**asdict(verdict), "ok": verdict.ok} for verdict in verdicts]},
-            lambda: output.table(("group", "version", "segments", "compared", "missing", "result"), rows),
+            show,
         )
     # Outside of `run_command`, which would otherwise have to know that these codes are results and no errors.
     raise typer.Exit(code)

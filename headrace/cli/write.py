@@ -116,7 +116,7 @@ def _write_and_report(
     done = _write_file(output, settings, file, database, form, options, rules)
     _report(output, done, round(time.perf_counter() - started_s, 3))
     # A code of its own: a script must tell a file with some bad lines from one that was not written.
-    if done.rejected:
+    if done.rejected or done.refused_columns:
         raise typer.Exit(EXIT_REJECTED)
 
 
@@ -186,7 +186,9 @@ def _run(output: Output, writing: FileWriter, file: str, form: str, options: For
 
 
 def _report(output: Output, done: FileProgress, seconds: float) -> None:
-    document = {
+    for name, reason in done.refused_columns.items():
+        output.note(f"column {name!r} is left out: {reason}")
+    document: dict[str, object] = {
         "rows": done.rows,
         "points": done.points,
         "rejected": done.rejected,
@@ -194,6 +196,7 @@ def _report(output: Output, done: FileProgress, seconds: float) -> None:
         "replaced_exact": done.replaced_exact,
         "nan": done.nan,
         "seconds": seconds,
+        "refused_columns": dict(done.refused_columns),
     }
     text = f"{done.rows:,} rows, {done.points:,} points in {seconds:.1f} s"
     if done.replaced or not done.replaced_exact:

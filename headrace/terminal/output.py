@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -11,7 +12,22 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from headrace.terminal.progress_bar import Advance
 
-WIDTH_OF_A_PIPE = 10_000
+_PLAIN_BORDERS = str.maketrans("┏┓┡┩└┘┳╇┴━─┃│…", "+++++++++--||~")
+
+
+def terminal_width() -> int | None:
+    """The columns of the terminal that stdout is; None for a pipe, which a script reads line by line."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def print_lines(lines: Iterable[str]) -> None:
+    """Lines of data on stdout, with plain borders where its encoding has no others."""
+    text = "".join(f"{line}\n" for line in lines)
+    encoding = sys.stdout.encoding or "utf-8"
+    if not encoding.lower().replace("-", "").startswith("utf"):
+        text = text.translate(_PLAIN_BORDERS).encode(encoding, "backslashreplace").decode(encoding)
+    sys.stdout.write(text)
+    sys.stdout.flush()
 
 
 class Output:
@@ -42,22 +58,20 @@ class Output:
         sys.stdout.flush()
 
     def table(self, columns: Sequence[str], rows: Iterable[Sequence[object]], title: str | None = None) -> None:
-        """A table for people on stdout; numbers are right-aligned, None is empty."""
-        from rich.console import Console
-        from rich.table import Table
-        from rich.text import Text
+        """A table for people on stdout; numbers are right-aligned, None is empty.
 
-        cells = [tuple(row) for row in rows]
-        table = Table(title=title, title_justify="left")
-        for index, column in enumerate(columns):
-            numeric = bool(cells) and all(isinstance(row[index], int | float) for row in cells)
-            table.add_column(column, justify="right" if numeric else "left", overflow="fold")
-        for row in cells:
-            # Text, because rich would take brackets in a plain string for markup and drop them.
-            table.add_row(*(Text(_cell(value)) for value in row))
-        # A pipe has no width: rich would fold at 80 columns what a script reads line by line.
-        console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else WIDTH_OF_A_PIPE)
-        console.print(table, crop=False)
+        Where a row does not fit the terminal, each row is a record of several lines.
+        """
+        from headrace.terminal.table_view import Column, render
+
+        values = [tuple(row) for row in rows]
+        numeric = [
+            bool(values) and all(isinstance(row[index], int | float) for row in values) for index in range(len(columns))
+        ]
+        named = [Column(name, number) for name, number in zip(columns, numeric, strict=True)]
+        if title:
+            self.line(title)
+        print_lines(render(named, [[_cell(value) for value in row] for row in values], terminal_width()))
 
     def note(self, message: str) -> None:
         """A remark for people on stderr, such as what the command waits for."""

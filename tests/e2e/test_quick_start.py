@@ -7,11 +7,14 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
+import headrace
 from headrace.local_cluster import LocalCluster
+from tests.terminal import HEADRACE, terminal
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.broker
@@ -77,3 +80,40 @@ def test_the_python_part_works(folder: Path) -> None:
     """A client writes a reading of another site and counts it at once."""
     done = run([sys.executable, "-c", block("python", "import headrace")], folder)
     assert re.search(r"south +1", done.stdout), done.stderr
+
+
+@pytest.mark.slow(20)
+def test_commands_fit_their_terminal(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At 40, 80 and 200 columns no line of `status`, `query` and `verify` is wider, and rows become records at 40."""
+    monkeypatch.chdir(folder)
+    wide = "SELECT i AS number, TIMESTAMP '2026-01-01' AS time, repeat('x', 150) AS text FROM range(3) t(i)"
+    for columns in (40, 80, 200):
+        for command, shown in (
+            (("status",), "leader"),
+            (("query", wide), "2026-01-01 00:00:00"),
+            (("verify",), "equal"),
+        ):
+            with terminal(*HEADRACE, *command, columns=columns) as running:
+                code, text = running.wait()
+            assert 0 == code, text
+            assert shown in text
+            # Remarks on stderr are folded by the terminal; the lines of data are not.
+            data = [line for line in text.splitlines() if "waiting for" not in line]
+            assert max(map(len, data)) <= columns, text
+            assert columns > 40 or "── 1 ─" in text, text
+
+
+def test_parameters_are_bound(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client's query takes numbers, texts, moments and lists as values, whatever a text holds."""
+    monkeypatch.chdir(folder)
+    moment = datetime(2026, 5, 1, 12, tzinfo=UTC)
+    with headrace.connect() as client:
+        with client.writer("bound", "pumps", tags=["pump"]) as writer:
+            writer.write(
+                [{"time": moment + timedelta(seconds=number), "pump": f"p{number}", "v": number} for number in range(4)]
+            )
+        sql = "SELECT pump FROM bound.pumps WHERE time >= $since AND pump IN $pumps AND v < $below ORDER BY pump"
+        values = {"since": moment + timedelta(seconds=1), "pumps": ["p0", "p1", "p2", "' OR 1=1"], "below": 2.5}
+        assert [{"pump": "p1"}, {"pump": "p2"}] == client.query(sql, values).to_dicts()
+        with pytest.raises(headrace.QueryError, match=r"no value for parameter \$since"):
+            client.query(sql, {"pumps": [], "below": 1})

@@ -10,6 +10,7 @@ import sys
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -396,3 +397,37 @@ def test_nan_is_counted_or_refused(shell: Shell, table: str) -> None:
     assert_written(refused, 1, 1, rejected=2)
     assert ["line 2: field 'flow' is nan", "line 3: field 'flow' is nan"] == refused.errors.splitlines()
     assert 0 == refused.document["nan"]
+
+
+def test_json_documents_are_read(shell: Shell, table: str) -> None:
+    """An array over several lines, indented objects and a pipe give the rows of JSON lines; a bad element is one line."""
+    rows = [{"time": number, "host": f"h{number}", "v": number / 2} for number in range(1, 5)]
+    options = ("--table", table, "--tags", "host")
+    assert_written(shell.small(shell.file("array.json", json.dumps(rows[:2], indent=2)), *options), 2, 2)
+    objects = "\n".join(json.dumps(row, indent=4) for row in rows[2:])
+    assert_written(shell.run("-", "--format", "json", *options, data=objects.encode()), 2, 2)
+    assert [(1, 0.5), (2, 1.0), (3, 1.5), (4, 2.0)] == [(row["time"], row["v"]) for row in shell.rows(table)]
+    broken = (
+        '[\n{"time": 5, "host": "a", "v": 1},\n{"time": 6, "host: "b", "v": 2},\n{"time": 7, "host": "c", "v": 3}\n]'
+    )
+    written = shell.small(shell.file("broken.json", broken), *options)
+    assert_written(written, 2, 2, rejected=1)
+    assert written.errors.startswith("line 3: not JSON")
+
+
+def test_a_parquet_column_is_left_out_by_name(shell: Shell, table: str) -> None:
+    """A list column is named on stderr and in the JSON with exit code 3; dates and decimals are written."""
+    columns = {
+        "time": pa.array([1, 2]),
+        "day": pa.array([19_000, 20_000], pa.date32()),
+        "price": pa.array([Decimal("125.00"), Decimal("250.25")], pa.decimal128(19, 2)),
+        "samples": pa.array([[1.0], [2.0, 3.0]]),
+    }
+    pq.write_table(pa.table(columns), shell.directory / "mixed.parquet")
+    written = shell.small("mixed.parquet", "--table", table)
+    assert (3, 2, 0) == (written.code, written.document["rows"], written.document["rejected"]), written.errors
+    assert ["samples"] == list(written.document["refused_columns"])
+    assert "column 'samples' is left out: it has type list<" in written.errors
+    assert [("2022-01-08", 125.0), ("2024-10-04", 250.25)] == [
+        (row["day"], row["price"]) for row in shell.rows(table, ())
+    ]

@@ -9,6 +9,10 @@
 | `truth.py` | what every replica must make of a log, by code of its own |
 | `parts.py` | the seams: where the shipping modules get the model store, the simulated files and stepped tasks |
 | `stubs.py` | topics, members and the one table of the cluster |
-| `node.py` | one node, made of the shipping classes |
-| `simulation.py`, `faults.py`, `invariants.py` | clients, faults and what must hold |
+| `node.py`, `process.py` | one node, made of the shipping classes, and one run of it |
+| `real_store.py` | the store that ships instead of the model: the second, slower simulation |
+| `simulation.py`, `reads.py` | clients that write and read |
+| `faults.py` | what happens to nodes, disks, logs and clocks |
+| `invariants.py`, `liveness.py`, `memory_limits.py` | what must hold |
+| `rules.py`, `mutations.py`, `mutations_of_members.py` | the rules of the design, each broken on purpose |
 """

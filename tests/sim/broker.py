@@ -13,6 +13,7 @@ from headrace.connectors.log.port import (
     LogUnavailable,
     OnDelivery,
     Record,
+    RecordUndeliverable,
     TopicConfiguration,
     TopicMissing,
     TopicState,
@@ -51,6 +52,8 @@ class SimBroker:
         self.topics: dict[str, SimTopic] = {}
         self.truths: dict[str, Truth] = {}
         self.hidden_until_ms = 0
+        # By topic: an offset that cannot be read, and until when.
+        self.undeliverable: dict[str, tuple[int, int]] = {}
         self.clock_error_ms = 0
         self.on_trim: Callable[[str, str, int], None] = lambda _node, _topic, _before: None
         self.ends: list[tuple[int, str, int]] = []
@@ -225,11 +228,22 @@ class SimReader:
                 raise LogTruncated(f"topic {name} holds offsets {topic.begin} to {topic.end}, not {position}")
             start = topic.index(position)
             records = topic.records[start : start + max_records - len(taken)]
+            if name in self._log.broker.undeliverable:
+                records = self._deliverable(name, records)
             taken += records
             reached_end = start + len(records) == len(topic.records)
             self._answered.add(name)
             self._positions[name] = topic.end if reached_end else records[-1].offset + 1 if records else position
         return taken
+
+    def _deliverable(self, topic: str, records: list[Record]) -> list[Record]:
+        """The records before one that cannot be read. Raises RecordUndeliverable when that is the first."""
+        bad, until_ms = self._log.broker.undeliverable[topic]
+        if self._log.broker.world.now_ms >= until_ms:
+            return records
+        if records and records[0].offset == bad:
+            raise RecordUndeliverable(f"offset {bad} cannot be read", topic=topic, offset=bad)
+        return [record for record in records if record.offset < bad] if records and records[0].offset < bad else records
 
     def answered(self, topic: str) -> bool:
         """See Reader."""

@@ -30,10 +30,12 @@ class SealedRows:
     segments: dict[str, dict[int, int]] = field(default_factory=dict)
     rotten: set[str] = field(default_factory=set)
     tampered: bool = False
+    # The newest Drop whose segments are gone: files may be ahead of their state by it.
+    dropped: int = 0
 
     def copy(self) -> SealedRows:
         """The same segments; what is in one never changes."""
-        return SealedRows(self.state, self.frontier, dict(self.segments), set(self.rotten), self.tampered)
+        return SealedRows(self.state, self.frontier, dict(self.segments), set(self.rotten), self.tampered, self.dropped)
 
 
 class SimDisk(SimulatedDisk):

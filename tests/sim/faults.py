@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
 
-from headrace.schemas.framing import format_headers
-from headrace.schemas.messages import Message, ProducerPosition, encode_message
+from headrace.consumers.replication.group_health import State
+from headrace.schemas.errors import HeadraceError
+from headrace.schemas.framing import FORMAT_HEADER, format_headers
+from headrace.schemas.messages import (
+    NO_CHAIN,
+    Anchor,
+    Claim,
+    Leadership,
+    Message,
+    ProducerPosition,
+    encode_message,
+)
 from tests.sim import rows
+from tests.sim.liveness import EVERYBODY
 from tests.sim.node import ClusterNode
-from tests.sim.stubs import TOPIC
+from tests.sim.stubs import TOPIC, TOPICS
 
 if TYPE_CHECKING:
     from tests.sim.simulation import Simulation
@@ -34,10 +46,16 @@ COMMON = (
     "tamper",
     "zombie",
     "no topics",
+    "undeliverable",
+    "rot journal",
+    "apply error",
 )
 """Faults after which everything must heal by itself."""
 CLOCKS = ("clock step",)
 LOST_LOGS = ("truncate", "recreate")
+ACCEPTED = "accept gap"
+"""With it among the names, an operator accepts what a log has lost, and everything must heal behind the gap."""
+STOPS = ("too new",)
 """Faults after which an operator must decide: only safety is checked behind them."""
 FAULT_MS = 15_000
 
@@ -45,24 +63,27 @@ FAULT_MS = 15_000
 class Faults:
     """Draws and makes the faults of one schedule."""
 
-    def __init__(self, simulation: Simulation, names: tuple[str, ...] | None) -> None:
+    def __init__(self, simulation: Simulation, names: tuple[str, ...]) -> None:
         self._simulation = simulation
         self._world = simulation.world
-        self._names = names if names is not None else COMMON
+        self.names = names
         self.can_converge = True
+        self._accepted_ms = -8_000
 
     def begin(self) -> None:
         """The first fault comes after the start."""
-        if self._names:
+        if self.names:
             self._world.after(self._world.random.uniform(1_500, 4_000), self._next)
 
     def _next(self) -> None:
         chance = self._world.random
         if self._world.now_ms >= FAULT_MS - 500:
             return
-        node = self._simulation.nodes[chance.choice(self._simulation.members)]
-        fault, heal_ms = chance.choice(self._names), chance.uniform(500, 8_000)
+        node = self._simulation.nodes[chance.choice(self._simulation.liveness.victims)]
+        fault, heal_ms = chance.choice(self.names), chance.uniform(500, 8_000)
         self._world.note(f"fault: {fault} {node.name}")
+        if fault in EVERYBODY and self._simulation.liveness.spared:
+            fault = "kill"
         getattr(self, "_" + fault.split(" ")[0])(fault, node, heal_ms)
         self._world.after(chance.uniform(200, 4_000), self._next)
 
@@ -76,7 +97,12 @@ class Faults:
             node.disk.clear_faults()
             node.process.paused = False
             node.process.kill_after = node.process.pause_after = None
+            if node.started and node.group.health.holds(State.STOPPED) and self.can_converge:
+                node.kill(power_loss=False)
             node.start()
+        self._simulation.broker.undeliverable.clear()
+        if ACCEPTED in self.names:
+            self._operate()
 
     # Processes.
 
@@ -126,7 +152,7 @@ class Faults:
 
     def _corrupt(self, _fault: str, node: ClusterNode, _heal_ms: float) -> None:
         if node.started and node.disk.sealed.segments and self._keeps(node):
-            node.disk.sealed.rotten.add(self._world.random.choice(sorted(node.disk.sealed.segments)))
+            self._simulation.files.rot(node, self._world.random.choice(sorted(node.disk.sealed.segments)))
             node.scrubber.scrub_now()
             node.disk.wiped_ms = self._world.now_ms
 
@@ -164,8 +190,14 @@ class Faults:
 
     def _garbage(self, _fault: str, _node: ClusterNode, _heal_ms: float) -> None:
         chance, broker = self._world.random, self._simulation.broker
-        if chance.random() < 0.5:
+        kind = chance.random()
+        if kind < 0.4:
             value = bytes(chance.randrange(256) for _ in range(12))
+        elif kind < 0.5:
+            # Of a node that is no member of the group: another cluster's settings, or a member that was removed.
+            stranger = Leadership(self._simulation.truth.epoch + 1, "stranger", f"s{self._world.now_ms}")
+            claim = Claim(stranger, Anchor(0, 0, NO_CHAIN), 25, 1_000_000)
+            value = encode_message(Message(ProducerPosition("stranger", self._world.now_ms, 0), claim))
         else:
             body = rows.unreadable(chance.randrange(4))
             value = encode_message(Message(ProducerPosition("garbage", self._world.now_ms, 0), body))
@@ -177,6 +209,46 @@ class Faults:
         newest = self._simulation.newest_batch(writer)
         position = ProducerPosition(writer, max(1, newest - chance.randint(0, 2)), chance.randint(0, 3))
         self._simulation.send_row(writer, position)
+
+    def _undeliverable(self, _fault: str, _node: ClusterNode, heal_ms: float) -> None:
+        """One record, or the next to come, cannot be read for a while: in a forward log or in the statuses."""
+        chance, broker = self._world.random, self._simulation.broker
+        topic = TOPICS.status if chance.random() < 0.3 else TOPIC
+        found = broker.topics[topic]
+        offset = chance.choice((found.end, max(found.begin, found.end - chance.randint(1, 10))))
+        broker.undeliverable[topic] = (offset, self._world.now_ms + int(heal_ms))
+
+    def _rot(self, _fault: str, node: ClusterNode, heal_ms: float) -> None:
+        """A byte of a journal changes while the node is down."""
+        if not (node.started and self._keeps(node)):
+            return
+        node.kill(power_loss=False)
+        chance, files = self._world.random, node.disk.names_seen
+        if names := sorted(name for name, inode in files.items() if inode.seen):
+            inode = files[chance.choice(names)]
+            place = chance.randrange(len(inode.seen))
+            for content in (inode.seen, inode.durable):
+                if place < len(content):
+                    content[place] ^= 1 << chance.randrange(8)
+            inode.pending.clear()
+            inode.durable[:] = inode.seen
+            # What the journal alone held may be lost.
+            node.disk.wiped_ms = self._world.now_ms
+            self._simulation.invariants.forget(node.name)
+        self._world.after(heal_ms, node.start)
+
+    def _apply(self, _fault: str, node: ClusterNode, heal_ms: float) -> None:
+        """A record cannot be applied here, of no fault of its own: the group stops until its node is restarted."""
+        if node.started:
+            store: Any = node.group.store
+            store.fails_next = True
+            self._world.after(heal_ms, lambda: self._kill("kill", node, 100))
+
+    def _too(self, _fault: str, _node: ClusterNode, _heal_ms: float) -> None:
+        """A record of a later build: every replica stops at it."""
+        self.can_converge = False
+        value = encode_message(Message(ProducerPosition("later", self._world.now_ms, 0), rows.write(1)))
+        self._simulation.broker.send("later", TOPIC, value, None, ((FORMAT_HEADER, b"2"),), None)
 
     def _no(self, _fault: str, _node: ClusterNode, _heal_ms: float) -> None:
         """The broker has just restarted."""
@@ -193,5 +265,29 @@ class Faults:
         self._simulation.broker.truncate(TOPIC, self._world.random.randint(1, 12))
 
     def _recreate(self, _fault: str, _node: ClusterNode, _heal_ms: float) -> None:
-        self.can_converge = False
+        self.can_converge = ACCEPTED in self.names
         self._simulation.broker.make(TOPIC)
+
+    def _accept(self, _fault: str, _node: ClusterNode, _heal_ms: float) -> None:
+        """An operator runs `headrace accept-gap`, which asks the member that has most. See AdminClient.accept_gap."""
+        nodes = list(self._simulation.nodes.values())
+        if not all(node.started and not node.process.paused for node in nodes) or any(map(_serves, nodes)):
+            return
+        # It waits until that member continues.
+        if self._world.now_ms - self._accepted_ms < 8_000:
+            return
+        losers = [node for node in nodes if node.group.health.holds(State.LOST)]
+        if losers:
+            best = max(losers, key=lambda node: node.group.version)
+            with suppress(HeadraceError, OSError):
+                best.process.call(lambda: best.supervisor.accept_gap(TOPIC, None))
+                self._accepted_ms = self._world.now_ms
+                self._world.note(f"the gap is accepted at {best.name}")
+
+    def _operate(self) -> None:
+        self._accept("", next(iter(self._simulation.nodes.values())), 0)
+        self._world.after(1_500, self._operate)
+
+
+def _serves(node: ClusterNode) -> bool:
+    return node.serves()

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.consumers.replication.failure_detector import OFFLINE_MS
 from headrace.consumers.replication.group import Group
 from headrace.consumers.replication.group_health import State
-from headrace.consumers.replication.group_state import GroupState
 from headrace.consumers.replication.hash_chain import next_chain
 from headrace.consumers.replication.replica import Ignored
+from headrace.consumers.wal import LogDamaged
 from headrace.schemas.receipts import end_of, receipt_of
 from headrace.schemas.records import Role, Status
 from tests.sim import rows
 from tests.sim.disk import sealed_state
-from tests.sim.node import CheckedJournal, ClusterNode
+from tests.sim.memory_limits import MemoryLimits
+from tests.sim.node import KEEP_RECORDS, CheckedJournal, ClusterNode
 from tests.sim.stubs import GROUP, TOPIC, TOPICS
-from tests.sim.world import InvariantBroken
+from tests.sim.world import EPOCH_MS, InvariantBroken
 
 if TYPE_CHECKING:
     from tests.sim.simulation import Simulation
@@ -44,7 +44,8 @@ class Invariants:
         self._truth = simulation.truth
         self._ignored: dict[str, tuple[Group, Mapping[Ignored, int]]] = {}
         self._served: dict[str, int] = {}
-        self._promises: dict[str, int] = {}
+        # By node and topic id: an offset of one log means nothing in another.
+        self._promises: dict[tuple[str, str], int] = {}
         self._statuses_read = 0
         self._sent_ms: dict[str, int] = {}
         self._newest: dict[str, tuple[int, Status]] = {}
@@ -52,6 +53,8 @@ class Invariants:
         self._fresh_since_ms: dict[str, int] = {}
         self._arrived_ms: dict[str, int] = {}
         self.stale_reads = 0
+        self._condemned: set[str] = set()
+        self._limits = MemoryLimits(simulation.settings)
 
     def require(self, holds: bool, violation: str) -> None:
         """Raises InvariantBroken with the last events; again behind the event, which a thread may log and survive."""
@@ -69,6 +72,7 @@ class Invariants:
         if group.health.holds(State.STOPPED) or store.tampered:
             return
         applied, name = group.applied, f"{node.process.incarnation} at version {group.version}"
+        self.require(not (over := self._limits.exceeded(node)), f"{name} holds more than its limits: {over}")
         before_group, before = self._ignored.get(node.name, (None, _NONE))
         if before_group is not group:
             before = _NONE
@@ -78,13 +82,16 @@ class Invariants:
         if before_group is not group or ignored:
             self._ignored[node.name] = group, dict(now)
         truth = self._truth.by_chain.get(applied.chain)
+        self.require(truth is None or truth.ignored != "too_new", f"{name} passes a record of a later build")
         self.require(truth is not None and truth.version == applied.version, f"{name} holds another log's records")
         assert truth is not None
         reason = next(iter(ignored), "")
         self.require(reason == truth.ignored, f"{name} ignores {reason or 'nothing'}, the log gives {truth.ignored}")
         self.require(applied.leader == truth.leader, f"{name} sees {applied.leader} lead, not {truth.leader}")
         self.require(applied.frontier == truth.frontier, f"{name} seals at {applied.frontier}, not {truth.frontier}")
-        self.require(store.content_hash == truth.content, f"{name} holds other rows than its log")
+        # A copy, or a restart, of files that a Drop behind their state has shrunk: nobody reads before that Drop.
+        ahead = applied.version < node.disk.sealed.dropped
+        self.require(ahead or store.matches(truth), f"{name} holds other rows than its log")
 
     # Statuses.
 
@@ -102,31 +109,54 @@ class Invariants:
                 self._fresh_since_ms[status.node] = self._world.now_ms
             self._newest[status.node] = (record.timestamp_ms, status)
             self._arrived_ms[status.node] = self._world.now_ms
+            self.require(
+                status.role is not Role.LEADER or self._was_accepted(status),
+                f"{status.incarnation} shows itself as leader in epoch {status.epoch}, and the log has no such claim",
+            )
             node = self._simulation.nodes[status.node]
+            if node.started and node.group.health.is_wrong:
+                self._condemned.add(node.identity.store)
             if node.process.incarnation == status.incarnation:
                 boot_ms = node.clock.boot_ns() // 1_000_000 - self._world.now_ms
                 sent_ms = status.sent_boot_ns // 1_000_000 - boot_ms
                 self._sent_ms[status.node] = max(self._sent_ms.get(status.node, 0), sent_ms)
                 current = node.started and status.store == node.identity.store
-                if current and status.durable_offset > self._promises.get(status.node, -1):
-                    self._promises[status.node] = status.durable_offset
+                promise = status.node, status.topic_id
+                if current and status.durable_offset > self._promises.get(promise, -1):
+                    self._promises[promise] = status.durable_offset
         self._statuses_read = len(records)
+        self._drops()
+
+    def _drops(self) -> None:
+        """What was dropped was old by the true time: some clocks are a year ahead."""
+        for drop in self._truth.drops:
+            age_ns = (EPOCH_MS + self._world.now_ms) * 1_000_000 - drop.before_ns
+            broker_ns = max(0, self._simulation.broker.clock_error_ms) * 1_000_000
+            self.require(age_ns + broker_ns >= rows.RETENTION_NS, f"rows are dropped at an age of {age_ns / 1e9:.1f} s")
+        self._truth.drops.clear()
+
+    def _was_accepted(self, status: Status) -> bool:
+        # Of any history: a leader of a log that was lost does not know it yet.
+        return (status.node, status.incarnation) in self._truth.claimants
 
     def forget(self, name: str) -> None:
         """The disk of a node is replaced: nothing that it promised holds any more."""
-        self._promises.pop(name, None)
+        self._void(name)
         self._served.pop(name, None)
 
     def started(self, node: ClusterNode) -> None:
         """A process has read its disk: every record that a status reported as durable must be there."""
         self._sent_ms.pop(node.name, None)
-        group, promised = node.group, self._promises.get(node.name, -1)
+        group, promised = node.group, self._promised(node)
         found = node.log_consumer.durable_offset(TOPIC)
-        excused = group.health.conditions.recovery is not None or node.identity.wrong
+        # A group that stops at a record of its journal follows nothing, and the journal keeps what it holds.
+        stopped = group.health.holds(State.STOPPED)
+        excused = group.health.conditions.recovery is not None or node.identity.wrong or stopped
         self.require(
             found >= promised or bool(excused),
             f"{node.process.incarnation} starts at offset {found}, and had reported {promised} as durable {group.health.reason}",
         )
+
         unshown = self._unshown(node)
         self.require(
             not unshown or bool(excused),
@@ -136,8 +166,7 @@ class Invariants:
     @staticmethod
     def _unshown(node: ClusterNode) -> list[int]:
         """The versions that only the journal of a process that has just started holds, without a receipt."""
-        sealed, shown = node.disk.sealed.state, node.log_consumer.receipts(TOPIC)
-        stored = GroupState.from_bytes(sealed).version if sealed else 0
+        stored, shown = sealed_state(node.disk.sealed.state).version, node.log_consumer.receipts(TOPIC)
         return [
             version
             for version, offset in node.journal.recovered_offsets.items()
@@ -148,7 +177,7 @@ class Invariants:
 
     def replaced(self, node: ClusterNode) -> None:
         """A node's data was found wrong, or replaced: its earlier statuses are void as soon as the others know."""
-        self._promises.pop(node.name, None)
+        self._void(node.name)
         node.disk.wiped_ms = self._world.now_ms
 
     # Acknowledgements.
@@ -168,13 +197,18 @@ class Invariants:
         holders = [
             node.name
             for node in self._simulation.nodes.values()
-            if self._excused(node) or self._holds(node, written.version, chain, images)
+            if self._is_there(node) and (self._excused(node) or self._holds(node, written.version, chain, images))
         ]
         self.require(
             len(holders) >= quorum,
             f"write {number} at offset {offset} was acknowledged with {quorum} copies, {holders} hold it "
             f"(looked for on {'images of the disks' if images else 'the disks'})",
         )
+
+    def _is_there(self, node: ClusterNode) -> bool:
+        """Whether a member has sent statuses as the others did: one that is away is no copy, whatever it held."""
+        newest_ms = max(self._arrived_ms.values(), default=0)
+        return newest_ms - self._arrived_ms.get(node.name, -MAJORITY_MS) < MAJORITY_MS
 
     def _excused(self, node: ClusterNode) -> bool:
         """Whether a node may count although its disk does not hold what it has reported."""
@@ -193,7 +227,10 @@ class Invariants:
             promised = node.journal.promised
         else:
             disk = node.disk.power_loss_image() if images else node.disk.restarted_image()
-            journal = CheckedJournal(Path("/sim") / node.name / "journal", (GROUP,), disk, maintained=False)
+            try:
+                journal = CheckedJournal(node.directory / "journal", (GROUP,), disk, maintained=False)
+            except LogDamaged:
+                return False
             promised = journal.promised
             journal.close()
         sealed = sealed_state(disk.sealed.state)
@@ -224,6 +261,8 @@ class Invariants:
         if self._world.now_ms - self._simulation.nodes[node].process.resumed_ms < 500:
             live = []
         self._world.note(f"{node} trims below offset {before}")
+        end = self._simulation.broker.topics[TOPIC].end
+        self.require(end - before >= KEEP_RECORDS, f"{node} trims below offset {before} of {end}, inside the window")
         self.require(not live, f"{node} trims below offset {before}, which live members {live} have not in files")
         members = self._simulation.members
         self.require(
@@ -247,12 +286,24 @@ class Invariants:
 
     # Answers.
 
-    def read(self, node: ClusterNode) -> None:
-        """A client asks a node: an answer is not older than an earlier one, and none comes from a fenced process."""
-        if not node.serves():
-            return
+    def due(self, node: ClusterNode) -> tuple[int, int]:
+        """(version, offset) that an answer which begins now must reach: of earlier answers, and confirmed."""
+        return self._served.get(node.name, 0), self._promised(node)
+
+    def _promised(self, node: ClusterNode) -> int:
+        return self._promises.get((node.name, node.identity.topics[TOPIC]), -1)
+
+    def _void(self, name: str) -> None:
+        self._promises = {promise: offset for promise, offset in self._promises.items() if promise[0] != name}
+
+    def answer_begins(self, node: ClusterNode) -> None:
+        """A node accepts a query: none of a fenced process, none on data that was found wrong."""
         self.statuses()
-        version, name = node.group.version, node.process.incarnation
+        name = node.process.incarnation
+        self.require(
+            node.identity.store not in self._condemned, f"{name} serves data that was found wrong and never replaced"
+        )
+        self.require(not node.log_consumer.journal_fault, f"{name} serves, and its journal refuses records")
         age_ms = self._world.now_ms - self._sent_ms.get(node.name, -OFFLINE_MS)
         self.require(age_ms <= OFFLINE_MS, f"{name} serves, and its newest status in the log is {age_ms} ms old")
         members = self._simulation.members
@@ -262,11 +313,14 @@ class Invariants:
             2 * (len(senders) + (len(members) % 2 == 0)) > len(members),
             f"{name} serves, and only {senders} send statuses",
         )
-        self.require(
-            version >= self._served.get(node.name, 0),
-            f"{name} served version {version} after {self._served.get(node.name)}",
-        )
-        self._served[node.name] = version
+
+    def answered(self, node: ClusterNode, found: tuple[int, int], due: tuple[int, int]) -> None:
+        """An answer is released: it is not older than an earlier one, nor than what its node had confirmed."""
+        name = node.process.incarnation
+        self.answer_begins(node)
+        self.require(found[1] >= due[1], f"{name} answers at offset {found[1]}, and had confirmed {due[1]}")
+        self.require(found[0] >= due[0], f"{name} answers at version {found[0]}, and had answered at {due[0]}")
+        self._served[node.name] = max(found[0], self._served.get(node.name, 0))
 
     def read_stale(self, node: ClusterNode) -> None:
         """A client allows any age: an answer has all that the log had at the moment that the answer names."""
@@ -297,13 +351,19 @@ class Invariants:
                 return f"{node.name} is at version {node.group.version} of {self._truth.version}"
             if node.group.applied.chain != self._truth.chain:
                 return f"{node.name} holds another log"
-        leading = [node.name for node in self._simulation.nodes.values() if node.role is Role.LEADER]
-        return "" if leading == [self._simulation.members[0]] else f"leaders: {leading}"
+        leading = [node for node in self._simulation.nodes.values() if node.role is Role.LEADER]
+        if [node.name for node in leading] != [self._simulation.members[0]]:
+            return f"leaders: {[node.name for node in leading]}"
+        leader = self._truth.leader
+        if leader is None or leader.incarnation != leading[0].process.incarnation:
+            return f"{leading[0].process.incarnation} leads without the newest claim, which is {leader}"
+        rotten = [node.name for node in self._simulation.nodes.values() if node.disk.sealed.rotten]
+        return f"rotten files at {rotten}" if rotten else ""
 
     def check_end(self) -> None:
         """Everything that was acknowledged is there, in every member, on its disk too."""
         for node in self._simulation.nodes.values():
             store: Any = node.group.store
-            self.require(store.content == self._truth.content, f"{node.name} holds other rows than the log")
+            self.require(store.holds(self._truth.content), f"{node.name} holds other rows than the log")
         lost = [number for number in self._simulation.acknowledged if not self._simulation.is_known(number)]
         self.require(not lost, f"acknowledged writes are in no log: {lost[:5]}")

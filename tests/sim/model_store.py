@@ -17,6 +17,7 @@ import xxhash
 from headrace.consumers.store import (
     Compaction,
     CompactJob,
+    DropJob,
     JobSuperseded,
     MemtableSize,
     SealJob,
@@ -26,6 +27,7 @@ from headrace.consumers.store import (
 )
 from tests.sim import rows
 from tests.sim.disk import SealedRows, SimDisk
+from tests.sim.truth import TruthRecord
 
 MERGED = 3
 
@@ -36,7 +38,7 @@ class ModelStore:
     def __init__(self, disk: SimDisk, group: str) -> None:
         self.disk = disk
         self.segments_directory = Path("/sim") / group
-        self.queue: deque[ModelSeal | ModelCompact] = deque()
+        self.queue: deque[ModelSeal | ModelCompact | ModelDrop] = deque()
         self.content: dict[int, int] = {}
         for segment in disk.sealed.segments.values():
             self.content.update(segment)
@@ -44,7 +46,8 @@ class ModelStore:
         for number, version in self.content.items():
             self.content_hash ^= rows.hash_of(number, version)
         self._unsealed: dict[int, int] = {}
-        self._deletes: list[tuple[int, Mapping[str, tuple[str, ...]]]] = []
+        self._deletes: list[tuple[int, rows.Hides]] = []
+        self.fails_next = False
         self._frozen_version = disk.sealed.frontier
         self._version = disk.sealed.frontier
         self.tampered = disk.sealed.tampered
@@ -63,6 +66,9 @@ class ModelStore:
         """See Store."""
         del era, schema, database
         self._advance(version)
+        if self.fails_next:
+            self.fails_next = False
+            raise MemoryError("injected")
         number = int(batch.column("number")[0].as_py())
         self.content_hash ^= rows.hash_of(number, self.content.get(number, 0)) ^ rows.hash_of(number, version)
         self.content[number] = self._unsealed[number] = version
@@ -79,11 +85,14 @@ class ModelStore:
     ) -> None:
         """See Store; the whole of some series."""
         del era, database, table, start_ns, end_ns
+        self._hide(version, rows.deleted_by(tags))
+
+    def _hide(self, version: int, hides: rows.Hides) -> None:
         self._advance(version)
-        self._deletes.append((version, tags))
-        for number in [number for number in self.content if rows.matches(number, tags)]:
+        self._deletes.append((version, hides))
+        for number in [number for number in self.content if hides(number)]:
             self.content_hash ^= rows.hash_of(number, self.content.pop(number))
-        self._unsealed = {number: at for number, at in self._unsealed.items() if not rows.matches(number, tags)}
+        self._unsealed = {number: at for number, at in self._unsealed.items() if not hides(number)}
 
     def freeze(self, version: int, era: int, state: bytes, schemas: object = None) -> ModelSeal:
         """See Store."""
@@ -99,10 +108,20 @@ class ModelStore:
         self._advance(version)
         return ModelCompact(self, version, inputs)
 
-    def drop(self, version: int, era: int, database: str, table: str, before_ns: int) -> None:
-        """See Store; nothing here is ever old enough."""
-        del era, database, table, before_ns
-        self._advance(version)
+    def drop(self, version: int, era: int, database: str, table: str, before_ns: int) -> ModelDrop:
+        """See Store."""
+        del era, database, table
+        hides = rows.dropped_before(before_ns)
+        self._hide(version, hides)
+        return ModelDrop(self, version, hides)
+
+    def matches(self, truth: TruthRecord) -> bool:
+        """Whether it holds what the log gives at that record."""
+        return self.content_hash == truth.content
+
+    def holds(self, content: Mapping[int, int]) -> bool:
+        """Whether it holds exactly these rows, by number and version."""
+        return self.content == content
 
     def plan_compaction(self) -> list[Compaction]:
         """See Store."""
@@ -131,7 +150,7 @@ class ModelStore:
 
     def size(self) -> MemtableSize:
         """See Store."""
-        return MemtableSize(len(self._unsealed), 0)
+        return MemtableSize(len(self._unsealed), 0, 1)
 
     def pending_jobs(self) -> int:
         """See Store."""
@@ -166,7 +185,7 @@ class ModelSeal(SealJob):
         first: int,
         state: bytes,
         frozen: dict[int, int],
-        deletes: Sequence[tuple[int, Mapping[str, tuple[str, ...]]]],
+        deletes: Sequence[tuple[int, rows.Hides]],
     ) -> None:
         self.version = version
         self._store = store
@@ -180,13 +199,9 @@ class ModelSeal(SealJob):
         """See StoreJob."""
         assert self._store.queue[0] is self, "jobs out of order"
         sealed = self._store.disk.sealed.copy()
-        for at, tags in self._deletes:
+        for at, hides in self._deletes:
             for name, segment in list(sealed.segments.items()):
-                kept = {
-                    number: version
-                    for number, version in segment.items()
-                    if version > at or not rows.matches(number, tags)
-                }
+                kept = {number: version for number, version in segment.items() if version > at or not hides(number)}
                 if len(kept) < len(segment):
                     sealed.segments[name] = kept
         if self._frozen:
@@ -227,6 +242,32 @@ class ModelCompact(CompactJob):
         self._store.queue.remove(self)
 
 
+class ModelDrop(DropJob):
+    """Removes the segments of which nothing is left. See DropJob."""
+
+    def __init__(self, store: ModelStore, version: int, hides: rows.Hides) -> None:
+        self.version = version
+        self._store = store
+        self._hides = hides
+        store.queue.append(self)
+
+    def run(self) -> None:
+        """See StoreJob."""
+        assert self._store.queue[0] is self, "jobs out of order"
+        sealed = self._store.disk.sealed.copy()
+        for name, segment in list(sealed.segments.items()):
+            if all(self._hides(number) and at <= self.version for number, at in segment.items()):
+                del sealed.segments[name]
+        if len(sealed.segments) < len(self._store.disk.sealed.segments):
+            sealed.dropped = self.version
+            self._store.commit(sealed)
+        self._store.queue.popleft()
+
+    def cancel(self) -> None:
+        """See StoreJob."""
+        self._store.queue.remove(self)
+
+
 def merged_name(names: Sequence[str]) -> str:
     """The name of the segment that replaces others: the versions of all of them."""
     return f"{names[0][:8]}-{names[-1][-8:]}"
@@ -250,7 +291,7 @@ def entry_of(name: str, content: Mapping[int, int]) -> SegmentEntry:
             "first_version": int(name[:8]),
             "last_version": int(name[-8:]),
             "rows": len(content),
-            "max_time_ns": 1 << 62,
+            "max_time_ns": max((rows.time_of(number) for number in content), default=0),
             "content_digest": digest,
             "file_digest": digest,
         }

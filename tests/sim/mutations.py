@@ -189,25 +189,3 @@ def sync_at_an_old_end(patch: pytest.MonkeyPatch) -> None:
         self._ends_known.add(topic)
 
     patch.setattr(Readiness, "restart", at_any_end)
-
-
-QUICK: tuple[Mutation, ...] = (
-    early_acknowledgement,
-    journal_is_not_synced,
-    producers_are_forgotten,
-    older_batches_are_applied,
-    trimming_ignores_other_members,
-    claims_of_any_epoch,
-    records_of_former_leaders,
-    no_fence,
-    age_of_what_is_read,
-    age_of_the_data_before,
-    versions_are_given_twice,
-    journal_is_cut_before_the_seal,
-    no_majority,
-)
-SLOW: tuple[Mutation, ...] = (
-    absent_members_count,
-    sync_at_an_old_end,
-    batches_continue_under_one_name,
-)

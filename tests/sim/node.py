@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,9 +29,10 @@ from headrace.schemas.records import Role
 from tests.sim import rows
 from tests.sim.broker import SimLog
 from tests.sim.disk import SealedRows, SimDisk
-from tests.sim.parts import BUILDING, COSTS, SimPool, SteppedTask, snapshot_of
+from tests.sim.parts import COSTS, SimPool, snapshot_of
+from tests.sim.process import Process
 from tests.sim.stubs import GROUP, TOPIC, TOPICS, SimSchemas, SimSlotTable, SimTopics
-from tests.sim.world import Crash, InvariantBroken, NodeClock, World
+from tests.sim.world import NodeClock, World
 
 if TYPE_CHECKING:
     from tests.sim.simulation import Simulation
@@ -40,10 +41,6 @@ SEAL_ROWS = 25
 KEEP_RECORDS = 30
 TAKE_BACK_MS = 3_000
 START_RETRY_MS = 1_000
-
-
-class ThreadEnded(AssertionError):
-    """A step of a thread that must never end raised an error."""
 
 
 class SimRecovery(NodeRecoveryEnvironment):
@@ -124,107 +121,6 @@ class CheckedJournal(Journal):
         self.promised.clear()
 
 
-class Process:
-    """One run of a node: its incarnation, its tasks, and where it is stopped or killed."""
-
-    def __init__(self, node: ClusterNode) -> None:
-        self.node = node
-        self.world = node.world
-        self.random = node.world.random
-        self.incarnation = f"{node.name}#{node.starts}"
-        self.tasks: list[SteppedTask] = []
-        self.tasks_failed = 0
-        self.paused = False
-        self.resumed_ms = -1_000
-        self.alive = True
-        self.kill_after: int | None = None
-        self.pause_after: tuple[int, float] | None = None
-
-    def note(self, line: str) -> None:
-        """One readable line for an event of this process."""
-        self.world.note(f"{self.incarnation} {line}")
-
-    # Steps.
-
-    def step(self, _name: str) -> None:
-        """Called inside of steps: the process may be killed here, or stopped and continued."""
-        if not self.alive:
-            raise Crash
-        if self.kill_after is not None:
-            self.kill_after -= 1
-            if self.kill_after < 0:
-                self.note(f"is killed at {_name}")
-                self.node.kill(power_loss=self.random.random() < 0.5)
-                raise Crash
-        if self.pause_after is not None and not self.paused:
-            steps, duration_ms = self.pause_after
-            self.pause_after = (steps - 1, duration_ms) if steps else None
-            if not steps and self.world.may_stop:
-                self.note(f"is stopped at {_name} for {duration_ms:.0f} ms")
-                self.paused = True
-                self.world.stand_still(duration_ms)
-                self.paused, self.resumed_ms = False, self.world.now_ms
-                self._check_alive()
-
-    def wait(self, duration_ms: float) -> None:
-        """This step takes a while, and the other tasks of the process continue."""
-        if self.world.may_stop:
-            self.world.stand_still(duration_ms)
-            self._check_alive()
-
-    def _check_alive(self) -> None:
-        if not self.alive:
-            raise Crash
-
-    # Tasks.
-
-    def once(self, delay_ms: float, task: Callable[[], None]) -> None:
-        """Run a task some time later, unless the process ends before; a stopped process runs it when it continues."""
-
-        def run() -> None:
-            if not self.alive:
-                return
-            if self.paused:
-                self.world.after(20, run)
-                return
-            self._run(task)
-
-        self.world.after(delay_ms, run)
-
-    def every(self, low_ms: float, high_ms: float, task: Callable[[], float | None]) -> None:
-        """Run a task again and again; one that returns seconds has its next turn after them."""
-
-        world, uniform = self.world, self.random.uniform
-
-        def turn() -> None:
-            pause_s = task()
-            delay_ms = uniform(low_ms, high_ms)
-            # A thread that waits until something changes is woken by it: here it looks again from time to time.
-            world.after(max(delay_ms, min(pause_s, 0.5) * 1_000) if pause_s else delay_ms, run)
-
-        def run() -> None:
-            if self.paused:
-                world.after(20, run)
-            elif self.alive:
-                self._run(turn)
-
-        world.after(uniform(1, high_ms), run)
-
-    def _run(self, task: Callable[[], None]) -> None:
-        BUILDING.append(self)
-        try:
-            task()
-        except Crash:
-            if self.alive:
-                raise
-        except InvariantBroken:
-            raise
-        except Exception as error:
-            raise ThreadEnded(f"a thread of {self.incarnation} ended: {error!r}") from error
-        finally:
-            BUILDING.pop()
-
-
 class ClusterNode:
     """One node over its restarts. `process` is the present run, the last one while the node is down."""
 
@@ -238,6 +134,8 @@ class ClusterNode:
         wall_error_ms = self.world.random.choice((0, 0, 3_000, -600_000, 31_536_000_000, -31_536_000_000))
         self.clock = NodeClock(self.world, wall_error_ms)
         self.fetched: SealedRows | None = None
+        self.directory = simulation.files.root / name
+        self.scans = random.Random(f"{simulation.world.seed}/{name}")
         self.running = False
         self.started = False
         self.disk = SimDisk(lambda _name: None)
@@ -270,13 +168,13 @@ class ClusterNode:
         self._schedule(process)
 
     def _build(self, process: Process) -> None:
-        settings, clock, directory = self.simulation.settings, self.clock, Path("/sim") / self.name
+        settings, clock, directory = self.simulation.settings, self.clock, self.directory
         self.log = SimLog(self.simulation.broker, self.name, process.step)
         self.identity = SimIdentity.of(self)
         self.heartbeat = Heartbeat(
             self.log, TOPICS.status, self.name, process.incarnation, lambda: self.readiness.statuses(), clock
         )
-        schemas: Any = SimSchemas()
+        schemas: Any = SimSchemas(self.simulation.retention_ns)
         slots: Any = SimSlotTable(self.simulation.members)
         local = LocalGroups(directory, self.identity, slots, TOPICS, schemas, self.heartbeat, settings)
         local.check_topics(self.log)
@@ -347,11 +245,13 @@ class ClusterNode:
         sectors = power_loss and self.world.random.random() < 0.3
         self.disk = self.disk.restarted(power_loss=power_loss, any_sectors=sectors)
         self.disk.step_hook = lambda _name: None
+        self.simulation.files.ended(self)
 
     def wipe(self) -> None:
         """Replace the disk by an empty one."""
         self.disk = SimDisk(lambda _name: None)
         self.disk.random, self.disk.wiped_ms = self.world.random, self.world.now_ms
+        self.simulation.files.wiped(self)
         self.world.note(f"{self.name} lost its disk")
 
     # Events of its parts.

@@ -28,12 +28,15 @@ from headrace.consumers.replication.group_state import GroupState
 from headrace.consumers.replication.journal import JournalEntry
 from headrace.consumers.replication.store_jobs import JobStep
 from headrace.consumers.wal import WriteAheadLog
+from headrace.schemas.framing import format_headers
 from tests.sim import rows
+from tests.sim.broker import SimLog
 from tests.sim.disk import SealedRows
 from tests.sim.model_store import ModelStore
 
 if TYPE_CHECKING:
-    from tests.sim.node import ClusterNode, Process
+    from tests.sim.node import ClusterNode
+    from tests.sim.process import Process
 
 WITH_TASKS = (coordinator, divergence_monitor, gap_search, log_monitor, scrubber, supervisor)
 CHAIN_INTERVAL = 16
@@ -161,14 +164,32 @@ BUILDING: list[Process] = []
 
 
 class SimFiles:
-    """The files of recoveries on the simulated disks; a directory is `/sim/{node}`."""
+    """The files of stores and recoveries on the simulated disks; a directory is `{root}/{node}`."""
 
-    def __init__(self, nodes: dict[str, ClusterNode]) -> None:
+    def __init__(self, nodes: dict[str, ClusterNode], root: Path = Path("/sim")) -> None:
         self._nodes = nodes
+        self.root = root
 
     def node(self, directory: Path) -> ClusterNode:
         """The node of a directory, or of one in it."""
-        return self._nodes[Path(directory).parts[2]]
+        return self._nodes[Path(directory).relative_to(self.root).parts[0]]
+
+    def encoding_threads(self, _settings: object) -> Any:
+        """See store.encoding_threads."""
+        return SimpleNamespace(shutdown=lambda: None)
+
+    def rot(self, node: ClusterNode, name: str) -> None:
+        """A segment of a node does not have the bytes any more that were sealed."""
+        node.disk.sealed.rotten.add(name)
+
+    def ended(self, node: ClusterNode) -> None:
+        """A process ended."""
+
+    def wiped(self, node: ClusterNode) -> None:
+        """A node lost its disk."""
+
+    def close(self) -> None:
+        """The schedule is over."""
 
     def fetch(self, source: Any, directory: Path, observer: Any, own: Path) -> Snapshot:
         """See file_copy.fetch; `source` is (node, group)."""
@@ -197,6 +218,9 @@ class SimFiles:
     def commit_copy(self, directory: Path, _group: str) -> None:
         """See file_copy.commit_copy."""
         node = self.node(directory)
+        assert node.fetched is not None
+        wrong = node.fetched.tampered
+        node.simulation.invariants.require(not wrong, f"{node.name} takes a copy from a member that is wrong")
         node.disk.take_space()
         node.disk.copy_committed = node.fetched
 
@@ -224,10 +248,26 @@ class SimFiles:
         """See Store.quarantine; the model store can always be opened."""
         raise AssertionError("never damaged at its start")
 
+    def set_aside(self, directory: Path, name: str) -> Path:
+        """See local_groups.set_aside."""
+        files, aside = self.node(directory).disk, directory / "damaged" / name
+        for path in [path for path in files.names_seen if path.startswith(f"{directory / name}/")]:
+            inode = files.names_seen.pop(path)
+            files.names_seen[path.replace(str(directory / name), f"{aside}-{len(files.names_seen)}")] = inode
+        files.names_durable = dict(files.names_seen)
+        return aside
+
     def journal(self, directory: Path, names: Any) -> journal.Journal:
         """The journal over the simulated disk."""
         node = self.node(directory)
         return node.journal_class(directory, names, node.disk, maintained=False)
+
+
+def append_at_once(log: SimLog, topic: str, value: bytes) -> int:
+    """See connectors.log.append; nobody else acts before the record is there."""
+    found = log.answer(topic)
+    log.broker.append(topic, value, None, format_headers(), None)
+    return found.end - 1
 
 
 def snapshot_of(sealed: SealedRows, group_name: str, topic_id: str) -> Snapshot:
@@ -238,22 +278,23 @@ def snapshot_of(sealed: SealedRows, group_name: str, topic_id: str) -> Snapshot:
 
 
 @contextmanager
-def shipping_parts(nodes: dict[str, ClusterNode]) -> Iterator[None]:
+def shipping_parts(files: SimFiles) -> Iterator[None]:
     """Give the shipping modules the parts of a simulation, and take them back."""
-    files = SimFiles(nodes)
     store = SimpleNamespace(open=files.open_store, quarantine=files.quarantine)
     changes: list[tuple[Any, str, Any]] = [
         (local_groups, "Store", store),
         (local_groups, "Journal", files.journal),
         (local_groups, "Group", SteppedGroup),
         (local_groups, "finish_swaps", files.finish_swaps),
-        (local_groups, "encoding_threads", lambda _settings: SimpleNamespace(shutdown=lambda: None)),
+        (local_groups, "set_aside", files.set_aside),
+        (local_groups, "encoding_threads", files.encoding_threads),
         (coordinator, "fetch", files.fetch),
         (coordinator, "check_copy", files.check_copy),
         (coordinator, "is_committed", files.is_committed),
         (coordinator, "commit_copy", files.commit_copy),
         (coordinator, "commit_empty", files.commit_empty),
         (recovery_environment, "finish_swap", files.finish_swap),
+        (gap_search, "append_one", append_at_once),
         (journal, "WriteAheadLog", partial(WriteAheadLog, preallocate_bytes=0)),
         (group, "CHAIN_INTERVAL", CHAIN_INTERVAL),
         (leader_tasks, "UPKEEP_INTERVAL_S", 2.0),
@@ -277,4 +318,5 @@ def shipping_parts(nodes: dict[str, ClusterNode]) -> Iterator[None]:
             setattr(target, name, value)
         structlog.configure(**logging_before)
         BUILDING.clear()
+        files.close()
         sys.stdout.flush()

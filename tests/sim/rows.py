@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache, lru_cache
 
 import pyarrow as pa
@@ -13,9 +13,16 @@ from headrace.schemas.messages import Message, Write, decode_message
 from headrace.schemas.payload import SERIES_TYPE, PayloadInvalid, check_size, decode_rows, encode_rows
 from headrace.schemas.records import Status, decode_status
 from headrace.schemas.tables import DatabaseSchema, FieldType, TableSchema
+from tests.sim.world import EPOCH_MS
 
+Hides = Callable[[int], bool]
+"""Whether a record hides the row of a number."""
 WRITERS = ("w0", "w1", "w2")
-DATABASE = DatabaseSchema("db")
+SLICE_NS = 1_000_000_000
+RETENTION_NS = 6 * SLICE_NS
+TIME_STEP_NS = 33_000_000
+"""Between the times of two numbers, so that rows are about as old as the writes that bring them."""
+DATABASE = DatabaseSchema("db", SLICE_NS, 1)
 TABLE = TableSchema("db", "t", 1, ("writer",), (("number", FieldType.INT64),))
 
 
@@ -24,7 +31,7 @@ def encoded(number: int) -> bytes:
     """The payload of one write."""
     series = pa.DictionaryArray.from_arrays(pa.array([0], pa.int32()), pa.array([f"t,writer={writer_of(number)}"]))
     batch = pa.record_batch(
-        [series.cast(SERIES_TYPE), pa.array([number], pa.int64()), pa.array([number], pa.int64())],
+        [series.cast(SERIES_TYPE), pa.array([time_of(number)], pa.int64()), pa.array([number], pa.int64())],
         schema=pa.schema(
             [
                 pa.field("__series", SERIES_TYPE, nullable=False),
@@ -46,6 +53,22 @@ def unreadable(kind: int) -> Write:
 def _other_columns() -> bytes:
     batch = decode_rows(encoded(0))
     return encode_rows(batch.rename_columns(["__series", "time", "other"]), "none").to_pybytes()
+
+
+def time_of(number: int) -> int:
+    """The time of a row, ns."""
+    return EPOCH_MS * 1_000_000 + number * TIME_STEP_NS
+
+
+def dropped_before(before_ns: int) -> Hides:
+    """Which rows a Drop hides: those of whole slices."""
+    end_ns = before_ns // SLICE_NS * SLICE_NS
+    return lambda number: time_of(number) < end_ns
+
+
+def deleted_by(tags: Mapping[str, tuple[str, ...]]) -> Hides:
+    """Which rows a Delete hides."""
+    return lambda number: matches(number, tags)
 
 
 def writer_of(number: int) -> str:
@@ -121,6 +144,14 @@ def number_of(data: bytes) -> int | None:
 def matches(number: int, tags: Mapping[str, tuple[str, ...]]) -> bool:
     """Whether a delete with these tags hides a row."""
     return all(tag == "writer" and writer_of(number) in values for tag, values in tags.items())
+
+
+def hash_of_numbers(numbers: Iterable[int]) -> int:
+    """A hash of a set of numbers."""
+    found = 0
+    for number in numbers:
+        found ^= hash_of(number, 1)
+    return found
 
 
 def hash_of(number: int, version: int) -> int:

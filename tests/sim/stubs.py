@@ -40,6 +40,9 @@ class SimSchemas:
 
     lost = ""
 
+    def __init__(self, retention_ns: int | None = None) -> None:
+        self._retention_ns = retention_ns
+
     def wait_for(self, database: str, table: str, version: int, timeout_s: float) -> TableSchema | None:
         """See SchemaLog."""
         del timeout_s
@@ -52,6 +55,7 @@ class SimSchemas:
     def retention_ns(self, database: str, table: str) -> int | None:
         """See SchemaLog."""
         del database, table
+        return self._retention_ns
 
     def accepts(self, record: RecordName, tables: Sequence[TableVersion], timeout_s: float) -> bool:
         """See SchemaLog; every record of the simulation names the one table."""

@@ -4,26 +4,44 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
-from tests.sim.faults import CLOCKS, COMMON, LOST_LOGS
-from tests.sim.mutations import QUICK, SLOW, Mutation
-from tests.sim.simulation import Simulation
+from headrace.consumers.store.store_view import StoreView
+from tests.sim.faults import ACCEPTED, CLOCKS, COMMON, LOST_LOGS, STOPS
+from tests.sim.parts import SimFiles
+from tests.sim.real_store import RealFiles
+from tests.sim.rules import QUICK_SEEDS, RULES, Rule
+from tests.sim.simulation import FilesFactory, Simulation
 
 SEEDS = 300
 SEEDS_AT_ONCE = 25
 SOAK_SEEDS = 50_000
 SOAK_SEEDS_AT_ONCE = 5_000
 SLOW_SEEDS = 5_000
-QUICK_SEEDS = 60
+REAL_SEEDS = 10
+REAL_SOAK_SEEDS = 500
+REAL = tuple(fault for fault in COMMON if fault != "tamper")
+"""`tamper` changes the rows of the model store."""
+MEMORY = Path("/dev/shm")
+DOCUMENT = Path(__file__).parents[2] / "docs" / "internals" / "replication.md"
 
 
-def run_seeds(seeds: Iterable[int], faults: tuple[str, ...] = COMMON) -> None:
+def run_seeds(seeds: Iterable[int], faults: tuple[str, ...] = COMMON, files: FilesFactory = SimFiles) -> None:
     """Run each seed's schedule, or that of SEED alone. Raises InvariantBroken, which names the seed."""
     only = os.environ.get("SEED")
     for seed in [int(only)] if only else seeds:
-        Simulation(seed, faults, verbose=only is not None).run()
+        Simulation(seed, faults, only is not None, files).run()
+
+
+def run_real_seeds(seeds: Iterable[int]) -> None:
+    """The same over real stores, in memory where the machine has a directory for that."""
+    for seed in seeds:
+        with TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as root:
+            run_seeds([seed], REAL, partial(RealFiles, root=Path(root)))
 
 
 @pytest.mark.slow(8)
@@ -64,18 +82,66 @@ def test_no_copy_of_another_log_counts(fault: str) -> None:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("mutation", QUICK, ids=lambda mutation: mutation.__name__)
-def test_a_broken_rule_is_found(mutation: Mutation, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The harness can fail: within some seeds it finds each rule that is broken on purpose."""
-    mutation(monkeypatch)
-    with pytest.raises(AssertionError, match="seed|ended"):
-        run_seeds(range(QUICK_SEEDS))
+def test_an_accepted_gap_is_continued() -> None:
+    """A log is made again, an operator accepts the gap: every member continues behind it, with the same rows."""
+    run_seeds(range(10), ("recreate", "kill", ACCEPTED))
+
+
+def test_nobody_passes_a_record_of_a_later_build() -> None:
+    """A record that this build cannot read stops every replica right before it, over restarts too."""
+    run_seeds(range(6), (*STOPS, "kill"))
+
+
+@pytest.mark.slow(12)
+@pytest.mark.timeout(1_200)
+@pytest.mark.parametrize("first", range(0, REAL_SEEDS, REAL_SEEDS // 2))
+def test_no_schedule_breaks_an_invariant_of_real_stores(first: int) -> None:
+    """The same schedules over RocksDB and Parquet: a scan gives the rows of the log, at any record and in the end."""
+    run_real_seeds(range(first, first + REAL_SEEDS // 2))
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("mutation", SLOW, ids=lambda mutation: mutation.__name__)
-def test_a_broken_rule_is_found_in_many_schedules(mutation: Mutation, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those that need a rare schedule."""
-    mutation(monkeypatch)
+@pytest.mark.timeout(7_200)
+def test_many_schedules_of_real_stores() -> None:
+    """The soak test of real stores."""
+    run_real_seeds(range(REAL_SEEDS, REAL_SOAK_SEEDS))
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("rule", [rule for rule in RULES if rule.quick], ids=lambda rule: rule.mutation.__name__)
+def test_a_broken_rule_is_found(rule: Rule, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The harness can fail: within some seeds it finds each rule that is broken on purpose."""
+    _must_be_found(rule, QUICK_SEEDS, monkeypatch)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("rule", [rule for rule in RULES if not rule.quick], ids=lambda rule: rule.mutation.__name__)
+def test_a_broken_rule_is_found_in_many_schedules(rule: Rule, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All other rules: those that need a rare schedule, and those that would only make the tests longer."""
+    _must_be_found(rule, SLOW_SEEDS, monkeypatch)
+
+
+def test_the_table_of_rules_is_documented() -> None:
+    """docs/internals/replication.md has the rules as they are, and no other."""
+    rows = [f"| {rule.section} | {rule.rule} | `{rule.mutation.__name__}` | {_seeds(rule)} |" for rule in RULES]
+    table = DOCUMENT.read_text("utf-8").split("| design | rule | mutation | seeds |\n|---|---|---|---|\n")[1]
+    assert table.split("\n\n")[0].splitlines() == rows
+
+
+def _seeds(rule: Rule) -> str:
+    return str(rule.seeds or "rare")
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+def test_a_store_that_forgets_deletes_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The simulation of real stores can fail: a Delete, or a Drop, that hides nothing is found by a scan."""
+    monkeypatch.setattr(StoreView, "add_tombstone", lambda _self, _tombstone: None)
+    with pytest.raises(AssertionError, match="holds other rows than"):
+        run_real_seeds(range(REAL_SEEDS))
+
+
+def _must_be_found(rule: Rule, seeds: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    rule.mutation(monkeypatch)
     with pytest.raises(AssertionError, match="seed|ended"):
-        run_seeds(range(SLOW_SEEDS))
+        run_seeds(range(seeds), rule.faults)

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from headrace.connectors.log.port import Record
 from headrace.consumers.replication.group_state import SEAL_BYTES_DEFAULT, SEAL_ROWS_DEFAULT
 from headrace.consumers.replication.hash_chain import next_chain, record_digest
-from headrace.schemas.framing import FrameInvalid
-from headrace.schemas.messages import NO_CHAIN, Claim, Compact, Delete, Drop, Leadership, Message, Seal, Write
+from headrace.schemas.framing import FORMAT_HEADER, FrameInvalid
+from headrace.schemas.messages import NO_CHAIN, Claim, Compact, Delete, Drop, Gap, Leadership, Message, Seal, Write
 from tests.sim import rows
 
 
@@ -21,6 +21,7 @@ class TruthRecord:
     """One record of one history of the log, and the state behind it. `ignored` names why, empty for one that counts."""
 
     topic_id: str
+    record: Record
     version: int
     offset: int
     before: bytes
@@ -29,6 +30,7 @@ class TruthRecord:
     leader: Leadership | None
     frontier: int
     content: int
+    numbers: int
 
 
 class Truth:
@@ -42,6 +44,8 @@ class Truth:
         self.by_chain: dict[bytes, TruthRecord] = {}
         self.written: dict[tuple[int, int], TruthRecord] = {}
         self.digests: dict[tuple[int, int], bytes] = {}
+        self.claimants: set[tuple[str, str]] = set()
+        self.drops: list[Drop] = []
         self.made_again(topic_id)
 
     def made_again(self, topic_id: str) -> None:
@@ -60,10 +64,11 @@ class Truth:
 
     def _begin(self) -> None:
         self.version, self.chain, self.epoch, self.frontier = 0, NO_CHAIN, 0, 0
+        self._base = "", 0
         self.leader: Leadership | None = None
         self.numbers: set[int] = set()
         self.content: dict[int, int] = {}
-        self.content_hash = 0
+        self.content_hash = self.numbers_hash = 0
         self._producers: dict[str, tuple[int, set[tuple[int, bytes]]]] = {}
         self._limits = (SEAL_ROWS_DEFAULT, SEAL_BYTES_DEFAULT)
         self._unsealed = (0, 0)
@@ -71,6 +76,37 @@ class Truth:
     def observe(self, record: Record) -> None:
         """Take the next record of the present history."""
         self._log.append(record)
+        gap = self._gap_of(record)
+        # Of two gaps for one place the first counts.
+        is_new = gap is not None and (gap.topic_id != self._base[0] or gap.resume_offset > self._base[1])
+        if gap is not None and is_new and gap.topic_id == self.topic_id and gap.anchor.chain in self.by_chain:
+            self._join(gap)
+        else:
+            self._take(record)
+
+    def _join(self, gap: Gap) -> None:
+        """The log continues behind an anchor of another history, at an offset of this one."""
+        path, chain = list[Record](), gap.anchor.chain
+        while chain != NO_CHAIN:
+            path.append(self.by_chain[chain].record)
+            chain = self.by_chain[chain].before
+        self._begin()
+        self._base = gap.topic_id, gap.resume_offset
+        for record in reversed(path):
+            self._take(record)
+        for record in self._log:
+            if record.offset >= gap.resume_offset:
+                self._take(record)
+
+    @staticmethod
+    def _gap_of(record: Record) -> Gap | None:
+        try:
+            body = rows.decoded(record.value).body
+        except FrameInvalid:
+            return None
+        return body if isinstance(body, Gap) else None
+
+    def _take(self, record: Record) -> None:
         before, self.version, digest = self.chain, self.version + 1, record_digest(record.value)
         self.chain = next_chain(before, digest)
         self._unsealed = (self._unsealed[0], self._unsealed[1] + len(record.value))
@@ -80,6 +116,7 @@ class Truth:
             self._seal()
         found = TruthRecord(
             self.topic_id,
+            record,
             self.version,
             record.offset,
             before,
@@ -88,12 +125,15 @@ class Truth:
             self.leader,
             self.frontier,
             self.content_hash,
+            self.numbers_hash,
         )
         self.by_chain[self.chain] = found
         if self._number is not None:
             self.written[self._number, record.offset], self.digests[self._number, record.offset] = found, digest
 
     def _judge(self, record: Record) -> str:
+        if any(name == FORMAT_HEADER and int(value) > 1 for name, value in record.headers):
+            return "too_new"
         try:
             message = rows.decoded(record.value)
         except FrameInvalid:
@@ -108,15 +148,18 @@ class Truth:
             return self._write(body)
         if isinstance(body, Delete):
             self._unsealed = (self._unsealed[0] + 1, self._unsealed[1])
-            self._delete(body)
+            self._hide(rows.deleted_by(body.tags))
             return ""
         if isinstance(body, Claim):
             return self._claim(body)
         if isinstance(body, Seal | Compact | Drop):
             if body.leadership != self.leader:
                 return "not_leader"
-            if isinstance(body, Seal):
-                self._seal()
+            if isinstance(body, Drop):
+                self.drops.append(body)
+                self._hide(rows.dropped_before(body.before_ns))
+        if isinstance(body, Seal | Gap):
+            self._seal()
         return ""
 
     def _repeated(self, message: Message) -> str:
@@ -138,17 +181,21 @@ class Truth:
         if number is None:
             return "invalid"
         self.content_hash ^= rows.hash_of(number, self.content.get(number, 0)) ^ rows.hash_of(number, self.version)
+        if number not in self.content:
+            self.numbers_hash ^= rows.hash_of(number, 1)
         self.content[number] = self.version
         return ""
 
-    def _delete(self, body: Delete) -> None:
-        for number in [number for number in self.content if rows.matches(number, body.tags)]:
+    def _hide(self, hides: rows.Hides) -> None:
+        for number in [number for number in self.content if hides(number)]:
             self.content_hash ^= rows.hash_of(number, self.content.pop(number))
+            self.numbers_hash ^= rows.hash_of(number, 1)
 
     def _claim(self, body: Claim) -> str:
         if body.leadership.epoch != self.epoch + 1 or body.leadership.node not in self._members:
             return "claim_lost"
         self.epoch, self.leader = body.leadership.epoch, body.leadership
+        self.claimants.add((body.leadership.node, body.leadership.incarnation))
         self._limits = (max(1, body.seal_rows), max(1, body.seal_bytes))
         return ""
 

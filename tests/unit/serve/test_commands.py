@@ -15,6 +15,7 @@ from headrace.cli import query, status
 from headrace.connectors.http import AnswerCut
 from headrace.consumers.query.query_errors import UnknownTable
 from headrace.node_client import NodeAddressInvalid, NodeClient
+from tests.terminal import HEADRACE, terminal
 from tests.unit.serve.conftest import FakeNode
 
 ROWS = "SELECT name, velocity, time FROM iot.readings ORDER BY time LIMIT 2"
@@ -187,3 +188,63 @@ def test_addresses_are_checked(url: str) -> None:
 def test_a_link_to_the_page_is_the_address_of_its_node() -> None:
     """A copied link may carry the page's query and a fragment; requests go to the node's own paths."""
     assert "http://127.0.0.1:8080" == NodeClient("http://127.0.0.1:8080/?q=SELECT+1#chart").url
+
+
+def test_sql_from_a_file_with_parameters(client: httpx.Client, tmp_path: Path) -> None:
+    """`-f FILE` reads the SQL; `--param` binds typed values, which are never part of it."""
+    file = tmp_path / "report.sql"
+    file.write_text(
+        "\ufeff-- of one truck\nSELECT name, $n + 1 AS n, $text AS t FROM iot.readings WHERE name = $truck LIMIT 1;\n"
+    )
+    values = ("--param", "n=41", "--param", "truck=truck_1", "--param", "text='; DROP")
+    result = run("query", "-f", str(file), *values, "--json", "--node", str(client.base_url))
+    assert (0, [{"name": "truck_1", "n": 42, "t": "'; DROP"}]) == (result.exit_code, json.loads(result.stdout))
+    piped = run("query", "-f", "-", "--format", "csv", "--node", str(client.base_url), stdin="SELECT 1 AS one")
+    assert "one\n1\n" == piped.stdout.replace("\r", "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        ((), 2, "give the SQL, or a file"),
+        (("SELECT 1", "-f", "x.sql"), 2, "give the SQL, or a file"),
+        (("-f", "missing.sql"), 2, "missing.sql: no such file"),
+        (("  ",), 2, "SQL is empty"),
+        (("SELECT $a", "--param", "a"), 2, "--param a is not NAME=VALUE"),
+        (("SELECT $a",), 1, "no value for parameter $a"),
+        (("SELECT 1", "--param", "a=1"), 1, "the SQL does not name parameter $a"),
+    ],
+)
+def test_sql_and_parameters_that_do_not_fit(
+    client: httpx.Client, arguments: tuple[str, ...], code: int, message: str
+) -> None:
+    """What is missing, given twice or not used is one line; a command line that cannot run has exit code 2."""
+    result = run("query", *arguments, "--node", str(client.base_url))
+    assert (code, "") == (result.exit_code, result.stdout)
+    assert message in result.stderr
+
+
+def test_parameters_over_http(client: httpx.Client) -> None:
+    """POST takes an object, GET a JSON text; other values are refused with 400."""
+    sql = "SELECT count(*) AS n FROM iot.readings WHERE name IN $names"
+    posted = client.post("/api/v1/query", json={"sql": sql, "parameters": {"names": ["truck_1"]}})
+    got = client.get("/api/v1/query", params={"q": sql, "parameters": '{"names": ["truck_1"]}'})
+    assert [{"n": 8}] == posted.json() == got.json()
+    for wrong in ([1], {"names": {"a": 1}}, "x"):
+        refused = client.post("/api/v1/query", json={"sql": sql, "parameters": wrong})
+        assert (400, "RequestInvalid") == (refused.status_code, refused.json()["error"]["kind"])
+    missing = client.post("/api/v1/query", json={"sql": sql})
+    assert (400, "QueryInvalid") == (missing.status_code, missing.json()["error"]["kind"])
+
+
+@pytest.mark.parametrize("columns", [40, 80, 200])
+def test_answers_fit_the_terminal(client: httpx.Client, columns: int) -> None:
+    """In a pseudo-terminal no line is wider than it, and every value is there or counted as left out."""
+    sql = "SELECT name, velocity, time, repeat('x', 120) AS text FROM iot.readings ORDER BY time LIMIT 2"
+    with terminal(*HEADRACE, "query", sql, "--node", str(client.base_url), columns=columns) as running:
+        code, text = running.wait()
+    assert 0 == code
+    assert max(map(len, text.splitlines())) <= columns
+    assert "2023-11-15 00:00:10" in text
+    assert ("x" * 120 in text) == (columns == 200)
+    assert ("── 2 ─" in text) == (columns == 40)

@@ -61,7 +61,8 @@ def test_types_of_fields(column: pa.Array, expected: pa.Array) -> None:
         pa.array([b"x", b"y"]),
         pa.array([[1], [2]]),
         pa.array([{"a": 1}, None]),
-        pa.array([dt.datetime(2020, 1, 1)] * 2),
+        pa.array([dt.timedelta(seconds=1)] * 2),
+        pa.array([decimal.Decimal(2**63)] * 2, pa.decimal128(30, 0)),
         pa.array([decimal.Decimal("12345678901234567.89")] * 2, pa.decimal128(30, 2)),
     ],
 )

@@ -1,0 +1,44 @@
+"""`headrace sql`: an interactive shell, or statements from stdin."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from headrace.cli.options import BootstrapOption, ClusterOption, JsonOption, NodeUrlOption
+from headrace.cli.session import node_url
+from headrace.terminal.command import UsageInvalid, run_command
+
+PROMPT = "headrace=> "
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command `sql`."""
+    app.command()(sql)
+
+
+def sql(
+    node: NodeUrlOption = None,
+    cluster: ClusterOption = None,
+    bootstrap: BootstrapOption = None,
+    json_output: JsonOption = False,
+) -> None:
+    r"""An interactive SQL shell; \? lists its commands.
+
+    Without a terminal, statements are read from stdin, such as `headrace sql < report.sql`. The first error ends them.
+    """
+    with run_command(json_output) as output:
+        from headrace.node_client import NodeClient
+        from headrace.shell.shell import Shell
+
+        shell = Shell(lambda: NodeClient(node_url(node, cluster, bootstrap)), output)
+        if not sys.stdin.isatty():
+            shell.run_script(sys.stdin)
+            return
+        if json_output:
+            raise UsageInvalid("--json is for statements from stdin", action="headrace sql --json < report.sql")
+        from headrace.shell.line_editor import line_editor
+
+        output.note(rf"node {shell.connect().url}; \? lists commands, \q leaves")
+        shell.interact(line_editor(PROMPT, shell.tables, output.note))

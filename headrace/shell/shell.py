@@ -1,0 +1,175 @@
+"""Runs the input of `headrace sql`: statements at a node, and the commands that begin with a backslash."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from headrace.connectors.http import NodeUnreachable
+from headrace.schemas.errors import HeadraceError
+from headrace.shell.catalogue import Table, find_table, tables_of
+from headrace.shell.statements import read_statements, split
+from headrace.terminal.command import print_error
+from headrace.terminal.output import Output
+from headrace.terminal.result_view import footer, show_rows
+
+if TYPE_CHECKING:
+    from headrace.node_client import NodeClient
+
+TABLES_FRESH_S = 5.0
+"""How long the names for completion are used before they are read again."""
+HELP = (
+    (r"\d", "tables"),
+    (r"\d TABLE", "columns of a table"),
+    (r"\x [on|off|auto]", "rows as records; auto: where a row does not fit"),
+    (r"\timing [on|off]", "how long each statement took"),
+    (r"\q", "leave; Ctrl-D too"),
+    ("…;", "SQL, over several lines until ; Ctrl-C cancels it"),
+)
+_VERTICAL = {"on": True, "off": False, "auto": None}
+
+
+class CommandInvalid(HeadraceError):
+    """A backslash command that does not exist, or an argument that it does not take."""
+
+
+class Shell:
+    """The state of a session: its node, the names for completion, and how rows are shown."""
+
+    def __init__(self, find_node: Callable[[], NodeClient], output: Output) -> None:
+        """`find_node` finds a node that is ready. It is asked again after one that does not answer."""
+        self._find_node = find_node
+        self._node: NodeClient | None = None
+        self._output = output
+        self._vertical: bool | None = None
+        self._timing = True
+        self._tables: tuple[Table, ...] = ()
+        self._tables_read_s = float("-inf")
+        self._refreshing = threading.Lock()
+
+    def connect(self) -> NodeClient:
+        """The node of this session."""
+        if self._node is None:
+            self._node = self._find_node()
+        return self._node
+
+    def tables(self) -> Sequence[Table]:
+        """The tables for completion. They are read on a thread: a key must not wait for a node."""
+        fresh = time.monotonic() - self._tables_read_s < TABLES_FRESH_S
+        if not fresh and self._refreshing.acquire(blocking=False):
+            threading.Thread(target=self._refresh, name="shell-tables", daemon=True).start()
+        return self._tables
+
+    def interact(self, read: Callable[[], str]) -> None:
+        """Run what `read` returns until it raises EOFError. An error ends a statement, never the shell."""
+        self.tables()
+        while True:
+            try:
+                text = read()
+            except KeyboardInterrupt:
+                continue
+            except EOFError:
+                return
+            if text.strip().lower().removesuffix(";") in ("\\q", "exit", "quit"):
+                return
+            self._attempt(text)
+
+    def run_script(self, lines: Iterable[str]) -> None:
+        """Run statements as they arrive. The first error is raised and ends the script."""
+        for statement in read_statements(lines):
+            if self._output.json_output:
+                for chunk in self._query(statement, "json"):
+                    sys.stdout.buffer.write(chunk)
+                sys.stdout.buffer.write(b"\n")
+                sys.stdout.buffer.flush()
+            else:
+                self._run(statement)
+
+    def _attempt(self, text: str) -> None:
+        try:
+            if text.strip().startswith("\\"):
+                self._command(text.strip())
+                return
+            found = split(text)
+            for statement in found.statements:
+                self._run(statement)
+        except KeyboardInterrupt:
+            # The connection is closed by now, and the node ends a query whose client has left.
+            sys.stderr.write("cancelled\n")
+        except HeadraceError as error:
+            print_error(HeadraceError(_one_line(error)), json_output=False)
+
+    def _run(self, statement: str) -> None:
+        started_s = time.monotonic()
+        rows = show_rows(self._query(statement, "arrow"), vertical=self._vertical)
+        took_ms = (time.monotonic() - started_s) * 1_000
+        self._output.note(footer(rows, took_ms if self._timing else None))
+
+    def _query(self, statement: str, form: str) -> Iterator[bytes]:
+        try:
+            return self.connect().query(statement, format=form)
+        except NodeUnreachable:
+            # The next statement looks for a node that answers.
+            self._node = None
+            raise
+
+    def _refresh(self) -> None:
+        try:
+            self._tables = tables_of(self.connect().tables())
+            # Loaded while the user types: the first answer must not wait for it.
+            import_module("headrace.consumers.query.result_formats")
+        except HeadraceError:
+            # Completion is a convenience: the statement itself will name what is wrong.
+            pass
+        finally:
+            self._tables_read_s = time.monotonic()
+            self._refreshing.release()
+
+    def _command(self, text: str) -> None:
+        name, _, argument = text.rstrip(";").strip().partition(" ")
+        argument = argument.strip()
+        if name == "\\d":
+            self._describe(argument)
+        elif name == "\\x":
+            self._vertical = self._choice(argument, _VERTICAL, None if self._vertical else True)
+            self._output.note(f"records: {next(word for word, value in _VERTICAL.items() if value is self._vertical)}")
+        elif name == "\\timing":
+            self._timing = bool(self._choice(argument, {"on": True, "off": False}, not self._timing))
+            self._output.note(f"timing: {'on' if self._timing else 'off'}")
+        elif name in ("\\?", "\\h", "\\help"):
+            self._output.table(("command", "what it does"), HELP)
+        else:
+            raise CommandInvalid(f"there is no command {name}", action=r"\? lists them")
+
+    @staticmethod
+    def _choice(argument: str, choices: dict[str, bool | None] | dict[str, bool], toggled: bool | None) -> bool | None:
+        if not argument:
+            return toggled
+        if argument.lower() not in choices:
+            raise CommandInvalid(f"{argument} is not one of {', '.join(choices)}")
+        return choices[argument.lower()]
+
+    def _describe(self, name: str) -> None:
+        tables = self._tables = tables_of(self.connect().tables())
+        if name:
+            columns = find_table(tables, name).columns
+            self._output.table(("column", "type", "role"), [(each.name, each.sql_type, each.role) for each in columns])
+            return
+        rows = [
+            (
+                table.full_name,
+                ", ".join(column.name for column in table.columns if column.role == "tag"),
+                sum(column.role == "field" for column in table.columns),
+            )
+            for table in tables
+        ]
+        self._output.table(("table", "tags", "fields"), rows)
+
+
+def _one_line(error: HeadraceError) -> str:
+    text = f"{error.message} ({error.action})" if error.action else error.message
+    return " ".join(text.split())

@@ -1,0 +1,95 @@
+"""Parquet files with columns that no field can hold as they are."""
+
+from __future__ import annotations
+
+import datetime as dt
+import io
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from headrace.connectors.formats import ColumnTypeError, FormatOptions, iterate_file
+
+DAY = dt.date(2026, 1, 31)
+NOON = dt.datetime(2026, 1, 31, 12, 0, 0, 123456)
+
+
+def read(table: pa.Table, *tags: str) -> tuple[pa.Table, dict[str, str]]:
+    """The rows of a Parquet file, and its refused columns."""
+    stream = io.BytesIO()
+    pq.write_table(table, stream)
+    stream.seek(0)
+    blocks = list(iterate_file(stream, "parquet", FormatOptions(table="t", tags=tags)))
+    refused = [dict(block.refused_columns) for block in blocks]
+    assert all(not each for each in refused[1:])
+    return pa.concat_tables(block.parsed.tables["t"] for block in blocks), refused[0]
+
+
+def one(column: pa.Array) -> tuple[list[Any] | None, dict[str, str]]:
+    """The values of one column beside a good one, None when it is left out."""
+    rows, refused = read(pa.table({"time": pa.array([1, 2]), "good": [1.5, 2.5], "v": column}))
+    assert [1.5, 2.5] == rows["good"].to_pylist()
+    return (rows["v"].to_pylist() if "v" in rows.column_names else None), refused
+
+
+@pytest.mark.parametrize(
+    ("column", "expected"),
+    [
+        (pa.array([DAY, None]), ["2026-01-31", None]),
+        (pa.array([dt.time(1, 2, 3), None], pa.time64("us")), ["01:02:03.000000", None]),
+        (pa.array([NOON, None], pa.timestamp("us")), ["2026-01-31 12:00:00.123456", None]),
+        (pa.array([NOON, None], pa.timestamp("us", "Europe/Berlin")), ["2026-01-31 12:00:00.123456Z", None]),
+        (pa.array([Decimal(7), Decimal(-3)], pa.decimal128(10, 0)), [7, -3]),
+        (pa.array([Decimal("0.10"), Decimal("-2.25")], pa.decimal128(10, 2)), [0.1, -2.25]),
+    ],
+)
+def test_what_is_cast_without_loss(column: pa.Array, expected: list[Any]) -> None:
+    """Dates, times of day and timestamps become text, whole decimals integers, other decimals floats."""
+    assert (expected, {}) == one(column)
+
+
+@pytest.mark.parametrize(
+    ("column", "reason"),
+    [
+        (pa.array([[1], [2]]), "it has type list<"),
+        (pa.array([{"a": 1}, None]), "it has type struct<"),
+        (pa.array([b"x", b"y"]), "it has type binary"),
+        (pa.array([dt.timedelta(1)] * 2), "it has type duration"),
+        (pa.array([Decimal("12345678901234567.89")] * 2, pa.decimal128(30, 2)), "float64 cannot hold"),
+        (pa.array([Decimal(2**63)] * 2, pa.decimal128(30, 0)), "int64 cannot hold"),
+        (pa.array([1, 2**63], pa.uint64()), "do not fit int64"),
+    ],
+)
+def test_other_columns_are_left_out_by_name(column: pa.Array, reason: str) -> None:
+    """A column that no field can hold is left out, with its reason, and the rest of the file is read."""
+    values, refused = one(column)
+    assert values is None
+    assert ["v"] == list(refused)
+    assert reason in refused["v"]
+
+
+def test_a_column_is_in_all_rows_or_in_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A decimal in the last batch that does not fit leaves the column out from the first row on."""
+    monkeypatch.setattr("headrace.connectors.formats.parquet_columns.PARQUET_BATCH_ROWS", 2)
+    prices = [Decimal("1.25")] * 4 + [Decimal("12345678901234567.89")]
+    table = pa.table({"time": range(5), "v": range(5), "price": pa.array(prices, pa.decimal128(30, 2))})
+    rows, refused = read(table)
+    assert ["time", "v"] == rows.column_names
+    assert 5 == rows.num_rows
+    assert ["price"] == list(refused)
+
+
+def test_tags_may_be_dates_and_decimals() -> None:
+    """Tags are text, so every value that has one text can be one."""
+    table = pa.table({"time": [1], "day": [DAY], "lot": pa.array([Decimal("1.50")], pa.decimal128(5, 2)), "v": [1]})
+    rows, _ = read(table, "day", "lot")
+    assert ["2026-01-31", "1.50"] == [rows[name].cast(pa.string()).to_pylist()[0] for name in ("day", "lot")]
+
+
+def test_a_file_without_a_usable_column() -> None:
+    """Where no column is left the file is refused, and the error names each of them."""
+    with pytest.raises(ColumnTypeError, match=r"column 'a': it has type list.*column 'b'"):
+        read(pa.table({"time": [1], "a": [[1]], "b": [b"x"]}))

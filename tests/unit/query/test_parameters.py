@@ -1,0 +1,99 @@
+"""Parameters of queries: bound values, never a part of the SQL."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from headrace.consumers.query.engine import QueryEngine
+from headrace.consumers.query.parameters import PARAMETERS_MAX, problem_of
+from headrace.consumers.query.query_errors import FunctionRefused, QueryInvalid
+from tests.unit.query.conftest import DAY_NS, START_NS
+from tests.unit.query.memory_source import MemorySource
+
+
+def rows(engine: QueryEngine, sql: str, **parameters: Any) -> list[tuple[Any, ...]]:
+    """All rows of an answer."""
+    table = engine.query(sql, parameters=parameters).read_all()
+    return list(zip(*(column.to_pylist() for column in table.columns), strict=True))
+
+
+def test_values_keep_their_types(engine: QueryEngine) -> None:
+    """Numbers, texts, booleans, null, moments and lists arrive as values of those types, in any place."""
+    assert [(3, 2.5, True, None, "BIGINT", "TIMESTAMP_NS")] == rows(
+        engine,
+        "SELECT $whole, $number, $flag, $nothing, typeof($large), typeof($moment)",
+        whole=3,
+        number=2.5,
+        flag=True,
+        nothing=None,
+        large=2**40,
+        moment={"timestamp": "2026-01-01T00:00:00.123456789"},
+    )
+    assert 2 == len(rows(engine, "SELECT * FROM iot.readings ORDER BY time LIMIT $n", n=2))
+    assert [(30,)] == rows(engine, "SELECT count(*) FROM readings WHERE name IN $names", names=["truck_1", "truck_2"])
+
+
+def test_a_text_with_quotes_is_a_value(engine: QueryEngine) -> None:
+    """Quotes, comments and names of other parameters in a value mean nothing."""
+    for text in ("' OR '1'='1", "$other", "--", "/*", "\\", "\n;DROP", "ü€", "getvariable('__parameter_1')"):
+        assert [(text, 7)] == rows(engine, "SELECT $text, $other", text=text, other=7)
+        assert [] == rows(engine, "SELECT * FROM iot.readings WHERE name = $text", text=text)
+
+
+def test_only_parameters_are_replaced(engine: QueryEngine) -> None:
+    """`$name` in a text, a quoted name or a comment is no parameter; positions count bytes."""
+    sql = "SELECT 'ü $a' AS t, $$ $a $$ AS d, $a + $A AS s /* $a */ FROM iot.readings r LIMIT 1 -- $a"
+    assert [("ü $a", " $a ", 4)] == rows(engine, sql, a=2)
+
+
+def test_columns_and_errors_show_the_name(engine: QueryEngine) -> None:
+    """The variable behind a parameter is seen nowhere, and SQL cannot read it."""
+    assert ["$a", "($a + 1)"] == engine.query("SELECT $a, $a + 1", parameters={"a": 1}).read_all().column_names
+    with pytest.raises(FunctionRefused):
+        engine.query("SELECT getvariable('__parameter_0'), $a", parameters={"a": 1})
+    with pytest.raises(QueryInvalid) as raised:
+        engine.query("SELECT list_sum($a)", parameters={"a": "x"}).read_all()
+    assert "__parameter" not in str(raised.value)
+
+
+def test_parameters_narrow_what_is_read(engine: QueryEngine, source: MemorySource) -> None:
+    """A time and a tag that are parameters leave out files and series as literals do."""
+    sql = "SELECT count(*) FROM iot.readings WHERE time >= $start AND name = $name"
+    start = "2023-11-17"
+    found = rows(engine, sql, start=start, name="truck_1")
+    asked = source.requests[-1]
+    assert found == rows(engine, sql.replace("$start", f"'{start}'").replace("$name", "'truck_1'"))
+    assert source.requests[-1] == asked
+    assert {"name": ("truck_1",)} == asked["tags"]
+    assert asked["start_ns"] > START_NS + DAY_NS
+
+
+@pytest.mark.parametrize(
+    ("sql", "parameters", "message"),
+    [
+        ("SELECT $a, $B", {"a": 1}, r"no value for parameter \$B"),
+        ("SELECT 1", {"a": 1}, r"the SQL does not name parameter \$a"),
+        ("SHOW TABLES", {"a": 1}, r"does not name parameter \$a"),
+        ("SELECT ?", {"a": 1}, "without a name"),
+        ("SELECT $a", {"a": 10**50}, "too large"),
+    ],
+)
+def test_what_does_not_fit_is_named(engine: QueryEngine, sql: str, parameters: dict[str, Any], message: str) -> None:
+    """A parameter without a value, and a value without a parameter, are one line that names it."""
+    with pytest.raises(QueryInvalid, match=message):
+        engine.query(sql, parameters=parameters)
+
+
+def test_values_of_a_request_are_checked() -> None:
+    """A request holds an object of names and plain values, of bounded size."""
+    assert problem_of({"a": 1, "b": [1, "x"], "c": {"timestamp": "2026-01-01"}}) is None
+    for wrong in (
+        [],
+        {"a": {"b": 1}},
+        {"a": [[1]]},
+        {"a": 1, "A": 2},
+        dict.fromkeys(map(str, range(PARAMETERS_MAX + 1))),
+    ):
+        assert problem_of(wrong) is not None
