@@ -405,7 +405,7 @@ def test_json_documents_are_read(shell: Shell, table: str) -> None:
     options = ("--table", table, "--tags", "host")
     assert_written(shell.small(shell.file("array.json", json.dumps(rows[:2], indent=2)), *options), 2, 2)
     objects = "\n".join(json.dumps(row, indent=4) for row in rows[2:])
-    assert_written(shell.run("-", "--format", "json", *options, data=objects.encode()), 2, 2)
+    assert_written(shell.run("-", "--format", "json", "--any-time", *options, data=objects.encode()), 2, 2)
     assert [(1, 0.5), (2, 1.0), (3, 1.5), (4, 2.0)] == [(row["time"], row["v"]) for row in shell.rows(table)]
     broken = (
         '[\n{"time": 5, "host": "a", "v": 1},\n{"time": 6, "host: "b", "v": 2},\n{"time": 7, "host": "c", "v": 3}\n]'
