@@ -11,7 +11,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.connectors.formats.file_blocks import iterate_file
+from headrace._file_rules import BlockRules, FileRules, nan_values
+from headrace._replaced_rows import ReplacedRows
+from headrace.connectors.formats.file_blocks import STANDARD_INPUT, Block, iterate_file
 from headrace.connectors.formats.interface import LINE_COLUMN, FormatOptions, RejectedLine
 from headrace.producers.cluster import Cluster
 from headrace.producers.router import PAYLOAD_BYTES_MAX, RowTooLarge
@@ -23,6 +25,8 @@ from headrace.schemas.tables import Catalogue, FieldType
 class FileProgress:
     """How far a file has been written; `bytes_read` counts bytes of the file as stored.
 
+    `replaced` is known at the end: rows that replaced others which this write wrote before, at least so many
+    unless `replaced_exact`. `nan` counts values.
     `refused_columns` are those of a Parquet file that are left out, and why.
     """
 
@@ -30,6 +34,9 @@ class FileProgress:
     points: int = 0
     rejected: int = 0
     bytes_read: int = 0
+    nan: int = 0
+    replaced: int = 0
+    replaced_exact: bool = True
     refused_columns: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -82,6 +89,7 @@ class FileWriter:
         settings: WriterSettings,
         on_rejected: Callable[[RejectedLine], None],
         show_rejected: int,
+        rules: FileRules | None = None,
     ) -> None:
         """`on_rejected` gets the first `show_rejected` lines that are not taken, numbered from 0."""
         self.progress = FileProgress()
@@ -90,6 +98,8 @@ class FileWriter:
         self._settings = settings
         self._on_rejected = on_rejected
         self._show_rejected = show_rejected
+        self._rules = rules or FileRules()
+        self._replaced = ReplacedRows()
         self._writers: dict[str, TableWriter] = {}
         self._open_writers = ExitStack()
 
@@ -97,19 +107,54 @@ class FileWriter:
         """Write everything, and yield the progress after each block; at the end everything is in the log.
 
         Raises FormatError where no line could be read, TypeClash where a block does not fit its table, and
-        what a Writer raises.
+        what a Writer raises. Before anything is written: TimesImplausible, and RowsRepeat unless `source` is a
+        stream, which is read only once.
         """
         catalogue = self._cluster.tables.catalogue
         # Views and not copies: a table that an early block creates is declared for the blocks behind it.
         types = DeclaredTypes(catalogue, self._database)
         options = replace(options, declared=types, declared_tags=DeclaredTags(types, catalogue, self._database))
+        # Line protocol marks the tags of each line, and a line without them is meant so.
+        untagged = format != "influx" and not options.tags and not self._rules.no_tags
+        reads_twice = isinstance(source, str) and source != STANDARD_INPUT
+        if untagged and reads_twice:
+            self._check_repeats(source, format, options)
+        rules = self._block_rules(options)
         with self._open_writers:
             for block in iterate_file(source, format, options, keep_lines=True):
-                rejected = [block.parsed.rejected, *self._write_tables(block.parsed.tables)]
+                tables, rejected = self._split(block, rules)
+                if untagged and not reads_twice:
+                    rules.check_repeats(tables)
+                rejected += self._write_tables(tables)
                 self._reject(pa.concat_tables(rejected).sort_by("line"))
                 refused = {**self.progress.refused_columns, **block.refused_columns}
                 self.progress = replace(self.progress, bytes_read=block.bytes_read, refused_columns=refused)
                 yield self.progress
+        self.progress = replace(self.progress, replaced=self._replaced.count(), replaced_exact=self._replaced.exact)
+
+    def _block_rules(self, options: FormatOptions) -> BlockRules:
+        catalogue = self._cluster.tables.catalogue
+        return BlockRules(catalogue, self._database, self._settings, self._rules, options.ns_per_unit)
+
+    def _check_repeats(self, source: str | BinaryIO, format: str, options: FormatOptions) -> None:
+        """Read the whole file before any of it is written: rows that repeat a time may be far from each other."""
+        rules = self._block_rules(options)
+        if options.table is not None and not rules.is_new(options.table):
+            return
+        for block in iterate_file(source, format, options, keep_lines=True):
+            rules.check_repeats(self._split(block, rules)[0])
+
+    def _split(self, block: Block, rules: BlockRules) -> tuple[dict[str, pa.Table], list[pa.Table]]:
+        """(rows of a block by table, refused lines)."""
+        rules.check_units(block.parsed.tables)
+        tables, rejected = {}, [block.parsed.rejected]
+        for name, rows in block.parsed.tables.items():
+            kept, refused = rules.split(name, rows)
+            rejected.append(refused)
+            # A table of which every row is refused is not made.
+            if kept.num_rows or not rows.num_rows:
+                tables[name] = kept
+        return tables, rejected
 
     def _write_tables(self, tables: Mapping[str, pa.Table]) -> list[pa.Table]:
         """Write the rows of one block; those that fit no message, as rejected lines."""
@@ -140,11 +185,13 @@ class FileWriter:
         tags = [column.name for column in rows.schema if pa.types.is_dictionary(column.type)]
         try:
             self._writers[table].write(rows, tags)
+            self._replaced.add(table, rows, tags)
+            self.progress = replace(self.progress, nan=self.progress.nan + nan_values(rows))
         finally:
             # Also behind a failure: the message to people says how many rows are in the log already.
             written = [writer.written for writer in self._writers.values()]
-            rows, points = sum(each.rows for each in written), sum(each.points for each in written)
-            self.progress = replace(self.progress, rows=rows, points=points)
+            sent, points = sum(each.rows for each in written), sum(each.points for each in written)
+            self.progress = replace(self.progress, rows=sent, points=points)
 
     def _reject(self, lines: pa.Table) -> None:
         shown = max(0, self._show_rejected - self.progress.rejected)

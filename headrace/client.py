@@ -27,11 +27,11 @@ from headrace.consumers.query.query_errors import QueryError
 from headrace.node_client import NodeClient
 from headrace.producers.cluster import Cluster, MemberStatuses
 from headrace.producers.deletes import delete_rows
-from headrace.producers.writer import TableWriter, WriterSettings, normal_rows
+from headrace.producers.writer import TableWriter, WriterInvalid, WriterSettings, normal_rows
 from headrace.schemas.durations import DURATION_S_MAX, duration_s
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.records import Role
-from headrace.schemas.tables import TIME_COLUMN, TableSchema
+from headrace.schemas.tables import TIME_COLUMN, TableSchema, TimeResolution
 from headrace.settings import Settings, load_settings
 
 FIND_TIMEOUT_S = 10.0
@@ -88,14 +88,17 @@ class Client:
         *,
         quorum: int | None = None,
         quorum_timeout_ms: int | None = None,
+        resolution: str | None = None,
     ) -> Writer:
         """A writer of one table. `tags` names the columns that identify a series; a table keeps the tags it
         has.
 
         `quorum`: 0 = not awaited, 1 = in the log (the default), k = held durably by k members of the group
-        when `write` returns. Raises QuorumTooLarge when a group has fewer members.
+        when `write` returns. Raises QuorumTooLarge when a group has fewer members. `resolution`: `us` or `ns`,
+        the finest digits of the times of a new table; by default the setting `write.time_resolution`, which is
+        `us`. A table keeps its resolution: `write` raises ResolutionFixed if another one is given here.
         """
-        settings = self._writer_settings(quorum, quorum_timeout_ms)
+        settings = self._writer_settings(quorum, quorum_timeout_ms, resolution)
         made = Writer(self, TableWriter(self._cluster, database, table, settings), _names(tags))
         with self._lock:
             self._writers.append(made)
@@ -224,12 +227,20 @@ class Client:
             return duration_s(stale)
         return float(DURATION_S_MAX) if stale_ok else self._settings.query.stale_max_s or None
 
-    def _writer_settings(self, quorum: int | None, quorum_timeout_ms: int | None) -> WriterSettings:
+    def _writer_settings(
+        self, quorum: int | None, quorum_timeout_ms: int | None, resolution: str | None = None
+    ) -> WriterSettings:
         defaults = self._settings.write
+        if resolution not in (None, *TimeResolution):
+            raise WriterInvalid(
+                f"resolution {resolution!r} is unknown", action=f"use one of {', '.join(TimeResolution)}"
+            )
         return WriterSettings(
             defaults.quorum if quorum is None else quorum,
             defaults.quorum_timeout_ms if quorum_timeout_ms is None else quorum_timeout_ms,
             defaults.compression,
+            resolution=TimeResolution(resolution or defaults.time_resolution),
+            resolution_required=resolution is not None,
         )
 
     def _tags_of(self, database: str, table: str) -> tuple[str, ...]:
@@ -279,7 +290,8 @@ class Writer:
         """Write rows from pyarrow, polars, pandas, a list of dicts or a dict of columns. Large batches are
         far cheaper.
 
-        `time` is a timestamp of any unit (UTC without a zone) or an integer of nanoseconds. New columns
+        `time` is a timestamp of any unit (UTC without a zone) or an integer of nanoseconds; digits finer than
+        the table's resolution are an error, and never rounded. New columns
         become fields; a field of whole numbers becomes one of decimals with the first decimal. With a quorum
         of 0 or 1 a later call raises the errors of appending. Raises ColumnMissing, ColumnTypeError,
         TimeRangeError, TypeClash and SchemaError, which name the column, before anything is written.

@@ -50,6 +50,7 @@ def _lower_case(value: object) -> object:
 
 
 Compression = Annotated[Literal["zstd", "lz4", "none"], BeforeValidator(_lower_case)]
+Resolution = Annotated[Literal["us", "ns"], BeforeValidator(_lower_case)]
 LogLevel = Annotated[Literal["debug", "info", "warning", "error"], BeforeValidator(_lower_case)]
 
 
@@ -60,6 +61,9 @@ class WriteSettings(SettingsModel):
     quorum_timeout_ms: int = Field(default=2_000, ge=1, description="how long to wait for a quorum of 2 or more")
     compression: Compression = Field(
         default="zstd", description="of the rows in a message: zstd, lz4 or none; zstd is smallest"
+    )
+    time_resolution: Resolution = Field(
+        default="us", description="finest digits of the times of a new table: us or ns; a table keeps what it has"
     )
 
 

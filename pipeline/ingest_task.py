@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
@@ -17,6 +18,7 @@ from pyspark import Accumulator
 
 from headrace.connectors.formats.interface import LINE_COLUMN, MESSAGE_COLUMN, REJECTED_MESSAGES, ParseResult
 from headrace.connectors.formats.parser import parse_messages
+from headrace.connectors.formats.time_rules import TimeRules
 from headrace.pipeline.cluster_access import ClusterAccess, cluster_access
 from headrace.pipeline.ingest_progress import REASONS_MAX, Counts, TaskCounts
 from headrace.pipeline.job import IngestJob
@@ -166,7 +168,16 @@ class IngestTask:
         # A message below the limit holds no row above it: only larger messages are searched for such rows.
         if (pc.max(pc.binary_length(raw["value"])).as_py() or 0) > ROW_BYTES_MAX:
             return False
-        return all(self._schema(table, columns_of(rows)) is not None for table, rows in parsed.tables.items())
+        # Times first: a table of which every row is refused is not made.
+        return all(
+            not self._time_rules(table).refusals(rows) and self._schema(table, columns_of(rows)) is not None
+            for table, rows in parsed.tables.items()
+        )
+
+    def _time_rules(self, table: str) -> TimeRules:
+        known = self._access.tables.catalogue.newest(self._job.database, table)
+        resolution = known.resolution if known.version else self._job.resolution
+        return TimeRules(table, resolution, self._job.any_time, self._job.options.ns_per_unit)
 
     def _schema(self, table: str, columns: Columns) -> TableSchema | None:
         """The oldest version of the table that holds these columns, created if missing; None when impossible."""
@@ -177,7 +188,9 @@ class IngestTask:
         if not matches(tables.catalogue.newest(self._job.database, table), columns):
             try:
                 check_table_name(tables.catalogue, self._job.database, table)
-                tables.ensure(self._job.database, table, columns.tags, dict(columns.fields))
+                tables.ensure(
+                    self._job.database, table, columns.tags, dict(columns.fields), resolution=self._job.resolution
+                )
             except (TypeClash, SchemaError) as error:
                 self._rejections[(table, columns)] = str(error)
                 return None
@@ -193,6 +206,10 @@ class IngestTask:
         """
         rows, rejected_lines = _without_oversized(rows)
         rejected = [rejected_lines]
+        for mask, reason in (refusals := self._time_rules(table).refusals(rows)):
+            rejected.append(as_rejected(rows.filter(pa.array(mask)), reason))
+        if refusals:
+            rows = rows.filter(pa.array(~np.logical_or.reduce([mask for mask, _ in refusals])))
         while rows.num_rows and self._schema(table, columns_of(rows)) is None:
             columns = columns_of(rows)
             rejected_by_column = rejected_columns(

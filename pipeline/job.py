@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from headrace.connectors.formats.interface import Format, FormatOptions
+from headrace.schemas.tables import TimeResolution
 
 COMPRESSION = "zstd"
 
@@ -25,3 +26,6 @@ class IngestJob:
     # Pairs, not a dict: a worker keeps one Kafka client for equal settings, so they have to be hashable.
     settings: tuple[tuple[str, str], ...] = ()
     compression: str = COMPRESSION
+    # Of the tables that the job makes.
+    resolution: TimeResolution = TimeResolution.US
+    any_time: bool = False

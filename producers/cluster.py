@@ -10,7 +10,7 @@ from headrace.connectors.log.port import Appender, Log
 from headrace.connectors.log.topics import Topics
 from headrace.schemas.receipts import WrittenRecords
 from headrace.schemas.records import Status
-from headrace.schemas.tables import Catalogue, DatabaseSchema, FieldType, TableSchema
+from headrace.schemas.tables import Catalogue, DatabaseSchema, FieldType, TableSchema, TimeResolution
 
 
 class SlotRouting(Protocol):
@@ -65,10 +65,18 @@ class SchemaChanges(Protocol):
         """The schema of a database, which is created if it is missing. Raises SchemaError."""
         ...
 
-    def ensure(self, database: str, table: str, tags: Iterable[str], fields: Mapping[str, FieldType]) -> TableSchema:
+    def ensure(
+        self,
+        database: str,
+        table: str,
+        tags: Iterable[str],
+        fields: Mapping[str, FieldType],
+        *,
+        resolution: TimeResolution | None = None,
+    ) -> TableSchema:
         """A schema that holds these columns, read back from the log as accepted.
 
-        Raises SchemaError, TypeClash, SchemaContended.
+        `resolution` is that of a new table. Raises SchemaError, TypeClash, SchemaContended.
         """
         ...
 

@@ -15,8 +15,9 @@ from types import TracebackType
 import pyarrow as pa
 
 from headrace.connectors.formats.arrow_tables import normalise
-from headrace.connectors.formats.interface import FormatOptions
+from headrace.connectors.formats.interface import FormatOptions, TimeRangeError
 from headrace.connectors.formats.row_rules import check_arrays, check_times
+from headrace.connectors.formats.time_rules import check_resolution
 from headrace.producers.acks import Quorum
 from headrace.producers.cluster import Cluster
 from headrace.producers.router import MESSAGE_ROWS_MAX, encode_writes, route
@@ -24,7 +25,7 @@ from headrace.producers.sender import EXIT_FLUSH_TIMEOUT_S, FLUSH_TIMEOUT_S, Rou
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.payload import COMPRESSIONS
 from headrace.schemas.receipts import WrittenRecords
-from headrace.schemas.tables import TIME_COLUMN, DatabaseSchema, FieldType, TableSchema
+from headrace.schemas.tables import TIME_COLUMN, DatabaseSchema, FieldType, SchemaError, TableSchema, TimeResolution
 
 # Bounds the encoded copy of a large table. With a quorum each block has to be durable within the timeout, so
 # blocks are smaller.
@@ -37,6 +38,12 @@ class WriterInvalid(HeadraceError):
     """Writer settings that do not exist."""
 
 
+class ResolutionFixed(SchemaError):
+    """Another resolution than the one that a table was made with."""
+
+    exit_code = 2
+
+
 class WriterClosed(HeadraceError):
     """A call to a writer that was closed."""
 
@@ -46,13 +53,16 @@ class WriterSettings:
     """How rows are written; `compression` is one of zstd, lz4 and none.
 
     `quorum`: 0 ignores delivery errors, 1 is the log's own acknowledgement, 2 and more wait for that many
-    members of each group.
+    members of each group. `resolution` is that of a table which the writer makes; one that exists keeps its own,
+    and is refused if `resolution_required`.
     """
 
     quorum: int = 1
     quorum_timeout_ms: int = QUORUM_TIMEOUT_MS
     compression: str = "zstd"
     flush_timeout_s: float = FLUSH_TIMEOUT_S
+    resolution: TimeResolution = TimeResolution.US
+    resolution_required: bool = False
 
     def __post_init__(self) -> None:
         """Raises WriterInvalid."""
@@ -60,6 +70,17 @@ class WriterSettings:
             raise WriterInvalid(
                 f"compression {self.compression!r} is unknown", action=f"use one of {', '.join(COMPRESSIONS)}"
             )
+
+    def resolution_of(self, table: TableSchema) -> TimeResolution:
+        """The resolution of a table, or of one that is about to be made. Raises ResolutionFixed."""
+        if table.version == 0:
+            return self.resolution
+        if self.resolution_required and table.resolution is not self.resolution:
+            raise ResolutionFixed(
+                f"{table.database}.{table.table} keeps {table.resolution.unit}s, and keeps them for good",
+                action=f"write without the resolution {self.resolution}, or into a new table",
+            )
+        return table.resolution
 
 
 @dataclass(slots=True)
@@ -103,8 +124,9 @@ class TableWriter:
         the call returns when enough members hold them. Waits while the queue is full. An empty table writes
         nothing, but its columns extend the schema.
 
-        Raises FormatError, SchemaError, TypeClash and RowTooLarge before any row of a block of BLOCK_ROWS_MAX
-        is written, and WriteFailed, WriteUnknown and QuorumTimeout, which count rows.
+        Raises FormatError (also for a time finer than the table keeps), SchemaError, TypeClash and RowTooLarge
+        before any row of a block of BLOCK_ROWS_MAX is written, and WriteFailed, WriteUnknown and QuorumTimeout,
+        which count rows.
         """
         with self._lock:
             self._check_open()
@@ -112,7 +134,11 @@ class TableWriter:
             if self._settings.quorum > 0:
                 self._sender.check()
             rows = normal_rows(rows, self.table, tags)
+            expected = self._check_resolution(rows)
             schema, database = self._schema(rows.schema, frozenset(tags))
+            if schema.resolution is not expected:
+                # Another writer has made the table meanwhile.
+                check_resolution(rows, f"{self.database}.{self.table}", schema.resolution)
             step = QUORUM_BLOCK_ROWS_MAX if self._quorum.watched else BLOCK_ROWS_MAX
             for start in range(0, rows.num_rows, step):
                 self._write_block(schema, database, rows.slice(start, step))
@@ -177,6 +203,22 @@ class TableWriter:
             ]
         )
 
+    def _check_resolution(self, rows: pa.Table) -> TimeResolution:
+        """The resolution of the table as far as it is known; before the table is made or changed.
+
+        Raises TimeRangeError, ResolutionFixed.
+        """
+        tables, name = self._cluster.tables, f"{self.database}.{self.table}"
+        resolution = self._settings.resolution_of(tables.catalogue.newest(self.database, self.table))
+        try:
+            check_resolution(rows, name, resolution)
+        except TimeRangeError:
+            # Another client may have made the table with finer times since the catalogue was read.
+            tables.refresh()
+            resolution = self._settings.resolution_of(tables.catalogue.newest(self.database, self.table))
+            check_resolution(rows, name, resolution)
+        return resolution
+
     def _schema(self, columns: pa.Schema, tags: frozenset[str]) -> tuple[TableSchema, DatabaseSchema]:
         """The schema that holds these columns; looked up again only when the columns change."""
         # Versions only add or widen, so a schema that held these columns once still does: rows may be written
@@ -187,8 +229,10 @@ class TableWriter:
                 for column in columns
                 if column.name not in tags and column.name != TIME_COLUMN and (kind := FieldType.of_arrow(column.type))
             }
-            database = self._cluster.tables.ensure_database(self.database)
-            schema = self._cluster.tables.ensure(self.database, self.table, sorted(tags), fields)
+            tables, settings = self._cluster.tables, self._settings
+            database = tables.ensure_database(self.database)
+            schema = tables.ensure(self.database, self.table, sorted(tags), fields, resolution=settings.resolution)
+            settings.resolution_of(schema)
             self._known = columns, tags, schema, database
         return self._known[2], self._known[3]
 

@@ -27,7 +27,9 @@ from headrace.schemas.errors import HeadraceError
 
 MAGIC = b"\xc3\x01"
 HEADER_BYTES = 10
-FORMAT = 1
+FORMAT = 2
+"""The newest format that this build reads. 2: the changes of `table.avsc` with a resolution."""
+BASE_FORMAT = 1
 FORMAT_HEADER = "format"
 FORMAT_DIGITS_MAX = 9
 
@@ -109,9 +111,9 @@ def kept_headers(headers: Iterable[tuple[str, bytes]]) -> tuple[tuple[str, bytes
     return ((FORMAT_HEADER, highest[:FORMAT_DIGITS_MAX] or b"0"),)
 
 
-def format_headers() -> list[tuple[str, bytes]]:
-    """The headers of every record we write."""
-    return [(FORMAT_HEADER, str(FORMAT).encode())]
+def format_headers(needed: int = BASE_FORMAT) -> list[tuple[str, bytes]]:
+    """The headers of a record we write; `needed` is the oldest format of reader that understands it."""
+    return [(FORMAT_HEADER, str(needed).encode())]
 
 
 # Parsing the schemas takes milliseconds; a codec has no state between calls.

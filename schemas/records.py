@@ -6,11 +6,20 @@ from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
 from typing import Any
 
-from headrace.schemas.framing import HEADER_BYTES, codec
-from headrace.schemas.tables import DatabaseChange, FieldType, RecordName, RecordRefusal, SchemaChange, TableChange
+from headrace.schemas.framing import BASE_FORMAT, HEADER_BYTES, codec
+from headrace.schemas.tables import (
+    DatabaseChange,
+    FieldType,
+    RecordName,
+    RecordRefusal,
+    SchemaChange,
+    TableChange,
+    TimeResolution,
+)
 
 _NAMESPACE = "headrace.v1."
 HASH_NAME = "xxh3_64"
+_CHANGE_FORMAT = 2
 
 
 class Role(StrEnum):
@@ -95,7 +104,15 @@ def encode_schema_change(writer: str, change: SchemaChange) -> bytes:
     content = asdict(change)
     if isinstance(change, TableChange):
         content["fields"] = [{"name": name, "type": str(kind)} for name, kind in change.fields]
+        content["resolution"] = None if change.resolution is None else str(change.resolution)
     return codec("table").encode({"writer": writer, "change": (_NAMESPACE + type(change).__name__, content)})
+
+
+def format_of_change(change: SchemaChange) -> int:
+    """The oldest format of reader that understands the record of a schema change."""
+    # A reader of 0.1.0 takes the record for garbage. It must stop there: a later change in the form that it
+    # knows would count for it alone.
+    return BASE_FORMAT if isinstance(change, RecordRefusal) else _CHANGE_FORMAT
 
 
 def decode_schema_change(value: bytes) -> tuple[str, SchemaChange]:
@@ -144,4 +161,5 @@ def _table_change(content: dict[str, Any]) -> TableChange:
         tuple(content["tags"]),
         fields,
         content["retention_ns"],
+        None if content["resolution"] is None else TimeResolution(content["resolution"]),
     )

@@ -64,6 +64,23 @@ _ARROW_TYPES = {
 _FIELD_TYPES = {arrow: kind for kind, arrow in _ARROW_TYPES.items()}
 
 
+class TimeResolution(StrEnum):
+    """The finest digits that the times of a table have."""
+
+    US = "us"
+    NS = "ns"
+
+    @property
+    def nanoseconds(self) -> int:
+        """Nanoseconds in one step of a time."""
+        return 1_000 if self is TimeResolution.US else 1
+
+    @property
+    def unit(self) -> str:
+        """The step in words."""
+        return "microsecond" if self is TimeResolution.US else "nanosecond"
+
+
 @dataclass(frozen=True, slots=True)
 class DatabaseSchema:
     """How a database is partitioned: nanoseconds per time slice, and buckets of series.
@@ -80,7 +97,8 @@ class DatabaseSchema:
 class TableSchema:
     """One version of a table: tag columns and fields, each sorted by name.
 
-    Version 0 is the table before its first change.
+    Version 0 is the table before its first change. `recorded_resolution` is None for a table whose first change
+    names none, as those of 0.1.0.
     """
 
     database: str
@@ -89,6 +107,12 @@ class TableSchema:
     tags: tuple[str, ...] = ()
     fields: tuple[tuple[str, FieldType], ...] = ()
     retention_ns: int | None = None
+    recorded_resolution: TimeResolution | None = None
+
+    @property
+    def resolution(self) -> TimeResolution:
+        """The resolution that holds every time of the table."""
+        return self.recorded_resolution or TimeResolution.NS
 
     def field_types(self) -> dict[str, FieldType]:
         """Field name to type."""
@@ -106,7 +130,10 @@ class DatabaseChange:
 
 @dataclass(frozen=True, slots=True)
 class TableChange:
-    """Columns added or widened on top of `base_version` of a table; valid only if that is the newest version."""
+    """Columns added or widened on top of `base_version` of a table; valid only if that is the newest version.
+
+    The first change of a table fixes its resolution; a later one names none.
+    """
 
     database: str
     table: str
@@ -114,6 +141,7 @@ class TableChange:
     tags: tuple[str, ...] = ()
     fields: tuple[tuple[str, FieldType], ...] = ()
     retention_ns: int | None = None
+    resolution: TimeResolution | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,9 +198,15 @@ def widened(have: FieldType, want: FieldType) -> FieldType | None:
 
 
 def plan_change(
-    current: TableSchema, tags: Iterable[str], fields: Mapping[str, FieldType], retention_ns: int | None = None
+    current: TableSchema,
+    tags: Iterable[str],
+    fields: Mapping[str, FieldType],
+    retention_ns: int | None = None,
+    resolution: TimeResolution | None = None,
 ) -> TableChange | None:
     """The change by which `current` holds rows with these columns, or None when it holds them already.
+
+    `resolution` is that of a new table; one that exists keeps its own.
 
     Raises SchemaError for an invalid name and TypeClash for a column that cannot take the type of the rows.
     """
@@ -202,8 +236,9 @@ def plan_change(
     retention_changed = retention_ns is not None and retention_ns != current.retention_ns
     if not new_tags and not new_fields and not retention_changed and current.version > 0:
         return None
+    fixed = resolution if current.version == 0 else None
     return TableChange(
-        current.database, current.table, current.version, new_tags, tuple(new_fields.items()), retention_ns
+        current.database, current.table, current.version, new_tags, tuple(new_fields.items()), retention_ns, fixed
     )
 
 
@@ -276,6 +311,9 @@ class Catalogue:
         current = self.newest(change.database, change.table)
         if change.database not in self.databases or change.base_version != current.version:
             return False
+        # Files of one table with two types of time are read by few tools: nothing changes the resolution.
+        if current.version > 0 and change.resolution is not None:
+            return False
         # Only a new table: DuckDB and file systems may not distinguish its name from another's.
         if current.version == 0 and self._table_name_taken(change.database, change.table):
             return False
@@ -283,16 +321,21 @@ class Catalogue:
             check_name("table", change.table)
             # The rules are applied again here: a record may come from another build, or from a writer that
             # skips the check.
-            planned = plan_change(current, change.tags, dict(change.fields), change.retention_ns)
+            planned = plan_change(current, change.tags, dict(change.fields), change.retention_ns, change.resolution)
         except HeadraceError:
             return False
         if planned is None:
             return False
         types = current.field_types() | dict(planned.fields)
-        retention_ns = current.retention_ns if change.retention_ns is None else change.retention_ns
-        tags = tuple(sorted({*current.tags, *planned.tags}))
-        version = current.version + 1
-        schema = TableSchema(change.database, change.table, version, tags, tuple(sorted(types.items())), retention_ns)
+        schema = TableSchema(
+            change.database,
+            change.table,
+            current.version + 1,
+            tuple(sorted({*current.tags, *planned.tags})),
+            tuple(sorted(types.items())),
+            current.retention_ns if change.retention_ns is None else change.retention_ns,
+            planned.resolution or current.recorded_resolution,
+        )
         self.tables.setdefault((change.database, change.table), []).append(schema)
         return True
 

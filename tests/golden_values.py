@@ -53,7 +53,15 @@ from headrace.schemas.records import (
     encode_schema_change,
     encode_status,
 )
-from headrace.schemas.tables import DatabaseChange, FieldType, RecordName, RecordRefusal, TableChange, TableSchema
+from headrace.schemas.tables import (
+    DatabaseChange,
+    FieldType,
+    RecordName,
+    RecordRefusal,
+    TableChange,
+    TableSchema,
+    TimeResolution,
+)
 
 VERSION = "0.2.0"
 DIRECTORY = Path(__file__).parent / "unit" / "golden"
@@ -160,7 +168,9 @@ def goldens() -> list[Golden]:
         Golden("status", STATUS, encode_status, decode_status, "status"),
         Golden("status-receipts", replace(STATUS, receipts=bytes(range(24))), encode_status, decode_status, "status"),
         _change("table-database", DatabaseChange("plant", 3_600_000_000_000, 4)),
+        # Without a resolution as 0.1.0 wrote it, and with one.
         _change("table-change", TableChange("plant", "pumps", 1, ("pump", "site"), FIELDS, 86_400_000_000_000)),
+        _change("table-resolution", TableChange("plant", "pumps", 0, resolution=TimeResolution.US)),
         Golden(
             "table-refusal",
             ("a-writer", REFUSAL),

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 from headrace.connectors.log.port import AppendUnknown, Log
 from headrace.schemas.errors import HeadraceError
-from headrace.schemas.framing import format_headers
+from headrace.schemas.framing import BASE_FORMAT, format_headers
 
 APPEND_TIMEOUT_S = 30.0
 
 
 def append_one(
-    log: Log, topic: str, value: bytes, *, key: bytes | None = None, timeout_s: float = APPEND_TIMEOUT_S
+    log: Log,
+    topic: str,
+    value: bytes,
+    *,
+    key: bytes | None = None,
+    timeout_s: float = APPEND_TIMEOUT_S,
+    needed_format: int = BASE_FORMAT,
 ) -> int:
-    """Append a record and return its offset.
+    """Append a record and return its offset; `needed_format` is the oldest format of reader that understands it.
 
     Raises AppendUnknown when no delivery report comes in time, or the error of the report.
     """
@@ -24,7 +30,7 @@ def append_one(
             topic,
             value,
             key=key,
-            headers=format_headers(),
+            headers=format_headers(needed_format),
             on_delivery=lambda offset, error: outcome.append(error or offset or 0),
         )
         appender.flush(timeout_s)

@@ -20,7 +20,7 @@ from headrace.consumers.membership.schema_history import SchemaHistory, SchemaLo
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.framing import FrameInvalid, check_format
 from headrace.schemas.messages import TableVersion
-from headrace.schemas.records import decode_schema_change, encode_schema_change
+from headrace.schemas.records import decode_schema_change, encode_schema_change, format_of_change
 from headrace.schemas.tables import (
     DEFAULT_BUCKETS,
     DEFAULT_SLICE_NS,
@@ -33,6 +33,7 @@ from headrace.schemas.tables import (
     SchemaChange,
     SchemaError,
     TableSchema,
+    TimeResolution,
     check_name,
     plan_change,
 )
@@ -226,8 +227,11 @@ class SchemaLog:
         tags: Iterable[str],
         fields: Mapping[str, FieldType],
         retention_ns: int | None = None,
+        resolution: TimeResolution | None = None,
     ) -> TableSchema:
         """A schema of the table that holds these columns, changed and read back as accepted where needed.
+
+        `resolution` is that of a new table; one that exists keeps its own.
 
         Raises SchemaError and TypeClash for impossible columns, SchemaContended when other writers keep
         coming first.
@@ -242,7 +246,7 @@ class SchemaLog:
                     self.refresh()
                     current = self.catalogue.newest(database, table)
                 check_name("table", table)
-                change = plan_change(current, tag_names, fields, retention_ns)
+                change = plan_change(current, tag_names, fields, retention_ns, resolution)
                 if change is None:
                     return current
                 self._change(change, f"{database}.{table}")
@@ -265,7 +269,8 @@ class SchemaLog:
             reader.close()
 
     def _change(self, change: SchemaChange, key: str) -> None:
-        append_one(self._log, self._topic, encode_schema_change(self._writer, change), key=key.encode())
+        value, needed = encode_schema_change(self._writer, change), format_of_change(change)
+        append_one(self._log, self._topic, value, key=key.encode(), needed_format=needed)
         self.refresh()
 
     def _open_reader(self) -> Reader:

@@ -21,7 +21,7 @@ from headrace.schemas.errors import HeadraceError
 from headrace.schemas.messages import TableVersion, Write
 from headrace.schemas.payload import PayloadInvalid, decode_rows
 from headrace.schemas.series import SeriesInvalid, check_series_keys
-from headrace.schemas.tables import DatabaseSchema, FieldType, RecordName, TableSchema
+from headrace.schemas.tables import TIME_COLUMN, DatabaseSchema, FieldType, RecordName, TableSchema, TimeResolution
 
 DICTIONARIES_KEPT = 256
 _log = structlog.get_logger(__name__)
@@ -106,6 +106,7 @@ class RowAdmission:
             raise PayloadInvalid(f"a write of {write.row_count} rows holds {rows.num_rows}")
         if not fits(schema, rows):
             raise PayloadInvalid(f"the fields do not fit version {schema.version} of {schema.database}.{schema.table}")
+        check_resolution(schema, rows)
         self._check_series(schema, rows.column(0).dictionary)
         return rows
 
@@ -123,6 +124,14 @@ class RowAdmission:
         self._checked[known] = None
         if len(self._checked) > DICTIONARIES_KEPT:
             self._checked.popitem(last=False)
+
+
+def check_resolution(schema: TableSchema, rows: pa.RecordBatch) -> None:
+    """Raises PayloadInvalid for a time with finer digits than the table keeps, which no file of it could hold."""
+    if schema.resolution is TimeResolution.NS:
+        return
+    if (rows.column(TIME_COLUMN).to_numpy() % schema.resolution.nanoseconds).any():
+        raise PayloadInvalid(f"a time is finer than the {schema.resolution.unit}s of {schema.database}.{schema.table}")
 
 
 def log_rejection(group: str, replica: Replica) -> None:

@@ -42,7 +42,7 @@ from headrace.consumers.store.store_errors import (
     StoreUnwritable,
 )
 from headrace.consumers.store.tombstones import Tombstone
-from headrace.schemas.tables import DatabaseSchema, FieldType, TableSchema
+from headrace.schemas.tables import DatabaseSchema, FieldType, TableSchema, TimeResolution
 
 INDEX_FORMAT = b"1"
 REMOVED_KEY = b"removed"
@@ -344,6 +344,7 @@ def _metadata_json(metadata: TableMetadata) -> bytes:
             "tags": schema.tags,
             "fields": schema.fields,
             "retention_ns": schema.retention_ns,
+            "resolution": schema.recorded_resolution,
         },
     }
     return json.dumps(value, separators=(",", ":")).encode()
@@ -353,7 +354,11 @@ def _metadata_from_json(database: str, table: str, data: bytes) -> TableMetadata
     value = json.loads(data)
     schema = value["schema"]
     fields = tuple((name, FieldType(kind)) for name, kind in schema["fields"])
+    # An index of 0.1.0 has none.
+    named = schema.get("resolution")
+    resolution = None if named is None else TimeResolution(named)
+    tags, retention_ns = tuple(schema["tags"]), schema["retention_ns"]
     return TableMetadata(
         DatabaseSchema(database, **value["database"]),
-        TableSchema(database, table, schema["version"], tuple(schema["tags"]), fields, schema["retention_ns"]),
+        TableSchema(database, table, schema["version"], tags, fields, retention_ns, resolution),
     )

@@ -19,7 +19,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 
 import numpy as np
@@ -318,7 +318,11 @@ class CompactJob(StoreJob):
         # The newest schema among the inputs, not the newest in memory: it is the same on every replica,
         # whenever the job runs.
         newest = max(inputs, key=lambda entry: (entry.schema_version, entry.name))
-        schema = schema_of_file(components.files.path(newest.name), newest)
+        # The resolution is not in the file. It is that of every version of the table.
+        schema = replace(
+            schema_of_file(components.files.path(newest.name), newest),
+            recorded_resolution=metadata.schema.recorded_resolution,
+        )
         fields = [name for name, _ in schema.fields]
         batches = []
         tombstones = self._tombstones.get((inputs[0].database, inputs[0].table), TombstoneSet())

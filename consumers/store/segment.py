@@ -4,8 +4,8 @@ The file. Rows are sorted by (series key, time), each once. Columns:
 
 - the tags of the table in order of name: string, dictionary pages, null where a series does not carry the
   tag;
-- `time`: TIMESTAMP without zone, values in UTC, DELTA_BINARY_PACKED; MICROS when every value is a whole
-  microsecond, else NANOS;
+- `time`: TIMESTAMP without zone, values in UTC, DELTA_BINARY_PACKED; MICROS or NANOS, the resolution of the
+  table. A table of 0.1.0 has none: MICROS when every value of the file is a whole microsecond, else NANOS;
 - the fields in order of name: INT64, DOUBLE, BOOLEAN, string, each in the encoding that suits its values (see
   headrace.consumers.store.encoding). Files of 0.1.0 have BYTE_STREAM_SPLIT doubles, which Spark refuses.
 
@@ -43,7 +43,7 @@ from headrace.consumers.store.digest import content_digest
 from headrace.consumers.store.encoding import ColumnEncoding, Encoding, choose_encodings, writer_options
 from headrace.consumers.store.segment_files import SegmentName
 from headrace.consumers.store.settings import StoreSettings
-from headrace.schemas.tables import TIME_COLUMN, TableSchema
+from headrace.schemas.tables import TIME_COLUMN, TableSchema, TimeResolution
 
 SEGMENT_FORMAT = 1
 
@@ -199,16 +199,25 @@ def _file_table(schema: TableSchema, rows: SegmentRows) -> tuple[pa.Table, str |
     columns: list[pa.Array] = [repeated_tag(rows.runs.keys, tag, rows.runs.lengths) for tag in schema.tags]
     names: list[pa.Field] = [pa.field(tag, column.type) for tag, column in zip(schema.tags, columns, strict=True)]
     distinct = {tag: len(column.dictionary) for tag, column in zip(schema.tags, columns, strict=True)}
-    # Spark refuses NANOS, so every file that can has MICROS. The values decide, not the schema: the result is
-    # then the same on every replica.
-    whole = bool((rows.times % MICROSECOND_NS == 0).all())
-    time_type = pa.timestamp("us") if whole else pa.timestamp("ns")
-    columns.append(pa.array(rows.times // MICROSECOND_NS if whole else rows.times).view(time_type))
-    names.append(pa.field(TIME_COLUMN, time_type, nullable=False))
+    times = _file_times(schema, rows.times)
+    columns.append(times)
+    names.append(pa.field(TIME_COLUMN, times.type, nullable=False))
     columns.extend(rows.fields.values())
     names.extend(pa.field(name, values.type) for name, values in rows.fields.items())
     table = pa.Table.from_arrays(columns, schema=pa.schema(names))
     return table, max(distinct, key=lambda tag: distinct[tag]) if distinct else None
+
+
+def _file_times(schema: TableSchema, times_ns: Int64s) -> pa.Array:
+    """The times in the unit of the table, so that a reader sees one type in all of its files."""
+    if schema.recorded_resolution is TimeResolution.NS:
+        return pa.array(times_ns).view(pa.timestamp("ns"))
+    whole = bool((times_ns % MICROSECOND_NS == 0).all())
+    # Admission refuses finer times. A file that loses their digits would be damage that no digest shows.
+    assert whole or schema.recorded_resolution is None, f"{schema.database}.{schema.table} has times finer than 1 us"
+    # Without a recorded resolution the values decide: the files of such a table stay as they are, and Spark,
+    # which refuses NANOS, reads those that it did.
+    return pa.array(times_ns // MICROSECOND_NS if whole else times_ns).view(pa.timestamp("us" if whole else "ns"))
 
 
 def _page_rows(table: pa.Table) -> int:

@@ -25,6 +25,13 @@ TimeUnitOption = Annotated[str, typer.Option("--time-unit", metavar="ns|us|ms|s"
 TimeFormatOption = Annotated[
     str | None, typer.Option("--time-format", metavar="FMT", help="Form of text times (strptime); else ISO 8601.")
 ]
+AnyTimeOption = Annotated[
+    bool, typer.Option("--any-time", help="Take times outside 1980 to 2100; they are refused otherwise.")
+]
+ResolutionOption = Annotated[
+    str | None,
+    typer.Option("--time-resolution", metavar="us|ns", help="Finest digits of the times of a new table; else us."),
+]
 
 _SUFFIXES = {
     ".lp": "influx",

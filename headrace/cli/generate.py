@@ -118,7 +118,7 @@ def parse_start(text: str) -> int:
     """Nanoseconds of a time in ISO 8601 (UTC without a zone) or in nanoseconds. Raises `UsageInvalid`."""
     # Nine digits at least: fewer are a year or a date of ISO 8601, such as 20260101.
     if re.fullmatch(r"-?\d{9,}", text):
-        return int(text)
+        return _plausible(int(text))
     try:
         parsed = datetime.fromisoformat(text)
     except ValueError:
@@ -127,6 +127,16 @@ def parse_start(text: str) -> int:
     # Integers all the way: today in nanoseconds does not fit into the 53 bits of the float that `timestamp()`
     # returns.
     return (aware - _EPOCH) // timedelta(microseconds=1) * 1_000
+
+
+def _plausible(start_ns: int) -> int:
+    """A number of nanoseconds that is none of another unit. Raises `UsageInvalid`."""
+    from headrace.connectors.formats.time_rules import UNIT_NAMES, looks_like
+
+    unit = looks_like(start_ns)
+    if unit not in (None, "ns"):
+        raise UsageInvalid(f"--start {start_ns} looks like {UNIT_NAMES[unit]}", action="give nanoseconds, or ISO 8601")
+    return start_ns
 
 
 def _write(out: Output, made: Workload, form_name: str | None, target: str, tables_text: str) -> None:

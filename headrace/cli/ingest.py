@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headrace.cli.format_options import (
+    AnyTimeOption,
+    ResolutionOption,
     TableColumnOption,
     TableOption,
     TagOption,
@@ -86,6 +88,8 @@ def run(
     time_column: TimeColumnOption = "time",
     time_unit: TimeUnitOption = "ns",
     time_format: TimeFormatOption = None,
+    time_resolution: ResolutionOption = None,
+    any_time: AnyTimeOption = False,
     available_now: Annotated[bool, typer.Option("--available-now", help="Stop at the topic's present end.")] = False,
     checkpoint: CheckpointOption = None,
     data_dir: CheckpointParentOption = Path(".headrace"),
@@ -108,13 +112,10 @@ def run(
         from headrace.pipeline.checkpoint import default_checkpoint
         from headrace.pipeline.ingest import RunOptions
         from headrace.pipeline.ingest_metrics import IngestMetrics
-        from headrace.settings import load_settings
 
-        loaded = load_settings(
-            {"cluster.name": cluster, "cluster.bootstrap": bootstrap, "kafka": parse_settings(settings)}
-        )
+        loaded = _settings(cluster, bootstrap, time_resolution, settings)
         require_cluster(loaded)
-        job = _job(loaded, topic, database, form, options)
+        job = _job(loaded, topic, database, form, options, any_time)
         place = checkpoint or default_checkpoint(data_dir, job)
         metrics = IngestMetrics(job)
         with served_metrics(metrics, http, output):
@@ -122,18 +123,36 @@ def run(
             _run(output, job, run_options, loaded.ingest, metrics)
 
 
-def _job(loaded: Settings, topic: str, database: str, form: str, options: FormatOptions) -> IngestJob:
+def _settings(
+    cluster: str | None, bootstrap: str | None, time_resolution: str | None, settings: list[str] | None
+) -> Settings:
+    from headrace.settings import load_settings
+
+    return load_settings(
+        {
+            "cluster.name": cluster,
+            "cluster.bootstrap": bootstrap,
+            "write.time_resolution": time_resolution,
+            "kafka": parse_settings(settings),
+        }
+    )
+
+
+def _job(settings: Settings, topic: str, database: str, form: str, options: FormatOptions, any_time: bool) -> IngestJob:
     from headrace.pipeline.job import IngestJob
+    from headrace.schemas.tables import TimeResolution
 
     return IngestJob(
-        loaded.cluster.name,
-        loaded.cluster.bootstrap,
+        settings.cluster.name,
+        settings.cluster.bootstrap,
         topic,
         database,
         "json" if form == "json" else "influx",
         options,
-        tuple(sorted(loaded.kafka.items())),
-        loaded.write.compression,
+        tuple(sorted(settings.kafka.items())),
+        settings.write.compression,
+        TimeResolution(settings.write.time_resolution),
+        any_time,
     )
 
 

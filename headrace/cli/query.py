@@ -76,8 +76,7 @@ def query(
 
         form = _checked(QueryFormat.JSON if output.json_output else chosen)
         text, parameters = _sql(sql, file), typed_parameters(param or ())
-        started_s = time.monotonic()
-        older = StaleAnswer(stale)
+        started_s, older = time.monotonic(), StaleAnswer(stale)
         # At least 1 ms: the node takes 0 for its own default.
         chunks = NodeClient(node_url(node, cluster, bootstrap, stale=bool(older.within_s))).query(
             text,

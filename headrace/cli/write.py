@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headrace.cli.format_options import (
+    AnyTimeOption,
+    ResolutionOption,
     TableColumnOption,
     TableOption,
     TagOption,
@@ -21,12 +23,14 @@ from headrace.cli.format_options import (
 )
 from headrace.cli.options import BootstrapOption, ClusterOption, JsonOption, SettingsOption, parse_settings
 from headrace.cli.session import require_cluster
-from headrace.terminal.command import UsageInvalid, run_command
+from headrace.terminal.command import EXIT_USAGE, UsageInvalid, run_command
 from headrace.terminal.output import Output, refused_lines
 
 if TYPE_CHECKING:
+    from headrace._file_rules import FileRules
     from headrace._file_writer import FileProgress, FileWriter
     from headrace.connectors.formats.interface import FormatOptions, RejectedLine
+    from headrace.producers.writer import WriterSettings
     from headrace.settings import Settings
 
 EXIT_REJECTED = 3
@@ -55,6 +59,12 @@ def write(
     time_column: TimeColumnOption = "time",
     time_unit: TimeUnitOption = "ns",
     time_format: TimeFormatOption = None,
+    time_resolution: ResolutionOption = None,
+    any_time: AnyTimeOption = False,
+    no_tags: Annotated[
+        bool, typer.Option("--no-tags", help="Rows of one series that share a time may replace each other.")
+    ] = False,
+    reject_nan: Annotated[bool, typer.Option("--reject-nan", help="Refuse lines with a field that is nan.")] = False,
     delimiter: Annotated[str, typer.Option("--delimiter", metavar="CHAR", help="Between the columns of CSV.")] = ",",
     quorum: Annotated[
         int | None,
@@ -72,31 +82,56 @@ def write(
 
         name = format_of(file, form)
         options = format_options(table, table_column, tags, tag, time_column, time_unit, time_format, delimiter)
-        loaded = load_settings(
-            {
-                "cluster.name": cluster,
-                "cluster.bootstrap": bootstrap,
-                "write.quorum": quorum,
-                "kafka": parse_settings(settings),
-            }
-        )
-        # Before Kafka: a misspelt name must not wait for a broker first.
-        if file != STANDARD_INPUT and not Path(file).is_file():
-            raise UsageInvalid(f"{file}: {'is a directory' if Path(file).is_dir() else 'no such file'}")
-        started_s = time.perf_counter()
-        done = _write_file(output, loaded, file, database, name, options)
-        _report(output, done, round(time.perf_counter() - started_s, 3))
-        # A code of its own: a script must tell a file with some bad lines from one that was not written.
-        if done.rejected or done.refused_columns:
-            raise typer.Exit(EXIT_REJECTED)
+        flags = {
+            "cluster.name": cluster,
+            "cluster.bootstrap": bootstrap,
+            "write.quorum": quorum,
+            "write.time_resolution": time_resolution,
+            "kafka": parse_settings(settings),
+        }
+        rules = _rules(options, any_time, no_tags, reject_nan)
+        _write_and_report(output, load_settings(flags), file, database, name, options, rules)
+
+
+def _rules(options: FormatOptions, any_time: bool, no_tags: bool, reject_nan: bool) -> FileRules:
+    from headrace._file_rules import FileRules
+
+    if no_tags and options.tags:
+        raise UsageInvalid("--tags and --no-tags contradict each other")
+    return FileRules(any_time, no_tags, reject_nan)
+
+
+def _write_and_report(
+    output: Output,
+    settings: Settings,
+    file: str,
+    database: str,
+    form: str,
+    options: FormatOptions,
+    rules: FileRules,
+) -> None:
+    # Before Kafka: a misspelt name must not wait for a broker first.
+    if file != STANDARD_INPUT and not Path(file).is_file():
+        raise UsageInvalid(f"{file}: {'is a directory' if Path(file).is_dir() else 'no such file'}")
+    started_s = time.perf_counter()
+    done = _write_file(output, settings, file, database, form, options, rules)
+    _report(output, done, round(time.perf_counter() - started_s, 3))
+    # A code of its own: a script must tell a file with some bad lines from one that was not written.
+    if done.rejected or done.refused_columns:
+        raise typer.Exit(EXIT_REJECTED)
 
 
 def _write_file(
-    output: Output, settings: Settings, file: str, database: str, form: str, options: FormatOptions
+    output: Output,
+    settings: Settings,
+    file: str,
+    database: str,
+    form: str,
+    options: FormatOptions,
+    rules: FileRules,
 ) -> FileProgress:
     from headrace._connection import close_cluster, open_cluster
     from headrace._file_writer import FileWriter
-    from headrace.producers.writer import WriterSettings
     from headrace.schemas.errors import HeadraceError
 
     # Lines are counted from 1, as editors do.
@@ -104,14 +139,18 @@ def _write_file(
         output.note(f"{'row' if form == 'parquet' else 'line'} {line.line + 1}: {line.reason}")
 
     require_cluster(settings)
-    writer = WriterSettings(settings.write.quorum, settings.write.quorum_timeout_ms, settings.write.compression)
     cluster = open_cluster(settings, on_wait=output.note)
     try:
-        writing = FileWriter(cluster, database, writer, show, REJECTED_SHOWN)
+        writing = FileWriter(cluster, database, _writer_settings(settings), show, REJECTED_SHOWN, rules)
         try:
             _run(output, writing, file, form, options)
-        except HeadraceError:
-            output.note(f"{writing.progress.rows:,} rows were sent before this failed; writing them again is safe")
+        except HeadraceError as error:
+            rows = writing.progress.rows
+            # These two are raised before anything is sent.
+            if rows or getattr(error, "exit_code", None) not in (EXIT_USAGE, EXIT_REJECTED):
+                output.note(f"{rows:,} rows were sent before this failed; writing them again is safe")
+            else:
+                output.note("nothing was written")
             raise
         finally:
             hidden = writing.progress.rejected - REJECTED_SHOWN
@@ -120,6 +159,21 @@ def _write_file(
     finally:
         close_cluster(cluster)
     return writing.progress
+
+
+def _writer_settings(settings: Settings) -> WriterSettings:
+    from headrace.producers.writer import WriterSettings
+    from headrace.schemas.tables import TimeResolution
+    from headrace.settings import FLAG
+
+    return WriterSettings(
+        settings.write.quorum,
+        settings.write.quorum_timeout_ms,
+        settings.write.compression,
+        resolution=TimeResolution(settings.write.time_resolution),
+        # A setting is for tables to come. Whoever names a resolution for this file wants it.
+        resolution_required=settings.origin("write.time_resolution") == FLAG,
+    )
 
 
 def _run(output: Output, writing: FileWriter, file: str, form: str, options: FormatOptions) -> None:
@@ -140,8 +194,22 @@ def _report(output: Output, done: FileProgress, seconds: float) -> None:
         "rows": done.rows,
         "points": done.points,
         "rejected": done.rejected,
+        "replaced": done.replaced,
+        "replaced_exact": done.replaced_exact,
+        "nan": done.nan,
         "seconds": seconds,
+        "refused_columns": dict(done.refused_columns),
     }
-    document["refused_columns"] = dict(done.refused_columns)
-    rejected = f", {refused_lines(done.rejected)}" if done.rejected else ""
-    output.result(document, f"{done.rows:,} rows, {done.points:,} points in {seconds:.1f} s{rejected}")
+    text = f"{done.rows:,} rows, {done.points:,} points in {seconds:.1f} s"
+    if done.replaced or not done.replaced_exact:
+        least = "" if done.replaced_exact else "at least "
+        text += f"; {least}{_counted(done.replaced, 'row')} replaced others of the same series and time"
+    if done.nan:
+        text += f"; {_counted(done.nan, 'value')} nan"
+    if done.rejected:
+        text += f", {refused_lines(done.rejected)}"
+    output.result(document, text)
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"

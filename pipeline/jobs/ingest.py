@@ -25,6 +25,7 @@ from headrace.pipeline.ingest import INTERVAL_S, MESSAGES_PER_BATCH_MAX, RunOpti
 from headrace.pipeline.job import IngestJob
 from headrace.pipeline.session import open_session
 from headrace.schemas.errors import HeadraceError
+from headrace.schemas.tables import TimeResolution
 
 
 def parser() -> argparse.ArgumentParser:
@@ -40,6 +41,8 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("--time-column", default="time")
     options.add_argument("--time-unit", choices=("ns", "us", "ms", "s"), default="ns")
     options.add_argument("--time-format")
+    options.add_argument("--time-resolution", choices=("us", "ns"), default="us")
+    options.add_argument("--any-time", action="store_true")
     options.add_argument("--available-now", action="store_true")
     options.add_argument("--max-messages", type=int, default=MESSAGES_PER_BATCH_MAX)
     options.add_argument("--interval-s", type=float, default=INTERVAL_S)
@@ -84,8 +87,17 @@ def _job(given: argparse.Namespace) -> IngestJob:
         time_unit=given.time_unit,
         time_format=given.time_format,
     )
-    settings = tuple(sorted(_pairs(given.settings)))
-    return IngestJob(given.cluster, given.bootstrap, given.topic, given.database, given.format, options, settings)
+    return IngestJob(
+        given.cluster,
+        given.bootstrap,
+        given.topic,
+        given.database,
+        given.format,
+        options,
+        tuple(sorted(_pairs(given.settings))),
+        resolution=TimeResolution(given.time_resolution),
+        any_time=given.any_time,
+    )
 
 
 def _pairs(texts: list[str]) -> list[tuple[str, str]]:

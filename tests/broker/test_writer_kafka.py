@@ -29,6 +29,7 @@ from headrace.connectors.log.topics import Topics
 from headrace.producers.deletes import DeleteInvalid
 from headrace.schemas.messages import Delete, Write
 from headrace.schemas.records import Role, Status, encode_status
+from headrace.schemas.tables import TimeResolution
 from headrace.settings import SettingsInvalid
 from headrace.workload import Workload, iot
 from headrace.workload.checksum import compare, workload_checksums
@@ -41,8 +42,12 @@ T0_NS = 1_767_225_600_000_000_000
 
 @pytest.fixture(autouse=True)
 def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tests use neither the `headrace.toml` of this directory nor the settings of this environment."""
+    """Tests use neither the `headrace.toml` of this directory nor the settings of this environment.
+
+    Tables are made with nanoseconds, so that small numbers can be times.
+    """
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HEADRACE__WRITE__TIME_RESOLUTION", "ns")
 
 
 @dataclass(frozen=True)
@@ -64,7 +69,11 @@ def shared(broker: BrokerInfo) -> Iterator[Shared]:
     """One cluster and client for many tests."""
     name = f"t{uuid.uuid4().hex[:12]}"
     create_cluster(broker.bootstrap, name)
-    with headrace.connect(broker.bootstrap, name) as client:
+    with pytest.MonkeyPatch.context() as patch:
+        # The settings are read here, before those of a test.
+        patch.setenv("HEADRACE__WRITE__TIME_RESOLUTION", "ns")
+        client = headrace.connect(broker.bootstrap, name)
+    with client:
         yield Shared(client, broker.bootstrap, name)
 
 
@@ -189,7 +198,8 @@ def test_a_table_that_exists_knows_its_tags(shared: Shared, table: str) -> None:
         writer.write([{"time": 1, "host": "a", "v": 1}])
     with shared.client.writer("db", table) as writer:
         writer.write([{"time": 2, "host": "a", "v": 1.5}])
-    expected = headrace.TableSchema("db", table, 2, ("host",), (("v", headrace.FieldType.FLOAT64),))
+    fields = (("v", headrace.FieldType.FLOAT64),)
+    expected = headrace.TableSchema("db", table, 2, ("host",), fields, None, TimeResolution.NS)
     assert expected in shared.client.tables()
     assert [1, 2] == [row["time"] for row in shared.rows(table)]
 

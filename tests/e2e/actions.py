@@ -29,6 +29,7 @@ from headrace.node_client import NodeClient
 from headrace.producers.cluster import Cluster
 from headrace.producers.writer import TableWriter, WriterSettings
 from headrace.schemas.errors import HeadraceError
+from headrace.schemas.tables import TimeResolution
 from headrace.workload.checksum import checksums, compare, workload_checksums
 from headrace.workload.workload import Workload
 from tests.waiting import WAIT_S, eventually
@@ -92,8 +93,11 @@ def connected(cluster: LocalCluster) -> Iterator[Cluster]:
 def write(
     shared: Cluster, table: str, rows: pa.Table, tags: Sequence[str], database: str = DATABASE, quorum: int = 1
 ) -> dict[str, int]:
-    """Write rows and wait until they are in the log; returns the newest offset of each group."""
-    with TableWriter(shared, database, table, WriterSettings(quorum=quorum)) as writer:
+    """Write rows, of times with nanoseconds, and wait until they are in the log; returns the newest offset of each
+    group.
+    """
+    settings = WriterSettings(quorum=quorum, resolution=TimeResolution.NS)
+    with TableWriter(shared, database, table, settings) as writer:
         writer.write(rows, tags)
     return writer.newest()
 

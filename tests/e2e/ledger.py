@@ -25,7 +25,7 @@ from headrace.producers.router import route
 from headrace.producers.sender import WriteFailed
 from headrace.producers.writer import TableWriter, WriterSettings
 from headrace.schemas.errors import HeadraceError, StateUnknown
-from headrace.schemas.tables import DatabaseSchema, TableSchema
+from headrace.schemas.tables import DatabaseSchema, TableSchema, TimeResolution
 
 DATABASE = "fleet"
 TABLE = "faults"
@@ -139,7 +139,8 @@ class WritingThreads:
 
     def _write(self, writer_number: int, quorum: int, rng: random.Random) -> None:
         try:
-            writer = TableWriter(self._shared, DATABASE, TABLE, WriterSettings(quorum=quorum, compression="none"))
+            settings = WriterSettings(quorum=quorum, compression="none", resolution=TimeResolution.NS)
+            writer = TableWriter(self._shared, DATABASE, TABLE, settings)
             while not self._stopping.wait(rng.uniform(0, 2 * self._pause_s)):
                 number = self._ledger.next_number()
                 rows = rows_of(number, writer_number, rng)

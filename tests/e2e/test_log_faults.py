@@ -26,7 +26,7 @@ from headrace.connectors.log.topics import Topics
 from headrace.local_cluster import LocalCluster, free_port
 from headrace.producers.cluster import Cluster
 from headrace.producers.router import RowTooLarge
-from headrace.schemas.framing import FORMAT_HEADER, format_headers
+from headrace.schemas.framing import FORMAT, FORMAT_HEADER, format_headers
 from headrace.workload.workload import iot
 from tests.e2e.actions import (
     assert_holds,
@@ -288,11 +288,11 @@ def test_a_newer_format_stops_the_group_and_requests_an_upgrade(
         with connected(cluster) as shared:
             write_workload(shared, WORKLOAD, 5_000)
             topic = Topics(cluster.cluster).forward("n1")
-            shared.appender.append(topic, b"from the future", headers=[(FORMAT_HEADER, b"2")])
+            shared.appender.append(topic, b"from the future", headers=[(FORMAT_HEADER, str(FORMAT + 1).encode())])
             assert 0 == shared.appender.flush(10)
-        assert "pgrade" in eventually_unready(cluster, "n1", "format 2")
+        assert "pgrade" in eventually_unready(cluster, "n1", f"format {FORMAT + 1}")
         version = group_status(cluster, "n1", "n1")["version"]
         cluster.kill("n1")
         cluster.start_node("n1")
-        assert "pgrade" in eventually_unready(cluster, "n1", "format 2")
+        assert "pgrade" in eventually_unready(cluster, "n1", f"format {FORMAT + 1}")
         assert version == group_status(cluster, "n1", "n1")["version"]

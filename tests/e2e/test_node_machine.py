@@ -29,8 +29,9 @@ from headrace.consumers.replication.group_health import State
 from headrace.consumers.replication.heartbeat import StatusWatch
 from headrace.producers.cluster import Cluster
 from headrace.producers.deletes import delete_rows
-from headrace.producers.writer import TableWriter
+from headrace.producers.writer import TableWriter, WriterSettings
 from headrace.schemas.records import Role
+from headrace.schemas.tables import TimeResolution
 from tests.waiting import eventually
 
 CLUSTER = "machine"
@@ -151,7 +152,7 @@ class NodeMachine(RuleBasedStateMachine):
         columns = {"host": [host for host, _, _ in rows], "time": pa.array([at for _, at, _ in rows], pa.int64())}
         for name in sorted(names):
             columns[name] = pa.array([fields[name] for _, _, fields in rows], VALUES[name][0])
-        with TableWriter(self.shared, "db", table) as writer:
+        with TableWriter(self.shared, "db", table, WriterSettings(resolution=TimeResolution.NS)) as writer:
             writer.write(pa.table(columns), ["host"])
         for host, at, fields in rows:
             self.model[table, host, at] = {name: fields[name] for name in names if fields[name] is not None}

@@ -48,6 +48,11 @@ class Shell:
     bootstrap: str
     cluster: str
 
+    def small(self, file: str, *arguments: str, environment: dict[str, str] | None = None) -> Written:
+        """Write a file whose times may be small numbers of nanoseconds."""
+        finer = {"HEADRACE__WRITE__TIME_RESOLUTION": "ns", **(environment or {})}
+        return self.write(file, "--any-time", *arguments, environment=finer)
+
     def write(self, file: str, *arguments: str, environment: dict[str, str] | None = None) -> Written:
         """Write a file with `--json`, in this process."""
         with pytest.MonkeyPatch.context() as patch:
@@ -143,7 +148,7 @@ def test_bad_lines_are_reported_by_number_and_good_ones_written(shell: Shell, ta
         f"{table},host=b v=7 7",
     ]
     content = "\n".join(lines).encode() + b"\n" + table.encode() + b",host=\xff v=8 8\n"
-    written = shell.write(shell.file("readings.lp", content), "--format", "influx")
+    written = shell.small(shell.file("readings.lp", content), "--format", "influx")
     assert_written(written, 3, 3, rejected=6)
     reported = [line.partition(":")[0] for line in written.errors.splitlines()]
     assert ["line 2", "line 4", "line 5", "line 6", "line 9", "line 11"] == reported
@@ -152,7 +157,7 @@ def test_bad_lines_are_reported_by_number_and_good_ones_written(shell: Shell, ta
 
 def test_many_bad_lines_are_counted_after_the_first_twenty(shell: Shell, table: str) -> None:
     """A file of noise does not flood the terminal."""
-    written = shell.write(shell.file("noise.lp", "noise\n" * 50 + f"{table} v=1 1\n"))
+    written = shell.small(shell.file("noise.lp", "noise\n" * 50 + f"{table} v=1 1\n"))
     assert_written(written, 1, 1, rejected=50)
     assert [f"line {number}" for number in range(1, 21)] == [
         line.partition(":")[0] for line in written.errors.splitlines()[:-1]
@@ -162,8 +167,8 @@ def test_many_bad_lines_are_counted_after_the_first_twenty(shell: Shell, table: 
 
 def test_a_line_that_clashes_with_its_table_is_rejected_also_in_a_later_file(shell: Shell, table: str) -> None:
     """The types of the table hold for every file: other types are bad lines, and integers widen to floats."""
-    assert_written(shell.write(shell.file("first.lp", f"{table},host=a v=1.5,up=true 1\n")), 1, 2)
-    written = shell.write(
+    assert_written(shell.small(shell.file("first.lp", f"{table},host=a v=1.5,up=true 1\n")), 1, 2)
+    written = shell.small(
         shell.file("second.lp", f'{table},host=a v="x" 2\n{table},host=a v=2i 3\n{table},v=a up=t 4\n')
     )
     assert_written(written, 1, 1, rejected=2)
@@ -176,7 +181,7 @@ def test_a_row_that_fits_no_message_is_a_bad_line(shell: Shell, table: str) -> N
     """
     noise = os.urandom(9_000_000).hex()
     content = f'{table},host=a v="x" 1\n{table},host=a v="{noise}" 2\n{table},host=a v="y" 3\n'
-    written = shell.write(shell.file("large.lp", content))
+    written = shell.small(shell.file("large.lp", content))
     assert_written(written, 2, 2, rejected=1)
     assert written.errors.startswith(f"line 2: a row of db.{table} takes ")
     assert ["x", "y"] == [row["v"] for row in shell.rows(table)]
@@ -192,7 +197,7 @@ def test_json_lines_from_standard_input(shell: Shell, table: str) -> None:
     data = b"".join(json.dumps(line).encode() + b"\n" for line in lines) + b"not json\n"
     written = shell.run(
         "-", "--format", "json", "--table", table, "--tags", "host,site", "--tag", "site=north", "--time-column", "ts",
-        "--time-unit", "s", data=data,
+        "--time-unit", "s", "--any-time", data=data,
     )  # fmt: skip
     assert_written(written, 2, 3, rejected=2)
     assert [
@@ -204,7 +209,7 @@ def test_json_lines_from_standard_input(shell: Shell, table: str) -> None:
 def test_csv_with_a_time_format_and_a_delimiter(shell: Shell, table: str) -> None:
     """Columns by header, quoted text, empty cells as nulls, text times of a given format."""
     content = 'when;host;v;note\n01.02.2026 03:04;a;1;"x;y"\n01.02.2026 03:05;b;;z\nsoon;a;1;x\n'
-    written = shell.write(
+    written = shell.small(
         shell.file("readings.csv", content), "--table", table, "--tags", "host", "--time-column", "when",
         "--time-format", "%d.%m.%Y %H:%M", "--delimiter", ";",
     )  # fmt: skip
@@ -227,19 +232,19 @@ def test_parquet_in_row_groups(shell: Shell, table: str) -> None:
     )
     path = shell.directory / "readings.parquet"
     pq.write_table(rows, path, row_group_size=2)
-    written = shell.write(str(path), "--table", table, "--tags", "host")
+    written = shell.small(str(path), "--table", table, "--tags", "host")
     assert_written(written, 3, 5, rejected=1)
     assert written.errors.startswith("row 3: ")
     assert [(1_000, "a", 1), (2_000, "b", 2), (4_000, None, 4)] == [
         (row["time"], row["host"], row["v"]) for row in shell.rows(table)
     ]
     pq.write_table(rows.slice(0, 0), path)
-    assert_written(shell.write(str(path), "--table", f"{table}_empty", "--tags", "host"), 0, 0)
+    assert_written(shell.small(str(path), "--table", f"{table}_empty", "--tags", "host"), 0, 0)
 
 
 def test_an_empty_file_is_no_error(shell: Shell) -> None:
     """Zero rows are written."""
-    assert_written(shell.write(shell.file("empty.lp", "")), 0, 0)
+    assert_written(shell.small(shell.file("empty.lp", "")), 0, 0)
 
 
 @pytest.mark.parametrize(
@@ -267,14 +272,14 @@ def test_a_failure_is_reported_in_one_line(
     """
     for name in ("readings", "readings.lp", "readings.json", "readings.parquet"):
         shell.file(name, "t,host=a v=1 1\n")
-    written = shell.write(*arguments, environment=environment)
+    written = shell.small(*arguments, environment=environment)
     assert (code, {}) == (written.code, written.document), written.errors
     assert expected in json.loads(written.errors.splitlines()[-1])["error"]["message"]
 
 
 def test_a_quorum_that_nobody_confirms_is_an_unknown_state(shell: Shell, table: str) -> None:
     """Without live nodes two copies are never acknowledged; the rows are in the log."""
-    written = shell.write(
+    written = shell.small(
         shell.file("one.lp", f"{table},host=a v=1 1\n"),
         "--quorum",
         "2",
@@ -286,18 +291,126 @@ def test_a_quorum_that_nobody_confirms_is_an_unknown_state(shell: Shell, table: 
     assert [1] == [row["time"] for row in shell.rows(table)]
 
 
+T0_S = 1_767_225_600
+T0 = T0_S * SECOND
+
+
+def failed(written: Written) -> dict[str, Any]:
+    """The error of a run that printed nothing on stdout."""
+    assert {} == written.document
+    error: dict[str, Any] = json.loads(written.errors.splitlines()[-1])["error"]
+    return error
+
+
+@pytest.mark.parametrize("form", ["csv", "json", "parquet"])
+def test_rows_of_two_series_without_tags_are_refused(shell: Shell, table: str, form: str) -> None:
+    """Two sites at one time, and no `--tags`: nothing is written, and no table made. `--no-tags` takes them and
+    counts the row that was replaced; with `--tags` none is.
+    """
+    rows = pa.table(
+        {"time": [T0, T0 + SECOND, T0], "site": ["north", "north", "south"], "flow": [1.5, 2.5, 3.5]},
+    )
+    file = shell.file(f"flows.{form}", "time,site,flow\n" if form == "csv" else "")
+    if form == "parquet":
+        pq.write_table(rows, shell.directory / file)
+    else:
+        with (shell.directory / file).open("a") as lines:
+            for row in rows.to_pylist():
+                lines.write((json.dumps(row) if form == "json" else ",".join(map(str, row.values()))) + "\n")
+    refused = shell.write(file, "--table", table)
+    assert (3, "RowsRepeat") == (refused.code, failed(refused)["type"])
+    assert "2026-01-01T00:00:00Z" in failed(refused)["message"]
+    assert "--tags" in failed(refused)["action"]
+    assert "nothing was written" == refused.errors.splitlines()[0]
+    assert [] == shell.rows(table, ())
+    untagged = shell.write(file, "--table", table, "--no-tags")
+    assert_written(untagged, 3, 6)
+    assert (1, True) == (untagged.document["replaced"], untagged.document["replaced_exact"])
+    tagged = shell.write(file, "--table", f"{table}_tagged", "--tags", "site")
+    assert (3, 0) == (tagged.document["rows"], tagged.document["replaced"])
+
+
+def test_a_repeated_time_is_also_found_on_standard_input(shell: Shell, table: str) -> None:
+    """A pipe is read once: the block with the repeated time is refused before it is written."""
+    data = f"time,site,flow\n{T0},north,1\n{T0},south,2\n".encode()
+    refused = shell.run("-", "--format", "csv", "--table", table, data=data)
+    assert (3, "RowsRepeat") == (refused.code, failed(refused)["type"])
+    assert [] == shell.rows(table, ())
+
+
+@pytest.mark.parametrize(
+    ("unit", "per_second", "name"), [("s", 1, "seconds"), ("ms", 10**3, "milliseconds"), ("us", 10**6, "microseconds")]
+)
+def test_another_unit_than_nanoseconds_is_refused_by_its_name(
+    shell: Shell, table: str, unit: str, per_second: int, name: str
+) -> None:
+    """The size of the first values only refuses; the option that the message names writes them."""
+    file = shell.file(
+        "readings.lp", f"{table},host=a v=1 {T0_S * per_second}\n{table},host=a v=2 {(T0_S + 1) * per_second}\n"
+    )
+    refused = shell.write(file)
+    error = failed(refused)
+    assert (3, "TimesImplausible") == (refused.code, error["type"])
+    assert f"these look like {name}" in error["message"]
+    assert f"--time-unit {unit}" in error["action"]
+    assert [] == shell.rows(table)
+    assert_written(shell.write(file, "--time-unit", unit), 2, 2)
+    assert [T0, T0 + SECOND] == [row["time"] for row in shell.rows(table)]
+
+
+def test_a_clock_that_was_not_set_costs_its_line(shell: Shell, table: str) -> None:
+    """A time in 1970 among good ones is a bad line, which `--any-time` takes."""
+    file = shell.file("readings.lp", f"{table},host=a v=1 {T0}\n{table},host=a v=2 3600000000000\n")
+    written = shell.write(file)
+    assert_written(written, 1, 1, rejected=1)
+    assert written.errors.startswith("line 2: the time is outside 1980 to 2100")
+    assert_written(shell.write(file, "--any-time"), 2, 2)
+
+
+def test_times_finer_than_the_table_keeps_are_bad_lines(shell: Shell, table: str) -> None:
+    """Microseconds by default, for good: finer times are refused by number and never rounded. A table made with
+    nanoseconds takes them.
+    """
+    file = shell.file("fine.lp", f"{table},host=a v=1 {T0 + 1_000}\n{table},host=a v=2 {T0 + 1}\n")
+    written = shell.write(file)
+    assert_written(written, 1, 1, rejected=1)
+    assert written.errors.startswith(f"line 2: the time is finer than the microseconds of table '{table}'")
+    kept = shell.write(file, "--time-resolution", "ns")
+    assert (2, "ResolutionFixed") == (kept.code, failed(kept)["type"])
+    setting = {"HEADRACE__WRITE__TIME_RESOLUTION": "ns"}
+    assert_written(shell.write(file, environment=setting), 1, 1, rejected=1)
+    fine = shell.file("other.lp", (shell.directory / file).read_bytes().replace(table.encode(), f"{table}_ns".encode()))
+    assert_written(shell.write(fine, "--time-resolution", "ns"), 2, 2)
+    assert [T0 + 1, T0 + 1_000] == [row["time"] for row in shell.rows(f"{table}_ns")]
+
+
+def test_nan_is_counted_or_refused(shell: Shell, table: str) -> None:
+    """NaN is a value: it is written and counted, and `--reject-nan` refuses its line. A row that replaces another
+    one is counted too.
+    """
+    lines = [f"{table},host=a flow=1.5 {T0}", f"{table},host=b flow=nan,n=1i {T0}", f"{table},host=a flow=nan {T0}"]
+    file = shell.file("readings.lp", "\n".join(lines))
+    written = shell.write(file)
+    assert_written(written, 3, 4)
+    assert (2, 1) == (written.document["nan"], written.document["replaced"])
+    refused = shell.write(file, "--reject-nan")
+    assert_written(refused, 1, 1, rejected=2)
+    assert ["line 2: field 'flow' is nan", "line 3: field 'flow' is nan"] == refused.errors.splitlines()
+    assert 0 == refused.document["nan"]
+
+
 def test_json_documents_are_read(shell: Shell, table: str) -> None:
     """An array over several lines, indented objects and a pipe give the rows of JSON lines; a bad element is one line."""
     rows = [{"time": number, "host": f"h{number}", "v": number / 2} for number in range(1, 5)]
     options = ("--table", table, "--tags", "host")
-    assert_written(shell.write(shell.file("array.json", json.dumps(rows[:2], indent=2)), *options), 2, 2)
+    assert_written(shell.small(shell.file("array.json", json.dumps(rows[:2], indent=2)), *options), 2, 2)
     objects = "\n".join(json.dumps(row, indent=4) for row in rows[2:])
-    assert_written(shell.run("-", "--format", "json", *options, data=objects.encode()), 2, 2)
+    assert_written(shell.run("-", "--format", "json", "--any-time", *options, data=objects.encode()), 2, 2)
     assert [(1, 0.5), (2, 1.0), (3, 1.5), (4, 2.0)] == [(row["time"], row["v"]) for row in shell.rows(table)]
     broken = (
         '[\n{"time": 5, "host": "a", "v": 1},\n{"time": 6, "host: "b", "v": 2},\n{"time": 7, "host": "c", "v": 3}\n]'
     )
-    written = shell.write(shell.file("broken.json", broken), *options)
+    written = shell.small(shell.file("broken.json", broken), *options)
     assert_written(written, 2, 2, rejected=1)
     assert written.errors.startswith("line 3: not JSON")
 
@@ -311,7 +424,7 @@ def test_a_parquet_column_is_left_out_by_name(shell: Shell, table: str) -> None:
         "samples": pa.array([[1.0], [2.0, 3.0]]),
     }
     pq.write_table(pa.table(columns), shell.directory / "mixed.parquet")
-    written = shell.write("mixed.parquet", "--table", table)
+    written = shell.small("mixed.parquet", "--table", table)
     assert (3, 2, 0) == (written.code, written.document["rows"], written.document["rejected"]), written.errors
     assert ["samples"] == list(written.document["refused_columns"])
     assert "column 'samples' is left out: it has type list<" in written.errors

@@ -37,14 +37,14 @@ from headrace.consumers.replication.replica import ApplyWrite, Ignored, LogHasGa
 from headrace.consumers.replication.settings import ReplicationLimits
 from headrace.consumers.store import Store, TableUnknown
 from headrace.producers.cluster import Cluster
-from headrace.producers.writer import TableWriter
+from headrace.producers.writer import TableWriter, WriterSettings
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.framing import format_headers
 from headrace.schemas.messages import Gap, TableVersion, Write, decode_message
 from headrace.schemas.payload import PayloadInvalid, decode_rows
 from headrace.schemas.records import Create
 from headrace.schemas.series import parse_series_key
-from headrace.schemas.tables import ROW_TIME_MAX_NS, ROW_TIME_MIN_NS, FieldType, RecordName
+from headrace.schemas.tables import ROW_TIME_MAX_NS, ROW_TIME_MIN_NS, FieldType, RecordName, TimeResolution
 from tests.fuzz.mutation import TEXTS, Messages, arrow_streams, mutated, parquet_files
 from tests.poison import SCHEMA
 
@@ -169,7 +169,7 @@ class WrittenRows:
         """Write rows; what reaches the log is admitted by every replica."""
         topic = TOPICS.forward("n1")
         before = self._log.describe(topic).end
-        with TableWriter(self._cluster, "db", table) as writer:
+        with TableWriter(self._cluster, "db", table, WriterSettings(resolution=TimeResolution.NS)) as writer:
             writer.write(rows, tags)
         counted = 0
         for record in self._log.topic(topic).records:

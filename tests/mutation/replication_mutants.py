@@ -272,7 +272,7 @@ REPLICATION = (
     Mutant(
         "versions_of_refused_records_given_again",
         "replication/log_consumer.py",
-        "            self._read[topic] = self._durable[topic]\n            reader",
+        "            self._prefixes[topic].rewind(self._durable[topic])\n            reader",
         "            reader",
         (CONSUMER,),
         simulated=True,

@@ -24,6 +24,7 @@ from headrace.pipeline.ingest_progress import IngestProgress
 from headrace.pipeline.job import IngestJob
 from headrace.pipeline.session import close_session, open_session
 from headrace.schemas.records import Create
+from headrace.schemas.tables import TimeResolution
 
 
 @pytest.fixture(scope="session")
@@ -53,7 +54,16 @@ class IngestCluster:
     def job(self, form: str = "influx", options: FormatOptions | None = None, database: str = "db") -> IngestJob:
         """An ingest job on the raw topic."""
         format_options = options or FormatOptions()
-        return IngestJob(self.topics.cluster, self.bootstrap, self.raw, database, form, format_options)  # type: ignore[arg-type]
+        return IngestJob(
+            self.topics.cluster,
+            self.bootstrap,
+            self.raw,
+            database,
+            form,  # type: ignore[arg-type]
+            format_options,
+            resolution=TimeResolution.NS,
+            any_time=True,
+        )
 
     def run(self, spark: SparkSession, job: IngestJob, messages_per_batch_max: int = 1_000_000) -> IngestProgress:
         """Run a job to the current end of its topic."""

@@ -41,7 +41,8 @@ def command(cluster: IngestCluster, *more: str) -> list[str]:
     checkpoint = str(cluster.directory / "deep" / "er" / "checkpoint")
     return [
         *(sys.executable, "-m", "headrace", "ingest", "run", *given),
-        *("--database", "db", "--format", "influx", "--checkpoint", checkpoint, *more),
+        *("--database", "db", "--format", "influx", "--any-time", "--time-resolution", "ns"),
+        *("--checkpoint", checkpoint, *more),
     ]
 
 

@@ -64,6 +64,7 @@ DEFAULTS = {
     "write.quorum": 1,
     "write.quorum_timeout_ms": 2_000,
     "write.compression": "zstd",
+    "write.time_resolution": "us",
     "ingest.threads": 2,
     "ingest.driver_memory_mb": 1_024,
     "log.level": "warning",

@@ -16,6 +16,7 @@ from headrace.pipeline.ingest_task import ingest_partition
 from headrace.pipeline.job import IngestJob
 from headrace.pipeline.sink_records import RECORD_SCHEMA
 from headrace.schemas.records import Create
+from headrace.schemas.tables import TimeResolution
 
 TOPICS = Topics("c")
 START_MS = 1_767_225_600_000
@@ -31,12 +32,13 @@ def new_log(nodes: Sequence[str] = ("n1", "n2")) -> MemoryLog:
 
 def influx_job() -> IngestJob:
     """Line protocol from topic `raw` into database `db`."""
-    return IngestJob("c", "nowhere", "raw", "db", "influx")
+    return IngestJob("c", "nowhere", "raw", "db", "influx", resolution=TimeResolution.NS, any_time=True)
 
 
 def json_job(**options: object) -> IngestJob:
     """JSON from topic `raw` into table `t` of database `db`, tag `host`."""
-    return IngestJob("c", "nowhere", "raw", "db", "json", FormatOptions(**{"table": "t", "tags": ("host",), **options}))  # type: ignore[arg-type]
+    given = FormatOptions(**{"table": "t", "tags": ("host",), **options})  # type: ignore[arg-type]
+    return IngestJob("c", "nowhere", "raw", "db", "json", given, resolution=TimeResolution.NS, any_time=True)
 
 
 def raw_batch(

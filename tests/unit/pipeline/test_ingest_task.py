@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pyarrow as pa
 import pytest
@@ -17,7 +18,7 @@ from headrace.consumers.membership.schema_log import SchemaLog
 from headrace.consumers.replication.replica import Ignored
 from headrace.pipeline.ingest_progress import Counts
 from headrace.schemas.messages import Write
-from headrace.schemas.tables import FieldType
+from headrace.schemas.tables import FieldType, TimeResolution
 from tests.spark.stored import forward_logs, messages, stored_tables, tables_of
 from tests.unit.pipeline.harness import START_MS, TOPICS, attempt, influx_job, json_job, new_log, raw_batch, run_attempt
 
@@ -84,6 +85,32 @@ def test_a_message_with_bad_lines_is_a_dead_letter_and_its_good_lines_are_rows()
     expected = {"topic": "raw", "partition": "0", "offset": "8", "line": "2"}
     assert expected == {name: first[2][f"__dlq.errors.{name}"] for name in expected}
     assert 3 == counts.rejected
+
+
+def test_times_that_the_table_does_not_take_are_dead_letters() -> None:
+    """Another unit, another age, finer digits: each is refused with its reason, before a table is made of them alone,
+    and the good lines are written.
+    """
+    log, t0 = new_log(), 1_767_225_600_000_000_000
+    job = replace(influx_job(), resolution=TimeResolution.US, any_time=False)
+    values = [
+        f"t,host=a x=1 {t0}\nt,host=a x=2 {t0 + 1}",
+        f"t,host=b x=1 {t0 // 10**9}",
+        f"lost,host=b x=1 {t0 // 10**6}",
+        f"t,host=c x=1 {t0 + 1_000}",
+    ]
+    counts = run_attempt(log, job, [raw_batch(values)])
+    assert (2, 3) == (counts.rows, counts.rejected)
+    assert [t0, t0 + 1_000] == [row["time"] for row in rows_of(log, "t")]
+    reasons = [headers["__dlq.errors.reason"] for _, _, headers in dead(log)]
+    for reason, word in zip(
+        reasons, ("finer than the microseconds", "looks like seconds", "milliseconds"), strict=True
+    ):
+        assert word in reason
+    tables = SchemaLog(log, TOPICS)
+    tables.refresh()
+    assert [("db", "t")] == list(tables.catalogue.tables)
+    assert TimeResolution.US is tables.catalogue.newest("db", "t").recorded_resolution
 
 
 def test_a_new_column_in_mid_stream_extends_the_table() -> None:

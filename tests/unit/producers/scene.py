@@ -21,6 +21,7 @@ from headrace.schemas.messages import Message, Write, decode_message
 from headrace.schemas.payload import SERIES_COLUMN, decode_rows
 from headrace.schemas.receipts import receipt_of, value_digest
 from headrace.schemas.records import Create, Role, Status, encode_status
+from headrace.schemas.tables import TimeResolution
 
 TOPICS = Topics("c")
 NODES = ("n1", "n2", "n3")
@@ -105,9 +106,9 @@ class Scene:
     cluster: Cluster
 
     def writer(self, table: str = "t", appender: MemoryAppender | None = None, **settings: Any) -> TableWriter:
-        """A writer of `db.<table>`."""
+        """A writer of `db.<table>`, whose times have nanoseconds unless the settings differ."""
         cluster = replace(self.cluster, appender=appender) if appender else self.cluster
-        return TableWriter(cluster, "db", table, WriterSettings(**settings))
+        return TableWriter(cluster, "db", table, WriterSettings(**{"resolution": TimeResolution.NS, **settings}))
 
     def messages(self) -> list[tuple[str, Message]]:
         """(group, message) of every record in the forward logs."""

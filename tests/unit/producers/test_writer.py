@@ -19,12 +19,12 @@ from headrace.producers import router
 from headrace.producers.deletes import DeleteInvalid, delete_rows
 from headrace.producers.router import RowTooLarge
 from headrace.producers.sender import WriteFailed, WriteUnknown
-from headrace.producers.writer import TableWriter, WriterClosed
+from headrace.producers.writer import ResolutionFixed, TableWriter, WriterClosed, WriterSettings
 from headrace.schemas import payload
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.messages import Delete
 from headrace.schemas.series import series_key
-from headrace.schemas.tables import ROW_TIME_MAX_NS, ROW_TIME_MIN_NS, FieldType, TypeClash
+from headrace.schemas.tables import ROW_TIME_MAX_NS, ROW_TIME_MIN_NS, FieldType, TimeResolution, TypeClash
 from tests.poison import LATIN_1, text_array
 from tests.unit.producers.scene import (
     DAY_NS,
@@ -315,11 +315,12 @@ def test_a_closed_writer_takes_no_rows(scene: Scene) -> None:
 def test_two_threads_that_add_columns_at_once_both_succeed(scene: Scene) -> None:
     """Of two changes on one version the first counts; the other writer rereads the schema, and no row is lost."""
     failures: list[BaseException] = []
+    settings = WriterSettings(resolution=TimeResolution.NS)
 
     def work(name: str) -> None:
         tables = SchemaLog(scene.log, TOPICS)
         try:
-            with TableWriter(replace(scene.cluster, tables=tables), "db", "t") as writer:
+            with TableWriter(replace(scene.cluster, tables=tables), "db", "t", settings) as writer:
                 for number in range(10):
                     writer.write(readings([name], [number], **{f"{name}_{number}": [number]}), ["host"])
         except BaseException as error:
@@ -335,6 +336,42 @@ def test_two_threads_that_add_columns_at_once_both_succeed(scene: Scene) -> None
     assert [] == failures
     scene.cluster.tables.refresh()
     assert 20 == len(scene.cluster.tables.catalogue.newest("db", "t").fields) == len(scene.rows())
+
+
+def test_a_table_keeps_its_resolution(scene: Scene) -> None:
+    """Finer times are refused by row and never rounded, before a table is made; a writer that needs another
+    resolution is refused.
+    """
+    rows = readings(["a", "a"], [1_000, 2_001], v=[1, 2])
+    with scene.writer(resolution=TimeResolution.US) as writer:
+        with pytest.raises(TimeRangeError, match="finer than the microseconds that db.t keeps, the first is row 1"):
+            writer.write(rows, ["host"])
+        assert scene.cluster.tables.catalogue.newest("db", "t").version == 0
+        writer.write(rows.slice(0, 1), ["host"])
+    made = scene.cluster.tables.catalogue.newest("db", "t")
+    assert (TimeResolution.US, 1) == (made.resolution, len(scene.rows()))
+    with (
+        scene.writer(resolution_required=True) as required,
+        pytest.raises(ResolutionFixed, match="keeps microseconds"),
+    ):
+        required.write(rows.slice(0, 1), ["host"])
+    with scene.writer() as writer:
+        writer.write(readings(["a"], [3_000], w=[1.5]), ["host"])
+    assert (TimeResolution.US, 2) == (
+        scene.cluster.tables.catalogue.newest("db", "t").recorded_resolution,
+        len(scene.rows()),
+    )
+
+
+def test_a_finer_table_of_another_client_takes_finer_times(scene: Scene) -> None:
+    """A writer that does not know yet that the table exists reads the table log before it refuses."""
+    others = SchemaLog(scene.log, TOPICS)
+    others.ensure_database("db")
+    others.ensure("db", "t", ["host"], {"v": FieldType.INT64}, resolution=TimeResolution.NS)
+    others.close()
+    with scene.writer(resolution=TimeResolution.US) as writer:
+        writer.write(readings(["a"], [1], v=[1]), ["host"])
+    assert 1 == len(scene.rows())
 
 
 def test_a_delete_reaches_every_group(scene: Scene) -> None:

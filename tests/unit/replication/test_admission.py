@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from structlog.testing import capture_logs
 
@@ -36,7 +37,8 @@ from headrace.schemas.messages import (
     Write,
     encode_message,
 )
-from headrace.schemas.tables import FieldType, RecordName, RecordRefusal
+from headrace.schemas.payload import PayloadInvalid, encode_rows, row_schema
+from headrace.schemas.tables import FieldType, RecordName, RecordRefusal, TimeResolution
 from tests.poison import SCHEMA, bomb, encoded, poison_payloads, row_batch, write_message
 from tests.waiting import eventually
 
@@ -99,6 +101,23 @@ class Scene:
         for group in self.groups:
             group.stop()
             group.store.close()
+
+
+def test_a_time_finer_than_the_table_keeps_is_ignored_by_all(scene: Scene) -> None:
+    """A record that no file of the table could hold changes nothing but the version; its neighbours count."""
+    scene.tables.ensure("plant", "tanks", ["tank"], {"level": FieldType.FLOAT64}, resolution=TimeResolution.US)
+    schema = scene.tables.catalogue.newest("plant", "tanks")
+    admission = RowAdmission()
+    for times, good in (([1_000, 2_000], True), ([1_000, 2_001], False), ([-1], False)):
+        series = pa.array(["tanks,tank=a"] * len(times)).dictionary_encode()
+        levels = pa.array([1.0] * len(times))
+        rows = pa.record_batch([series, pa.array(times, pa.int64()), levels], schema=row_schema(schema.fields))
+        write = Write("plant", "tanks", 1, 1, len(times), encode_rows(rows).to_pybytes())
+        if good:
+            assert len(times) == admission.admit(schema, write).num_rows
+        else:
+            with pytest.raises(PayloadInvalid, match=r"finer than the microseconds of plant\.tanks"):
+                admission.admit(schema, write)
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import pytest
 
 from headrace.consumers.replication.group_state import GroupState, LogBase
 from headrace.consumers.replication.replica import ApplyWrite, Ignored, LogHasGap, Replica, SealNow
-from headrace.schemas.framing import FormatTooNew
+from headrace.schemas.framing import FORMAT, FormatTooNew
 from headrace.schemas.messages import (
     NO_CHAIN,
     Anchor,
@@ -132,7 +132,7 @@ def test_restored_state_continues_equally(feed: Feed) -> None:
 def test_a_newer_format_stops_before_it_counts(feed: Feed) -> None:
     """A record of a newer format is not skipped: the version stays."""
     with pytest.raises(FormatTooNew):
-        feed.replica.apply(5, b"whatever", (("format", b"2"),))
+        feed.replica.apply(5, b"whatever", (("format", str(FORMAT + 1).encode()),))
     assert feed.replica.state.version == 0
 
 

@@ -14,6 +14,7 @@ from headrace.consumers.replication.heartbeat import StatusWatch
 from headrace.producers.acks import QuorumTimeout
 from headrace.producers.cluster import Cluster
 from headrace.producers.writer import TableWriter, WriterSettings
+from headrace.schemas.tables import TimeResolution
 from tests.unit.nodes import Nodes, running_nodes
 
 MEMBERS = 3
@@ -38,7 +39,8 @@ def test_a_truncated_log_gives_no_quorum(three: Nodes) -> None:
     """
 
     def writer(timeout_ms: int) -> TableWriter:
-        return TableWriter(cluster, "plant", "pumps", WriterSettings(quorum=MEMBERS, quorum_timeout_ms=timeout_ms))
+        settings = WriterSettings(quorum=MEMBERS, quorum_timeout_ms=timeout_ms, resolution=TimeResolution.NS)
+        return TableWriter(cluster, "plant", "pumps", settings)
 
     tables, watch = SchemaLog(three.log, three.topics), StatusWatch(three.log, three.topics)
     slot_table = read_slot_table(three.log, three.topics)

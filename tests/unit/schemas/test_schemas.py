@@ -26,6 +26,7 @@ from headrace.schemas.messages import (
     encode_message,
 )
 from headrace.schemas.payload import PayloadInvalid, decode_rows, encode_rows, row_schema
+from headrace.schemas.records import format_of_change
 from headrace.schemas.series import (
     SeriesInvalid,
     check_series_keys,
@@ -38,9 +39,12 @@ from headrace.schemas.tables import (
     Catalogue,
     DatabaseChange,
     FieldType,
+    RecordName,
+    RecordRefusal,
     SchemaError,
     TableChange,
     TableSchema,
+    TimeResolution,
     TypeClash,
     plan_change,
 )
@@ -92,9 +96,9 @@ def test_a_newer_format_is_distinguished_from_garbage() -> None:
 
     The current, an older and a malformed one pass.
     """
-    with pytest.raises(FormatTooNew, match="format 2"):
-        check_format((("format", b"2"),))
-    for headers in ((), (("format", b"1"),), (("format", b"x"),), (("other", b"9"),)):
+    with pytest.raises(FormatTooNew, match="format 3"):
+        check_format((("format", b"3"),))
+    for headers in ((), (("format", b"1"),), (("format", b"2"),), (("format", b"x"),), (("other", b"9"),)):
         check_format(headers)
 
 
@@ -160,6 +164,28 @@ def test_of_two_changes_on_one_version_the_first_counts() -> None:
     assert catalogue.apply(TableChange("db", "t", 1, (), (("x", FieldType.FLOAT64),)))
     assert [FieldType.INT64, FieldType.FLOAT64] == [catalogue.at("db", "t", v).field_types()["x"] for v in (1, 2)]  # type: ignore[union-attr]
     assert catalogue.at("db", "t", 3) is None
+
+
+def test_the_first_change_of_a_table_fixes_its_resolution() -> None:
+    """Every version has it, a later change that names one does not count, and a table of 0.1.0 has nanoseconds."""
+    catalogue = Catalogue()
+    catalogue.apply(DatabaseChange("db"))
+    for table, resolution in (("us", TimeResolution.US), ("ns", TimeResolution.NS), ("old", None)):
+        assert catalogue.apply(TableChange("db", table, 0, resolution=resolution))
+        for later in TimeResolution:
+            assert not catalogue.apply(TableChange("db", table, 1, ("host",), resolution=later))
+        planned = plan_change(catalogue.newest("db", table), ["host"], {}, resolution=TimeResolution.NS)
+        assert planned is not None
+        assert planned.resolution is None
+        assert catalogue.apply(planned)
+        assert [resolution] * 2 == [each.recorded_resolution for each in catalogue.tables["db", table]]
+        assert (resolution or TimeResolution.NS) is catalogue.newest("db", table).resolution
+
+
+def test_a_change_of_a_table_stops_a_reader_that_does_not_know_resolutions() -> None:
+    """It would take the record for garbage, and a later change in its own form for the first one."""
+    assert 2 == format_of_change(TableChange("db", "t", 0)) == format_of_change(DatabaseChange("db"))
+    assert 1 == format_of_change(RecordRefusal(RecordName("n1", 0, bytes(16)), "db", "t", 1))
 
 
 def test_clashes_are_errors_and_widening_is_not() -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import duckdb
 import numpy as np
 import pandas as pd
+import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -15,7 +18,7 @@ import pytest
 from headrace.consumers.store import Store, StoreDamaged, digest_of_file
 from headrace.consumers.store.digest import content_digest
 from headrace.consumers.store.segment_reader import read_rows
-from headrace.schemas.tables import FieldType, TableSchema
+from headrace.schemas.tables import FieldType, TableSchema, TimeResolution
 from tests.unit.store.builders import CPU, HOUR_NS, contents, expected, row_batch, seal, write
 from tests.unit.store.conftest import SETTINGS
 
@@ -88,9 +91,36 @@ def test_other_tools_read_segments(store: Store) -> None:
     assert [pd.Timestamp(1_000), pd.Timestamp(3_000)] == frame["time"].tolist()
 
 
+@pytest.mark.parametrize("resolution", list(TimeResolution))
+def test_time_has_one_type_in_all_files_of_a_table(store: Store, resolution: TimeResolution) -> None:
+    """Seals and a merge follow the table's record, whatever the values are: polars
+    scans the files as one table.
+    """
+    schema = replace(CPU, recorded_resolution=resolution)
+    odd_ns = 1 if resolution is TimeResolution.NS else 1_000
+    rows = [({"host": "a"}, number * 1_000, {"busy": number}) for number in range(4)]
+    rows += [({"host": "a"}, 20_000 + odd_ns, {"busy": 9})]
+    for version, part in ((1, rows[:2]), (3, rows[2:4]), (5, rows[4:])):
+        write(store, version, part, schema)
+        seal(store, version + 1)
+    for files in (3, 2):
+        found = sorted(store.segments_directory.rglob("*.parquet"))
+        assert files == len(found)
+        assert {pa.timestamp(resolution)} == {pq.read_schema(file).field("time").type for file in found}
+        assert [time for _, time, _ in rows] == times_of_polars(found)
+        store.compact(7, tuple(sorted(entry.name for entry in store.segments()))[:2]).run()
+
+
+def times_of_polars(files: Sequence[Path]) -> list[int]:
+    """The times of a table's files in ns, read as a user of polars does."""
+    frame = pl.scan_parquet(files).select(pl.col("time").cast(pl.Datetime("ns")).to_physical()).collect()
+    return sorted(frame["time"].to_list())
+
+
 @pytest.mark.parametrize(("offset_ns", "unit"), [(0, "us"), (1, "ns")])
 def test_time_is_micros_when_that_is_exact(store: Store, offset_ns: int, unit: str) -> None:
-    """Whole microseconds are stored as such, since Spark reads nothing finer.
+    """In a table without a recorded resolution: whole microseconds are stored as such, since Spark reads nothing
+    finer.
 
     One odd nanosecond makes the file NANOS, and no time is rounded.
     """

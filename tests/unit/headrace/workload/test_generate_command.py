@@ -86,6 +86,7 @@ def test_start_and_interval() -> None:
         (["iot", "--duration", "soon"], "error: --duration soon is not a duration"),
         (["iot", "--interval", "-1s"], "error: --interval -1s is not a duration"),
         (["iot", "--duration", "5s"], "error: 5.0 s hold no row at an interval of 10.0 s"),
+        (["iot", "--start", "1767225600"], "error: --start 1767225600 looks like seconds"),
         (["iot", "--start", "now"], "error: --start now is not a time"),
         (["iot", "--start", "99999999999999999999"], "error: the data set leaves the years 1677 to 2262"),
         (["iot", "--trucks", "0"], "error: 0 trucks: give 1 to 1000000"),

@@ -1,0 +1,62 @@
+"""Rows of one write that replace each other are counted, whatever their order and their block."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from headrace._replaced_rows import RepeatedTimes, ReplacedRows
+
+
+def rows(readings: Sequence[tuple[str | None, int]]) -> pa.Table:
+    """Rows of (host, time)."""
+    hosts = pa.array([host for host, _ in readings], pa.string()).dictionary_encode()
+    return pa.table({"host": hosts, "time": pa.array([time for _, time in readings], pa.int64())})
+
+
+def test_the_count_is_that_of_a_set() -> None:
+    """Blocks of random series and times, two tables: rows less distinct (table, series, time)."""
+    source = random.Random(7)
+    counted, distinct, total = ReplacedRows(), set(), 0
+    for _ in range(20):
+        table = source.choice(("a", "b"))
+        readings = [(source.choice((None, "x", "y", "x,y")), source.randrange(-50, 50) * 1_000) for _ in range(40)]
+        counted.add(table, rows(readings), ["host"])
+        distinct |= {(table, *reading) for reading in readings}
+        total += len(readings)
+    assert (total - len(distinct), True) == (counted.count(), counted.exact)
+    assert counted.count() == total - len(distinct)
+
+
+def test_the_count_is_a_lower_bound_beyond_the_limit() -> None:
+    """Rows behind it are not compared, and the result shows that it is not exact."""
+    counted = ReplacedRows(rows_max=3)
+    counted.add("t", rows([("x", 1), ("x", 1)]), ["host"])
+    counted.add("t", rows([("x", 1), ("x", 1)]), ["host"])
+    assert (2, False) == (counted.count(), counted.exact)
+    counted.add("t", rows([("x", 1)]), ["host"])
+    assert 2 == counted.count()
+
+
+def test_no_rows_replace_nothing() -> None:
+    """Neither no block nor an empty one."""
+    counted = ReplacedRows()
+    counted.add("t", rows([]), ["host"])
+    assert (0, True) == (counted.count(), counted.exact)
+
+
+def test_a_repeated_time_is_found_across_blocks() -> None:
+    """In order, out of order, within a block, and far behind."""
+    for blocks, repeated in (
+        ([[1, 2], [3, 4], [5]], None),
+        ([[1, 2], [2, 3]], 2),
+        ([[4, 5], [1, 2], [7, 5]], 5),
+        ([[1], [], [9, 3, 9]], 9),
+    ):
+        times = RepeatedTimes()
+        found = [times.add(np.array(block, np.int64)) for block in blocks]
+        assert repeated == found[-1]
+        assert [None] * (len(found) - 1) == found[:-1]
