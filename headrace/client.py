@@ -26,7 +26,7 @@ from headrace.connectors.http import AnswerCut, NodeRefused, NodeUnreachable
 from headrace.consumers.query.query_errors import QueryError
 from headrace.node_client import NodeClient
 from headrace.producers.cluster import Cluster, MemberStatuses
-from headrace.producers.deletes import delete_rows
+from headrace.producers.deletes import delete_rows, known_table, set_retention
 from headrace.producers.writer import TableWriter, WriterInvalid, WriterSettings, normal_rows
 from headrace.schemas.durations import DURATION_S_MAX, duration_s
 from headrace.schemas.errors import HeadraceError
@@ -126,6 +126,21 @@ class Client:
         )
         self._note(offsets)
 
+    def drop_table(self, database: str, table: str, *, quorum: int | None = None) -> None:
+        """Delete every row of a table written before this call; nodes then remove its files.
+
+        Its name and columns stay known, and a later write uses them again. Raises DeleteInvalid.
+        """
+        self.delete(database, table, quorum=quorum)
+
+    def set_retention(self, database: str, table: str, keep: timedelta | None) -> None:
+        """Keep the rows of a table for so long, None = for ever. Nodes drop whole time slices that are older.
+
+        Raises DeleteInvalid for a table that does not exist, and for less than a second.
+        """
+        keep_ns = None if keep is None else keep // timedelta(microseconds=1) * 1_000
+        set_retention(self._cluster, database, table, keep_ns)
+
     def query(
         self,
         sql: str,
@@ -180,6 +195,10 @@ class Client:
         self._cluster.tables.refresh()
         catalogue = self._cluster.tables.catalogue
         return [catalogue.newest(*key) for key in sorted(catalogue.tables)]
+
+    def table(self, database: str, table: str) -> TableSchema:
+        """One table with its newest schema. Raises DeleteInvalid when there is none."""
+        return known_table(self._cluster, database, table)
 
     def flush(self) -> dict[str, int]:
         """Wait for everything that this client wrote; the newest offset in each group's log.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from typing import Any
+from urllib.parse import quote
 
 from headrace.connectors.http import AS_OF_HEADER, NodeAnswer, NodeRefused, NodeUnreachable, base_url, request_node
 from headrace.consumers.query import query_errors
@@ -46,6 +47,12 @@ class NodeClient:
         with self._request("GET", "/api/v1/tables") as answer:
             tables: list[dict[str, Any]] = answer.json()
         return tables
+
+    def files(self, database: str, table: str) -> dict[str, Any]:
+        """The segments of a table (see `headrace.consumers.serve.node_api.NodeApi.files`)."""
+        with self._request("GET", f"/api/v1/files?database={quote(database)}&table={quote(table)}") as answer:
+            files: dict[str, Any] = answer.json()
+        return files
 
     def query(
         self,

@@ -71,10 +71,12 @@ class SchemaChanges(Protocol):
         table: str,
         tags: Iterable[str],
         fields: Mapping[str, FieldType],
+        retention_ns: int | None = None,
         *,
         resolution: TimeResolution | None = None,
     ) -> TableSchema:
-        """A schema that holds these columns, read back from the log as accepted.
+        """A schema that holds these columns, and has this retention if one is given, read back from the log as
+        accepted.
 
         `resolution` is that of a new table. Raises SchemaError, TypeClash, SchemaContended.
         """

@@ -10,9 +10,10 @@ from headrace.producers.sender import Sender
 from headrace.producers.writer import WriterSettings
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.messages import Delete
-from headrace.schemas.tables import TableSchema
+from headrace.schemas.tables import KEEP_FOREVER_NS, TableSchema
 
 UNIT = "delete messages"
+RETENTION_MIN_NS = 1_000_000_000
 
 
 class DeleteInvalid(HeadraceError):
@@ -40,7 +41,7 @@ def delete_rows(
     quorum = Quorum(
         cluster.log, cluster.topics, cluster.slot_table, cluster.watch, settings.quorum, settings.quorum_timeout_ms
     )
-    body = _delete(_known_table(cluster, database, table), tags or {}, start_ns, end_ns)
+    body = delete_message(known_table(cluster, database, table), tags or {}, start_ns, end_ns)
     sender = Sender(cluster.appender, cluster.topics, UNIT, receipts=quorum.watched)
     sender.append(sender.encode([(group, body, 1) for group in cluster.slot_table.headers]))
     offsets = sender.flush(settings.flush_timeout_s)
@@ -48,7 +49,19 @@ def delete_rows(
     return offsets
 
 
-def _known_table(cluster: Cluster, database: str, table: str) -> TableSchema:
+def set_retention(cluster: Cluster, database: str, table: str, retention_ns: int | None) -> TableSchema:
+    """Keep the rows of a table for so long, None = for ever; returns the schema that has it.
+
+    Leaders drop whole slices that are older. Raises DeleteInvalid, SchemaContended.
+    """
+    if retention_ns is not None and not RETENTION_MIN_NS <= retention_ns < KEEP_FOREVER_NS:
+        raise DeleteInvalid("a table keeps its rows for a second at least", action="give a time such as 30d")
+    known_table(cluster, database, table)
+    return cluster.tables.ensure(database, table, (), {}, KEEP_FOREVER_NS if retention_ns is None else retention_ns)
+
+
+def known_table(cluster: Cluster, database: str, table: str) -> TableSchema:
+    """The newest schema of a table. Raises DeleteInvalid."""
     # A table or tag that another writer has just created must not be refused as unknown.
     cluster.tables.refresh()
     schema = cluster.tables.catalogue.newest(database, table)
@@ -57,15 +70,16 @@ def _known_table(cluster: Cluster, database: str, table: str) -> TableSchema:
     return schema
 
 
-def _delete(
+def delete_message(
     schema: TableSchema, tags: Mapping[str, str | Iterable[str]], start_ns: int | None, end_ns: int | None
 ) -> Delete:
+    """The message that deletes these rows of a table. Raises DeleteInvalid."""
     # Refused, not ignored: without the misspelt tag the delete would hide rows of every series.
     unknown = sorted(set(tags) - set(schema.tags))
     if unknown:
         raise DeleteInvalid(
             f"{schema.database}.{schema.table} has no tag {unknown[0]!r}",
-            action=f"its tags are {', '.join(schema.tags)}",
+            action=f"its tags are {', '.join(schema.tags) or 'none'}",
         )
     # In order of name: the digest of the message, by which replicas drop repeats, covers the order too.
     values = {name: (given,) if isinstance(given, str) else tuple(given) for name, given in sorted(tags.items())}

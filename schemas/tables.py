@@ -25,6 +25,8 @@ NAME_BYTES_MAX = 200
 # SQL (DuckDB) uses the other three values of int64 for null and the infinities, so a row there would be lost.
 ROW_TIME_MIN_NS, ROW_TIME_MAX_NS = -(2**63) + 2, 2**63 - 2
 COLUMNS_MAX = 4_096
+# A retention can be changed and not taken back: a change without one keeps the one that the table has.
+KEEP_FOREVER_NS = 2**63 - 1
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 

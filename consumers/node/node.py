@@ -280,6 +280,10 @@ class Node:
         """The chain after a record, and the digests of the segments that end at or below a version."""
         return self._requests.evidence(group_name, version, sealed_version)
 
+    def files(self, database: str, table: str) -> dict[str, Any]:
+        """The segments of a table."""
+        return self._requests.files(database, table)
+
     def accept_gap(self, group_name: str, resume_offset: int | None) -> dict[str, Any]:
         """Accept that the log of a group lost records for good. Raises GapRefused."""
         return self._requests.accept_gap(group_name, resume_offset)

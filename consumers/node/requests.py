@@ -17,6 +17,7 @@ from headrace.consumers.replication.group import Group
 from headrace.consumers.replication.leader_tasks import LeaderTasks, NotLeader
 from headrace.consumers.serve.snapshots import SnapshotRefused, SnapshotRegistry
 from headrace.schemas.errors import StateUnknown
+from headrace.schemas.tables import DEFAULT_SLICE_NS
 
 SEAL_TIMEOUT_S = 30.0
 
@@ -90,6 +91,27 @@ class GroupRequests:
             "digests": digests,
             # A job that ended between the two looks changed the set: these digests belong to neither version.
             "stored_version": stored_version if stored_version == group.store_jobs.version else -1,
+        }
+
+    def files(self, database: str, table: str) -> dict[str, Any]:
+        """The segments of a table at this node, of all its groups."""
+        schemas = (group.store.database(database, table) for group in self._groups.values())
+        known = next((schema for schema in schemas if schema is not None), None)
+        return {
+            # A table without rows has no slices yet.
+            "slice_ns": DEFAULT_SLICE_NS if known is None else known.slice_ns,
+            "files": [
+                {
+                    "group": group.name,
+                    "rows": entry.rows,
+                    "bytes": entry.size_bytes,
+                    "min_time_ns": entry.min_time_ns,
+                    "max_time_ns": entry.max_time_ns,
+                }
+                for group in self._groups.values()
+                for entry in group.store.segments()
+                if (entry.database, entry.table) == (database, table)
+            ],
         }
 
     def accept_gap(self, group_name: str, resume_offset: int | None) -> dict[str, Any]:

@@ -36,6 +36,7 @@ from headrace.schemas.messages import (
     encode_message,
 )
 from headrace.schemas.records import Role, Status
+from headrace.schemas.tables import KEEP_FOREVER_NS
 
 TURN_S = 0.1
 READ_BACK_TIMEOUT_S = 5.0
@@ -284,7 +285,7 @@ def retention_time_ns(wall_ns: int, broker_ms: int) -> int:
 
 def expired_before(retention_ns: int | None, now_ns: int) -> int | None:
     """Rows older than this are past their table's retention; None when it keeps everything."""
-    return None if retention_ns is None else now_ns - retention_ns
+    return None if retention_ns in (None, KEEP_FOREVER_NS) else now_ns - retention_ns
 
 
 def _anchor(group: Group) -> Anchor:

@@ -157,6 +157,12 @@ class NodeApi(Protocol):
         """The hash chain after a record, and the digests of segments up to a version."""
         ...
 
+    def files(self, database: str, table: str) -> Mapping[str, Any]:
+        """The segments of a table, `{"slice_ns", "files": [{"group", "rows", "bytes", "min_time_ns",
+        "max_time_ns"}]}`.
+        """
+        ...
+
     def accept_gap(self, group_name: str, resume_offset: int | None) -> Mapping[str, Any]:
         """Let a group continue behind records that its log has lost for good. Raises GapRefused."""
         ...

@@ -20,8 +20,8 @@ OFFSET_DIGITS_MAX = 18
 def admin_routes(node: NodeApi) -> list[Route]:
     """The routes of commands.
 
-    `POST /api/v1/seal?group=G`, `GET /api/v1/evidence?group=G&version=V&sealed_version=S` and
-    `POST /api/v1/accept-gap?group=G[&resume=OFFSET]`.
+    `POST /api/v1/seal?group=G`, `GET /api/v1/evidence?group=G&version=V&sealed_version=S`,
+    `GET /api/v1/files?database=D&table=T` and `POST /api/v1/accept-gap?group=G[&resume=OFFSET]`.
     """
 
     async def seal(request: Request) -> Response:
@@ -42,7 +42,12 @@ def admin_routes(node: NodeApi) -> list[Route]:
             return JSONResponse({"error": {"kind": "UsageInvalid", "message": "resume is not an offset"}}, 400)
         return await _answer(lambda: JSONResponse(node.accept_gap(group, int(resume) if resume else None)))
 
+    async def files(request: Request) -> Response:
+        database, table = (request.query_params.get(name, "") for name in ("database", "table"))
+        return await _answer(lambda: JSONResponse(node.files(database, table)))
+
     return [
+        Route("/api/v1/files", files, methods=["GET"]),
         Route("/api/v1/accept-gap", accept_gap, methods=["POST"]),
         Route("/api/v1/seal", seal, methods=["POST"]),
         Route("/api/v1/evidence", evidence, methods=["GET"]),

@@ -78,7 +78,7 @@ def format_options(
         return FormatOptions(
             table=table,
             tags=tuple(part.strip() for part in tags.split(",") if part.strip()),
-            static_tags=tuple(_static_tag(text) for text in static_tags or ()),
+            static_tags=tuple(static_tag(text) for text in static_tags or ()),
             time_column=time_column,
             time_unit=time_unit,  # type: ignore[arg-type]
             time_format=time_format,
@@ -89,7 +89,8 @@ def format_options(
         raise UsageInvalid(error.message, action=error.action) from error
 
 
-def _static_tag(text: str) -> tuple[str, str]:
+def static_tag(text: str) -> tuple[str, str]:
+    """Key and value of `--tag KEY=VALUE`. Raises UsageInvalid."""
     key, separator, value = text.partition("=")
     if not separator or not key:
         raise UsageInvalid(f"--tag {text} is not KEY=VALUE", action="for example --tag site=north")

@@ -114,28 +114,28 @@ def parse_duration(option: str, text: str) -> float:
     return sum(float(count) * _UNIT_SECONDS[unit] for count, unit in _DURATION_PART.findall(text))
 
 
-def parse_start(text: str) -> int:
+def parse_start(text: str, option: str = "--start") -> int:
     """Nanoseconds of a time in ISO 8601 (UTC without a zone) or in nanoseconds. Raises `UsageInvalid`."""
     # Nine digits at least: fewer are a year or a date of ISO 8601, such as 20260101.
     if re.fullmatch(r"-?\d{9,}", text):
-        return _plausible(int(text))
+        return _plausible(int(text), option)
     try:
         parsed = datetime.fromisoformat(text)
     except ValueError:
-        raise UsageInvalid(f"--start {text} is not a time", action=f"for example {_DEFAULT_START}") from None
+        raise UsageInvalid(f"{option} {text} is not a time", action=f"for example {_DEFAULT_START}") from None
     aware = parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)
     # Integers all the way: today in nanoseconds does not fit into the 53 bits of the float that `timestamp()`
     # returns.
     return (aware - _EPOCH) // timedelta(microseconds=1) * 1_000
 
 
-def _plausible(start_ns: int) -> int:
+def _plausible(start_ns: int, option: str) -> int:
     """A number of nanoseconds that is none of another unit. Raises `UsageInvalid`."""
     from headrace.connectors.formats.time_rules import UNIT_NAMES, looks_like
 
     unit = looks_like(start_ns)
     if unit not in (None, "ns"):
-        raise UsageInvalid(f"--start {start_ns} looks like {UNIT_NAMES[unit]}", action="give nanoseconds, or ISO 8601")
+        raise UsageInvalid(f"{option} {start_ns} looks like {UNIT_NAMES[unit]}", action="give nanoseconds, or ISO 8601")
     return start_ns
 
 
