@@ -232,6 +232,4 @@ def _report(output: Output, topic: str, progress: IngestProgress, seconds: float
     if counts.rejected:
         messages = "its message is" if counts.rejected == 1 else "their messages are"
         text += f"; {refused_lines(counts.rejected)}, {messages} in dlq.{topic}"
-        for reason, count in counts.reasons.items():
-            output.note(f"{refused_lines(count)} in all: {reason}")
     output.result(document, text)

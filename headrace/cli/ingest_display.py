@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -32,6 +32,7 @@ def live_display(topic: str, note: Callable[[str], None]) -> Iterator[Callable[[
             lines.show(progress)
 
         yield log
+        refusals.show_totals()
         return
     from rich.console import Console
     from rich.live import Live
@@ -46,6 +47,7 @@ def live_display(topic: str, note: Callable[[str], None]) -> Iterator[Callable[[
             live.update(Text(f"{topic}: {describe(progress, *rate.after(progress))}"))
 
         yield show
+    refusals.show_totals()
 
 
 class ProgressLines:
@@ -72,14 +74,22 @@ class Refusals:
 
     def __init__(self, note: Callable[[str], None]) -> None:
         self._note = note
-        self._shown: set[str] = set()
+        self._shown: dict[str, int] = {}
+        self._totals: Mapping[str, int] = {}
 
     def show(self, counts: Counts) -> None:
         """Print the reasons that are new."""
+        self._totals = counts.reasons
         for reason, count in counts.reasons.items():
             if reason not in self._shown:
-                self._shown.add(reason)
+                self._shown[reason] = count
                 self._note(f"{refused_lines(count)}: {reason}")
+
+    def show_totals(self) -> None:
+        """Print the reasons that more lines had than were printed."""
+        for reason, count in self._totals.items():
+            if count > self._shown[reason]:
+                self._note(f"{refused_lines(count)} in all: {reason}")
 
 
 class Rate:

@@ -24,7 +24,7 @@ EXAMPLES: Mapping[str, str] = MappingProxyType(
         "broker stop": "headrace broker stop --data-dir ./kafka",
         "config": "headrace config show --origin",
         "config show": "headrace config show --origin",
-        "delete": "headrace delete --database plant --table pumps --tag pump=p1 --dry-run",
+        "delete": "headrace delete --database plant --table pumps --tag pump=p1",
         "demo": "headrace demo --trucks 100",
         "down": "headrace down --dir ./cluster",
         "generate": "headrace generate iot --output fleet.lp",

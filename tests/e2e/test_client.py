@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
@@ -12,7 +14,9 @@ from headrace.connectors.kafka.broker import BrokerInfo
 from headrace.local_cluster import LocalCluster
 from headrace.workload import iot
 from headrace.workload.checksum import checksums, compare, workload_checksums
-from tests.e2e.actions import running_cluster
+from tests.e2e.actions import headrace as command
+from tests.e2e.actions import running_cluster, seal
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.broker
 T0 = datetime(2026, 1, 1, tzinfo=UTC)
@@ -46,6 +50,7 @@ def test_a_client_reads_its_own_writes_and_knows_when_copies_are_missing(cluster
             with pytest.raises(headrace.QueryError, match="nothing"):
                 client.query("SELECT * FROM db.nothing")
 
+            check_removal(cluster, client)
             cluster.kill("n3")
             two_members.write([{"time": T0, "host": "h3", "v": 300}])
             with (
@@ -57,3 +62,57 @@ def test_a_client_reads_its_own_writes_and_knows_when_copies_are_missing(cluster
         assert ["n3"] == [node for node, state in members.items() if state != "holds it"]
         answer = client.query("SELECT host, v FROM db.t WHERE v >= 100 ORDER BY v").to_dicts()
     assert [("h3", 300), ("h4", 400)] == [(row["host"], row["v"]) for row in answer]
+
+
+def check_removal(cluster: LocalCluster, client: headrace.Client) -> None:
+    """`delete`, `table drop` and `retention set` remove what `--dry-run` counted, and nothing with it."""
+    with client.writer("db", "gone", ["site"], quorum=3, quorum_timeout_ms=20_000) as writer:
+        writer.write([{"time": T0 + timedelta(days=day), "site": f"s{day % 2}", "v": day} for day in range(4)])
+    seal(cluster)
+    given = ("--tag", "site=s1", "--end", "2026-01-03")
+    assert (1, 0) == counts(run(cluster, *DELETE, *given, "--dry-run"))
+    assert 4 == rows(client)
+    assert {"table": "db.gone", "deleted": True} == run(cluster, *DELETE, *given)
+    assert 3 == rows(client)
+    assert (1, 1) == counts(run(cluster, *DELETE, "--start", "2026-01-04", "--dry-run"))
+
+    keep = f"{(datetime.now(UTC) - T0).days - 1}d"
+    found = run(cluster, "retention", "set", "db.gone", keep, "--dry-run")
+    assert found["rows"] > 0
+    run(cluster, "retention", "set", "db.gone", keep)
+    eventually(lambda: 3 - found["rows"] == rows(client), "the retention")
+    assert {"table": "db.gone", "retention_s": None} == run(cluster, "retention", "set", "db.gone", "forever")
+
+    assert rows(client) == run(cluster, "table", "drop", "db.gone", "--dry-run")["rows"] > 0
+    run(cluster, "table", "drop", "db.gone", "--yes")
+    assert 0 == rows(client)
+    eventually(lambda: (0, 0) == counts(run(cluster, "table", "drop", "db.gone", "--dry-run")), "no files")
+    unknown = command("table", "drop", "db.nothing", "--yes", "--json", *of(cluster))
+    assert (2, "DeleteInvalid") == (unknown.returncode, json.loads(unknown.stderr)["error"]["type"])
+
+
+DELETE = ("delete", "--database", "db", "--table", "gone")
+
+
+def of(cluster: LocalCluster) -> tuple[str, ...]:
+    """The options that name the cluster."""
+    return ("--cluster", cluster.cluster, "--bootstrap", cluster.bootstrap)
+
+
+def run(cluster: LocalCluster, *arguments: str) -> dict[str, Any]:
+    """The JSON of a command that succeeds."""
+    done = command(*arguments, "--json", *of(cluster))
+    assert 0 == done.returncode, done.stderr
+    document: dict[str, Any] = json.loads(done.stdout)
+    return document
+
+
+def counts(document: dict[str, Any]) -> tuple[int, int]:
+    """Rows and files that would go."""
+    return document["rows"], document["files"]
+
+
+def rows(client: headrace.Client) -> int:
+    """Rows of the table."""
+    count: int = client.query("SELECT count(*) AS n FROM db.gone").to_dicts()[0]["n"]
+    return count

@@ -1,4 +1,4 @@
-"""The rules of DESIGN sections 2 and 6, and for each the mutation that breaks it on purpose.
+"""The rules of replication, and for each the mutation that breaks it on purpose.
 
 `seeds` is how many schedules it took to find the mutation when it was measured last, from seed 0 on. Those found
 quickly run in `make test`, all of them in `make soak`. docs/internals/replication.md has this as a table.

@@ -1,0 +1,66 @@
+"""Ctrl-C while a command waits for a broker that accepts connections and never answers."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[4]
+# Without help a call of librdkafka returns after 10 s at the earliest; the command itself needs half of one.
+END_S = 7
+START_S = 60
+
+
+@pytest.fixture
+def mute() -> Iterator[socket.socket]:
+    """A listener that answers nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        listening.settimeout(START_S)
+        yield listening
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["seal", "--json"],
+        ["write", "x.lp", "--database", "d"],
+        ["query", "SELECT 1"],
+        ["node", "run", "--id", "n1", "--nodes", "n1", "--data-dir", "n1"],
+    ],
+    ids=lambda arguments: arguments[0],
+)
+def test_ctrl_c_ends_a_command_that_waits_for_a_dead_broker(
+    mute: socket.socket, tmp_path: Path, arguments: list[str]
+) -> None:
+    """Exit code 130, one line that names the interruption, and JSON with `--json`."""
+    (tmp_path / "x.lp").write_text("t v=1 1767225600000000000\n")
+    bootstrap = f"127.0.0.1:{mute.getsockname()[1]}"
+    line = [sys.executable, "-m", "headrace", *arguments, "--cluster", "c", "--bootstrap", bootstrap]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(
+        line, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            connected, _ = mute.accept()
+            with connected:
+                # Its first request: from now on the command waits for an answer.
+                connected.settimeout(START_S)
+                assert connected.recv(1)
+                process.send_signal(signal.SIGINT)
+                _, stderr = process.communicate(timeout=END_S)
+        finally:
+            process.kill()
+    assert 130 == process.returncode, stderr
+    if "--json" in arguments:
+        error = json.loads(stderr)["error"]
+        assert ("Interrupted", True) == (error["type"], error["state_unknown"])
+    else:
+        assert 1 == stderr.splitlines().count("interrupted"), stderr
