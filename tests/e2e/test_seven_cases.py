@@ -81,11 +81,11 @@ def write_values(proxied: ProxiedCluster, case: str, value: int, quorum: int = 2
     write(proxied.shared, "cases", rows, ["pump"], quorum=quorum)
 
 
-def write_incompressible(proxied: ProxiedCluster) -> None:
+def write_incompressible(proxied: ProxiedCluster, text_bytes: int = TEXT_BYTES) -> None:
     """Write and seal incompressible rows, so that the copy of their files takes some time."""
     generator = random.Random(7)
     names = [f"much{number}" for number in range(PUMPS)]
-    texts = [generator.randbytes(TEXT_BYTES).hex() for _ in names]
+    texts = [generator.randbytes(text_bytes).hex() for _ in names]
     rows = pa.table({"pump": names, "time": pa.array([0] * PUMPS, pa.int64()), "text": texts})
     write(proxied.shared, "much", rows, ["pump"], quorum=2)
     seal(proxied.cluster)
@@ -330,7 +330,8 @@ def test_recovery_under_full_write_load_finishes(proxied: ProxiedCluster) -> Non
     which begins again. Under load it does not end, and groups stay unsynced for hours.
     """
     cluster, ledger = proxied.cluster, Ledger()
-    write_incompressible(proxied)
+    # Writers that never pause take the whole machine: a copy of some seconds is enough.
+    write_incompressible(proxied, TEXT_BYTES // 3)
     trim(proxied)
     with WritingThreads(proxied.shared, ledger, (1, 2, 2), 0.0, seed=5):
         eventually(lambda: ledger.rows(Outcome.ACKNOWLEDGED) > 0, "rows that were acknowledged")

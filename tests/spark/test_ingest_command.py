@@ -273,7 +273,7 @@ def test_a_signal_ends_the_wait_for_a_broker(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow(17)
-@pytest.mark.parametrize("messages", [1, 400_000])
+@pytest.mark.parametrize("messages", [pytest.param(1, marks=pytest.mark.soak), 400_000])
 def test_the_death_of_the_java_process_is_one_clear_error(cluster: IngestCluster, messages: int) -> None:
     """Spark's JVM is killed, as the kernel does when memory is short, also within a micro-batch: a named
     error without a traceback.
