@@ -74,12 +74,12 @@ class ClusterUnnamed(HeadraceError):
     exit_code = EXIT_USAGE
 
 
-def require_cluster(settings: Settings) -> None:
+def require_cluster(settings: Settings, *, action: str = "") -> None:
     """Refuse settings that name no cluster. Raises ClusterUnnamed."""
     # The defaults name a cluster on this machine. Nobody asked for it: say what to name instead of waiting
     # for Kafka.
     if settings.origin("cluster.bootstrap") == settings.origin("cluster.name") == "default":
-        raise ClusterUnnamed("no cluster configured: run `headrace up`, or set cluster.bootstrap")
+        raise ClusterUnnamed("no cluster configured: run `headrace up`, or set cluster.bootstrap", action=action)
 
 
 def node_url(node: str | None, cluster: str | None = None, bootstrap: str | None = None, *, stale: bool = False) -> str:
@@ -93,7 +93,7 @@ def node_url(node: str | None, cluster: str | None = None, bootstrap: str | None
     settings = load_settings({"node.url": node, "cluster.name": cluster, "cluster.bootstrap": bootstrap})
     if settings.node.url:
         return settings.node.url
-    require_cluster(settings)
+    require_cluster(settings, action="or name a node: --node HOST:PORT")
     try:
         return _ready_node(settings, stale=stale or settings.query.stale_max_s > 0)
     except LogUnavailable as error:

@@ -11,6 +11,7 @@ from headrace.cli.options import BootstrapOption, ClusterOption, JsonOption, Nod
 from headrace.cli.session import node_url
 from headrace.terminal.command import EXIT_FAILED, run_command
 from headrace.terminal.output import Output
+from headrace.terminal.sizes import short_bytes
 
 RECOVERY_COLUMNS = ("recovering", "by", "files", "bytes", "offsets", "done", "left s", "still s")
 GROUP_COLUMNS = (
@@ -18,7 +19,6 @@ GROUP_COLUMNS = (
     *("segments", "sealed rows", "sealed", "live rows", "live"),
 )
 MEMBER_COLUMNS = ("member", "group", "role", "version", "silent s", "address")
-_UNITS = ("B", "KB", "MB", "GB", "TB")
 
 
 def register(app: typer.Typer) -> None:
@@ -113,10 +113,4 @@ def _seconds(milliseconds: float) -> float:
 
 
 def _size(size_bytes: float) -> str:
-    if size_bytes < 0:
-        return "-1"
-    # Decimal units, which disks and networks are sold in.
-    step = 0
-    while size_bytes >= 1_000 and step < len(_UNITS) - 1:
-        size_bytes, step = size_bytes / 1_000, step + 1
-    return f"{size_bytes:.1f} {_UNITS[step]}" if step else f"{size_bytes:.0f} B"
+    return "-1" if size_bytes < 0 else short_bytes(size_bytes)
