@@ -257,7 +257,7 @@ class Faults:
 
     def _clock(self, _fault: str, _node: ClusterNode, _heal_ms: float) -> None:
         step_ms = self._world.random.choice((-600_000, -5_000, -1_000, 1_000, 5_000, 600_000))
-        self._simulation.broker.clock_error_ms += step_ms
+        self._simulation.broker.step_clock(step_ms)
         self._world.note(f"the broker's clock steps by {step_ms} ms")
 
     def _truncate(self, _fault: str, _node: ClusterNode, _heal_ms: float) -> None:
