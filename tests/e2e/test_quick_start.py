@@ -18,6 +18,7 @@ from tests.terminal import HEADRACE, terminal
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.broker
+FIRST_HOUR = Path(__file__).with_name("first_hour.sh")
 README = (Path(__file__).resolve().parents[2] / "README.md").read_text("utf-8")
 
 
@@ -28,12 +29,12 @@ def block(language: str, containing: str) -> str:
     return str(found[0])
 
 
-def run(command: list[str], directory: Path) -> subprocess.CompletedProcess[str]:
+def run(command: list[str], directory: Path, timeout_s: float = 180) -> subprocess.CompletedProcess[str]:
     """Run a command to its end in a directory, as in an activated environment."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("HEADRACE__")}
     environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     return subprocess.run(
-        command, cwd=directory, env=environment, capture_output=True, text=True, timeout=180, check=False
+        command, cwd=directory, env=environment, capture_output=True, text=True, timeout=timeout_s, check=False
     )
 
 
@@ -117,3 +118,12 @@ def test_parameters_are_bound(folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
         assert [{"pump": "p1"}, {"pump": "p2"}] == client.query(sql, values).to_dicts()
         with pytest.raises(headrace.QueryError, match=r"no value for parameter \$since"):
             client.query(sql, {"pumps": [], "below": 1})
+
+
+@pytest.mark.slow(60)
+@pytest.mark.timeout(600)
+def test_the_first_hour(folder: Path) -> None:
+    """What new users met: wrong units, repeated times, odd files, missing things, dead nodes; each with its exit code."""
+    done = run(["sh", str(FIRST_HOUR)], folder, 550)
+    assert 0 == done.returncode, f"{done.stdout}\n{done.stderr}"
+    assert done.stdout.endswith("the first hour is over\n")

@@ -55,6 +55,8 @@ class SimBroker:
         # By topic: an offset that cannot be read, and until when.
         self.undeliverable: dict[str, tuple[int, int]] = {}
         self.clock_error_ms = 0
+        self._errors: list[tuple[int, int]] = [(0, 0)]
+        """When the clock was wrong by how much; the newest last."""
         self.on_trim: Callable[[str, str, int], None] = lambda _node, _topic, _before: None
         self.ends: list[tuple[int, str, int]] = []
         """When a topic had another end, and which."""
@@ -81,6 +83,16 @@ class SimBroker:
             found.begin = min(found.begin, found.end)
             if topic in self.truths:
                 self.truths[topic].truncated(found.end)
+
+    def step_clock(self, step_ms: int) -> None:
+        """The clock that stamps records is set back or forth."""
+        self.clock_error_ms += step_ms
+        self._errors.append((self.world.now_ms, self.clock_error_ms))
+
+    def most_error_ms(self, since_ms: int) -> int:
+        """How far the clock was ahead at most, since a moment."""
+        before = [error_ms for at_ms, error_ms in self._errors if at_ms <= since_ms][-1:]
+        return max(0, *before, *(error_ms for at_ms, error_ms in self._errors if at_ms > since_ms))
 
     def elect(self, topic: str) -> None:
         """Another broker leads the topic, or the same one after a restart; nothing is lost."""

@@ -57,7 +57,7 @@ ACCEPTED = "accept gap"
 """With it among the names, an operator accepts what a log has lost, and everything must heal behind the gap."""
 STOPS = ("too new",)
 """Faults after which an operator must decide: only safety is checked behind them."""
-FAULT_MS = 15_000
+FAULT_MS = 12_000
 
 
 class Faults:
@@ -73,7 +73,7 @@ class Faults:
     def begin(self) -> None:
         """The first fault comes after the start."""
         if self.names:
-            self._world.after(self._world.random.uniform(1_500, 4_000), self._next)
+            self._world.after(self._world.random.uniform(1_500, 3_500), self._next)
 
     def _next(self) -> None:
         chance = self._world.random
@@ -85,7 +85,7 @@ class Faults:
         if fault in EVERYBODY and self._simulation.liveness.spared:
             fault = "kill"
         getattr(self, "_" + fault.split(" ")[0])(fault, node, heal_ms)
-        self._world.after(chance.uniform(200, 4_000), self._next)
+        self._world.after(chance.uniform(200, 3_200), self._next)
 
     def heal(self) -> None:
         """Everything works again; a lost log and a clock stay as they are."""
@@ -257,7 +257,7 @@ class Faults:
 
     def _clock(self, _fault: str, _node: ClusterNode, _heal_ms: float) -> None:
         step_ms = self._world.random.choice((-600_000, -5_000, -1_000, 1_000, 5_000, 600_000))
-        self._simulation.broker.clock_error_ms += step_ms
+        self._simulation.broker.step_clock(step_ms)
         self._world.note(f"the broker's clock steps by {step_ms} ms")
 
     def _truncate(self, _fault: str, _node: ClusterNode, _heal_ms: float) -> None:

@@ -24,6 +24,7 @@ from headrace.consumers.replication.group_state import SEAL_ROWS_DEFAULT
 from headrace.consumers.replication.heartbeat import Heartbeat
 from headrace.consumers.replication.journal import JournalEntry
 from headrace.consumers.replication.log_consumer import LogConsumer
+from headrace.consumers.replication.log_prefix import Cursor, LogPrefix, Verdict
 from headrace.consumers.replication.replica import Replica
 from headrace.schemas.messages import Claim
 from headrace.schemas.records import Role, Status
@@ -230,7 +231,7 @@ def copies_are_not_compared(patch: pytest.MonkeyPatch) -> None:
 
 
 def topics_made_again_are_followed(patch: pytest.MonkeyPatch) -> None:
-    """Six: a start does not compare the id of a topic."""
+    """Six: a start compares neither the id of a topic nor the newest record: each of the two finds another log."""
     check = LocalGroups.check_topics
 
     def lenient(self: LocalGroups, log: Any) -> None:
@@ -238,6 +239,18 @@ def topics_made_again_are_followed(patch: pytest.MonkeyPatch) -> None:
         check(self, log)
 
     patch.setattr(LocalGroups, "check_topics", lenient)
+    patch.setattr(LogPrefix, "comparable", property(lambda _self: False))
+
+
+def cut_logs_are_followed(patch: pytest.MonkeyPatch) -> None:
+    """Two: the last record is not compared behind a change of the log's leader, nor when a reader is opened."""
+    patch.setattr(LogPrefix, "comparable", property(lambda _self: False))
+    patch.setattr(LogPrefix, "judge", _judged_alone)
+
+
+def _judged_alone(self: LogPrefix, record: Record, digest: bytes) -> Verdict:
+    self.cursor = Cursor(self.cursor.version + 1, record.offset, digest, record.leader_epoch)
+    return Verdict.NEXT
 
 
 def gaps_are_joined_from_anywhere(patch: pytest.MonkeyPatch) -> None:

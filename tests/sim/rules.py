@@ -16,6 +16,7 @@ from tests.sim import mutations_of_members as more
 from tests.sim.faults import ACCEPTED, COMMON
 
 Mutation = Callable[[pytest.MonkeyPatch], None]
+CUT = ("truncate", "kill", "pause inside", "cut reads")
 LOST = ("recreate", "kill", "pause inside")
 GAPS = ("recreate", "kill", ACCEPTED)
 DAMAGE = ("tamper", "corrupt", "kill", "kill", "kill inside", "kill inside", "wipe")
@@ -85,6 +86,7 @@ RULES: tuple[Rule, ...] = (
     Rule("6", "a corrupted file is found", more.files_are_not_checked, 24),
     Rule("6", "no copy from a member that is wrong", more.copies_are_not_compared, 0, faults=DAMAGE),
     Rule("6", "a version is never given twice", first.versions_are_given_twice, 4, quick=True),
-    Rule("6", "a topic made again is not followed", more.topics_made_again_are_followed, 10, faults=LOST, quick=True),
+    Rule("6", "a topic made again is not followed", more.topics_made_again_are_followed, 1, faults=LOST, quick=True),
+    Rule("6", "a log that lost its end is not followed", more.cut_logs_are_followed, 1, faults=CUT, quick=True),
     Rule("6", "a gap continues at its anchor only", more.gaps_are_joined_from_anywhere, 1, faults=GAPS, quick=True),
 )

@@ -202,7 +202,7 @@ class Simulation:
                     self.pending.remove(pending)
             elif self.watch.last or (pending.due_ms <= now_ms and pending.looked != self._statuses_seen):
                 # A member may have the receipts of a later record only: it restarted, or a status was lost.
-                pending.due_ms, pending.looked = now_ms + waited_ms // 5, self._statuses_seen
+                pending.due_ms, pending.looked = now_ms + waited_ms // 2, self._statuses_seen
                 self._confirm_one(pending)
         self.world.after(self.world.random.uniform(30, 120), self._confirm)
 

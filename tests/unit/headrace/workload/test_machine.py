@@ -41,16 +41,19 @@ def test_lines_are_json_objects() -> None:
 
 @pytest.mark.parametrize(("after", "expected"), [(3_000, 500.0), (1_000, 0.0), (0, 0.0)])
 def test_rates_are_growth_per_second(monkeypatch: pytest.MonkeyPatch, after: int, expected: float) -> None:
-    """A counter's growth over the time between two samples is its rate; a counter that was reset has rate 0."""
+    """A counter's growth over the time between two samples is its rate; a counter that was reset has rate 0.
+
+    The time is whole microseconds, which every table keeps.
+    """
     traffic = SimpleNamespace(bytes_recv=1_000, bytes_sent=0)
     monkeypatch.setattr(machine.psutil, "net_io_counters", lambda **_: {"eth0": traffic})
     clock = [10.0]
-    monkeypatch.setattr(machine, "time", SimpleNamespace(monotonic=lambda: clock[0], time_ns=lambda: 7))
+    monkeypatch.setattr(machine, "time", SimpleNamespace(monotonic=lambda: clock[0], time_ns=lambda: 7_999))
     sampler = MachineSampler("here")
     traffic.bytes_recv = after
     clock[0] = 14.0
     row = next(row for row in sampler.sample() if row["device"] == "eth0")
-    assert (expected, 0.0, 7) == (row["received_bytes_per_second"], row["sent_bytes_per_second"], row["time"])
+    assert (expected, 0.0, 7_000) == (row["received_bytes_per_second"], row["sent_bytes_per_second"], row["time"])
 
 
 def test_a_device_that_appears_is_reported_from_the_next_sample_on(monkeypatch: pytest.MonkeyPatch) -> None:
