@@ -38,11 +38,15 @@ def read_slot_table(log: Log, topics: Topics, timeout_s: float = READ_TIMEOUT_S)
         records = []
     table = _replay(records)
     if table is None:
-        raise NoCluster(
-            f"no cluster {topics.cluster!r} on this Kafka; check `--cluster`",
-            action="the first start of its nodes creates it",
-        )
+        raise no_cluster(topics.cluster)
     return table
+
+
+def no_cluster(name: str) -> NoCluster:
+    """The error for a name that no cluster on this Kafka has."""
+    return NoCluster(
+        f"no cluster {name!r} on this Kafka; check `--cluster`", action="the first start of its nodes creates it"
+    )
 
 
 def join_cluster(

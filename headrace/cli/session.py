@@ -85,9 +85,10 @@ def require_cluster(settings: Settings, *, action: str = "") -> None:
 def node_url(node: str | None, cluster: str | None = None, bootstrap: str | None = None, *, stale: bool = False) -> str:
     """The address of the node that the settings name, else of a ready one of the cluster they name.
 
-    With `stale` one that is not ready is taken where no other answers.
+    With `stale` one that is not ready is taken where no other answers. Raises NoCluster, NodeUnknown, LogUnavailable.
     """
-    from headrace.connectors.log.port import LogUnavailable
+    from headrace.connectors.log.port import LogUnavailable, TopicMissing
+    from headrace.consumers.membership.bootstrap import no_cluster
     from headrace.settings import load_settings
 
     settings = load_settings({"node.url": node, "cluster.name": cluster, "cluster.bootstrap": bootstrap})
@@ -96,6 +97,8 @@ def node_url(node: str | None, cluster: str | None = None, bootstrap: str | None
     require_cluster(settings, action="or name a node: --node HOST:PORT")
     try:
         return _ready_node(settings, stale=stale or settings.query.stale_max_s > 0)
+    except TopicMissing as error:
+        raise no_cluster(settings.cluster.name) from error
     except LogUnavailable as error:
         # The nodes may answer although Kafka does not, but only Kafka knows where they are.
         error.action = f"{error.action or 'check the broker'}; or name a node with --node URL: it needs no Kafka"

@@ -75,9 +75,19 @@ step 1 'did you mean' headrace query 'SELECT pump FROM hour.prety'
 
 # What is missing is named, with a way out.
 step 2 'x.lp: no such file' headrace write x.lp --database hour
-step 2 "no cluster 'nope' on this Kafka" headrace status --cluster nope
+step 1 "no cluster 'nope' on this Kafka; check \`--cluster\`" headrace status --cluster nope
 step 2 'foo' headrace write fine.lp --database hour -X foo=bar
 step 0 'equal' headrace verify
+
+# What goes is shown first, and needs a yes.
+step 0 'rows' headrace delete --database hour --table pretty --tag pump=p1 --dry-run
+answer '4' 'SELECT sum(flow) FROM hour.pretty'
+step 0 '' headrace delete --database hour --table pretty --tag pump=p1
+answer '2.5' 'SELECT sum(flow) FROM hour.pretty'
+step 2 '--yes' headrace table drop hour.flat
+step 0 '' headrace table drop hour.flat --yes
+step 0 'would go' headrace retention set hour.pretty 30d --dry-run
+step 2 'pretty' headrace delete --database hour --table prety --tag pump=p1
 
 # `up` mends: a node that was killed is started again, a second `up` changes nothing.
 step 0 'n2' headrace up
@@ -85,5 +95,5 @@ pid=$(headrace up --json | python3 -c 'import json, sys; print([n["pid"] for n i
 kill -9 "$pid"
 step 0 'n2' headrace up
 step 0 'n2' headrace up --restart n2
-answer '4' 'SELECT sum(flow) FROM hour.pretty'
+answer '2.5' 'SELECT sum(flow) FROM hour.pretty'
 echo 'the first hour is over'
