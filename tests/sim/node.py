@@ -37,8 +37,8 @@ from tests.sim.world import NodeClock, World
 if TYPE_CHECKING:
     from tests.sim.simulation import Simulation
 
-SEAL_ROWS = 25
-KEEP_RECORDS = 30
+SEAL_ROWS = 18
+KEEP_RECORDS = 22
 TAKE_BACK_MS = 3_000
 START_RETRY_MS = 1_000
 

@@ -159,7 +159,7 @@ class Simulation:
         if chance.random() < 0.02:
             delete = Delete("db", "t", {"writer": (chance.choice(rows.WRITERS),)})
             self.send(writer, Message(self._position(writer), delete), None)
-        self.world.after(chance.uniform(20, 600), lambda: self._write(writer))
+        self.world.after(chance.uniform(20, 850), lambda: self._write(writer))
 
     def _position(self, writer: str) -> ProducerPosition:
         """The next position of a writer: batches of a few messages."""
