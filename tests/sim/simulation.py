@@ -204,7 +204,7 @@ class Simulation:
                 # A member may have the receipts of a later record only: it restarted, or a status was lost.
                 pending.due_ms, pending.looked = now_ms + waited_ms // 2, self._statuses_seen
                 self._confirm_one(pending)
-        self.world.after(self.world.random.uniform(30, 120), self._confirm)
+        self.world.after(self.world.random.uniform(40, 200), self._confirm)
 
     def _confirm_one(self, pending: Pending) -> None:
         try:
