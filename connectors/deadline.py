@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable
 
 GONE_AFTER_S = 10.0
+SILENCE_S = 7.0
+"""Between two reports of one absence: above the longest interval at which a topic is looked up."""
 
 
 class Deadline:
@@ -27,17 +29,29 @@ class Deadline:
 class GracePeriod:
     """Decides when a topic that the broker reports as missing counts as gone. Owned by one thread.
 
-    The report must be the same for GONE_AFTER_S, because the consequence is final for the topic's group.
+    The report must be the same for GONE_AFTER_S, because the consequence is final for the topic's group. Time in
+    which nothing was known counts for nothing: a broker may have restarted twice.
     """
 
     def __init__(self, clock_s: Callable[[], float] = time.monotonic) -> None:
         self._clock_s = clock_s
-        self._since_s: dict[str, float] = {}
+        # The first and the newest report.
+        self._reports_s: dict[str, tuple[float, float]] = {}
 
     def present(self, topic: str) -> None:
         """Record that the topic exists."""
-        self._since_s.pop(topic, None)
+        self._reports_s.pop(topic, None)
+
+    def unknown(self, topic: str) -> None:
+        """Record that the log did not answer."""
+        self._reports_s.pop(topic, None)
 
     def missing(self, topic: str) -> bool:
         """Record a report that the topic is missing; whether it was missing for GONE_AFTER_S without a break."""
-        return self._clock_s() - self._since_s.setdefault(topic, self._clock_s()) >= GONE_AFTER_S
+        now_s = self._clock_s()
+        since_s, newest_s = self._reports_s.get(topic, (now_s, now_s))
+        # A process that was stopped has reports of before and after, and none of between.
+        if now_s - newest_s > SILENCE_S:
+            since_s = now_s
+        self._reports_s[topic] = since_s, now_s
+        return now_s - since_s >= GONE_AFTER_S

@@ -13,7 +13,7 @@ import structlog
 
 from headrace.connectors.clock import SYSTEM_CLOCK, Clock
 from headrace.connectors.deadline import GracePeriod
-from headrace.connectors.log.port import Log, TopicMissing
+from headrace.connectors.log.port import Log, LogUnavailable, TopicMissing
 from headrace.connectors.periodic import LOG_JOIN_TIMEOUT_S, PeriodicTask
 from headrace.consumers.membership.cluster_topics import ClusterTopics
 from headrace.consumers.membership.schema_log import SchemaLog
@@ -136,6 +136,9 @@ class LogMonitor:
             if self._absence.missing(topic):
                 group.mark_log_lost(f"{error}; {lost_log_choices(group.name)}, once there is such a topic again")
             return
+        except LogUnavailable:
+            self._absence.unknown(topic)
+            raise
         self._absence.present(topic)
         self._readiness.note_end(topic, state.end)
         if state.topic_id != self._identity.topics[topic]:

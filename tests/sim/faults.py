@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.consumers.replication.group_health import State
 from headrace.schemas.errors import HeadraceError
-from headrace.schemas.framing import FORMAT_HEADER, format_headers
+from headrace.schemas.framing import FORMAT, FORMAT_HEADER, format_headers
 from headrace.schemas.messages import (
     NO_CHAIN,
     Anchor,
@@ -248,7 +248,7 @@ class Faults:
         """A record of a later build: every replica stops at it."""
         self.can_converge = False
         value = encode_message(Message(ProducerPosition("later", self._world.now_ms, 0), rows.write(1)))
-        self._simulation.broker.send("later", TOPIC, value, None, ((FORMAT_HEADER, b"2"),), None)
+        self._simulation.broker.send("later", TOPIC, value, None, ((FORMAT_HEADER, str(FORMAT + 1).encode()),), None)
 
     def _no(self, _fault: str, _node: ClusterNode, _heal_ms: float) -> None:
         """The broker has just restarted."""

@@ -37,8 +37,8 @@ from tests.sim.world import NodeClock, World
 if TYPE_CHECKING:
     from tests.sim.simulation import Simulation
 
-SEAL_ROWS = 25
-KEEP_RECORDS = 30
+SEAL_ROWS = 18
+KEEP_RECORDS = 22
 TAKE_BACK_MS = 3_000
 START_RETRY_MS = 1_000
 
@@ -210,11 +210,11 @@ class ClusterNode:
     def _schedule(self, process: Process) -> None:
         """What the threads of a node do, in turns whose periods are drawn so that they meet in every order."""
         self.leader_tasks.prepare()
-        process.every(30, 250, self.log_consumer.turn)
-        process.every(30, 200, self._apply)
-        process.every(60, 300, self._send)
-        process.every(60, 300, self.heartbeat.receive_turn)
-        process.every(100, 300, self.leader_tasks.turn)
+        process.every(40, 320, self.log_consumer.turn)
+        process.every(40, 300, self._apply)
+        process.every(80, 350, self._send)
+        process.every(80, 400, self.heartbeat.receive_turn)
+        process.every(100, 400, self.leader_tasks.turn)
         process.every(200, 900, self.journal.turn)
         for part in (self.supervisor, self.divergence_monitor, self.scrubber):
             part.start()

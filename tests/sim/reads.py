@@ -34,7 +34,7 @@ class Reads:
                 fence = LocalFence(node.groups, node.readiness)
                 self._simulation.invariants.answer_begins(node)
                 self._wait(node, fence, self._simulation.invariants.due(node), ATTEMPTS_MAX)
-        self._world.after(self._world.random.uniform(20, 200), self.begin)
+        self._world.after(self._world.random.uniform(20, 350), self.begin)
 
     def _wait(self, node: ClusterNode, fence: LocalFence, due: tuple[int, int], attempts: int) -> None:
         group = node.group

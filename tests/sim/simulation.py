@@ -159,7 +159,7 @@ class Simulation:
         if chance.random() < 0.02:
             delete = Delete("db", "t", {"writer": (chance.choice(rows.WRITERS),)})
             self.send(writer, Message(self._position(writer), delete), None)
-        self.world.after(chance.uniform(20, 600), lambda: self._write(writer))
+        self.world.after(chance.uniform(20, 850), lambda: self._write(writer))
 
     def _position(self, writer: str) -> ProducerPosition:
         """The next position of a writer: batches of a few messages."""
@@ -204,7 +204,7 @@ class Simulation:
                 # A member may have the receipts of a later record only: it restarted, or a status was lost.
                 pending.due_ms, pending.looked = now_ms + waited_ms // 2, self._statuses_seen
                 self._confirm_one(pending)
-        self.world.after(self.world.random.uniform(30, 120), self._confirm)
+        self.world.after(self.world.random.uniform(40, 200), self._confirm)
 
     def _confirm_one(self, pending: Pending) -> None:
         try:

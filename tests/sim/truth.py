@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from headrace.connectors.log.port import Record
 from headrace.consumers.replication.group_state import SEAL_BYTES_DEFAULT, SEAL_ROWS_DEFAULT
 from headrace.consumers.replication.hash_chain import next_chain, record_digest
-from headrace.schemas.framing import FORMAT_HEADER, FrameInvalid
+from headrace.schemas.framing import FORMAT, FORMAT_HEADER, FrameInvalid
 from headrace.schemas.messages import NO_CHAIN, Claim, Compact, Delete, Drop, Gap, Leadership, Message, Seal, Write
 from tests.sim import rows
 
@@ -132,7 +132,7 @@ class Truth:
             self.written[self._number, record.offset], self.digests[self._number, record.offset] = found, digest
 
     def _judge(self, record: Record) -> str:
-        if any(name == FORMAT_HEADER and int(value) > 1 for name, value in record.headers):
+        if any(name == FORMAT_HEADER and int(value) > FORMAT for name, value in record.headers):
             return "too_new"
         try:
             message = rows.decoded(record.value)

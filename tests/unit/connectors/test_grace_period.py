@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from headrace.connectors import deadline
-from headrace.connectors.deadline import GONE_AFTER_S, GracePeriod
+from headrace.connectors.deadline import GONE_AFTER_S, SILENCE_S, GracePeriod
 from headrace.connectors.log.memory import MemoryLog
 from headrace.connectors.log.topics import Topics
 from headrace.consumers.membership.settings import ClusterSettings
@@ -32,9 +32,29 @@ def test_a_topic_is_gone_after_an_unbroken_grace_period() -> None:
     now[0] = GONE_AFTER_S + 1.0
     assert not topics.missing("a")
     assert not topics.missing("b")
+    now[0] = 1.5 * GONE_AFTER_S + 1.0
+    assert not topics.missing("a")
+    assert not topics.missing("b")
     now[0] = 2 * GONE_AFTER_S + 1.0
     assert topics.missing("a")
     assert topics.missing("b")
+
+
+def test_time_in_which_nothing_was_known_is_no_absence() -> None:
+    """Missing at two restarts of the broker: between them this process was stopped, or cut off from the log."""
+    now = [0.0]
+    topics = GracePeriod(lambda: now[0])
+    assert not topics.missing("stopped")
+    assert not topics.missing("cut off")
+    now[0] = SILENCE_S - 1.0
+    topics.unknown("cut off")
+    now[0] = GONE_AFTER_S
+    assert not topics.missing("stopped")
+    assert not topics.missing("cut off")
+    for _ in range(2):
+        now[0] += GONE_AFTER_S / 2
+        gone = [topics.missing("stopped"), topics.missing("cut off")]
+    assert [True, True] == gone
 
 
 @pytest.mark.slow(6)
