@@ -10,6 +10,7 @@ from headrace.producers.sender import Sender
 from headrace.producers.writer import WriterSettings
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.messages import Delete
+from headrace.schemas.near_names import near_tables
 from headrace.schemas.tables import KEEP_FOREVER_NS, TableSchema
 
 UNIT = "delete messages"
@@ -66,7 +67,11 @@ def known_table(cluster: Cluster, database: str, table: str) -> TableSchema:
     cluster.tables.refresh()
     schema = cluster.tables.catalogue.newest(database, table)
     if schema.version == 0:
-        raise DeleteInvalid(f"there is no table {database}.{table}", action="check its name")
+        near = near_tables((database, table), sorted(cluster.tables.catalogue.tables))
+        raise DeleteInvalid(
+            f"there is no table {database}.{table}",
+            action=f"did you mean {', '.join(near)}?" if near else "SHOW TABLES lists what there is",
+        )
     return schema
 
 

@@ -7,14 +7,12 @@ a WITH clause defines, and that no database has, is not a table.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from headrace.consumers.query.guard import TableName
 from headrace.consumers.query.query_errors import UnknownTable
-
-NEAR_MAX = 3
+from headrace.schemas.near_names import near_tables
 
 TableKey = tuple[str, str]
 """Database and table in the catalogue's spelling."""
@@ -70,20 +68,10 @@ def _unknown(path: tuple[str, ...], found: Sequence[TableKey], tables: Sequence[
         return UnknownTable(
             f"several databases have a table {shown!r}", action=f"write {' or '.join(map('.'.join, found))}"
         )
-    near = _near(path, tables)
+    near = near_tables(path, tables)
     if near:
         return UnknownTable(f"there is no table {shown!r}", action=f"did you mean {', '.join(near)}?")
     return UnknownTable(
         f"there is no table {shown!r}",
         action="SHOW TABLES lists what there is" if tables else "nothing has been written yet",
     )
-
-
-def _near(path: tuple[str, ...], tables: Sequence[TableKey]) -> list[str]:
-    """Similar names: by the whole name, else by the table's name alone."""
-    whole = {".".join(key).lower(): ".".join(key) for key in tables}
-    near = difflib.get_close_matches(".".join(path).lower(), whole, n=NEAR_MAX, cutoff=0.6)
-    if near:
-        return [whole[name] for name in near]
-    last = difflib.get_close_matches(path[-1].lower(), {key[1].lower() for key in tables}, n=NEAR_MAX, cutoff=0.6)
-    return [".".join(key) for key in tables if key[1].lower() in last][:NEAR_MAX]
