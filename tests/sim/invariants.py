@@ -292,10 +292,12 @@ class Invariants:
     def _is_known_as_live(self, node: ClusterNode) -> bool:
         """Whether every leader must have read by now that a member is there, with these files."""
         timestamp_ms, status = self._newest.get(node.name, (0, None))
+        # Nobody reads a status while the broker, which has just restarted, has no topics.
+        readable_ms = max(self._fresh_since_ms.get(node.name, 0), self._simulation.broker.hidden_until_ms)
         return (
             status is not None
             and self._newest_ms - timestamp_ms < OFFLINE_MS // 2
-            and self._world.now_ms - self._fresh_since_ms[node.name] > 1_000
+            and self._world.now_ms - readable_ms > 1_000
             and node.identity.store == status.store
         )
 

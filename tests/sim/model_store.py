@@ -166,6 +166,8 @@ class ModelStore:
             self.disk.take_space()
         except OSError as error:
             raise StoreFull("the disk is full") from error
+        # A file that a Drop removed is not rotten any more.
+        sealed.rotten &= set(sealed.segments)
         self.disk.sealed = sealed
         self.disk.step_hook("committed")
 
