@@ -59,6 +59,11 @@ def _show(output: Output, found: Mapping[str, Any]) -> None:
         output.table(MEMBER_COLUMNS, map(_member, members))
 
 
+def _lag_s(group: Mapping[str, Any]) -> Any:
+    lag_s = float(_number(group, "lag_seconds"))
+    return "unknown" if lag_s < 0 else round(lag_s, 1)
+
+
 def _group(group: Mapping[str, Any]) -> tuple[Any, ...]:
     return (
         group.get("group"),
@@ -66,7 +71,7 @@ def _group(group: Mapping[str, Any]) -> tuple[Any, ...]:
         group.get("leader"),
         _number(group, "version"),
         _number(group, "lag_records"),
-        round(float(_number(group, "lag_seconds")), 1),
+        _lag_s(group),
         _number(group, "segments"),
         _number(group, "segment_rows"),
         _size(_number(group, "segment_bytes")),

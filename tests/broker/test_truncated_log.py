@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import struct
+from contextlib import suppress
 
 import pytest
 
 from headrace.connectors.kafka.broker import EmbeddedBroker
 from headrace.connectors.log.kafka import KafkaLog
-from headrace.connectors.log.port import LogTruncated, Reader, Record
+from headrace.connectors.log.port import LogTruncated, LogUnavailable, Reader, Record, TopicState
 from tests.waiting import eventually
 
 HELD, KEPT = 30, 11
@@ -22,6 +23,19 @@ def append(log: KafkaLog, topic: str, text: str, records: int) -> None:
         appender.append(topic, f"{text} {number}".encode())
         assert 0 == appender.flush(20)
     appender.close()
+
+
+def described(log: KafkaLog, topic: str) -> TopicState:
+    """The log, retried until this client knows its leader: a broker that has just started has none for a moment."""
+    found: list[TopicState] = []
+
+    def known() -> bool:
+        with suppress(LogUnavailable):
+            found.append(log.describe(topic))
+        return bool(found)
+
+    eventually(known, f"a leader of {topic}")
+    return found[0]
 
 
 def read(reader: Reader, count: int) -> list[Record]:
@@ -61,7 +75,7 @@ def test_a_log_that_lost_its_end_continues_under_a_newer_leader_epoch(
     cut(own_broker, cluster_name, KEPT)
     own_broker.start()
     append(log, cluster_name, "second", HELD)
-    found = log.describe(cluster_name)
+    found = described(log, cluster_name)
     assert (topic_id, KEPT + HELD) == (found.topic_id, found.end)
     with pytest.raises(LogTruncated):
         read(reader, 1)

@@ -137,7 +137,7 @@ def test_a_stale_answer_fails(client: httpx.Client, node: FakeNode, form: str) -
 
 
 def test_status_for_people_and_scripts(client: httpx.Client, node: FakeNode, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Groups with role, version, lag and sizes; unknown numbers are -1; exit code 1 when the node is not ready."""
+    """Groups with role, version, lag and sizes; an unknown lag is "unknown"; exit code 1 when it is not ready."""
     group = {
         "group": "n1",
         "role": "leader",
@@ -158,7 +158,7 @@ def test_status_for_people_and_scripts(client: httpx.Client, node: FakeNode, mon
     result = run("status", "--node", str(client.base_url))
     assert 0 == result.exit_code
     assert "c / n1: ready" in result.stdout
-    assert ["n1", "leader", "n1", "12", "0", "-1.0", "3", "-1"] == [
+    assert ["n1", "leader", "n1", "12", "0", "unknown", "3", "-1"] == [
         cell.strip() for cell in result.stdout.splitlines()[4].split("│")[1:9]
     ]
     assert "0.2" in result.stdout
