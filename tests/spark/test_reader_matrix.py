@@ -280,6 +280,36 @@ def assert_sorted_equal(expected: pa.Table, found: pa.Table) -> None:
         assert expected.column(name).equals(found.column(name)), name
 
 
+def test_files_of_before_and_after_a_wider_type_are_read_together(spark: SparkSession, tmp_path: Path) -> None:
+    """An int64 field that became float64 keeps its type in older files until a merge; every reader can widen it."""
+    whole = pa.array([-(2**53), 2**53, 0, None, -7] * 100)
+    parts = pa.array([0.5, float("nan"), None, -0.0, 1e300] * 100)
+    paths = [tmp_path / "1.parquet", tmp_path / "2.parquet"]
+    tables = [
+        write_segment(paths[0], {"starts": FieldType.INT64}, segment_rows(SERIES[:2], {"starts": whole}), 1),
+        write_segment(paths[1], {"starts": FieldType.FLOAT64}, segment_rows(SERIES[2:], {"starts": parts}), 2),
+    ]
+    widened = tables[0].column("starts").cast(pa.float64()).combine_chunks().view(pa.int64())
+    expected = pa.concat_tables([tables[0].set_column(3, "starts", widened), tables[1]])
+    names = [str(path) for path in paths]
+    schema = pq.read_schema(paths[1])
+    old, new = (spark.read.parquet(name) for name in names)
+    found = {
+        "spark": old.withColumn("starts", old.starts.cast("double")).unionByName(new).toArrow(),
+        "duckdb": duckdb.read_parquet(names, union_by_name=True).to_arrow_table(),
+        "polars": pl.concat([pl.read_parquet(path) for path in paths], how="vertical_relaxed").to_arrow(),
+        "pandas": pa.Table.from_pandas(
+            pd.concat([pd.read_parquet(path, dtype_backend="pyarrow") for path in paths]), preserve_index=False
+        ),
+        "pyarrow": pq.read_table(names, schema=schema),
+    }
+    assert set(READERS) == set(found)
+    order = [("site", "ascending"), ("pump", "ascending"), ("time", "ascending")]
+    for table in found.values():
+        rows = comparable(table).select(expected.column_names)
+        assert_sorted_equal(expected.sort_by(order), rows.sort_by(order))
+
+
 def test_nanoseconds_are_read_by_all_but_spark(spark: SparkSession, tmp_path: Path) -> None:
     """A table in nanoseconds is read to the nanosecond by the others; Spark refuses it by name."""
     path = tmp_path / "ns.parquet"
