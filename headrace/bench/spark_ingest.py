@@ -138,7 +138,7 @@ def _measure(bench: Bench, rounds: int, note: Note) -> dict[str, Any]:
     for shape in ("one", "many"):
         for form in FORMATS:
             job = bench.job(form, shape)
-            prepare(job, RunOptions(""), lambda _line: None)
+            prepare(job, RunOptions(bench.new_checkpoint()), lambda _line: None)
             legs[f"source {form} {shape}"] = _leg_of(_source, bench, job)
             legs[f"ours {form} {shape}"] = _leg_of(_ours, bench, job)
         legs[f"stock json {shape}"] = _leg_of(_stock, bench, bench.job("json", shape))
