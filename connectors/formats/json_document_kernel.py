@@ -16,7 +16,7 @@ from headrace.connectors.formats.lines import BACKSLASH, NEWLINE, QUOTE, RETURN,
 SPACE, TAB, COMMA, COLON = 32, 9, 44, 58
 OPEN_ARRAY, CLOSE_ARRAY, OPEN_OBJECT, CLOSE_OBJECT = 91, 93, 123, 125
 DEPTH_KNOWN_MAX = 60
-"""Brackets below this depth are counted and not told apart: no reading is nested."""
+"""Brackets below this depth are counted and not distinguished: no reading is nested."""
 
 
 class State(IntEnum):

@@ -37,7 +37,7 @@ class StaleFence:
     def __init__(
         self, groups: Mapping[str, Group], state: DataState, within_s: float, reasons: Sequence[str] = ()
     ) -> None:
-        """`reasons` say why the node does not serve. Raises NotReady."""
+        """`reasons` are why the node does not serve. Raises NotReady."""
         self._groups = groups
         self._state = state
         self._within_s = within_s

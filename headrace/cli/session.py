@@ -76,7 +76,7 @@ class ClusterUnnamed(HeadraceError):
 
 def require_cluster(settings: Settings, *, action: str = "") -> None:
     """Refuse settings that name no cluster. Raises ClusterUnnamed."""
-    # The defaults name a cluster on this machine. Nobody asked for it: say what to name instead of waiting
+    # The defaults name a cluster on this machine. Nobody asked for it: name what to set instead of waiting
     # for Kafka.
     if settings.origin("cluster.bootstrap") == settings.origin("cluster.name") == "default":
         raise ClusterUnnamed("no cluster configured: run `headrace up`, or set cluster.bootstrap", action=action)

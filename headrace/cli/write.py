@@ -116,7 +116,7 @@ def _write_and_report(
     started_s = time.perf_counter()
     done = _write_file(output, settings, file, database, form, options, rules)
     _report(output, done, round(time.perf_counter() - started_s, 3))
-    # A code of its own: a script must tell a file with some bad lines from one that was not written.
+    # A code of its own: a script must distinguish a file with some bad lines from one that was not written.
     if done.rejected or done.refused_columns:
         raise typer.Exit(EXIT_REJECTED)
 

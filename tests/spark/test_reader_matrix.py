@@ -254,7 +254,7 @@ def widened_files(directory: Path) -> tuple[list[Path], pa.Table]:
 
 
 def test_files_of_several_schema_versions_are_read_together(spark: SparkSession, tmp_path: Path) -> None:
-    """Columns that were added later are null in older files, in every reader's own way of saying so."""
+    """Columns that were added later are null in older files, in every reader's own form."""
     paths, expected = widened_files(tmp_path)
     names = [str(path) for path in paths]
     schema = pa.unify_schemas([pq.read_schema(path) for path in paths])
@@ -267,17 +267,18 @@ def test_files_of_several_schema_versions_are_read_together(spark: SparkSession,
         ),
         "pyarrow": pq.read_table(names, schema=schema),
     }
+    assert_all_equal(expected, found)
+
+
+def assert_all_equal(expected: pa.Table, found: Mapping[str, pa.Table]) -> None:
+    """Every reader has the rows of several files, in whatever order."""
     assert set(READERS) == set(found)
     order = [("site", "ascending"), ("pump", "ascending"), ("time", "ascending")]
-    for table in found.values():
-        rows = comparable(table).select(expected.column_names)
-        assert_sorted_equal(expected.sort_by(order), rows.sort_by(order))
-
-
-def assert_sorted_equal(expected: pa.Table, found: pa.Table) -> None:
-    """The same, for tables that are comparable already."""
-    for name in expected.column_names:
-        assert expected.column(name).equals(found.column(name)), name
+    sorted_rows = expected.sort_by(order)
+    for reader, table in found.items():
+        rows = comparable(table).select(expected.column_names).sort_by(order)
+        for name in expected.column_names:
+            assert sorted_rows.column(name).equals(rows.column(name)), (reader, name)
 
 
 def test_files_of_before_and_after_a_wider_type_are_read_together(spark: SparkSession, tmp_path: Path) -> None:
@@ -303,11 +304,7 @@ def test_files_of_before_and_after_a_wider_type_are_read_together(spark: SparkSe
         ),
         "pyarrow": pq.read_table(names, schema=schema),
     }
-    assert set(READERS) == set(found)
-    order = [("site", "ascending"), ("pump", "ascending"), ("time", "ascending")]
-    for table in found.values():
-        rows = comparable(table).select(expected.column_names)
-        assert_sorted_equal(expected.sort_by(order), rows.sort_by(order))
+    assert_all_equal(expected, found)
 
 
 def test_nanoseconds_are_read_by_all_but_spark(spark: SparkSession, tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ function columnsOf(rows) {
   return found;
 }
 
-/** The text columns that tell the lines apart: none that is constant, and one alone if it is enough. */
+/** The text columns that distinguish the lines: none that is constant, and one alone if it is enough. */
 function keyColumns(rows, texts) {
   const distinct = (columns) => new Set(rows.map((row) => JSON.stringify(columns.map((column) => row[column])))).size;
   const varying = texts.filter((column) => distinct([column]) > 1);

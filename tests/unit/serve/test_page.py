@@ -68,7 +68,7 @@ def test_a_script_is_valid(path: Path) -> None:
 
 
 def test_select_star_draws_one_column_for_each_series() -> None:
-    """Of many columns one that changes is drawn, under the shortest names that tell the series apart."""
+    """Of many columns one that changes is drawn, under the shortest names that distinguish the series."""
     columns = in_node("columnsOf(rows)", rows=TRUCKS)
     assert "time" == columns["time"]
     assert ["capacity", "velocity", "grade"] == columns["numbers"]
