@@ -58,7 +58,10 @@ def normalise(table: pa.Table, options: FormatOptions) -> pa.Table:
 def parse_parquet(data: pa.Buffer | bytes, options: FormatOptions, *, keep_lines: bool = False) -> ParseResult:
     """The readings of a whole Parquet file. A row without a time is rejected by its number."""
     try:
-        table = pq.read_table(pa.BufferReader(data))
+        with pq.ParquetFile(pa.BufferReader(data)) as file:
+            # Without threads, and not by `read_table`: threads of Arrow that still hold the bytes of a broken file
+            # when the process ends abort it.
+            table = file.read(use_threads=False)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise FormatError(f"not a Parquet file: {error}") from None
     return parse_table(table, options, keep_lines=keep_lines)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import datetime as dt
 import decimal
 import io
+import random
+from contextlib import suppress
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -168,3 +170,20 @@ def test_parquet() -> None:
     assert [(1, "the row has no time")] == [(rejected.line, rejected.reason) for rejected in parsed.rejections()]
     with pytest.raises(FormatError, match="not a Parquet file"):
         parse_buffer("parquet", b"nonsense", OPTIONS)
+
+
+def test_a_broken_parquet_file_is_let_go_with_its_error() -> None:
+    """No thread holds the bytes of a file that was refused: one that does aborts a process that ends."""
+    stream, chance, refused = io.BytesIO(), random.Random(1), 0
+    pq.write_table(pa.table({"time": range(30), "v": [1.0] * 30, "s": ["x"] * 30}), stream, row_group_size=10)
+    for _ in range(200):
+        data = bytearray(stream.getvalue())
+        for _ in range(2):
+            data[chance.randrange(4, len(data) - 8)] ^= 1 << chance.randrange(8)
+        with suppress(FormatError):
+            parse_buffer("parquet", data, FormatOptions(table="t"))
+            continue
+        refused += 1
+        # Only bytes that nobody holds can grow.
+        data.append(0)
+    assert refused > 100

@@ -54,6 +54,13 @@ def test_lines_are_those_of_the_file() -> None:
         assert [(6, "member 'v' is an object: readings are flat")] == rejected
 
 
+def test_elements_of_one_line_have_its_number() -> None:
+    """What follows a reading on its line is an element of its own: the reading is kept, and the line is also rejected."""
+    rows, rejected = read('{\n"time": 1, "v": 1}\n{"time": 2, "v": 2} x {"time": 3, "v": 3}{"time": 4}\x0b')
+    assert [(1, 0), (2, 2), (3, 2)] == [(row["time"], row["__line"]) for row in rows]
+    assert [2, 2, 2] == [line for line, _ in rejected]
+
+
 @pytest.mark.parametrize(
     ("broken", "line"),
     [
