@@ -310,7 +310,7 @@ STORE = (
         "store/memtable.py",
         "key=lambda batch: (batch.era, batch.version)",
         "key=lambda batch: batch.version",
-        (STORE_TESTS,),
+        (EDGES,),
     ),
     Mutant(
         "live_rows_in_order_of_arrival",
@@ -324,7 +324,7 @@ STORE = (
         "store/memtable.py",
         "    return other if one is None or other.version >= one.version else one\n",
         "    return other\n",
-        (STORE_TESTS,),
+        (EDGES,),
     ),
     Mutant(
         "frozen_rows_visible_after_their_seal",

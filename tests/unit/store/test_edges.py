@@ -31,11 +31,14 @@ def test_a_delete_reaches_the_first_and_the_last_row_of_a_file(
 
 
 def test_a_delete_of_the_version_of_a_seal_is_applied_once(store: Store) -> None:
-    """The seal has removed its rows: no file waits for it, and none is rewritten for it."""
-    write(store, 1, [row(1, 1), row(2, 2)])
-    store.delete(2, 1, "plant", "cpu", {}, 1, 2)
-    seal(store, 2)
-    assert expected([row(2, 2)]) == contents(store)
+    """The seal has removed its rows: no file waits for it, and none is rewritten for it.
+
+    Of a later era, and between the first and the last row: neither rank nor times show that it is applied.
+    """
+    write(store, 1, [row(1, 1), row(2, 2), row(3, 3)])
+    store.delete(2, 2, "plant", "cpu", {}, 2, 3)
+    seal(store, 2, era=2)
+    assert expected([row(1, 1), row(3, 3)]) == contents(store)
     assert () == store._components.view.tombstones()
     assert [] == store.plan_compaction()
 
@@ -57,6 +60,26 @@ def test_a_drop_keeps_rows_of_higher_rank(store: Store) -> None:
     assert job is not None
     job.run()
     assert expected([row(1, 1)]) == contents(store)
+
+
+def test_rows_of_eras_that_alternate_are_all_in_files(store: Store) -> None:
+    """A seal writes one file for all rows of an era, wherever those of another are between them."""
+    for version, era in ((1, 2), (2, 1), (3, 2)):
+        write(store, version, [row(version, version)], era=era)
+    seal(store, 4)
+    assert expected([row(1, 1), row(2, 2), row(3, 3)]) == contents(store)
+
+
+def test_an_older_schema_that_comes_later_hides_no_column(store: Store) -> None:
+    """In memory, and after a seal of rows that were all written with the older one."""
+    newer = replace(CPU, version=2, fields=tuple(sorted((*CPU.fields, ("extra", FieldType.INT64)))))
+    write(store, 1, [(A, 1, {"extra": 7})], schema=newer)
+    write(store, 2, [row(2, 2)])
+    assert newer == store.schema("plant", "cpu")
+    seal(store, 3)
+    write(store, 4, [row(3, 3)])
+    seal(store, 5)
+    assert newer == store.schema("plant", "cpu")
 
 
 def test_a_merge_has_the_columns_of_the_newest_schema_among_its_inputs(store: Store) -> None:
