@@ -24,7 +24,7 @@ from headrace.consumers.store import (
     StoreUnwritable,
 )
 from headrace.consumers.store.index import FAMILIES, Index
-from tests.unit.store.builders import contents, expected, seal, write
+from tests.unit.store.builders import Row, contents, expected, seal, write
 from tests.unit.store.conftest import SETTINGS
 
 A, B = {"host": "a"}, {"host": "b"}
@@ -219,6 +219,20 @@ def test_another_disk_error_is_not_retriable(store: Store, monkeypatch: pytest.M
     with pytest.raises(StoreUnwritable) as caught:
         job.run()
     assert not caught.value.retriable
+
+
+def test_a_file_of_fewer_rows_is_damage_and_no_shorter_answer(store: Store) -> None:
+    """Another valid segment in the place of one: its rows would be taken for the first ones of the catalogue."""
+    rows: list[Row] = [({"host": "a"}, at, {"busy": at}) for at in range(3)]
+    write(store, 1, rows[:1])
+    seal(store, 2)
+    write(store, 3, rows)
+    seal(store, 4)
+    fewer, more = sorted(store.segments(), key=lambda entry: entry.rows)
+    assert (1, 3) == (fewer.rows, more.rows)
+    shutil.copy(store.segments_directory / fewer.name, store.segments_directory / more.name)
+    with pytest.raises(StoreDamaged, match=more.name), store.scan("plant", "cpu"):
+        pass
 
 
 def test_a_file_that_is_damaged_during_a_scan_is_reported(store: Store) -> None:
