@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.mutation.mutant import Mutant
 
-CONSUMER = "test_log_consumer.py"
+CONSUMER, PREFIX = "test_log_consumer.py", "test_log_prefix.py"
 JOURNAL = "test_journal.py"
 DETECTOR = "test_failure_detector.py"
 HEARTBEAT = "test_heartbeat.py"
@@ -306,7 +306,7 @@ REPLICATION = (
         "replication/log_prefix.py",
         "            if epoch < self.cursor.leader_epoch:\n",
         "            if False:\n",
-        (CONSUMER,),
+        (PREFIX,),
         simulated=True,
     ),
     Mutant(

@@ -27,11 +27,11 @@ SEALED = 3
 class Member:
     """Member n2, whose files hold the first records of the log; `chain` is what it has read."""
 
-    def __init__(self, directory: Path, recovery: Recovery, chain: bytes) -> None:
+    def __init__(self, directory: Path, recovery: Recovery, chain: bytes, group: str = "g") -> None:
         self.directory = directory / "snapshot"
         self.during: Callable[[], None] = lambda: None
         state = GroupState(version=SEALED, offset=SEALED - 1, chain=chain)
-        store = Store.open(directory / "n2", "g")
+        store = Store.open(directory / "n2", group)
         write(store, 1, [({"host": "a"}, 1, {"busy": 1})])
         store.freeze(SEALED, 1, state.to_bytes()).run()
         store.snapshot(self.directory)
@@ -41,7 +41,7 @@ class Member:
             SnapshotFile(str(path.relative_to(self.directory)), path.stat().st_size, digest_of(path)) for path in paths
         )
         topic_id = recovery.node.topic_id(TOPIC)
-        self.snapshot = Snapshot("s", "g", topic_id, SEALED, SEALED - 1, 1, chain.hex(), files)
+        self.snapshot = Snapshot("s", group, topic_id, SEALED, SEALED - 1, 1, chain.hex(), files)
 
     def open(self) -> Snapshot:
         """See Source."""
@@ -118,6 +118,11 @@ def test_a_copy_that_is_not_what_its_listing_says_is_refused(
     member = Member(tmp_path, recovery, chain_of_log())
     member.snapshot = changed(member.snapshot)
     assert 0 == copy(recovery, member)
+
+
+def test_a_copy_of_another_group_is_refused(recovery: Recovery, tmp_path: Path) -> None:
+    """Although it is whole, and all that it has read fits: it holds other rows."""
+    assert 0 == copy(recovery, Member(tmp_path, recovery, chain_of_log(), "another"))
 
 
 def test_a_copy_whose_index_names_other_segments_is_refused(recovery: Recovery, tmp_path: Path) -> None:

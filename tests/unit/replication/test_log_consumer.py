@@ -118,12 +118,14 @@ def test_a_replaced_group_reports_at_once_what_its_new_files_hold() -> None:
     consumer.turn()
     consumer.turn()
     assert (4, 5, 5) == (consumer.durable_offset(TOPIC), consumer.position(TOPIC), len(group.entries))
+    assert consumer.receipts(TOPIC)
     group.follows = False
     consumer.release(TOPIC, 0.0)
     consumer.turn()
     assert consumer.release(TOPIC, 0.0)
     consumer.rejoin(TOPIC, Cursor(2, 1, NO_CHAIN))
     assert (1, 2, 2) == (consumer.durable_offset(TOPIC), consumer.durable_version(TOPIC), consumer.position(TOPIC))
+    assert b"" == consumer.receipts(TOPIC), "they would confirm records that the new files do not hold"
 
 
 def test_a_journal_fault_ends_when_files_of_another_member_have_what_was_refused() -> None:

@@ -15,7 +15,7 @@ from headrace.consumers.replication.group_state import GroupState, LogBase
 from headrace.consumers.replication.journal import JournalEntry
 from headrace.consumers.replication.settings import ReplicationLimits
 from headrace.consumers.replication.store_jobs import NO_CONTENT, JobStep, JobThread, StoreJobQueue
-from headrace.consumers.store import Store, StoreFull
+from headrace.consumers.store import Store, StoreFull, StoreUnwritable
 from headrace.consumers.store import segment_reader as reader
 from headrace.schemas.messages import NO_CHAIN
 from tests.unit.store.builders import Row, seal, write
@@ -171,7 +171,7 @@ def test_a_digest_of_files_that_change_meanwhile_is_of_no_version(
     assert NO_CONTENT == scene.queue.content()
 
 
-@pytest.mark.parametrize("error", [StoreFull("disk full"), ValueError("a fault of this build")])
+@pytest.mark.parametrize("error", [StoreFull("disk full"), StoreUnwritable("no disk"), ValueError("a fault")])
 def test_a_job_that_did_not_succeed_is_never_shown_as_done(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
