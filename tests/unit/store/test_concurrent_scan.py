@@ -11,6 +11,7 @@ import pytest
 from headrace.consumers.store import Store, StoreDamaged
 from headrace.consumers.store import store as store_module
 from headrace.consumers.store.index import Index, IndexChanges
+from headrace.consumers.store.store_view import StoreView
 from tests.unit.store.builders import HOUR_NS, Row, contents, expected, seal, write
 from tests.unit.store.conftest import SETTINGS
 
@@ -48,6 +49,24 @@ def test_a_merge_in_the_middle_of_a_scan_changes_nothing(uncached: Store, monkey
     assert expected(ROWS) == contents(uncached, tags={"host": ["a"]})
     assert expected(ROWS) == contents(uncached, tags={"host": ["a"]})
     assert 1 == len(uncached.segments())
+
+
+def test_a_merge_at_the_moment_of_a_scans_view_removes_no_file_of_it(
+    uncached: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The view and its pins are one step: a commit comes before both, or behind both."""
+    merges = [uncached.compact(5, [entry.name for entry in uncached.segments()]).run]
+    table = StoreView.table
+
+    def table_and_merge(*arguments: Any, **options: Any) -> Any:
+        seen = table(*arguments, **options)
+        while merges:
+            merges.pop()()
+        return seen
+
+    monkeypatch.setattr(StoreView, "table", table_and_merge)
+    assert expected(ROWS) == contents(uncached)
+    assert expected(ROWS) == contents(uncached)
 
 
 def test_a_drop_in_the_middle_of_a_scan_changes_nothing(uncached: Store, monkeypatch: pytest.MonkeyPatch) -> None:
