@@ -70,8 +70,9 @@ def accepted_times(times: pa.ChunkedArray) -> Mask | None:
 def rows_with_text(table: pa.Table) -> tuple[pa.Table, Mask, str]:
     """(the table, which of its rows have valid text in every column, why the others have not).
 
-    For tables whose offsets and indices are known to be right, as those read from a Parquet file. Rows of the
-    table can be selected. Columns with bad text come back as plain text: a dictionary would keep what no row uses.
+    For tables whose offsets are known to be right, as those read from a Parquet file. Rows of the table can be
+    selected. Columns with bad text come back as plain text: a dictionary would keep what no row uses. Raises
+    ArrayInvalid for a column with another fault.
     """
     good, names = np.ones(table.num_rows, np.bool_), []
     for index, (name, column) in enumerate(zip(table.column_names, table.columns, strict=True)):
@@ -84,7 +85,11 @@ def rows_with_text(table: pa.Table) -> tuple[pa.Table, Mask, str]:
         except pa.ArrowInvalid:
             if not _is_text(column.type.value_type if pa.types.is_dictionary(column.type) else column.type):
                 raise ArrayInvalid(f"column {name!r} is not valid") from None
-            texts = column.cast(pa.large_string())
+            try:
+                texts = column.cast(pa.large_string())
+            except pa.ArrowIndexError:
+                reason = "its values are not all in its dictionary"
+                raise ArrayInvalid(f"column {name!r} is not valid: {reason}", action="write the file again") from None
             matching = pc.match_substring_regex(texts.cast(pa.large_binary()), _UTF_8)
             good &= np.asarray(pc.fill_null(matching, fill_value=True))
             table = table.set_column(index, name, texts)

@@ -46,6 +46,14 @@ def test_a_row_of_parquet_with_text_in_latin_1_is_rejected(column: str) -> None:
     check_arrays(parsed.tables["t"])
 
 
+def test_a_column_of_parquet_with_values_outside_of_its_dictionary_is_refused() -> None:
+    """By name: one wrong byte in a file makes such an index, and every access to it fails with an error of Arrow."""
+    indices = pa.array([0, 5, 0], pa.int32())
+    wrong = pa.DictionaryArray.from_arrays(indices, pa.array(["x"]), safe=False)
+    with pytest.raises(ArrayInvalid, match="column 'd' is not valid: its values"):
+        rows_with_text(pa.table({"time": [1, 2, 3], "d": wrong}))
+
+
 def test_a_time_as_text_in_latin_1_is_rejected() -> None:
     """Polars, which reads it, would take any bytes for UTF-8."""
     parsed = parse_buffer(
