@@ -14,7 +14,6 @@ import typer
 from headrace.cli.options import BootstrapOption, ClusterOption, JsonOption, NodeUrlOption
 from headrace.cli.session import node_url
 from headrace.cli.stale import StaleAnswer, StaleOption
-from headrace.connectors.arrow_start import keep_pandas_out
 from headrace.terminal.command import UsageInvalid, run_command
 
 STANDARD_INPUT = "-"
@@ -71,7 +70,6 @@ def query(
     """Query a node in SQL (DuckDB's dialect; tables are database.table, times are UTC)."""
     # `--format json` is `--json`: errors are JSON too.
     with run_command(json_output or chosen is QueryFormat.JSON) as output:
-        keep_pandas_out()
         from headrace._parameters import typed_parameters
         from headrace.node_client import NodeClient
         from headrace.terminal.result_view import footer, show_rows

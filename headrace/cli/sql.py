@@ -8,7 +8,6 @@ import typer
 
 from headrace.cli.options import BootstrapOption, ClusterOption, JsonOption, NodeUrlOption
 from headrace.cli.session import node_url
-from headrace.connectors.arrow_start import keep_pandas_out
 from headrace.terminal.command import UsageInvalid, run_command
 from headrace.terminal.interruption import be_patient
 
@@ -31,7 +30,6 @@ def sql(
     Without a terminal, statements are read from stdin, such as `headrace sql < report.sql`. The first error ends them.
     """
     with run_command(json_output) as output:
-        keep_pandas_out()
         from headrace.node_client import NodeClient
         from headrace.shell.shell import Shell
 
