@@ -21,6 +21,7 @@ from headrace.cli.format_options import (
     TimeUnitOption,
     format_options,
 )
+from headrace.cli.ingest_display import JsonLines, live_display
 from headrace.cli.ingest_server import MetricsAddressOption, served_metrics
 from headrace.cli.options import BootstrapOption, ClusterOption, JsonOption, SettingsOption, parse_settings
 from headrace.cli.session import require_cluster
@@ -106,6 +107,8 @@ def run(
     topic dlq.TOPIC.
     """
     with run_command(json_output) as output:
+        if json_output:
+            output = JsonLines(json_output)
         if form not in FORMATS:
             raise UsageInvalid(f"--format {form} is not read from topics", action=f"choose one of {', '.join(FORMATS)}")
         options = format_options(table, table_column, tags, tag, time_column, time_unit, time_format)
@@ -182,7 +185,6 @@ def _ingest(
     signals: StopSignals,
     metrics: IngestMetrics,
 ) -> IngestProgress:
-    from headrace.cli.ingest_display import live_display
     from headrace.connectors.log.client_check import check_client_settings
     from headrace.pipeline.checkpoint import held_checkpoint
     from headrace.pipeline.ingest import prepare, run_ingest
@@ -205,7 +207,7 @@ def _ingest(
             keep_open=held.descriptors if held else (),
             progress=output.note,
         )
-        with end_session(session), live_display(job.topic, output.note) as show:
+        with end_session(session), live_display(job.topic, output) as show:
 
             def on_progress(progress: IngestProgress) -> None:
                 metrics.note(progress)
