@@ -27,7 +27,7 @@ from headrace.cli.options import BootstrapOption, ClusterOption, JsonOption, Set
 from headrace.cli.session import require_cluster
 from headrace.schemas.errors import HeadraceError
 from headrace.terminal.command import EXIT_INTERRUPTED, UsageInvalid, run_command
-from headrace.terminal.output import Output, refused_lines
+from headrace.terminal.output import Output, counted, refused_lines
 from headrace.terminal.stop_signals import StopSignals, stop_signals
 
 if TYPE_CHECKING:
@@ -230,7 +230,8 @@ def _report(output: Output, topic: str, progress: IngestProgress, seconds: float
         "batches": progress.batches,
         "seconds": round(seconds, 3),
     }
-    text = f"{counts.rows:,} rows, {counts.points:,} points in {progress.batches:,} batches, {seconds:.1f} s"
+    written = f"{counted(counts.rows, 'row')}, {counted(counts.points, 'point')}"
+    text = f"{written} in {progress.batches:,} {'batch' if progress.batches == 1 else 'batches'}, {seconds:.1f} s"
     if counts.rejected:
         messages = "its message is" if counts.rejected == 1 else "their messages are"
         text += f"; {refused_lines(counts.rejected)}, {messages} in dlq.{topic}"
