@@ -187,7 +187,6 @@ class RecoveryCoordinator:
             node=self._environment.node,
             next_offset=self._environment.durable_offset(topic) + 1,
             log_begin=begin,
-            version=applied.version,
             log_bytes=applied.log_bytes,
             wrong=recovery is not None and recovery.wrong,
             trusted=recovery.trusted if recovery is not None else None,
@@ -219,7 +218,7 @@ class RecoveryCoordinator:
         except TransferStopped:
             return
         except GroupBusy as error:
-            # The copy is committed: a later turn installs it.
+            # A later turn installs a copy that is committed, and else looks again.
             recovery.note_failure(str(error))
             return
         except SourceCorrupt as error:
@@ -254,7 +253,20 @@ class RecoveryCoordinator:
             raise SourceFailed(
                 f"the copy ends at offset {snapshot.offset} and the log begins at {begin} by now", retriable=True
             )
+        if not recovery.wrong:
+            self._check_reach(topic, snapshot)
         commit_copy(own, group.directory_name)
+
+    def _check_reach(self, topic: str, snapshot: Snapshot) -> None:
+        """Own records that are right do not give way to a copy that ends before them. Raises GroupBusy, SourceFailed."""
+        # They were reported as durable, a writer may have counted them, and the journal goes with the old data. The
+        # poll under way when the recovery was planned may have added some.
+        if not self._environment.is_released(topic):
+            raise GroupBusy("the log is still read for this group", retriable=True)
+        if snapshot.offset < (durable := self._environment.durable_offset(topic)):
+            raise SourceFailed(
+                f"the copy ends at offset {snapshot.offset}, and {durable} is durable here", retriable=True
+            )
 
     def _check_source(self, topic: str, group: Group, snapshot: Snapshot, source: str) -> None:
         """Compare the copy's chain with that of the log where it is whole, else with another member's.
