@@ -69,6 +69,7 @@ class RecoveryCoordinator:
         self._recoveries: dict[str, Recovery] = {}
         self._reserved: set[str] = set()
         self._copying: set[str] = set()
+        self._installing: set[str] = set()
         self._reserving = threading.Lock()
         self._excluded_until_s: dict[tuple[str, str], float] = {}
         self._task = PeriodicTask("recovery-planner", TURN_S, self.turn)
@@ -159,9 +160,8 @@ class RecoveryCoordinator:
         live = self._sources(topic, group)
         plan = plan_recovery(self._position_of(topic, group, recovery), live, self._costs)
         # A committed copy wins over any new plan: it was verified, and a crash at the swap would install it
-        # all the same.
-        committed = is_committed(self._environment.directory, group.directory_name)
-        if committed or plan.method in (RecoveryMethod.FILES, RecoveryMethod.REBUILD):
+        # all the same. So does one that a failing disk left half installed: its group has been stopped.
+        if self._is_decided(topic, group) or plan.method in (RecoveryMethod.FILES, RecoveryMethod.REBUILD):
             group.health.report(Event.COPY)
             self._copying.add(topic)
             url = next((status.http for status in live if status.node == plan.source), "")
@@ -174,6 +174,9 @@ class RecoveryCoordinator:
             recovery.note_waiting(plan.reason)
             group.health.report(Event.STARVE, plan.reason)
         return False
+
+    def _is_decided(self, topic: str, group: Group) -> bool:
+        return topic in self._installing or is_committed(self._environment.directory, group.directory_name)
 
     def _plan_shortcut(self, topic: str, group: Group) -> None:
         """Files may be the cheaper method for a group that still reads its log."""
@@ -207,12 +210,14 @@ class RecoveryCoordinator:
     def _recover(self, topic: str, group: Group, recovery: Recovery, plan: RecoveryPlan, url: str) -> None:
         exclusion_s = FAILED_EXCLUSION_S
         try:
-            if not is_committed(self._environment.directory, group.directory_name):
+            if not self._is_decided(topic, group):
                 if plan.method is RecoveryMethod.REBUILD:
                     commit_empty(self._environment.directory, group.directory_name)
                 else:
                     self._copy(topic, group, recovery, plan.source, url)
+            self._installing.add(topic)
             self._environment.install(topic)
+            self._installing.discard(topic)
             _log.info("recovered from files", group=group.name, source=plan.source, bytes=recovery.bytes_total)
             return
         except TransferStopped:

@@ -15,7 +15,7 @@ from headrace.connectors.log.memory import MemoryLog
 from headrace.consumers.recovery import coordinator
 from headrace.consumers.recovery.coordinator import FAILED_EXCLUSION_S, RecoveryCoordinator
 from headrace.consumers.recovery.environment import GroupBusy
-from headrace.consumers.recovery.file_copy import RECOVERING, Snapshot, Source, SourceFailed, is_committed
+from headrace.consumers.recovery.file_copy import RECOVERING, Snapshot, Source, SourceFailed, finish_swap, is_committed
 from headrace.consumers.recovery.gap_search import GapSearch
 from headrace.consumers.recovery.wrong_data import WrongData
 from headrace.consumers.replication.group import Group
@@ -76,7 +76,7 @@ class FakeNode:
         self.directory = directory
         self.log = log
         self.live_statuses: list[Status] = []
-        self.full = self.busy = False
+        self.full = self.busy = self.swapped = False
         self.answering, self.released, self.durable = False, True, -1
         self.recorded: list[str] = []
         self.installed = 0
@@ -152,9 +152,13 @@ class FakeNode:
 
     def install(self, _topic: str) -> None:
         """See RecoveryEnvironment."""
-        assert is_committed(self.directory, self.group.directory_name)
         if self.busy:
             raise GroupBusy("records are on their way")
+        assert is_committed(self.directory, self.group.directory_name) or self.swapped
+        finish_swap(self.directory, self.group.directory_name)
+        self.swapped = True
+        if self.full:
+            raise OSError("no space left on device")
         self.installed += 1
 
 
@@ -207,8 +211,12 @@ def test_wrong_data_is_refused_at_once_and_replaced_once_it_is_recorded(recovery
     recovery.pool.run()
     assert 0 == recovery.node.installed
     recovery.node.busy = False
-    recovery.coordinator.turn()
-    recovery.pool.run()
+    for full in (True, False):
+        # Behind the swap nothing shows any more that the copy has to be installed.
+        recovery.node.full = full
+        recovery.coordinator.turn()
+        recovery.pool.run()
+        recovery.clock.now_s += FAILED_EXCLUSION_S
     assert 1 == recovery.node.installed
 
 
