@@ -98,8 +98,6 @@ def check_gone(cluster: LocalCluster, client: headrace.Client) -> None:
     assert "gone" not in {each.table for each in client.tables()}
     with pytest.raises(headrace.QueryError, match="there is no table"):
         rows(client)
-    unknown = command("table", "drop", "db.gone", "--yes", "--json", *of(cluster))
-    assert (2, "DeleteInvalid") == (unknown.returncode, json.loads(unknown.stderr)["error"]["type"])
     eventually(lambda: not list(cluster.directory.glob("n*/segments/*/db/gone/**/*.parquet")), "no files")
     with client.writer("db", "gone") as writer:
         writer.write([{"time": T0, "site": "s0", "v": 9}])

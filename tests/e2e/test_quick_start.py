@@ -98,7 +98,10 @@ def test_the_python_part_works(folder: Path) -> None:
 
 @pytest.mark.slow(20)
 def test_commands_fit_their_terminal(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At 40, 80 and 200 columns no line of `status`, `query` and `verify` is wider, and rows become records at 40."""
+    """At 40 and 80 columns no line of `status`, `query` and `verify` is wider, and rows become records at 40.
+
+    At 200 columns a wide row is whole.
+    """
     monkeypatch.chdir(folder)
     wide = "SELECT i AS number, TIMESTAMP '2026-01-01' AS time, repeat('x', 150) AS text FROM range(3) t(i)"
     for columns in (40, 80, 200):
@@ -107,6 +110,8 @@ def test_commands_fit_their_terminal(folder: Path, monkeypatch: pytest.MonkeyPat
             (("query", wide), "2026-01-01 00:00:00"),
             (("verify",), "equal"),
         ):
+            if columns == 200 and command[0] != "query":
+                continue
             with terminal(*HEADRACE, *command, columns=columns) as running:
                 code, text = running.wait()
             assert 0 == code, text
