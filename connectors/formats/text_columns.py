@@ -239,8 +239,8 @@ def time_refusals(texts: pl.Series, options: FormatOptions) -> list[str]:
         finer |= (shorter != texts) & times_of_text(shorter, options).is_not_null()
     if options.time_format is None:
         scientific = texts.str.contains(_SCIENTIFIC) & ~finer
-        shorter = [_exact(text, options.ns_per_unit, cut=True) is not None for text in texts.filter(scientific)]
-        finer = finer.scatter(scientific.arg_true(), shorter)
+        cut = [_exact(text, options.ns_per_unit, cut=True) is not None for text in texts.filter(scientific)]
+        finer = finer.scatter(scientific.arg_true(), pl.Series(cut, dtype=pl.Boolean))
     return [
         f"the time {text[:60]!r} has digits finer than a nanosecond"
         if fine
@@ -273,7 +273,7 @@ def _decimal(texts: pl.Series, ns_per_unit: int) -> pl.Series:
     rest = decimals.str.slice(0, digits).str.pad_end(digits, "0").cast(pl.Int64, strict=False) if digits else 0
     # In the last unit before the end of int64 a fraction could overflow; no time of this century is near it.
     total = units.set(units > TIME_MAX_NS - ns_per_unit, None) + rest
-    if (decimals.str.len_bytes().max() or 0) > digits:
+    if (decimals.str.len_bytes() > digits).any():
         total = total.set(decimals.str.slice(digits).str.contains("[1-9]").fill_null(value=False), None)
     negative = texts.str.starts_with("-")
     times = total.zip_with(~negative, -total).set(~plain, None)
@@ -349,6 +349,6 @@ def _formatted(texts: pl.Series, time_format: str) -> pl.Series:
     times = texts.str.to_datetime(pattern, time_unit="ns", strict=False).to_physical()
     times = times.set((micros <= TIME_MIN_NS // 1_000 + 1) | (micros >= TIME_MAX_NS // 1_000), None)
     # Polars cuts finer digits off.
-    if "%.f" in pattern and (texts.str.len_bytes().max() or 0) > _DECIMALS_MAX:
+    if "%.f" in pattern and (texts.str.len_bytes() > _DECIMALS_MAX).any():
         times = times.set(texts.str.contains(_FINER_DECIMALS).fill_null(value=False), None)
     return times
