@@ -67,45 +67,47 @@ class RepeatedTimes:
 
     def __init__(self, rows_max: int = COMPARED_ROWS_MAX) -> None:
         self._rows_max = rows_max
-        self._times: Times = np.empty(0, np.int64)
+        self._blocks: list[Times] = []
+        self._rows = 0
         self._last: int | None = None
         self._in_order = True
         self._stored: BinaryIO | None = None
         self._stored_rows = 0
 
     def add(self, times: Times) -> int | None:
-        """Add the times of more rows; one that is there twice, None while none is known."""
+        """Add the times of a block; one that the block has twice, None if there is none."""
         if not len(times):
             return None
-        added = np.sort(times)
+        ordered = times if (times[1:] > times[:-1]).all() else np.sort(times)
         # Most files are in order of time, and then nothing before can be equal.
-        in_order = self._last is None or added[0] > self._last
-        self._in_order = self._in_order and in_order
-        self._last = int(added[-1]) if self._last is None else max(self._last, int(added[-1]))
-        together = added if in_order else np.sort(np.concatenate((self._times, added)))
-        repeated = _first_repeated(together)
-        if repeated is None:
-            self._times = np.concatenate((self._times, added)) if in_order else together
-            if len(self._times) > self._rows_max:
-                self._store()
-        return repeated
+        self._in_order = self._in_order and (self._last is None or int(ordered[0]) > self._last)
+        self._last = int(ordered[-1])
+        self._blocks.append(ordered)
+        self._rows += len(ordered)
+        if self._rows > self._rows_max:
+            self._store()
+        return _first_repeated(ordered)
 
     def finish(self) -> int | None:
-        """A time that two of all rows share, None if there is none. To be called behind the last `add`."""
-        if self._stored is None:
-            return None
+        """A time that two rows of different blocks share, None if there is none.
+
+        To be called once, behind the last `add`.
+        """
+        if self._in_order or self._stored is None:
+            if self._stored is not None:
+                self._stored.close()
+            return None if self._in_order else _first_repeated(np.sort(np.concatenate(self._blocks)))
         with self._stored:
-            if self._in_order:
-                return None
             self._store()
             return self._repeated_in_parts()
 
     def _store(self) -> None:
         if self._stored is None:
             self._stored = tempfile.TemporaryFile(prefix="headrace-times-")  # noqa: SIM115 - `finish` closes it
-        self._stored.write(self._times.data)
-        self._stored_rows += len(self._times)
-        self._times = np.empty(0, np.int64)
+        for block in self._blocks:
+            self._stored.write(np.ascontiguousarray(block).data)
+        self._stored_rows += self._rows
+        self._blocks, self._rows = [], 0
 
     def _repeated_in_parts(self) -> int | None:
         """Split all times by their hash, so that equal ones are in one part, and look at each part."""

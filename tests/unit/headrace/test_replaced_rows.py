@@ -54,11 +54,13 @@ def test_a_repeated_time_is_found_across_blocks() -> None:
         ([[1, 2], [3, 4], [5]], None),
         ([[1, 2], [2, 3]], 2),
         ([[4, 5], [1, 2], [7, 5]], 5),
+        ([[4, 5], [1, 2], [7, 6]], None),
         ([[1], [], [9, 3, 9]], 9),
+        ([[]], None),
     ):
         times = RepeatedTimes()
         found = [times.add(np.array(block, np.int64)) for block in blocks]
-        assert repeated == found[-1]
+        assert repeated == (found[-1] if found[-1] is not None else times.finish())
         assert [None] * (len(found) - 1) == found[:-1]
 
 
