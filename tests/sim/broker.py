@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 ARRIVES_WHEN_CUT = 0.1
 REPEATED = 0.02
 OFFSETS_SKIPPED = 0.05
+ANSWER = "answer"
+"""The step of a client behind an answer about a topic, which may have been on its way for long."""
 
 
 @dataclass(slots=True)
@@ -181,7 +183,9 @@ class SimLog:
         """See Log."""
         self.step("describe")
         found = self.answer(topic)
-        return TopicState(found.topic_id, found.begin, found.end)
+        state = TopicState(found.topic_id, found.begin, found.end)
+        self.step(ANSWER)
+        return state
 
     def written_end(self, topic: str) -> int:
         """See Log."""

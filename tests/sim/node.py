@@ -20,6 +20,7 @@ from headrace.consumers.node.settings import StoreSection
 from headrace.consumers.recovery.file_copy import Snapshot, Source, SourceFailed
 from headrace.consumers.recovery.supervisor import RecoverySupervisor
 from headrace.consumers.replication.group import Group
+from headrace.consumers.replication.hash_chain import next_chain
 from headrace.consumers.replication.heartbeat import Heartbeat
 from headrace.consumers.replication.journal import Journal, JournalEntry, _decode, _key
 from headrace.consumers.replication.leader_tasks import LeaderTasks, LogTrimmer
@@ -303,7 +304,8 @@ class ClusterNode:
     def tamper(self) -> None:
         """A fault of hardware or code: from here on the chain and the content differ from the other members'."""
         group = self.group
-        group.replica.state.chain = bytes(reversed(group.replica.state.chain))
+        # A hash of it: the same change a second time would give the right chain again.
+        group.replica.state.chain = next_chain(group.replica.state.chain, group.replica.state.chain)
         store: Any = group.store
         store.tampered = True
         if store.content:

@@ -29,6 +29,7 @@ AWAY = ("cut sends", "cut both", "kill")
 DIFFERENT = ("tamper",)
 ROTTEN = ("corrupt",)
 COPIES = ("tamper", "corrupt", "wipe", "kill")
+SLOW = ("slow answers", "slow answers", "slow answers", "corrupt", "corrupt")
 FULL = ("full", "full later", "sync fails")
 QUICK_SEEDS = 20
 
@@ -93,7 +94,7 @@ RULES: tuple[Rule, ...] = (
         quick=True,
     ),
     Rule("6", "eligible: read to the end of the log", more.members_behind_serve, 4, quick=True),
-    Rule("6", "eligible: to an end read behind the recovery", first.sync_at_an_old_end, 0),
+    Rule("6", "eligible: to an end read behind the recovery", first.sync_at_an_old_end, 0, faults=SLOW),
     Rule("6", "eligible: the disk takes records", more.disks_that_refuse_do_not_matter, 6, quick=True),
     Rule("6", "no majority, no role", first.no_majority, 6, quick=True),
     Rule("6", "a dead leader is replaced", more.dead_leaders_are_followed, 8, quick=True),
