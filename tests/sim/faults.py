@@ -156,7 +156,7 @@ class Faults:
         node.disk.fail(self._world.random.choice(("data", "sync", "write", "rename")), self._world.random.randint(1, 5))
 
     def _corrupt(self, _fault: str, node: ClusterNode, _heal_ms: float) -> None:
-        if node.started and node.disk.sealed.segments and self._keeps(node):
+        if node.started and node.disk.sealed.segments and self._keeps(node, trims=self._simulation.trims):
             self._simulation.files.rot(node, self._world.random.choice(sorted(node.disk.sealed.segments)))
             node.scrubber.scrub_now()
             node.disk.wiped_ms = self._world.now_ms
@@ -166,10 +166,13 @@ class Faults:
         if node.started and not self._simulation.trims and len(self._simulation.members) > 1 and node.group.version:
             node.tamper()
 
-    def _keeps(self, victim: ClusterNode) -> bool:
-        """One disk must keep what was trimmed from the log: without it the data is lost in any system."""
+    def _keeps(self, victim: ClusterNode, *, trims: bool = False) -> bool:
+        """One disk must keep what was trimmed from the log: without it the data is lost in any system.
+
+        `trims`: also what will be trimmed before anybody finds what is lost.
+        """
         begin = self._simulation.broker.topics[TOPIC].begin
-        return begin == 0 or any(
+        return (begin == 0 and not trims) or any(
             node is not victim
             and node.started
             and not (node.disk.full or node.disk.sealed.rotten or node.identity.wrong)

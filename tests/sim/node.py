@@ -9,8 +9,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from headrace.connectors.log.topic_settings import FORWARD, STATUS
 from headrace.consumers.integrity.divergence_monitor import DivergenceMonitor
 from headrace.consumers.integrity.scrubber import Scrubber
+from headrace.consumers.membership.cluster_topics import ClusterTopics
 from headrace.consumers.node.data_directory import Identity
 from headrace.consumers.node.local_groups import LocalGroups
 from headrace.consumers.node.log_monitor import LogMonitor
@@ -32,7 +34,7 @@ from tests.sim.broker import SimLog
 from tests.sim.disk import SealedRows, SimDisk
 from tests.sim.parts import COSTS, SimPool, snapshot_of
 from tests.sim.process import Process
-from tests.sim.stubs import GROUP, TOPIC, TOPICS, SimSchemas, SimSlotTable, SimTopics
+from tests.sim.stubs import GROUP, TOPIC, TOPICS, SimSchemas, SimSlotTable
 from tests.sim.world import NodeClock, World
 
 if TYPE_CHECKING:
@@ -178,6 +180,8 @@ class ClusterNode:
         schemas: Any = SimSchemas(self.simulation.retention_ns)
         slots: Any = SimSlotTable(self.simulation.members)
         local = LocalGroups(directory, self.identity, slots, TOPICS, schemas, self.heartbeat, settings)
+        topics = ClusterTopics(self.log)
+        topics.ensure({TOPIC: FORWARD, TOPICS.status: STATUS})
         local.check_topics(self.log)
         self.identity.save(directory)
         local.open(lambda _line: None)
@@ -190,7 +194,6 @@ class ClusterNode:
             self.identity, self.groups, self.log_consumer, self.heartbeat, local.ends, TAKE_BACK_MS, clock
         )
         self.readiness.http_address = self.name
-        topics: Any = SimTopics()
         self.log_monitor = LogMonitor(
             self.log, schemas, self.groups, self.identity, self.log_consumer, self.readiness, topics, clock
         )
