@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.consumers.membership.slot_table import ClusterInvalid, SlotTable, UnknownNode
+from headrace.consumers.membership.ring import ClusterInvalid, UnknownNode
+from headrace.consumers.membership.slot_table import SlotTable
 
 NODES = st.lists(st.text("abcdef0123", min_size=1, max_size=6), min_size=1, max_size=12, unique=True)
 
