@@ -100,7 +100,7 @@ class ByteBalancer:
 
     def join(self, owners: Owners, nodes: int, joiner: int) -> Moves:
         """The largest slots that fit, from the group with the most bytes, until the joiner has its share."""
-        return self._even_out(owners, nodes, lambda loads: joiner)
+        return self._even_out(owners, nodes, lambda _loads: joiner)
 
     def leave(self, owners: Owners, nodes: int, leaver: int, previous: Mapping[int, int]) -> Moves:
         """The largest slot first, each to the group with the fewest bytes."""
@@ -169,4 +169,3 @@ def _shares(owners: Owners, nodes: int) -> list[list[int]]:
 def _steps(start: int, node: int, nodes: int) -> int:
     """Steps from one place of the ring to another, clockwise."""
     return (node - start) % nodes
-

@@ -113,7 +113,6 @@ class MembershipState:
         return SlotState.NONE if self.table.previous_holder(slot) is None else SlotState.DONE
 
 
-
 Decided = tuple[MembershipState, Verdict]
 
 
@@ -283,7 +282,7 @@ def follows(table: SlotTable, after: SlotTable, kind: ChangeKind, node: str) -> 
     return (
         _nodes_follow(table, after, kind, node)
         and after.moved == _differences(table, after)
-        and _moves_follow(table, after, kind, node)
+        and _moves_follow(after, kind, node)
     )
 
 
@@ -317,7 +316,7 @@ def _differences(table: SlotTable, after: SlotTable) -> tuple[tuple[int, str], .
     return tuple((slot, owner) for slot, owner in enumerate(owners) if owner != later[slot])
 
 
-def _moves_follow(table: SlotTable, after: SlotTable, kind: ChangeKind, node: str) -> bool:
+def _moves_follow(after: SlotTable, kind: ChangeKind, node: str) -> bool:
     if kind is ChangeKind.ADD:
         return after.ended == () and all(after.holder(slot) == node for slot, _ in after.moved)
     if kind is ChangeKind.REMOVE:

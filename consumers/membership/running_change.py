@@ -118,7 +118,11 @@ class RunningChange:
         """A slot at its new holder. Raises UnknownSlot."""
         if self.table.previous_holder(slot) is None or not self.formal:
             return SlotState.NONE
-        return SlotState.DONE if self._done >> slot & 1 else SlotState.PULLING
+        return SlotState.DONE if self.is_done(slot) else SlotState.PULLING
+
+    def is_done(self, slot: int) -> bool:
+        """Whether all members of its new group have a slot that moved."""
+        return bool(self._done >> slot & 1)
 
     @cached_property
     def _done(self) -> int:
