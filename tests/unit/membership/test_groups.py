@@ -13,8 +13,6 @@ from headrace.consumers.membership.slot_table import SlotTable
 FIVE = tuple("12345")
 SIX = tuple("126345")
 REPLICATION = 3
-# Names whose places by hash are in the order of the figure: 6 between 2 and 3.
-NAMED = {"1": "node-0", "2": "node-17", "3": "node-1", "4": "node-7", "5": "node-14", "6": "node-9"}
 
 
 def members(text: str) -> tuple[str, ...]:
@@ -24,7 +22,13 @@ def members(text: str) -> tuple[str, ...]:
 
 @pytest.mark.parametrize(
     ("before", "pre", "after"),
-    [("123", "1263", "126"), ("234", "2634", "263"), ("345", "345", "345"), ("451", "451", "451"), ("512", "512", "512")],
+    [
+        ("123", "1263", "126"),
+        ("234", "2634", "263"),
+        ("345", "345", "345"),
+        ("451", "451", "451"),
+        ("512", "512", "512"),
+    ],
 )
 def test_the_figure_of_a_node_that_joins(before: str, pre: str, after: str) -> None:
     """Node 6 joins five nodes with three copies between 2 and 3: groups 1 and 2 replace a member, the others keep theirs."""
@@ -43,14 +47,22 @@ def test_the_figure_of_a_node_that_leaves(before: str, pre: str, after: str) -> 
         assert members(after) == formal_remove(members(before), "3", ring, REPLICATION)
 
 
-def test_the_new_group_of_the_figure() -> None:
-    """The node that joins heads a group of its own: {6, 3, 4}."""
-    table = SlotTable.create([RingNode(each, 10 * int(each)) for each in FIVE], REPLICATION)
-    assert ("6", "3", "4") == table.add_node(RingNode("6", 25)).group("6")
+@pytest.mark.parametrize("place", ["position", "hash"])
+def test_the_tables_of_the_figures(place: str) -> None:
+    """A slot table gives the same groups, with positions that are set and with ids whose hashes have this order."""
+
+    def node(number: str) -> str | RingNode:
+        return f"plant-{number}" if place == "hash" else RingNode(f"plant-{number}", "126345".index(number))
+
+    def groups(table: SlotTable) -> dict[str, str]:
+        return {header[-1]: "".join(each[-1] for each in table.group(header)) for header in table.headers}
+
+    table = SlotTable.create(map(node, FIVE), REPLICATION)
+    assert {"1": "126", "2": "263", "6": "634", "3": "345", "4": "451", "5": "512"} == groups(table.add_node(node("6")))
+    assert {"1": "124", "2": "245", "4": "451", "5": "512"} == groups(table.remove_node("plant-3"))
 
 
 STEPS = st.lists(st.booleans(), max_size=6)
-SIZES = st.integers(1, 9)
 
 
 @st.composite
@@ -58,8 +70,7 @@ def rings(draw: st.DrawFn) -> tuple[SlotTable, str]:
     """A cluster of any size and replication, and a node that is in it or not."""
     ids = draw(st.lists(st.integers(0, 200), min_size=2, max_size=9, unique=True))
     nodes = [RingNode(f"n{each}", each) for each in ids]
-    replication = draw(st.integers(1, len(nodes) - 1))
-    return SlotTable.create(nodes[1:], min(replication, len(nodes) - 1), 64), nodes[0].id
+    return SlotTable.create(nodes[1:], draw(st.integers(1, len(nodes) - 1)), 64), nodes[0].id
 
 
 @given(case=rings(), steps=STEPS)
@@ -73,8 +84,9 @@ def test_any_order_and_repetition_of_a_join_ends_the_same(case: tuple[SlotTable,
         pre = pre_add(found, name, after.nodes)
         assert set(pre) == set(table.group(header)) | set(after.group(header))
         for formal in steps:
-            step = formal_add(found, name, after.nodes, table.replication) if formal else pre_add(found, name, after.nodes)
-            found = step
+            found = (
+                formal_add(found, name, after.nodes, table.replication) if formal else pre_add(found, name, after.nodes)
+            )
         expected = after.group(header) if any(steps) else pre if steps else table.group(header)
         assert expected == found
 
