@@ -8,7 +8,7 @@ unequal size: it gives every group about the same number of bytes.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -100,7 +100,7 @@ class ByteBalancer:
 
     def join(self, owners: Owners, nodes: int, joiner: int) -> Moves:
         """The largest slots that fit, from the group with the most bytes, until the joiner has its share."""
-        return self._even_out(owners, nodes, lambda _loads: joiner)
+        return self._even_out(owners, nodes, joiner)
 
     def leave(self, owners: Owners, nodes: int, leaver: int, previous: Mapping[int, int]) -> Moves:
         """The largest slot first, each to the group with the fewest bytes."""
@@ -119,7 +119,7 @@ class ByteBalancer:
 
     def level(self, owners: Owners, nodes: int) -> Moves:
         """The largest slots that fit, from the group with the most bytes to the one with the fewest."""
-        return self._even_out(owners, nodes, lambda loads: loads.index(min(loads)))
+        return self._even_out(owners, nodes)
 
     def _loads(self, owners: Owners, nodes: int) -> list[int]:
         loads = [0] * nodes
@@ -127,13 +127,15 @@ class ByteBalancer:
             loads[node] = int(self._weights[owners == node].sum())
         return loads
 
-    def _even_out(self, owners: Owners, nodes: int, taker_of: Callable[[list[int]], int]) -> Moves:
+    def _even_out(self, owners: Owners, nodes: int, joiner: int | None = None) -> Moves:
         moved, loads, moves = owners.copy(), self._loads(owners, nodes), Moves()
         mean, exhausted = sum(loads) / nodes, set[int]()
         while True:
-            taker = taker_of(loads)
+            taker = loads.index(min(loads)) if joiner is None else joiner
+            # Donors of a joiner may differ among themselves: that is for a balance.
+            most = max(loads) if joiner is None else mean
             givers = [node for node in range(nodes) if node != taker and node not in exhausted]
-            if not givers or mean - loads[taker] <= self._tolerance * mean:
+            if not givers or most - loads[taker] <= self._tolerance * mean:
                 # A slot may have come back to where it was.
                 return {slot: owner for slot, owner in moves.items() if owners[slot] != owner}
             giver = max(givers, key=lambda node: (loads[node], -node))
