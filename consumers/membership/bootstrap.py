@@ -9,13 +9,11 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterable
 
-import structlog
-
 from headrace.connectors.log.append import append_one
 from headrace.connectors.log.port import Log, Record, TopicMissing, read_to_end
 from headrace.connectors.log.topic_settings import FORWARD, MEMBERSHIP, STATUS, TABLE
 from headrace.connectors.log.topics import Topics
-from headrace.consumers.membership.changes import MembershipState, Verdict
+from headrace.consumers.membership.changes import MembershipState
 from headrace.consumers.membership.cluster_topics import ClusterTopics
 from headrace.consumers.membership.slot_table import SlotTable
 from headrace.schemas.errors import HeadraceError
@@ -23,7 +21,6 @@ from headrace.schemas.framing import check_format
 from headrace.schemas.records import Create, encode_membership
 
 READ_TIMEOUT_S = 30.0
-_log = structlog.get_logger(__name__)
 
 
 class NoCluster(HeadraceError):
@@ -96,9 +93,7 @@ def replay(records: Iterable[Record]) -> MembershipState:
     for record in records:
         # A record of a later build is not skipped: what follows may build on it.
         check_format(record.headers)
-        state, verdict = state.apply_value(record.value)
-        if verdict is not Verdict.ACCEPTED:
-            _log.debug("membership record ignored", offset=record.offset, verdict=str(verdict))
+        state, _ = state.apply_value(record.value)
     return state
 
 

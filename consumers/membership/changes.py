@@ -64,8 +64,8 @@ class Outcome:
 class MembershipState:
     """What the membership log has decided so far.
 
-    `records` counts all that were read, `changes` the accepted ones. `removed` are the former nodes that joined
-    no more, `exiled` those of them that have nothing left to do. `requests` are (request id, outcome), the newest
+    `records` counts all that were read, `changes` the accepted ones. `removed` are the former nodes that have
+    not joined again, `exiled` those of them that have nothing left to do. `requests` are (request id, outcome), the newest
     last.
     """
 

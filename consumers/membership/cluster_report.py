@@ -80,13 +80,14 @@ class ClusterReport:
         """The bytes of every slot: those of its group, divided by the slots whose data that group has."""
         change = self._state.change
         table = change.base if change is not None else self._table
-        counts = table.slot_counts()
-        shares = {header: self._share(header, slots) for header, slots in counts.items()}
-        return [shares[table.nodes[index]] for index in table.slot_headers]
-
-    def _share(self, header: str, slots: int) -> int:
-        held = self._group_bytes(header)
-        return held // slots if held > 0 and slots else held
+        sizes = [UNKNOWN] * table.slots
+        for header in table.headers:
+            held, slots = self._group_bytes(header), table.slots_of(header)
+            if held != UNKNOWN:
+                # The first slots have the remainder, so that all of them together have the bytes of the group.
+                for place, slot in enumerate(slots):
+                    sizes[slot] = held // len(slots) + (place < held % len(slots))
+        return sizes
 
     def _node(self, node: str, position: int) -> dict[str, Any]:
         statuses = [each.status for (_, name), each in self._statuses.received.items() if name == node]

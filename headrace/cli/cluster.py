@@ -111,7 +111,7 @@ def add(
     settings: SettingsOption = None,
     json_output: JsonOption = False,
 ) -> None:
-    """What would move if a node joined; it need not run."""
+    """What would move if a node joined. It need not run for that."""
     with run_command(json_output) as output:
         _plan(output, "add", node, by, dry_run, _report(cluster, bootstrap, settings))
 
@@ -248,8 +248,12 @@ def _show_plan(output: Output, found: Mapping[str, Any]) -> None:
     else:
         moves = [(move["from"], move["to"], move["slots"], _size(move["bytes"])) for move in found["moves"]]
         output.table(("from", "to", "slots", "bytes, estimated"), moves)
-    groups = [(each["group"], each["before"], each["pre"], each["after"]) for each in found["groups"]]
-    output.table(("group", "before", "phase one", "after"), groups)
+    changed = [each for each in found["groups"] if each["before"] != each["after"]]
+    if changed:
+        groups = [(each["group"], each["before"], each["pre"], each["after"]) for each in changed]
+        output.table(("group", "before", "phase one", "after"), groups)
+    if kept := len(found["groups"]) - len(changed):
+        output.line(f"{kept} {'group keeps its' if kept == 1 else 'groups keep their'} members")
 
 
 def _size(size_bytes: int) -> str:
