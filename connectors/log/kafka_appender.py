@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
+import structlog
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from headrace.connectors.deadline import Deadline
@@ -13,15 +15,25 @@ from headrace.connectors.log.kafka_errors import append_error, translated
 from headrace.connectors.log.port import CLOSE_FLUSH_S, Headers, LogUnavailable, OnDelivery
 
 FULL_QUEUE_TIMEOUT_S = 300.0
+_log = structlog.get_logger(__name__)
 
 
 class KafkaAppender:
-    """See Appender. Delivery reports are served by a thread of its own."""
+    """See Appender. Delivery reports are served by a thread of its own.
+
+    A client that fails for good is replaced at the next append, as after a broker that lost the end of a log: it no
+    longer knows the producer's last sequence number.
+    """
+
+    # Of the records that the failed client still had nobody knows whether they are in the log: they are reported as
+    # unknown. One that arrives late is of an older batch than those of the next client, and replicas drop it.
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         """Raises LogUnavailable when there can be no client."""
-        with translated(""):
-            self._producer = Producer(dict(settings))
+        self._settings = dict(settings)
+        self._lock = threading.Lock()
+        self._producer = self._new_producer()
+        self._failed: list[Producer] = []
         self._closed = threading.Event()
         self._report_thread = threading.Thread(target=self._serve_reports, name="delivery-reports", daemon=True)
         self._report_thread.start()
@@ -45,8 +57,9 @@ class KafkaAppender:
                 )
 
         while True:
+            producer = self._producer
             try:
-                self._producer.produce(topic, value, key=key, partition=0, headers=list(headers), on_delivery=report)
+                producer.produce(topic, value, key=key, partition=0, headers=list(headers), on_delivery=report)
                 return
             except BufferError:
                 # The queue is full: waiting is the back-pressure on a caller that is faster than the broker.
@@ -56,18 +69,62 @@ class KafkaAppender:
                     ) from None
                 self._closed.wait(0.002)
             except KafkaException as error:
-                raise append_error(error.args[0], topic, len(value)) from error
+                if not _is_fatal(error):
+                    raise append_error(error.args[0], topic, len(value)) from error
+                # It was not queued: the next client takes it.
+                self._replace(producer)
 
     def flush(self, timeout_s: float) -> int:
         """See Appender."""
-        return int(self._producer.flush(timeout_s))
+        deadline = Deadline(timeout_s)
+        return sum(self._flush(producer, deadline) for producer in (*self._failed, self._producer))
 
     def close(self, flush_s: float = CLOSE_FLUSH_S) -> None:
         """See Appender."""
-        self._producer.flush(flush_s)
+        self.flush(flush_s)
         self._closed.set()
         self._report_thread.join(timeout=5.0)
 
+    def _flush(self, producer: Producer, deadline: Deadline) -> int:
+        try:
+            return int(producer.flush(deadline.left_s()))
+        except KafkaException as error:
+            if not _is_fatal(error):
+                raise append_error(error.args[0], "", 0) from error
+        self._replace(producer)
+        while len(producer) and not deadline.passed():
+            producer.poll(0.01)
+        return len(producer)
+
+    def _new_producer(self) -> Producer:
+        with translated(""):
+            return Producer(dict(self._settings))
+
+    def _replace(self, producer: Producer) -> None:
+        with self._lock:
+            # Another thread may have met the same failure.
+            if producer is not self._producer:
+                return
+            self._producer = self._new_producer()
+            self._failed.append(producer)
+        producer.purge()
+        _log.warning("Kafka producer failed and was replaced", records_unknown=len(producer))
+
     def _serve_reports(self) -> None:
         while not self._closed.is_set():
-            self._producer.poll(0.1)
+            _serve(self._producer, 0.1)
+            for producer in list(self._failed):
+                _serve(producer, 0.0)
+                if not len(producer):
+                    self._failed.remove(producer)
+
+
+def _serve(producer: Producer, timeout_s: float) -> None:
+    # A failed client is replaced by whoever appends next: without a record to append it hurts nobody.
+    with suppress(KafkaException):
+        producer.poll(timeout_s)
+
+
+def _is_fatal(error: KafkaException) -> bool:
+    cause: KafkaError = error.args[0]
+    return cause.fatal() or cause.code() == KafkaError._FATAL
