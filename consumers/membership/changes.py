@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from headrace.consumers.membership.ring import ClusterInvalid
+from headrace.consumers.membership.ring import ClusterInvalid, is_node_id
 from headrace.consumers.membership.running_change import Phase, RunningChange, SlotState, bits_of
 from headrace.consumers.membership.slot_table import SlotTable
 from headrace.schemas.framing import FrameInvalid
@@ -193,7 +193,7 @@ def _pre_done(state: MembershipState, done: PreDone) -> Decided:
         reported = done.group in change.base.headers
         return state, Verdict.REPEATED if reported else Verdict.INVALID
     # Whether the sender leads that group is in the group's log, which this one must not wait for.
-    if done.node not in change.base.group(done.group):
+    if done.node not in change.pre_members(done.group):
         return state, Verdict.INVALID
     return _with(state, replace(change, pre_done=(*change.pre_done, done))), Verdict.ACCEPTED
 
@@ -291,7 +291,13 @@ def _nodes_follow(table: SlotTable, after: SlotTable, kind: ChangeKind, node: st
     found = _born(after)
     if kind is ChangeKind.ADD:
         joined = found.pop(node, None)
-        return node not in before and joined is not None and joined[1] == after.version and found == before
+        return (
+            node not in before
+            and is_node_id(node)
+            and joined is not None
+            and joined[1] == after.version
+            and found == before
+        )
     ended: tuple[tuple[str, int], ...] = ()
     if kind is ChangeKind.REMOVE:
         left = before.pop(node, None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -9,7 +10,7 @@ import xxhash
 
 from headrace.schemas.errors import HeadraceError
 
-POSITIONS = 1 << 64
+_NODE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
 class ClusterInvalid(HeadraceError):
@@ -39,6 +40,11 @@ class RingNode:
     def of(cls, node: str | RingNode) -> RingNode:
         """A node at its default place, `xxh3_64(id)`, or as it is."""
         return node if isinstance(node, RingNode) else cls(node, default_position(node))
+
+
+def is_node_id(text: str) -> bool:
+    """Whether a topic's name may have it as a part; every group is named after a node."""
+    return _NODE_ID.fullmatch(text) is not None
 
 
 def default_position(node: str) -> int:

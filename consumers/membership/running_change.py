@@ -137,8 +137,11 @@ class RunningChange:
         """The members of a group at present: those of the first phase from its report on. Raises UnknownNode."""
         if self.formal:
             return self.table.group(group)
-        before = self.base.group(group)
-        return before if group in self.groups_waiting else _pre(self, before)
+        return self.base.group(group) if group in self.groups_waiting else self.pre_members(group)
+
+    def pre_members(self, group: str) -> tuple[str, ...]:
+        """The members of a group of the old table in the first phase, any of whom may lead it. Raises UnknownNode."""
+        return _pre(self, self.base.group(group))
 
     def groups(self) -> list[GroupMembers]:
         """Every group of the old and the new table, in ring order; what ends comes last."""

@@ -7,7 +7,6 @@ design is that of SlotPartitionTable in Apache IoTDB's cluster module.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,6 +22,7 @@ from headrace.consumers.membership.ring import (
     RingNode,
     UnknownNode,
     in_ring_order,
+    is_node_id,
     successors,
 )
 from headrace.consumers.membership.slot_table_bytes import TableContent, decode_table, encode_table
@@ -31,7 +31,6 @@ from headrace.schemas.series import slot_of
 from headrace.schemas.tables import DatabaseSchema
 
 SLOTS_MAX = 1 << 20
-_NODE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
 class UnknownSlot(HeadraceError):
@@ -141,7 +140,7 @@ class SlotTable:
         if joiner.id in self.nodes:
             raise NodeExists(f"node {joiner.id!r} is a member already", action="choose another id")
         _check((*self.nodes, joiner.id), self.replication, self.slots)
-        if not _NODE_ID.fullmatch(joiner.id):
+        if not is_node_id(joiner.id):
             raise ClusterInvalid(
                 f"node id {joiner.id!r} cannot be a part of a topic's name",
                 action="use at most 100 letters, digits, '.', '_' and '-', a letter or digit first",

@@ -269,6 +269,9 @@ def test_a_report_of_a_group_counts_once_and_from_a_member() -> None:
     report = PreDone(1, "plant-1", "plant-2", 4, 7)
     assert Verdict.INVALID == verdict(state, replace(report, node="plant-4"))
     assert Verdict.INVALID == verdict(state, replace(report, group=JOINER))
+    # The joiner may lead the group as soon as it is a member.
+    assert Verdict.ACCEPTED == verdict(state, replace(report, node=JOINER))
+    assert Verdict.INVALID == verdict(state, replace(report, group="plant-3", node=JOINER))
     state = run(state, report)
     assert Verdict.REPEATED == verdict(state, replace(report, epoch=5))
 
@@ -337,6 +340,7 @@ ADDED, REMOVED = BASE.add_node(JOINER), BASE.remove_node("plant-3")
         (ADDED, ChangeKind.BALANCE, ""),
         (BASE.add_node(RingNode("plant-5x", 1)).remove_node("plant-5"), ChangeKind.ADD, "plant-5x"),
         (replace(ADDED, version=3), ChangeKind.ADD, JOINER),
+        (replace(ADDED, nodes=tuple(node.replace(JOINER, "a/b") for node in ADDED.nodes)), ChangeKind.ADD, "a/b"),
         (replace(ADDED, replication=2), ChangeKind.ADD, JOINER),
         (replace(ADDED, births=(9, *ADDED.births[1:])), ChangeKind.ADD, JOINER),
         (replace(ADDED, births=tuple(1 for _ in ADDED.births)), ChangeKind.ADD, JOINER),
