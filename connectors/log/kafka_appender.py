@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -13,8 +13,13 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from headrace.connectors.deadline import Deadline
 from headrace.connectors.log.kafka_errors import append_error, translated
 from headrace.connectors.log.port import CLOSE_FLUSH_S, Headers, LogUnavailable, OnDelivery
+from headrace.schemas.errors import HeadraceError
 
 FULL_QUEUE_TIMEOUT_S = 300.0
+REPORT_POLL_S = 0.1
+STALL_POLLS = 300
+"""So many polls without a report, of a client that has records: is it stalled, or is Kafka away?"""
+STALL_POLLS_MAX = 16 * STALL_POLLS
 _log = structlog.get_logger(__name__)
 
 
@@ -22,15 +27,22 @@ class KafkaAppender:
     """See Appender. Delivery reports are served by a thread of its own.
 
     A client that fails for good is replaced at the next append, as after a broker that lost the end of a log: it no
-    longer knows the producer's last sequence number.
+    longer knows the producer's last sequence number. So is one that delivers nothing although Kafka answers others.
     """
 
     # Of the records that the failed client still had nobody knows whether they are in the log: they are reported as
     # unknown. One that arrives late is of an older batch than those of the next client, and replicas drop it.
+    # A client that stalls for good was seen in a fault run, after a restart of the broker: its node stayed fenced.
 
-    def __init__(self, settings: Mapping[str, Any]) -> None:
-        """Raises LogUnavailable when there can be no client."""
+    def __init__(self, settings: Mapping[str, Any], answers: Callable[[str], bool] = lambda _topic: False) -> None:
+        """`answers(topic)`: whether Kafka answers another client about a topic.
+
+        Raises LogUnavailable when there can be no client.
+        """
         self._settings = dict(settings)
+        self._answers = answers
+        self._topic = ""
+        self._reports = 0
         self._lock = threading.Lock()
         self._producer = self._new_producer()
         self._failed: list[Producer] = []
@@ -49,8 +61,10 @@ class KafkaAppender:
     ) -> None:
         """See Appender. Raises RecordTooLarge at once."""
         deadline = Deadline(FULL_QUEUE_TIMEOUT_S)
+        self._topic = topic
 
         def report(error: KafkaError | None, message: Message) -> None:
+            self._reports += 1
             if on_delivery is not None:
                 on_delivery(
                     None if error else message.offset(), append_error(error, topic, len(value)) if error else None
@@ -111,12 +125,37 @@ class KafkaAppender:
         _log.warning("Kafka producer failed and was replaced", records_unknown=len(producer))
 
     def _serve_reports(self) -> None:
+        silence = _Silence()
         while not self._closed.is_set():
-            _serve(self._producer, 0.1)
-            for producer in list(self._failed):
-                _serve(producer, 0.0)
-                if not len(producer):
-                    self._failed.remove(producer)
+            producer = self._producer
+            _serve(producer, REPORT_POLL_S)
+            if silence.is_stall(self._reports, len(producer)) and self._answers(self._topic):
+                with suppress(HeadraceError):
+                    self._replace(producer)
+            for failed in list(self._failed):
+                _serve(failed, 0.0)
+                if not len(failed):
+                    self._failed.remove(failed)
+
+
+class _Silence:
+    """How long a client with records has reported nothing, in polls: a process that was stopped made none."""
+
+    def __init__(self) -> None:
+        self._polls, self._limit, self._reports = 0, STALL_POLLS, 0
+
+    def is_stall(self, reports: int, records: int) -> bool:
+        """Whether the silence has reached its limit, which doubles each time."""
+        if reports != self._reports:
+            self._limit = STALL_POLLS
+        if reports != self._reports or not records:
+            self._polls, self._reports = 0, reports
+            return False
+        self._polls += 1
+        if self._polls < self._limit:
+            return False
+        self._polls, self._limit = 0, min(2 * self._limit, STALL_POLLS_MAX)
+        return True
 
 
 def _serve(producer: Producer, timeout_s: float) -> None:
