@@ -175,6 +175,8 @@ def main(wanted: Sequence[str]) -> None:
 
     def report(outcome: Outcome) -> None:
         verdict = f"noticed by {outcome.stage}" if outcome.stage else "SURVIVED"
+        # On a machine with other work a test that is only slow ends as a failure too.
+        verdict += ", perhaps by a timeout" if outcome.stage and outcome.seconds >= TEST_TIMEOUT_S else ""
         print(f"{outcome.seconds:6.1f} s  {outcome.mutant.room}/{outcome.mutant.name}: {verdict}", flush=True)
 
     started_s = time.monotonic()
