@@ -29,8 +29,8 @@ from headrace.consumers.membership.bootstrap import join_cluster
 from headrace.consumers.membership.cluster_topics import ClusterTopics, TopicCopies
 from headrace.consumers.membership.schema_history import HISTORY_FILE, lost_error
 from headrace.consumers.membership.schema_log import SchemaLog
-from headrace.consumers.membership.slot_table import SlotTable
-from headrace.consumers.node.data_directory import DataDirectoryForeign, DataDirectoryUnusable, Identity
+from headrace.consumers.membership.slot_table import ClusterInvalid, SlotTable
+from headrace.consumers.node.data_directory import DataDirectoryUnusable, Identity
 from headrace.consumers.node.http_address import HttpAddress
 from headrace.consumers.node.local_groups import LocalGroups
 from headrace.consumers.node.log_monitor import LogMonitor
@@ -39,7 +39,10 @@ from headrace.consumers.node.recovery_environment import NodeRecoveryEnvironment
 from headrace.consumers.node.requests import GroupRequests
 from headrace.consumers.node.settings import ServerSettings
 from headrace.consumers.node.status_report import node_figures, node_status
+from headrace.consumers.query.cluster_source import ClusterSource
 from headrace.consumers.query.engine import QueryEngine
+from headrace.consumers.query.group_scanner import GroupScanner
+from headrace.consumers.query.remote_rows import RemoteRows
 from headrace.consumers.query.table_source import LocalSource
 from headrace.consumers.recovery.file_copy import Snapshot
 from headrace.consumers.recovery.supervisor import RecoverySupervisor
@@ -53,15 +56,10 @@ from headrace.consumers.serve.app import create_app
 from headrace.consumers.serve.node_api import NodeFigures, NodeStatus
 from headrace.consumers.serve.server import Server, reserve_address
 from headrace.consumers.serve.snapshots import SnapshotRegistry
-from headrace.schemas.errors import HeadraceError
 from headrace.schemas.records import Create, Role
 
 JOIN_RETRY_S = 1.0
 SNAPSHOT_EXPIRY_INTERVAL_S = 1.0
-
-
-class ReplicationUnsupported(HeadraceError):
-    """A replication that this version does not offer yet."""
 
 
 class Node:
@@ -146,20 +144,22 @@ class Node:
         """Join the cluster; wait for a broker that does not answer yet."""
         node, cluster = self.settings.node, self.settings.cluster
         deadline = Deadline(node.startup_timeout_s)
-        if node.replication_factor != len(node.members):
-            raise ReplicationUnsupported(
-                f"replication {node.replication_factor} with {len(node.members)} nodes is not offered yet",
-                action="for now every node holds every row: use a replication equal to the number of nodes",
-            )
-        if node.id not in node.members:
-            raise DataDirectoryForeign(
-                f"node {node.id!r} is not among --nodes {','.join(node.members)}", action="name it there"
-            )
         absence = GracePeriod()
         create = Create(node.members, node.replication_factor, cluster.slots)
         while True:
             try:
-                return join_cluster(self.log, self.topics, create, cluster_topics=self.cluster_topics)
+                return join_cluster(
+                    self.log,
+                    self.topics,
+                    create,
+                    cluster_topics=self.cluster_topics,
+                    node=node.id,
+                    any_replication=not node.replication,
+                )
+            except ClusterInvalid:
+                # A node with data knows that there is a cluster: a broker that has just started does not show it yet.
+                if not self.identity.topics or absence.missing(self.topics.membership) or self._stopping.is_set():
+                    raise
             except LogUnavailable as error:
                 # Nodes and brokers are often started together, and a broker needs seconds.
                 on_progress(f"waiting for Kafka at {cluster.bootstrap}: {error.message}")
@@ -185,6 +185,7 @@ class Node:
         self.readiness = Readiness(
             self.identity, groups, self.log_consumer, self.heartbeat, self._local.ends, TAKE_BACK_MS
         )
+        self.readiness.joining = self._local.joining
         self.log_monitor = LogMonitor(
             log,
             self.schema_log,
@@ -208,9 +209,16 @@ class Node:
             groups, self.identity, self.readiness, self.leader_tasks, self.supervisor, self.snapshots
         )
         self._snapshot_expiry = PeriodicTask("snapshot-expiry", SNAPSHOT_EXPIRY_INTERVAL_S, self.snapshots.expire)
-        source = LocalSource(groups, self.schema_log.catalogue, self.readiness)
-        directories = [group.store.segments_directory for group in groups.values()]
-        self.engine = QueryEngine(source, directories, settings.query, on_unreadable=self.scrubber.scrub_now)
+        self._build_queries()
+
+    def _build_queries(self) -> None:
+        settings = self.settings.query
+        local = LocalSource(self.groups, self.schema_log.catalogue, self.readiness)
+        remote = RemoteRows(self.name, self.slot_table, self.heartbeat, settings.remote_mb_max * 1_000_000)
+        self.source = ClusterSource(local, remote)
+        directories = [group.store.segments_directory for group in self.groups.values()]
+        self.engine = QueryEngine(self.source, directories, settings, on_unreadable=self.scrubber.scrub_now)
+        self.scanner = GroupScanner(self.name, local, self.schema_log, self.engine)
 
     def _start_threads(self) -> None:
         for group in self.groups.values():
@@ -252,6 +260,7 @@ class Node:
             for waiting in (self.divergence_monitor, self.log_monitor):
                 waiting.request_stop()
             self.engine.close()
+            self.source.close()
             self.scrubber.stop()
             self.divergence_monitor.stop()
             self.supervisor.stop()

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypedDict
 
 from headrace.consumers.query.engine import QueryEngine
+from headrace.consumers.query.group_scanner import GroupScanner
 from headrace.consumers.recovery.file_copy import Snapshot
 from headrace.consumers.serve.snapshots import SnapshotRegistry
 
@@ -119,6 +120,11 @@ class NodeApi(Protocol):
     @property
     def engine(self) -> QueryEngine:
         """Runs SQL."""
+        ...
+
+    @property
+    def scanner(self) -> GroupScanner:
+        """Reads groups of this node for queries of others."""
         ...
 
     @property
