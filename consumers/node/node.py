@@ -206,7 +206,7 @@ class Node:
         self.divergence_monitor = DivergenceMonitor(log, environment, self.readiness, self.supervisor, SYSTEM_CLOCK)
         self.scrubber = Scrubber(groups, settings.store, self.supervisor, SYSTEM_CLOCK)
         self._requests = GroupRequests(
-            groups, self.identity, self.readiness, self.leader_tasks, self.supervisor, self.snapshots
+            groups, self.identity, self.readiness, self.leader_tasks, self.supervisor, self.snapshots, self.schema_log
         )
         self._snapshot_expiry = PeriodicTask("snapshot-expiry", SNAPSHOT_EXPIRY_INTERVAL_S, self.snapshots.expire)
         self._build_queries()
