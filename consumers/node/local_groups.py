@@ -102,7 +102,6 @@ class LocalGroups:
         `receipts` are of the newest records that only the journal holds.
         """
         if self.joining:
-            on_progress(self.joining)
             _log.warning("joining", reason=self.joining)
         # Before any store is opened: a crash in the middle of a swap leaves a group with the files of two
         # stores.
