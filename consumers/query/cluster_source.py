@@ -14,7 +14,7 @@ from headrace.connectors.clock import Moment
 from headrace.consumers.query.planner import column_names
 from headrace.consumers.query.query_errors import NotReady
 from headrace.consumers.query.remote_rows import RemoteRows, RemoteScan
-from headrace.consumers.query.scan_request import ScanRequest, wire_schema
+from headrace.consumers.query.scan_request import RemoteScanRequest, wire_schema
 from headrace.consumers.query.stale_reads import not_ready
 from headrace.consumers.query.table_source import GroupScan, LocalFence, LocalSource, ReadFence, Reading, ReadTimer
 from headrace.schemas.tables import TableSchema
@@ -118,7 +118,7 @@ class ClusterSource:
             opened.callback(timer.abandon)
             for group in fence.remote if isinstance(fence, ClusterFence) else ():
                 narrowed = {tag: tuple(values) for tag, values in (tags or {}).items()}
-                request = ScanRequest(
+                request = RemoteScanRequest(
                     *(group, database, table, schema.version, wanted, start_ns, end_ns, narrowed),
                     after=reading.after.get(group, -1),
                 )

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from headrace.consumers.query.engine import QueryEngine
 from headrace.consumers.query.query_errors import NotCaughtUp, QueryError, SlotNotHeld, TooManyScans
 from headrace.consumers.query.result_stream import ResultStream
-from headrace.consumers.query.scan_request import ScanRequest, wire_schema
+from headrace.consumers.query.scan_request import RemoteScanRequest, wire_schema
 from headrace.consumers.query.session import Session, literal, quoted
 from headrace.consumers.query.table_source import LocalFence, LocalSource, Reading
 from headrace.consumers.store import StoreError
@@ -65,7 +65,7 @@ class GroupScanner:
         self._permits = threading.BoundedSemaphore(self.scans_max)
         self._lock = threading.Lock()
 
-    def open(self, request: ScanRequest) -> RunningScan:
+    def open(self, request: RemoteScanRequest) -> RunningScan:
         """A scan that may begin. Raises SlotNotHeld, NotReady, TooManyScans, ScanInvalid, NotCaughtUp."""
         try:
             return self._open(request)
@@ -73,7 +73,7 @@ class GroupScanner:
             self._count(refused=1)
             raise
 
-    def _open(self, request: ScanRequest) -> RunningScan:
+    def _open(self, request: RemoteScanRequest) -> RunningScan:
         topic = next((key for key, group in list(self._source.groups.items()) if group.name == request.group), None)
         if topic is None:
             raise SlotNotHeld.of(request.group, self._node)
@@ -93,7 +93,7 @@ class GroupScanner:
             resources.close()
             raise
 
-    def _schema(self, request: ScanRequest) -> TableSchema:
+    def _schema(self, request: RemoteScanRequest) -> TableSchema:
         # Everything from the asker's version on has the columns that it names.
         if self._schemas.wait_for(request.database, request.table, request.version, SCHEMA_WAIT_S) is None:
             raise NotCaughtUp(
@@ -103,7 +103,7 @@ class GroupScanner:
             )
         return self._source.schema(request.database, request.table)
 
-    def _session(self, resources: ExitStack, request: ScanRequest, fence: LocalFence) -> Session:
+    def _session(self, resources: ExitStack, request: RemoteScanRequest, fence: LocalFence) -> Session:
         engine = self._engine
         limit_mb, timeout_ms = engine.settings.memory_limit_mb, min(request.timeout_ms, engine.settings.timeout_ms)
         return Session(
@@ -137,7 +137,7 @@ class RunningScan:
         self,
         resources: ExitStack,
         session: Session,
-        request: ScanRequest,
+        request: RemoteScanRequest,
         schema: TableSchema,
         fence: LocalFence,
         source: LocalSource,

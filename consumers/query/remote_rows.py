@@ -26,7 +26,7 @@ from headrace.consumers.query.query_errors import (
     QueryMemory,
     QueryTimeout,
 )
-from headrace.consumers.query.scan_request import SCAN_ROUTE, ScanRequest
+from headrace.consumers.query.scan_request import SCAN_ROUTE, RemoteScanRequest
 from headrace.consumers.query.scan_stream import SchemaAhead, error_of, read_scan
 from headrace.consumers.query.table_source import ReadTimer
 from headrace.schemas.records import Role, Status
@@ -67,7 +67,7 @@ class Fetch(Protocol):
     """Fetches all rows of a scan from one member; `fetch_rows`, or a test's own."""
 
     def __call__(
-        self, url: str, request: ScanRequest, schema: pa.Schema, timer: ReadTimer, reserve: Callable[[int], None]
+        self, url: str, request: RemoteScanRequest, schema: pa.Schema, timer: ReadTimer, reserve: Callable[[int], None]
     ) -> pa.Table:
         """The rows, or a QueryError."""
         ...
@@ -127,7 +127,7 @@ class RemoteRows:
             if each.node != self._node and each.http and each.eligible and each.role is not Role.UNSYNCED
         ]
 
-    def scan(self, request: ScanRequest, schema: pa.Schema, timer: ReadTimer) -> RemoteScan:
+    def scan(self, request: RemoteScanRequest, schema: pa.Schema, timer: ReadTimer) -> RemoteScan:
         """The rows of a group. Raises GroupUnavailable, QueryTimeout, QueryCancelled, QueryMemory."""
         patience, reasons = Deadline(PATIENCE_S), dict[str, str]()
         while True:
@@ -143,7 +143,7 @@ class RemoteRows:
             check_time(timer)
 
     def _ask(
-        self, member: Status, request: ScanRequest, schema: pa.Schema, timer: ReadTimer, reasons: dict[str, str]
+        self, member: Status, request: RemoteScanRequest, schema: pa.Schema, timer: ReadTimer, reasons: dict[str, str]
     ) -> RemoteScan | None:
         """The rows as one member has them; None when another one must be asked, with the reason in `reasons`."""
         left_ms = max(1, int(timer.left_s * 1_000))
@@ -163,7 +163,7 @@ class RemoteRows:
         self._count(answered=1, rows=table.num_rows)
         return RemoteScan(_local_form(table), share.release)
 
-    def _in_order(self, request: ScanRequest) -> list[Status]:
+    def _in_order(self, request: RemoteScanRequest) -> list[Status]:
         """The members to ask, each query another one first; those behind what it must see come last."""
         found = self.serving(request.group)
         turn = next(self._turns) % max(1, len(found))
@@ -201,7 +201,7 @@ class _Share:
 
 
 def fetch_rows(
-    url: str, request: ScanRequest, schema: pa.Schema, timer: ReadTimer, reserve: Callable[[int], None]
+    url: str, request: RemoteScanRequest, schema: pa.Schema, timer: ReadTimer, reserve: Callable[[int], None]
 ) -> pa.Table:
     """All rows of a scan from the member at `url`. Raises a QueryError."""
     try:

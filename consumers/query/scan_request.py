@@ -22,7 +22,7 @@ class ScanInvalid(QueryError):
 
 
 @dataclass(frozen=True, slots=True)
-class ScanRequest:
+class RemoteScanRequest:
     """The rows of one table in one group, with the conditions of `TableSource.scan`.
 
     `version` is that of the asker's schema: the answer is of this one or a newer one. `after` is a log offset that
@@ -51,7 +51,7 @@ class ScanRequest:
         }
 
     @classmethod
-    def parse(cls, document: Any) -> ScanRequest:
+    def parse(cls, document: Any) -> RemoteScanRequest:
         """The inverse of `document`. Raises ScanInvalid, which names what is wrong."""
         if not isinstance(document, dict):
             raise ScanInvalid("the body is not a JSON object")

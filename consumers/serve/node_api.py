@@ -114,7 +114,8 @@ class NodeFigures:
     """Figures that are in the metrics and not in the status.
 
     `apply_queue_bytes` is by group; `journal` has the figures of the write-ahead log and `limits` every
-    limit, by name. `remote` counts what queries of this node have read from others. `disk_*` is the disk of the data directory, UNKNOWN where it cannot be asked.
+    limit, by name. `remote` counts what queries of this node have read from others. `disk_*` is the disk of the data
+    directory, UNKNOWN where it cannot be asked.
     """
 
     consumed_bytes: int

@@ -1,4 +1,4 @@
-"""The route by which nodes read each other's groups: `POST /api/v1/scan` with a `ScanRequest` as JSON.
+"""The route by which nodes read each other's groups: `POST /api/v1/scan` with a `RemoteScanRequest` as JSON.
 
 What can be refused at once is an HTTP error. From then on the answer is an Arrow stream, whose marks show that the
 member still computes, that all rows were sent, or what ended the scan (see `scan_stream`).
@@ -16,7 +16,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from headrace.consumers.query.group_scanner import GroupScanner, RunningScan
-from headrace.consumers.query.scan_request import SCAN_ROUTE, ScanRequest
+from headrace.consumers.query.scan_request import SCAN_ROUTE, RemoteScanRequest
 from headrace.consumers.query.scan_stream import MEDIA_TYPE, ScanEncoder
 from headrace.consumers.serve.node_api import NodeApi
 from headrace.consumers.serve.query_service import posted_json
@@ -44,7 +44,7 @@ class ScanService:
 
     async def respond(self, request: Request) -> Response:
         """The response to a scan. An asker that disconnects ends its scan."""
-        wanted = ScanRequest.parse(await posted_json(request))
+        wanted = RemoteScanRequest.parse(await posted_json(request))
         opening = asyncio.wrap_future(self._threads.submit(self._scanner.open, wanted))
         try:
             scan = await asyncio.shield(opening)
@@ -53,7 +53,7 @@ class ScanService:
             raise
         return StreamingResponse(self._stream(scan, wanted), media_type=MEDIA_TYPE)
 
-    async def _stream(self, scan: RunningScan, request: ScanRequest) -> AsyncIterator[bytes]:
+    async def _stream(self, scan: RunningScan, request: RemoteScanRequest) -> AsyncIterator[bytes]:
         loop = asyncio.get_running_loop()
         encoder = ScanEncoder(scan.schema)
         try:

@@ -30,7 +30,7 @@ from headrace.consumers.query.query_errors import (
 )
 from headrace.consumers.query.remote_rows import RemoteRows, fetch_rows
 from headrace.consumers.query.result_stream import Interrupter, QueryTimer
-from headrace.consumers.query.scan_request import SCAN_ROUTE, ScanRequest
+from headrace.consumers.query.scan_request import SCAN_ROUTE, RemoteScanRequest
 from headrace.consumers.query.scan_stream import ScanCut, ScanEncoder
 from headrace.consumers.query.table_source import LocalFence, LocalSource, Reading, ReadTimer
 from headrace.consumers.serve.server import Server
@@ -40,7 +40,7 @@ from tests.unit.statuses import STATUS
 from tests.waiting import eventually
 
 SCHEMA = pa.schema([("time", pa.timestamp("ns")), ("flow", pa.int64())])
-REQUEST = ScanRequest("g", "plant", "pumps", 1, ("time", "flow"), None, None, after=5)
+REQUEST = RemoteScanRequest("g", "plant", "pumps", 1, ("time", "flow"), None, None, after=5)
 LIMIT_BYTES = 10_000
 
 
@@ -76,7 +76,7 @@ class Members:
         return [self.statuses[name] for name in members]
 
     def fetch(
-        self, url: str, request: ScanRequest, schema: pa.Schema, timer: ReadTimer, reserve: Callable[[int], None]
+        self, url: str, request: RemoteScanRequest, schema: pa.Schema, timer: ReadTimer, reserve: Callable[[int], None]
     ) -> pa.Table:
         self.asked.append(url)
         answer = self.answers[url]
@@ -257,7 +257,7 @@ def test_a_member_answers_over_http(member: FakeMember, timer: QueryTimer) -> No
     encoder = ScanEncoder(SCHEMA)
     member.pieces = [encoder.waiting(), encoder.rows(batch(0)), encoder.rows(batch(10)), encoder.end()]
     assert list(range(20)) == fetch(member, timer)["flow"].to_pylist()
-    assert [REQUEST] == [ScanRequest.parse(document) for document in member.requests]
+    assert [REQUEST] == [RemoteScanRequest.parse(document) for document in member.requests]
 
 
 @pytest.mark.parametrize("then", ["dies", "ends"])

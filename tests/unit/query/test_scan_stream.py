@@ -9,13 +9,13 @@ import pyarrow as pa
 import pytest
 
 from headrace.consumers.query.query_errors import AnswerStale, NotReady, QueryError
-from headrace.consumers.query.scan_request import TAG_TYPE, TAG_VALUES_MAX, ScanInvalid, ScanRequest, wire_schema
+from headrace.consumers.query.scan_request import TAG_TYPE, TAG_VALUES_MAX, RemoteScanRequest, ScanInvalid, wire_schema
 from headrace.consumers.query.scan_stream import ScanCut, ScanEncoder, SchemaAhead, error_of, read_scan
 from headrace.schemas.tables import FieldType, TableSchema
 
 PUMPS = TableSchema("plant", "pumps", 3, ("pump",), (("flow", FieldType.FLOAT64), ("count", FieldType.INT64)))
 SCHEMA = wire_schema(PUMPS, ("pump", "time", "count"))
-REQUEST = ScanRequest(
+REQUEST = RemoteScanRequest(
     "n2", "plant", "pumps", 3, ("pump", "time"), 0, None, {"pump": ("p1", "")}, after=7, timeout_ms=5, wait_ms=2
 )
 
@@ -90,12 +90,12 @@ def test_a_newer_schema_is_not_rounded_to_an_older_one() -> None:
 
 def test_a_request_is_read_as_it_was_sent() -> None:
     """Every part of a request survives its way as JSON values."""
-    assert REQUEST == ScanRequest.parse(REQUEST.document())
+    assert REQUEST == RemoteScanRequest.parse(REQUEST.document())
 
 
 def test_too_many_values_of_tags_narrow_nothing() -> None:
     """More rows are never wrong, and the body of a request has a limit."""
-    many = ScanRequest("g", "d", "t", 1, ("time",), None, None, {"a": tuple(map(str, range(TAG_VALUES_MAX + 1)))})
+    many = RemoteScanRequest("g", "d", "t", 1, ("time",), None, None, {"a": tuple(map(str, range(TAG_VALUES_MAX + 1)))})
     assert {} == many.document()["tags"]
 
 
@@ -116,9 +116,9 @@ def test_too_many_values_of_tags_narrow_nothing() -> None:
 def test_a_bad_request_is_refused_by_name(change: dict[str, Any], message: str) -> None:
     """The error names the parameter that is wrong."""
     with pytest.raises(ScanInvalid, match=message):
-        ScanRequest.parse(REQUEST.document() | change)
+        RemoteScanRequest.parse(REQUEST.document() | change)
     with pytest.raises(ScanInvalid, match="not a JSON object"):
-        ScanRequest.parse([change])
+        RemoteScanRequest.parse([change])
 
 
 def test_a_column_that_is_in_no_schema_is_refused() -> None:
