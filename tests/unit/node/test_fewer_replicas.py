@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any
 
 import duckdb
@@ -14,6 +16,16 @@ import pytest
 
 from headrace.consumers.membership.bootstrap import read_slot_table
 from headrace.consumers.membership.schema_log import SchemaLog
+from headrace.consumers.node.node import Node
+from headrace.consumers.query.query_errors import (
+    AnswerStale,
+    NotCaughtUp,
+    NotReady,
+    SlotNotHeld,
+    TooManyQueries,
+    TooManyScans,
+)
+from headrace.consumers.query.scan_request import RemoteScanRequest
 from headrace.consumers.replication.group_health import Event
 from headrace.consumers.replication.heartbeat import StatusWatch
 from headrace.producers.cluster import Cluster
@@ -112,11 +124,19 @@ class Reference:
 
 @pytest.fixture(scope="module")
 def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
-    """Five nodes of which three hold each row."""
+    """Five nodes of which three hold each row, with a table `wells` that has rows in every group."""
     with (
         pytest.MonkeyPatch.context() as patch,
         running_nodes(tmp_path_factory.mktemp("five"), patch, NAMES, 1_000_000, replication=3) as nodes,
     ):
+        numbers = range(20 * HOURS)
+        rows = {
+            "pump": [f"p{number % 20}" for number in numbers],
+            "time": [number // 20 * HOUR_NS for number in numbers],
+            "flow": [1.0 for _ in numbers],
+        }
+        with connected(nodes) as shared, TableWriter(shared, "plant", "wells", WriterSettings(quorum=3)) as writer:
+            writer.write(pa.table(rows), ["pump"])
         yield nodes
 
 
@@ -212,3 +232,66 @@ def test_a_node_that_is_not_in_the_table_joins_nothing(nodes: Nodes) -> None:
         assert 'headrace_ready{cluster="c"} 0.0' in httpx.get(f"{node.http_address}/metrics").text
     finally:
         nodes.stop("n6")
+
+
+def scan_of(node: Node, table: str, **changed: Any) -> RemoteScanRequest:
+    """A scan of a table in the first group of a node."""
+    group = next(iter(node.groups.values())).name
+    version = node.source.schema("plant", table).version
+    request = RemoteScanRequest(
+        group, "plant", table, version, ("time",), None, None, timeout_ms=20_000, wait_ms=10_000
+    )
+    return replace(request, **changed)
+
+
+def test_a_member_that_stops_serving_ends_its_scan(nodes: Nodes) -> None:
+    """Rows that were sent are not enough: the group must serve behind the last one."""
+    node = nodes.running["n3"]
+    node.divergence_monitor.stop()
+    group = next(iter(node.groups.values()))
+    scan = node.scanner.open(scan_of(node, "wells"))
+    try:
+        assert scan.next() is not None
+        group.health.report(Event.DISPUTE, "members differ")
+        with pytest.raises(AnswerStale, match="members differ"):
+            list(iter(scan.next, None))
+        with pytest.raises(NotReady, match="members differ"):
+            node.scanner.open(scan_of(node, "wells"))
+    finally:
+        group.health.report(Event.AGREE)
+        scan.close()
+    assert 0 == node.scanner.statistics.running
+
+
+def test_scans_for_other_nodes_have_their_own_permits(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nodes whose queries take all places still answer each other's scans; one scan too many is refused at once."""
+    for node in nodes.running.values():
+        monkeypatch.setattr(node.engine, "_permits", threading.BoundedSemaphore(1))
+    with ExitStack() as opened:
+        for node in nodes.running.values():
+            result = opened.enter_context(node.engine.query("SELECT count(*) AS c FROM plant.wells"))
+            assert sum(batch.num_rows for batch in result.batches()) == 1
+            with pytest.raises(TooManyQueries):
+                node.engine.query("SELECT 1")
+    node = nodes.running["n4"]
+    with ExitStack() as opened:
+        for _ in range(node.scanner.scans_max):
+            opened.callback(node.scanner.open(scan_of(node, "wells")).close)
+        with pytest.raises(TooManyScans):
+            node.scanner.open(scan_of(node, "wells"))
+    assert 0 == node.scanner.statistics.running
+
+
+def test_a_scan_that_cannot_be_given_is_refused(nodes: Nodes) -> None:
+    """A group of others, a version of the schema that nobody has, an offset that is not reached: all by their names."""
+    node = nodes.running["n5"]
+    elsewhere = next(name for name in NAMES if name not in {group.name for group in node.groups.values()})
+    with pytest.raises(SlotNotHeld, match=f"node n5 does not hold group {elsewhere}"):
+        node.scanner.open(scan_of(node, "wells", group=elsewhere))
+    with pytest.raises(NotCaughtUp, match="version 99 of the schema"):
+        node.scanner.open(scan_of(node, "wells", version=99))
+    scan = node.scanner.open(scan_of(node, "wells", after=10**6, wait_ms=50))
+    with pytest.raises(NotCaughtUp, match="did not reach offset 1000000"):
+        scan.next()
+    scan.close()
+    assert 0 == node.scanner.statistics.running
