@@ -18,11 +18,22 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from headrace.consumers.membership.slot_table import SlotTable
 from headrace.consumers.replication import journal
 from headrace.consumers.replication.group_state import GroupState, LogBase, ProducerState
 from headrace.consumers.store.segment import Runs, SegmentRows, encode_segment
 from headrace.consumers.store.segment_files import SegmentName
 from headrace.consumers.store.settings import StoreSettings
+from headrace.schemas.membership_records import (
+    Cancel,
+    Change,
+    ChangeKind,
+    Exile,
+    Formal,
+    MetadataClaim,
+    PreDone,
+    SlotDone,
+)
 from headrace.schemas.messages import (
     Anchor,
     Body,
@@ -44,6 +55,7 @@ from headrace.schemas.messages import (
 from headrace.schemas.payload import decode_rows, encode_rows, row_schema
 from headrace.schemas.records import (
     Create,
+    MembershipRecord,
     Role,
     Status,
     decode_membership,
@@ -59,6 +71,7 @@ from headrace.schemas.tables import (
     RecordName,
     RecordRefusal,
     TableChange,
+    TableDrop,
     TableSchema,
     TimeResolution,
 )
@@ -109,6 +122,20 @@ STATUS = Status(
 
 
 REFUSAL = RecordRefusal(RecordName("n1", 41, bytes(range(16))), "plant", "pumps", 3)
+
+
+# After a join and a removal: births differ, slots have moved, and a group has ended.
+SLOT_TABLE = SlotTable.create(("n1", "n2", "n3", "n4"), 2, 64).add_node("n5").remove_node("n2")
+LEADERSHIP = Leadership(3, "n1", "0123456789abcdef")
+CHANGES: tuple[MembershipRecord, ...] = (
+    MetadataClaim(LEADERSHIP),
+    Change(LEADERSHIP, "a-request", ChangeKind.REMOVE, "n2", "a-store", SLOT_TABLE.to_bytes()),
+    PreDone(7, "n3", "n1", 4, 1 << 40),
+    Formal(LEADERSHIP, 7),
+    SlotDone(7, "n4", (0, 9_999)),
+    Cancel(LEADERSHIP, 7),
+    Exile(LEADERSHIP, "n2"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,21 +205,22 @@ def goldens() -> list[Golden]:
             decode_schema_change,
             "refusal",
         ),
-        Golden(
-            "membership-create",
-            ("n1", Create(("n1", "n2", "n3"), 3, 10_000)),
-            lambda pair: encode_membership(*pair),
-            decode_membership,
-            "membership",
-        ),
+        _change("table-drop", TableDrop("plant", "pumps", 3), "table_drop"),
+        _membership("membership-create", Create(("n1", "n2", "n3"), 3, 10_000), "membership"),
+        *(_membership(f"membership-{type(each).__name__.lower()}", each, "membership_change") for each in CHANGES),
+        Golden("slot-table", SLOT_TABLE, SlotTable.to_bytes, SlotTable.from_bytes, "slot_table"),
         Golden("state", _state(), GroupState.to_bytes, GroupState.from_bytes, "state"),
         Golden("rows", rows(), lambda batch: bytes(encode_rows(batch, "zstd").to_pybytes()), decode_rows),
         Golden("journal-entry", _entry(), journal._encode, partial(journal._decode, "n1", 9)),
     ]
 
 
-def _change(name: str, change: DatabaseChange | TableChange) -> Golden:
-    return Golden(name, ("a-writer", change), lambda pair: encode_schema_change(*pair), decode_schema_change, "table")
+def _change(name: str, change: DatabaseChange | TableChange | TableDrop, schema: str = "table") -> Golden:
+    return Golden(name, ("a-writer", change), lambda pair: encode_schema_change(*pair), decode_schema_change, schema)
+
+
+def _membership(name: str, record: MembershipRecord, schema: str) -> Golden:
+    return Golden(name, ("n1", record), lambda pair: encode_membership(*pair), decode_membership, schema)
 
 
 def _state() -> GroupState:

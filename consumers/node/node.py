@@ -27,9 +27,10 @@ from headrace.consumers.integrity.divergence_monitor import DivergenceMonitor
 from headrace.consumers.integrity.scrubber import Scrubber
 from headrace.consumers.membership.bootstrap import join_cluster
 from headrace.consumers.membership.cluster_topics import ClusterTopics, TopicCopies
+from headrace.consumers.membership.ring import ClusterInvalid
 from headrace.consumers.membership.schema_history import HISTORY_FILE, lost_error
 from headrace.consumers.membership.schema_log import SchemaLog
-from headrace.consumers.membership.slot_table import ClusterInvalid, SlotTable
+from headrace.consumers.membership.slot_table import SlotTable
 from headrace.consumers.node.data_directory import DataDirectoryUnusable, Identity
 from headrace.consumers.node.http_address import HttpAddress
 from headrace.consumers.node.local_groups import LocalGroups

@@ -56,8 +56,7 @@ class ClusterSource:
 
     def fence(self, stale_s: float = 0.0) -> ReadFence:
         """See TableSource. An older answer is given only by a node that holds every group."""
-        here = {group.name for group in list(self._local.groups.values())}
-        absent = [name for name in self.remote.placement.headers if name not in here]
+        absent = self._absent()
         try:
             return self._fence(whole=not absent)
         except NotReady as error:
@@ -69,6 +68,11 @@ class ClusterSource:
                     [error.message, f"an older answer would lack {_groups(absent)}, which this node does not hold"]
                 ) from error
         return self._local.stale_fence(stale_s)
+
+    def _absent(self) -> list[str]:
+        """The groups that are not here."""
+        here = {group.name for group in list(self._local.groups.values())}
+        return [name for name in self.remote.placement.headers if name not in here]
 
     def _fence(self, *, whole: bool) -> ClusterFence:
         """`whole`: all groups are here, so that an older answer is a way out. Raises NotReady."""
@@ -91,8 +95,10 @@ class ClusterSource:
         )
 
     def tables(self) -> Sequence[tuple[str, str]]:
-        """See TableSource."""
-        return self._local.tables()
+        """See TableSource. A node that does not hold every group lists dropped tables as well."""
+        # Others may have rows that were written since the drop, and a table that is missing here would be an error
+        # for the client that wrote them.
+        return self._local.known_tables() if self._absent() else self._local.tables()
 
     def schema(self, database: str, table: str) -> TableSchema:
         """See TableSource."""

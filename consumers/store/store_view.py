@@ -145,6 +145,15 @@ class StoreView:
         with self.lock:
             return sorted(self._tables)
 
+    def is_empty(self, key: TableKey) -> bool:
+        """Whether no row of a table is left: none at all, or a delete of the whole table outranks every one."""
+        with self.lock:
+            batches = [batch for memtable in (*self._frozen, self._live) for batch in memtable.snapshot(key)]
+            ranks = [(batch.era, batch.version) for batch in batches]
+            ranks += [(entry.era, entry.last_version) for entry in self._entries.get(key, {}).values()]
+            deletes = [(each.era, each.version) for each in self._tombstones.get(key, ()) if each.is_whole_table]
+        return not ranks or max(deletes, default=(0, 0)) > max(ranks)
+
     def entries(self) -> list[SegmentEntry]:
         """The whole catalogue in order of name."""
         with self.lock:

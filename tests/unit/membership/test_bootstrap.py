@@ -8,7 +8,7 @@ from headrace.connectors.log.memory import MemoryLog
 from headrace.connectors.log.port import TopicMissing
 from headrace.connectors.log.topics import Topics
 from headrace.consumers.membership.bootstrap import ClusterDiffers, join_cluster
-from headrace.consumers.membership.slot_table import ClusterInvalid
+from headrace.consumers.membership.ring import ClusterInvalid
 from headrace.schemas.records import Create
 
 TOPICS = Topics("c")
