@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from headrace.consumers.store.compaction import Compaction, plan_compaction
-    from headrace.consumers.store.jobs import CompactJob, DropJob, SealJob, StoreJob
+    from headrace.consumers.store.jobs import CompactJob, DropJob, SealJob
     from headrace.consumers.store.memtable import MemtableSize
     from headrace.consumers.store.scan import TableScan
     from headrace.consumers.store.segment import SegmentEntry
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         StoreUnwritable,
         TableUnknown,
     )
+    from headrace.consumers.store.store_job import StoreJob
     from headrace.consumers.store.tombstones import Tombstone
 
 _HOMES = {
@@ -47,7 +48,7 @@ _HOMES = {
     "StoreFormatUnknown": "headrace.consumers.store.store_errors",
     "StoreFull": "headrace.consumers.store.store_errors",
     "StoreLocked": "headrace.consumers.store.store_errors",
-    "StoreJob": "headrace.consumers.store.jobs",
+    "StoreJob": "headrace.consumers.store.store_job",
     "StoreSettings": "headrace.consumers.store.settings",
     "StoreUnwritable": "headrace.consumers.store.store_errors",
     "TableUnknown": "headrace.consumers.store.store_errors",

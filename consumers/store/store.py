@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from headrace.consumers.store.compaction import Compaction, plan_compaction
 from headrace.consumers.store.index import RunsCache
-from headrace.consumers.store.jobs import CompactJob, DropJob, SealJob, StoreComponents
+from headrace.consumers.store.jobs import CompactJob, DropJob, SealJob
 from headrace.consumers.store.last_rows import (
     LiveSummaries,
     apply_tombstones,
@@ -25,6 +25,7 @@ from headrace.consumers.store.scan import TableScan, read_table
 from headrace.consumers.store.segment import SegmentEntry
 from headrace.consumers.store.settings import StoreSettings
 from headrace.consumers.store.store_directory import open_directories, quarantine, write_snapshot
+from headrace.consumers.store.store_job import StoreComponents
 from headrace.consumers.store.store_view import StoreView
 from headrace.consumers.store.tombstones import tombstone
 from headrace.schemas.tables import DatabaseSchema, TableSchema
@@ -141,8 +142,8 @@ class Store:
     ) -> SealJob:
         """Freezes all unsealed rows as of `version`; they stay visible until the job has sealed them.
 
-        `era` is the lowest era of any row written after this seal: tombstones of no higher era are purged
-        once no segment needs them. `state` is committed with the segments. `schemas` gives the schema under
+        `era` is the lowest era of any row written or loaded after this seal: tombstones of no higher era are
+        purged once no segment needs them. `state` is committed with the segments. `schemas` gives the schema under
         which each table is sealed, at least the newest that its rows were written under (the default). It
         must be the same on every replica.
         """
@@ -231,7 +232,7 @@ class Store:
             keys = [(database, table, bucket) for bucket in range(view.metadata.database.buckets)]
             sealed = [batch for batch in map(components.last, keys) if batch is not None]
             era_max, frontier = components.view.era_max, components.view.frontier
-        # Tombstones up to the frontier were applied to the sealed last rows by their seal.
+        # Tombstones that came up to the frontier were applied to the sealed last rows by their seal.
         unapplied = view.tombstones.newer_than(frontier)
         batches = [apply_tombstones(batch, unapplied, era_max) for batch in sealed] if unapplied else sealed
         batches = [with_tags(batch, wanted) for batch in (*batches, components.live.of(view).last)]

@@ -28,11 +28,11 @@ from pathlib import Path
 
 from headrace.connectors.files import PARTIAL_SUFFIX, create_directories, fsync_directory, rename_durably
 from headrace.consumers.store.index import Index, IndexContent
-from headrace.consumers.store.jobs import StoreComponents
 from headrace.consumers.store.segment import SegmentEntry
 from headrace.consumers.store.segment_files import SEGMENT_SUFFIX, SegmentFiles, path_component, translate_errors
 from headrace.consumers.store.settings import StoreSettings
 from headrace.consumers.store.store_errors import StoreDamaged
+from headrace.consumers.store.store_job import StoreComponents
 
 INDEX_DIRECTORY = "index"
 SEGMENTS_DIRECTORY = "segments"

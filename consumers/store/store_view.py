@@ -56,7 +56,7 @@ class StoreView:
         self._frozen: list[Memtable] = []
         self._live = Memtable()
         self._last: dict[BucketKey, pa.RecordBatch] = {}
-        self.era_max = max((entry.era for entry in content.entries.values()), default=0)
+        self.era_max = max((max(entry.era, entry.held_since) for entry in content.entries.values()), default=0)
         for entry in content.entries.values():
             self._entries.setdefault((entry.database, entry.table), {})[entry.name] = entry
 

@@ -17,7 +17,7 @@ SEGMENT, TOMBSTONES, SCANS, FULL_DISK = (
     "test_index_full_disk.py",
 )
 
-ORDER, EDGES = "test_durable_order.py", "test_edges.py"
+ORDER, EDGES, LOADS = "test_durable_order.py", "test_edges.py", "test_loads.py"
 
 STORE = (
     Mutant(
@@ -142,14 +142,14 @@ STORE = (
     ),
     Mutant(
         "jobs_in_any_order",
-        "store/jobs.py",
+        "store/store_job.py",
         "            if self._components.queue[0] is not self:\n",
         "            if False:\n",
         (STORE_TESTS,),
     ),
     Mutant(
         "failed_job_is_done",
-        "store/jobs.py",
+        "store/store_job.py",
         "            self._execute()\n            self.done = True\n",
         "            self.done = True\n            self._execute()\n",
         (RECOVERY,),
@@ -229,7 +229,7 @@ STORE = (
     Mutant(
         "drop_of_rows_of_higher_rank",
         "store/jobs.py",
-        "            and drop.outranks(entry.era, entry.last_version)\n",
+        "            and entry.is_subject_to(drop)\n",
         "",
         (EDGES,),
     ),
@@ -266,8 +266,8 @@ STORE = (
     Mutant(
         "tombstone_deletes_rows_of_its_own_rank",
         "store/tombstone_set.py",
-        "return bisect_right(self.items, (era, version), key=_rank)",
-        "return bisect_right(self.items, (era, version - 1), key=_rank)",
+        "return bisect_right(self.items, max((era, version), (held_since, -1)), key=_rank)",
+        "return bisect_right(self.items, max((era, version - 1), (held_since, -1)), key=_rank)",
         (DELETES, TOMBSTONES),
     ),
     Mutant(
@@ -343,9 +343,37 @@ STORE = (
     Mutant(
         "era_of_a_last_row_ignored",
         "store/last_rows.py",
-        "np.lexsort((np.arange(len(codes)), eras, times, codes))",
-        "np.lexsort((np.arange(len(codes)), times, codes))",
+        "np.lexsort((np.arange(len(codes)), versions, eras, times, codes))",
+        "np.lexsort((np.arange(len(codes)), versions, times, codes))",
         (DELETES, STORE_TESTS),
+    ),
+    Mutant(
+        "version_of_a_last_row_ignored",
+        "store/last_rows.py",
+        "np.lexsort((np.arange(len(codes)), versions, eras, times, codes))",
+        "np.lexsort((np.arange(len(codes)), eras, times, codes))",
+        (LOADS,),
+    ),
+    Mutant(
+        "tombstone_of_the_time_before_the_slot_came",
+        "store/tombstone_set.py",
+        "max((era, version), (held_since, -1))",
+        "(era, version)",
+        (TOMBSTONES, LOADS),
+    ),
+    Mutant(
+        "carried_tombstones_ignored",
+        "store/tombstone_set.py",
+        "        return TombstoneSet((*own.items, *entry.carried)) if entry.carried else own\n",
+        "        return own\n",
+        (TOMBSTONES, LOADS),
+    ),
+    Mutant(
+        "drop_of_a_slot_before_it_came",
+        "store/segment.py",
+        "tombstone.era >= self.held_since and tombstone.outranks(self.era, self.last_version)",
+        "tombstone.outranks(self.era, self.last_version)",
+        (LOADS,),
     ),
     Mutant(
         "hidden_last_row_removed_although_older_rows_are_there",
