@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import groupby, pairwise
 
 from headrace.consumers.store.segment import SegmentEntry
 from headrace.consumers.store.segment_files import SegmentName
@@ -50,7 +50,10 @@ def plan_compaction(
     of_table, none = by_table(tombstones), TombstoneSet()
     for location, segments in sorted(locations.items()):
         segments.sort(key=lambda entry: entry.first_version)
-        plans.extend(_plan_location(segments, of_table.get(location[:2], none), settings))
+        # A file that is not here cannot be merged, nor can those on its two sides be merged around it.
+        for awaited, here in groupby(segments, key=lambda entry: entry.awaited):
+            if not awaited:
+                plans.extend(_plan_location(list(here), of_table.get(location[:2], none), settings))
     return plans
 
 

@@ -19,7 +19,8 @@ from headrace.consumers.store.row_order import Part, SortedTable, sort_table
 from headrace.consumers.store.segment import Runs, SegmentEntry, encode_segment
 from headrace.consumers.store.segment_files import SegmentName
 from headrace.consumers.store.segment_reader import read_rows, schema_of_file
-from headrace.consumers.store.store_errors import JobSuperseded
+from headrace.consumers.store.slots import without_held
+from headrace.consumers.store.store_errors import JobSuperseded, SegmentAwaited
 from headrace.consumers.store.store_job import StoreComponents, StoreJob
 from headrace.consumers.store.tombstone_set import TombstoneSet, by_table, visible, without_deleted
 from headrace.consumers.store.tombstones import Tombstone
@@ -183,7 +184,7 @@ class SealJob(StoreJob):
         # era `era_min`. And each segment that the tombstone overlaps has it applied, or reading that segment
         # would bring its rows back.
         entries: dict[TableKey, list[SegmentEntry]] = {}
-        for entry in (*self._components.view.entries(), *added):
+        for entry in (*self._components.view.catalogue(), *added):
             entries.setdefault((entry.database, entry.table), []).append(entry)
         return {
             each
@@ -202,6 +203,7 @@ class CompactJob(StoreJob):
         self.inputs = tuple(inputs)
         # Those known at this version, not when the job runs: the output must be the same on every replica.
         self._tombstones = components.view.tombstones_by_table()
+        self._held = components.held
 
     def _execute(self) -> None:
         view = self._components.view
@@ -209,10 +211,16 @@ class CompactJob(StoreJob):
         if not found:
             # The record was applied before a crash and is read again, or its slice has been dropped since.
             return
-        if len(found) != len(self.inputs) or not are_neighbours(found, view.entries()):
+        if len(found) != len(self.inputs) or not are_neighbours(found, view.catalogue()):
             raise JobSuperseded(
                 f"compaction at version {self.version} names segments that are not neighbours here: {', '.join(self.inputs)}"
             )
+        if len(without_held(found, self._held)) < len(found):
+            raise JobSuperseded(f"compaction at version {self.version} names segments of slots that leave")
+        awaited = [entry.name for entry in found if entry.awaited]
+        if awaited:
+            # Never skipped: the members that have the file merge it.
+            raise SegmentAwaited(f"compaction at version {self.version} waits for {', '.join(awaited)}")
         self._replace(found, self._merge(found))
 
     def _merge(self, inputs: Sequence[SegmentEntry]) -> _WrittenSegment | None:
@@ -248,7 +256,7 @@ class CompactJob(StoreJob):
         return _WrittenSegment(entry, encoded.runs, last_of_segment(segment, entry))
 
     def _replace(self, inputs: Sequence[SegmentEntry], output: _WrittenSegment | None) -> None:
-        added = [] if output is None else [(output.entry, output.runs)]
+        added: list[tuple[SegmentEntry, Runs | None]] = [] if output is None else [(output.entry, output.runs)]
         _replace_segments(self._components, inputs, added)
 
 
@@ -259,14 +267,17 @@ class DropJob(StoreJob):
         """Created by `Store.drop`, whose tombstone has made the rows invisible already."""
         super().__init__(components, version)
         self._tombstone = tombstone
+        self._held = components.held
 
     def _execute(self) -> None:
         drop = self._tombstone
         assert drop.end_ns is not None
         dropped = [
             entry
-            for entry in self._components.view.entries()
-            if (entry.database, entry.table) == (drop.database, drop.table)
+            for entry in without_held(self._components.view.catalogue(), self._held)
+            # Read again after a crash, a drop finds files that were loaded after it: another replica keeps them.
+            if entry.loaded_version < self.version
+            and (entry.database, entry.table) == (drop.database, drop.table)
             and entry.max_time_ns < drop.end_ns
             and entry.is_subject_to(drop)
         ]
@@ -275,7 +286,7 @@ class DropJob(StoreJob):
 
 
 def _replace_segments(
-    components: StoreComponents, removed: Sequence[SegmentEntry], added: list[tuple[SegmentEntry, Runs]]
+    components: StoreComponents, removed: Sequence[SegmentEntry], added: list[tuple[SegmentEntry, Runs | None]]
 ) -> None:
     names = [entry.name for entry in removed]
     with components.commit_lock:

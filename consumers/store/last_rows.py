@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import is_
+from pathlib import Path
 from weakref import ref
 
 import numpy as np
@@ -22,9 +23,10 @@ import pyarrow.compute as pc
 from headrace.consumers.store.batch_columns import Int64s, field_column, narrow_text, series_mask, tag_column
 from headrace.consumers.store.memtable import LiveBatch, TableKey
 from headrace.consumers.store.row_order import order_rows, runs_of
-from headrace.consumers.store.segment import SegmentEntry, SegmentRows
+from headrace.consumers.store.segment import Runs, SegmentEntry, SegmentRows
+from headrace.consumers.store.segment_reader import read_rows
 from headrace.consumers.store.store_view import TableView
-from headrace.consumers.store.tombstone_set import TombstoneSet, visible
+from headrace.consumers.store.tombstone_set import TombstoneSet, visible, without_deleted
 from headrace.schemas.payload import SERIES_COLUMN
 from headrace.schemas.tables import TIME_COLUMN, FieldType, TableSchema
 
@@ -35,6 +37,8 @@ STALE_COLUMN = "__stale"
 VERSION_COLUMN = "__version"
 
 SINCE_COLUMN = "__since"
+
+_EARLIEST = np.iinfo(np.int64).min
 
 _FIXED = (SERIES_COLUMN, TIME_COLUMN, ERA_COLUMN, STALE_COLUMN, VERSION_COLUMN, SINCE_COLUMN)
 
@@ -66,6 +70,40 @@ def last_of_segment(rows: SegmentRows, entry: SegmentEntry) -> pa.RecordBatch:
     ends = np.cumsum(rows.runs.lengths) - 1
     fields = {name: values.take(pa.array(ends)) for name, values in rows.fields.items()}
     return last_batch(rows.runs.keys, rows.times[ends], LastRanks.of_segment(entry, len(ends)), fields)
+
+
+def newest_of_file(
+    path: Path,
+    entry: SegmentEntry,
+    runs: Runs,
+    tombstones: TombstoneSet,
+    known: pa.RecordBatch,
+    fields: Mapping[str, FieldType],
+) -> pa.RecordBatch:
+    """The newest rows of a segment's series, as far as they may be newer than the last rows in `known`.
+
+    `tombstones` are those that are not applied to the file. Only rows that matter are read: the series of most
+    files of earlier slices have a newer row already.
+    """
+    place = pc.index_in(runs.keys, value_set=known.column(0))
+    newest = pc.fill_null(known.column(1).take(place), _EARLIEST).to_numpy()
+    wanted = runs.last_ns >= newest
+    if not wanted.any():
+        return empty_last(fields)
+    # A tombstone may leave an older row the newest one; without any it is the last of its series.
+    deleting = bool(tombstones) and tombstones.matches(runs.keys)
+    start_ns = None if deleting else int(runs.last_ns[wanted].min())
+    rows = read_rows(path, entry, runs, list(fields), start_ns, None, wanted)
+    (rows,) = without_deleted([rows], tombstones, [0])
+    if not len(rows):
+        return empty_last(fields)
+    ordering = order_rows([rows])
+    starts, codes, lengths = runs_of(ordering.codes)
+    ends = starts + lengths - 1
+    at = pa.array(ordering.rows[ends])
+    columns = {name: field_column([rows], name, kind).take(at) for name, kind in fields.items()}
+    keys = ordering.keys.take(pa.array(codes))
+    return last_batch(keys, ordering.times[ends], LastRanks.of_segment(entry, len(ends)), columns)
 
 
 def merge_last(batches: Sequence[pa.RecordBatch], fields: Mapping[str, FieldType]) -> pa.RecordBatch:

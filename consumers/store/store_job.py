@@ -19,15 +19,17 @@ from abc import ABC, abstractmethod
 from collections import deque
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import ClassVar
 
 import pyarrow as pa
 
-from headrace.consumers.store.index import BucketKey, Index, RunsCache
+from headrace.consumers.store.index import BucketKey, Index, IndexChanges, RunsCache
 from headrace.consumers.store.last_rows import LiveSummaries, decode_last
 from headrace.consumers.store.pruning import OverlapCache
 from headrace.consumers.store.segment_files import SegmentFiles
 from headrace.consumers.store.settings import StoreSettings
+from headrace.consumers.store.slots import Slots
 from headrace.consumers.store.store_errors import JobOutOfOrder
 from headrace.consumers.store.store_view import StoreView
 
@@ -37,7 +39,9 @@ class StoreComponents:
     """The components that the jobs of one store share.
 
     `encoders` runs work that needs CPU. `commit_lock` is held from an index commit to the change in memory,
-    and by snapshots.
+    and by snapshots. `work_lock` is held by the running job, and while a file that was awaited is attached:
+    both read the last rows of a bucket and commit them changed. Fetched files are in `staging`. The files of
+    `held` slots are those of a cut and do not change.
     """
 
     group: str
@@ -49,8 +53,26 @@ class StoreComponents:
     overlaps: OverlapCache
     live: LiveSummaries
     encoders: Executor
+    staging: Path
+    held: tuple[Slots, ...] = ()
+    work_lock: threading.Lock = field(default_factory=threading.Lock)
     commit_lock: threading.Lock = field(default_factory=threading.Lock)
     queue: deque[StoreJob] = field(default_factory=deque)
+
+    def commit(self, changes: IndexChanges) -> None:
+        """Commits changes of segments: in the index, then in memory."""
+        # A snapshot between the two would checkpoint an index that names segments which it does not link.
+        with self.commit_lock:
+            self.index.commit(changes, self.files.pinned())
+            last = {key: decode_last(data) for key, data in changes.last.items()}
+            removed = [entry for name in changes.removed if (entry := self.view.entry(name)) is not None]
+            self.view.commit(
+                removed=removed,
+                added=[entry for entry, _ in changes.added],
+                last=last,
+                tables=changes.tables,
+                loaded_version=changes.loaded_version,
+            )
 
     def last(self, key: BucketKey) -> pa.RecordBatch | None:
         """The sealed last rows of one bucket of a table."""
@@ -83,7 +105,7 @@ class StoreJob(ABC):
         Raises JobOutOfOrder while an earlier job has not succeeded, StoreFull (run it again once there is
         space), StoreUnwritable or StoreDamaged. After an error nothing has become visible.
         """
-        with self._running:
+        with self._running, self._components.work_lock:
             if self.done:
                 return
             # In order: a merge names segments that an earlier seal writes. The frontier of a seal also states
