@@ -151,7 +151,7 @@ class KafkaLog:
 
     def appender(self) -> KafkaAppender:
         """See Log."""
-        return KafkaAppender(appender_settings(self.bootstrap, self._settings))
+        return KafkaAppender(appender_settings(self.bootstrap, self._settings), lambda topic: self._end(topic) >= 0)
 
     def close(self) -> None:
         """See Log."""

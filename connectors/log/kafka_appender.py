@@ -3,25 +3,49 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
+import structlog
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from headrace.connectors.deadline import Deadline
 from headrace.connectors.log.kafka_errors import append_error, translated
 from headrace.connectors.log.port import CLOSE_FLUSH_S, Headers, LogUnavailable, OnDelivery
+from headrace.schemas.errors import HeadraceError
 
 FULL_QUEUE_TIMEOUT_S = 300.0
+REPORT_POLL_S = 0.1
+STALL_POLLS = 300
+"""So many polls without a report, of a client that has records: is it stalled, or is Kafka away?"""
+STALL_POLLS_MAX = 16 * STALL_POLLS
+_log = structlog.get_logger(__name__)
 
 
 class KafkaAppender:
-    """See Appender. Delivery reports are served by a thread of its own."""
+    """See Appender. Delivery reports are served by a thread of its own.
 
-    def __init__(self, settings: Mapping[str, Any]) -> None:
-        """Raises LogUnavailable when there can be no client."""
-        with translated(""):
-            self._producer = Producer(dict(settings))
+    A client that fails for good is replaced at the next append, as after a broker that lost the end of a log: it no
+    longer knows the producer's last sequence number. So is one that delivers nothing although Kafka answers others.
+    """
+
+    # Of the records that the failed client still had nobody knows whether they are in the log: they are reported as
+    # unknown. One that arrives late is of an older batch than those of the next client, and replicas drop it.
+    # A client that stalls for good was seen in a fault run, after a restart of the broker: its node stayed fenced.
+
+    def __init__(self, settings: Mapping[str, Any], answers: Callable[[str], bool] = lambda _topic: False) -> None:
+        """`answers(topic)`: whether Kafka answers another client about a topic.
+
+        Raises LogUnavailable when there can be no client.
+        """
+        self._settings = dict(settings)
+        self._answers = answers
+        self._topic = ""
+        self._reports = 0
+        self._lock = threading.Lock()
+        self._producer = self._new_producer()
+        self._failed: list[Producer] = []
         self._closed = threading.Event()
         self._report_thread = threading.Thread(target=self._serve_reports, name="delivery-reports", daemon=True)
         self._report_thread.start()
@@ -37,16 +61,19 @@ class KafkaAppender:
     ) -> None:
         """See Appender. Raises RecordTooLarge at once."""
         deadline = Deadline(FULL_QUEUE_TIMEOUT_S)
+        self._topic = topic
 
         def report(error: KafkaError | None, message: Message) -> None:
+            self._reports += 1
             if on_delivery is not None:
                 on_delivery(
                     None if error else message.offset(), append_error(error, topic, len(value)) if error else None
                 )
 
         while True:
+            producer = self._producer
             try:
-                self._producer.produce(topic, value, key=key, partition=0, headers=list(headers), on_delivery=report)
+                producer.produce(topic, value, key=key, partition=0, headers=list(headers), on_delivery=report)
                 return
             except BufferError:
                 # The queue is full: waiting is the back-pressure on a caller that is faster than the broker.
@@ -56,18 +83,87 @@ class KafkaAppender:
                     ) from None
                 self._closed.wait(0.002)
             except KafkaException as error:
-                raise append_error(error.args[0], topic, len(value)) from error
+                if not _is_fatal(error):
+                    raise append_error(error.args[0], topic, len(value)) from error
+                # It was not queued: the next client takes it.
+                self._replace(producer)
 
     def flush(self, timeout_s: float) -> int:
         """See Appender."""
-        return int(self._producer.flush(timeout_s))
+        deadline = Deadline(timeout_s)
+        return sum(self._flush(producer, deadline) for producer in (*self._failed, self._producer))
 
     def close(self, flush_s: float = CLOSE_FLUSH_S) -> None:
         """See Appender."""
-        self._producer.flush(flush_s)
+        self.flush(flush_s)
         self._closed.set()
         self._report_thread.join(timeout=5.0)
 
+    def _flush(self, producer: Producer, deadline: Deadline) -> int:
+        try:
+            return int(producer.flush(deadline.left_s()))
+        except KafkaException as error:
+            if not _is_fatal(error):
+                raise append_error(error.args[0], "", 0) from error
+        self._replace(producer)
+        while len(producer) and not deadline.passed():
+            producer.poll(0.01)
+        return len(producer)
+
+    def _new_producer(self) -> Producer:
+        with translated(""):
+            return Producer(dict(self._settings))
+
+    def _replace(self, producer: Producer) -> None:
+        with self._lock:
+            # Another thread may have met the same failure.
+            if producer is not self._producer:
+                return
+            self._producer = self._new_producer()
+            self._failed.append(producer)
+        producer.purge()
+        _log.warning("Kafka producer failed and was replaced", records_unknown=len(producer))
+
     def _serve_reports(self) -> None:
+        silence = _Silence()
         while not self._closed.is_set():
-            self._producer.poll(0.1)
+            producer = self._producer
+            _serve(producer, REPORT_POLL_S)
+            if silence.is_stall(self._reports, len(producer)) and self._answers(self._topic):
+                with suppress(HeadraceError):
+                    self._replace(producer)
+            for failed in list(self._failed):
+                _serve(failed, 0.0)
+                if not len(failed):
+                    self._failed.remove(failed)
+
+
+class _Silence:
+    """How long a client with records has reported nothing, in polls: a process that was stopped made none."""
+
+    def __init__(self) -> None:
+        self._polls, self._limit, self._reports = 0, STALL_POLLS, 0
+
+    def is_stall(self, reports: int, records: int) -> bool:
+        """Whether the silence has reached its limit, which doubles each time."""
+        if reports != self._reports:
+            self._limit = STALL_POLLS
+        if reports != self._reports or not records:
+            self._polls, self._reports = 0, reports
+            return False
+        self._polls += 1
+        if self._polls < self._limit:
+            return False
+        self._polls, self._limit = 0, min(2 * self._limit, STALL_POLLS_MAX)
+        return True
+
+
+def _serve(producer: Producer, timeout_s: float) -> None:
+    # A failed client is replaced by whoever appends next: without a record to append it hurts nobody.
+    with suppress(KafkaException):
+        producer.poll(timeout_s)
+
+
+def _is_fatal(error: KafkaException) -> bool:
+    cause: KafkaError = error.args[0]
+    return cause.fatal() or cause.code() == KafkaError._FATAL

@@ -75,10 +75,15 @@ class NodeRecoveryEnvironment:
         """See RecoveryEnvironment."""
         return self._log_consumer.durable_offset(topic)
 
+    def is_released(self, topic: str) -> bool:
+        """See RecoveryEnvironment."""
+        return self._log_consumer.release(topic, 0.0)
+
     def is_idle(self, topic: str) -> bool:
         """See RecoveryEnvironment."""
-        released = self._log_consumer.release(topic, 0.0)
-        return released and self.groups[topic].replica.state.version == self._log_consumer.durable_version(topic)
+        return self.is_released(topic) and self.groups[
+            topic
+        ].replica.state.version == self._log_consumer.durable_version(topic)
 
     def source(self, url: str, group: str) -> Source:
         """See RecoveryEnvironment."""

@@ -69,6 +69,7 @@ class RecoveryCoordinator:
         self._recoveries: dict[str, Recovery] = {}
         self._reserved: set[str] = set()
         self._copying: set[str] = set()
+        self._installing: set[str] = set()
         self._reserving = threading.Lock()
         self._excluded_until_s: dict[tuple[str, str], float] = {}
         self._task = PeriodicTask("recovery-planner", TURN_S, self.turn)
@@ -159,9 +160,8 @@ class RecoveryCoordinator:
         live = self._sources(topic, group)
         plan = plan_recovery(self._position_of(topic, group, recovery), live, self._costs)
         # A committed copy wins over any new plan: it was verified, and a crash at the swap would install it
-        # all the same.
-        committed = is_committed(self._environment.directory, group.directory_name)
-        if committed or plan.method in (RecoveryMethod.FILES, RecoveryMethod.REBUILD):
+        # all the same. So does one that a failing disk left half installed: its group has been stopped.
+        if self._is_decided(topic, group) or plan.method in (RecoveryMethod.FILES, RecoveryMethod.REBUILD):
             group.health.report(Event.COPY)
             self._copying.add(topic)
             url = next((status.http for status in live if status.node == plan.source), "")
@@ -175,6 +175,9 @@ class RecoveryCoordinator:
             group.health.report(Event.STARVE, plan.reason)
         return False
 
+    def _is_decided(self, topic: str, group: Group) -> bool:
+        return topic in self._installing or is_committed(self._environment.directory, group.directory_name)
+
     def _plan_shortcut(self, topic: str, group: Group) -> None:
         """Files may be the cheaper method for a group that still reads its log."""
         plan = plan_recovery(self._position_of(topic, group, None), self._sources(topic, group), self._costs)
@@ -187,7 +190,6 @@ class RecoveryCoordinator:
             node=self._environment.node,
             next_offset=self._environment.durable_offset(topic) + 1,
             log_begin=begin,
-            version=applied.version,
             log_bytes=applied.log_bytes,
             wrong=recovery is not None and recovery.wrong,
             trusted=recovery.trusted if recovery is not None else None,
@@ -208,18 +210,20 @@ class RecoveryCoordinator:
     def _recover(self, topic: str, group: Group, recovery: Recovery, plan: RecoveryPlan, url: str) -> None:
         exclusion_s = FAILED_EXCLUSION_S
         try:
-            if not is_committed(self._environment.directory, group.directory_name):
+            if not self._is_decided(topic, group):
                 if plan.method is RecoveryMethod.REBUILD:
                     commit_empty(self._environment.directory, group.directory_name)
                 else:
                     self._copy(topic, group, recovery, plan.source, url)
+            self._installing.add(topic)
             self._environment.install(topic)
+            self._installing.discard(topic)
             _log.info("recovered from files", group=group.name, source=plan.source, bytes=recovery.bytes_total)
             return
         except TransferStopped:
             return
         except GroupBusy as error:
-            # The copy is committed: a later turn installs it.
+            # A later turn installs a copy that is committed, and else looks again.
             recovery.note_failure(str(error))
             return
         except SourceCorrupt as error:
@@ -254,7 +258,20 @@ class RecoveryCoordinator:
             raise SourceFailed(
                 f"the copy ends at offset {snapshot.offset} and the log begins at {begin} by now", retriable=True
             )
+        if not recovery.wrong:
+            self._check_reach(topic, snapshot)
         commit_copy(own, group.directory_name)
+
+    def _check_reach(self, topic: str, snapshot: Snapshot) -> None:
+        """Own records that are right do not give way to a copy that ends before them. Raises GroupBusy, SourceFailed."""
+        # They were reported as durable, a writer may have counted them, and the journal goes with the old data. The
+        # poll under way when the recovery was planned may have added some.
+        if not self._environment.is_released(topic):
+            raise GroupBusy("the log is still read for this group", retriable=True)
+        if snapshot.offset < (durable := self._environment.durable_offset(topic)):
+            raise SourceFailed(
+                f"the copy ends at offset {snapshot.offset}, and {durable} is durable here", retriable=True
+            )
 
     def _check_source(self, topic: str, group: Group, snapshot: Snapshot, source: str) -> None:
         """Compare the copy's chain with that of the log where it is whole, else with another member's.

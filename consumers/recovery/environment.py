@@ -58,6 +58,10 @@ class RecoveryEnvironment(Protocol):
         """Every record of the log up to this offset is durable here."""
         ...
 
+    def is_released(self, topic: str) -> bool:
+        """Whether its log is no longer read for the group, so that its durable offset stays."""
+        ...
+
     def is_idle(self, topic: str) -> bool:
         """Whether no record is on its way to the group: its log is not read, and what was read is applied."""
         ...

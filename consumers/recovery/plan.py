@@ -35,7 +35,6 @@ class ReplicaPosition:
     node: str
     next_offset: int
     log_begin: int
-    version: int
     log_bytes: int
     wrong: bool = False
     trusted: frozenset[str] | None = None
@@ -104,7 +103,8 @@ def _replace(position: ReplicaPosition, best: Status | None) -> RecoveryPlan:
 
 
 def _files_are_cheaper(position: ReplicaPosition, source: Status, costs: Costs) -> bool:
-    if source.sealed_version <= position.version:
+    # By what is durable: records that are not applied yet are not missing.
+    if source.sealed_offset < position.next_offset:
         return False
     log_s = (source.sealed_log_bytes - position.log_bytes) / costs.log_bytes_per_second
     return log_s > costs.worth_s + source.segment_bytes / costs.file_bytes_per_second

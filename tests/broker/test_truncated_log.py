@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import struct
 from contextlib import suppress
 
 import pytest
 
 from headrace.connectors.kafka.broker import EmbeddedBroker
 from headrace.connectors.log.kafka import KafkaLog
-from headrace.connectors.log.port import LogTruncated, LogUnavailable, Reader, Record, TopicState
+from headrace.connectors.log.kafka_appender import KafkaAppender
+from headrace.connectors.log.port import AppendUnknown, LogTruncated, LogUnavailable, Reader, Record, TopicState
+from headrace.schemas.errors import HeadraceError
+from tests.log_files import cut_end
 from tests.waiting import eventually
 
 HELD, KEPT = 30, 11
-_BATCH = struct.Struct(">qi")
 
 
 def append(log: KafkaLog, topic: str, text: str, records: int) -> None:
@@ -23,6 +24,14 @@ def append(log: KafkaLog, topic: str, text: str, records: int) -> None:
         appender.append(topic, f"{text} {number}".encode())
         assert 0 == appender.flush(20)
     appender.close()
+
+
+def send(appender: KafkaAppender, topic: str, reports: list[tuple[int | None, HeadraceError | None]]) -> None:
+    """Append one record and wait for its report."""
+    expected = len(reports) + 1
+    appender.append(topic, b"of an open appender", on_delivery=lambda *report: reports.append(report))
+    appender.flush(20)
+    eventually(lambda: len(reports) == expected, "the report of a record")
 
 
 def described(log: KafkaLog, topic: str) -> TopicState:
@@ -45,36 +54,32 @@ def read(reader: Reader, count: int) -> list[Record]:
     return records
 
 
-def cut(broker: EmbeddedBroker, topic: str, keep: int) -> None:
-    """Delete the batches from an offset on from the disk of a stopped broker, which then looks killed."""
-    directory = broker.directory / "data" / f"{topic}-0"
-    [segment] = directory.glob("*.log")
-    data, position = segment.read_bytes(), 0
-    while (batch := _BATCH.unpack_from(data, position))[0] < keep:
-        position += _BATCH.size + batch[1]
-    segment.write_bytes(data[:position])
-    for file in directory.iterdir():
-        if file.suffix in (".index", ".timeindex", ".snapshot"):
-            file.unlink()
-    (broker.directory / "data" / ".kafka_cleanshutdown").unlink()
-
-
 @pytest.mark.slow(20)
 def test_a_log_that_lost_its_end_continues_under_a_newer_leader_epoch(
     own_broker: EmbeddedBroker, cluster_name: str
 ) -> None:
     """The topic keeps its id and is longer than before. A reader that is open gets an error; one that is opened at its
-    old position does not, and recognises the other log by the epoch of the first record alone.
+    old position does not, and recognises the other log by the epoch of the first record alone. An appender that is
+    open loses at most what it has under way.
     """
     log = KafkaLog(own_broker.start().bootstrap)
     log.create_topic(cluster_name, {})
-    append(log, cluster_name, "first", HELD)
+    open_before, reports = log.appender(), list[tuple[int | None, HeadraceError | None]]()
+    send(open_before, cluster_name, reports)
+    append(log, cluster_name, "first", HELD - 2)
+    send(open_before, cluster_name, reports)
     reader = log.reader({cluster_name: 0}, follow=True)
     before, topic_id = read(reader, HELD), log.describe(cluster_name).topic_id
     own_broker.stop()
-    cut(own_broker, cluster_name, KEPT)
+    cut_end(own_broker, cluster_name, KEPT)
     own_broker.start()
-    append(log, cluster_name, "second", HELD)
+    append(log, cluster_name, "second", HELD - 1)
+    # Its next record is lost with its place in the log, and the one behind it is taken.
+    send(open_before, cluster_name, reports)
+    assert isinstance(reports[2][1], AppendUnknown)
+    send(open_before, cluster_name, reports)
+    assert (KEPT + HELD - 1, None) == reports[3]
+    open_before.close()
     found = described(log, cluster_name)
     assert (topic_id, KEPT + HELD) == (found.topic_id, found.end)
     with pytest.raises(LogTruncated):

@@ -19,13 +19,16 @@ from pathlib import Path
 
 import psutil
 
+from headrace.admin_client import GapUnacceptable
+from headrace.connectors.http import NodeRefused
 from headrace.connectors.kafka.broker import EmbeddedBroker
 from headrace.connectors.kafka.broker_process import free_port
 from headrace.local_cluster import LocalCluster
 from headrace.producers.cluster import Cluster
-from tests.e2e.actions import connected, eventually_unready, fill, kill_all, log_text, query, seal, verify
+from tests.e2e.actions import connected, eventually_unready, fill, kill_all, log_text, operator, query, seal, verify
 from tests.e2e.ledger import QUERY, Expectation, Ledger, Outcome, WritingThreads, messages_of
 from tests.e2e.proxy import Proxy, running_proxies
+from tests.log_files import cut_end
 from tests.waiting import eventually
 
 NODES = ("n1", "n2", "n3")
@@ -49,7 +52,10 @@ class FaultRunFailed(AssertionError):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The size of a run; `shortest_s` and `longest_s` bound the duration of a fault."""
+    """The size of a run; `shortest_s` and `longest_s` bound the duration of a fault.
+
+    `truncates`: the broker also loses ends of logs, and an operator accepts that.
+    """
 
     seed: int
     faults: int
@@ -59,6 +65,7 @@ class Plan:
     longest_stop_s: float
     quorums: tuple[int, ...] = (1, 1, 2, 2, 2)
     pause_s: float = 0.04
+    truncates: bool = False
 
 
 @dataclass
@@ -137,6 +144,7 @@ class FaultRun:
         self._events = events
         self._settled = False
         self._random = random.Random(plan.seed)
+        self._writers = WritingThreads(proxied.shared, self.ledger, plan.quorums, plan.pause_s, plan.seed)
         self._kinds: dict[str, Callable[[], None]] = {
             "killed": self._kill,
             "stopped": self._stop_and_continue,
@@ -148,13 +156,13 @@ class FaultRun:
         }
         if proxied.has_small_disk:
             self._kinds["disk full"] = self._fill_disk
+        if plan.truncates:
+            self._kinds["truncated log"] = self._truncate
 
     def run(self) -> None:
         """Inject faults while writing, then heal and read everything. Raises FaultRunFailed."""
         try:
-            with WritingThreads(
-                self._proxied.shared, self.ledger, self._plan.quorums, self._plan.pause_s, self._plan.seed
-            ):
+            with self._writers:
                 self._inject_faults()
                 self._heal()
             self._check()
@@ -270,6 +278,35 @@ class FaultRun:
         threading.Event().wait(self._random.uniform(0, 3))
         self._events.add("start the broker")
         self._proxied.broker.start()
+
+    def _truncate(self) -> None:
+        """The broker comes back without the end of a log that every member has; an operator accepts that."""
+        self._await_health()
+        with self._writers.paused():
+            # A record that no member has is lost with the log, whoever acknowledged it.
+            verify(self._cluster)
+            group = self._random.choice(NODES)
+            topic = self._proxied.shared.topics.forward(group)
+            log = self._proxied.shared.log.describe(topic)
+            lost = min(self._random.randint(1, 20), log.end - log.begin - 1)
+            self._events.add(
+                f"stop the broker, cut the last {lost} of {log.end:,} offsets off the log of group {group}"
+            )
+            self._proxied.broker.stop()
+            cut_end(self._proxied.broker, topic, log.end - lost)
+            self._proxied.broker.start()
+            eventually(lambda: self._gap_accepted(group), f"an accepted gap of group {group}", READY_TIMEOUT_S)
+            self._await_health()
+
+    def _gap_accepted(self, group: str) -> bool:
+        with operator(self._cluster) as admin:
+            try:
+                found = admin.accept_gap(group, None, 0, READY_TIMEOUT_S)
+            except (GapUnacceptable, NodeRefused):
+                # Not every member has noticed the loss yet.
+                return False
+        self._events.add(f"group {group} continues at offset {found.offset} behind version {found.version}")
+        return True
 
     # Steps of the faults.
 

@@ -13,7 +13,8 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from enum import IntEnum
 
@@ -118,6 +119,7 @@ class WritingThreads:
         self._ledger = ledger
         self._pause_s = pause_s
         self._stopping = threading.Event()
+        self._turns = [threading.Lock() for _ in quorums]
         self._threads = [
             threading.Thread(target=self._write, args=(number, quorum, random.Random(f"{seed}/{number}")), daemon=True)
             for number, quorum in enumerate(quorums)
@@ -137,6 +139,14 @@ class WritingThreads:
         for thread in self._threads:
             thread.join()
 
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """No write is under way inside the block."""
+        with ExitStack() as turns:
+            for turn in self._turns:
+                turns.enter_context(turn)
+            yield
+
     def _write(self, writer_number: int, quorum: int, rng: random.Random) -> None:
         try:
             settings = WriterSettings(quorum=quorum, compression="none", resolution=TimeResolution.NS)
@@ -144,9 +154,10 @@ class WritingThreads:
             while not self._stopping.wait(rng.uniform(0, 2 * self._pause_s)):
                 number = self._ledger.next_number()
                 rows = rows_of(number, writer_number, rng)
-                begun_s = time.monotonic()
-                outcome = self._write_once(writer, rows, number)
-                self._ledger.add(Entry(number, writer_number, rows, quorum, outcome, begun_s, time.monotonic()))
+                with self._turns[writer_number]:
+                    begun_s = time.monotonic()
+                    outcome = self._write_once(writer, rows, number)
+                    self._ledger.add(Entry(number, writer_number, rows, quorum, outcome, begun_s, time.monotonic()))
             writer.close()
         except Exception as error:
             self._ledger.add_unexpected(f"writer {writer_number} ended: {error!r}")

@@ -20,6 +20,7 @@ from headrace.schemas.messages import (
 from tests.sim import rows
 from tests.sim.liveness import EVERYBODY
 from tests.sim.node import ClusterNode
+from tests.sim.parts import CHAIN_INTERVAL
 from tests.sim.stubs import TOPIC, TOPICS
 
 if TYPE_CHECKING:
@@ -101,6 +102,10 @@ class Faults:
                 node.kill(power_loss=False)
             node.start()
         self._simulation.broker.undeliverable.clear()
+        if any(node.started and node.tampered for node in self._simulation.nodes.values()):
+            # Members compare samples, so the log continues up to one behind the fault.
+            for _ in range(CHAIN_INTERVAL):
+                self._garbage("", node, 0)
         if ACCEPTED in self.names:
             self._operate()
 
@@ -151,7 +156,8 @@ class Faults:
         node.disk.fail(self._world.random.choice(("data", "sync", "write", "rename")), self._world.random.randint(1, 5))
 
     def _corrupt(self, _fault: str, node: ClusterNode, _heal_ms: float) -> None:
-        if node.started and node.disk.sealed.segments and self._keeps(node):
+        # Rot that nobody has found yet does not keep a leader from trimming: a log that is trimmed counts as trimmed.
+        if node.started and node.disk.sealed.segments and self._keeps(node, trimmed=self._simulation.trims):
             self._simulation.files.rot(node, self._world.random.choice(sorted(node.disk.sealed.segments)))
             node.scrubber.scrub_now()
             node.disk.wiped_ms = self._world.now_ms
@@ -161,10 +167,10 @@ class Faults:
         if node.started and not self._simulation.trims and len(self._simulation.members) > 1 and node.group.version:
             node.tamper()
 
-    def _keeps(self, victim: ClusterNode) -> bool:
+    def _keeps(self, victim: ClusterNode, *, trimmed: bool = False) -> bool:
         """One disk must keep what was trimmed from the log: without it the data is lost in any system."""
         begin = self._simulation.broker.topics[TOPIC].begin
-        return begin == 0 or any(
+        return (begin == 0 and not trimmed) or any(
             node is not victim
             and node.started
             and not (node.disk.full or node.disk.sealed.rotten or node.identity.wrong)

@@ -14,6 +14,7 @@ SHARE = 0.4
 """Of the schedules in which a majority is spared."""
 START_MS = 8_000
 SERVES_WITHIN_MS = 2 * OFFLINE_MS
+COPIES_IN_A_ROW = 3
 LED_WITHIN_MS = 3 * OFFLINE_MS
 LOOK_MS = 250
 EVERYBODY = ("no topics", "undeliverable", "clock step", "truncate", "recreate", "too new", "retention")
@@ -33,6 +34,7 @@ class Liveness:
             self.victims = tuple(chance.sample(members, minority))
         self.spared = tuple(each for each in members if each not in self.victims)
         self._served_ms: dict[str, int] = {}
+        self._copied_ms: dict[str, int] = {}
         self._led_ms = 0
 
     def begin(self) -> None:
@@ -47,8 +49,12 @@ class Liveness:
                 self._served_ms[name] = now_ms
             silent_ms = now_ms - self._served_ms.get(name, START_MS)
             reason = "" if not nodes[name].started else nodes[name].readiness.ready()[1]
+            # A copy begins again where its source is killed, and a shorter one may follow it.
+            if nodes[name].started and nodes[name].group.health.conditions.recovery is not None:
+                self._copied_ms[name] = now_ms
+            read_ms = min(silent_ms, now_ms - self._copied_ms.get(name, 0))
             self._simulation.invariants.require(
-                silent_ms <= SERVES_WITHIN_MS,
+                read_ms <= SERVES_WITHIN_MS and silent_ms <= COPIES_IN_A_ROW * SERVES_WITHIN_MS,
                 f"{name} is healthy, as a majority is, and has not served for {silent_ms} ms: {reason}",
             )
         leader = self._simulation.truth.leader

@@ -10,10 +10,8 @@ from tests.unit.statuses import STATUS
 
 
 def position_of(next_offset: int, log_begin: int, **others: Any) -> ReplicaPosition:
-    """The replica position of n1, at version 3 after 1 KB of records."""
-    return ReplicaPosition(
-        "n1", next_offset, log_begin, **{"version": 3, "log_bytes": 1_000, "whole": log_begin == 0, **others}
-    )
+    """The replica position of n1, after 1 KB of records."""
+    return ReplicaPosition("n1", next_offset, log_begin, **{"log_bytes": 1_000, "whole": log_begin == 0, **others})
 
 
 def test_recovery_follows_the_log_where_it_reaches() -> None:
@@ -39,7 +37,7 @@ def test_recovery_copies_files_where_they_are_cheaper() -> None:
         is RecoveryMethod.LOG
     )
     assert plan_recovery(position_of(4, 0), [replace(far, segment_bytes=30_000)], costs).method is RecoveryMethod.LOG
-    assert plan_recovery(position_of(4, 0, version=5), [far], costs).method is RecoveryMethod.LOG
+    assert plan_recovery(position_of(far.sealed_offset + 1, 0), [far], costs).method is RecoveryMethod.LOG
     assert plan_recovery(position_of(4, 0), [replace(far, sealed_version=0)], costs).method is RecoveryMethod.LOG
 
 
@@ -57,7 +55,7 @@ def test_wrong_data_is_replaced_only_by_what_is_trusted() -> None:
 
 def test_the_files_of_a_source_reach_the_log() -> None:
     """One record between both would be missing for ever."""
-    position = ReplicaPosition("n1", next_offset=3, log_begin=10, version=3, log_bytes=0)
+    position = ReplicaPosition("n1", next_offset=3, log_begin=10, log_bytes=0)
     status = replace(STATUS, node="n2", eligible=True, sealed_version=5)
     assert RecoveryMethod.WAIT is plan_recovery(position, [replace(status, sealed_offset=8)]).method
     assert RecoveryMethod.FILES is plan_recovery(position, [replace(status, sealed_offset=9)]).method

@@ -6,15 +6,16 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from headrace.connectors.log.append import append_one
 from headrace.connectors.log.memory import MemoryLog
+from headrace.consumers.recovery import coordinator
 from headrace.consumers.recovery.coordinator import FAILED_EXCLUSION_S, RecoveryCoordinator
 from headrace.consumers.recovery.environment import GroupBusy
-from headrace.consumers.recovery.file_copy import Source, SourceFailed, is_committed
+from headrace.consumers.recovery.file_copy import RECOVERING, Snapshot, Source, SourceFailed, finish_swap, is_committed
 from headrace.consumers.recovery.gap_search import GapSearch
 from headrace.consumers.recovery.wrong_data import WrongData
 from headrace.consumers.replication.group import Group
@@ -75,7 +76,8 @@ class FakeNode:
         self.directory = directory
         self.log = log
         self.live_statuses: list[Status] = []
-        self.full = self.busy = False
+        self.full = self.busy = self.swapped = False
+        self.answering, self.released, self.durable = False, True, -1
         self.recorded: list[str] = []
         self.installed = 0
         self.reassigned = 0
@@ -104,7 +106,11 @@ class FakeNode:
 
     def durable_offset(self, _topic: str) -> int:
         """See RecoveryEnvironment."""
-        return self.group.applied.offset
+        return self.durable
+
+    def is_released(self, _topic: str) -> bool:
+        """See RecoveryEnvironment."""
+        return self.released
 
     def is_idle(self, _topic: str) -> bool:
         """See RecoveryEnvironment."""
@@ -112,7 +118,9 @@ class FakeNode:
 
     def source(self, _url: str, _group: str) -> Source:
         """See RecoveryEnvironment."""
-        raise SourceFailed("n2 does not answer", retriable=True)
+        if not self.answering:
+            raise SourceFailed("n2 does not answer", retriable=True)
+        return cast(Source, None)
 
     def chain_of(self, _url: str, _group: str, _version: int) -> bytes | None:
         """See RecoveryEnvironment."""
@@ -144,9 +152,13 @@ class FakeNode:
 
     def install(self, _topic: str) -> None:
         """See RecoveryEnvironment."""
-        assert is_committed(self.directory, self.group.directory_name)
         if self.busy:
             raise GroupBusy("records are on their way")
+        assert is_committed(self.directory, self.group.directory_name) or self.swapped
+        finish_swap(self.directory, self.group.directory_name)
+        self.swapped = True
+        if self.full:
+            raise OSError("no space left on device")
         self.installed += 1
 
 
@@ -199,8 +211,12 @@ def test_wrong_data_is_refused_at_once_and_replaced_once_it_is_recorded(recovery
     recovery.pool.run()
     assert 0 == recovery.node.installed
     recovery.node.busy = False
-    recovery.coordinator.turn()
-    recovery.pool.run()
+    for full in (True, False):
+        # Behind the swap nothing shows any more that the copy has to be installed.
+        recovery.node.full = full
+        recovery.coordinator.turn()
+        recovery.pool.run()
+        recovery.clock.now_s += FAILED_EXCLUSION_S
     assert 1 == recovery.node.installed
 
 
@@ -242,6 +258,29 @@ def test_a_source_that_failed_is_used_again_when_the_clock_has_advanced(recovery
     recovery.clock.now_s += FAILED_EXCLUSION_S
     recovery.coordinator.turn()
     assert (1, State.RECOVERING) == (len(recovery.pool.submitted), recovery.health.state)
+
+
+def test_own_durable_records_do_not_give_way_to_a_copy_that_ends_before_them(
+    recovery: Recovery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A writer may have counted what became durable in the poll under way when the copy was planned."""
+    node = recovery.node
+    copy = Snapshot("1", "g", node.topic_id(TOPIC), 3, 2, 1, NO_CHAIN.hex(), ())
+    monkeypatch.setattr(coordinator, "fetch", lambda *_, **__: copy)
+    monkeypatch.setattr(coordinator, "check_copy", lambda *_: None)
+    (node.directory / RECOVERING / "g").mkdir(parents=True)
+    node.answering = True
+    node.live_statuses = [replace(STATUS, node="n2", eligible=True, http="http://n2", sealed_offset=2)]
+    append_records(recovery.log, 3)
+    recovery.log.trim(TOPIC, 3)
+    recovery.health.report(Event.TRIM, "the log begins at offset 3, 0 is needed")
+    for released, durable, installed in ((False, -1, 0), (True, 3, 0), (True, 2, 1)):
+        recovery.coordinator.turn()
+        node.released, node.durable = released, durable
+        recovery.pool.run()
+        assert installed == node.installed
+        node.durable = -1
+        recovery.clock.now_s += FAILED_EXCLUSION_S
 
 
 def test_a_gap_that_could_not_be_recorded_is_found_again(recovery: Recovery) -> None:

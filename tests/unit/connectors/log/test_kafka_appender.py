@@ -1,0 +1,109 @@
+"""When an appender replaces its Kafka client, and what becomes of the records of the old one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+
+from headrace.connectors.log import kafka_appender
+from headrace.connectors.log.kafka_appender import KafkaAppender
+from headrace.connectors.log.port import AppendUnknown
+from headrace.schemas.errors import HeadraceError
+from tests.waiting import eventually
+
+Report = Callable[[KafkaError | None, Any], None]
+
+
+class Delivered:
+    """A message that Kafka has taken."""
+
+    @staticmethod
+    def offset() -> int:
+        """Its place in the log."""
+        return 7
+
+
+class Client:
+    """A Producer that delivers, stalls or has failed for good; what is reported is reported by `poll`."""
+
+    behaviours: list[str]
+
+    def __init__(self, _settings: dict[str, Any]) -> None:
+        self.behaviour = self.behaviours.pop(0)
+        self.queued: list[Report] = []
+        self.error: KafkaError | None = None
+
+    def produce(self, _topic: str, _value: bytes, *, on_delivery: Report, **_others: Any) -> None:
+        """See Producer."""
+        if self.behaviour == "failed":
+            raise KafkaException(KafkaError(KafkaError._FATAL))
+        self.queued.append(on_delivery)
+
+    def poll(self, _timeout_s: float) -> int:
+        """See Producer."""
+        if self.behaviour == "delivers" or self.error:
+            while self.queued:
+                self.queued.pop(0)(self.error, Delivered)
+        return 0
+
+    def flush(self, timeout_s: float) -> int:
+        """See Producer."""
+        self.poll(timeout_s)
+        return len(self)
+
+    def purge(self) -> None:
+        """See Producer."""
+        self.error = KafkaError(KafkaError._PURGE_INFLIGHT)
+
+    def __len__(self) -> int:
+        return len(self.queued)
+
+
+@pytest.fixture
+def reports(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int | None, HeadraceError | None]]:
+    """The delivery reports of a test, which sets `Client.behaviours` of the clients to come."""
+    monkeypatch.setattr(kafka_appender, "Producer", Client)
+    monkeypatch.setattr(kafka_appender, "STALL_POLLS", 3)
+    found: list[tuple[int | None, HeadraceError | None]] = []
+    return found
+
+
+@pytest.mark.parametrize("answering", [True, False])
+def test_a_client_that_stalls_is_replaced_while_kafka_answers_others(
+    answering: bool, reports: list[tuple[int | None, HeadraceError | None]]
+) -> None:
+    """Its records are unknown, and the next one is delivered; without Kafka they stay where they are."""
+    Client.behaviours = ["stalls", "delivers"]
+    asked: list[str] = []
+
+    def answers(topic: str) -> bool:
+        asked.append(topic)
+        return answering
+
+    appender = KafkaAppender({}, answers)
+    appender.append("t", b"one", on_delivery=lambda *report: reports.append(report))
+    eventually(lambda: len(asked) > 0, "the question whether Kafka answers")
+    assert {"t"} == set(asked)
+    if answering:
+        eventually(lambda: len(reports) == 1, "the report of the purged record")
+        assert isinstance(reports[0][1], AppendUnknown)
+        appender.append("t", b"two", on_delivery=lambda *report: reports.append(report))
+        eventually(lambda: (7, None) in reports, "the next record")
+        assert 0 == appender.flush(1)
+    else:
+        assert (1, []) == (appender.flush(0), reports)
+    appender.close(0)
+
+
+def test_the_record_at_which_a_client_fails_goes_to_the_next_one(
+    reports: list[tuple[int | None, HeadraceError | None]],
+) -> None:
+    """It was not queued, so it cannot be in the log."""
+    Client.behaviours = ["failed", "delivers"]
+    appender = KafkaAppender({})
+    appender.append("t", b"one", on_delivery=lambda *report: reports.append(report))
+    eventually(lambda: reports == [(7, None)], "the record")
+    appender.close(0)
