@@ -18,6 +18,7 @@ SEGMENT, TOMBSTONES, SCANS, FULL_DISK = (
 )
 
 ORDER, EDGES, LOADS = "test_durable_order.py", "test_edges.py", "test_loads.py"
+CUTS = "test_cuts.py"
 
 STORE = (
     Mutant(
@@ -465,6 +466,97 @@ STORE = (
         "if found and (own > tier or rows + entry.rows > rows_max):",
         "if found and own > tier:",
         (COMPACTION,),
+    ),
+    Mutant(
+        "load_applied_again_after_a_crash",
+        "store/load_job.py",
+        "        if self.version <= components.view.loaded_version:\n",
+        "        if False:\n",
+        (LOADS,),
+    ),
+    Mutant(
+        "void_load_tried_again_after_a_crash",
+        "store/load_job.py",
+        "            components.commit(changes)\n            raise JobSuperseded",
+        "            raise JobSuperseded",
+        (LOADS,),
+    ),
+    Mutant(
+        "bytes_of_a_staged_file_not_compared",
+        "store/load_job.py",
+        " or file_digest(segment) != found.file_digest:",
+        ":",
+        (LOADS,),
+    ),
+    Mutant(
+        "content_of_a_staged_file_not_compared",
+        "store/load_job.py",
+        " or {found.content_digest, written} != {entry.content_digest}:",
+        ":",
+        (LOADS,),
+    ),
+    Mutant(
+        "linked_file_not_synced",
+        "store/segment_files.py",
+        "            fsync_file(source)\n",
+        "",
+        (LOADS,),
+    ),
+    Mutant(
+        "link_without_a_commit_stays",
+        "store/store_directory.py",
+        "for name, entry in content.entries.items() if not entry.awaited}",
+        "for name, entry in content.entries.items() if entry}",
+        (LOADS,),
+    ),
+    Mutant(
+        "tombstone_purged_before_an_awaited_file",
+        "store/jobs.py",
+        "for entry in (*self._components.view.catalogue(), *added):",
+        "for entry in (*self._components.view.entries(), *added):",
+        (LOADS,),
+    ),
+    Mutant(
+        "drop_removes_what_was_loaded_after_it",
+        "store/jobs.py",
+        "            if entry.loaded_version < self.version\n            and (entry",
+        "            if (entry",
+        (LOADS,),
+    ),
+    Mutant(
+        "last_rows_of_moved_slices_stay",
+        "store/cut.py",
+        "IndexChanges(removed=names, last=last)",
+        "IndexChanges(removed=names)",
+        (CUTS,),
+    ),
+    Mutant(
+        "release_removes_what_came_back",
+        "store/cut.py",
+        " and entry.loaded_version < self.version\n",
+        "\n",
+        (CUTS,),
+    ),
+    Mutant(
+        "cut_with_deletes_that_came_later",
+        "store/cut.py",
+        "each for each in own if each.version <= version",
+        "each for each in own",
+        (CUTS,),
+    ),
+    Mutant(
+        "merge_of_files_that_leave",
+        "store/jobs.py",
+        "        if len(without_held(found, self._held)) < len(found):\n",
+        "        if False:\n",
+        (CUTS,),
+    ),
+    Mutant(
+        "cut_before_its_seal",
+        "store/cut.py",
+        "        if view.frontier < version:\n",
+        "        if False:\n",
+        (CUTS,),
     ),
     Mutant(
         "shared_row_at_the_end_of_a_segment_missed",
