@@ -202,7 +202,7 @@ STORE = (
     Mutant(
         "merge_of_files_that_are_no_neighbours",
         "store/jobs.py",
-        "if len(found) != len(self.inputs) or not are_neighbours(found, view.entries()):",
+        "if len(found) != len(self.inputs) or not are_neighbours(found, view.catalogue()):",
         "if len(found) != len(self.inputs):",
         (COMPACTION,),
     ),
@@ -407,14 +407,14 @@ STORE = (
     Mutant(
         "orphans_stay",
         "store/store_directory.py",
-        "            remove_orphans(files, content.entries)\n",
+        "            remove_orphans(files, present)\n",
         "",
         (RECOVERY,),
     ),
     Mutant(
         "missing_segments_not_looked_for",
         "store/store_directory.py",
-        "            check_segments(files, content.entries)\n",
+        "            check_segments(files, present)\n",
         "",
         (RECOVERY,),
     ),
