@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator
 
 from headrace.connectors.deadline import Deadline
@@ -14,6 +15,7 @@ from headrace.consumers.membership.schema_log import SchemaLog
 from headrace.consumers.membership.slot_table import SlotTable
 from headrace.consumers.replication.heartbeat import StatusWatch
 from headrace.producers.cluster import Cluster
+from headrace.schemas.errors import HeadraceError
 from headrace.settings import Settings, SettingsInvalid
 
 CONNECT_TIMEOUT_S = 30.0
@@ -39,6 +41,46 @@ def open_cluster(
         cluster = Cluster(log, topics, slot_table, tables, StatusWatch(log, topics), log.appender())
         undo.pop_all()
     return cluster
+
+
+class ClientClosed(HeadraceError):
+    """A call of a client that was closed."""
+
+
+class ClusterConnection:
+    """A connection that is made at its first use, once. Safe for any thread."""
+
+    def __init__(self, connect: Callable[[], Cluster]) -> None:
+        self._connect = connect
+        self._lock = threading.Lock()
+        self._cluster: Cluster | None = None
+        self._closed = False
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it was made and not closed."""
+        return self._cluster is not None
+
+    @property
+    def cluster(self) -> Cluster:
+        """The cluster, connected to if it was not. Raises ClientClosed, and as `open_cluster`."""
+        return self.open()
+
+    def open(self) -> Cluster:
+        """Connect now. Raises ClientClosed, and as `open_cluster`."""
+        with self._lock:
+            if self._closed:
+                raise ClientClosed("the client is closed", action="connect again")
+            if self._cluster is None:
+                self._cluster = self._connect()
+            return self._cluster
+
+    def close(self) -> None:
+        """Close what is open."""
+        with self._lock:
+            cluster, self._cluster, self._closed = self._cluster, None, True
+        if cluster is not None:
+            close_cluster(cluster)
 
 
 def close_cluster(cluster: Cluster) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,6 +24,12 @@ Mask = npt.NDArray[np.bool_]
 
 class RowsRepeat(HeadraceError):
     """Rows of a new table without tags that share a time: they would overwrite each other."""
+
+    exit_code = 3
+
+
+class RowsNotCompared(HeadraceError):
+    """The temporary disk is too small or broken, so repeated times would not be found."""
 
     exit_code = 3
 
@@ -65,13 +73,15 @@ class BlockRules:
         for name, rows in tables.items():
             if name not in self._seen and not self.is_new(name):
                 continue
-            repeated = self._seen.setdefault(name, RepeatedTimes()).add(np.asarray(rows.column(TIME_COLUMN)))
-            if repeated is not None:
-                raise RowsRepeat(
-                    f"rows of the new table {name!r} share the time {instant(repeated)}, and without tags "
-                    "the last of them would replace the others",
-                    action="name the columns that identify a series with `--tags A,B`, or give `--no-tags`",
-                )
+            seen = self._seen.setdefault(name, RepeatedTimes())
+            with _temporary_disk():
+                _refuse_repeated(name, seen.add(np.asarray(rows.column(TIME_COLUMN))))
+
+    def finish_repeats(self) -> None:
+        """Raises RowsRepeat when any two rows of all blocks share a time. To be called behind the last block."""
+        for name, seen in self._seen.items():
+            with _temporary_disk():
+                _refuse_repeated(name, seen.finish())
 
     def is_new(self, table: str) -> bool:
         """Whether the cluster does not have the table yet."""
@@ -98,6 +108,26 @@ class BlockRules:
     def _times_of(self, table: str) -> TimeRules:
         resolution = self._settings.resolution_of(self._catalogue.newest(self._database, table))
         return TimeRules(table, resolution, self._rules.any_time, self._ns_per_unit)
+
+
+def _refuse_repeated(table: str, repeated: int | None) -> None:
+    if repeated is not None:
+        raise RowsRepeat(
+            f"rows of the new table {table!r} share the time {instant(repeated)}, and without tags "
+            "the last of them would replace the others",
+            action="name the columns that identify a series with `--tags A,B`, or give `--no-tags`",
+        )
+
+
+@contextmanager
+def _temporary_disk() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise RowsNotCompared(
+            f"the times of a table without tags cannot be kept in {tempfile.gettempdir()}: {error}",
+            action="free space there, name the columns of a series with `--tags A,B`, or give `--no-tags`",
+        ) from error
 
 
 def nan_values(rows: pa.Table) -> int:

@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 
 from headrace._file_rules import BlockRules, FileRules, nan_values
 from headrace._replaced_rows import ReplacedRows
+from headrace._spooled_input import spooled
 from headrace.connectors.formats.file_blocks import STANDARD_INPUT, Block, iterate_file
 from headrace.connectors.formats.interface import LINE_COLUMN, FormatOptions, RejectedLine
 from headrace.producers.cluster import Cluster
@@ -107,8 +108,8 @@ class FileWriter:
         """Write everything, and yield the progress after each block; at the end everything is in the log.
 
         Raises FormatError where no line could be read, TypeClash where a block does not fit its table, and
-        what a Writer raises. Before anything is written: TimesImplausible, and RowsRepeat unless `source` is a
-        stream, which is read only once.
+        what a Writer raises. Before anything is written: TimesImplausible, RowsRepeat, and for a stream that
+        must be checked InputTooLong.
         """
         catalogue = self._cluster.tables.catalogue
         # Views and not copies: a table that an early block creates is declared for the blocks behind it.
@@ -116,15 +117,18 @@ class FileWriter:
         options = replace(options, declared=types, declared_tags=DeclaredTags(types, catalogue, self._database))
         # Line protocol marks the tags of each line, and a line without them is meant so.
         untagged = format != "influx" and not options.tags and not self._rules.no_tags
-        reads_twice = isinstance(source, str) and source != STANDARD_INPUT
-        if untagged and reads_twice:
-            self._check_repeats(source, format, options)
+        with ExitStack() as opened:
+            if untagged and self._may_repeat(options):
+                if not isinstance(source, str) or source == STANDARD_INPUT:
+                    source = opened.enter_context(spooled(source))
+                self._check_repeats(source, format, options)
+            yield from self._write_blocks(source, format, options)
+
+    def _write_blocks(self, source: str | BinaryIO, format: str, options: FormatOptions) -> Iterator[FileProgress]:
         rules = self._block_rules(options)
         with self._open_writers:
             for block in iterate_file(source, format, options, keep_lines=True):
                 tables, rejected = self._split(block, rules)
-                if untagged and not reads_twice:
-                    rules.check_repeats(tables)
                 rejected += self._write_tables(tables)
                 self._reject(pa.concat_tables(rejected).sort_by("line"))
                 refused = {**self.progress.refused_columns, **block.refused_columns}
@@ -136,13 +140,18 @@ class FileWriter:
         catalogue = self._cluster.tables.catalogue
         return BlockRules(catalogue, self._database, self._settings, self._rules, options.ns_per_unit)
 
+    def _may_repeat(self, options: FormatOptions) -> bool:
+        """Whether a table without tags may be made."""
+        return options.table is None or self._block_rules(options).is_new(options.table)
+
     def _check_repeats(self, source: str | BinaryIO, format: str, options: FormatOptions) -> None:
-        """Read the whole file before any of it is written: rows that repeat a time may be far from each other."""
+        """Read everything before any of it is written: rows that repeat a time may be far from each other."""
         rules = self._block_rules(options)
-        if options.table is not None and not rules.is_new(options.table):
-            return
         for block in iterate_file(source, format, options, keep_lines=True):
             rules.check_repeats(self._split(block, rules)[0])
+        rules.finish_repeats()
+        if not isinstance(source, str):
+            source.seek(0)
 
     def _split(self, block: Block, rules: BlockRules) -> tuple[dict[str, pa.Table], list[pa.Table]]:
         """(rows of a block by table, refused lines)."""

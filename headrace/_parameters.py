@@ -40,11 +40,12 @@ def typed_parameters(texts: Iterable[str]) -> dict[str, Any]:
         name = name.removeprefix("$")
         if name in values:
             raise ParameterInvalid(f"parameter {name} is given twice", action="give each --param once")
-        values[name] = _typed(value)
+        values[name] = typed_value(value)
     return values
 
 
-def _typed(text: str) -> str | int | float | bool:
+def typed_value(text: str) -> str | int | float | bool:
+    """The value of a text: `true` and `false`, whole numbers, other numbers, else text, without quotes around it."""
     if text in ("true", "false"):
         return text == "true"
     if _INTEGER.fullmatch(text):

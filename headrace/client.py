@@ -10,36 +10,29 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import date, datetime, timedelta
 from types import TracebackType
 from typing import Any
 
-import pyarrow as pa
-
 from headrace._answers import QueryResult
-from headrace._connection import CONNECT_TIMEOUT_S, close_cluster, open_cluster
+from headrace._connection import CONNECT_TIMEOUT_S, ClusterConnection, open_cluster
 from headrace._frames import arrow_table
+from headrace._nodes import NodeDirectory, node_addresses, query_node
 from headrace._parameters import query_parameters
 from headrace.connectors.deadline import Deadline
 from headrace.connectors.http import AnswerCut, NodeRefused, NodeUnreachable
 from headrace.consumers.query.query_errors import QueryError
-from headrace.node_client import NodeClient
-from headrace.producers.cluster import Cluster, MemberStatuses
-from headrace.producers.deletes import delete_rows, known_table, set_retention
+from headrace.producers.cluster import Cluster
+from headrace.producers.deletes import delete_rows, drop_table, known_table, no_table, set_retention
 from headrace.producers.writer import TableWriter, WriterInvalid, WriterSettings, normal_rows
 from headrace.schemas.durations import DURATION_S_MAX, duration_s
 from headrace.schemas.errors import HeadraceError
-from headrace.schemas.records import Role
 from headrace.schemas.tables import TIME_COLUMN, TableSchema, TimeResolution
 from headrace.settings import Settings, load_settings
 
 FIND_TIMEOUT_S = 10.0
 RETRY_S = 0.2
-ANSWER_TIMEOUT_S = 600.0
-# The node ends a query at its timeout. The client waits longer, to get the error that says so and not a
-# closed socket.
-GRACE_S = 15.0
 
 Time = int | str | date | datetime
 
@@ -52,18 +45,25 @@ def connect(
     bootstrap: str | None = None,
     cluster: str | None = None,
     *,
+    nodes: str | Iterable[str] | None = None,
     timeout_s: float = CONNECT_TIMEOUT_S,
     **librdkafka: object,
 ) -> Client:
     """Connect to a cluster; what is not given comes from the environment and `headrace.toml`.
 
+    `nodes` are addresses of nodes (HOST:PORT or URLs; by default the setting `node.url`). With them queries need no
+    Kafka: it is connected by the first call that does, such as `writer`, which then raises these errors.
     `librdkafka` are settings of that library, verbatim (`**{"linger.ms": 5}`) or with `_` for each dot
     (`linger_ms=5`, `log__level=3` for `log_level`). Raises LogUnavailable when Kafka does not answer within
-    `timeout_s`, NoCluster, SettingsInvalid.
+    `timeout_s`, NoCluster, SettingsInvalid, and NodeAddressInvalid.
     """
     kafka = {_property(name): value for name, value in librdkafka.items()}
     settings = load_settings({"cluster.bootstrap": bootstrap, "cluster.name": cluster, "kafka": kafka})
-    return Client(open_cluster(settings, timeout_s=timeout_s), settings)
+    connection = ClusterConnection(lambda: open_cluster(settings, timeout_s=timeout_s))
+    client = Client(connection, settings, named := node_addresses(nodes, settings.node.url))
+    if not named:
+        connection.open()
+    return client
 
 
 class Client:
@@ -72,13 +72,13 @@ class Client:
     A context manager; every method may be called from any thread. Made by `connect`.
     """
 
-    def __init__(self, cluster: Cluster, settings: Settings) -> None:
-        self._cluster = cluster
+    def __init__(self, connection: ClusterConnection, settings: Settings, nodes: Sequence[str] = ()) -> None:
+        self._connection = connection
+        self._nodes = NodeDirectory(connection, nodes)
         self._settings = settings
         self._lock = threading.Lock()
         self._writers: list[Writer] = []
         self._newest: dict[str, int] = {}
-        self._node = settings.node.url
 
     def writer(
         self,
@@ -129,9 +129,11 @@ class Client:
     def drop_table(self, database: str, table: str, *, quorum: int | None = None) -> None:
         """Delete every row of a table written before this call; nodes then remove its files.
 
-        Its name and columns stay known, and a later write uses them again. Raises DeleteInvalid.
+        The table is not listed until it is written again: then it has the columns that it had. Raises DeleteInvalid.
         """
-        self.delete(database, table, quorum=quorum)
+        self.flush()
+        self.table(database, table)
+        self._note(drop_table(self._cluster, database, table, self._writer_settings(quorum, None)))
 
     def set_retention(self, database: str, table: str, keep: timedelta | None) -> None:
         """Keep the rows of a table for so long, None = for ever. Nodes drop whole time slices that are older.
@@ -168,11 +170,11 @@ class Client:
         while True:
             failure: HeadraceError | None = None
             # A node that serves is better than any that does not: the older answers are asked for behind all of them.
-            urls = [node] if node else self._nodes(deadline)
+            urls = [node] if node else self._nodes.urls(deadline)
             ways = [(url, 0.0 if stale_s else stale_s) for url in urls] + [(url, stale_s) for url in urls if stale_s]
             for url, within_s in ways:
                 try:
-                    answer = _query_node(url, sql, values, after, timeout_ms, within_s)
+                    answer = query_node(url, sql, values, after, timeout_ms, within_s)
                 except (QueryError, NodeRefused, NodeUnreachable, AnswerCut) as error:
                     # Errors in the SQL are the same everywhere; a node that is down or behind says nothing
                     # about the others.
@@ -180,25 +182,33 @@ class Client:
                         raise
                     failure = error
                     continue
-                self._node = self._node if node else url
+                if not node:
+                    self._nodes.note_answer(url)
                 return answer
             if deadline.passed():
                 raise failure or NoNode(
-                    f"no live node of cluster {self._cluster.topics.cluster!r} is known",
+                    f"no live node of cluster {self._settings.cluster.name!r} is known",
                     action="start its nodes, or give the URL of a node",
                     retriable=True,
                 )
             time.sleep(min(RETRY_S, deadline.left_s()))
 
     def tables(self) -> list[TableSchema]:
-        """Every table of the cluster with its newest schema, in order of name."""
+        """Every table of the cluster with its newest schema, in order of name, without those that were dropped."""
         self._cluster.tables.refresh()
         catalogue = self._cluster.tables.catalogue
-        return [catalogue.newest(*key) for key in sorted(catalogue.tables)]
+        dropped = {key for key in catalogue.tables if catalogue.is_dropped(*key)}
+        # Only a node knows whether a dropped table has rows again.
+        gone = dropped - self._nodes.listed_tables() if dropped else dropped
+        return [catalogue.newest(*key) for key in sorted(catalogue.tables) if key not in gone]
 
     def table(self, database: str, table: str) -> TableSchema:
         """One table with its newest schema. Raises DeleteInvalid when there is none."""
-        return known_table(self._cluster, database, table)
+        found = known_table(self._cluster, database, table)
+        dropped = self._cluster.tables.catalogue.is_dropped(database, table)
+        if dropped and (database, table) not in self._nodes.listed_tables():
+            raise no_table(self._cluster, database, table)
+        return found
 
     def flush(self) -> dict[str, int]:
         """Wait for everything that this client wrote; the newest offset in each group's log.
@@ -223,7 +233,7 @@ class Client:
                 writer.close()
             except HeadraceError as error:
                 failures.append(error)
-        close_cluster(self._cluster)
+        self._connection.close()
         if failures:
             raise failures[0]
 
@@ -240,6 +250,10 @@ class Client:
             if error is None:
                 raise
             error.add_note(f"also: {also}")
+
+    @property
+    def _cluster(self) -> Cluster:
+        return self._connection.cluster
 
     def _stale_s(self, stale: float | str | timedelta | None, stale_ok: bool) -> float | None:
         if stale is not None:
@@ -275,16 +289,6 @@ class Client:
                 self._newest[group] = max(offset, self._newest.get(group, -1))
             if closed in self._writers:
                 self._writers.remove(closed)
-
-    def _nodes(self, deadline: Deadline) -> list[str]:
-        """URLs of nodes to ask: the one that answered last, then those that serve most groups."""
-        watch = self._cluster.watch
-        # Here and not in `connect`: a client that only writes consumes no status topic.
-        watch.start()
-        if not self._node:
-            watch.wait_for(lambda statuses: bool(live_nodes(statuses)), deadline.left_s())
-        found = live_nodes(watch.statuses)
-        return [self._node, *(url for url in found if url != self._node)] if self._node else found
 
 
 class Writer:
@@ -347,40 +351,6 @@ class Writer:
             self._writer.__exit__(kind, error, trace)
         finally:
             self._client._note(self._writer.newest(), closed=self)
-
-
-def _query_node(
-    url: str,
-    sql: str,
-    parameters: Mapping[str, Any],
-    after: Mapping[str, int],
-    timeout_ms: int | None,
-    stale_s: float | None,
-) -> QueryResult:
-    wait_s = ANSWER_TIMEOUT_S if timeout_ms is None else timeout_ms / 1_000 + GRACE_S
-    as_of: list[datetime] = []
-    chunks = NodeClient(url, answer_timeout_s=wait_s).query(
-        sql,
-        format="arrow",
-        after=after,
-        timeout_ms=timeout_ms,
-        parameters=parameters,
-        stale_s=stale_s,
-        on_as_of=as_of.append,
-    )
-    with pa.ipc.open_stream(pa.py_buffer(b"".join(chunks))) as reader:
-        return QueryResult(reader.read_all(), next(iter(as_of), None))
-
-
-def live_nodes(statuses: MemberStatuses) -> list[str]:
-    """URLs of the nodes that are alive, those first that serve most groups."""
-    # A group that is not in sync is behind its log: a query that waits for newer offsets fails there with
-    # NotCaughtUp.
-    serving: dict[str, int] = {}
-    for status in statuses.online():
-        if status.http:
-            serving[status.http] = serving.get(status.http, 0) + int(status.role is not Role.UNSYNCED)
-    return sorted(serving, key=lambda url: -serving[url])
 
 
 def _ns(point: Time | None) -> int | None:

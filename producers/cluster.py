@@ -82,6 +82,10 @@ class SchemaChanges(Protocol):
         """
         ...
 
+    def drop(self, database: str, table: str) -> bool:
+        """Record that a table was dropped; False when a writer changed it meanwhile."""
+        ...
+
     def close(self) -> None:
         """Release the reader."""
         ...

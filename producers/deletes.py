@@ -50,6 +50,14 @@ def delete_rows(
     return offsets
 
 
+def drop_table(cluster: Cluster, database: str, table: str, settings: WriterSettings | None = None) -> dict[str, int]:
+    """Delete every row of a table, and list it no more while it is empty. Returns and raises as `delete_rows`."""
+    offsets = delete_rows(cluster, database, table, settings=settings)
+    # Behind the deletes: a table that is hidden has lost its rows.
+    cluster.tables.drop(database, table)
+    return offsets
+
+
 def set_retention(cluster: Cluster, database: str, table: str, retention_ns: int | None) -> TableSchema:
     """Keep the rows of a table for so long, None = for ever; returns the schema that has it.
 
@@ -67,12 +75,18 @@ def known_table(cluster: Cluster, database: str, table: str) -> TableSchema:
     cluster.tables.refresh()
     schema = cluster.tables.catalogue.newest(database, table)
     if schema.version == 0:
-        near = near_tables((database, table), sorted(cluster.tables.catalogue.tables))
-        raise DeleteInvalid(
-            f"there is no table {database}.{table}",
-            action=f"did you mean {', '.join(near)}?" if near else "SHOW TABLES lists what there is",
-        )
+        raise no_table(cluster, database, table)
     return schema
+
+
+def no_table(cluster: Cluster, database: str, table: str) -> DeleteInvalid:
+    """The error for a table that does not exist, with the names that it may have meant."""
+    catalogue = cluster.tables.catalogue
+    near = near_tables((database, table), sorted(key for key in catalogue.tables if not catalogue.is_dropped(*key)))
+    return DeleteInvalid(
+        f"there is no table {database}.{table}",
+        action=f"did you mean {', '.join(near)}?" if near else "SHOW TABLES lists what there is",
+    )
 
 
 def delete_message(

@@ -14,6 +14,7 @@ from headrace.schemas.tables import (
     RecordRefusal,
     SchemaChange,
     TableChange,
+    TableDrop,
     TimeResolution,
 )
 
@@ -101,6 +102,8 @@ def encode_schema_change(writer: str, change: SchemaChange) -> bytes:
     """A schema change as the value of a record of `{c}.table`."""
     if isinstance(change, RecordRefusal):
         return _encode_refusal(writer, change)
+    if isinstance(change, TableDrop):
+        return codec("table_drop").encode({"writer": writer, **asdict(change)})
     content = asdict(change)
     if isinstance(change, TableChange):
         content["fields"] = [{"name": name, "type": str(kind)} for name, kind in change.fields]
@@ -112,14 +115,19 @@ def format_of_change(change: SchemaChange) -> int:
     """The oldest format of reader that understands the record of a schema change."""
     # A reader of 0.1.0 takes the record for garbage. It must stop there: a later change in the form that it
     # knows would count for it alone.
-    return BASE_FORMAT if isinstance(change, RecordRefusal) else _CHANGE_FORMAT
+    # A drop only hides an empty table from lists, so a reader that does not know it may skip it.
+    return BASE_FORMAT if isinstance(change, RecordRefusal | TableDrop) else _CHANGE_FORMAT
 
 
 def decode_schema_change(value: bytes) -> tuple[str, SchemaChange]:
     """(writer, change). Raises FrameInvalid."""
-    # A schema of its own, so that the one of changes keeps its fingerprint.
-    if bytes(value[:HEADER_BYTES]) == codec("refusal").prefix:
+    # Schemas of their own, so that the one of changes keeps its fingerprint.
+    prefix = bytes(value[:HEADER_BYTES])
+    if prefix == codec("refusal").prefix:
         return _decode_refusal(value)
+    if prefix == codec("table_drop").prefix:
+        dropped = codec("table_drop").decode(value)
+        return dropped["writer"], TableDrop(dropped["database"], dropped["table"], dropped["base_version"])
     record = codec("table").decode(value)
     name, content = record["change"]
     if name.endswith("DatabaseChange"):

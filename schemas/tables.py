@@ -168,7 +168,19 @@ class RecordRefusal:
     schema_version: int
 
 
-SchemaChange = DatabaseChange | TableChange | RecordRefusal
+@dataclass(frozen=True, slots=True)
+class TableDrop:
+    """A table was dropped at `base_version`: from then on it is not listed while it has no rows.
+
+    Void when that is not the newest version. A later change of the table ends it.
+    """
+
+    database: str
+    table: str
+    base_version: int
+
+
+SchemaChange = DatabaseChange | TableChange | RecordRefusal | TableDrop
 
 
 def check_name(kind: str, name: str) -> None:
@@ -271,6 +283,7 @@ class Catalogue:
     databases: dict[str, DatabaseSchema] = field(default_factory=dict)
     tables: dict[tuple[str, str], list[TableSchema]] = field(default_factory=dict)
     refused: set[RecordName] = field(default_factory=set)
+    dropped: dict[tuple[str, str], int] = field(default_factory=dict)
 
     def apply(self, change: SchemaChange) -> bool:
         """Apply one record of the table log; whether it is valid."""
@@ -278,6 +291,8 @@ class Catalogue:
             return self._apply_database(change)
         if isinstance(change, RecordRefusal):
             return self._apply_refusal(change)
+        if isinstance(change, TableDrop):
+            return self._apply_drop(change)
         return self._apply_table(change)
 
     def newest(self, database: str, table: str) -> TableSchema:
@@ -289,6 +304,11 @@ class Catalogue:
         """A table at `version`, or None while the log has not been read that far."""
         versions = self.tables.get((database, table), [])
         return versions[version - 1] if 0 < version <= len(versions) else None
+
+    def is_dropped(self, database: str, table: str) -> bool:
+        """Whether a table was dropped and has not changed since. It may have rows again: writers need no change."""
+        version = self.dropped.get((database, table))
+        return version is not None and version == self.newest(database, table).version
 
     def _apply_database(self, change: DatabaseChange) -> bool:
         taken = {name.lower() for name in self.databases}
@@ -307,6 +327,13 @@ class Catalogue:
         if self.at(refusal.database, refusal.table, refusal.schema_version) is not None:
             return False
         self.refused.add(refusal.record)
+        return True
+
+    def _apply_drop(self, drop: TableDrop) -> bool:
+        # A change in between is that of a writer who uses the table.
+        if not 0 < drop.base_version == self.newest(drop.database, drop.table).version:
+            return False
+        self.dropped[drop.database, drop.table] = drop.base_version
         return True
 
     def _apply_table(self, change: TableChange) -> bool:

@@ -61,6 +61,7 @@ from headrace.schemas.tables import (
     RecordName,
     RecordRefusal,
     TableChange,
+    TableDrop,
     TableSchema,
     TimeResolution,
 )
@@ -180,6 +181,7 @@ def goldens() -> list[Golden]:
             decode_schema_change,
             "refusal",
         ),
+        _change("table-drop", TableDrop("plant", "pumps", 3), "table_drop"),
         Golden(
             "membership-create",
             ("n1", Create(("n1", "n2", "n3"), 3, 10_000)),
@@ -204,8 +206,8 @@ def _load(leader: Leadership) -> Golden:
     return Golden("forward-load", message, encode_message, decode_message, "load")
 
 
-def _change(name: str, change: DatabaseChange | TableChange) -> Golden:
-    return Golden(name, ("a-writer", change), lambda pair: encode_schema_change(*pair), decode_schema_change, "table")
+def _change(name: str, change: DatabaseChange | TableChange | TableDrop, schema: str = "table") -> Golden:
+    return Golden(name, ("a-writer", change), lambda pair: encode_schema_change(*pair), decode_schema_change, schema)
 
 
 def _state(*loads: bytes) -> GroupState:

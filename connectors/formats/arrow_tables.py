@@ -26,7 +26,13 @@ from headrace.connectors.formats.interface import (
     check_column,
 )
 from headrace.connectors.formats.row_rules import NO_SUCH_TIME, accepted_times, column_names, rows_with_text
-from headrace.connectors.formats.text_columns import encode_tags, times_of_text, to_arrow, with_static_tags
+from headrace.connectors.formats.text_columns import (
+    encode_tags,
+    time_refusals,
+    times_of_text,
+    to_arrow,
+    with_static_tags,
+)
 from headrace.schemas.tables import TIME_COLUMN, FieldType
 
 _IN_RANGE = "write times between the years 1677 and 2262"
@@ -155,8 +161,8 @@ def _time(name: str, column: pa.ChunkedArray, options: FormatOptions) -> pa.Arra
     if _is_text(kind):
         times = to_arrow(times_of_text(pl.Series(values=pl.from_arrow(values)), options))
         if times.null_count:
-            first = values.filter(pc.is_null(times))[0].as_py()
-            raise TimeRangeError(f"column {name!r} has a text that is no time: {first[:60]!r}", action=_IN_RANGE)
+            first = pl.Series(values=pl.from_arrow(values.filter(pc.is_null(times)).slice(0, 1)))
+            raise TimeRangeError(f"column {name!r}: {time_refusals(first, options)[0]}", action=_IN_RANGE)
         return times
     if pa.types.is_timestamp(kind):
         return _scaled(name, values.cast(pa.int64()), NS_PER_UNIT[kind.unit])

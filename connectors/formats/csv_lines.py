@@ -42,6 +42,7 @@ from headrace.connectors.formats.text_columns import (
     convert_column,
     encode_tags,
     present_tags,
+    time_refusals,
     times_of_text,
     to_arrow,
 )
@@ -268,9 +269,10 @@ def _times(
         times = times.zip_with(texts.is_not_null(), defaults)
     times = times.set(times == TIME_ABSENT, None)
     good = times.is_not_null()
-    bad = texts.filter(~good)
-    reasons = ["the line has no time" if text is None else f"the time {text[:60]!r} cannot be read" for text in bad]
-    rejections.add(numbers[(~good).to_numpy()], reasons)
+    absent, bad = ~good & texts.is_null(), ~good & texts.is_not_null()
+    rejections.add(numbers[absent.to_numpy()], "the line has no time")
+    if bad.any():
+        rejections.add(numbers[bad.to_numpy()], time_refusals(texts.filter(bad), options))
     return times.fill_null(0).to_numpy(), good.to_numpy()
 
 

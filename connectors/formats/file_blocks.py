@@ -84,6 +84,7 @@ def iterate_file(
                 yield from _file_lines(text, blocks) if isinstance(text, ElementSource) else blocks
     except (OSError, EOFError, zlib.error, pa.ArrowException, UnicodeDecodeError) as error:
         name = getattr(source, "name", source)
+        name = "the input" if isinstance(name, int) else name
         raise UnreadableFile(
             f"cannot read {name}: {error}", action="check the path and the format of the file"
         ) from error

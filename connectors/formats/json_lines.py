@@ -51,6 +51,7 @@ from headrace.connectors.formats.text_columns import (
     and_masks,
     encode_tags,
     present_tags,
+    time_refusals,
     times_of_text,
     to_arrow,
     valid_mask,
@@ -210,8 +211,8 @@ class _Parser:
             defaults = pl.Series(values=self._default_times_of(lines))
             times = times_of_text(texts, self.options).zip_with(texts.is_not_null(), defaults)
             good = times.is_not_null()
-            bad = texts.filter(~good)
-            self.rejections.add(lines[(~good).to_numpy()], [f"the time {text[:60]!r} cannot be read" for text in bad])
+            if not good.all():
+                self.rejections.add(lines[(~good).to_numpy()], time_refusals(texts.filter(~good), self.options))
             mask = pa.array(good.to_numpy())
             tags = {
                 name: encode_tags(pa.array([row.get(name) for row in chunk.keys], pa.string()).filter(mask))

@@ -1,7 +1,7 @@
 """Columns of text converted to numbers, booleans, tags and times, exactly; null for any other text.
 
 A time is int64 nanoseconds since 1970 UTC, between the years 1677 and 2262. Integers and decimals are in the
-unit of the options; digits finer than a nanosecond are cut off. Other text is ISO 8601: a date, or a date and
+unit of the options; one with digits finer than a nanosecond is no time. Other text is ISO 8601: a date, or a date and
 a time of day with up to nine decimals, `T` or a space between them, and a zone (`Z`, `+hh`, `+hhmm`,
 `+hh:mm`) or none, which means UTC. With `time_format` every text must have that form, integers too.
 """
@@ -12,7 +12,7 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from decimal import Decimal, InvalidOperation
+from decimal import Context, Decimal, InvalidOperation
 
 import numpy as np
 import polars as pl
@@ -42,6 +42,8 @@ _CLOCK = r"(?:[01][0-9]|2[0-3]):[0-5][0-9](?::[0-5][0-9](?:\.[0-9]{1,9})?)?"
 _ZONE = r"(?:Z|[+-](?:[01][0-9]|2[0-3])(?::?[0-5][0-9])?)"
 _ISO = rf"^[0-9]{{4}}-[0-9]{{2}}-[0-9]{{2}}(?:[T ]{_CLOCK}{_ZONE}?)?$"
 _ZONED = rf":.*{_ZONE}$"
+_DECIMALS_MAX = 9
+_FINER_DECIMALS = r"\.[0-9]{9}[0-9]*[1-9]"
 _DECIMAL = r"^[+-]?[0-9]+\.[0-9]*$"
 _SCIENTIFIC = r"^[+-]?[0-9]+(?:\.[0-9]*)?[eE][+-]?[0-9]{1,3}$"
 # Whole years that fit int64 nanoseconds; times in the two years at the edges are converted one by one.
@@ -227,6 +229,26 @@ def times_of_text(texts: pl.Series, options: FormatOptions) -> pl.Series:
     return times
 
 
+def time_refusals(texts: pl.Series, options: FormatOptions) -> list[str]:
+    """Why `times_of_text` has no time for these texts, none of which is null."""
+    # A text that is a time without its last digits has too many of them, and nothing else against it.
+    decimals = _DECIMALS_MAX if options.time_format is not None else len(str(options.ns_per_unit)) - 1
+    finer = pl.repeat(value=False, n=len(texts), eager=True)
+    for kept in {decimals, _DECIMALS_MAX}:
+        shorter = texts.str.replace(rf"(\.[0-9]{{{kept}}})[0-9]+", "${1}")
+        finer |= (shorter != texts) & times_of_text(shorter, options).is_not_null()
+    if options.time_format is None:
+        scientific = texts.str.contains(_SCIENTIFIC) & ~finer
+        cut = [_exact(text, options.ns_per_unit, cut=True) is not None for text in texts.filter(scientific)]
+        finer = finer.scatter(scientific.arg_true(), pl.Series(cut, dtype=pl.Boolean))
+    return [
+        f"the time {text[:60]!r} has digits finer than a nanosecond"
+        if fine
+        else f"the time {text[:60]!r} cannot be read"
+        for text, fine in zip(texts, finer, strict=True)
+    ]
+
+
 def _limits(ns_per_unit: int) -> tuple[int, int]:
     """The least and the greatest time, in units, that fit int64 nanoseconds."""
     return -(-TIME_MIN_NS // ns_per_unit), TIME_MAX_NS // ns_per_unit
@@ -247,9 +269,12 @@ def _decimal(texts: pl.Series, ns_per_unit: int) -> pl.Series:
     digits = len(str(ns_per_unit)) - 1
     parts = texts.str.strip_prefix("-").str.strip_prefix("+").str.splitn(".", 2).struct.unnest()
     units = scaled(parts["field_0"].cast(pl.Int64, strict=False), ns_per_unit)
-    rest = parts["field_1"].str.slice(0, digits).str.pad_end(digits, "0").cast(pl.Int64, strict=False) if digits else 0
+    decimals = parts["field_1"]
+    rest = decimals.str.slice(0, digits).str.pad_end(digits, "0").cast(pl.Int64, strict=False) if digits else 0
     # In the last unit before the end of int64 a fraction could overflow; no time of this century is near it.
     total = units.set(units > TIME_MAX_NS - ns_per_unit, None) + rest
+    if (decimals.str.len_bytes() > digits).any():
+        total = total.set(decimals.str.slice(digits).str.contains("[1-9]").fill_null(value=False), None)
     negative = texts.str.starts_with("-")
     times = total.zip_with(~negative, -total).set(~plain, None)
     scientific = texts.str.contains(_SCIENTIFIC)
@@ -261,12 +286,18 @@ def _decimal(texts: pl.Series, ns_per_unit: int) -> pl.Series:
     )
 
 
-def _exact(text: str, ns_per_unit: int) -> int | None:
+def _exact(text: str, ns_per_unit: int, *, cut: bool = False) -> int | None:
+    """Whole nanoseconds of a decimal number, without its finer digits if `cut`; None for any other."""
     try:
-        nanoseconds = int(Decimal(text) * ns_per_unit)
+        # As many digits as the text can have, and those of the unit: the product is not rounded.
+        exact = Context(prec=len(text) + 20).multiply(Decimal(text), ns_per_unit)
+        if not -(2**64) < exact < 2**64:
+            return None
+        nanoseconds = int(exact)
     except (InvalidOperation, OverflowError):
         return None
-    return nanoseconds if TIME_MIN_NS <= nanoseconds <= TIME_MAX_NS else None
+    whole = cut or nanoseconds == exact
+    return nanoseconds if whole and TIME_MIN_NS <= nanoseconds <= TIME_MAX_NS else None
 
 
 def _iso(texts: pl.Series, _: int) -> pl.Series:
@@ -311,9 +342,13 @@ def _cast_one(text: str, kind: pa.DataType) -> int | None:
 
 
 def _formatted(texts: pl.Series, time_format: str) -> pl.Series:
-    """Times of one strptime form; as in most tools `.%f` accepts any number of decimals."""
+    """Times of one strptime form; as in most tools `.%f` accepts any number of decimals, here with zeros behind nine."""
     pattern = time_format.replace(".%f", "%.f")
     # Polars wraps around outside int64 nanoseconds, so microseconds decide what is in range.
     micros = texts.str.to_datetime(pattern, time_unit="us", strict=False).to_physical()
     times = texts.str.to_datetime(pattern, time_unit="ns", strict=False).to_physical()
-    return times.set((micros <= TIME_MIN_NS // 1_000 + 1) | (micros >= TIME_MAX_NS // 1_000), None)
+    times = times.set((micros <= TIME_MIN_NS // 1_000 + 1) | (micros >= TIME_MAX_NS // 1_000), None)
+    # Polars cuts finer digits off.
+    if "%.f" in pattern and (texts.str.len_bytes() > _DECIMALS_MAX).any():
+        times = times.set(texts.str.contains(_FINER_DECIMALS).fill_null(value=False), None)
+    return times

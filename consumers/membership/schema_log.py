@@ -32,6 +32,7 @@ from headrace.schemas.tables import (
     RecordRefusal,
     SchemaChange,
     SchemaError,
+    TableDrop,
     TableSchema,
     TimeResolution,
     check_name,
@@ -188,6 +189,16 @@ class SchemaLog:
         with self._lock:
             self._change(refusal, f"{refusal.database}.{refusal.table}")
             return refusal.record in self.catalogue.refused
+
+    def drop(self, database: str, table: str) -> bool:
+        """Record that a table was dropped, so that it is not listed while it is empty; False when a writer changed
+        it meanwhile.
+        """
+        with self._lock:
+            self.refresh()
+            version = self.catalogue.newest(database, table).version
+            self._change(TableDrop(database, table, version), f"{database}.{table}")
+            return self.catalogue.is_dropped(database, table)
 
     def database(self, database: str) -> DatabaseSchema | None:
         """The database, None while the log has no record of it."""

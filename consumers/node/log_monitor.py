@@ -127,7 +127,7 @@ class LogMonitor:
         self._readiness.note_lost_tables(self._schema_log.lost)
 
     def _check_log(self, topic: str, group: Group) -> None:
-        asked = self._readiness.data_age.ask(topic)
+        asked, restarts = self._readiness.data_age.ask(topic), self._readiness.restarts(topic)
         try:
             state = self._log.describe(topic)
         except TopicMissing as error:
@@ -140,7 +140,7 @@ class LogMonitor:
             self._absence.unknown(topic)
             raise
         self._absence.present(topic)
-        self._readiness.note_end(topic, state.end)
+        self._readiness.note_end(topic, state.end, restarts)
         if state.topic_id != self._identity.topics[topic]:
             group.mark_log_lost(f"topic {topic} was recreated under this node; {lost_log_choices(group.name)}")
         else:

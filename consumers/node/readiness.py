@@ -6,6 +6,7 @@ Every answer is computed at the call; the role is decided elsewhere
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 from headrace.connectors.clock import SYSTEM_CLOCK, Clock, Moment
@@ -50,6 +51,7 @@ class Readiness:
         self._heartbeat = heartbeat
         self._ends = dict(ends)
         self._ends_known = set(ends)
+        self._restarts: Counter[str] = Counter()
         self._take_back_ms = take_back_ms
         self._log_answered_s = self._clock.monotonic_s()
         self._reached: set[str] = set()
@@ -64,9 +66,16 @@ class Readiness:
         """The end of a forward log when it was read last."""
         return self._ends[topic]
 
-    def note_end(self, topic: str, end: int) -> None:
-        """The log has answered, and ends at an offset."""
+    def restarts(self, topic: str) -> int:
+        """How often the group began to follow its log again; read right before the log is asked for its end."""
+        return self._restarts[topic]
+
+    def note_end(self, topic: str, end: int, restarts: int) -> None:
+        """The log has answered, and ends at an offset. `restarts` are those of before it was asked."""
         self._log_answered_s = self._clock.monotonic_s()
+        # The answer may take seconds, and the data of the group may be replaced meanwhile: see `restart`.
+        if restarts != self._restarts[topic]:
+            return
         self._ends[topic] = end
         self._ends_known.add(topic)
         self._log_progress[topic].note(self._log_consumer.position(topic))
@@ -110,6 +119,7 @@ class Readiness:
 
     def restart(self, topic: str) -> None:
         """The group begins to follow its log again: it is in sync only once it has reached the end."""
+        self._restarts[topic] += 1
         self._reached.discard(topic)
         self.data_age.restart(topic)
         # The end that is known was read before this node's data was replaced: the files of another member may reach

@@ -154,6 +154,8 @@ class NodeRecoveryEnvironment:
         group.start()
         # The cursor first: no thread may find the new group together with the old position in its log.
         self._log_consumer.rejoin(topic, Cursor.of(group.replica.state))
+        # Nor together with the end that the old data has reached.
+        self._readiness.restart(topic)
         with self._recording:
             self._local.groups[topic] = group
         self.reassign(topic)

@@ -91,7 +91,7 @@ def _check(statement: Statement, given: Mapping[str, Any], wanted: Mapping[str, 
     if missing:
         raise QueryInvalid(
             f"no value for parameter {', '.join(missing)}",
-            action='give each a value: --param name=value, or client.query(sql, {"name": value})',
+            action='give it: --param name=value, \\set name value in headrace sql, or client.query(sql, {"name": value})',
         )
     unused = [f"${name}" for name in given if name not in wanted]
     if unused:

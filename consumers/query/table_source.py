@@ -72,7 +72,7 @@ class TableSource(Protocol):
         ...
 
     def tables(self) -> Sequence[tuple[str, str]]:
-        """Every (database, table) of the source."""
+        """Every (database, table) of the source that a user knows."""
         ...
 
     def schema(self, database: str, table: str) -> TableSchema:
@@ -163,8 +163,17 @@ class LocalSource:
         return StaleFence(self._groups, self._state, stale_s, self._state.ready()[1])
 
     def tables(self) -> Sequence[tuple[str, str]]:
-        """See TableSource: every table of the schema log, also one without rows."""
-        return sorted(self._catalogue.tables)
+        """See TableSource: every table of the schema log, also one without rows, unless it was dropped."""
+        return [key for key in sorted(self._catalogue.tables) if not self._is_gone(*key)]
+
+    def _is_gone(self, database: str, table: str) -> bool:
+        """Whether a table was dropped and nobody has written to it since.
+
+        By its rows and not by the table log alone: a writer that was connected all the time adds no record there.
+        """
+        if not self._catalogue.is_dropped(database, table):
+            return False
+        return all(group.store.is_empty(database, table) for group in list(self._groups.values()))
 
     def schema(self, database: str, table: str) -> TableSchema:
         """See TableSource."""

@@ -284,7 +284,9 @@ class RecoveryCoordinator:
             chain = read_chain(self._log, topic, snapshot.version, self._task.stopping.is_set)
             if chain is not None and chain.hex() != snapshot.chain:
                 raise SourceCorrupt(f"its chain at version {snapshot.version} is not that of the log")
-            return
+            # A log that cannot be read at this moment proves nothing: then another member must agree.
+            if chain is not None:
+                return
         for status in self._environment.live(group):
             if status.node not in (self._environment.node, source) and status.durable_offset >= 0 and status.http:
                 chain = self._environment.chain_of(status.http, group.name, snapshot.version)

@@ -245,7 +245,7 @@ class LogConsumer:
         None when the log does not exist, or does not hold what the group needs.
         """
         try:
-            log = self._log.describe(topic)
+            log = self._identities.describe(topic)
         except TopicMissing:
             # A broker that has just started knows fewer topics and records than there are. So the topic is
             # opened again a little later, and only an absence that lasts is an error (GracePeriod).
@@ -285,7 +285,7 @@ class LogConsumer:
         self._apply_back_pressure(reader)
         records = reader.poll(self._limits.poll_records, self._limits.poll_timeout_s)
         self.log_fault = ""
-        for topic in self._identities.recreated({record.topic for record in records}):
+        for topic in self._identities.recreated({record.topic: record.offset for record in reversed(records)}):
             self._mark_recreated(topic)
         entries: dict[str, list[JournalEntry]] = {}
         receipts: dict[str, list[bytes]] = {}

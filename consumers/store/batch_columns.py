@@ -147,13 +147,42 @@ def tag_column(keys: pa.StringArray, tag: str, codes: npt.NDArray[np.integer]) -
     return pa.DictionaryArray.from_arrays(indices, encoded.dictionary)
 
 
-def repeated_tag(keys: pa.StringArray, tag: str, lengths: Int64s) -> pa.DictionaryArray:
-    """One tag as a column of sorted rows: series i of `keys` has the next `lengths[i]` rows."""
-    encoded = tag_values(keys, tag).dictionary_encode()
+def repeated_tags(keys: pa.StringArray, tags: Sequence[str], lengths: Int64s) -> dict[str, pa.DictionaryArray]:
+    """Each tag as a column of sorted rows: series i of `keys` has the next `lengths[i]` rows."""
+    return {tag: _repeated(values, lengths) for tag, values in _values_of_tags(keys, tags).items()}
+
+
+def _values_of_tags(keys: pa.StringArray, tags: Sequence[str]) -> dict[str, pa.StringArray]:
+    """`tag_values` of several tags, for the price of about one."""
+    if not tags or not len(keys) or pc.any(pc.match_substring(keys, "\\")).as_py():
+        return {tag: tag_values(keys, tag) for tag in tags}
+    # Without a backslash no character is escaped: each comma begins a pair, and the first piece is the table.
+    split = pc.split_pattern(keys, ",")
+    pieces, owners = split.flatten(), np.asarray(pc.list_parent_indices(split))
+    in_pair = np.ones(len(pieces), np.bool_)
+    in_pair[np.asarray(split.offsets)[:-1]] = False
+    return {tag: _values_of(pieces, owners, in_pair, tag, len(keys)) for tag in tags}
+
+
+def _values_of(pieces: pa.StringArray, owners: Int64s, in_pair: Mask, tag: str, keys: int) -> pa.StringArray:
+    """The values of one tag among the pieces of keys, null for each of the keys that has no such piece."""
+    found = np.flatnonzero(np.asarray(pc.starts_with(pieces, f"{tag}=")) & in_pair)
+    values = pc.utf8_slice_codeunits(pieces.take(pa.array(found)), len(tag) + 1)
+    if len(found) == keys:
+        return values
+    places = np.full(keys, -1, np.int64)
+    places[owners[found]] = np.arange(len(found))
+    return values.take(pa.array(places, mask=places < 0))
+
+
+def _repeated(values: pa.StringArray, lengths: Int64s) -> pa.DictionaryArray:
+    encoded = values.dictionary_encode()
     indices = encoded.indices.fill_null(0).to_numpy(zero_copy_only=True)
     missing = encoded.indices.is_null().to_numpy(zero_copy_only=False) if encoded.indices.null_count else None
     mask = None if missing is None else np.repeat(missing, lengths)
-    return pa.DictionaryArray.from_arrays(pa.array(np.repeat(indices, lengths), mask=mask), encoded.dictionary)
+    repeated = pa.array(np.repeat(indices, lengths), mask=mask)
+    # The encoding above gave these indices: a check of each would cost as much as all the rest.
+    return pa.DictionaryArray.from_arrays(repeated, encoded.dictionary, safe=False)
 
 
 def _numbers(column: pa.Array) -> npt.NDArray[Any]:

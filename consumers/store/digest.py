@@ -30,6 +30,7 @@ import xxhash
 from headrace.schemas.tables import TIME_COLUMN, FieldType
 
 Bytes = memoryview | bytes
+_NO_POSITIONS = np.empty(0, np.int64)
 
 
 def content_digest(
@@ -62,18 +63,20 @@ def _kind(arrow_type: pa.DataType) -> str:
 
 
 def _streams(values: pa.Array) -> list[Bytes]:
-    nulls: Bytes = b""
-    if values.null_count:
-        nulls = np.flatnonzero(values.is_null().to_numpy(zero_copy_only=False)).data
+    nulls = np.flatnonzero(values.is_null().to_numpy(zero_copy_only=False)) if values.null_count else _NO_POSITIONS
     if pa.types.is_large_string(values.type) or pa.types.is_string(values.type):
-        return [*_strings(values), nulls]
+        return [*_strings(values), nulls.data]
     # The bytes under a null are undefined and differ between writers, so they count as zero.
-    if values.null_count:
-        zero = False if pa.types.is_boolean(values.type) else 0
-        values = values.fill_null(zero)
     if pa.types.is_boolean(values.type):
-        return [values.to_numpy(zero_copy_only=False).view(np.uint8).data, nulls]
-    return [values.to_numpy(zero_copy_only=True).data, nulls]
+        whole = values.fill_null(False) if values.null_count else values
+        return [whole.to_numpy(zero_copy_only=False).view(np.uint8).data, nulls.data]
+    if not len(values):
+        return [b"", nulls.data]
+    numbers = np.frombuffer(values.buffers()[1], np.int64)[values.offset : values.offset + len(values)]
+    if len(nulls):
+        numbers = numbers.copy()
+        numbers[nulls] = 0
+    return [numbers.data, nulls.data]
 
 
 def _strings(values: pa.Array) -> list[Bytes]:

@@ -1,15 +1,16 @@
 """Which Parquet encoding each field of a segment is written in: a sample of its values in, a choice out.
 
 Only encodings that Spark's vectorised reader, DuckDB, polars, pandas and pyarrow all decode are candidates.
-Spark refuses BYTE_STREAM_SPLIT. Each candidate encodes the sample in memory, and the smallest wins unless a
-faster one is nearly as small. The choice follows from the rows and the library's version alone, so replicas
-write equal bytes. It never changes a value.
+Spark refuses BYTE_STREAM_SPLIT. Each candidate encodes the sample in memory, and the cheapest wins: its bytes,
+and bytes for the time that compression takes. A column that zstd shrinks by too little for its time is not
+compressed. Times in this module are constants, never measured: the choice follows from the rows and the
+library's version alone, so replicas write equal bytes. It never changes a value.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from itertools import groupby
@@ -23,7 +24,7 @@ from headrace.schemas.tables import FieldType
 SAMPLE_ROWS_MAX = 32_768
 """At 8 bytes a value this is the size from which zstd finds the repetitions that it finds in a whole page."""
 
-SAMPLE_SHARE = 32
+SAMPLE_SHARE = 128
 """A larger sample is at most one row in this many, so that a choice costs little beside the encoding."""
 
 SAMPLE_ROWS = 2_048
@@ -44,11 +45,8 @@ _WORTHWHILE = 0.9
 _DISTINCT_SHARE_MAX = 0.25
 """A dictionary is no candidate for a row group with more distinct values than this share of its rows."""
 
-_RAW_BYTE_COST = 0.02
-"""Bytes on disk that are worth sparing one byte to compress and decompress, about 4 ns."""
-
-PLAIN_LEVEL_MIN = 3
-"""The zstd level from which PLAIN doubles shrink by a fifth. Noise, which does not, costs little more time."""
+_COMPRESSED_BYTE_COST = 0.01
+"""Bytes on disk that are worth sparing zstd one byte, about 4 ns. A column that shrinks by less stays as it is."""
 
 
 class Encoding(Enum):
@@ -62,10 +60,10 @@ class Encoding(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ColumnEncoding:
-    """How a column is written: its encoding, and the zstd level of its pages."""
+    """How a column is written: its encoding, and the zstd level of its pages, None for uncompressed."""
 
     encoding: Encoding
-    level: int
+    level: int | None
 
 
 CANDIDATES: Mapping[FieldType, tuple[Encoding, ...]] = {
@@ -84,18 +82,11 @@ def choose_encodings(
 
     `fields` are whole columns in file order, `level` is the zstd level of the store.
     """
-    chosen = {name: CANDIDATES[kinds[name]][0] for name in fields}
+    chosen = {name: ColumnEncoding(CANDIDATES[kinds[name]][0], level) for name in fields}
     samples = {name: sample(values) for name, values in fields.items() if len(CANDIDATES[kinds[name]]) > 1}
     samples = {name: values for name, values in samples.items() if len(values) >= TRIED_ROWS_MIN}
     group_rows = {name: min(len(fields[name]), row_group_rows) for name in samples}
-    chosen |= _smallest(samples, kinds, group_rows, level)
-    return {name: column_encoding(encoding, kinds[name], level) for name, encoding in chosen.items()}
-
-
-def column_encoding(encoding: Encoding, kind: FieldType, level: int) -> ColumnEncoding:
-    """A column of a type in an encoding; `level` is the zstd level of the store."""
-    dense = encoding is Encoding.PLAIN and kind is FieldType.FLOAT64
-    return ColumnEncoding(encoding, max(level, PLAIN_LEVEL_MIN) if dense else level)
+    return chosen | _cheapest(samples, kinds, group_rows, level)
 
 
 def sample(values: pa.Array) -> pa.Array:
@@ -112,18 +103,21 @@ def sample(values: pa.Array) -> pa.Array:
 
 @dataclass(frozen=True, slots=True)
 class _Distinct:
-    """How many values differ in a sample, in its first half, and how many rows it has."""
+    """How many values differ in a sample, in its first half, their bytes, and how many rows the sample has."""
 
     whole: int
     half: int
+    value_bytes: int
     rows: int
 
     @classmethod
     def of(cls, values: pa.Array) -> _Distinct:
         """The counts of one sample."""
+        encoded = values.dictionary_encode()
         # Indices are given out in order of first occurrence, so the highest one counts what came before.
-        indices = values.dictionary_encode().indices.fill_null(-1).to_numpy(zero_copy_only=False)
-        return cls(int(indices.max()) + 1, int(indices[: len(indices) // 2].max()) + 1, len(indices))
+        indices = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False)
+        whole, half = int(indices.max()) + 1, int(indices[: len(indices) // 2].max()) + 1
+        return cls(whole, half, encoded.dictionary.nbytes, len(indices))
 
     def in_rows(self, rows: int) -> float:
         """The estimated number of distinct values in `rows` rows."""
@@ -133,6 +127,14 @@ class _Distinct:
         times = max(1.0, rows / self.rows)
         q = (self.whole - self.half) / self.half if self.half else 0.0
         return self.whole * (times if q >= 1 else min(times, (1 - q ** (2 * times)) / (1 - q**2)))
+
+    def scaled(self, dictionary_bytes: int, index_bytes: int, rows: int) -> float:
+        """Bytes a row in a row group of `rows` rows, of a sample with such a dictionary and such indices."""
+        # A row group shares one dictionary, so a sample has too much of it for its rows. Its indices are as
+        # wide as the number of distinct values needs.
+        values = self.in_rows(rows)
+        wider = max(1.0, math.log2(values)) / max(1.0, math.log2(self.whole))
+        return dictionary_bytes * values / self.whole / rows + index_bytes * wider / self.rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,60 +147,72 @@ class _TrialSize:
     data_bytes: int
     raw_bytes: int
 
-    def cost(self, distinct: _Distinct, rows: int) -> float:
-        """Estimated bytes a row in a row group of `rows` rows, with what it costs to compress them."""
-        raw = self.raw_bytes * _RAW_BYTE_COST / distinct.rows
-        if not self.dictionary_bytes or not distinct.whole:
-            return self.data_bytes / distinct.rows + raw
-        # A row group shares one dictionary, so a sample has too much of it for its rows. Its indices are as
-        # wide as the number of distinct values needs.
-        values = distinct.in_rows(rows)
-        dictionary = self.dictionary_bytes * values / distinct.whole / rows
-        wider = max(1.0, math.log2(values)) / max(1.0, math.log2(distinct.whole))
-        return dictionary + self.data_bytes * wider / distinct.rows + raw
+    def costs(self, distinct: _Distinct, rows: int) -> tuple[float, float]:
+        """What a row costs in a row group of `rows` rows, in bytes: (uncompressed, compressed)."""
+        if self.dictionary_bytes and distinct.whole:
+            in_dictionary = min(distinct.value_bytes, self.raw_bytes)
+            raw = distinct.scaled(in_dictionary, self.raw_bytes - in_dictionary, rows)
+            small = distinct.scaled(self.dictionary_bytes, self.data_bytes, rows)
+        else:
+            raw, small = self.raw_bytes / distinct.rows, self.data_bytes / distinct.rows
+        return raw, small + raw * _COMPRESSED_BYTE_COST
 
 
-def _smallest(
+@dataclass(frozen=True, slots=True)
+class _Priced:
+    """A candidate with the cost of a row."""
+
+    column: ColumnEncoding
+    cost: float
+
+
+def _cheapest(
     samples: Mapping[str, pa.Array], kinds: Mapping[str, FieldType], group_rows: Mapping[str, int], level: int
-) -> dict[str, Encoding]:
+) -> dict[str, ColumnEncoding]:
     """The candidate of least cost for each column, faster ones preferred."""
-    if not samples:
-        return {}
     distinct = {name: _Distinct.of(values) for name, values in samples.items()}
     allowed = {name: _allowed(kinds[name], distinct[name].in_rows(rows) / rows) for name, rows in group_rows.items()}
-    costs: dict[str, dict[Encoding, float]] = {name: {} for name in samples}
-    for encoding in Encoding:
-        # A column with one candidate left needs no trial.
-        tried = {name: samples[name] for name, left in allowed.items() if encoding in left and len(left) > 1}
-        for name, size in _trial(tried, kinds, encoding, level).items():
-            costs[name][encoding] = size.cost(distinct[name], group_rows[name])
-    return {name: _preferred(left, costs[name]) for name, left in allowed.items()}
+    best: dict[str, _Priced] = {}
+    for place in range(max(map(len, allowed.values()), default=0)):
+        # The candidates of a type are tried one after the other: the cost of one may rule out the next.
+        tried = {name: left[place] for name, left in allowed.items() if place < len(left)}
+        tried = {name: each for name, each in tried.items() if _can_win(each, samples[name], best.get(name))}
+        chosen = {name: ColumnEncoding(each, level) for name, each in tried.items()}
+        for name, size in _trial({name: samples[name] for name in chosen}, chosen).items():
+            raw, compressed = size.costs(distinct[name], group_rows[name])
+            priced = _Priced(chosen[name], compressed)
+            if raw <= compressed:
+                priced = _Priced(ColumnEncoding(chosen[name].encoding, None), raw)
+            if name not in best or priced.cost < best[name].cost * _WORTHWHILE:
+                best[name] = priced
+    return {name: priced.column for name, priced in best.items()}
 
 
 def _allowed(kind: FieldType, distinct_share: float) -> list[Encoding]:
+    if not distinct_share:
+        # Nulls have no pages of values, in any encoding.
+        return [CANDIDATES[kind][0]]
     hopeless = distinct_share > _DISTINCT_SHARE_MAX
     return [each for each in CANDIDATES[kind] if not (hopeless and each is Encoding.DICTIONARY)]
 
 
-def _preferred(candidates: Sequence[Encoding], costs: Mapping[Encoding, float]) -> Encoding:
-    best = candidates[0]
-    for each in candidates[1:]:
-        if costs[each] < costs[best] * _WORTHWHILE:
-            best = each
-    return best
+def _can_win(candidate: Encoding, values: pa.Array, best: _Priced | None) -> bool:
+    if best is None or candidate is not Encoding.PLAIN:
+        return True
+    # PLAIN pages have the bytes of their values, and each of them costs, however well they compress.
+    raw = (len(values) - values.null_count) * 8 if values.type == pa.float64() else 0
+    return raw / len(values) * _COMPRESSED_BYTE_COST < best.cost * _WORTHWHILE
 
 
-def _trial(
-    samples: Mapping[str, pa.Array], kinds: Mapping[str, FieldType], encoding: Encoding, level: int
-) -> dict[str, _TrialSize]:
-    """The size of each sample in one encoding; samples may have different lengths."""
+def _trial(samples: Mapping[str, pa.Array], encodings: Mapping[str, ColumnEncoding]) -> dict[str, _TrialSize]:
+    """The size of each sample in its encoding; samples may have different lengths."""
     found: dict[str, _TrialSize] = {}
     for _, same in groupby(sorted(samples, key=lambda name: len(samples[name])), key=lambda name: len(samples[name])):
         names = list(same)
-        chosen = {name: column_encoding(encoding, kinds[name], level) for name in names}
         table = pa.Table.from_arrays([samples[name] for name in names], names=names)
+        options = writer_options({name: encodings[name] for name in names})
         sink = pa.BufferOutputStream()
-        with pq.ParquetWriter(sink, table.schema, **writer_options(chosen), write_statistics=False) as writer:
+        with pq.ParquetWriter(sink, table.schema, **options, write_statistics=False) as writer:
             writer.write_table(table, row_group_size=len(table))
         group = pq.read_metadata(pa.BufferReader(sink.getvalue())).row_group(0)
         for number, name in enumerate(names):
@@ -209,11 +223,11 @@ def _trial(
 
 
 def writer_options(encodings: Mapping[str, ColumnEncoding]) -> dict[str, Any]:
-    """The options of Arrow's Parquet writer for columns in these encodings, all of them zstd."""
+    """The options of Arrow's Parquet writer for columns in these encodings, zstd or uncompressed."""
     coded = {name for name, each in encodings.items() if each.encoding is Encoding.DICTIONARY}
     return {
         "use_dictionary": sorted(coded),
         "column_encoding": {name: each.encoding.value for name, each in encodings.items() if name not in coded},
-        "compression": "zstd",
-        "compression_level": {name: each.level for name, each in encodings.items()},
+        "compression": {name: "none" if each.level is None else "zstd" for name, each in encodings.items()},
+        "compression_level": {name: each.level for name, each in encodings.items() if each.level is not None},
     }

@@ -338,6 +338,10 @@ class Store:
         """(database, table) of every table that has or had rows, sorted."""
         return self._components.view.tables()
 
+    def is_empty(self, database: str, table: str) -> bool:
+        """Whether no row of a table is left; its files may be removed later."""
+        return self._components.view.is_empty((database, table))
+
     def schema(self, database: str, table: str) -> TableSchema:
         """The newest schema the store has seen in writes and seals. Raises TableUnknown."""
         return self._components.view.schema(database, table)

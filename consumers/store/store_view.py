@@ -156,6 +156,23 @@ class StoreView:
         with self.lock:
             return sorted(self._tables)
 
+    def is_empty(self, key: TableKey) -> bool:
+        """Whether no row of a table is left: none at all, or a delete of the whole table outranks every one.
+
+        Rows of a file that is awaited count.
+        """
+        with self.lock:
+            batches = [batch for memtable in (*self._frozen, self._live) for batch in memtable.snapshot(key)]
+            awaited = [entry for entry in self._awaited.values() if (entry.database, entry.table) == key]
+            entries = [*self._entries.get(key, {}).values(), *awaited]
+            deletes = [each for each in self._tombstones.get(key, ()) if each.is_whole_table]
+        if not deletes:
+            return not batches and not entries
+        # What the highest one does not reach, none reaches: the era since which a slot is held counts as a rank.
+        highest = max(deletes, key=lambda each: (each.era, each.version))
+        reached = all(highest.outranks(batch.era, batch.version) for batch in batches)
+        return reached and all(entry.is_subject_to(highest) for entry in entries)
+
     def catalogue(self) -> list[SegmentEntry]:
         """The whole catalogue in order of name, with the files that are awaited: equal on all replicas."""
         with self.lock:

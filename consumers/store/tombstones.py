@@ -37,6 +37,11 @@ class Tombstone:
     start_ns: int | None = None
     end_ns: int | None = None
 
+    @property
+    def is_whole_table(self) -> bool:
+        """True if rows of all series and times match."""
+        return not self.tags and self.start_ns is None and self.end_ns is None
+
     def outranks(self, era: int, version: int) -> bool:
         """True if rows of this rank are lower."""
         return (era, version) < (self.era, self.version)

@@ -21,12 +21,13 @@ from headrace.cli.format_options import (
     TimeUnitOption,
     format_options,
 )
+from headrace.cli.ingest_display import JsonLines, live_display
 from headrace.cli.ingest_server import MetricsAddressOption, served_metrics
 from headrace.cli.options import BootstrapOption, ClusterOption, JsonOption, SettingsOption, parse_settings
 from headrace.cli.session import require_cluster
 from headrace.schemas.errors import HeadraceError
 from headrace.terminal.command import EXIT_INTERRUPTED, UsageInvalid, run_command
-from headrace.terminal.output import Output, refused_lines
+from headrace.terminal.output import Output, counted, refused_lines
 from headrace.terminal.stop_signals import StopSignals, stop_signals
 
 if TYPE_CHECKING:
@@ -106,6 +107,8 @@ def run(
     topic dlq.TOPIC.
     """
     with run_command(json_output) as output:
+        if json_output:
+            output = JsonLines(json_output)
         if form not in FORMATS:
             raise UsageInvalid(f"--format {form} is not read from topics", action=f"choose one of {', '.join(FORMATS)}")
         options = format_options(table, table_column, tags, tag, time_column, time_unit, time_format)
@@ -182,7 +185,6 @@ def _ingest(
     signals: StopSignals,
     metrics: IngestMetrics,
 ) -> IngestProgress:
-    from headrace.cli.ingest_display import live_display
     from headrace.connectors.log.client_check import check_client_settings
     from headrace.pipeline.checkpoint import held_checkpoint
     from headrace.pipeline.ingest import prepare, run_ingest
@@ -205,7 +207,7 @@ def _ingest(
             keep_open=held.descriptors if held else (),
             progress=output.note,
         )
-        with end_session(session), live_display(job.topic, output.note) as show:
+        with end_session(session), live_display(job.topic, output) as show:
 
             def on_progress(progress: IngestProgress) -> None:
                 metrics.note(progress)
@@ -228,7 +230,8 @@ def _report(output: Output, topic: str, progress: IngestProgress, seconds: float
         "batches": progress.batches,
         "seconds": round(seconds, 3),
     }
-    text = f"{counts.rows:,} rows, {counts.points:,} points in {progress.batches:,} batches, {seconds:.1f} s"
+    written = f"{counted(counts.rows, 'row')}, {counted(counts.points, 'point')}"
+    text = f"{written} in {progress.batches:,} {'batch' if progress.batches == 1 else 'batches'}, {seconds:.1f} s"
     if counts.rejected:
         messages = "its message is" if counts.rejected == 1 else "their messages are"
         text += f"; {refused_lines(counts.rejected)}, {messages} in dlq.{topic}"

@@ -1,15 +1,19 @@
-"""What `headrace ingest run` shows while it runs: a status line on a terminal, else a line every 10 seconds."""
+"""What `headrace ingest run` shows while it runs: a status line on a terminal, else a line every 10 seconds.
+
+With `--json` each line on stderr is one JSON object.
+"""
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from headrace.terminal.output import refused_lines
+from headrace.terminal.output import Output, refused_lines
 from headrace.terminal.progress_bar import short_number
 
 if TYPE_CHECKING:
@@ -20,12 +24,26 @@ LINE_INTERVAL_S = 10.0
 UNKNOWN = "unknown"
 
 
+class JsonLines(Output):
+    """The output of a command whose remarks are JSON too: programs read its progress line by line."""
+
+    def note(self, message: str) -> None:
+        """A remark as `{"note": …}`."""
+        self.document({"note": message})
+
+    def document(self, document: Mapping[str, Any]) -> None:
+        """One JSON object on a line of stderr."""
+        super().note(json.dumps(document, ensure_ascii=False))
+
+
 @contextmanager
-def live_display(topic: str, note: Callable[[str], None]) -> Iterator[Callable[[IngestProgress], None]]:
-    """Yields the function that shows the newest progress; `note` prints a line on stderr."""
-    refusals = Refusals(note)
-    if not sys.stderr.isatty():
-        lines = ProgressLines(topic, note)
+def live_display(topic: str, output: Output) -> Iterator[Callable[[IngestProgress], None]]:
+    """Yields the function that shows the newest progress on stderr."""
+    as_json = output.document if isinstance(output, JsonLines) else None
+    note = output.note
+    refusals = Refusals(note, as_json)
+    if as_json or not sys.stderr.isatty():
+        lines = ProgressLines(topic, note, as_json)
 
         def log(progress: IngestProgress) -> None:
             refusals.show(progress.counts)
@@ -53,9 +71,16 @@ def live_display(topic: str, note: Callable[[str], None]) -> Iterator[Callable[[
 class ProgressLines:
     """A line for logs every LINE_INTERVAL_S, also while nothing arrives: silence would look like a hang."""
 
-    def __init__(self, topic: str, note: Callable[[str], None], clock_s: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        topic: str,
+        note: Callable[[str], None],
+        as_json: Callable[[Mapping[str, Any]], None] | None = None,
+        clock_s: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._topic = topic
         self._note = note
+        self._as_json = as_json
         self._clock_s = clock_s
         self._rate = Rate(clock_s)
         self._due_s = clock_s() + LINE_INTERVAL_S
@@ -66,14 +91,18 @@ class ProgressLines:
         if self._clock_s() < self._due_s:
             return
         self._due_s = self._clock_s() + LINE_INTERVAL_S
-        self._note(f"{self._topic}: {describe(progress, *rates)}")
+        if self._as_json is not None:
+            self._as_json({"progress": document(self._topic, progress, *rates)})
+        else:
+            self._note(f"{self._topic}: {describe(progress, *rates)}")
 
 
 class Refusals:
     """Prints each reason for which lines are refused when it occurs first."""
 
-    def __init__(self, note: Callable[[str], None]) -> None:
+    def __init__(self, note: Callable[[str], None], as_json: Callable[[Mapping[str, Any]], None] | None = None) -> None:
         self._note = note
+        self._as_json = as_json
         self._shown: dict[str, int] = {}
         self._totals: Mapping[str, int] = {}
 
@@ -83,13 +112,19 @@ class Refusals:
         for reason, count in counts.reasons.items():
             if reason not in self._shown:
                 self._shown[reason] = count
-                self._note(f"{refused_lines(count)}: {reason}")
+                self._report(count, reason)
 
     def show_totals(self) -> None:
         """Print the reasons that more lines had than were printed."""
         for reason, count in self._totals.items():
             if count > self._shown[reason]:
-                self._note(f"{refused_lines(count)} in all: {reason}")
+                self._report(count, reason, " in all")
+
+    def _report(self, count: int, reason: str, in_all: str = "") -> None:
+        if self._as_json is not None:
+            self._as_json({"refused": {"lines": count, "reason": reason}})
+        else:
+            self._note(f"{refused_lines(count)}{in_all}: {reason}")
 
 
 class Rate:
@@ -125,6 +160,25 @@ def describe(progress: IngestProgress, rows_per_second: float, megabytes_per_sec
             *([] if progress.state == "running" else [str(progress.state)]),
         )
     )
+
+
+def document(
+    topic: str, progress: IngestProgress, rows_per_second: float, megabytes_per_second: float
+) -> dict[str, Any]:
+    """The same as JSON; an unknown lag is -1, as in the metrics."""
+    counts = progress.counts
+    return {
+        "topic": topic,
+        "state": str(progress.state),
+        "rows": counts.rows,
+        "points": counts.points,
+        "rejected": counts.rejected,
+        "batches": progress.batches,
+        "rows_per_second": round(rows_per_second, 1),
+        "mb_per_second": round(megabytes_per_second, 3),
+        "lag_records": progress.lag_records,
+        "lag_seconds": progress.lag_seconds,
+    }
 
 
 def _lag(progress: IngestProgress) -> str:

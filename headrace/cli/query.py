@@ -6,7 +6,6 @@ import sys
 import time
 from collections.abc import Iterator
 from enum import StrEnum
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -17,7 +16,6 @@ from headrace.cli.stale import StaleAnswer, StaleOption
 from headrace.terminal.command import UsageInvalid, run_command
 
 STANDARD_INPUT = "-"
-BYTE_ORDER_MARK = "\ufeff"
 
 ParameterOption = Annotated[
     list[str] | None,
@@ -117,18 +115,11 @@ def _sql(sql: str | None, file: str | None) -> str:
     if STANDARD_INPUT in (sql, file):
         text = sys.stdin.read()
     elif file is not None:
-        text = _read(file)
+        from headrace.shell.statements import read_sql
+
+        text = read_sql(file)
     else:
         text = str(sql)
     if not text.strip():
         raise UsageInvalid("SQL is empty", action='for example headrace query "SHOW TABLES"')
     return text
-
-
-def _read(file: str) -> str:
-    try:
-        return Path(file).read_text(encoding="utf-8").removeprefix(BYTE_ORDER_MARK)
-    except FileNotFoundError:
-        raise UsageInvalid(f"{file}: no such file") from None
-    except UnicodeDecodeError:
-        raise UsageInvalid(f"{file} is not text in UTF-8", action="give a file with SQL") from None

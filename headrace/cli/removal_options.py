@@ -61,13 +61,15 @@ def connection(
     output: Output, cluster: str | None, bootstrap: str | None, settings: list[str] | None
 ) -> Iterator[Connection]:
     """Connect to a cluster. Raises ClusterUnnamed, NoCluster, LogUnavailable, SettingsInvalid."""
-    from headrace._connection import open_cluster
+    from headrace._connection import ClusterConnection, open_cluster
     from headrace.client import Client
     from headrace.settings import load_settings
 
     loaded = load_settings({"cluster.name": cluster, "cluster.bootstrap": bootstrap, "kafka": parse_settings(settings)})
     require_cluster(loaded)
-    with Client(open_cluster(loaded, on_wait=output.note), loaded) as client:
+    reached = ClusterConnection(lambda: open_cluster(loaded, on_wait=output.note))
+    reached.open()
+    with Client(reached, loaded) as client:
         yield Connection(loaded, client)
 
 

@@ -7,6 +7,7 @@ import sys
 import typer
 
 from headrace.cli.options import BootstrapOption, ClusterOption, JsonOption, NodeUrlOption
+from headrace.cli.query import ParameterOption
 from headrace.cli.session import node_url
 from headrace.terminal.command import UsageInvalid, run_command
 from headrace.terminal.interruption import be_patient
@@ -20,6 +21,7 @@ def register(app: typer.Typer) -> None:
 
 
 def sql(
+    param: ParameterOption = None,
     node: NodeUrlOption = None,
     cluster: ClusterOption = None,
     bootstrap: BootstrapOption = None,
@@ -30,10 +32,13 @@ def sql(
     Without a terminal, statements are read from stdin, such as `headrace sql < report.sql`. The first error ends them.
     """
     with run_command(json_output) as output:
+        from headrace._parameters import typed_parameters
         from headrace.node_client import NodeClient
         from headrace.shell.shell import Shell
+        from headrace.shell.variables import Variables
 
-        shell = Shell(lambda: NodeClient(node_url(node, cluster, bootstrap)), output)
+        variables = Variables(typed_parameters(param or ()))
+        shell = Shell(lambda: NodeClient(node_url(node, cluster, bootstrap)), output, variables)
         if not sys.stdin.isatty():
             shell.run_script(sys.stdin)
             return

@@ -49,7 +49,7 @@ def drop(
 ) -> None:
     """Remove all rows and files of a table, on every node.
 
-    Its name and columns stay known: a later write uses them again.
+    The table is not listed until it is written again. Then it has the columns that it had.
     """
     with run_command(json_output) as output:
         from headrace.schemas.messages import Delete

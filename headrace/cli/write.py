@@ -24,7 +24,7 @@ from headrace.cli.format_options import (
 from headrace.cli.options import BootstrapOption, ClusterOption, JsonOption, SettingsOption, parse_settings
 from headrace.cli.session import require_cluster
 from headrace.terminal.command import EXIT_USAGE, UsageInvalid, run_command
-from headrace.terminal.output import Output, refused_lines
+from headrace.terminal.output import Output, counted, refused_lines
 
 if TYPE_CHECKING:
     from headrace._file_rules import FileRules
@@ -200,7 +200,7 @@ def _report(output: Output, done: FileProgress, seconds: float) -> None:
         "seconds": seconds,
         "refused_columns": dict(done.refused_columns),
     }
-    text = f"{done.rows:,} rows, {done.points:,} points in {seconds:.1f} s"
+    text = f"{counted(done.rows, 'row')}, {counted(done.points, 'point')} in {seconds:.1f} s"
     if done.replaced or not done.replaced_exact:
         least = "" if done.replaced_exact else "at least "
         text += f"; {least}{_counted(done.replaced, 'row')} replaced others of the same series and time"

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from headrace.shell.catalogue import Table
 
-COMMANDS = (r"\?", r"\d", r"\q", r"\timing", r"\x")
+COMMANDS = (r"\?", r"\d", r"\i", r"\q", r"\set", r"\timing", r"\unset", r"\x")
 _KEYWORDS = """
 ALL AND AS ASC ASOF AVG BETWEEN BY CASE CAST COUNT CROSS DATE DATE_TRUNC DESC DESCRIBE DISTINCT ELSE END EPOCH_NS EXCEPT
 EXISTS EXPLAIN FALSE FILTER FIRST FROM FULL GROUP HAVING HOUR IN INNER INTERSECT INTERVAL IS JOIN LAST LEFT LIKE LIMIT MAX

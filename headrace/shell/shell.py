@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from headrace.connectors.http import NodeUnreachable
 from headrace.schemas.errors import HeadraceError
 from headrace.shell.catalogue import Table, find_table, tables_of
-from headrace.shell.statements import read_statements, split
+from headrace.shell.statements import read_sql, read_statements, split
+from headrace.shell.variables import Variables
 from headrace.terminal.command import print_error
 from headrace.terminal.output import Output
 from headrace.terminal.result_view import footer, show_rows
@@ -22,14 +23,20 @@ if TYPE_CHECKING:
 
 TABLES_FRESH_S = 5.0
 """How long the names for completion are used before they are read again."""
+FILES_DEEP_MAX = 16
+"""How deep files may name files with `\\i`: one that names itself ends with an error."""
 HELP = (
     (r"\d", "tables"),
     (r"\d TABLE", "columns of a table"),
+    (r"\set NAME VALUE", "$NAME in SQL has this value from now on; without a name: lists them"),
+    (r"\unset NAME", "forgets a value"),
+    (r"\i FILE", "runs the statements and commands of a file, to its first error"),
     (r"\x [on|off|auto]", "rows as records; auto: where a row does not fit"),
     (r"\timing [on|off]", "how long each statement took"),
     (r"\q", "leave; Ctrl-D too"),
     ("…;", "SQL, over several lines until ; Ctrl-C cancels it"),
 )
+QUIT = ("\\q", "exit", "quit")
 _VERTICAL = {"on": True, "off": False, "auto": None}
 
 
@@ -38,13 +45,15 @@ class CommandInvalid(HeadraceError):
 
 
 class Shell:
-    """The state of a session: its node, the names for completion, and how rows are shown."""
+    """The state of a session: its node, its variables, the names for completion, and how rows are shown."""
 
-    def __init__(self, find_node: Callable[[], NodeClient], output: Output) -> None:
+    def __init__(self, find_node: Callable[[], NodeClient], output: Output, variables: Variables | None = None) -> None:
         """`find_node` finds a node that is ready. It is asked again after one that does not answer."""
         self._find_node = find_node
         self._node: NodeClient | None = None
         self._output = output
+        self._variables = variables or Variables()
+        self._files_deep = 0
         self._vertical: bool | None = None
         self._timing = True
         self._tables: tuple[Table, ...] = ()
@@ -74,20 +83,24 @@ class Shell:
                 continue
             except EOFError:
                 return
-            if text.strip().lower().removesuffix(";") in ("\\q", "exit", "quit"):
+            if text.strip().lower().removesuffix(";") in QUIT:
                 return
             self._attempt(text)
 
     def run_script(self, lines: Iterable[str]) -> None:
-        """Run statements as they arrive. The first error is raised and ends the script."""
-        for statement in read_statements(lines):
-            if self._output.json_output:
-                for chunk in self._query(statement, "json"):
+        """Run statements and commands as they arrive. The first error is raised and ends the script, as `\\q` does."""
+        for text in read_statements(lines):
+            if text.lower().removesuffix(";") in QUIT:
+                return
+            if text.startswith("\\"):
+                self._command(text)
+            elif self._output.json_output:
+                for chunk in self._query(text, "json"):
                     sys.stdout.buffer.write(chunk)
                 sys.stdout.buffer.write(b"\n")
                 sys.stdout.buffer.flush()
             else:
-                self._run(statement)
+                self._run(text)
 
     def _attempt(self, text: str) -> None:
         try:
@@ -111,7 +124,7 @@ class Shell:
 
     def _query(self, statement: str, form: str) -> Iterator[bytes]:
         try:
-            return self.connect().query(statement, format=form)
+            return self.connect().query(statement, format=form, parameters=self._variables.used_by(statement))
         except NodeUnreachable:
             # The next statement looks for a node that answers.
             self._node = None
@@ -134,6 +147,12 @@ class Shell:
         argument = argument.strip()
         if name == "\\d":
             self._describe(argument)
+        elif name == "\\set":
+            self._set(argument)
+        elif name == "\\unset":
+            self._variables.unset(argument)
+        elif name == "\\i":
+            self._run_file(argument.strip("'\""))
         elif name == "\\x":
             self._vertical = self._choice(argument, _VERTICAL, None if self._vertical else True)
             self._output.note(f"records: {next(word for word, value in _VERTICAL.items() if value is self._vertical)}")
@@ -141,9 +160,33 @@ class Shell:
             self._timing = bool(self._choice(argument, {"on": True, "off": False}, not self._timing))
             self._output.note(f"timing: {'on' if self._timing else 'off'}")
         elif name in ("\\?", "\\h", "\\help"):
-            self._output.table(("command", "what it does"), HELP)
+            self._show(("command", "what it does"), HELP)
         else:
             raise CommandInvalid(f"there is no command {name}", action=r"\? lists them")
+
+    def _set(self, argument: str) -> None:
+        name, _, text = argument.partition(" ")
+        if name:
+            self._variables.set(name, text.strip())
+        else:
+            self._show(("variable", "value"), self._variables.items())
+
+    def _run_file(self, file: str) -> None:
+        if not file:
+            raise CommandInvalid("no file is named", action=r"for example \i report.sql")
+        if self._files_deep >= FILES_DEEP_MAX:
+            raise CommandInvalid(f"{file}: files name each other more than {FILES_DEEP_MAX} deep")
+        self._files_deep += 1
+        try:
+            self.run_script(read_sql(file).splitlines(keepends=True))
+        finally:
+            self._files_deep -= 1
+
+    def _show(self, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+        if self._output.json_output:
+            self._output.json([dict(zip(columns, row, strict=True)) for row in rows])
+        else:
+            self._output.table(columns, rows)
 
     @staticmethod
     def _choice(argument: str, choices: dict[str, bool | None] | dict[str, bool], toggled: bool | None) -> bool | None:
@@ -157,7 +200,7 @@ class Shell:
         tables = self._tables = tables_of(self.connect().tables())
         if name:
             columns = find_table(tables, name).columns
-            self._output.table(("column", "type", "role"), [(each.name, each.sql_type, each.role) for each in columns])
+            self._show(("column", "type", "role"), [(each.name, each.sql_type, each.role) for each in columns])
             return
         rows = [
             (
@@ -167,7 +210,7 @@ class Shell:
             )
             for table in tables
         ]
-        self._output.table(("table", "tags", "fields"), rows)
+        self._show(("table", "tags", "fields"), rows)
 
 
 def _one_line(error: HeadraceError) -> str:

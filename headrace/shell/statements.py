@@ -1,11 +1,15 @@
-"""Splits what is typed or read into statements at `;`, outside of quotes and comments."""
+"""Splits what is typed or read into statements at `;`, outside of quotes and comments; and what it reads from files."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
+from headrace.terminal.command import UsageInvalid
+
+BYTE_ORDER_MARK = "\ufeff"
 # The alternatives without an end match a text that is still open at the end of the input.
 _PARTS = re.compile(
     r"""
@@ -50,9 +54,16 @@ def split(text: str) -> Split:
 
 
 def read_statements(lines: Iterable[str]) -> Iterator[str]:
-    """The statements of lines as they arrive, and at the end what has no `;`."""
+    """The statements of lines as they arrive, and at the end what has no `;`.
+
+    Between two statements a line that begins with a backslash is a command of the shell.
+    """
     held = ""
     for line in lines:
+        if line.lstrip().startswith("\\") and not Split((), held).rest_has_content:
+            yield line.strip()
+            held = ""
+            continue
         held += line
         # Most lines end no statement: those need no search from the beginning.
         if ";" in line:
@@ -63,6 +74,30 @@ def read_statements(lines: Iterable[str]) -> Iterator[str]:
     yield from found.statements
     if found.rest_has_content:
         yield found.rest.strip()
+
+
+def parameter_names(statement: str) -> set[str]:
+    """The names that a statement writes as `$name`, in lower case; not those in texts, names and comments."""
+    names = set[str]()
+    before, last = "", ""
+    for part in _parts(statement):
+        # A `$` behind a letter is a part of a name.
+        if last == "$" and not before[-1:].isalnum() and part["other"] and not _is_space(part):
+            names.add(part[0].lower())
+        before, last = last, part[0]
+    return names
+
+
+def read_sql(file: str) -> str:
+    """The text of a file with SQL. Raises UsageInvalid."""
+    try:
+        return Path(file).expanduser().read_text(encoding="utf-8").removeprefix(BYTE_ORDER_MARK)
+    except FileNotFoundError:
+        raise UsageInvalid(f"{file}: no such file") from None
+    except UnicodeDecodeError:
+        raise UsageInvalid(f"{file} is not text in UTF-8", action="give a file with SQL") from None
+    except OSError as error:
+        raise UsageInvalid(f"{file}: {error.strerror}") from None
 
 
 def _parts(text: str) -> Iterator[re.Match[str]]:

@@ -94,6 +94,11 @@ class Output:
             yield advance
 
 
+def counted(count: int, noun: str) -> str:
+    """`1 row`, `2,000 rows`."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 def refused_lines(count: int, more: str = "") -> str:
     """`1 line refused`, `2 lines refused`."""
     return f"{count:,} {more}{'line' if count == 1 else 'lines'} refused"

@@ -21,6 +21,7 @@ import structlog
 from typer.testing import CliRunner
 
 from headrace.cli.main import build_app
+from headrace.connectors.formats.file_blocks import BLOCK_BYTES
 from headrace.connectors.kafka.broker import BrokerInfo
 from headrace.workload import iot
 from headrace.workload.checksum import compare, workload_checksums
@@ -331,8 +332,10 @@ def test_rows_of_two_series_without_tags_are_refused(shell: Shell, table: str, f
 
 
 def test_a_repeated_time_is_also_found_on_standard_input(shell: Shell, table: str) -> None:
-    """A pipe is read once: the block with the repeated time is refused before it is written."""
-    data = f"time,site,flow\n{T0},north,1\n{T0},south,2\n".encode()
+    """However far behind the repeated time is: nothing of a pipe is written before all of it is checked."""
+    lines = "".join(f"{T0 + number * SECOND},north,1\n" for number in range(BLOCK_BYTES // 25))
+    data = f"time,site,flow\n{lines}{T0},south,2\n".encode()
+    assert len(data) > BLOCK_BYTES
     refused = shell.run("-", "--format", "csv", "--table", table, data=data)
     assert (3, "RowsRepeat") == (refused.code, failed(refused)["type"])
     assert [] == shell.rows(table, ())

@@ -25,7 +25,10 @@ if TYPE_CHECKING:
 
 ARRIVES_WHEN_CUT = 0.1
 REPEATED = 0.02
+CLEANED_MS = 700
 OFFSETS_SKIPPED = 0.05
+ANSWER = "answer"
+"""The step of a client behind an answer about a topic, which may have been on its way for long."""
 
 
 @dataclass(slots=True)
@@ -38,6 +41,7 @@ class SimTopic:
     begin: int = 0
     end: int = 0
     leader_epoch: int = 0
+    settings: dict[str, str] = field(default_factory=dict)
 
     def index(self, offset: int) -> int:
         """The position of the first record at or behind an offset."""
@@ -70,6 +74,19 @@ class SimBroker:
         self.ends.append((self.world.now_ms, topic, 0))
         if topic in self.truths:
             self.truths[topic].made_again(self.topics[topic].topic_id)
+
+    def clean(self) -> None:
+        """Delete and compact as the settings of the topics demand, and again a little later."""
+        for found in self.topics.values():
+            kept_ms = int(found.settings.get("retention.ms", "-1"))
+            oldest_ms = EPOCH_MS + self.world.now_ms + self.clock_error_ms - kept_ms
+            old = sum(record.timestamp_ms < oldest_ms for record in found.records) if kept_ms >= 0 else 0
+            if old:
+                del found.records[:old]
+                found.begin = found.records[0].offset if found.records else found.end
+            if "compact" in found.settings.get("cleanup.policy", "delete") and len(found.records) > 2:
+                del found.records[len(found.records) // 2]
+        self.world.after(CLEANED_MS, self.clean)
 
     def truncate(self, topic: str, records: int) -> None:
         """Lose the newest records; the topic's id stays, as after an unclean election of the broker."""
@@ -165,11 +182,12 @@ class SimLog:
 
     def configuration(self, topic: str) -> TopicConfiguration:
         """See Log; one broker that keeps everything."""
-        self.answer(topic)
-        return TopicConfiguration(1, 1, 1, {})
+        return TopicConfiguration(1, 1, 1, dict(self.answer(topic).settings))
 
     def configure(self, topic: str, settings: Mapping[str, str]) -> None:
-        """See Log; there is nothing to set."""
+        """See Log."""
+        self.step("configure")
+        self.answer(topic).settings.update(settings)
 
     def answer(self, topic: str) -> SimTopic:
         """A topic. Raises TopicMissing, and LogUnavailable for a client that is cut off."""
@@ -181,7 +199,9 @@ class SimLog:
         """See Log."""
         self.step("describe")
         found = self.answer(topic)
-        return TopicState(found.topic_id, found.begin, found.end)
+        state = TopicState(found.topic_id, found.begin, found.end)
+        self.step(ANSWER)
+        return state
 
     def written_end(self, topic: str) -> int:
         """See Log."""

@@ -98,6 +98,7 @@ class Faults:
             node.disk.clear_faults()
             node.process.paused = False
             node.process.kill_after = node.process.pause_after = None
+            node.process.answers_slow_until_ms = 0
             if node.started and node.group.health.holds(State.STOPPED) and self.can_converge:
                 node.kill(power_loss=False)
             node.start()
@@ -131,6 +132,10 @@ class Faults:
         if not process.paused:
             process.paused = True
             self._world.after(heal_ms, lambda: setattr(process, "paused", False))
+
+    def _slow(self, _fault: str, node: ClusterNode, heal_ms: float) -> None:
+        """Answers about topics arrive late, while records arrive in time: they come on another connection."""
+        node.process.answers_slow_until_ms = self._world.now_ms + int(heal_ms)
 
     # Disks.
 

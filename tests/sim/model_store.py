@@ -195,6 +195,8 @@ class ModelSeal(SealJob):
         self._state = state
         self._frozen = frozen
         self._deletes = deletes
+        # Of this moment, as the state is: a later change of the memtable is in neither.
+        self._tampered = store.tampered
         store.queue.append(self)
 
     def run(self) -> None:
@@ -208,7 +210,7 @@ class ModelSeal(SealJob):
                     sealed.segments[name] = kept
         if self._frozen:
             sealed.segments[f"{self._first:08d}-{self.version:08d}"] = self._frozen
-        sealed.state, sealed.frontier, sealed.tampered = self._state, self.version, self._store.tampered
+        sealed.state, sealed.frontier, sealed.tampered = self._state, self.version, self._tampered
         self._store.commit(sealed)
         self._store.queue.popleft()
 

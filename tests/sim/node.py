@@ -9,8 +9,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from headrace.connectors.log.topic_settings import FORWARD, STATUS
 from headrace.consumers.integrity.divergence_monitor import DivergenceMonitor
 from headrace.consumers.integrity.scrubber import Scrubber
+from headrace.consumers.membership.cluster_topics import ClusterTopics
 from headrace.consumers.node.data_directory import Identity
 from headrace.consumers.node.local_groups import LocalGroups
 from headrace.consumers.node.log_monitor import LogMonitor
@@ -20,6 +22,7 @@ from headrace.consumers.node.settings import StoreSection
 from headrace.consumers.recovery.file_copy import Snapshot, Source, SourceFailed
 from headrace.consumers.recovery.supervisor import RecoverySupervisor
 from headrace.consumers.replication.group import Group
+from headrace.consumers.replication.hash_chain import next_chain
 from headrace.consumers.replication.heartbeat import Heartbeat
 from headrace.consumers.replication.journal import Journal, JournalEntry, _decode, _key
 from headrace.consumers.replication.leader_tasks import LeaderTasks, LogTrimmer
@@ -31,7 +34,7 @@ from tests.sim.broker import SimLog
 from tests.sim.disk import SealedRows, SimDisk
 from tests.sim.parts import COSTS, SimPool, snapshot_of
 from tests.sim.process import Process
-from tests.sim.stubs import GROUP, TOPIC, TOPICS, SimSchemas, SimSlotTable, SimTopics
+from tests.sim.stubs import GROUP, TOPIC, TOPICS, SimSchemas, SimSlotTable
 from tests.sim.world import NodeClock, World
 
 if TYPE_CHECKING:
@@ -177,6 +180,8 @@ class ClusterNode:
         schemas: Any = SimSchemas(self.simulation.retention_ns)
         slots: Any = SimSlotTable(self.simulation.members)
         local = LocalGroups(directory, self.identity, slots, TOPICS, schemas, self.heartbeat, settings)
+        topics = ClusterTopics(self.log)
+        topics.ensure({TOPIC: FORWARD, TOPICS.status: STATUS})
         local.check_topics(self.log)
         self.identity.save(directory)
         local.open(lambda _line: None)
@@ -189,7 +194,6 @@ class ClusterNode:
             self.identity, self.groups, self.log_consumer, self.heartbeat, local.ends, TAKE_BACK_MS, clock
         )
         self.readiness.http_address = self.name
-        topics: Any = SimTopics()
         self.log_monitor = LogMonitor(
             self.log, schemas, self.groups, self.identity, self.log_consumer, self.readiness, topics, clock
         )
@@ -303,7 +307,8 @@ class ClusterNode:
     def tamper(self) -> None:
         """A fault of hardware or code: from here on the chain and the content differ from the other members'."""
         group = self.group
-        group.replica.state.chain = bytes(reversed(group.replica.state.chain))
+        # A hash of it: the same change a second time would give the right chain again.
+        group.replica.state.chain = next_chain(group.replica.state.chain, group.replica.state.chain)
         store: Any = group.store
         store.tampered = True
         if store.content:

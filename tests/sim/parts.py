@@ -23,7 +23,15 @@ from headrace.consumers.node import local_groups, log_monitor, recovery_environm
 from headrace.consumers.recovery import coordinator, gap_search, log_gap, supervisor
 from headrace.consumers.recovery.file_copy import Snapshot, SourceFailed
 from headrace.consumers.recovery.plan import Costs
-from headrace.consumers.replication import admission, group, heartbeat, journal, leader_tasks, replica
+from headrace.consumers.replication import (
+    admission,
+    group,
+    heartbeat,
+    journal,
+    leader_tasks,
+    replica,
+    topic_identity,
+)
 from headrace.consumers.replication.group_state import GroupState
 from headrace.consumers.replication.journal import JournalEntry
 from headrace.consumers.replication.store_jobs import JobStep
@@ -40,6 +48,8 @@ if TYPE_CHECKING:
 
 WITH_TASKS = (coordinator, divergence_monitor, gap_search, log_monitor, scrubber, supervisor)
 CHAIN_INTERVAL = 16
+GROWTH_PER_S = 100
+"""Some ten times what all writers of a schedule append."""
 COSTS = Costs(log_bytes_per_second=1e4, file_bytes_per_second=1e6, worth_s=0.5)
 
 
@@ -298,6 +308,7 @@ def shipping_parts(files: SimFiles) -> Iterator[None]:
         (journal, "WriteAheadLog", partial(WriteAheadLog, preallocate_bytes=0)),
         (group, "CHAIN_INTERVAL", CHAIN_INTERVAL),
         (leader_tasks, "UPKEEP_INTERVAL_S", 2.0),
+        (topic_identity, "GROWTH_PER_S", GROWTH_PER_S),
         (replica, "decode_message", rows.decoded),
         (replica, "check_size", rows.checked_size),
         (log_gap, "decode_message", rows.decoded),

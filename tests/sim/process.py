@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from tests.sim.broker import ANSWER
 from tests.sim.parts import BUILDING, SteppedTask
 from tests.sim.world import Crash, InvariantBroken
 
@@ -31,6 +32,7 @@ class Process:
         self.alive = True
         self.kill_after: int | None = None
         self.pause_after: tuple[int, float] | None = None
+        self.answers_slow_until_ms = 0
 
     def note(self, line: str) -> None:
         """One readable line for an event of this process."""
@@ -38,25 +40,27 @@ class Process:
 
     # Steps.
 
-    def step(self, _name: str) -> None:
+    def step(self, name: str) -> None:
         """Called inside of steps: the process may be killed here, or stopped and continued."""
         if not self.alive:
             raise Crash
         if self.kill_after is not None:
             self.kill_after -= 1
             if self.kill_after < 0:
-                self.note(f"is killed at {_name}")
+                self.note(f"is killed at {name}")
                 self.node.kill(power_loss=self.random.random() < 0.5)
                 raise Crash
         if self.pause_after is not None and not self.paused:
             steps, duration_ms = self.pause_after
             self.pause_after = (steps - 1, duration_ms) if steps else None
             if not steps and self.world.may_stop:
-                self.note(f"is stopped at {_name} for {duration_ms:.0f} ms")
+                self.note(f"is stopped at {name} for {duration_ms:.0f} ms")
                 self.paused = True
                 self.world.stand_still(duration_ms)
                 self.paused, self.resumed_ms = False, self.world.now_ms
                 self._check_alive()
+        if name == ANSWER and self.world.now_ms < self.answers_slow_until_ms:
+            self.wait(self.random.uniform(0, self.answers_slow_until_ms - self.world.now_ms))
 
     def wait(self, duration_ms: float) -> None:
         """This step takes a while, and the other tasks of the process continue."""

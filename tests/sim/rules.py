@@ -27,8 +27,10 @@ ZOMBIES = ("zombie", "kill", "zombie", "power loss")
 REPLACED = ("wipe", "kill", "corrupt")
 AWAY = ("cut sends", "cut both", "kill")
 DIFFERENT = ("tamper",)
+LED = ("kill", "no topics")
 ROTTEN = ("corrupt",)
 COPIES = ("tamper", "corrupt", "wipe", "kill")
+SLOW = ("slow answers", "slow answers", "slow answers", "corrupt", "corrupt")
 FULL = ("full", "full later", "sync fails")
 QUICK_SEEDS = 20
 
@@ -73,10 +75,11 @@ RULES: tuple[Rule, ...] = (
     Rule("2", "only what all live members have sealed is trimmed", first.trimming_ignores_other_members, 2, quick=True),
     Rule("2", "trimming keeps a window", more.trimming_without_window, 2, quick=True),
     Rule("2", "a replica behind the trim point recovers from files", more.trimmed_logs_are_followed, 2, quick=True),
+    Rule("2", "topics have the settings that keep records", more.settings_of_topics_do_not_matter, 5, quick=True),
     Rule("2", "rows expire by two clocks", more.rows_expire_by_one_clock, 1, quick=True),
     Rule("2, 4", "producers are replicated state", first.producers_are_forgotten, 1, faults=ZOMBIES, quick=True),
     Rule("2, 4", "an older batch of a producer is void", first.older_batches_are_applied, 3, quick=True),
-    Rule("2, 4", "a leader's batches have a name of their own", first.batches_continue_under_one_name, 14),
+    Rule("2, 4", "a leader's batches have a name of their own", first.batches_continue_under_one_name, 0, faults=LED),
     Rule("5, 6", "durable is what the disk has synced", first.journal_is_not_synced, 1, quick=True),
     Rule("5, 6", "a record leaves the journal once it is sealed", first.journal_is_cut_before_the_seal, 4, quick=True),
     Rule("6", "a node serves only behind its own status, read back", first.no_fence, 2, quick=True),
@@ -93,7 +96,7 @@ RULES: tuple[Rule, ...] = (
         quick=True,
     ),
     Rule("6", "eligible: read to the end of the log", more.members_behind_serve, 4, quick=True),
-    Rule("6", "eligible: to an end read behind the recovery", first.sync_at_an_old_end, 0),
+    Rule("6", "eligible: to an end read behind the recovery", first.sync_at_an_old_end, 0, faults=SLOW),
     Rule("6", "eligible: the disk takes records", more.disks_that_refuse_do_not_matter, 6, quick=True),
     Rule("6", "no majority, no role", first.no_majority, 6, quick=True),
     Rule("6", "a dead leader is replaced", more.dead_leaders_are_followed, 8, quick=True),
@@ -108,6 +111,8 @@ RULES: tuple[Rule, ...] = (
     Rule("6", "no copy from a member that is wrong", more.copies_are_not_compared, 56, faults=COPIES),
     Rule("6", "a version is never given twice", first.versions_are_given_twice, 2, faults=FULL, quick=True),
     Rule("6", "a topic made again is not followed", more.topics_made_again_are_followed, 1, faults=LOST, quick=True),
+    Rule("6", "a topic is compared behind each fetch", more.identities_are_not_compared_again, 0, faults=GAPS),
+    Rule("6", "replaced data leaves nothing behind", more.wrong_records_outlive_their_replacement, 0, faults=DAMAGE),
     Rule("6", "a log that lost its end is not followed", more.cut_logs_are_followed, 1, faults=CUT, quick=True),
     Rule("6", "a gap continues at its anchor only", more.gaps_are_joined_from_anywhere, 4, faults=GAPS, quick=True),
 )

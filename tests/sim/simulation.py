@@ -29,6 +29,10 @@ from tests.sim.world import NodeClock, World
 
 FilesFactory = Callable[[dict[str, ClusterNode]], SimFiles]
 HEAL_MS = 40_000
+STARTED_MS = 1_100
+PREMADE = 0.3
+OTHER_SETTINGS = ({"retention.ms": "2000"}, {"cleanup.policy": "compact"}, {"cleanup.policy": "compact,delete"})
+"""Settings of a forward topic with which records get lost."""
 QUORUM_MS = 10_000
 """How long a writer waits for a quorum."""
 
@@ -104,6 +108,9 @@ class Simulation:
         self.broker = SimBroker(self.world)
         for topic in (TOPIC, TOPICS.status):
             self.broker.make(topic)
+        # Topics that somebody made before the first node was started.
+        if chance.random() < PREMADE:
+            self.broker.topics[TOPIC].settings.update(chance.choice(OTHER_SETTINGS))
         self.truth = self.broker.truths[TOPIC] = Truth(self.broker.topics[TOPIC].topic_id, self.members)
         self.nodes: dict[str, ClusterNode] = {}
         self.files = files(self.nodes)
@@ -123,6 +130,8 @@ class Simulation:
         with ExitStack() as resources:
             resources.enter_context(shipping_parts(self.files))
             self._start()
+            # Clients cannot write before the first node has made the cluster, and its topics with it.
+            self.world.after(STARTED_MS, self.broker.clean)
             self.liveness.begin()
             self.world.run_until(FAULT_MS)
             self.faults.heal()
@@ -135,7 +144,7 @@ class Simulation:
     def _start(self) -> None:
         for name in self.members:
             self.nodes[name] = ClusterNode(self, name)
-            self.world.after(self.world.random.uniform(0, 1_000), self.nodes[name].start)
+            self.world.after(self.world.random.uniform(0, STARTED_MS - 100), self.nodes[name].start)
         self.log = SimLog(self.broker, "writer")
         slots: Any = SimSlotTable(self.members)
         self.watch = Watch(self.log, NodeClock(self.world, 0))

@@ -68,12 +68,3 @@ class SimSchemas:
     def verify(self) -> int:
         """See SchemaLog."""
         return 1
-
-
-class SimTopics:
-    """The settings of topics, which nobody changes here. See ClusterTopics."""
-
-    warnings: tuple[str, ...] = ()
-
-    def check(self) -> None:
-        """See ClusterTopics."""

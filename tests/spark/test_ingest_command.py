@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
@@ -86,6 +87,11 @@ def forwarded_once_available(cluster: IngestCluster) -> int:
 def without_progress(cluster: IngestCluster, stderr: str) -> list[str]:
     """The lines of stderr but those of every 10 seconds."""
     return [line for line in stderr.splitlines() if not line.startswith(f"{cluster.raw}: ")]
+
+
+def documents(stderr: str) -> list[dict[str, Any]]:
+    """The same with `--json`: each line is an object."""
+    return [each for each in map(json.loads, stderr.splitlines()) if "progress" not in each]
 
 
 def wait_for_more(cluster: IngestCluster, than: int, process: subprocess.Popen[str]) -> None:
@@ -217,8 +223,8 @@ def test_a_signal_stops_a_run_with_one_line_and_its_counts(
         )
         (os.killpg if to_group else os.kill)(process.pid, number)
         stdout, stderr = process.communicate(timeout=WAIT_S)
-    served = f"metrics at http://{address}/metrics"
-    assert (code, [served, STOPPING]) == (process.returncode, without_progress(cluster, stderr))
+    served = {"note": f"metrics at http://{address}/metrics"}
+    assert (code, [served, {"note": STOPPING}]) == (process.returncode, documents(stderr))
     document = json.loads(stdout)
     assert (1, 2, 0) == (document["rows"], document["points"], document["rejected"])
 
@@ -247,11 +253,12 @@ def test_an_available_now_run_that_is_stopped_early_fails_and_the_next_reads_eve
         stdout, stderr = process.communicate(timeout=WAIT_S)
     assert 1 == process.returncode, stderr
     assert 0 == json.loads(stdout)["rows"]
-    assert [STOPPING, "StoppedEarly"] == [stderr.splitlines()[0], json.loads(stderr.splitlines()[1])["error"]["type"]]
+    stopping, failed = documents(stderr)
+    assert ({"note": STOPPING}, "StoppedEarly") == (stopping, failed["error"]["type"])
     done = finished(line)
     assert 0 == done.returncode
-    [refused] = without_progress(cluster, done.stderr)
-    assert refused.startswith("1 line refused: ")
+    [refused] = documents(done.stderr)
+    assert 1 == refused["refused"]["lines"]
     document = json.loads(done.stdout)
     assert document.pop("seconds") > 0
     assert {"rows": 2, "points": 3, "rejected": 1, "batches": 1} == document

@@ -54,9 +54,33 @@ def test_a_repeated_time_is_found_across_blocks() -> None:
         ([[1, 2], [3, 4], [5]], None),
         ([[1, 2], [2, 3]], 2),
         ([[4, 5], [1, 2], [7, 5]], 5),
+        ([[4, 5], [1, 2], [7, 6]], None),
         ([[1], [], [9, 3, 9]], 9),
+        ([[]], None),
     ):
         times = RepeatedTimes()
         found = [times.add(np.array(block, np.int64)) for block in blocks]
-        assert repeated == found[-1]
+        assert repeated == (found[-1] if found[-1] is not None else times.finish())
         assert [None] * (len(found) - 1) == found[:-1]
+
+
+def test_a_repeated_time_is_found_behind_the_limit() -> None:
+    """With more times than memory may hold: in order none, in any other order exactly as a set finds them."""
+    source = random.Random(11)
+    for repeats in (False, True):
+        for shuffled in (False, True):
+            times = list(range(1_000, 1_500))
+            if shuffled:
+                source.shuffle(times)
+            if repeats:
+                times[-1] = times[3]
+            found = RepeatedTimes(rows_max=16)
+            known = [found.add(np.array(times[start : start + 7], np.int64)) for start in range(0, 500, 7)]
+            assert (times[3] if repeats else None) == next((each for each in known if each is not None), found.finish())
+
+
+def test_times_far_back_are_compared_within_memory() -> None:
+    """The block with an earlier time is not compared with what is on disk at once; the end finds it."""
+    found = RepeatedTimes(rows_max=4)
+    assert [None] * 3 == [found.add(np.array(block, np.int64)) for block in ([1, 2, 3, 4, 5], [6, 7, 8, 9, 10], [2])]
+    assert 2 == found.finish()

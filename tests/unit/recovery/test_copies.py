@@ -146,12 +146,18 @@ def test_a_member_that_has_read_another_log_is_no_source_for_long(recovery: Reco
 
 
 @pytest.mark.parametrize("agrees", [True, False])
+@pytest.mark.parametrize("whole", [True, False])
 def test_without_the_whole_log_a_copy_is_compared_with_another_member(
-    recovery: Recovery, tmp_path: Path, agrees: bool
+    recovery: Recovery, tmp_path: Path, agrees: bool, whole: bool
 ) -> None:
-    """Not with the one that it came from, which agrees with itself whatever it holds."""
+    """Not with the one that it came from, which agrees with itself whatever it holds. A log that is there and cannot
+    be read proves as little as one that is trimmed.
+    """
     member = Member(tmp_path, recovery, chain_of_log())
-    recovery.log.trim(TOPIC, 1)
+    if whole:
+        recovery.log.undeliverable.add((TOPIC, 1))
+    else:
+        recovery.log.trim(TOPIC, 1)
     recovery.node.live_statuses = [source("n2"), replace(source("n3"), sealed_offset=1)]
     asked: list[str] = []
 

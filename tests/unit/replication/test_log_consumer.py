@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 
 from headrace.connectors.log.memory import MemoryLog
+from headrace.connectors.log.port import TopicState
 from headrace.consumers.replication.group_health import Aspect, Event, GroupHealth, State
 from headrace.consumers.replication.hash_chain import record_digest
 from headrace.consumers.replication.journal import JournalEntry
 from headrace.consumers.replication.log_consumer import LogConsumer
 from headrace.consumers.replication.log_prefix import Cursor
 from headrace.consumers.replication.settings import ReplicationLimits
-from headrace.consumers.replication.topic_identity import SILENCE_S
+from headrace.consumers.replication.topic_identity import GROWTH_PER_S, UNCONFIRMED_S
 from headrace.consumers.wal import UpdateFailed
 from headrace.schemas.messages import NO_CHAIN
 from headrace.schemas.receipts import receipt_of, value_digest
@@ -204,18 +205,21 @@ def test_a_new_leader_that_lost_nothing_is_followed() -> None:
     assert 30 == consumer.position(TOPIC)
 
 
-@pytest.mark.parametrize("silence_s", [0.0, SILENCE_S])
-def test_a_topic_that_was_created_again_is_not_followed(silence_s: float) -> None:
-    """The new topic is longer than what was read; it is recognised at the start, and behind a silence."""
+@pytest.mark.parametrize(
+    ("records", "opened", "silence_s"), [(3, False, 0.0), (3, True, UNCONFIRMED_S), (3, True, 0.01), (0, True, 0.0)]
+)
+def test_a_topic_that_was_created_again_is_not_followed(records: int, opened: bool, silence_s: float) -> None:
+    """The new topic is longer than what was read. It is recognised at the start, behind a silence, behind a short one
+    where little was read, and at once at the beginning, where there is no earlier record to compare.
+    """
     log, clock = MemoryLog(), FakeClock()
     log.create_topic(TOPIC, {})
-    fill(log, 3)
+    fill(log, records)
     consumer, group, _ = consumer_over(log, clock)
     consumer.restore({TOPIC: log.describe(TOPIC).topic_id}, {})
-    if silence_s:
+    if opened:
         consumer.turn()
         consumer.turn()
-    read = len(group.entries)
     log.delete_topic(TOPIC)
     log.create_topic(TOPIC, {})
     fill(log, 10, "another")
@@ -223,7 +227,34 @@ def test_a_topic_that_was_created_again_is_not_followed(silence_s: float) -> Non
     for _ in range(5):
         consumer.turn()
     assert "recreated" in group.health.cause(Aspect.LOG)
-    assert read == len(group.entries) == (3 if silence_s else 0)
+    assert (records if opened else 0) == len(group.entries)
+
+
+class DescribedLog(MemoryLog):
+    """A log that counts how often a topic is described."""
+
+    described = 0
+
+    def describe(self, topic: str) -> TopicState:
+        """See Log."""
+        self.described += 1
+        return super().describe(topic)
+
+
+@pytest.mark.parametrize(("offset", "answers"), [(0, 10), (int(UNCONFIRMED_S * GROWTH_PER_S), 2)])
+def test_a_topic_is_described_rarely_behind_its_beginning(offset: int, answers: int) -> None:
+    """A log that is made again needs longer to reach a later position, so an answer counts for longer."""
+    log, clock = DescribedLog(), FakeClock()
+    log.create_topic(TOPIC, {})
+    log.gap(TOPIC, offset)
+    consumer, group, _ = consumer_over(log, clock)
+    consumer.turn()
+    opened = log.described
+    for _ in range(10):
+        fill(log, 1)
+        clock.now_s += UNCONFIRMED_S / 4
+        consumer.turn()
+    assert (10, answers) == (len(group.entries), log.described - opened)
 
 
 def test_receipts_of_before_a_restart_are_shown_with_later_ones() -> None:

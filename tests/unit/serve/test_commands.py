@@ -15,7 +15,6 @@ from headrace.cli import query, status
 from headrace.connectors.http import AnswerCut
 from headrace.consumers.query.query_errors import UnknownTable
 from headrace.node_client import NodeAddressInvalid, NodeClient
-from tests.terminal import HEADRACE, terminal
 from tests.unit.serve.conftest import FakeNode
 
 ROWS = "SELECT name, velocity, time FROM iot.readings ORDER BY time LIMIT 2"
@@ -235,16 +234,3 @@ def test_parameters_over_http(client: httpx.Client) -> None:
         assert (400, "RequestInvalid") == (refused.status_code, refused.json()["error"]["kind"])
     missing = client.post("/api/v1/query", json={"sql": sql})
     assert (400, "QueryInvalid") == (missing.status_code, missing.json()["error"]["kind"])
-
-
-@pytest.mark.parametrize("columns", [40, 80, 200])
-def test_answers_fit_the_terminal(client: httpx.Client, columns: int) -> None:
-    """In a pseudo-terminal no line is wider than it, and every value is there or counted as left out."""
-    sql = "SELECT name, velocity, time, repeat('x', 120) AS text FROM iot.readings ORDER BY time LIMIT 2"
-    with terminal(*HEADRACE, "query", sql, "--node", str(client.base_url), columns=columns) as running:
-        code, text = running.wait()
-    assert 0 == code
-    assert max(map(len, text.splitlines())) <= columns
-    assert "2023-11-15 00:00:10" in text
-    assert ("x" * 120 in text) == (columns == 200)
-    assert ("── 2 ─" in text) == (columns == 40)

@@ -21,7 +21,8 @@ ENDLESS = "SELECT count(*) FROM range(1000000000000) a(i) WHERE i % 7 = 3;"
 def shell(client: httpx.Client, tmp_path: Path) -> Iterator[Terminal]:
     """A shell at its first prompt, with a state directory of its own."""
     environment = {"XDG_STATE_HOME": str(tmp_path / "state")}
-    with terminal(*HEADRACE, "sql", "--node", str(client.base_url), columns=100, environment=environment) as running:
+    command = (*HEADRACE, "sql", "--node", str(client.base_url), "--param", "truck=truck_1")
+    with terminal(*command, columns=100, environment=environment) as running:
         running.expect("headrace=>")
         yield running
 
@@ -44,6 +45,17 @@ def test_a_session(shell: Terminal, node: FakeNode, tmp_path: Path) -> None:
     answer(shell, "\\x on\r", "records: on")
     assert "── 1 ─" in answer(shell, "SELECT 1 AS one, 'a' AS text;\r", "1 row, ")
     answer(shell, "\\timing\r", "timing: off")
+
+    assert "truck_1" in answer(
+        shell, "SELECT $truck AS t, count(*) AS n FROM iot.readings WHERE name = $truck;\r", "1 row"
+    )
+    answer(shell, "\\set least 41\r", "")
+    (tmp_path / "report.sql").write_text("\\set add 1\nSELECT $least + $add AS answer;\n")
+    assert "42" in answer(shell, f"\\i {tmp_path}/report.sql\r", "1 row")
+    assert "least" in answer(shell, "\\set\r", "truck_1")
+    answer(shell, "\\unset least\r", "")
+    answer(shell, f"\\i {tmp_path}/report.sql\r", r"error: no value for parameter \$least")
+    answer(shell, "\\i missing.sql\r", r"error: missing\.sql: no such file")
 
     # Tab completes the column of the table that the statement names.
     rest = ") AS m FROM iot.readings;"
@@ -93,7 +105,8 @@ def test_statements_from_stdin(client: httpx.Client) -> None:
     assert done.stdout.index("a;b") < done.stdout.index("15")
     lines = run(client, "--json", stdin=script).stdout.splitlines()
     assert ['[{"text":"a;b"}]', '[{"n":15}]'] == [line.replace(" ", "") for line in lines if line]
-    failed = run(client, stdin="SELECT nope; SELECT 'after' AS t;")
+    failed = run(client, "--param", "a=1", stdin="\\set b 2\nSELECT $a + $b AS sum;\nSELECT nope; SELECT 'after' AS t;")
+    assert "3" in failed.stdout
     assert 1 == failed.returncode
     assert "nope" in failed.stderr
     assert "after" not in failed.stdout

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from headrace.consumers.store import encoding
 from headrace.consumers.store.encoding import (
     CANDIDATES,
-    PLAIN_LEVEL_MIN,
     SAMPLE_BYTES_MAX,
     SAMPLE_ROWS,
     SAMPLE_ROWS_MAX,
+    SAMPLE_SHARE,
     TRIED_ROWS_MIN,
     ColumnEncoding,
     Encoding,
@@ -95,11 +95,13 @@ def test_values_decide(values: Any, kind: FieldType, expected: Encoding) -> None
     assert expected is chosen(values, kind).encoding
 
 
-def test_plain_doubles_have_a_level_of_their_own() -> None:
-    """A walk with five decimals is written at level 3 or the store's, whichever is higher; others at the store's."""
-    assert ColumnEncoding(Encoding.PLAIN, PLAIN_LEVEL_MIN) == chosen(walk(5, 0.005), FieldType.FLOAT64)
-    assert ColumnEncoding(Encoding.DICTIONARY, 1) == chosen(walk(0, 3), FieldType.FLOAT64)
-    assert ColumnEncoding(Encoding.PLAIN, 9) == chosen(walk(5, 0.005), FieldType.FLOAT64, level=9)
+def test_what_does_not_shrink_is_not_compressed() -> None:
+    """Indices of random values are left alone at every level of the store; what zstd shrinks has that level."""
+    codes = RANDOM.choice(RANDOM.random(256), ROWS)
+    for level in (1, 9):
+        assert ColumnEncoding(Encoding.DICTIONARY, None) == chosen(codes, FieldType.FLOAT64, level)
+        assert ColumnEncoding(Encoding.DICTIONARY, level) == chosen(np.tile(codes[:200], 200), FieldType.FLOAT64, level)
+        assert ColumnEncoding(Encoding.PLAIN, level) == chosen(walk(5, 0.005), FieldType.FLOAT64, level)
 
 
 def test_a_choice_is_smaller_than_the_other_candidates() -> None:
@@ -116,7 +118,7 @@ def test_a_choice_is_smaller_than_the_other_candidates() -> None:
 
 def test_a_sample_is_bounded() -> None:
     """In rows by its share and its maximum, in bytes by its limit; a column of few rows is not looked at."""
-    assert SAMPLE_ROWS_MAX == len(sample(pa.array(np.zeros(4_000_000))))
+    assert SAMPLE_ROWS_MAX == len(sample(pa.array(np.zeros(SAMPLE_ROWS_MAX * SAMPLE_SHARE))))
     assert SAMPLE_ROWS == len(sample(pa.array(np.zeros(4_000))))
     assert 100 == len(sample(pa.array(np.zeros(100))))
     texts = pa.array(["x" * 5_000] * 4_000, pa.large_string())

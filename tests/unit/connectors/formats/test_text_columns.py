@@ -6,7 +6,7 @@ import polars as pl
 import pytest
 
 from headrace.connectors.formats.interface import FormatOptions
-from headrace.connectors.formats.text_columns import times_of_text
+from headrace.connectors.formats.text_columns import time_refusals, times_of_text
 
 DAY = 1_577_836_800_000_000_000  # 2020-01-01
 
@@ -60,7 +60,17 @@ def test_iso(text: str | None, nanoseconds: int | None) -> None:
     [
         ("5", "s", 5_000_000_000),
         ("1700000000.1", "s", 1_700_000_000_100_000_000),
-        ("1700000000.1234567891", "s", 1_700_000_000_123_456_789),
+        ("1700000000.1234567891", "s", None),
+        ("1700000000.1234567890", "s", 1_700_000_000_123_456_789),
+        ("1700000000123.0000001", "ms", None),
+        ("12.5", "ns", None),
+        ("12.0", "ns", 12),
+        ("1.5e0", "ns", None),
+        ("1.5e1", "ns", 15),
+        ("1.7000000001234567890e9", "s", 1_700_000_000_123_456_789),
+        ("1.70000000012345678901e9", "s", None),
+        (f"1.{'0' * 40}1e1", "s", None),
+        ("1e999", "s", None),
         ("-1.5", "s", -1_500_000_000),
         ("1700000000123.5", "ms", 1_700_000_000_123_500_000),
         ("1.7e18", "ns", 1_700_000_000_000_000_000),
@@ -73,7 +83,7 @@ def test_iso(text: str | None, nanoseconds: int | None) -> None:
     ],
 )
 def test_numbers(text: str, unit: str, nanoseconds: int | None) -> None:
-    """Integers and decimals count in their unit, digit for digit; digits finer than a nanosecond are cut off."""
+    """Integers and decimals count in their unit, digit for digit; digits finer than a nanosecond are refused."""
     assert [nanoseconds] == times(text, unit=unit)
 
 
@@ -82,6 +92,9 @@ def test_numbers(text: str, unit: str, nanoseconds: int | None) -> None:
     [
         ("01.02.2020 03:04", "%d.%m.%Y %H:%M", DAY + 31 * 86_400 * 10**9 + (3 * 60 + 4) * 60 * 10**9),
         ("2020-01-01 00:00:00.000001", "%Y-%m-%d %H:%M:%S.%f", DAY + 1_000),
+        ("2020-01-01 00:00:00.0000000010", "%Y-%m-%d %H:%M:%S.%f", DAY + 1),
+        ("2020-01-01 00:00:00.0000000011", "%Y-%m-%d %H:%M:%S.%f", None),
+        ("2020-01-01 00:00:00.0000000011Z", "%Y-%m-%d %H:%M:%S.%fZ", None),
         ("20200101T000001", "%Y%m%dT%H%M%S", DAY + 10**9),
         ("20200101", "%Y%m%d", DAY),
         ("01/01/2020 02:00 +0200", "%d/%m/%Y %H:%M %z", DAY),
@@ -94,3 +107,15 @@ def test_numbers(text: str, unit: str, nanoseconds: int | None) -> None:
 def test_formats(text: str, time_format: str, nanoseconds: int | None) -> None:
     """A time format is the only form taken, and never wraps around out of range."""
     assert [nanoseconds] == times(text, time_format=time_format)
+
+
+def test_a_refusal_names_digits_that_are_too_fine() -> None:
+    """What would be a time without its last digits is refused for them; anything else cannot be read."""
+    fine = ["1700000000.1234567891", "2020-01-01T00:00:00.1234567891Z", "1.5e-9"]
+    other = ["yesterday", "2020-02-30T00:00:00.1234567891Z", "x.1234567891", "1e300"]
+    reasons = time_refusals(pl.Series(fine + other), FormatOptions(time_unit="s"))
+    assert [f"the time {text!r} has digits finer than a nanosecond" for text in fine] == reasons[: len(fine)]
+    assert [f"the time {text!r} cannot be read" for text in other] == reasons[len(fine) :]
+    formatted = FormatOptions(time_format="%Y-%m-%d %H:%M:%S.%f")
+    reason = time_refusals(pl.Series(["2020-01-01 00:00:00.1234567891"]), formatted)[0]
+    assert reason.endswith("has digits finer than a nanosecond")

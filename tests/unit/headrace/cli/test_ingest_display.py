@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from headrace.cli.ingest_display import ProgressLines, Refusals, describe
+import json
+
+import pytest
+
+from headrace.cli import ingest_display
+from headrace.cli.ingest_display import JsonLines, ProgressLines, Refusals, describe, live_display
 from headrace.pipeline.ingest_progress import REASONS_MAX, Counts, IngestProgress, IngestState
 
 
 def test_a_line_is_logged_every_ten_seconds_also_without_news() -> None:
     """Rows, rate, lag and refused lines; silence would look like a hang."""
     now_s, lines = [0.0], list[str]()
-    shown = ProgressLines("raw", lines.append, lambda: now_s[0])
+    shown = ProgressLines("raw", lines.append, clock_s=lambda: now_s[0])
     for second in range(31):
         now_s[0] = float(second)
         shown.show(IngestProgress(Counts(rows=100 * second, points=200 * second, rejected=1), 1, 7, 2.4))
@@ -38,6 +43,29 @@ def test_each_reason_is_shown_when_it_occurs_first() -> None:
     assert ["2 lines refused: no time", "1 line refused: no field"] == lines
     refusals.show_totals()
     assert ["5 lines refused in all: no time"] == lines[2:]
+
+
+def test_with_json_every_line_is_an_object(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Remarks, refusals and progress; a program that reads stderr line by line needs no other parser."""
+    monkeypatch.setattr(ingest_display, "LINE_INTERVAL_S", 0.0)
+    output = JsonLines(json_output=True)
+    output.note("starting Spark")
+    with live_display("raw", output) as show:
+        show(IngestProgress(Counts(5, 10, 2, reasons={"no time": 2}), 1, 7, -1, state=IngestState.RUNNING))
+        monkeypatch.setattr(ingest_display, "LINE_INTERVAL_S", 10.0)
+        show(IngestProgress(Counts(5, 10, 3, reasons={"no time": 3}), 1, 7, -1))
+    printed = capsys.readouterr()
+    assert "" == printed.out
+    lines = [json.loads(line) for line in printed.err.splitlines()]
+    assert [["note"], ["refused"], ["progress"], ["progress"], ["refused"]] == [list(line) for line in lines]
+    assert [{"lines": 2, "reason": "no time"}, {"lines": 3, "reason": "no time"}] == [
+        line["refused"] for line in lines if "refused" in line
+    ]
+    progress = lines[2]["progress"]
+    assert ("raw", "running", 5, 10, 2) == tuple(
+        progress[name] for name in ("topic", "state", "rows", "points", "rejected")
+    )
+    assert (7, -1) == (progress["lag_records"], progress["lag_seconds"])
 
 
 def test_reasons_add_up_and_are_limited() -> None:

@@ -10,7 +10,8 @@ from headrace.shell.catalogue import TableNotFound, find_table, tables_of
 from headrace.shell.completion import candidates
 from headrace.shell.history import HISTORY_BYTES_MAX, history_path, prepare_history
 from headrace.shell.line_editor import is_complete
-from headrace.shell.statements import read_statements, split
+from headrace.shell.statements import parameter_names, read_statements, split
+from headrace.shell.variables import VariableInvalid, Variables
 
 TABLES = tables_of(
     [
@@ -56,6 +57,27 @@ def test_statements_are_read_as_they_arrive() -> None:
             assert 2 == len(arrived)
     assert ["SELECT\n1", "SELECT 2", "-- end\nSELECT 3"] == list(read_statements(lines()))
     assert [] == list(read_statements(["-- only a comment\n"]))
+
+
+def test_a_command_of_the_shell_is_a_line_between_statements() -> None:
+    """A backslash within a statement, a text or a comment is part of it."""
+    lines = ["-- values\n", "\\set n 1\n", "SELECT 'a\n", "\\d';\n", "  \\x on\n", "SELECT /*\n", "\\q */ 2\n"]
+    assert ["\\set n 1", "SELECT 'a\n\\d'", "\\x on", "SELECT /*\n\\q */ 2"] == list(read_statements(lines))
+
+
+def test_a_statement_gets_the_variables_that_it_names() -> None:
+    """A node refuses a value that its SQL does not name; `$` in texts, names and comments names nothing."""
+    sql = "SELECT $Pump, '$a', \"$b\", $$ $c $$, x$d /* $e */ FROM t WHERE v > $least -- $f"
+    assert {"pump", "least"} == parameter_names(sql)
+    variables = Variables({"Pump": "p1", "a": 1})
+    variables.set("$LEAST", "2.5")
+    assert {"pump": "p1", "least": 2.5} == variables.used_by(sql)
+    variables.set("least", "'2.5'")
+    assert [("a", 1), ("least", "2.5"), ("pump", "p1")] == variables.items()
+    variables.unset("least")
+    for wrong in ("least", "a b", ""):
+        with pytest.raises(VariableInvalid):
+            variables.unset(wrong)
 
 
 def test_enter_runs_a_complete_input() -> None:

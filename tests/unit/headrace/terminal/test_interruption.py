@@ -32,7 +32,6 @@ def mute() -> Iterator[socket.socket]:
     [
         ["seal", "--json"],
         ["write", "x.lp", "--database", "d"],
-        ["query", "SELECT 1"],
         ["node", "run", "--id", "n1", "--nodes", "n1", "--data-dir", "n1"],
     ],
     ids=lambda arguments: arguments[0],
