@@ -17,6 +17,7 @@ from headrace.connectors.log.port import Log
 from headrace.connectors.log.topics import Topics
 from headrace.consumers.integrity.verify import GroupVerdict, MemberEvidence, compare
 from headrace.consumers.membership.slot_table import SlotTable
+from headrace.consumers.replication.failure_detector import FailureDetector
 from headrace.consumers.replication.heartbeat import StatusReader
 from headrace.schemas.errors import HeadraceError, StateUnknown
 from headrace.schemas.records import Role, Status
@@ -78,6 +79,11 @@ class AdminClient:
     def close(self) -> None:
         """Close the reader of the status topic."""
         self._reader.close()
+
+    @property
+    def statuses(self) -> FailureDetector:
+        """What the members of all groups have sent."""
+        return self._reader.detector
 
     def seal_all(self, timeout_s: float, on_progress: Callable[[str], None]) -> list[SealedGroup]:
         """Seal every group and wait for all its live members. Raises NoLeader, SealIncomplete."""

@@ -30,7 +30,7 @@ HEADER_BYTES = 10
 FORMAT = 3
 """The newest format that this build reads.
 
-2: the changes of `table.avsc` with a resolution. 3: files of other logs, `load.avsc`.
+2: the changes of `table.avsc` with a resolution. 3: the records of `membership_change.avsc`, and `load.avsc`.
 """
 BASE_FORMAT = 1
 LOAD_FORMAT = 3

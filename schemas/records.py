@@ -7,6 +7,13 @@ from enum import StrEnum
 from typing import Any
 
 from headrace.schemas.framing import BASE_FORMAT, HEADER_BYTES, codec
+from headrace.schemas.membership_records import (
+    MEMBERSHIP_CHANGE_FORMAT,
+    MembershipChange,
+    decode_membership_change,
+    encode_membership_change,
+    is_membership_change,
+)
 from headrace.schemas.tables import (
     DatabaseChange,
     FieldType,
@@ -85,6 +92,9 @@ class Create:
     hash: str = HASH_NAME
 
 
+MembershipRecord = Create | MembershipChange
+
+
 def encode_status(status: Status) -> bytes:
     """A status as the value of a record of `{c}.status`."""
     # Not by `asdict`, which copies every value deeply: that took longer than all the encoding.
@@ -135,16 +145,25 @@ def decode_schema_change(value: bytes) -> tuple[str, SchemaChange]:
     return record["writer"], _table_change(content)
 
 
-def encode_membership(writer: str, change: Create) -> bytes:
-    """A membership change as the value of a record of `{c}.membership`."""
-    return codec("membership").encode({"writer": writer, "change": (f"{_NAMESPACE}Create", asdict(change))})
+def encode_membership(writer: str, record: MembershipRecord) -> bytes:
+    """A record of `{c}.membership` as the value of a message."""
+    if not isinstance(record, Create):
+        return encode_membership_change(writer, record)
+    return codec("membership").encode({"writer": writer, "change": (f"{_NAMESPACE}Create", asdict(record))})
 
 
-def decode_membership(value: bytes) -> tuple[str, Create]:
-    """(writer, change). Raises FrameInvalid."""
+def format_of_membership(record: MembershipRecord) -> int:
+    """The oldest format of reader that understands a record of `{c}.membership`."""
+    return BASE_FORMAT if isinstance(record, Create) else MEMBERSHIP_CHANGE_FORMAT
+
+
+def decode_membership(value: bytes) -> tuple[str, MembershipRecord]:
+    """(writer, record). Raises FrameInvalid."""
+    if is_membership_change(value):
+        return decode_membership_change(value)
     record = codec("membership").decode(value)
     content = record["change"]
-    # fastavro names the branch of a union only where there are several: one kind of change is known so far.
+    # fastavro names the branch of a union only where there are several, and this schema has one.
     content = content[1] if isinstance(content, tuple) else content
     return record["writer"], Create(tuple(content["nodes"]), content["replication"], content["slots"], content["hash"])
 

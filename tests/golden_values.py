@@ -18,11 +18,22 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from headrace.consumers.membership.slot_table import SlotTable
 from headrace.consumers.replication import journal
 from headrace.consumers.replication.group_state import GroupState, LogBase, ProducerState
 from headrace.consumers.store.segment import Runs, SegmentRows, encode_segment
 from headrace.consumers.store.segment_files import SegmentName
 from headrace.consumers.store.settings import StoreSettings
+from headrace.schemas.membership_records import (
+    Cancel,
+    Change,
+    ChangeKind,
+    Exile,
+    Formal,
+    MetadataClaim,
+    PreDone,
+    SlotDone,
+)
 from headrace.schemas.messages import (
     Anchor,
     Body,
@@ -46,6 +57,7 @@ from headrace.schemas.messages import (
 from headrace.schemas.payload import decode_rows, encode_rows, row_schema
 from headrace.schemas.records import (
     Create,
+    MembershipRecord,
     Role,
     Status,
     decode_membership,
@@ -112,6 +124,20 @@ STATUS = Status(
 
 
 REFUSAL = RecordRefusal(RecordName("n1", 41, bytes(range(16))), "plant", "pumps", 3)
+
+
+# After a join and a removal: births differ, slots have moved, and a group has ended.
+SLOT_TABLE = SlotTable.create(("n1", "n2", "n3", "n4"), 2, 64).add_node("n5").remove_node("n2")
+LEADERSHIP = Leadership(3, "n1", "0123456789abcdef")
+CHANGES: tuple[MembershipRecord, ...] = (
+    MetadataClaim(LEADERSHIP),
+    Change(LEADERSHIP, "a-request", ChangeKind.REMOVE, "n2", "a-store", SLOT_TABLE.to_bytes()),
+    PreDone(7, "n3", "n1", 4, 1 << 40),
+    Formal(LEADERSHIP, 7),
+    SlotDone(7, "n4", (0, 9_999)),
+    Cancel(LEADERSHIP, 7),
+    Exile(LEADERSHIP, "n2"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,13 +208,9 @@ def goldens() -> list[Golden]:
             "refusal",
         ),
         _change("table-drop", TableDrop("plant", "pumps", 3), "table_drop"),
-        Golden(
-            "membership-create",
-            ("n1", Create(("n1", "n2", "n3"), 3, 10_000)),
-            lambda pair: encode_membership(*pair),
-            decode_membership,
-            "membership",
-        ),
+        _membership("membership-create", Create(("n1", "n2", "n3"), 3, 10_000), "membership"),
+        *(_membership(f"membership-{type(each).__name__.lower()}", each, "membership_change") for each in CHANGES),
+        Golden("slot-table", SLOT_TABLE, SlotTable.to_bytes, SlotTable.from_bytes, "slot_table"),
         _load(leader),
         # Without loads as 0.1.0 wrote it, and with them.
         Golden("state", _state(), GroupState.to_bytes, GroupState.from_bytes, "state"),
@@ -208,6 +230,10 @@ def _load(leader: Leadership) -> Golden:
 
 def _change(name: str, change: DatabaseChange | TableChange | TableDrop, schema: str = "table") -> Golden:
     return Golden(name, ("a-writer", change), lambda pair: encode_schema_change(*pair), decode_schema_change, schema)
+
+
+def _membership(name: str, record: MembershipRecord, schema: str) -> Golden:
+    return Golden(name, ("n1", record), lambda pair: encode_membership(*pair), decode_membership, schema)
 
 
 def _state(*loads: bytes) -> GroupState:

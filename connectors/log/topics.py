@@ -37,7 +37,7 @@ class Topics:
 
     @property
     def membership(self) -> str:
-        """Membership changes; position = version of the slot table."""
+        """Membership changes."""
         return f"{self.cluster}.membership"
 
     @property

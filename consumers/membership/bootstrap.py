@@ -1,7 +1,7 @@
 """Creates or joins a cluster through its membership log.
 
-The first valid record of `{c}.membership` creates the cluster; position in the log = version of the slot
-table. Every reader checks every record in the same way, and one that breaks the rules is ignored by all.
+The first valid record of `{c}.membership` creates the cluster. Every reader checks every record in the same
+way (`changes.py`), and one that breaks the rules is ignored by all.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from headrace.connectors.log.append import append_one
 from headrace.connectors.log.port import Log, Record, TopicMissing, read_to_end
 from headrace.connectors.log.topic_settings import FORWARD, MEMBERSHIP, STATUS, TABLE
 from headrace.connectors.log.topics import Topics
+from headrace.consumers.membership.changes import MembershipState
 from headrace.consumers.membership.cluster_topics import ClusterTopics
-from headrace.consumers.membership.slot_table import ClusterInvalid, SlotTable
+from headrace.consumers.membership.slot_table import SlotTable
 from headrace.schemas.errors import HeadraceError
-from headrace.schemas.framing import FrameInvalid, check_format
-from headrace.schemas.records import HASH_NAME, Create, decode_membership, encode_membership
+from headrace.schemas.framing import check_format
+from headrace.schemas.records import Create, encode_membership
 
 READ_TIMEOUT_S = 30.0
 
@@ -30,16 +31,21 @@ class ClusterDiffers(HeadraceError):
     """A node with other settings than those the cluster was created with; names each setting."""
 
 
-def read_slot_table(log: Log, topics: Topics, timeout_s: float = READ_TIMEOUT_S) -> SlotTable:
-    """The newest slot table. Raises NoCluster."""
+def read_membership(log: Log, topics: Topics, timeout_s: float = READ_TIMEOUT_S) -> tuple[SlotTable, MembershipState]:
+    """The newest slot table, and all that the membership log has decided. Raises NoCluster, FormatTooNew."""
     try:
         records = read_to_end(log, topics.membership, timeout_s=timeout_s)
     except TopicMissing:
         records = []
-    table = _replay(records)
-    if table is None:
+    state = replay(records)
+    if state.table is None:
         raise no_cluster(topics.cluster)
-    return table
+    return state.table, state
+
+
+def read_slot_table(log: Log, topics: Topics, timeout_s: float = READ_TIMEOUT_S) -> SlotTable:
+    """The newest slot table. Raises NoCluster, FormatTooNew."""
+    return read_membership(log, topics, timeout_s)[0]
 
 
 def no_cluster(name: str) -> NoCluster:
@@ -64,7 +70,7 @@ def join_cluster(
     mine = SlotTable.create(create.nodes, create.replication, create.slots)
     cluster_topics = cluster_topics or ClusterTopics(log)
     cluster_topics.ensure({topics.membership: MEMBERSHIP, topics.status: STATUS})
-    table = _replay(read_to_end(log, topics.membership, timeout_s=timeout_s))
+    table = replay(read_to_end(log, topics.membership, timeout_s=timeout_s)).table
     if table is not None:
         # A cluster has had its table log from the beginning. One that is missing is lost: an empty one in its
         # place would give the versions that stored rows name to other schemas.
@@ -76,23 +82,19 @@ def join_cluster(
         append_one(log, topics.membership, encode_membership(uuid.uuid4().hex, create))
         table = read_slot_table(log, topics, timeout_s)
     _check_same(table, mine, topics.cluster)
-    cluster_topics.ensure({topics.forward(header): FORWARD for header in table.headers})
+    cluster_topics.ensure({topics.forward(header, table.birth(header)): FORWARD for header in table.headers})
     cluster_topics.show()
     return table
 
 
-def _replay(records: Iterable[Record]) -> SlotTable | None:
-    table = None
-    for version, record in enumerate(records, start=1):
+def replay(records: Iterable[Record]) -> MembershipState:
+    """The state after the records of a membership log. Raises FormatTooNew."""
+    state = MembershipState()
+    for record in records:
+        # A record of a later build is not skipped: what follows may build on it.
         check_format(record.headers)
-        try:
-            _, change = decode_membership(record.value)
-            # A record with another hash is of a build that places rows elsewhere: it creates no cluster here.
-            if table is None and change.hash == HASH_NAME:
-                table = SlotTable.create(change.nodes, change.replication, change.slots, version)
-        except (FrameInvalid, ClusterInvalid):
-            continue
-    return table
+        state, _ = state.apply_value(record.value)
+    return state
 
 
 def _check_same(table: SlotTable, mine: SlotTable, cluster: str) -> None:

@@ -25,6 +25,7 @@ NOUNS = (
     "query",
     "sql",
     "status",
+    "cluster",
     "bench",
     "replay",
     "accept_gap",

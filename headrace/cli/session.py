@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from headrace.admin_client import AdminClient
     from headrace.connectors.log.port import Log
     from headrace.connectors.log.topics import Topics
+    from headrace.consumers.membership.changes import MembershipState
     from headrace.consumers.membership.slot_table import SlotTable
     from headrace.settings import Settings
 
@@ -25,11 +26,12 @@ PROBE_TIMEOUT_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class ClusterSession:
-    """A cluster that exists, and its log."""
+    """A cluster that exists, its log, and what its membership log has decided."""
 
     log: Log
     topics: Topics
     slot_table: SlotTable
+    membership: MembershipState
 
     @contextmanager
     def admin_client(self) -> Iterator[AdminClient]:
@@ -51,7 +53,7 @@ def cluster_session(cluster: str | None, bootstrap: str | None, settings: list[s
     """
     from headrace.connectors.log.kafka import KafkaLog
     from headrace.connectors.log.topics import Topics
-    from headrace.consumers.membership.bootstrap import read_slot_table
+    from headrace.consumers.membership.bootstrap import read_membership
     from headrace.settings import load_settings
 
     loaded = load_settings({"cluster.name": cluster, "cluster.bootstrap": bootstrap, "kafka": parse_settings(settings)})
@@ -59,7 +61,7 @@ def cluster_session(cluster: str | None, bootstrap: str | None, settings: list[s
     topics = Topics(loaded.cluster.name)
     log = KafkaLog(loaded.cluster.bootstrap, loaded.kafka)
     try:
-        yield ClusterSession(log, topics, read_slot_table(log, topics))
+        yield ClusterSession(log, topics, *read_membership(log, topics))
     finally:
         log.close()
 

@@ -138,6 +138,12 @@ step 0 'equal' within bom headrace verify
 step 0 'seal a group at this many unsealed bytes' headrace config show
 step 0 'whole message' headrace ingest run --help
 
+# Members, slots, and a plan: three nodes with three copies can grow and not shrink.
+step 0 '3 copies of each row' headrace cluster show
+step 0 '"previous": null' headrace cluster slots --database hour --time 2026-01-01 --bucket 0 --json
+step 0 '"to": "n4"' headrace cluster add n4 --dry-run --json
+step 1 'add a node first' headrace cluster remove n1 --dry-run
+
 # What goes is shown first, and needs a yes.
 step 0 'rows' headrace delete --database hour --table pretty --tag pump=p1 --dry-run
 answer '4' 'SELECT sum(flow) FROM hour.pretty'

@@ -110,14 +110,14 @@ RECOVERY = (
     Mutant(
         "committed_copy_thrown_away",
         "recovery/coordinator.py",
-        "        if committed or plan.method in",
+        "        if self._is_decided(topic, group) or plan.method in",
         "        if plan.method in",
         (COPIES,),
     ),
     Mutant(
         "committed_copy_fetched_again",
         "recovery/coordinator.py",
-        "            if not is_committed(self._environment.directory, group.directory_name):\n",
+        "            if not self._is_decided(topic, group):\n",
         "            if True:\n",
         (STEPS,),
     ),

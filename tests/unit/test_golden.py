@@ -66,6 +66,14 @@ def test_every_kind_of_message_has_a_golden_file() -> None:
     assert {kind["name"].lower() for kind in union} | {"load"} == written
 
 
+def test_every_kind_of_membership_change_has_a_golden_file() -> None:
+    """Every branch of the union is written once."""
+    schema = json.loads(resources.files("headrace.schemas").joinpath("membership_change.avsc").read_text("utf-8"))
+    union = next(field["type"] for field in schema["fields"] if field["name"] == "change")
+    written = {golden.name for golden in GOLDENS.values() if golden.schema == "membership_change"}
+    assert {f"membership-{kind['name'].lower()}" for kind in union} == written
+
+
 @pytest.mark.parametrize("version", VERSIONS)
 def test_a_released_segment_keeps_its_content(version: str) -> None:
     """Its rows are read as they were written, and give the digest in its footer, by which replicas are compared."""

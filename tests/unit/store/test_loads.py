@@ -161,6 +161,17 @@ def test_a_delete_waits_for_a_file_that_is_not_here(store: Store) -> None:
     assert expected([row(2, 2)]) == contents(store) == last(store)
 
 
+def test_a_table_with_a_file_that_its_deletes_do_not_concern_is_not_empty(store: Store) -> None:
+    """Also while the file is awaited; a delete of the whole table in the era of the group empties it."""
+    write(store, 1, [row(1, 1, {"host": "z"})])
+    store.delete(2, 9, "plant", "cpu", {})
+    assert store.is_empty("plant", "cpu")
+    load(store, 3, one_file(row(1, 1)), since=10)
+    assert not store.is_empty("plant", "cpu")
+    store.delete(4, 10, "plant", "cpu", {})
+    assert store.is_empty("plant", "cpu")
+
+
 def test_a_drop_takes_files_that_are_not_here(store: Store) -> None:
     """A copy that comes later finds nobody who waits for it."""
     file, later = one_file(row(1, 1)), one_file(row(HOUR_NS, 2))

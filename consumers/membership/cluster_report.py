@@ -1,0 +1,154 @@
+"""What operators see of a cluster's members, slots and changes, as JSON documents. Pure.
+
+Sizes come from the statuses of members. These have the bytes of a group, not of a slot, so the bytes of a slot
+are its share of its group's: an estimate. -1 is unknown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from headrace.consumers.membership.changes import MembershipState
+from headrace.consumers.membership.requests import NodesView
+from headrace.consumers.membership.running_change import RunningChange
+from headrace.consumers.membership.slot_table import SlotTable
+from headrace.consumers.replication.failure_detector import FailureDetector
+from headrace.schemas.records import Role, Status
+
+UNKNOWN = -1
+
+
+class ClusterReport:
+    """The cluster after its membership log, with the newest statuses of its nodes."""
+
+    def __init__(self, state: MembershipState, statuses: FailureDetector) -> None:
+        assert state.table is not None, "a report of no cluster"
+        self._state = state
+        self._table: SlotTable = state.table
+        self._statuses = statuses
+        self._live = statuses.online()
+
+    def nodes_view(self) -> NodesView:
+        """Who is online and what each reads, for the checks of a request."""
+        formats = {status.node: status.format for status in self._live}
+        return NodesView(frozenset(formats), formats)
+
+    def cluster(self) -> dict[str, Any]:
+        """Nodes, groups and the running change."""
+        table, state = self._table, self._state
+        return {
+            "version": table.version,
+            "replication": table.replication,
+            "slots": table.slots,
+            "nodes": [self._node(node, position) for node, position in zip(table.nodes, table.positions, strict=True)],
+            "groups": [self._group(header, slots) for header, slots in table.slot_counts().items()],
+            "change": None if state.change is None else self._change(state.change),
+        }
+
+    def slots(self, numbers: Iterable[int]) -> list[dict[str, Any]]:
+        """Some slots: owner, former owner, state and bytes. Raises UnknownSlot."""
+        sizes, table = self.slot_bytes(), self._table
+        return [
+            {
+                "slot": slot,
+                "group": table.holder(slot),
+                "previous": table.previous_holder(slot),
+                "state": str(self._state.slot_state(slot)),
+                "bytes": sizes[slot],
+            }
+            for slot in numbers
+        ]
+
+    def plan(self, change: RunningChange) -> dict[str, Any]:
+        """What a change would move, and the members of every group before, between and after its phases."""
+        sizes, moves = self.slot_bytes(), dict[tuple[str, str], list[int]]()
+        for slot, previous in change.table.moved:
+            moves.setdefault((previous, change.table.holder(slot)), []).append(sizes[slot])
+        return {
+            "moves": [
+                {"from": giver, "to": taker, "slots": len(moved), "bytes": _total(moved)}
+                for (giver, taker), moved in moves.items()
+            ],
+            "groups": [
+                {"group": each.group, "before": each.before, "pre": each.pre, "after": each.after}
+                for each in change.groups()
+            ],
+        }
+
+    def slot_bytes(self) -> list[int]:
+        """The bytes of every slot: those of its group, divided by the slots whose data that group has."""
+        change = self._state.change
+        table = change.base if change is not None else self._table
+        sizes = [UNKNOWN] * table.slots
+        for header in table.headers:
+            held, slots = self._group_bytes(header), table.slots_of(header)
+            if held != UNKNOWN:
+                # The first slots have the remainder, so that all of them together have the bytes of the group.
+                for place, slot in enumerate(slots):
+                    sizes[slot] = held // len(slots) + (place < held % len(slots))
+        return sizes
+
+    def _node(self, node: str, position: int) -> dict[str, Any]:
+        statuses = [each.status for (_, name), each in self._statuses.received.items() if name == node]
+        online = [status for status in self._live if status.node == node]
+        http = next((status.http for status in (*online, *statuses) if status.http), "")
+        return {"id": node, "position": position, "http": http, "online": bool(online)}
+
+    def _group(self, header: str, slots: int) -> dict[str, Any]:
+        leader = self._leader(header)
+        return {
+            "group": header,
+            "birth": self._table.birth(header),
+            "members": self._state.members(header),
+            "leader": None if leader is None else leader.node,
+            "slots": slots,
+            "bytes": self._group_bytes(header),
+        }
+
+    def _members(self, header: str) -> list[Status]:
+        return [status for status in self._live if status.group == header]
+
+    def _leader(self, header: str) -> Status | None:
+        leaders = [status for status in self._members(header) if status.role is Role.LEADER]
+        return max(leaders, key=lambda status: status.epoch, default=None)
+
+    def _group_bytes(self, header: str) -> int:
+        leader = self._leader(header)
+        if leader is not None:
+            return leader.segment_bytes
+        return max((status.segment_bytes for status in self._members(header)), default=UNKNOWN)
+
+    def _change(self, change: RunningChange) -> dict[str, Any]:
+        sizes = self.slot_bytes()
+        moved = [slot for slot, _ in change.table.moved]
+        done = [slot for slot in moved if change.is_done(slot)]
+        total = len(change.base.headers)
+        return {
+            "version": change.table.version,
+            "kind": str(change.kind),
+            "node": change.node,
+            "phase": str(change.phase),
+            "groups_done": total - len(change.groups_waiting),
+            "groups_total": total,
+            "slots_done": len(done),
+            "slots_total": len(moved),
+            "bytes_done": _total(sizes[slot] for slot in done),
+            "bytes_total": _total(sizes[slot] for slot in moved),
+            # One reading of the log has no rate.
+            "eta_s": UNKNOWN,
+            "waiting_for": _waiting_for(change),
+        }
+
+
+def _waiting_for(change: RunningChange) -> Sequence[str]:
+    if change.groups_waiting:
+        return [f"group {header}" for header in change.groups_waiting]
+    if not change.formal:
+        return ["leader of the metadata group"]
+    return [f"node {member}: {count} slots of group {header}" for header, member, count in change.members_waiting()]
+
+
+def _total(sizes: Iterable[int]) -> int:
+    found = list(sizes)
+    return UNKNOWN if UNKNOWN in found else sum(found)

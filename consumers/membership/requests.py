@@ -1,0 +1,218 @@
+"""An operator's request for a change: the checks before anything is appended, and the record that begins it. Pure.
+
+A refusal changes nothing. The same checks answer `--dry-run`, which needs no live joiner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from headrace.connectors.http import NodeUnreachable
+from headrace.consumers.membership.balancer import Balancer
+from headrace.consumers.membership.changes import MembershipState
+from headrace.consumers.membership.ring import NodeExists, RingNode
+from headrace.consumers.membership.running_change import Phase, RunningChange
+from headrace.consumers.membership.slot_table import SlotTable
+from headrace.schemas.errors import HeadraceError
+from headrace.schemas.membership_records import MEMBERSHIP_CHANGE_FORMAT, Change, ChangeKind
+from headrace.schemas.messages import Leadership
+from headrace.schemas.records import HASH_NAME
+
+
+class SettingsDiffer(HeadraceError):
+    """A node that would join was started with other settings than the cluster's; names each of them."""
+
+
+class ChangeRunning(HeadraceError):
+    """Another change is in its first phase."""
+
+
+class MigrationUnfinished(HeadraceError):
+    """Slots of the last change are still on their way; names what is left."""
+
+
+class OnlyCopy(HeadraceError):
+    """A node that would be removed is offline and has the only copy of its rows."""
+
+
+class NoMajority(HeadraceError):
+    """A group without a majority of its members; names it."""
+
+
+class NodesTooOld(HeadraceError):
+    """Nodes whose build cannot read the records of a change; names them."""
+
+
+class CancelTooLate(HeadraceError):
+    """A change whose table counts already."""
+
+
+class NoChange(HeadraceError):
+    """There is no change to cancel."""
+
+
+@dataclass(frozen=True, slots=True)
+class Joiner:
+    """A node that waits to join, by its own report."""
+
+    node: str
+    store: str
+    replication: int
+    slots: int
+    hash: str = HASH_NAME
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeRequest:
+    """What an operator wants; `id` is new for each request and equal for its repeats.
+
+    `node` is empty for `ChangeKind.BALANCE`.
+    """
+
+    id: str
+    kind: ChangeKind
+    node: RingNode | str = ""
+
+    @property
+    def node_id(self) -> str:
+        """The node's id."""
+        return self.node.id if isinstance(self.node, RingNode) else self.node
+
+
+@dataclass(frozen=True, slots=True)
+class NodesView:
+    """What statuses show: who is online, the format that each of them reads, and every store that waits to join."""
+
+    online: frozenset[str]
+    formats: Mapping[str, int] = field(default_factory=dict)
+    joiners: Sequence[Joiner] = ()
+
+
+def plan_change(
+    state: MembershipState, request: ChangeRequest, nodes: NodesView, balancer: Balancer | None = None
+) -> RunningChange:
+    """The change that a request would begin, for `--dry-run` and as the base of `change_record`.
+
+    Raises ChangeRunning, MigrationUnfinished, UnknownNode, NodeExists, ClusterInvalid, ClusterTooSmall, OnlyCopy,
+    NoMajority, NodesTooOld.
+    """
+    table = state.table
+    assert table is not None, "a request for a change of no cluster"
+    _check_idle(state)
+    node = request.node_id
+    if request.kind is ChangeKind.ADD:
+        after = table.add_node(request.node, balancer)
+    elif request.kind is ChangeKind.REMOVE:
+        after = table.remove_node(node, balancer)
+        _check_other_copies(table, node, nodes)
+    else:
+        after = table.balance(balancer)
+    _check_majorities(table, nodes)
+    _check_formats(nodes)
+    return RunningChange(state.changes + 1, request.id, request.kind, node, "", table, after)
+
+
+def change_record(planned: RunningChange, nodes: NodesView, leadership: Leadership) -> Change:
+    """The record that begins a planned change; the leader appends it.
+
+    Raises NodeUnreachable, NodeExists, SettingsDiffer.
+    """
+    store = _check_joiner(planned, nodes) if planned.kind is ChangeKind.ADD else ""
+    return Change(leadership, planned.request, planned.kind, planned.node, store, planned.table.to_bytes())
+
+
+def cancelled_change(state: MembershipState) -> int:
+    """The number of the change that a cancellation ends. Raises CancelTooLate, NoChange."""
+    if state.change is None:
+        raise NoChange("no change is running", action="see headrace cluster show")
+    if state.change.formal:
+        raise CancelTooLate(
+            f"table {state.change.table.version} counts already: {_left(state.change)}",
+            action="wait for the end of the migration",
+        )
+    return state.change.number
+
+
+def _check_idle(state: MembershipState) -> None:
+    change = state.change
+    if change is None:
+        return
+    named = f"{change.kind} {change.node}".strip()
+    if change.phase in (Phase.PRE, Phase.FORMAL):
+        waiting = ", ".join(change.groups_waiting)
+        raise ChangeRunning(
+            f"a change is running: {named}, phase {change.phase}" + (f", groups {waiting} are due" if waiting else ""),
+            action="wait for its end",
+            retriable=True,
+        )
+    raise MigrationUnfinished(
+        f"the migration of the last change ({named}) has not ended: {_left(change)}",
+        action="wait for its end",
+        retriable=True,
+    )
+
+
+def _left(change: RunningChange) -> str:
+    members = sorted({member for _, member, _ in change.members_waiting()})
+    return f"{change.slots_done} of {change.slots_total} slots are done, missing at {', '.join(members)}"
+
+
+def _check_other_copies(table: SlotTable, node: str, nodes: NodesView) -> None:
+    if table.replication == 1 and node not in nodes.online and table.slots_of(node):
+        raise OnlyCopy(
+            f"node {node} is offline, and with replication 1 nobody else has its rows", action="start the node"
+        )
+
+
+def _check_majorities(table: SlotTable, nodes: NodesView) -> None:
+    for header in table.headers:
+        members = table.group(header)
+        online = sum(member in nodes.online for member in members)
+        # With an even number the log counts as one more member, online since it was read: see election.py.
+        even = 1 - len(members) % 2
+        if 2 * (online + even) <= len(members) + even:
+            offline = ", ".join(member for member in members if member not in nodes.online)
+            raise NoMajority(
+                f"group {header} has {online} of {len(members)} members online; {offline} are not",
+                action="start its nodes",
+                retriable=True,
+            )
+
+
+def _check_formats(nodes: NodesView) -> None:
+    old = sorted(node for node, found in nodes.formats.items() if found < MEMBERSHIP_CHANGE_FORMAT)
+    if old:
+        raise NodesTooOld(
+            f"nodes {', '.join(old)} cannot read the records of a change (format {MEMBERSHIP_CHANGE_FORMAT})",
+            action="upgrade them",
+        )
+
+
+def _check_joiner(planned: RunningChange, nodes: NodesView) -> str:
+    """The store of the node that joins."""
+    found = {joiner.store: joiner for joiner in nodes.joiners if joiner.node == planned.node}
+    if not found:
+        raise NodeUnreachable(
+            f"node {planned.node} has sent no status", action=f"start it: headrace node run --id {planned.node}"
+        )
+    if len(found) > 1:
+        raise NodeExists(
+            f"{len(found)} data directories have the id {planned.node}", action="give each node an id of its own"
+        )
+    joiner = next(iter(found.values()))
+    table = planned.base
+    differing = [
+        f"{name} is {have}, node {joiner.node} was started with {want}"
+        for name, have, want in (
+            ("replication", table.replication, joiner.replication),
+            ("slots", table.slots, joiner.slots),
+            ("hash", HASH_NAME, joiner.hash),
+        )
+        if have != want
+    ]
+    if differing:
+        raise SettingsDiffer(
+            f"the settings of the cluster differ: {'; '.join(differing)}", action="start it with the cluster's settings"
+        )
+    return joiner.store

@@ -1,0 +1,260 @@
+"""`headrace cluster`: members, slots, and the plan of a change."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from headrace.cli.generate import parse_start
+from headrace.cli.options import BootstrapOption, ClusterOption, JsonOption, SettingsOption
+from headrace.cli.session import ClusterSession, cluster_session
+from headrace.schemas.errors import HeadraceError
+from headrace.terminal.command import UsageInvalid, run_command
+from headrace.terminal.output import Output
+from headrace.terminal.sizes import short_bytes
+
+if TYPE_CHECKING:
+    from headrace.consumers.membership.cluster_report import ClusterReport
+
+cluster = typer.Typer(help="Members and slots of a cluster, and the plan of a change.", no_args_is_help=True)
+
+
+class Measure(StrEnum):
+    """What groups shall have the same amount of."""
+
+    SLOTS = "slots"
+    BYTES = "bytes"
+
+
+class UnknownDatabase(HeadraceError):
+    """A database that the cluster does not have."""
+
+
+class UnknownBucket(HeadraceError):
+    """A bucket that the database does not have."""
+
+
+NodeArgument = Annotated[str, typer.Argument(metavar="NODE", help="Id of the node.")]
+MeasureOption = Annotated[
+    Measure, typer.Option("--by", help="Give each group the same number of slots, or about the same bytes.")
+]
+PlanOption = Annotated[
+    bool, typer.Option("--dry-run", help="Show what would move and change nothing. Required in this build.")
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the noun `cluster`."""
+    app.add_typer(cluster, name="cluster")
+
+
+@cluster.command()
+def show(
+    cluster: ClusterOption = None,
+    bootstrap: BootstrapOption = None,
+    settings: SettingsOption = None,
+    json_output: JsonOption = False,
+) -> None:
+    """Nodes on the ring, groups with their members, and the change that is running."""
+    with run_command(json_output) as output, _report(cluster, bootstrap, settings) as (_, report):
+        found = report.cluster()
+        output.result(found, lambda: _show_cluster(output, found))
+
+
+@cluster.command()
+def slots(
+    slot: Annotated[int | None, typer.Option("--slot", metavar="N", help="Only this slot.")] = None,
+    database: Annotated[
+        str | None, typer.Option("--database", metavar="DB", help="Only the slots of this database at --time.")
+    ] = None,
+    time: Annotated[
+        str | None, typer.Option("--time", metavar="TIME", help="ISO 8601 (UTC), or nanoseconds; with --database.")
+    ] = None,
+    bucket: Annotated[
+        int | None, typer.Option("--bucket", metavar="N", help="Only this bucket; with --database.")
+    ] = None,
+    cluster: ClusterOption = None,
+    bootstrap: BootstrapOption = None,
+    settings: SettingsOption = None,
+    json_output: JsonOption = False,
+) -> None:
+    """Which group owns each slot, where it was before, and whether its data has arrived.
+
+    Bytes are an estimate: those of the group, divided by its slots.
+    """
+    with run_command(json_output) as output:
+        time_ns = _checked_time(slot, database, time, bucket)
+        with _report(cluster, bootstrap, settings) as (session, report):
+            if database is not None and time_ns is not None:
+                numbers: Sequence[int] = _slots_of(session, database, time_ns, bucket)
+            else:
+                numbers = range(session.slot_table.slots) if slot is None else [slot]
+            found = report.slots(numbers)
+        if json_output:
+            output.json(found)
+        else:
+            _show_slots(output, found)
+
+
+@cluster.command()
+def add(
+    node: NodeArgument,
+    by: MeasureOption = Measure.SLOTS,
+    dry_run: PlanOption = False,
+    cluster: ClusterOption = None,
+    bootstrap: BootstrapOption = None,
+    settings: SettingsOption = None,
+    json_output: JsonOption = False,
+) -> None:
+    """What would move if a node joined. It need not run for that."""
+    with run_command(json_output) as output:
+        _plan(output, "add", node, by, dry_run, _report(cluster, bootstrap, settings))
+
+
+@cluster.command()
+def remove(
+    node: NodeArgument,
+    by: MeasureOption = Measure.SLOTS,
+    dry_run: PlanOption = False,
+    cluster: ClusterOption = None,
+    bootstrap: BootstrapOption = None,
+    settings: SettingsOption = None,
+    json_output: JsonOption = False,
+) -> None:
+    """What would move if a node left."""
+    with run_command(json_output) as output:
+        _plan(output, "remove", node, by, dry_run, _report(cluster, bootstrap, settings))
+
+
+@cluster.command()
+def balance(
+    by: MeasureOption = Measure.SLOTS,
+    dry_run: PlanOption = False,
+    cluster: ClusterOption = None,
+    bootstrap: BootstrapOption = None,
+    settings: SettingsOption = None,
+    json_output: JsonOption = False,
+) -> None:
+    """What would move to give every group the same share, while nobody joins or leaves."""
+    with run_command(json_output) as output:
+        _plan(output, "balance", "", by, dry_run, _report(cluster, bootstrap, settings))
+
+
+@contextmanager
+def _report(
+    cluster: str | None, bootstrap: str | None, settings: list[str] | None
+) -> Iterator[tuple[ClusterSession, ClusterReport]]:
+    from headrace.consumers.membership.cluster_report import ClusterReport
+
+    with cluster_session(cluster, bootstrap, settings) as session, session.admin_client() as admin:
+        yield session, ClusterReport(session.membership, admin.statuses)
+
+
+def _plan(output: Output, kind: str, node: str, by: Measure, dry_run: bool, opened: Any) -> None:
+    from headrace.consumers.membership.balancer import Balancer, ByteBalancer, SlotCountBalancer
+    from headrace.consumers.membership.requests import ChangeRequest, plan_change
+    from headrace.schemas.membership_records import ChangeKind
+
+    if not dry_run:
+        raise UsageInvalid(
+            f"this build plans a change and does not carry it out: cluster {kind}", action="add --dry-run"
+        )
+    with opened as (session, report):
+        balancer: Balancer = ByteBalancer(report.slot_bytes()) if by is Measure.BYTES else SlotCountBalancer()
+        request = ChangeRequest(uuid.uuid4().hex, ChangeKind(kind), node)
+        found = report.plan(plan_change(session.membership, request, report.nodes_view(), balancer))
+    output.result(found, lambda: _show_plan(output, found))
+
+
+def _checked_time(slot: int | None, database: str | None, time: str | None, bucket: int | None) -> int | None:
+    """`--time` in nanoseconds. Raises UsageInvalid for options that do not belong together."""
+    if slot is not None and (database is not None or time is not None or bucket is not None):
+        raise UsageInvalid("--slot and --database are two ways to choose slots", action="give one of them")
+    if (database is None) != (time is None):
+        raise UsageInvalid("--database and --time belong together: they give the time slice", action="give both")
+    if bucket is not None and database is None:
+        raise UsageInvalid("--bucket is of a database", action="give --database and --time too")
+    return None if time is None else parse_start(time, "--time")
+
+
+def _slots_of(session: ClusterSession, name: str, time_ns: int, bucket: int | None) -> list[int]:
+    """The slots of a database at a time. Raises UnknownDatabase, UnknownBucket."""
+    from headrace.consumers.membership.schema_log import SchemaLog
+    from headrace.schemas.series import slot_of
+
+    tables = SchemaLog(session.log, session.topics)
+    try:
+        tables.refresh()
+        databases = tables.catalogue.databases
+    finally:
+        tables.close()
+    if name not in databases:
+        known = ", ".join(sorted(databases)) or "none yet"
+        raise UnknownDatabase(f"there is no database {name!r}", action=f"the databases are: {known}")
+    schema = databases[name]
+    if bucket is not None and not 0 <= bucket < schema.buckets:
+        raise UnknownBucket(f"database {name} has no bucket {bucket}", action=f"use 0 up to {schema.buckets - 1}")
+    buckets = range(schema.buckets) if bucket is None else [bucket]
+    return sorted({slot_of(name, each, time_ns // schema.slice_ns, session.slot_table.slots) for each in buckets})
+
+
+def _show_cluster(output: Output, found: Mapping[str, Any]) -> None:
+    output.line(f"table {found['version']}: {found['slots']} slots, {found['replication']} copies of each row")
+    nodes = [(node["id"], node["position"], node["http"], node["online"]) for node in found["nodes"]]
+    output.table(("node", "position", "http", "online"), nodes)
+    groups = [
+        (each["group"], each["birth"], each["members"], each["leader"], each["slots"], _size(each["bytes"]))
+        for each in found["groups"]
+    ]
+    output.table(("group", "birth", "members", "leader", "slots", "sealed"), groups)
+    if change := found["change"]:
+        named = f"{change['kind']} {change['node']}".strip()
+        output.line(f"change to table {change['version']}: {named}, phase {change['phase']}")
+        rows = [
+            ("groups", f"{change['groups_done']} of {change['groups_total']}"),
+            ("slots", f"{change['slots_done']} of {change['slots_total']}"),
+            ("bytes, estimated", f"{_size(change['bytes_done'])} of {_size(change['bytes_total'])}"),
+            ("left s", "unknown" if change["eta_s"] < 0 else change["eta_s"]),
+            ("waiting for", "\n".join(change["waiting_for"])),
+        ]
+        output.table(("progress", ""), rows)
+
+
+def _show_slots(output: Output, found: Sequence[Mapping[str, Any]]) -> None:
+    """One row for neighbouring slots that differ in nothing but their number."""
+    runs: list[list[Any]] = []
+    for each in found:
+        place = (each["group"], each["previous"], each["state"])
+        if runs and runs[-1][1] == each["slot"] - 1 and runs[-1][2] == place:
+            runs[-1][1] = each["slot"]
+            runs[-1][3].append(each["bytes"])
+        else:
+            runs.append([each["slot"], each["slot"], place, [each["bytes"]]])
+    rows = [
+        (str(first) if first == last else f"{first}-{last}", *place, _size(-1 if -1 in sizes else sum(sizes)))
+        for first, last, place, sizes in runs
+    ]
+    output.table(("slots", "group", "previous", "state", "bytes, estimated"), rows)
+
+
+def _show_plan(output: Output, found: Mapping[str, Any]) -> None:
+    if not found["moves"]:
+        output.line("no slot moves")
+    else:
+        moves = [(move["from"], move["to"], move["slots"], _size(move["bytes"])) for move in found["moves"]]
+        output.table(("from", "to", "slots", "bytes, estimated"), moves)
+    changed = [each for each in found["groups"] if each["before"] != each["after"]]
+    if changed:
+        groups = [(each["group"], each["before"], each["pre"], each["after"]) for each in changed]
+        output.table(("group", "before", "phase one", "after"), groups)
+    if kept := len(found["groups"]) - len(changed):
+        output.line(f"{kept} {'group keeps its' if kept == 1 else 'groups keep their'} members")
+
+
+def _size(size_bytes: int) -> str:
+    return "unknown" if size_bytes < 0 else short_bytes(size_bytes)

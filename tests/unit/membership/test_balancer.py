@@ -1,0 +1,94 @@
+"""What moves by slots and by bytes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.consumers.membership.balancer import BYTE_TOLERANCE, ByteBalancer, SlotCountBalancer
+from headrace.consumers.membership.ring import RingNode
+from headrace.consumers.membership.slot_table import SlotTable
+
+NODES = [RingNode(name, place) for place, name in enumerate("abcd")]
+
+
+def loads(table: SlotTable, slot_bytes: list[int]) -> dict[str, int]:
+    """Bytes of each group."""
+    return {header: sum(slot_bytes[slot] for slot in table.slots_of(header)) for header in table.headers}
+
+
+def test_a_hot_range_is_spread_by_bytes() -> None:
+    """One group has nine tenths of the bytes: after a balance by bytes all groups have a quarter, and slots differ."""
+    table = SlotTable.create(NODES, 1, 400)
+    sizes = [900 if slot < 100 else 33 for slot in range(400)]
+    after = table.balance(ByteBalancer(sizes))
+    found = loads(after, sizes)
+    assert max(found.values()) - min(found.values()) < 2 * BYTE_TOLERANCE * sum(sizes) / 4
+    assert {"a"} == {previous for _, previous in after.moved}
+    # By slots nothing is to be done.
+    assert () == table.balance().moved
+
+
+def test_a_node_that_joins_takes_its_share_of_the_bytes() -> None:
+    """It takes from those that have too many, and nobody else gains a slot."""
+    table = SlotTable.create(NODES, 1, 400)
+    sizes = [900 if slot < 100 else 33 for slot in range(400)]
+    after = table.add_node(RingNode("e", 9), ByteBalancer(sizes))
+    found, share = loads(after, sizes), sum(sizes) / 5
+    assert share * (1 - BYTE_TOLERANCE) <= found["e"] <= share
+    assert {"a"} == {previous for _, previous in after.moved}
+
+
+def test_the_bytes_of_a_node_that_leaves_are_dealt_evenly() -> None:
+    """Each slot goes to the group with the fewest bytes, the largest slots first."""
+    table = SlotTable.create(NODES, 1, 400)
+    sizes = [slot + 1 for slot in range(400)]
+    after = table.remove_node("d", ByteBalancer(sizes))
+    found = loads(after, sizes)
+    # Slots of up to 400 bytes: the last of them decides how even it can be.
+    assert max(found.values()) - min(found.values()) <= 400
+    assert set(table.slots_of("d")) == {slot for slot, _ in after.moved}
+
+
+def test_a_cluster_without_bytes_joins_by_slots() -> None:
+    """Empty slots are all equal: the new node still gets some."""
+    after = SlotTable.create(NODES, 1, 400).add_node(RingNode("e", 9), ByteBalancer([0] * 400))
+    assert 76 <= len(after.slots_of("e")) <= 80
+
+
+def test_one_huge_slot_stays_where_it_is() -> None:
+    """A slot larger than the rest together would only make another group too large: the rest is moved, or nothing."""
+    sizes = [1_000_000, *[1] * 399]
+    table = SlotTable.create(NODES, 1, 400)
+    after = table.balance(ByteBalancer(sizes))
+    assert after.holder(0) == table.holder(0)
+
+
+@given(owners=st.lists(st.integers(0, 4), min_size=5, max_size=120), data=st.data())
+def test_a_balance_never_makes_it_worse(owners: list[int], data: st.DataObject) -> None:
+    """From any table: by slots they differ by one at most; by bytes the largest group never grows."""
+    moves = SlotCountBalancer().level(np.array(owners, np.int32), 5)
+    after = [moves.get(slot, owner) for slot, owner in enumerate(owners)]
+    counts = [after.count(node) for node in range(5)]
+    assert max(counts) - min(counts) <= 1
+    excess = sum(max(0, owners.count(node) - -(-len(owners) // 5)) for node in range(5))
+    deficit = sum(max(0, len(owners) // 5 - owners.count(node)) for node in range(5))
+    assert len(moves) == max(excess, deficit)
+
+    sizes = data.draw(st.lists(st.integers(1, 1_000), min_size=len(owners), max_size=len(owners)))
+    moves = ByteBalancer(sizes).level(np.array(owners, np.int32), 5)
+    assert all(owners[slot] != owner for slot, owner in moves.items())
+
+    def largest(where: list[int]) -> int:
+        return max(sum(size for size, owner in zip(sizes, where, strict=True) if owner == node) for node in range(5))
+
+    assert largest([moves.get(slot, owner) for slot, owner in enumerate(owners)]) <= largest(owners)
+
+
+@pytest.mark.parametrize("balancer", [SlotCountBalancer(), ByteBalancer(range(1, 401))])
+def test_a_balanced_cluster_stays(balancer: ByteBalancer | SlotCountBalancer) -> None:
+    """A second balance moves nothing: nothing moves for ever."""
+    table = SlotTable.create(NODES, 1, 400).balance(balancer)
+    assert () == table.balance(balancer).moved
