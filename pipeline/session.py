@@ -1,4 +1,4 @@
-"""The Spark session of every job: small, offline and quiet; its JVM, and the class-data archive of that JVM.
+"""The Spark session of every job: small, offline and quiet; and its JVM, with the class-data archive it uses.
 
 Under `spark-submit` the submitter's settings apply and only what the jobs depend on is added; elsewhere this
 process starts a JVM.
@@ -15,12 +15,11 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 from py4j.protocol import Py4JError
 from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkRuntimeError
@@ -28,12 +27,7 @@ from pyspark.find_spark_home import _find_spark_home
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
-from headrace.connectors.kafka.class_data_archive import (
-    archive_digest,
-    archive_options,
-    record_archive,
-    recording_options,
-)
+from headrace.connectors.kafka.class_data_archive import archive_digest, archive_options
 from headrace.connectors.kafka.jars import JarSet, ProgressCallback, resolve_jars
 from headrace.connectors.kafka.java import OPTIONS_VARIABLE, find_java, java_options_given
 from headrace.pipeline.package import build_package, package_folder
@@ -43,10 +37,12 @@ SUBMITTED_VARIABLE = "PYSPARK_GATEWAY_PORT"
 DRIVER_MEMORY = "1g"
 PARALLELISM = 2
 END_TIMEOUT_S = 30.0
-ARCHIVE_END_TIMEOUT_S = 300.0
 # G1 runs threads of its own beside the program, on processors that the Python workers need. Also for
 # recording an archive: it is made under the collector that will use it.
 COLLECTOR_OPTION = "-XX:+UseParallelGC"
+# What the class-data archive is recorded from. It is in the name of the archive: one of another run or another class
+# path is useless.
+RECORDED = "Kafka to Kafka"
 
 # What the jobs rely on, whoever starts the session.
 JOB_SETTINGS: Mapping[str, str] = {
@@ -140,11 +136,14 @@ def is_submitted() -> bool:
 
 
 def local_settings(jars: list[Path], logging_file: Path, java_options: str = "") -> dict[str, str]:
-    """The settings of a JVM that this process starts; `jars` are on the class path of driver and executors."""
+    """The settings of a JVM that this process starts; `jars` are on its class path, and with a local master its tasks
+    run in it.
+    """
     return {
         **LOCAL_SETTINGS,
         **JOB_SETTINGS,
-        "spark.jars": ",".join(str(jar) for jar in jars),
+        # Of `spark.jars` Spark would make copies, and load their classes without an archive.
+        "spark.driver.extraClassPath": os.pathsep.join(str(jar) for jar in jars),
         "spark.driver.extraJavaOptions": (
             f"-Dlog4j2.configurationFile={logging_file.as_uri()} {COLLECTOR_OPTION}{java_options}"
         ),
@@ -332,44 +331,7 @@ def spark_archive(jars: JarSet, java: Path) -> Path:
     It is removed with the environment it is in.
     """
     spark = _find_spark_home()  # type: ignore[no-untyped-call]
-    return Path(sys.prefix) / "spark-archive" / f"{archive_digest(java, spark, jars.directory.name)}.jsa"
-
-
-def make_spark_archive(progress: ProgressCallback | None = None) -> Path:
-    """Run a small query once and archive its classes; an archive that exists is kept. Returns its path;
-    raises what a start raises.
-
-    Takes the process's only Spark session: there must be none yet.
-    """
-    archive = spark_archive(resolve_jars(progress=progress), find_java())
-    if archive.exists():
-        return archive
-    if progress is not None:
-        progress("starting Spark once, so that every later start is faster")
-    record_archive(archive, _record_query)
-    return archive
-
-
-def _record_query(partial: Path, directory: Path) -> None:
-    options = " ".join((*recording_options(partial), COLLECTOR_OPTION))
-    session = open_session(
-        "headrace archive",
-        log_file=directory / "spark.log",
-        settings={"spark.driver.extraJavaOptions": options},
-    )
-    try:
-        rows = session.readStream.format("rate-micro-batch").option("rowsPerBatch", 100).load()
-        passed = rows.mapInArrow(_identity(), rows.schema)  # type: ignore[arg-type]
-        writer = passed.writeStream.format("noop").option("checkpointLocation", str(directory / "checkpoint"))
-        writer.trigger(once=True).start().awaitTermination()
-    finally:
-        # The JVM writes the archive while it exits.
-        close_session(session, ARCHIVE_END_TIMEOUT_S)
-
-
-def _identity() -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    # A local function is pickled by value, so the worker need not import this module.
-    return lambda batches: batches
+    return Path(sys.prefix) / "spark-archive" / f"{archive_digest(java, spark, jars.directory.name, RECORDED)}.jsa"
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ import shutil
 import signal
 import tempfile
 import uuid
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -61,11 +60,6 @@ SPLIT_FILES = frozenset(
         "unit/wal/test_exhaustive",
     )
 )
-
-
-# Files whose tests take minutes together and share a cluster that starts in seconds. This number of workers
-# each runs a part of the file, with its own cluster.
-LANES = {"tests/e2e/test_log_faults.py": 2, "tests/e2e/test_seven_cases.py": 2}
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -132,8 +126,6 @@ def scope_of(node_id: str) -> str:
     path = node_id.partition("::")[0]
     if path in SPLIT_FILES:
         return node_id
-    if path in LANES:
-        return f"{path} {zlib.crc32(node_id.encode()) % LANES[path]}"
     return "spark session" if path.startswith("tests/spark/") else path
 
 

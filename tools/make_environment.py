@@ -141,7 +141,7 @@ def fetch_jars() -> str:
             make_broker_archive(say)
         except HeadraceError as error:
             say(f"note: the broker does not start on this machine yet: {error.message}; {error.action}")
-        from headrace.pipeline.session import make_spark_archive
+        from headrace.pipeline.class_archive import make_spark_archive
         try:
             make_spark_archive(say)
         except Exception as error:

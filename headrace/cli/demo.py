@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from headrace.cli.options import JsonOption
+from headrace.connectors.arrow_start import keep_pandas_out
 from headrace.terminal.command import run_command
 
 
@@ -30,6 +31,7 @@ def demo(
     Under three minutes.
     """
     with run_command(json_output, patient=True) as output:
+        keep_pandas_out()
         from headrace.demo.scenario import run
 
         # SIGTERM ends the demo as Ctrl-C does: `run` then stops every process it started.

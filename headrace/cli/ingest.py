@@ -25,6 +25,7 @@ from headrace.cli.ingest_display import JsonLines, live_display
 from headrace.cli.ingest_server import MetricsAddressOption, served_metrics
 from headrace.cli.options import BootstrapOption, ClusterOption, JsonOption, SettingsOption, parse_settings
 from headrace.cli.session import require_cluster
+from headrace.connectors.arrow_start import keep_pandas_out
 from headrace.schemas.errors import HeadraceError
 from headrace.terminal.command import EXIT_INTERRUPTED, UsageInvalid, run_command
 from headrace.terminal.output import Output, counted, refused_lines
@@ -112,6 +113,7 @@ def run(
         if form not in FORMATS:
             raise UsageInvalid(f"--format {form} is not read from topics", action=f"choose one of {', '.join(FORMATS)}")
         options = format_options(table, table_column, tags, tag, time_column, time_unit, time_format)
+        keep_pandas_out()
         from headrace.pipeline.checkpoint import default_checkpoint
         from headrace.pipeline.ingest import RunOptions
         from headrace.pipeline.ingest_metrics import IngestMetrics

@@ -21,6 +21,7 @@ from headrace.cli.options import (
     SettingsOption,
     parse_settings,
 )
+from headrace.connectors.arrow_start import keep_pandas_out
 from headrace.consumers.node.allocator import GIVE_BACK_INTERVAL_S, give_back, keep_freed
 from headrace.terminal.command import run_command
 from headrace.terminal.interruption import be_patient
@@ -64,6 +65,7 @@ def run(
         # Before anything loads pyarrow: its allocator reads this once.
         keep_freed()
         with _without_collection():
+            keep_pandas_out()
             from headrace.consumers.node.node import Node
 
         loaded = load_node_settings(

@@ -17,6 +17,7 @@ from headrace.cli.options import (
     SettingsOption,
     parse_settings,
 )
+from headrace.connectors.arrow_start import keep_pandas_out
 from headrace.consumers.node.allocator import keep_freed
 from headrace.terminal.command import run_command
 
@@ -38,6 +39,7 @@ def replay(
     """Rebuild a stopped node's store from the topics; the old one is deleted when the new one is complete."""
     with run_command(json_output) as output:
         keep_freed()
+        keep_pandas_out()
         from headrace.consumers.node.offline_replay import replay as rebuild
 
         loaded = load_node_settings(

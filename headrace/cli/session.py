@@ -89,13 +89,15 @@ def node_url(node: str | None, cluster: str | None = None, bootstrap: str | None
 
     With `stale` one that is not ready is taken where no other answers. Raises NoCluster, NodeUnknown, LogUnavailable.
     """
-    from headrace.connectors.log.port import LogUnavailable, TopicMissing
-    from headrace.consumers.membership.bootstrap import no_cluster
     from headrace.settings import load_settings
 
     settings = load_settings({"node.url": node, "cluster.name": cluster, "cluster.bootstrap": bootstrap})
     if settings.node.url:
         return settings.node.url
+    # Here and not above: with the address of a node a command would spend half of its time on these.
+    from headrace.connectors.log.port import LogUnavailable, TopicMissing
+    from headrace.consumers.membership.bootstrap import no_cluster
+
     require_cluster(settings, action="or name a node: --node HOST:PORT")
     try:
         return _ready_node(settings, stale=stale or settings.query.stale_max_s > 0)

@@ -23,6 +23,7 @@ from headrace.cli.format_options import (
 )
 from headrace.cli.options import BootstrapOption, ClusterOption, JsonOption, SettingsOption, parse_settings
 from headrace.cli.session import require_cluster
+from headrace.connectors.arrow_start import keep_pandas_out
 from headrace.terminal.command import EXIT_USAGE, UsageInvalid, run_command
 from headrace.terminal.output import Output, counted, refused_lines
 
@@ -82,6 +83,7 @@ def write(
 
         name = format_of(file, form)
         options = format_options(table, table_column, tags, tag, time_column, time_unit, time_format, delimiter)
+        keep_pandas_out()
         flags = {
             "cluster.name": cluster,
             "cluster.bootstrap": bootstrap,

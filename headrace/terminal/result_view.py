@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from headrace.connectors.arrow_start import keep_pandas_out
+
 if TYPE_CHECKING:
     import pyarrow as pa
 
@@ -14,6 +16,8 @@ ROWS_SHOWN = 1_000
 
 def show_rows(chunks: Iterator[bytes], *, vertical: bool | None = None) -> int:
     """Print the rows of an Arrow stream; returns their number, with those that are not shown."""
+    # Only commands show rows, and none of them needs pandas.
+    keep_pandas_out()
     import pyarrow as pa
 
     with pa.ipc.open_stream(pa.PythonFile(_ChunkReader(chunks), mode="r")) as stream:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,7 +32,7 @@ def cluster(broker: BrokerInfo, cluster_name: str, tmp_path_factory: pytest.Temp
 
 def test_a_client_reads_its_own_writes_and_knows_when_copies_are_missing(cluster: LocalCluster) -> None:
     """Writes and deletes are visible at once; quorum 2 is still acknowledged without a dead node, quorum 3
-    never.
+    never. No node has loaded pandas for it.
     """
     workload = iot(10, duration_s=600)
     with headrace.connect(cluster.bootstrap, cluster.cluster) as client:
@@ -51,6 +52,8 @@ def test_a_client_reads_its_own_writes_and_knows_when_copies_are_missing(cluster
                 client.query("SELECT * FROM db.nothing")
 
             check_removal(cluster, client)
+            for node in cluster.file.nodes:
+                assert "/pandas/" not in Path(f"/proc/{node.pid}/maps").read_text()
             cluster.kill("n3")
             two_members.write([{"time": T0, "host": "h3", "v": 300}])
             with (

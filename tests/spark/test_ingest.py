@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import pyarrow as pa
 import pytest
@@ -300,5 +300,5 @@ def test_the_session_is_small_quiet_and_local(spark: SparkSession) -> None:
     }
     assert expected == {name: conf[name] for name in expected}
     assert "UTC" == spark.conf.get("spark.sql.session.timeZone")
-    assert all(Path(urlsplit(jar).path).is_file() for jar in conf["spark.jars"].split(","))
+    assert all(Path(jar).is_file() for jar in conf["spark.driver.extraClassPath"].split(os.pathsep))
     assert "spark.jars.packages" not in conf

@@ -22,6 +22,7 @@ import pytest
 
 from headrace.connectors.kafka.broker import EmbeddedBroker
 from headrace.connectors.kafka.jars import resolve_jars
+from headrace.connectors.kafka.java import OPTIONS_VARIABLE
 from headrace.connectors.log.port import LogUnavailable
 from headrace.local_cluster import free_port
 from headrace.terminal.stop_signals import STOPPING
@@ -141,8 +142,8 @@ def test_invalid_options_are_refused(cluster: IngestCluster) -> None:
 @pytest.mark.slow(41)
 @pytest.mark.timeout(900)
 def test_kill_9_within_and_between_micro_batches_leaves_the_content_exact(cluster: IngestCluster) -> None:
-    """The driver is killed while it writes, and restarted from its checkpoint; SIGTERM at the end stops it
-    cleanly with its counts.
+    """The driver is killed while it writes, and restarted from its checkpoint. SIGTERM to its whole group, Spark's
+    processes among them, at the end stops it cleanly with its counts, and without a traceback.
     """
     fleet = iot(trucks=60, duration_s=4_000, disorder=True)
     rng = random.Random(11)
@@ -161,9 +162,9 @@ def test_kill_9_within_and_between_micro_batches_leaves_the_content_exact(cluste
             assert process.poll() is None, process.communicate()
             assert time.monotonic() < deadline, "rows are missing"
             time.sleep(2.0)
-        process.send_signal(signal.SIGTERM)
+        os.killpg(process.pid, signal.SIGTERM)
         stdout, stderr = process.communicate(timeout=WAIT_S)
-    assert 0 == process.returncode, stderr
+    assert (0, [STOPPING]) == (process.returncode, without_progress(cluster, stderr))
     assert {"rows", "points", "rejected", "batches", "seconds"} == set(json.loads(stdout))
     found = checksums(stored_tables(cluster.log, cluster.topics)["readings"], fleet.tags)
     assert [] == compare(workload_checksums(fleet)["readings"], found)
@@ -198,13 +199,14 @@ def test_a_broker_killed_during_a_run_leaves_the_content_exact(
         assert [] == compare(workload_checksums(fleet)["readings"], found)
 
 
-@pytest.mark.slow(27)
+@pytest.mark.slow(14)
 @pytest.mark.parametrize(
     ("number", "to_group", "code"),
     [
         pytest.param(signal.SIGINT, True, 130, id="ctrl-c"),
         pytest.param(signal.SIGTERM, False, 0, id="terminate", marks=pytest.mark.soak),
-        pytest.param(signal.SIGTERM, True, 0, id="terminate the whole group"),
+        # Without --http it is the end of the test of kill -9.
+        pytest.param(signal.SIGTERM, True, 0, id="terminate the whole group", marks=pytest.mark.soak),
     ],
 )
 def test_a_signal_stops_a_run_with_one_line_and_its_counts(
@@ -313,6 +315,8 @@ def test_plain_spark_submit_runs_the_same_job(cluster: IngestCluster) -> None:
         "--conf",
         "spark.driver.bindAddress=127.0.0.1",
     ]
+    # The options of a submitter are not ours, so that the ones of tests/conftest.py do not arrive.
+    local += ["--driver-java-options", os.environ[OPTIONS_VARIABLE]]
     local += ["--conf", "spark.ui.enabled=false", "--jars", jars]
     options = command(cluster, "--available-now")[5:]
     done = subprocess.run(

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tokenize
 import tomllib
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -135,7 +136,8 @@ def typing_only(tree: ast.AST) -> set[ast.AST]:
     return {inner for block in blocks for statement in block.body for inner in ast.walk(statement)}
 
 
-def imported_modules(path: Path, *, at_load: bool = False) -> set[str]:
+@cache
+def imported_modules(path: Path, *, at_load: bool = False) -> frozenset[str]:
     """Modules of this project that a file imports; with `at_load` only those that its own import runs."""
     tree = ast.parse(path.read_text())
     skipped = typing_only(tree)
@@ -156,7 +158,7 @@ def imported_modules(path: Path, *, at_load: bool = False) -> set[str]:
                 base = ".".join([*package[: len(package) - node.level + 1], *([base] if base else [])])
             # `from package import name` loads the submodule when there is one, and the package else.
             names |= {f"{base}.{alias.name}" if f"{base}.{alias.name}" in MODULES else base for alias in node.names}
-    return names
+    return frozenset(names)
 
 
 def test_there_are_modules_to_look_at() -> None:
