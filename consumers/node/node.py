@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from headrace.connectors.clock import SYSTEM_CLOCK, Moment
 from headrace.connectors.deadline import Deadline, GracePeriod
@@ -59,6 +59,7 @@ from headrace.consumers.serve.server import Server, reserve_address
 from headrace.consumers.serve.snapshots import SnapshotRegistry
 from headrace.schemas.records import Create, Role
 
+Result = TypeVar("Result")
 JOIN_RETRY_S = 1.0
 SNAPSHOT_EXPIRY_INTERVAL_S = 1.0
 
@@ -120,10 +121,10 @@ class Node:
         lock = DirectoryLock(directory, purpose="data directory")
         self._opened.callback(lock.release)
         self.identity = Identity.load(directory, settings.cluster.name, settings.node.id)
-        self.slot_table = self._join(on_progress)
+        self.slot_table = self._await_log(self._join, on_progress)
         self.schema_log = SchemaLog(self.log, self.topics, directory / HISTORY_FILE)
         self._opened.callback(self.schema_log.close)
-        self.schema_log.refresh(settings.node.startup_timeout_s)
+        self._await_log(lambda: self.schema_log.refresh(settings.node.startup_timeout_s), on_progress)
         self._local = LocalGroups(
             directory,
             self.identity,
@@ -134,17 +135,34 @@ class Node:
             settings.store,
         )
         self._opened.callback(self._local.close)
-        self._local.check_topics(self.log)
+        self._await_log(lambda: self._local.check_topics(self.log), on_progress)
         # Written before any data, so that no crash leaves data whose owner is unknown.
         self.identity.save(directory)
         self.snapshots = SnapshotRegistry(directory)
         self._local.open(on_progress)
         self.groups, self.journal = self._local.groups, self._local.journal
 
-    def _join(self, on_progress: Callable[[str], None]) -> SlotTable:
-        """Join the cluster; wait for a broker that does not answer yet."""
+    def _await_log(self, step: Callable[[], Result], on_progress: Callable[[str], None]) -> Result:
+        """The result of a step of the start, which is repeated while Kafka does not answer. Raises LogUnavailable."""
+        # Nodes and brokers are often started together, and a broker needs seconds; it may also go in mid-start.
+        bootstrap, timeout_s = self.settings.cluster.bootstrap, self.settings.node.startup_timeout_s
+        deadline = Deadline(timeout_s)
+        while True:
+            try:
+                return step()
+            except LogUnavailable as error:
+                on_progress(f"waiting for Kafka at {bootstrap}: {error.message}")
+                if deadline.passed() or self._stopping.is_set():
+                    raise LogUnavailable(
+                        f"Kafka at {bootstrap} did not answer within {timeout_s:g} s: {error}",
+                        action="check the address and the broker, then start the node again",
+                        retriable=True,
+                    ) from error
+            self._stopping.wait(JOIN_RETRY_S)
+
+    def _join(self) -> SlotTable:
+        """Join the cluster. A broker that has just started may know some of its topics only."""
         node, cluster = self.settings.node, self.settings.cluster
-        deadline = Deadline(node.startup_timeout_s)
         absence = GracePeriod()
         create = Create(node.members, node.replication_factor, cluster.slots)
         while True:
@@ -158,20 +176,10 @@ class Node:
                     any_replication=not node.replication,
                 )
             except ClusterInvalid:
-                # A node with data knows that there is a cluster: a broker that has just started does not show it yet.
+                # A node with data knows that there is a cluster.
                 if not self.identity.topics or absence.missing(self.topics.membership) or self._stopping.is_set():
                     raise
-            except LogUnavailable as error:
-                # Nodes and brokers are often started together, and a broker needs seconds.
-                on_progress(f"waiting for Kafka at {cluster.bootstrap}: {error.message}")
-                if deadline.passed() or self._stopping.is_set():
-                    raise LogUnavailable(
-                        f"Kafka at {cluster.bootstrap} did not answer within {node.startup_timeout_s:g} s: {error}",
-                        action="check the address and the broker, then start the node again",
-                        retriable=True,
-                    ) from error
             except TopicMissing as error:
-                # A broker that has just started may know some of its topics only.
                 if absence.missing(self.topics.table) or self._stopping.is_set():
                     raise lost_error(self.topics.table, "does not exist any more") from error
             self._stopping.wait(JOIN_RETRY_S)
