@@ -14,13 +14,13 @@ from contextlib import ExitStack
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from headrace.connectors.clock import SYSTEM_CLOCK, Moment
-from headrace.connectors.deadline import Deadline, GracePeriod
+from headrace.connectors.deadline import GracePeriod
 from headrace.connectors.files import DirectoryLock, create_directories
 from headrace.connectors.log.kafka import KafkaLog
-from headrace.connectors.log.port import Log, LogUnavailable, TopicMissing
+from headrace.connectors.log.port import Log, TopicMissing
 from headrace.connectors.log.topics import Topics
 from headrace.connectors.periodic import PeriodicTask
 from headrace.consumers.integrity.divergence_monitor import DivergenceMonitor
@@ -33,6 +33,7 @@ from headrace.consumers.membership.schema_log import SchemaLog
 from headrace.consumers.membership.slot_table import SlotTable
 from headrace.consumers.node.data_directory import DataDirectoryUnusable, Identity
 from headrace.consumers.node.http_address import HttpAddress
+from headrace.consumers.node.kafka_wait import RETRY_S, KafkaWait
 from headrace.consumers.node.local_groups import LocalGroups
 from headrace.consumers.node.log_monitor import LogMonitor
 from headrace.consumers.node.readiness import Readiness
@@ -59,8 +60,6 @@ from headrace.consumers.serve.server import Server, reserve_address
 from headrace.consumers.serve.snapshots import SnapshotRegistry
 from headrace.schemas.records import Create, Role
 
-Result = TypeVar("Result")
-JOIN_RETRY_S = 1.0
 SNAPSHOT_EXPIRY_INTERVAL_S = 1.0
 
 
@@ -121,10 +120,11 @@ class Node:
         lock = DirectoryLock(directory, purpose="data directory")
         self._opened.callback(lock.release)
         self.identity = Identity.load(directory, settings.cluster.name, settings.node.id)
-        self.slot_table = self._await_log(self._join, on_progress)
+        kafka = KafkaWait(settings.cluster.bootstrap, settings.node.startup_timeout_s, self._stopping, on_progress)
+        self.slot_table = kafka.await_answer(self._join)
         self.schema_log = SchemaLog(self.log, self.topics, directory / HISTORY_FILE)
         self._opened.callback(self.schema_log.close)
-        self._await_log(lambda: self.schema_log.refresh(settings.node.startup_timeout_s), on_progress)
+        kafka.await_answer(lambda: self.schema_log.refresh(settings.node.startup_timeout_s))
         self._local = LocalGroups(
             directory,
             self.identity,
@@ -135,30 +135,12 @@ class Node:
             settings.store,
         )
         self._opened.callback(self._local.close)
-        self._await_log(lambda: self._local.check_topics(self.log), on_progress)
+        kafka.await_answer(lambda: self._local.check_topics(self.log))
         # Written before any data, so that no crash leaves data whose owner is unknown.
         self.identity.save(directory)
         self.snapshots = SnapshotRegistry(directory)
         self._local.open(on_progress)
         self.groups, self.journal = self._local.groups, self._local.journal
-
-    def _await_log(self, step: Callable[[], Result], on_progress: Callable[[str], None]) -> Result:
-        """The result of a step of the start, which is repeated while Kafka does not answer. Raises LogUnavailable."""
-        # Nodes and brokers are often started together, and a broker needs seconds; it may also go in mid-start.
-        bootstrap, timeout_s = self.settings.cluster.bootstrap, self.settings.node.startup_timeout_s
-        deadline = Deadline(timeout_s)
-        while True:
-            try:
-                return step()
-            except LogUnavailable as error:
-                on_progress(f"waiting for Kafka at {bootstrap}: {error.message}")
-                if deadline.passed() or self._stopping.is_set():
-                    raise LogUnavailable(
-                        f"Kafka at {bootstrap} did not answer within {timeout_s:g} s: {error}",
-                        action="check the address and the broker, then start the node again",
-                        retriable=True,
-                    ) from error
-            self._stopping.wait(JOIN_RETRY_S)
 
     def _join(self) -> SlotTable:
         """Join the cluster. A broker that has just started may know some of its topics only."""
@@ -182,7 +164,7 @@ class Node:
             except TopicMissing as error:
                 if absence.missing(self.topics.table) or self._stopping.is_set():
                     raise lost_error(self.topics.table, "does not exist any more") from error
-            self._stopping.wait(JOIN_RETRY_S)
+            self._stopping.wait(RETRY_S)
 
     def _build_parts(self) -> None:
         """Make every part that has threads, bottom up; none of them runs yet."""
