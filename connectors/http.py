@@ -7,8 +7,10 @@ of the user's environment must never come between two nodes.
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
+import socket
 from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import Any
@@ -65,10 +67,19 @@ class AnswerCut(HeadraceError):
 class NodeAnswer:
     """The answer to one request, read once from front to back. A context manager that closes the connection."""
 
-    def __init__(self, connection: http.client.HTTPConnection, response: http.client.HTTPResponse) -> None:
+    def __init__(
+        self, connection: http.client.HTTPConnection, response: http.client.HTTPResponse, connected: socket.socket
+    ) -> None:
         self.stream = response
         """The body as a file, for readers that take one."""
         self._connection = connection
+        # The connection forgets its socket when the response closes it.
+        self._socket = connected
+
+    def abort(self) -> None:
+        """End the answer now: a read that waits for more of it fails. Any thread may call this."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
 
     def chunks(self) -> Iterator[bytes]:
         """The body in chunks as they arrive. Closes the connection at the end. Raises AnswerCut."""
@@ -146,7 +157,8 @@ def request_node(
         connection, target = _connection(url, connect_timeout_s or timeout_s)
         connection.connect()
         # Long queries compute in silence, but a connection that takes seconds means that nobody listens.
-        connection.sock.settimeout(timeout_s)
+        connected = connection.sock
+        connected.settimeout(timeout_s)
         connection.request(method, target, body, {"content-type": "application/json"} if body else {})
         response = connection.getresponse()
         failure = b"" if response.status < http.client.MULTIPLE_CHOICES else response.read(ERROR_BYTES_MAX)
@@ -159,7 +171,7 @@ def request_node(
         if connection is not None:
             connection.close()
         raise
-    answer = NodeAnswer(connection, response)
+    answer = NodeAnswer(connection, response, connected)
     if response.status < http.client.MULTIPLE_CHOICES:
         return answer
     with answer:

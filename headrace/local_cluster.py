@@ -54,11 +54,12 @@ class NotReady(HeadraceError):
 
 @dataclass(slots=True)
 class ClusterFile:
-    """What `cluster.json` holds."""
+    """What `cluster.json` holds. `replication` is that of the cluster's birth, 0 = all nodes."""
 
     cluster: str
     bootstrap: str
     nodes: list[NodeProcess] = field(default_factory=list)
+    replication: int = 0
 
 
 class LocalCluster:
@@ -72,15 +73,16 @@ class LocalCluster:
         environment: Mapping[str, str] | None = None,
         bootstrap: str = "",
         bootstraps: Mapping[str, str] | None = None,
+        replication: int = 0,
     ) -> None:
-        """`bootstraps` names nodes that reach Kafka at an address of their own."""
+        """`bootstraps` names nodes that reach Kafka at an address of their own. `replication` 0 = all nodes."""
         self.directory = directory.absolute()
         self.environment = dict(environment or {})
         self._own_broker = not bootstrap
         self._bootstraps = dict(bootstraps or {})
         self.broker = EmbeddedBroker(self.directory / "broker")
         names = [f"n{number}" for number in range(1, nodes + 1)]
-        self.file = ClusterFile(cluster, bootstrap, [NodeProcess(name, "") for name in names])
+        self.file = ClusterFile(cluster, bootstrap, [NodeProcess(name, "") for name in names], replication)
         self._children: dict[int, subprocess.Popen[bytes]] = {}
 
     @classmethod
@@ -94,9 +96,10 @@ class LocalCluster:
             raise HeadraceError(f"no cluster was started in {directory}", action="start one with: headrace up")
         content = json.loads(path.read_text())
         loaded = cls(directory, content["cluster"], 0)
-        loaded.file = ClusterFile(
-            content["cluster"], content["bootstrap"], [NodeProcess(**node) for node in content["nodes"]]
-        )
+        nodes = [NodeProcess(**node) for node in content["nodes"]]
+        # The file of a build before this field: every node held every row.
+        replication = content.get("replication", 0)
+        loaded.file = ClusterFile(content["cluster"], content["bootstrap"], nodes, replication)
         return loaded
 
     @property
@@ -108,6 +111,11 @@ class LocalCluster:
     def cluster(self) -> str:
         """The cluster's name."""
         return self.file.cluster
+
+    @property
+    def replication(self) -> int:
+        """How many nodes hold each row."""
+        return self.file.replication or len(self.file.nodes)
 
     def node(self, name: str) -> NodeProcess:
         """One node by its name."""
@@ -193,7 +201,7 @@ class LocalCluster:
         # Without -P a folder `headrace` in the current directory would be imported instead of this one.
         command = [
             *(sys.executable, "-P", "-m", "headrace", "node", "run", "--cluster", self.cluster, "--id", name),
-            *("--nodes", ",".join(each.name for each in self.file.nodes), "--replication", str(len(self.file.nodes))),
+            *("--nodes", ",".join(each.name for each in self.file.nodes), "--replication", str(self.replication)),
             *("--bootstrap", self._bootstraps.get(name, self.bootstrap)),
             # A `headrace.toml` here may name the address of another node.
             *("--data-dir", str(self.data_directory(name)), "--http", node.http, "--advertise", node.http),

@@ -8,14 +8,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from headrace.node_client import NodeClient
+from headrace.schemas.errors import HeadraceError
 from headrace.schemas.messages import Delete
+
+
+class GroupAbsent(HeadraceError):
+    """A group of which no member answers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Removal:
     """Rows that match, files that go as a whole with their bytes, and files that may hold other rows as well.
 
-    The latter are written again without the rows. All are counts of one node.
+    The latter are written again without the rows. All are counts of one copy of each group.
     """
 
     rows: int
@@ -28,9 +33,24 @@ def count_removal(node: NodeClient, delete: Delete) -> Removal:
     """Count what a delete would remove. Raises NodeUnreachable, NodeRefused, QueryError."""
     sql, parameters = counting_sql(delete)
     (row,) = json.loads(b"".join(node.query(sql, format="json", parameters=parameters)))
-    touched = [each for each in node.files(delete.database, delete.table)["files"] if _overlaps(each, delete)]
+    touched = [each for each in all_files(node, delete.database, delete.table) if _overlaps(each, delete)]
     whole = [each for each in touched if not delete.tags and _is_within(each, delete)]
     return Removal(row["rows"], len(whole), sum(each["bytes"] for each in whole), len(touched) - len(whole))
+
+
+def all_files(node: NodeClient, database: str, table: str) -> list[Mapping[str, Any]]:
+    """The segments of a table in every group: those of a node, and those of groups that it does not hold."""
+    files: list[Mapping[str, Any]] = list(node.files(database, table)["files"])
+    for group in node.status().get("remote_groups", ()):
+        if not group["http"]:
+            raise GroupAbsent(
+                f"no member of group {group['group']} is in sync: its files cannot be counted",
+                action=f"start one of {', '.join(group['members'])}",
+                retriable=True,
+            )
+        found = NodeClient(group["http"][0]).files(database, table)["files"]
+        files += [each for each in found if each["group"] == group["group"]]
+    return files
 
 
 def expired_end(now_ns: int, keep_ns: int, slice_ns: int) -> int:

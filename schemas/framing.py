@@ -28,10 +28,12 @@ from headrace.schemas.errors import HeadraceError
 MAGIC = b"\xc3\x01"
 HEADER_BYTES = 10
 FORMAT = 3
-"""The newest format that this build reads. 2: the changes of `table.avsc` with a resolution. 3: the records of
-`membership_change.avsc`.
+"""The newest format that this build reads.
+
+2: the changes of `table.avsc` with a resolution. 3: the records of `membership_change.avsc`, and `load.avsc`.
 """
 BASE_FORMAT = 1
+LOAD_FORMAT = 3
 FORMAT_HEADER = "format"
 FORMAT_DIGITS_MAX = 9
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import xxhash
 
-from headrace.schemas.framing import codec
+from headrace.schemas.framing import BASE_FORMAT, HEADER_BYTES, LOAD_FORMAT, codec
 
 MESSAGE_BYTES_MAX = 8 * 1024 * 1024
 # The hash chain before the first record (docs/internals/formats.md).
@@ -25,12 +25,14 @@ __all__ = [
     "NO_CHAIN",
     "Anchor",
     "Body",
+    "CarriedDelete",
     "Claim",
     "Compact",
     "Delete",
     "Drop",
     "Gap",
     "Leadership",
+    "Load",
     "Message",
     "ProducerPosition",
     "Seal",
@@ -39,6 +41,8 @@ __all__ = [
     "body_digest",
     "decode_message",
     "encode_message",
+    "format_of",
+    "load_identity",
 ]
 
 
@@ -166,7 +170,46 @@ class Gap:
     anchor: Anchor
 
 
-Body = Write | Delete | Seal | Drop | Compact | Claim | Gap
+@dataclass(frozen=True, slots=True)
+class CarriedDelete:
+    """A delete of an earlier holder of a slot, with its rank there; tags and their values are sorted."""
+
+    era: int
+    version: int
+    tags: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    start_ns: int | None = None
+    end_ns: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """One sealed file of another log becomes a segment of this group; `load.avsc` explains the fields. Leader only.
+
+    It counts once, by origin, file and content digest. The record brings no bytes: each replica attaches the
+    file when it has it.
+    """
+
+    leadership: Leadership
+    origin: str
+    held_since: int
+    database: str
+    table: str
+    slice_number: int
+    bucket: int
+    era: int
+    first_version: int
+    last_version: int
+    generation: int
+    content_digest: bytes
+    rows: int
+    min_time_ns: int
+    max_time_ns: int
+    size_bytes: int
+    schema_version: int
+    deletes: tuple[CarriedDelete, ...] = ()
+
+
+Body = Write | Delete | Seal | Drop | Compact | Claim | Gap | Load
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,23 +224,40 @@ class Message:
 def encode_message(message: Message) -> bytes:
     """A message as the value of a Kafka record."""
     name, record = _body_record(message.body)
-    return codec("forward").encode(
-        {
-            "producer": message.position.producer,
-            "batch": message.position.batch,
-            "sequence": message.position.sequence,
-            "digest": body_digest(message.body),
-            "body": (_NAMESPACE + name, record),
-        }
-    )
+    envelope = {
+        "producer": message.position.producer,
+        "batch": message.position.batch,
+        "sequence": message.position.sequence,
+        "digest": body_digest(message.body),
+    }
+    if isinstance(message.body, Load):
+        return codec("load").encode(envelope | {"body": record})
+    return codec("forward").encode(envelope | {"body": (_NAMESPACE + name, record)})
 
 
 def decode_message(value: bytes) -> Message:
     """The message in a record's value. Raises FrameInvalid for bytes that no build could have written."""
-    record = codec("forward").decode(value)
-    position = ProducerPosition(record["producer"], record["batch"], record["sequence"])
-    name, content = record["body"]
-    return Message(position, _BODIES[name](content), record["digest"])
+    if bytes(value[:HEADER_BYTES]) == codec("load").prefix:
+        record = codec("load").decode(value)
+        body: Body = _load(record["body"])
+    else:
+        record = codec("forward").decode(value)
+        name, content = record["body"]
+        body = _BODIES[name](content)
+    return Message(ProducerPosition(record["producer"], record["batch"], record["sequence"]), body, record["digest"])
+
+
+def format_of(body: Body) -> int:
+    """The oldest format of reader that understands the record of a body."""
+    # An older reader would take the record for garbage, and would miss the rows of the file for good.
+    return LOAD_FORMAT if isinstance(body, Load) else BASE_FORMAT
+
+
+def load_identity(load: Load) -> bytes:
+    """xxh3-128 of what a load counts once by: its origin, the file's place and ranks, and its content."""
+    file = (load.database, load.table, load.slice_number, load.bucket, load.era, load.first_version, load.last_version)
+    identity = (load.origin, *file, load.generation, load.content_digest)
+    return xxhash.xxh3_128_digest(repr(identity).encode())
 
 
 def body_digest(body: Body) -> bytes:
@@ -218,6 +278,8 @@ def _body_record(body: Body) -> tuple[str, dict[str, Any]]:
     # `asdict` would copy the rows, up to 8 MiB for each message.
     if isinstance(body, Write):
         return "Write", {name: getattr(body, name) for name in Write.__slots__}
+    if isinstance(body, Load):
+        return "Load", asdict(body) | {"deletes": [asdict(each) | {"tags": dict(each.tags)} for each in body.deletes]}
     return type(body).__name__, asdict(body)
 
 
@@ -241,6 +303,14 @@ def _drop(record: dict[str, Any]) -> Drop:
 
 def _compact(record: dict[str, Any]) -> Compact:
     return Compact(_leadership(record), record["database"], record["table"], tuple(record["inputs"]))
+
+
+def _load(record: dict[str, Any]) -> Load:
+    deletes = tuple(
+        CarriedDelete(**{**each, "tags": tuple((name, tuple(values)) for name, values in sorted(each["tags"].items()))})
+        for each in record["deletes"]
+    )
+    return Load(**{**record, "leadership": _leadership(record), "deletes": deletes})
 
 
 def _gap(record: dict[str, Any]) -> Gap:

@@ -37,12 +37,14 @@ from headrace.schemas.membership_records import (
 from headrace.schemas.messages import (
     Anchor,
     Body,
+    CarriedDelete,
     Claim,
     Compact,
     Delete,
     Drop,
     Gap,
     Leadership,
+    Load,
     Message,
     ProducerPosition,
     Seal,
@@ -209,10 +211,21 @@ def goldens() -> list[Golden]:
         _membership("membership-create", Create(("n1", "n2", "n3"), 3, 10_000), "membership"),
         *(_membership(f"membership-{type(each).__name__.lower()}", each, "membership_change") for each in CHANGES),
         Golden("slot-table", SLOT_TABLE, SlotTable.to_bytes, SlotTable.from_bytes, "slot_table"),
+        _load(leader),
+        # Without loads as 0.1.0 wrote it, and with them.
         Golden("state", _state(), GroupState.to_bytes, GroupState.from_bytes, "state"),
+        Golden("state-loads", _state(b"a" * 16, b"b" * 16), GroupState.to_bytes, GroupState.from_bytes, "state"),
         Golden("rows", rows(), lambda batch: bytes(encode_rows(batch, "zstd").to_pybytes()), decode_rows),
         Golden("journal-entry", _entry(), journal._encode, partial(journal._decode, "n1", 9)),
     ]
+
+
+def _load(leader: Leadership) -> Golden:
+    deletes = (CarriedDelete(2, 900, (("pump", ("p1",)), ("site", ("",))), None, TIMES[0]),)
+    name = ("plant", "pumps", 20_454, 3, 2, 5, 9, 1)
+    body = Load(leader, "c.forward.n2.1", 4, *name, bytes(range(16)), 3, TIMES[2], TIMES[1], 4_567, 2, deletes)
+    message = Message(ProducerPosition("ä-producer", 7, 1 << 40), body, body_digest(body))
+    return Golden("forward-load", message, encode_message, decode_message, "load")
 
 
 def _change(name: str, change: DatabaseChange | TableChange | TableDrop, schema: str = "table") -> Golden:
@@ -223,7 +236,7 @@ def _membership(name: str, record: MembershipRecord, schema: str) -> Golden:
     return Golden(name, ("n1", record), lambda pair: encode_membership(*pair), decode_membership, schema)
 
 
-def _state() -> GroupState:
+def _state(*loads: bytes) -> GroupState:
     return GroupState(
         version=300,
         offset=310,
@@ -240,6 +253,7 @@ def _state() -> GroupState:
         seal_bytes=268_435_456,
         tables={("plant", "pumps"): 2},
         producers={"a-writer": ProducerState(7, 299, {(0, bytes(16)), (1, bytes(range(16)))})},
+        loads=dict.fromkeys(loads),
     )
 
 

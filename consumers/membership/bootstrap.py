@@ -15,6 +15,7 @@ from headrace.connectors.log.topic_settings import FORWARD, MEMBERSHIP, STATUS, 
 from headrace.connectors.log.topics import Topics
 from headrace.consumers.membership.changes import MembershipState
 from headrace.consumers.membership.cluster_topics import ClusterTopics
+from headrace.consumers.membership.ring import ClusterInvalid
 from headrace.consumers.membership.slot_table import SlotTable
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.framing import check_format
@@ -61,13 +62,20 @@ def join_cluster(
     create: Create,
     timeout_s: float = READ_TIMEOUT_S,
     cluster_topics: ClusterTopics | None = None,
+    *,
+    node: str = "",
+    any_replication: bool = False,
 ) -> SlotTable:
     """The slot table of the cluster that this node was started for; creates the cluster if it does not exist.
 
-    Creates the cluster's topics, see ClusterTopics. Raises ClusterInvalid for settings no cluster can have,
-    ClusterDiffers when it was created with others, TopicUnsuitable, TopicMissing for a lost table log.
+    `create` has the settings of a new cluster, with `node` among its nodes. The nodes of a cluster that exists are
+    those of its table; its replication and slots must be those of `create`, the replication unless
+    `any_replication`. Creates the cluster's topics, see ClusterTopics. Raises ClusterInvalid for settings no
+    cluster can have, ClusterDiffers when it was created with others, TopicUnsuitable, TopicMissing for a lost
+    table log.
     """
-    mine = SlotTable.create(create.nodes, create.replication, create.slots)
+    if not _exists(log, topics, timeout_s):
+        _check_birth(create, node)
     cluster_topics = cluster_topics or ClusterTopics(log)
     cluster_topics.ensure({topics.membership: MEMBERSHIP, topics.status: STATUS})
     table = replay(read_to_end(log, topics.membership, timeout_s=timeout_s)).table
@@ -77,14 +85,34 @@ def join_cluster(
         log.describe(topics.table)
     cluster_topics.ensure({topics.table: TABLE})
     if table is None:
+        _check_birth(create, node)
         # All nodes may find the log empty and append at once. The log is read again, since the first record
         # decides, and it may be another node's.
         append_one(log, topics.membership, encode_membership(uuid.uuid4().hex, create))
         table = read_slot_table(log, topics, timeout_s)
-    _check_same(table, mine, topics.cluster)
+    _check_same(table, create, topics.cluster, any_replication=any_replication)
     cluster_topics.ensure({topics.forward(header, table.birth(header)): FORWARD for header in table.headers})
     cluster_topics.show()
     return table
+
+
+def _exists(log: Log, topics: Topics, timeout_s: float) -> bool:
+    """Whether a cluster of this name was created."""
+    # Looked at before any topic is made: settings that no cluster can have must leave none behind.
+    try:
+        return replay(read_to_end(log, topics.membership, timeout_s=timeout_s)).table is not None
+    except TopicMissing:
+        return False
+
+
+def _check_birth(create: Create, node: str) -> None:
+    """Raises ClusterInvalid for settings that no new cluster can have."""
+    SlotTable.create(create.nodes, create.replication, create.slots)
+    if node and node not in create.nodes:
+        raise ClusterInvalid(
+            f"node {node!r} is not among the nodes of the new cluster, {','.join(create.nodes)}",
+            action="name it in --nodes, or start it once the cluster exists",
+        )
 
 
 def replay(records: Iterable[Record]) -> MembershipState:
@@ -97,13 +125,13 @@ def replay(records: Iterable[Record]) -> MembershipState:
     return state
 
 
-def _check_same(table: SlotTable, mine: SlotTable, cluster: str) -> None:
+def _check_same(table: SlotTable, create: Create, cluster: str, *, any_replication: bool) -> None:
+    # Nodes are not compared: they belong to the cluster's birth, and the table has those of today.
     differing = [
         f"{name} is {have}, this node was started with {want}"
         for name, have, want in (
-            ("nodes", ",".join(sorted(table.nodes)), ",".join(sorted(mine.nodes))),
-            ("replication", table.replication, mine.replication),
-            ("slots", table.slots, mine.slots),
+            ("replication", table.replication, table.replication if any_replication else create.replication),
+            ("slots", table.slots, create.slots),
         )
         if have != want
     ]

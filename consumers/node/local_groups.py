@@ -45,7 +45,8 @@ _log = structlog.get_logger(__name__)
 class LocalGroups:
     """Owns the journal and the groups of one node, by forward topic.
 
-    `open_group` is also called when a group was replaced.
+    `open_group` is also called when a group was replaced. `joining` is why the node has no groups at all, empty for
+    a node of the slot table.
     """
 
     def __init__(
@@ -65,7 +66,9 @@ class LocalGroups:
         self._schema_log = schema_log
         self._heartbeat = heartbeat
         self._settings = settings
-        self._names = slot_table.groups_of(identity.node)
+        # A node that is not in the table holds nothing.
+        self.joining = "" if identity.node in slot_table.nodes else joining_reason(identity.node, slot_table)
+        self._names = () if self.joining else slot_table.groups_of(identity.node)
         self._opened = ExitStack()
         self._recreated: dict[str, str] = {}
         self.ends: dict[str, int] = {}
@@ -98,6 +101,8 @@ class LocalGroups:
 
         `receipts` are of the newest records that only the journal holds.
         """
+        if self.joining:
+            _log.warning("joining", reason=self.joining)
         # Before any store is opened: a crash in the middle of a swap leaves a group with the files of two
         # stores.
         finish_swaps(self.directory)
@@ -235,6 +240,14 @@ class LocalGroups:
             # The records are in segments: a journal that keeps them longer costs space and nothing else.
             _log.warning("journal keeps sealed records", group=group_name, error=str(error))
         self._heartbeat.send_now()
+
+
+def joining_reason(node: str, table: SlotTable) -> str:
+    """Why a node that is not in the slot table serves nothing."""
+    return (
+        f"joining: node {node} is not among the nodes of the cluster, {', '.join(table.nodes)}, and holds no group; "
+        "this version cannot add a node to a cluster"
+    )
 
 
 def _noted(entries: Iterable[JournalEntry], receipts: deque[bytes]) -> Iterator[JournalEntry]:

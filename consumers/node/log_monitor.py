@@ -159,6 +159,6 @@ class LogMonitor:
 
     def _commit(self) -> None:
         # For lag tools only: the node itself continues where its journal ends.
-        if self._readiness.log_answers:
+        if self._groups and self._readiness.log_answers:
             offsets = {topic: self._log_consumer.durable_offset(topic) + 1 for topic in self._groups}
             self._log.commit(self._log_consumer.name, offsets)

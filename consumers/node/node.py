@@ -17,21 +17,23 @@ from pathlib import Path
 from typing import Any
 
 from headrace.connectors.clock import SYSTEM_CLOCK, Moment
-from headrace.connectors.deadline import Deadline, GracePeriod
+from headrace.connectors.deadline import GracePeriod
 from headrace.connectors.files import DirectoryLock, create_directories
 from headrace.connectors.log.kafka import KafkaLog
-from headrace.connectors.log.port import Log, LogUnavailable, TopicMissing
+from headrace.connectors.log.port import Log, TopicMissing
 from headrace.connectors.log.topics import Topics
 from headrace.connectors.periodic import PeriodicTask
 from headrace.consumers.integrity.divergence_monitor import DivergenceMonitor
 from headrace.consumers.integrity.scrubber import Scrubber
 from headrace.consumers.membership.bootstrap import join_cluster
 from headrace.consumers.membership.cluster_topics import ClusterTopics, TopicCopies
+from headrace.consumers.membership.ring import ClusterInvalid
 from headrace.consumers.membership.schema_history import HISTORY_FILE, lost_error
 from headrace.consumers.membership.schema_log import SchemaLog
 from headrace.consumers.membership.slot_table import SlotTable
-from headrace.consumers.node.data_directory import DataDirectoryForeign, DataDirectoryUnusable, Identity
+from headrace.consumers.node.data_directory import DataDirectoryUnusable, Identity
 from headrace.consumers.node.http_address import HttpAddress
+from headrace.consumers.node.kafka_wait import RETRY_S, KafkaWait
 from headrace.consumers.node.local_groups import LocalGroups
 from headrace.consumers.node.log_monitor import LogMonitor
 from headrace.consumers.node.readiness import Readiness
@@ -39,7 +41,10 @@ from headrace.consumers.node.recovery_environment import NodeRecoveryEnvironment
 from headrace.consumers.node.requests import GroupRequests
 from headrace.consumers.node.settings import ServerSettings
 from headrace.consumers.node.status_report import node_figures, node_status
+from headrace.consumers.query.cluster_source import ClusterSource
 from headrace.consumers.query.engine import QueryEngine
+from headrace.consumers.query.group_scanner import GroupScanner
+from headrace.consumers.query.remote_rows import RemoteRows
 from headrace.consumers.query.table_source import LocalSource
 from headrace.consumers.recovery.file_copy import Snapshot
 from headrace.consumers.recovery.supervisor import RecoverySupervisor
@@ -53,15 +58,9 @@ from headrace.consumers.serve.app import create_app
 from headrace.consumers.serve.node_api import NodeFigures, NodeStatus
 from headrace.consumers.serve.server import Server, reserve_address
 from headrace.consumers.serve.snapshots import SnapshotRegistry
-from headrace.schemas.errors import HeadraceError
 from headrace.schemas.records import Create, Role
 
-JOIN_RETRY_S = 1.0
 SNAPSHOT_EXPIRY_INTERVAL_S = 1.0
-
-
-class ReplicationUnsupported(HeadraceError):
-    """A replication that this version does not offer yet."""
 
 
 class Node:
@@ -121,10 +120,11 @@ class Node:
         lock = DirectoryLock(directory, purpose="data directory")
         self._opened.callback(lock.release)
         self.identity = Identity.load(directory, settings.cluster.name, settings.node.id)
-        self.slot_table = self._join(on_progress)
+        kafka = KafkaWait(settings.cluster.bootstrap, settings.node.startup_timeout_s, self._stopping, on_progress)
+        self.slot_table = kafka.await_answer(self._join)
         self.schema_log = SchemaLog(self.log, self.topics, directory / HISTORY_FILE)
         self._opened.callback(self.schema_log.close)
-        self.schema_log.refresh(settings.node.startup_timeout_s)
+        kafka.await_answer(lambda: self.schema_log.refresh(settings.node.startup_timeout_s))
         self._local = LocalGroups(
             directory,
             self.identity,
@@ -135,45 +135,36 @@ class Node:
             settings.store,
         )
         self._opened.callback(self._local.close)
-        self._local.check_topics(self.log)
+        kafka.await_answer(lambda: self._local.check_topics(self.log))
         # Written before any data, so that no crash leaves data whose owner is unknown.
         self.identity.save(directory)
         self.snapshots = SnapshotRegistry(directory)
         self._local.open(on_progress)
         self.groups, self.journal = self._local.groups, self._local.journal
 
-    def _join(self, on_progress: Callable[[str], None]) -> SlotTable:
-        """Join the cluster; wait for a broker that does not answer yet."""
+    def _join(self) -> SlotTable:
+        """Join the cluster. A broker that has just started may know some of its topics only."""
         node, cluster = self.settings.node, self.settings.cluster
-        deadline = Deadline(node.startup_timeout_s)
-        if node.replication_factor != len(node.members):
-            raise ReplicationUnsupported(
-                f"replication {node.replication_factor} with {len(node.members)} nodes is not offered yet",
-                action="for now every node holds every row: use a replication equal to the number of nodes",
-            )
-        if node.id not in node.members:
-            raise DataDirectoryForeign(
-                f"node {node.id!r} is not among --nodes {','.join(node.members)}", action="name it there"
-            )
         absence = GracePeriod()
         create = Create(node.members, node.replication_factor, cluster.slots)
         while True:
             try:
-                return join_cluster(self.log, self.topics, create, cluster_topics=self.cluster_topics)
-            except LogUnavailable as error:
-                # Nodes and brokers are often started together, and a broker needs seconds.
-                on_progress(f"waiting for Kafka at {cluster.bootstrap}: {error.message}")
-                if deadline.passed() or self._stopping.is_set():
-                    raise LogUnavailable(
-                        f"Kafka at {cluster.bootstrap} did not answer within {node.startup_timeout_s:g} s: {error}",
-                        action="check the address and the broker, then start the node again",
-                        retriable=True,
-                    ) from error
+                return join_cluster(
+                    self.log,
+                    self.topics,
+                    create,
+                    cluster_topics=self.cluster_topics,
+                    node=node.id,
+                    any_replication=not node.replication,
+                )
+            except ClusterInvalid:
+                # A node with data knows that there is a cluster.
+                if not self.identity.topics or absence.missing(self.topics.membership) or self._stopping.is_set():
+                    raise
             except TopicMissing as error:
-                # A broker that has just started may know some of its topics only.
                 if absence.missing(self.topics.table) or self._stopping.is_set():
                     raise lost_error(self.topics.table, "does not exist any more") from error
-            self._stopping.wait(JOIN_RETRY_S)
+            self._stopping.wait(RETRY_S)
 
     def _build_parts(self) -> None:
         """Make every part that has threads, bottom up; none of them runs yet."""
@@ -185,6 +176,7 @@ class Node:
         self.readiness = Readiness(
             self.identity, groups, self.log_consumer, self.heartbeat, self._local.ends, TAKE_BACK_MS
         )
+        self.readiness.joining = self._local.joining
         self.log_monitor = LogMonitor(
             log,
             self.schema_log,
@@ -205,12 +197,19 @@ class Node:
         self.divergence_monitor = DivergenceMonitor(log, environment, self.readiness, self.supervisor, SYSTEM_CLOCK)
         self.scrubber = Scrubber(groups, settings.store, self.supervisor, SYSTEM_CLOCK)
         self._requests = GroupRequests(
-            groups, self.identity, self.readiness, self.leader_tasks, self.supervisor, self.snapshots
+            groups, self.identity, self.readiness, self.leader_tasks, self.supervisor, self.snapshots, self.schema_log
         )
         self._snapshot_expiry = PeriodicTask("snapshot-expiry", SNAPSHOT_EXPIRY_INTERVAL_S, self.snapshots.expire)
-        source = LocalSource(groups, self.schema_log.catalogue, self.readiness)
-        directories = [group.store.segments_directory for group in groups.values()]
-        self.engine = QueryEngine(source, directories, settings.query, on_unreadable=self.scrubber.scrub_now)
+        self._build_queries()
+
+    def _build_queries(self) -> None:
+        settings = self.settings.query
+        local = LocalSource(self.groups, self.schema_log.catalogue, self.readiness)
+        remote = RemoteRows(self.name, self.slot_table, self.heartbeat, settings.remote_mb_max * 1_000_000)
+        self.source = ClusterSource(local, remote)
+        directories = [group.store.segments_directory for group in self.groups.values()]
+        self.engine = QueryEngine(self.source, directories, settings, on_unreadable=self.scrubber.scrub_now)
+        self.scanner = GroupScanner(self.name, local, self.schema_log, self.engine)
 
     def _start_threads(self) -> None:
         for group in self.groups.values():
@@ -252,6 +251,7 @@ class Node:
             for waiting in (self.divergence_monitor, self.log_monitor):
                 waiting.request_stop()
             self.engine.close()
+            self.source.close()
             self.scrubber.stop()
             self.divergence_monitor.stop()
             self.supervisor.stop()

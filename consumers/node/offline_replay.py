@@ -78,11 +78,13 @@ def replay(
 
 
 def _as_created(settings: ServerSettings, log: Log | None) -> ServerSettings:
-    """The settings with nodes, replication and slots of the cluster's creation. Raises NodeRunning."""
+    """The settings with nodes, replication and slots of the cluster's creation. Raises NodeRunning, UnknownNode."""
     kafka = log or KafkaLog(settings.cluster.bootstrap, settings.kafka)
     topics = Topics(settings.cluster.name)
     try:
         table = read_slot_table(kafka, topics)
+        # A node that is not in the table would be rebuilt as one that holds nothing.
+        table.groups_of(settings.node.id)
         reader = StatusReader(kafka, topics.status)
         try:
             # Three heartbeat intervals: a directory lock would show a running node on this machine only.

@@ -30,7 +30,8 @@ FENCED = "this node's own status was not read back within 3 s: it is starting, w
 class Readiness:
     """Answers for all groups of one node.
 
-    `decision(topic)` and `http_address` are set once the leader tasks and the server exist.
+    `decision(topic)` and `http_address` are set once the leader tasks and the server exist. `joining` is why the node
+    has no groups at all, empty for a node of the cluster's slot table.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class Readiness:
         self.data_age = DataAge(groups, log_consumer, clock)
         self.decision: Callable[[str], Decision] = lambda _topic: Decision(Role.UNSYNCED, False, "no role yet")
         self.http_address = ""
+        self.joining = ""
 
     def end(self, topic: str) -> int:
         """The end of a forward log when it was read last."""
@@ -145,14 +147,23 @@ class Readiness:
 
     def ready(self) -> tuple[bool, list[str]]:
         """Whether every group here serves, and the reasons why not."""
-        if self._heartbeat.fenced:
-            return False, [f"{FENCED}: {self._heartbeat.error}" if self._heartbeat.error else FENCED]
-        reasons = [
-            f"group {group.name}: {self.reason(topic) or self.decision(topic).reason}"
-            for topic, group in self._groups.items()
-            if self.reason(topic) or self.decision(topic).role is Role.UNSYNCED
-        ]
+        reasons = self.refusals() or [reason for topic in list(self._groups) if (reason := self.refusal(topic))]
         return not reasons, reasons
+
+    def refusals(self) -> list[str]:
+        """Why this node serves no group at all, whatever their states."""
+        if self.joining:
+            return [self.joining]
+        if self._heartbeat.fenced:
+            return [f"{FENCED}: {self._heartbeat.error}" if self._heartbeat.error else FENCED]
+        return []
+
+    def refusal(self, topic: str) -> str:
+        """Why one group does not serve here while the node itself may, empty when it does."""
+        reason, decision = self.reason(topic), self.decision(topic)
+        if reason or decision.role is Role.UNSYNCED:
+            return f"group {self._groups[topic].name}: {reason or decision.reason}"
+        return ""
 
     def as_of(self) -> Moment | None:
         """The last moment at which every group held all that its log held; None before the first."""
@@ -167,6 +178,8 @@ class Readiness:
         ]
         if self._log_consumer.journal_fault:
             reasons.append(f"journal: {self._log_consumer.journal_fault}")
+        if self.joining:
+            reasons.append(self.joining)
         return [*reasons, self._lost_tables] if self._lost_tables else reasons
 
     @property

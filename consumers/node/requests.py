@@ -8,8 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from headrace.consumers.membership.schema_log import SchemaLog
 from headrace.consumers.node.data_directory import Identity
 from headrace.consumers.node.readiness import Readiness
+from headrace.consumers.query.query_errors import SlotNotHeld
 from headrace.consumers.recovery.file_copy import Snapshot
 from headrace.consumers.recovery.log_gap import GapRefused, gap_document
 from headrace.consumers.recovery.supervisor import RecoverySupervisor
@@ -37,6 +39,7 @@ class GroupRequests:
         leader_tasks: LeaderTasks,
         supervisor: RecoverySupervisor,
         snapshots: SnapshotRegistry,
+        schema_log: SchemaLog,
     ) -> None:
         self._groups = groups
         self._identity = identity
@@ -44,6 +47,7 @@ class GroupRequests:
         self._leader_tasks = leader_tasks
         self._supervisor = supervisor
         self._snapshots = snapshots
+        self._schema_log = schema_log
 
     def topic_of(self, group_name: str) -> str | None:
         """The forward topic of one of this node's groups."""
@@ -79,9 +83,12 @@ class GroupRequests:
     def evidence(self, group_name: str, version: int, sealed_version: int) -> dict[str, Any]:
         """The chain after a record, and the digests of the segments that end at or below a version.
 
-        `stored_version` is the newest version whose jobs are done.
+        `stored_version` is the newest version whose jobs are done. Raises SlotNotHeld.
         """
-        group = next(group for group in self._groups.values() if group.name == group_name)
+        topic = self.topic_of(group_name)
+        if topic is None:
+            raise SlotNotHeld.of(group_name, self._identity.node)
+        group = self._groups[topic]
         chain, stored_version = group.chain_at(version), group.store_jobs.version
         digests = {
             entry.name: entry.content_digest for entry in group.store.segments() if entry.last_version <= sealed_version
@@ -95,10 +102,9 @@ class GroupRequests:
 
     def files(self, database: str, table: str) -> dict[str, Any]:
         """The segments of a table at this node, of all its groups."""
-        schemas = (group.store.database(database, table) for group in self._groups.values())
-        known = next((schema for schema in schemas if schema is not None), None)
+        # Not from the stores: the groups here need not have a row of every table.
+        known = self._schema_log.database(database)
         return {
-            # A table without rows has no slices yet.
             "slice_ns": DEFAULT_SLICE_NS if known is None else known.slice_ns,
             "files": [
                 {

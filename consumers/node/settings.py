@@ -20,8 +20,11 @@ class NodeSettings(SettingsModel):
     """One node, and how to reach one."""
 
     id: str = Field(default="", description="name of this node")
-    nodes: tuple[str, ...] = Field(default=(), description="names of all nodes of a new cluster, this one among them")
-    replication: int = Field(default=0, ge=0, description="nodes that hold each row; 0 = all of them")
+    nodes: tuple[str, ...] = Field(
+        default=(),
+        description="names of all nodes of a new cluster, this one among them; ignored once it exists",
+    )
+    replication: int = Field(default=0, ge=0, description="nodes that hold each row of a new cluster; 0 = all of them")
     http: str = Field(default="127.0.0.1:0", description="address of this node's HTTP surface; port 0 takes a free one")
     advertise: str = Field(
         default="", description="HOST:PORT at which others reach this node's HTTP surface; empty = as in node.http"

@@ -5,20 +5,21 @@ from __future__ import annotations
 import shutil
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Protocol
 
 from headrace.connectors.clock import Moment
 from headrace.consumers.integrity.scrubber import Scrubber
 from headrace.consumers.membership.slot_table import SlotTable
+from headrace.consumers.query.cluster_source import ClusterSource
 from headrace.consumers.replication.group import Group
 from headrace.consumers.replication.health import Progress
 from headrace.consumers.replication.heartbeat import Heartbeat
 from headrace.consumers.replication.journal import Journal
 from headrace.consumers.replication.log_consumer import LogConsumer
 from headrace.consumers.replication.settings import ReplicationLimits
-from headrace.consumers.serve.node_api import UNKNOWN, GroupStatus, MemberStatus, NodeFigures, NodeStatus
+from headrace.consumers.serve.node_api import UNKNOWN, GroupStatus, MemberStatus, NodeFigures, NodeStatus, RemoteGroup
 from headrace.schemas.records import Role
 
 
@@ -34,6 +35,11 @@ class NodeParts(Protocol):
     log_consumer: LogConsumer
     journal: Journal
     heartbeat: Heartbeat
+
+    @property
+    def source(self) -> ClusterSource:
+        """What its queries read."""
+        ...
 
     @property
     def scrubber(self) -> Scrubber:
@@ -110,6 +116,7 @@ def node_status(node: NodeParts) -> NodeStatus:
         "started_at": node.started_at,
         "http": node.http_address,
         "ready": ready,
+        "joining": node.name not in node.slot_table.nodes,
         "reasons": reasons,
         "data_age_s": round(as_of.age_s, 3) if as_of is not None else float(UNKNOWN),
         "warnings": [
@@ -125,7 +132,23 @@ def node_status(node: NodeParts) -> NodeStatus:
         "log_fault": node.log_consumer.log_fault,
         "groups": [group_status(node, topic, group) for topic, group in node.groups.items()],
         "members": [_member_status(node, group, member) for group in node.groups.values() for member in group.members],
+        "remote_groups": _remote_groups(node),
     }
+
+
+def _remote_groups(node: NodeParts) -> list[RemoteGroup]:
+    table, here = node.slot_table, {group.name for group in node.groups.values()}
+    serving = {name: node.source.remote.serving(name) for name in table.headers if name not in here}
+    return [
+        {
+            "group": name,
+            "members": list(table.group(name)),
+            "in_sync": [each.node for each in found],
+            "http": [each.http for each in found],
+            "slots": len(table.slots_of(name)),
+        }
+        for name, found in serving.items()
+    ]
 
 
 def node_figures(node: NodeParts) -> NodeFigures:
@@ -142,6 +165,7 @@ def node_figures(node: NodeParts) -> NodeFigures:
         limits=node.limits.figures(),
         disk_free_bytes=free_bytes,
         disk_size_bytes=size_bytes,
+        remote=replace(node.source.remote.statistics),
     )
 
 

@@ -21,11 +21,11 @@ from headrace.consumers.query.database import LockedDatabase
 from headrace.consumers.query.parameters import BoundStatement
 from headrace.consumers.query.planner import ScanPlan, plan_scans
 from headrace.consumers.query.query_errors import NotCaughtUp, QueryInvalid, QueryTimeout, TooManyQueries
-from headrace.consumers.query.result_stream import Interrupter, QueryTimer, ResultStream
+from headrace.consumers.query.result_stream import Interrupter, ResultStream
 from headrace.consumers.query.session import Session, bare_tables, qualified, show_table
 from headrace.consumers.query.settings import QuerySettings
 from headrace.consumers.query.table_names import TableKey, resolve
-from headrace.consumers.query.table_source import GroupScan, TableSource
+from headrace.consumers.query.table_source import GroupScan, Reading, TableSource
 from headrace.consumers.store import StoreError
 from headrace.schemas.tables import TableSchema
 
@@ -69,11 +69,11 @@ class QueryEngine:
         self.statistics = QueryStatistics()
         self._source = source
         self._clock_ns = clock_ns
-        self._on_unreadable = on_unreadable
+        self.on_unreadable = on_unreadable
         self._permits = threading.BoundedSemaphore(self.settings.queries_max)
         self._lock = threading.Lock()
-        self._database = LockedDatabase(directories, self.settings)
-        self._interrupter = Interrupter()
+        self.database = LockedDatabase(directories, self.settings)
+        self.interrupter = Interrupter()
 
     def query(
         self,
@@ -115,8 +115,8 @@ class QueryEngine:
 
     def close(self) -> None:
         """Refuse new queries; running ones end when their results are closed."""
-        self._database.close()
-        self._interrupter.close()
+        self.database.close()
+        self.interrupter.close()
 
     def _take_permit(self) -> ExitStack:
         # Refused, never queued: the client can ask another node at once, and would only wait in a queue.
@@ -158,39 +158,35 @@ class QueryEngine:
         # Before anything is read: an answer must contain all that was confirmed until now.
         fence = self._source.fence(stale_s)
         session = Session(
-            self._database,
+            self.database,
             resources,
             fence,
-            self._interrupter,
+            self.interrupter,
             memory_limit_mb,
             timeout_ms,
             now_us,
-            self._on_unreadable,
+            self.on_unreadable,
         )
         if on_start is not None:
             on_start(session.timer.cancel)
         # Checked before the wait: SQL that cannot run is refused at once, not after the offsets have come.
         bound = session.bind(session.check(sql), parameters)
         statement = bound.statement
-        self._wait_for(_newest(after, fence.confirmed), session.timer)
+        reading = Reading(fence, _newest(after, fence.confirmed), session.timer)
+        self._wait_for(reading)
         if statement.show:
             session.register(
                 "__shown", show_table(statement, {(item.database, item.table): item for item in self.tables()})
             )
             return session.run(f"{statement.explain}FROM __shown", row_limit)
-        return self._run(session, resources, bound, row_limit)
+        return self._run(session, resources, bound, row_limit, reading)
 
-    def _wait_for(self, after: Mapping[str, int], timer: QueryTimer) -> None:
-        if after and not self._source.wait_for(after, timer.left_s):
-            groups = ", ".join(f"offset {offset} of group {group}" for group, offset in sorted(after.items()))
-            raise NotCaughtUp(
-                f"this node did not reach {groups} within {timer.timeout_ms} ms",
-                action="retry, or ask another node",
-                retriable=True,
-            )
+    def _wait_for(self, reading: Reading) -> None:
+        if reading.after and not self._source.wait_for(reading):
+            raise NotCaughtUp.to(reading.after)
 
     def _run(
-        self, session: Session, resources: ExitStack, bound: BoundStatement, row_limit: int | None
+        self, session: Session, resources: ExitStack, bound: BoundStatement, row_limit: int | None, reading: Reading
     ) -> ResultStream:
         statement = bound.statement
         resolved = resolve(statement.tables, statement.cte_names, self._source.tables())
@@ -198,7 +194,7 @@ class QueryEngine:
         plans = plan_scans(statement, resolved, schemas, session.constant, bound.texts())
         bare = bare_tables(resolved)
         sql = qualified(statement, session.catalog)
-        self._create_views(session, resources, schemas, plans, bare)
+        self._create_views(session, resources, schemas, plans, bare, reading)
         try:
             return session.run(sql, row_limit)
         except QueryInvalid as error:
@@ -208,7 +204,7 @@ class QueryEngine:
                 raise
         # The planner may have left out a column that the SQL names in a way it does not see. With every
         # column in the view the statement runs, or the message names the right candidates.
-        self._create_views(session, resources, schemas, dict.fromkeys(plans, ScanPlan()), bare)
+        self._create_views(session, resources, schemas, dict.fromkeys(plans, ScanPlan()), bare, reading)
         return session.run(sql, row_limit)
 
     def _create_views(
@@ -218,10 +214,11 @@ class QueryEngine:
         schemas: Mapping[TableKey, TableSchema],
         plans: Mapping[TableKey, ScanPlan],
         bare: frozenset[TableKey],
+        reading: Reading,
     ) -> None:
         for key, plan in plans.items():
             try:
-                scans = [] if plan.empty else self._scan(resources, schemas[key], plan)
+                scans = [] if plan.empty else self._scan(resources, schemas[key], plan, reading)
             except StoreError as error:
                 raise session.translate(error) from error
             if session.timer.expired:
@@ -232,7 +229,7 @@ class QueryEngine:
                 live_rows_scanned=sum(scan.table.num_rows for scan in scans),
             )
 
-    def _scan(self, resources: ExitStack, schema: TableSchema, plan: ScanPlan) -> list[GroupScan]:
+    def _scan(self, resources: ExitStack, schema: TableSchema, plan: ScanPlan, reading: Reading) -> list[GroupScan]:
         scans = list(
             self._source.scan(
                 schema.database,
@@ -241,6 +238,7 @@ class QueryEngine:
                 start_ns=plan.start_ns,
                 end_ns=plan.end_ns,
                 tags=plan.tags or None,
+                reading=reading,
             )
         )
         for scan in scans:

@@ -6,7 +6,7 @@ Class names are the `kind` of HTTP answers, so they are part of the protocol bet
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from headrace.schemas.errors import HeadraceError
 
@@ -90,6 +90,42 @@ class AnswerStale(QueryError):
 
 class NotCaughtUp(QueryError):
     """The node has not applied its logs up to the offsets that the query must see."""
+
+    @classmethod
+    def to(cls, offsets: Mapping[str, int]) -> NotCaughtUp:
+        """The error of a node that did not reach the offsets, by group, within the time of a query."""
+        groups = ", ".join(f"offset {offset} of group {group}" for group, offset in sorted(offsets.items()))
+        return cls(
+            f"this node did not reach {groups} in the time of the query",
+            action="retry, or ask another node",
+            retriable=True,
+        )
+
+
+class SlotNotHeld(QueryError):
+    """A node that was asked for rows of a group that it is no member of: never an empty answer."""
+
+    @classmethod
+    def of(cls, group: str, node: str) -> SlotNotHeld:
+        """The error of a node that does not hold a group."""
+        return cls(f"node {node} does not hold group {group}", action="ask a member of the group", retriable=True)
+
+
+class TooManyScans(QueryError):
+    """As many scans for other nodes run as the node allows at a time."""
+
+
+class GroupUnavailable(QueryError):
+    """No member of a group gave its rows; names the group, and why each of them did not."""
+
+    @classmethod
+    def because(cls, group: str, reasons: Iterable[str]) -> GroupUnavailable:
+        """The error of a query that needs rows of a group of other nodes."""
+        return cls(
+            f"no member of group {group} gave its rows: {'; '.join(reasons)}",
+            action="retry, or ask another node; headrace status of the members shows the cause",
+            retriable=True,
+        )
 
 
 class SegmentUnreadable(QueryError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from types import TracebackType
 
 import duckdb
@@ -25,7 +25,7 @@ class QueryTimer:
         """Begins; `finish` ends it."""
         self.timeout_ms = timeout_ms
         self.ends_s = time.monotonic() + timeout_ms / 1000
-        self.interrupt = interrupt
+        self._ends = [interrupt]
         self._interrupter = interrupter
         self._cancelled = threading.Event()
         interrupter.watch(self)
@@ -49,6 +49,21 @@ class QueryTimer:
         """End the query at its next interrupt; any thread."""
         self._cancelled.set()
         self._interrupter.hurry()
+
+    def interrupt(self) -> None:
+        """End what the query does now: its statement, and what `interrupts` has added."""
+        # A copy: the threads that fetch rows add and remove theirs meanwhile.
+        for end in tuple(self._ends):
+            end()
+
+    @contextmanager
+    def interrupts(self, end: Callable[[], None]) -> Iterator[None]:
+        """While this is open, `end` is called again and again from the end of the query's time on; any thread."""
+        self._ends.append(end)
+        try:
+            yield
+        finally:
+            self._ends.remove(end)
 
     def finish(self) -> None:
         """Stop. No interrupt happens after this returns."""

@@ -287,6 +287,8 @@ def joined(tables: Sequence[pa.Table]) -> list[pa.Table]:
 def live_table(table: pa.Table) -> pa.Table:
     """Unsealed rows with `time` as a timestamp without zone, which DuckDB reads from Arrow without a copy."""
     position = table.schema.get_field_index(TIME_COLUMN)
+    if position < 0:
+        return table
     return table.set_column(position, TIME_COLUMN, table.column(position).cast(pa.timestamp("ns")))
 
 

@@ -17,6 +17,14 @@ class QuerySettings(SettingsModel):
     queries_max: int = Field(
         default=8, ge=1, description="queries that run at the same time; more are refused and may be retried"
     )
+    scans_max: int = Field(
+        default=16,
+        ge=1,
+        description="scans for queries of other nodes that run at the same time; more are refused and tried elsewhere",
+    )
+    remote_mb_max: int = Field(
+        default=1_000, ge=1, description="rows of other nodes that all running queries hold together, in memory"
+    )
     stale_max_s: float = Field(
         default=0.0,
         ge=0,

@@ -1,12 +1,13 @@
-"""What queries read: tables that can be scanned, and those of this node as one source.
+"""What queries read: tables that can be scanned, and those of the groups of this node as one source.
 
-A coordinator of distributed queries will be another TableSource over the same engine.
+`cluster_source.py` is a TableSource of all groups: those that are in sync here, and the others over HTTP.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -61,6 +62,40 @@ class ReadFence(Protocol):
         ...
 
 
+class ReadTimer(Protocol):
+    """The time of one query; see `consumers.query.result_stream.QueryTimer`."""
+
+    timeout_ms: int
+
+    @property
+    def left_s(self) -> float:
+        """Seconds left, 0 at least."""
+        ...
+
+    @property
+    def expired(self) -> bool:
+        """True once the time is over."""
+        ...
+
+    @property
+    def cancelled(self) -> bool:
+        """True once the query was cancelled."""
+        ...
+
+    def interrupts(self, end: Callable[[], None]) -> AbstractContextManager[None]:
+        """While it is open, `end` is called from the end of the query's time on, also of a cancelled one."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What one query's scans have in common: its fence, the log offsets by group that they contain, its time."""
+
+    fence: ReadFence
+    after: Mapping[str, int]
+    timer: ReadTimer
+
+
 class TableSource(Protocol):
     """Tables that can be scanned. Every method may be called from several threads at once."""
 
@@ -88,6 +123,7 @@ class TableSource(Protocol):
         start_ns: int | None,
         end_ns: int | None,
         tags: Mapping[str, Sequence[str]] | None,
+        reading: Reading,
     ) -> Sequence[GroupScan]:
         """One scan per data group.
 
@@ -95,8 +131,10 @@ class TableSource(Protocol):
         """
         ...
 
-    def wait_for(self, offsets: Mapping[str, int], timeout_s: float) -> bool:
-        """Wait until every named group has applied its log up to the offset; False after `timeout_s`."""
+    def wait_for(self, reading: Reading) -> bool:
+        """Wait until the groups of this process have applied their logs up to `reading.after`; False when its time
+        is over. Other groups are waited for by their scans.
+        """
         ...
 
 
@@ -108,33 +146,48 @@ class ServingState(DataState, Protocol):
         """How often the node was fenced; see `consumers.replication.heartbeat`."""
         ...
 
-    def ready(self) -> tuple[bool, Sequence[str]]:
-        """Whether every group serves, and the reasons why not."""
+    def refusals(self) -> Sequence[str]:
+        """Why the node serves no group at all, whatever their states."""
+        ...
+
+    def refusal(self, topic: str) -> str:
+        """Why one group does not serve while the node itself may, empty when it does."""
         ...
 
 
 class LocalFence:
-    """The ReadFence of one query at this node."""
+    """The ReadFence of one query at this node, for groups that are here.
+
+    `topics` are those groups, by forward topic.
+    """
 
     as_of: Moment | None = None
 
-    def __init__(self, groups: Mapping[str, Group], state: ServingState) -> None:
-        """Raises NotReady."""
+    def __init__(self, groups: Mapping[str, Group], state: ServingState, topics: Collection[str] | None = None) -> None:
+        """Of all groups, or those of `topics`. Raises NotReady."""
         # Before the check: a node that is fenced and back between the two has another number at the end.
         self._fencings = state.fencings
         self._state = state
         self._groups = groups
-        self._began_with = dict(groups)
+        self._began_with = {topic: groups[topic] for topic in (list(groups) if topics is None else topics)}
         self.confirmed = {group.name: state.durable_offset(topic) for topic, group in self._began_with.items()}
-        serves, reasons = state.ready()
-        if not serves:
+        if reasons := self._reasons():
             raise not_ready(state, reasons)
+
+    @property
+    def topics(self) -> Collection[str]:
+        """The groups that it is of, by forward topic."""
+        return self._began_with.keys()
+
+    def _reasons(self) -> list[str]:
+        found = (self._state.refusal(topic) for topic in self._began_with)
+        return [*self._state.refusals()] or [reason for reason in found if reason]
 
     def check(self) -> None:
         """See ReadFence."""
-        serves, reasons = self._state.ready()
+        reasons = self._reasons()
         # A process that was stopped and is back may have read its heartbeat again before it came here.
-        if not serves or self._state.fencings != self._fencings:
+        if reasons or self._state.fencings != self._fencings:
             raise AnswerStale.because("; ".join(reasons) or "it was stopped, or cut off from Kafka, for a moment")
         for topic, group in self._began_with.items():
             if self._groups[topic] is not group:
@@ -142,29 +195,37 @@ class LocalFence:
 
 
 class LocalSource:
-    """The tables of this node: the stores of its groups as one TableSource.
-
-    Today every node is a member of every group, so this one has every row.
-    """
+    """The tables of this node: the stores of its groups as one TableSource. It has the rows of those groups only."""
 
     def __init__(self, groups: Mapping[str, Group], catalogue: Catalogue, state: ServingState) -> None:
         """`groups` by forward topic; a group that recovers is replaced there."""
-        self._groups = groups
+        self.groups = groups
+        self.state = state
         self._catalogue = catalogue
-        self._state = state
 
     def fence(self, stale_s: float = 0.0) -> ReadFence:
         """See TableSource."""
         try:
-            return LocalFence(self._groups, self._state)
+            return LocalFence(self.groups, self.state)
         except NotReady:
             if not stale_s:
                 raise
-        return StaleFence(self._groups, self._state, stale_s, self._state.ready()[1])
+        return self.stale_fence(stale_s)
+
+    def stale_fence(self, stale_s: float) -> ReadFence:
+        """The fence of an answer that is at most `stale_s` old. Raises NotReady."""
+        reasons = [self.state.refusal(topic) for topic in list(self.groups)]
+        return StaleFence(
+            self.groups, self.state, stale_s, [*self.state.refusals()] or [reason for reason in reasons if reason]
+        )
 
     def tables(self) -> Sequence[tuple[str, str]]:
         """See TableSource: every table of the schema log, also one without rows, unless it was dropped."""
         return [key for key in sorted(self._catalogue.tables) if not self._is_gone(*key)]
+
+    def known_tables(self) -> Sequence[tuple[str, str]]:
+        """Every table of the schema log, dropped ones among them."""
+        return sorted(self._catalogue.tables)
 
     def _is_gone(self, database: str, table: str) -> bool:
         """Whether a table was dropped and nobody has written to it since.
@@ -173,7 +234,7 @@ class LocalSource:
         """
         if not self._catalogue.is_dropped(database, table):
             return False
-        return all(group.store.is_empty(database, table) for group in list(self._groups.values()))
+        return all(group.store.is_empty(database, table) for group in list(self.groups.values()))
 
     def schema(self, database: str, table: str) -> TableSchema:
         """See TableSource."""
@@ -188,11 +249,12 @@ class LocalSource:
         start_ns: int | None,
         end_ns: int | None,
         tags: Mapping[str, Sequence[str]] | None,
+        reading: Reading,
     ) -> Sequence[GroupScan]:
         """See TableSource."""
         scans: list[GroupScan] = []
         with ExitStack() as opened:
-            for group in list(self._groups.values()):
+            for group in self._groups_of(reading.fence):
                 # Rows are routed by series, so a group that got no series of a table does not know it.
                 with suppress(TableUnknown):
                     scan = group.store.scan(
@@ -203,12 +265,20 @@ class LocalSource:
             opened.pop_all()
         return scans
 
-    def wait_for(self, offsets: Mapping[str, int], timeout_s: float) -> bool:
-        """See TableSource. Groups of other nodes are left out."""
+    def wait_for(self, reading: Reading) -> bool:
+        """See TableSource."""
+        return self.wait(reading.fence, reading.after, reading.timer.left_s)
+
+    def wait(self, fence: ReadFence, after: Mapping[str, int], timeout_s: float) -> bool:
+        """Whether the groups of a fence reach their offsets in time."""
         deadline = Deadline(timeout_s)
-        by_name = {group.name: group for group in list(self._groups.values())}
         return all(
-            by_name[name].wait_for_offset(offset, deadline.left_s())
-            for name, offset in offsets.items()
-            if name in by_name
+            group.wait_for_offset(after[group.name], deadline.left_s())
+            for group in self._groups_of(fence)
+            if group.name in after
         )
+
+    def _groups_of(self, fence: ReadFence) -> list[Group]:
+        """The groups that a fence is of: never others, whose data nobody would check at the end."""
+        topics = fence.topics if isinstance(fence, LocalFence) else list(self.groups)
+        return [self.groups[topic] for topic in topics]

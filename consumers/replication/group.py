@@ -29,6 +29,7 @@ from headrace.consumers.replication.journal import JournalEntry
 from headrace.consumers.replication.replica import (
     Action,
     ApplyDelete,
+    ApplyLoad,
     ApplyWrite,
     CompactNow,
     DropSlices,
@@ -344,6 +345,12 @@ class Group:
                 self.store_jobs.skip(action.version)
         elif isinstance(action, CompactNow):
             self.store_jobs.submit(self.store.compact(action.version, action.compact.inputs))
+        elif isinstance(action, ApplyLoad):
+            load = action.load
+            schema = self._schema(load.database, load.table, load.schema_version)
+            database = self._tables.database(load.database)
+            assert database is not None, f"table {load.database}.{load.table} without a database"
+            self.store_jobs.submit(self.store.load(action.version, load, schema, database))
 
     def _write(self, action: ApplyWrite) -> None:
         write = action.write

@@ -15,6 +15,12 @@ PRODUCERS_MAX = 10_000
 FIRST_BATCH = 1
 """The number of a writer's first batch."""
 _QUERY_ID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+LOADS_MAX = 65_536
+"""Files of other logs that are remembered, so that each is loaded once: 1 MiB of state.
+
+A leader repeats a Load within minutes. Its record would have to come after as many others to count twice.
+"""
+LOAD_IDENTITY_BYTES = 16
 SEAL_ROWS_DEFAULT = 2_000_000
 SEAL_BYTES_DEFAULT = 256 * 1024 * 1024
 
@@ -88,6 +94,7 @@ class GroupState:
     seal_bytes: int = SEAL_BYTES_DEFAULT
     tables: dict[tuple[str, str], int] = field(default_factory=dict)
     producers: dict[str, ProducerState] = field(default_factory=dict)
+    loads: dict[bytes, None] = field(default_factory=dict)
     _by_age: dict[ProducerKind, dict[str, None]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -122,6 +129,15 @@ class GroupState:
         by_age.pop(producer, None)
         by_age[producer] = None
 
+    def note_load(self, identity: bytes) -> bool:
+        """Remember a file of another log; False if it is known. Beyond the limit the oldest one is forgotten."""
+        if identity in self.loads:
+            return False
+        self.loads[identity] = None
+        if len(self.loads) > LOADS_MAX:
+            del self.loads[next(iter(self.loads))]
+        return True
+
     def to_bytes(self) -> bytes:
         """The state as a single-object frame; equal states give equal bytes."""
         # Sorted: a set of bytes has another order in every process, and equal states must give equal bytes.
@@ -150,6 +166,7 @@ class GroupState:
                     for (database, table), version in sorted(self.tables.items())
                 ],
                 "producers": list(_producer_records(sorted(self.producers.items()))),
+                "loads": b"".join(self.loads),
             }
         )
 
@@ -171,7 +188,11 @@ class GroupState:
             )
             for entry in record["producers"]
         }
-        return cls(**plain, leader=leader, base=base, tables=tables, producers=producers)
+        # fastavro gives the default of a field of bytes as a string; a state of 0.1.0 has no loads.
+        joined = record["loads"] or b""
+        starts = range(0, len(joined), LOAD_IDENTITY_BYTES)
+        loads = dict.fromkeys(joined[start : start + LOAD_IDENTITY_BYTES] for start in starts)
+        return cls(**plain, leader=leader, base=base, tables=tables, producers=producers, loads=loads)
 
 
 _PLAIN = (

@@ -34,6 +34,7 @@ from headrace.schemas.messages import (
     ProducerPosition,
     Seal,
     encode_message,
+    format_of,
 )
 from headrace.schemas.records import Role, Status
 from headrace.schemas.tables import KEEP_FOREVER_NS
@@ -273,7 +274,7 @@ class LeaderTasks:
         with self._lock:
             self._batch += 1
             message = Message(ProducerPosition(self._producer, self._batch, 0), body)
-            self._appender.append(topic, encode_message(message), headers=format_headers())
+            self._appender.append(topic, encode_message(message), headers=format_headers(format_of(body)))
 
 
 def retention_time_ns(wall_ns: int, broker_ms: int) -> int:

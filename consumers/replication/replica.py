@@ -25,11 +25,13 @@ from headrace.schemas.messages import (
     Drop,
     Gap,
     Leadership,
+    Load,
     Message,
     Seal,
     TableVersion,
     Write,
     decode_message,
+    load_identity,
 )
 from headrace.schemas.payload import PayloadInvalid, PayloadTooLarge, check_size
 
@@ -119,7 +121,15 @@ class CompactNow:
     compact: Compact
 
 
-Action = ApplyWrite | ApplyDelete | SealNow | DropSlices | CompactNow
+@dataclass(frozen=True, slots=True)
+class ApplyLoad:
+    """A file of another log becomes a segment, now or when it is here."""
+
+    version: int
+    load: Load
+
+
+Action = ApplyWrite | ApplyDelete | SealNow | DropSlices | CompactNow | ApplyLoad
 
 
 @dataclass(slots=True)
@@ -169,7 +179,7 @@ class Replica:
 
     def _tables_of(self, body: Body) -> tuple[TableVersion, ...]:
         """The versions of tables without which a record cannot be applied."""
-        if isinstance(body, Write):
+        if isinstance(body, Write) or (isinstance(body, Load) and self.leads(body.leadership)):
             return (TableVersion(body.database, body.table, body.schema_version),)
         return body.tables if isinstance(body, Seal) and self.leads(body.leadership) else ()
 
@@ -246,6 +256,8 @@ class Replica:
             return [self._seal()]
         if isinstance(body, Drop):
             return [DropSlices(version, body)]
+        if isinstance(body, Load):
+            return self._load(body)
         return [CompactNow(version, body)]
 
     def _write(self, write: Write) -> list[Action]:
@@ -262,6 +274,14 @@ class Replica:
         # The memtable holds the rows decoded, which may be many times what came over the wire.
         state.unsealed_bytes += max(0, size_bytes - len(write.rows))
         return [ApplyWrite(state.version, write)]
+
+    def _load(self, load: Load) -> list[Action]:
+        # By its content and not by who sends: a new leader repeats what its predecessor may have appended. After
+        # a merge no name of a file shows that this one is here already.
+        if not self.state.note_load(load_identity(load)):
+            return self._ignore(Ignored.REPEATED)
+        self._note_schema(load.database, load.table, load.schema_version)
+        return [ApplyLoad(self.state.version, load)]
 
     def _note_schema(self, database: str, table: str, schema_version: int) -> None:
         tables = self.state.tables

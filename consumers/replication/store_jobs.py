@@ -198,8 +198,8 @@ class StoreJobQueue:
         try:
             job.run()
         except JobSuperseded as error:
-            # Two plans of one leader overlapped: on every replica the same one is void.
-            _log.info("compaction void", group=self._group, version=job.version, error=str(error))
+            # Two plans of one leader overlapped, or a load does not fit: on every replica the same one is void.
+            _log.info("store job void", group=self._group, version=job.version, error=str(error))
             job.cancel()
         except HeadraceError as error:
             if error.retriable:

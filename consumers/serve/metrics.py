@@ -16,6 +16,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from headrace.consumers.query.engine import QueryEngine
+from headrace.consumers.query.group_scanner import ScanStatistics
+from headrace.consumers.query.remote_rows import RemoteStatistics
 from headrace.consumers.replication.replica import Ignored
 from headrace.consumers.serve.node_api import NodeApi, NodeStatus
 from headrace.schemas.records import Role
@@ -76,6 +78,7 @@ class MetricsCollector:
         age = "Seconds since this node knew that it was at the end of every log; -1 unknown"
         yield GaugeMetricFamily("headrace_data_age_seconds", age, status["data_age_s"])
         yield from _query_metrics(self._node.engine)
+        yield from _scan_metrics(figures.remote, self._node.scanner.statistics)
 
 
 def _group_metrics(groups: Mapping[str, Mapping[str, Any]]) -> Iterator[Metric]:
@@ -111,10 +114,27 @@ def _query_metrics(engine: QueryEngine) -> Iterator[Metric]:
     yield CounterMetricFamily(
         "headrace_query_live_rows_scanned", "Rows out of segments handed to queries", statistics.live_rows_scanned
     )
-    names = ("queries_max", "memory_limit_mb", "threads", "timeout_ms", "spill_mb_max")
+    names = (
+        *("queries_max", "memory_limit_mb", "threads", "timeout_ms", "spill_mb_max"),
+        *("scans_max", "remote_mb_max"),
+    )
     yield _gauge_by(
         "headrace_query_limit", "Limits of queries", "name", {name: float(getattr(limits, name)) for name in names}
     )
+
+
+def _scan_metrics(asked: RemoteStatistics, served: ScanStatistics) -> Iterator[Metric]:
+    """Scans of other nodes' groups, and scans for other nodes."""
+    of_others = {"answered": asked.answered, "tried_again": asked.tried_again, "failed": asked.failed}
+    yield _counters("headrace_remote_scans", "Scans that queries asked other nodes for", "outcome", of_others)
+    yield CounterMetricFamily("headrace_remote_rows", "Rows that queries got from other nodes", asked.rows)
+    yield GaugeMetricFamily(
+        "headrace_remote_bytes", "Bytes of rows of other nodes that running queries hold", asked.bytes_held
+    )
+    for_others = {"answered": served.answered, "failed": served.failed, "refused": served.refused}
+    yield _counters("headrace_served_scans", "Scans for queries of other nodes", "outcome", for_others)
+    yield GaugeMetricFamily("headrace_served_scans_running", "Scans for other nodes that run now", served.running)
+    yield CounterMetricFamily("headrace_served_rows", "Rows sent to other nodes", served.rows)
 
 
 _RECOVERY_METRICS = {

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypedDict
 
 from headrace.consumers.query.engine import QueryEngine
+from headrace.consumers.query.group_scanner import GroupScanner
+from headrace.consumers.query.remote_rows import RemoteStatistics
 from headrace.consumers.recovery.file_copy import Snapshot
 from headrace.consumers.serve.snapshots import SnapshotRegistry
 
@@ -64,8 +66,21 @@ class MemberStatus(TypedDict):
     reason: str
 
 
+class RemoteGroup(TypedDict):
+    """A group that this node does not hold: queries read it from `in_sync`, those of its members that may answer.
+
+    `http` are their addresses.
+    """
+
+    group: str
+    members: list[str]
+    in_sync: list[str]
+    http: list[str]
+    slots: int
+
+
 class NodeStatus(TypedDict):
-    """One node. `reasons` says why it is not ready, `warnings` what an operator must do.
+    """One node. `joining`: it is not in the slot table, and holds no group. `reasons` says why it is not ready, `warnings` what an operator must do.
 
     `data_age_s`: seconds since it knew that it was at the end of every log, UNKNOWN before the first time.
 
@@ -79,6 +94,7 @@ class NodeStatus(TypedDict):
     started_at: str
     http: str
     ready: bool
+    joining: bool
     reasons: list[str]
     data_age_s: float
     warnings: list[str]
@@ -90,6 +106,7 @@ class NodeStatus(TypedDict):
     log_fault: str
     groups: list[GroupStatus]
     members: list[MemberStatus]
+    remote_groups: list[RemoteGroup]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +114,8 @@ class NodeFigures:
     """Figures that are in the metrics and not in the status.
 
     `apply_queue_bytes` is by group; `journal` has the figures of the write-ahead log and `limits` every
-    limit, by name. `disk_*` is the disk of the data directory, UNKNOWN where it cannot be asked.
+    limit, by name. `remote` counts what queries of this node have read from others. `disk_*` is the disk of the data
+    directory, UNKNOWN where it cannot be asked.
     """
 
     consumed_bytes: int
@@ -108,6 +126,7 @@ class NodeFigures:
     limits: Mapping[str, float]
     disk_free_bytes: int = UNKNOWN
     disk_size_bytes: int = UNKNOWN
+    remote: RemoteStatistics = field(default_factory=RemoteStatistics)
 
 
 class NodeApi(Protocol):
@@ -119,6 +138,11 @@ class NodeApi(Protocol):
     @property
     def engine(self) -> QueryEngine:
         """Runs SQL."""
+        ...
+
+    @property
+    def scanner(self) -> GroupScanner:
+        """Reads groups of this node for queries of others."""
         ...
 
     @property

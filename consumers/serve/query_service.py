@@ -184,7 +184,7 @@ def _close_unwanted(started: asyncio.Future[_StartedQuery]) -> None:
 async def query_request(request: Request) -> QueryRequest:
     """The query of a GET (`?q=`) or a POST (JSON). Raises RequestInvalid or RequestTooLarge."""
     if request.method == "POST":
-        return parse_query(await _posted(request))
+        return parse_query(await posted_json(request))
     given: dict[str, Any] = dict(request.query_params)
     given["sql"] = given.pop("q", given.get("sql"))
     for name in ("timeout_ms", "limit"):
@@ -230,7 +230,8 @@ def _stale_s(given: Any) -> float | None:
         raise RequestInvalid(f"stale: {error.message}", action=error.action) from error
 
 
-async def _posted(request: Request) -> Mapping[str, Any]:
+async def posted_json(request: Request) -> Mapping[str, Any]:
+    """The JSON object of a POST. Raises RequestInvalid, RequestTooLarge."""
     # A page of another site can post text or forms without asking the browser first, but not JSON.
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if content_type != "application/json":
@@ -282,6 +283,9 @@ _STATUSES = {
     "NotCaughtUp": 503,
     "AnswerStale": 503,
     "TooManyQueries": 503,
+    "TooManyScans": 503,
+    "GroupUnavailable": 503,
+    "SlotNotHeld": 409,
     "SegmentUnreadable": 500,
     "QueryError": 503,
     "QueryCancelled": 503,

@@ -7,18 +7,24 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from headrace.consumers.store.compaction import Compaction, plan_compaction
-    from headrace.consumers.store.jobs import CompactJob, DropJob, SealJob, StoreJob
+    from headrace.consumers.store.cut import Cut, CutFile, ReleaseJob
+    from headrace.consumers.store.jobs import CompactJob, DropJob, SealJob
+    from headrace.consumers.store.load_job import LoadJob, SeriesFile, staged_names
     from headrace.consumers.store.memtable import MemtableSize
     from headrace.consumers.store.scan import TableScan
     from headrace.consumers.store.segment import SegmentEntry
     from headrace.consumers.store.segment_reader import digest_of_file
     from headrace.consumers.store.settings import StoreSettings
+    from headrace.consumers.store.slots import Slots
     from headrace.consumers.store.store import Store, encoding_threads
     from headrace.consumers.store.store_errors import (
+        CutUnready,
         JobOutOfOrder,
         JobSuperseded,
         RowsInvalid,
+        SegmentAwaited,
         SegmentUnread,
+        StagedFileInvalid,
         StoreDamaged,
         StoreError,
         StoreFormatUnknown,
@@ -27,47 +33,67 @@ if TYPE_CHECKING:
         StoreUnwritable,
         TableUnknown,
     )
+    from headrace.consumers.store.store_job import StoreJob
     from headrace.consumers.store.tombstones import Tombstone
 
 _HOMES = {
     "CompactJob": "headrace.consumers.store.jobs",
     "Compaction": "headrace.consumers.store.compaction",
+    "Cut": "headrace.consumers.store.cut",
+    "CutFile": "headrace.consumers.store.cut",
+    "CutUnready": "headrace.consumers.store.store_errors",
     "DropJob": "headrace.consumers.store.jobs",
     "JobOutOfOrder": "headrace.consumers.store.store_errors",
     "JobSuperseded": "headrace.consumers.store.store_errors",
+    "LoadJob": "headrace.consumers.store.load_job",
     "MemtableSize": "headrace.consumers.store.memtable",
+    "ReleaseJob": "headrace.consumers.store.cut",
     "RowsInvalid": "headrace.consumers.store.store_errors",
-    "TableScan": "headrace.consumers.store.scan",
     "SealJob": "headrace.consumers.store.jobs",
+    "SegmentAwaited": "headrace.consumers.store.store_errors",
     "SegmentEntry": "headrace.consumers.store.segment",
     "SegmentUnread": "headrace.consumers.store.store_errors",
+    "SeriesFile": "headrace.consumers.store.load_job",
+    "Slots": "headrace.consumers.store.slots",
+    "StagedFileInvalid": "headrace.consumers.store.store_errors",
     "Store": "headrace.consumers.store.store",
     "StoreDamaged": "headrace.consumers.store.store_errors",
     "StoreError": "headrace.consumers.store.store_errors",
     "StoreFormatUnknown": "headrace.consumers.store.store_errors",
     "StoreFull": "headrace.consumers.store.store_errors",
+    "StoreJob": "headrace.consumers.store.store_job",
     "StoreLocked": "headrace.consumers.store.store_errors",
-    "StoreJob": "headrace.consumers.store.jobs",
     "StoreSettings": "headrace.consumers.store.settings",
     "StoreUnwritable": "headrace.consumers.store.store_errors",
+    "TableScan": "headrace.consumers.store.scan",
     "TableUnknown": "headrace.consumers.store.store_errors",
     "Tombstone": "headrace.consumers.store.tombstones",
     "digest_of_file": "headrace.consumers.store.segment_reader",
     "encoding_threads": "headrace.consumers.store.store",
     "plan_compaction": "headrace.consumers.store.compaction",
+    "staged_names": "headrace.consumers.store.load_job",
 }
 
 __all__ = [
     "CompactJob",
     "Compaction",
+    "Cut",
+    "CutFile",
+    "CutUnready",
     "DropJob",
     "JobOutOfOrder",
     "JobSuperseded",
+    "LoadJob",
     "MemtableSize",
+    "ReleaseJob",
     "RowsInvalid",
     "SealJob",
+    "SegmentAwaited",
     "SegmentEntry",
     "SegmentUnread",
+    "SeriesFile",
+    "Slots",
+    "StagedFileInvalid",
     "Store",
     "StoreDamaged",
     "StoreError",
@@ -83,6 +109,7 @@ __all__ = [
     "digest_of_file",
     "encoding_threads",
     "plan_compaction",
+    "staged_names",
 ]
 
 

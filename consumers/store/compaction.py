@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import groupby, pairwise
 
 from headrace.consumers.store.segment import SegmentEntry
 from headrace.consumers.store.segment_files import SegmentName
@@ -43,14 +43,17 @@ def plan_compaction(
     times for n rows in its slice and bucket. A segment with an unapplied tombstone is rewritten alone unless
     it is merged anyway.
     """
-    locations: dict[tuple[str, str, int, int, int], list[SegmentEntry]] = defaultdict(list)
+    locations: dict[tuple[str, str, int, int, int, int], list[SegmentEntry]] = defaultdict(list)
     for entry in entries:
-        locations[(entry.database, entry.table, entry.slice_number, entry.bucket, entry.era)].append(entry)
+        locations[_rank_space(entry)].append(entry)
     plans: list[Compaction] = []
     of_table, none = by_table(tombstones), TombstoneSet()
     for location, segments in sorted(locations.items()):
         segments.sort(key=lambda entry: entry.first_version)
-        plans.extend(_plan_location(segments, of_table.get(location[:2], none), settings))
+        # A file that is not here cannot be merged, nor can those on its two sides be merged around it.
+        for awaited, here in groupby(segments, key=lambda entry: entry.awaited):
+            if not awaited:
+                plans.extend(_plan_location(list(here), of_table.get(location[:2], none), settings))
     return plans
 
 
@@ -76,17 +79,24 @@ def are_neighbours(inputs: Sequence[SegmentEntry], entries: Iterable[SegmentEntr
     """True if `inputs` are of one slice, bucket and era, in order of rank, without another between them."""
     # A segment between two inputs would have ranks inside the output's range. The order of files by name, by
     # which the highest rank wins, would then be wrong.
-    location = {(e.database, e.table, e.slice_number, e.bucket, e.era) for e in inputs}
+    # Versions are compared within one location and era only, and those are of one log: a location is in one
+    # slot, an era is one slot table, and a table gives a slot one holder. So two origins never give one name.
+    location = {_rank_space(entry) for entry in inputs}
     ordered = all(one.last_version < two.first_version for one, two in pairwise(inputs))
     if len(location) != 1 or not ordered:
         return False
     names = {entry.name for entry in inputs}
     low, high = inputs[0].first_version, inputs[-1].last_version
     return not any(
-        (e.database, e.table, e.slice_number, e.bucket, e.era) in location and low <= e.first_version <= high
-        for e in entries
-        if e.name not in names
+        _rank_space(entry) in location and low <= entry.first_version <= high
+        for entry in entries
+        if entry.name not in names
     )
+
+
+def _rank_space(entry: SegmentEntry) -> tuple[str, str, int, int, int, int]:
+    """Segments that are equal in this have versions of one log, and are subject to the same tombstones."""
+    return *entry.location, entry.era, entry.held_since
 
 
 def _plan_location(

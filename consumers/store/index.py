@@ -8,7 +8,8 @@ Column families and keys (text is UTF-8; `0x00` cannot occur in a name):
     series       segment name                                     runs of the segment (see segment.py)
     last         database 0x00 table 0x00 bucket (5 digits)       newest row of each series (see last_rows.py)
     tombstones   version (20 digits) 0x00 xxh3-128 of the value   JSON of Tombstone
-    state        `format`                                         `1`
+    state        `format`                                         `1`; `2` once a file of another log was loaded
+                 `loaded`                                         version of the newest committed load, decimal
                  `frontier`                                       version of the last committed seal, decimal
                  `state`                                          the bytes that the caller passed to that seal
                  `removed`                                        JSON list: removed segments that still have runs
@@ -45,6 +46,8 @@ from headrace.consumers.store.tombstones import Tombstone
 from headrace.schemas.tables import DatabaseSchema, FieldType, TableSchema, TimeResolution
 
 INDEX_FORMAT = b"1"
+LOADED_FORMAT = b"2"
+"""Of an index with files of other logs, whose entries an earlier build cannot read."""
 REMOVED_KEY = b"removed"
 FAMILIES = ("catalogue", "series", "last", "tombstones", "state")
 BucketKey = tuple[str, str, int]
@@ -53,15 +56,16 @@ BucketKey = tuple[str, str, int]
 
 @dataclass(slots=True)
 class IndexChanges:
-    """The changes of one commit, applied all or none."""
+    """The changes of one commit, applied all or none. An awaited segment has no runs."""
 
-    added: list[tuple[SegmentEntry, Runs]] = field(default_factory=list)
+    added: list[tuple[SegmentEntry, Runs | None]] = field(default_factory=list)
     removed: list[str] = field(default_factory=list)
     tables: dict[TableKey, TableMetadata] = field(default_factory=dict)
     last: dict[BucketKey, bytes] = field(default_factory=dict)
     new_tombstones: list[Tombstone] = field(default_factory=list)
     purged_tombstones: list[Tombstone] = field(default_factory=list)
     state: tuple[int, bytes] | None = None
+    loaded_version: int | None = None
 
 
 @dataclass(slots=True)
@@ -73,6 +77,7 @@ class IndexContent:
     tombstones: list[Tombstone]
     frontier: int
     state: bytes | None
+    loaded_version: int
 
 
 class Index:
@@ -96,10 +101,10 @@ class Index:
             batch = WriteBatch(raw_mode=True)
             batch.put(b"format", INDEX_FORMAT, self._handles["state"])
             self._write(batch)
-        elif found != INDEX_FORMAT:
+        elif found not in (INDEX_FORMAT, LOADED_FORMAT):
             self.close()
             raise StoreFormatUnknown(
-                f"index {directory} has format {found!r}, this build reads {INDEX_FORMAT!r}",
+                f"index {directory} has format {found!r}, this build reads up to {LOADED_FORMAT!r}",
                 action="use the build that wrote it, or a newer one",
             )
         self._removed = self._removed_before()
@@ -116,7 +121,8 @@ class Index:
                 database, _, table = name.partition("\0")
                 tables[(database, table)] = _metadata_from_json(database, table, value)
         tombstones = [Tombstone.from_json(value) for _, value in self._items("tombstones")]
-        return IndexContent(entries, tables, tombstones, int(state.get(b"frontier") or 0), state.get(b"state"))
+        frontier, loaded = (int(state.get(key) or 0) for key in (b"frontier", b"loaded"))
+        return IndexContent(entries, tables, tombstones, frontier, state.get(b"state"), loaded)
 
     def runs(self, name: str) -> Runs:
         """The runs of a segment, also of a removed one while it is pinned.
@@ -192,7 +198,8 @@ class Index:
             batch.delete(b"s/" + name.encode(), handles["catalogue"])
         for entry, runs in changes.added:
             batch.put(b"s/" + entry.name.encode(), entry.to_json(), handles["catalogue"])
-            batch.put(entry.name.encode(), runs.to_bytes(), handles["series"])
+            if runs is not None:
+                batch.put(entry.name.encode(), runs.to_bytes(), handles["series"])
         for (database, table), metadata in changes.tables.items():
             batch.put(f"t/{database}\0{table}".encode(), _metadata_json(metadata), handles["catalogue"])
         for key, value in changes.last.items():
@@ -205,6 +212,9 @@ class Index:
             frontier, state = changes.state
             batch.put(b"frontier", str(frontier).encode(), handles["state"])
             batch.put(b"state", state, handles["state"])
+        if changes.loaded_version is not None:
+            batch.put(b"format", LOADED_FORMAT, handles["state"])
+            batch.put(b"loaded", str(changes.loaded_version).encode(), handles["state"])
         return batch
 
     def _removed_before(self) -> set[str]:

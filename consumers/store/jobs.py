@@ -1,25 +1,10 @@
-"""Jobs that change the files of a store: seal, compact, drop.
-
-The apply thread creates a job at one version; a pool runs it later. A job commits in this order, so that a
-crash at any point leaves the state before it or after it:
-
-1. Files are written, synced and renamed, and their directories synced. Crash: orphans, removed at opening.
-2. One synced batch changes the index. Crash before or during it: as in 1. After it: the job has succeeded.
-3. The in-memory state changes under one lock, then replaced files are unlinked. Crash: orphans, removed at
-   opening.
-
-A job that fails before 2 leaves nothing visible and can be run again. Jobs of a store succeed in the order in
-which they were created.
-"""
+"""The jobs seal, compact and drop. headrace.consumers.store.store_job has the order in which they commit."""
 
 from __future__ import annotations
 
-import threading
-from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, Future, wait
-from dataclasses import dataclass, field, replace
+from concurrent.futures import Future, wait
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 import numpy as np
@@ -27,104 +12,19 @@ import pyarrow as pa
 
 from headrace.consumers.store.batch_columns import Mask
 from headrace.consumers.store.compaction import are_neighbours, output_name
-from headrace.consumers.store.index import BucketKey, Index, IndexChanges, RunsCache
-from headrace.consumers.store.last_rows import (
-    LiveSummaries,
-    apply_tombstones,
-    decode_last,
-    encode_last,
-    last_of_segment,
-    merge_last,
-)
+from headrace.consumers.store.index import BucketKey, IndexChanges
+from headrace.consumers.store.last_rows import apply_tombstones, encode_last, last_of_segment, merge_last
 from headrace.consumers.store.memtable import Memtable, TableKey, TableMetadata, by_rank, newer_schema
-from headrace.consumers.store.pruning import OverlapCache
 from headrace.consumers.store.row_order import Part, SortedTable, sort_table
 from headrace.consumers.store.segment import Runs, SegmentEntry, encode_segment
-from headrace.consumers.store.segment_files import SegmentFiles, SegmentName
+from headrace.consumers.store.segment_files import SegmentName
 from headrace.consumers.store.segment_reader import read_rows, schema_of_file
-from headrace.consumers.store.settings import StoreSettings
-from headrace.consumers.store.store_errors import JobOutOfOrder, JobSuperseded
-from headrace.consumers.store.store_view import StoreView
+from headrace.consumers.store.slots import without_held
+from headrace.consumers.store.store_errors import JobSuperseded, SegmentAwaited
+from headrace.consumers.store.store_job import StoreComponents, StoreJob
 from headrace.consumers.store.tombstone_set import TombstoneSet, by_table, visible, without_deleted
 from headrace.consumers.store.tombstones import Tombstone
 from headrace.schemas.tables import FieldType, TableSchema
-
-
-@dataclass(slots=True)
-class StoreComponents:
-    """The components that the jobs of one store share.
-
-    `encoders` runs work that needs CPU. `commit_lock` is held from an index commit to the change in memory,
-    and by snapshots.
-    """
-
-    group: str
-    settings: StoreSettings
-    files: SegmentFiles
-    index: Index
-    view: StoreView
-    runs: RunsCache
-    overlaps: OverlapCache
-    live: LiveSummaries
-    encoders: Executor
-    commit_lock: threading.Lock = field(default_factory=threading.Lock)
-    queue: deque[StoreJob] = field(default_factory=deque)
-
-    def last(self, key: BucketKey) -> pa.RecordBatch | None:
-        """The sealed last rows of one bucket of a table."""
-        return self.view.last(key, self._load_last)
-
-    def _load_last(self, key: BucketKey) -> pa.RecordBatch | None:
-        data = self.index.last(key)
-        return None if data is None else decode_last(data)
-
-
-class StoreJob(ABC):
-    """One change of the store's files.
-
-    Any thread may call `run`, again and again until it returns without error.
-    """
-
-    def __init__(self, components: StoreComponents, version: int) -> None:
-        """Enters the queue behind the jobs created before."""
-        self.version = version
-        self._components = components
-        self._running = threading.Lock()
-        self.done = False
-        components.queue.append(self)
-
-    def run(self) -> None:
-        """Does the work; a call after success does nothing.
-
-        Raises JobOutOfOrder while an earlier job has not succeeded, StoreFull (run it again once there is
-        space), StoreUnwritable or StoreDamaged. After an error nothing has become visible.
-        """
-        with self._running:
-            if self.done:
-                return
-            # In order: a merge names segments that an earlier seal writes. The frontier of a seal also states
-            # that all rows up to it are in segments.
-            if self._components.queue[0] is not self:
-                raise JobOutOfOrder(
-                    f"the job of version {self.version} is not the next one of group {self._components.group}",
-                    retriable=True,
-                )
-            self._execute()
-            self.done = True
-            self._components.queue.popleft()
-
-    def cancel(self) -> None:
-        """Removes a superseded merge or drop from the queue. A seal cannot be cancelled."""
-        # The journal is trimmed up to the next seal's frontier,
-        # so the rows of a cancelled seal would be in no segment.
-        assert not isinstance(self, SealJob), self.version
-        with self._running:
-            if not self.done:
-                self.done = True
-                self._components.queue.remove(self)
-
-    @abstractmethod
-    def _execute(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +38,8 @@ class _WrittenSegment:
 
 class SealJob(StoreJob):
     """Writes all rows up to one version into segments and commits the caller's state with them."""
+
+    can_be_cancelled = False
 
     def __init__(
         self,
@@ -236,7 +138,9 @@ class SealJob(StoreJob):
         segment = rows.rows_of(part)
         encoded = encode_segment(self._components.group, name, schema, segment, self.version, self._components.settings)
         self._components.files.write(name.relative, encoded.data)
-        self._written[name.relative] = _WrittenSegment(encoded.entry, encoded.runs, last_of_segment(segment, name.era))
+        self._written[name.relative] = _WrittenSegment(
+            encoded.entry, encoded.runs, last_of_segment(segment, encoded.entry)
+        )
 
     def _last_rows(self, written: Sequence[_WrittenSegment]) -> dict[BucketKey, pa.RecordBatch]:
         """The new last rows of every bucket that has a segment or a tombstone of this seal."""
@@ -266,6 +170,7 @@ class SealJob(StoreJob):
 
     def _new_tombstones(self) -> list[Tombstone]:
         """The tombstones since the previous seal; older ones are in the index already."""
+        # By the place where they came, not by rank: all of them are of this log.
         return [each for found in self._tombstones.values() for each in found if each.version >= self._first_version]
 
     def _fields(self, table: TableKey) -> dict[str, FieldType]:
@@ -275,11 +180,11 @@ class SealJob(StoreJob):
 
     def _purgeable(self, added: Iterable[SegmentEntry]) -> set[Tombstone]:
         """Tombstones that can delete no row any more."""
-        # Two conditions. No row of lower rank can arrive: rows written from now on have at least the era
-        # `era_min`. And each segment that the tombstone overlaps has it applied, or reading that segment
+        # Two conditions. No row of lower rank can arrive: rows written or loaded from now on have at least the
+        # era `era_min`. And each segment that the tombstone overlaps has it applied, or reading that segment
         # would bring its rows back.
         entries: dict[TableKey, list[SegmentEntry]] = {}
-        for entry in (*self._components.view.entries(), *added):
+        for entry in (*self._components.view.catalogue(), *added):
             entries.setdefault((entry.database, entry.table), []).append(entry)
         return {
             each
@@ -298,6 +203,7 @@ class CompactJob(StoreJob):
         self.inputs = tuple(inputs)
         # Those known at this version, not when the job runs: the output must be the same on every replica.
         self._tombstones = components.view.tombstones_by_table()
+        self._held = components.held
 
     def _execute(self) -> None:
         view = self._components.view
@@ -305,10 +211,16 @@ class CompactJob(StoreJob):
         if not found:
             # The record was applied before a crash and is read again, or its slice has been dropped since.
             return
-        if len(found) != len(self.inputs) or not are_neighbours(found, view.entries()):
+        if len(found) != len(self.inputs) or not are_neighbours(found, view.catalogue()):
             raise JobSuperseded(
                 f"compaction at version {self.version} names segments that are not neighbours here: {', '.join(self.inputs)}"
             )
+        if len(without_held(found, self._held)) < len(found):
+            raise JobSuperseded(f"compaction at version {self.version} names segments of slots that leave")
+        awaited = [entry.name for entry in found if entry.awaited]
+        if awaited:
+            # Never skipped: the members that have the file merge it.
+            raise SegmentAwaited(f"compaction at version {self.version} waits for {', '.join(awaited)}")
         self._replace(found, self._merge(found))
 
     def _merge(self, inputs: Sequence[SegmentEntry]) -> _WrittenSegment | None:
@@ -338,10 +250,13 @@ class CompactJob(StoreJob):
         encoded = encode_segment(components.group, name, schema, segment, self.version, components.settings)
         components.files.write(name.relative, encoded.data)
         components.files.sync_directories([name.relative])
-        return _WrittenSegment(encoded.entry, encoded.runs, last_of_segment(segment, name.era))
+        # Rows of one slot and era are of one log, so the inputs have both in common (see `are_neighbours`).
+        newest_load = max(entry.loaded_version for entry in inputs)
+        entry = replace(encoded.entry, held_since=inputs[0].held_since, loaded_version=newest_load)
+        return _WrittenSegment(entry, encoded.runs, last_of_segment(segment, entry))
 
     def _replace(self, inputs: Sequence[SegmentEntry], output: _WrittenSegment | None) -> None:
-        added = [] if output is None else [(output.entry, output.runs)]
+        added: list[tuple[SegmentEntry, Runs | None]] = [] if output is None else [(output.entry, output.runs)]
         _replace_segments(self._components, inputs, added)
 
 
@@ -352,23 +267,26 @@ class DropJob(StoreJob):
         """Created by `Store.drop`, whose tombstone has made the rows invisible already."""
         super().__init__(components, version)
         self._tombstone = tombstone
+        self._held = components.held
 
     def _execute(self) -> None:
         drop = self._tombstone
         assert drop.end_ns is not None
         dropped = [
             entry
-            for entry in self._components.view.entries()
-            if (entry.database, entry.table) == (drop.database, drop.table)
+            for entry in without_held(self._components.view.catalogue(), self._held)
+            # Read again after a crash, a drop finds files that were loaded after it: another replica keeps them.
+            if entry.loaded_version < self.version
+            and (entry.database, entry.table) == (drop.database, drop.table)
             and entry.max_time_ns < drop.end_ns
-            and drop.outranks(entry.era, entry.last_version)
+            and entry.is_subject_to(drop)
         ]
         if dropped:
             _replace_segments(self._components, dropped, [])
 
 
 def _replace_segments(
-    components: StoreComponents, removed: Sequence[SegmentEntry], added: list[tuple[SegmentEntry, Runs]]
+    components: StoreComponents, removed: Sequence[SegmentEntry], added: list[tuple[SegmentEntry, Runs | None]]
 ) -> None:
     names = [entry.name for entry in removed]
     with components.commit_lock:

@@ -1,10 +1,11 @@
 """The newest row of every series, so that a last-row query reads no segment.
 
 Of sealed rows, the index holds them for each bucket of a table: an Arrow IPC stream (zstd) with one row a
-series, of `__series` (series key), `time` (ns), `__era`, `__stale`, then the fields. A row is stale when a
-tombstone deleted it and the next older row is unknown. The newest row of that series is then known only by a
-scan, until a row at least as new arrives. Of unsealed rows, a summary is kept up to date by reading each
-batch once.
+series, of `__series` (series key), `time` (ns), `__era`, `__stale`, `__version`, `__since`, then the fields. The
+version is the last one of the segment that the row is of; earlier builds have not written it (-1), nor the
+era since which the group holds the row's slot (0). A row is stale when a tombstone deleted it and the next
+older row is unknown. The newest row of that series is then known only by a scan, until a row at least as new
+arrives. Of unsealed rows, a summary is kept up to date by reading each batch once.
 """
 
 from __future__ import annotations
@@ -12,18 +13,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import is_
+from pathlib import Path
 from weakref import ref
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.consumers.store.batch_columns import field_column, narrow_text, series_mask, tag_column
+from headrace.consumers.store.batch_columns import Int64s, field_column, narrow_text, series_mask, tag_column
 from headrace.consumers.store.memtable import LiveBatch, TableKey
 from headrace.consumers.store.row_order import order_rows, runs_of
-from headrace.consumers.store.segment import SegmentRows
+from headrace.consumers.store.segment import Runs, SegmentEntry, SegmentRows
+from headrace.consumers.store.segment_reader import read_rows
 from headrace.consumers.store.store_view import TableView
-from headrace.consumers.store.tombstone_set import TombstoneSet, visible
+from headrace.consumers.store.tombstone_set import TombstoneSet, visible, without_deleted
 from headrace.schemas.payload import SERIES_COLUMN
 from headrace.schemas.tables import TIME_COLUMN, FieldType, TableSchema
 
@@ -31,38 +34,103 @@ ERA_COLUMN = "__era"
 
 STALE_COLUMN = "__stale"
 
-_FIXED = (SERIES_COLUMN, TIME_COLUMN, ERA_COLUMN, STALE_COLUMN)
+VERSION_COLUMN = "__version"
+
+SINCE_COLUMN = "__since"
+
+_EARLIEST = np.iinfo(np.int64).min
+
+_FIXED = (SERIES_COLUMN, TIME_COLUMN, ERA_COLUMN, STALE_COLUMN, VERSION_COLUMN, SINCE_COLUMN)
 
 
-def last_of_segment(rows: SegmentRows, era: int) -> pa.RecordBatch:
+@dataclass(frozen=True, slots=True)
+class LastRanks:
+    """The ranks of last rows; `since` is the era since which the group holds the slot of each."""
+
+    eras: Int64s
+    versions: Int64s
+    since: Int64s
+
+    @classmethod
+    def of_segment(cls, entry: SegmentEntry, rows: int) -> LastRanks:
+        """Those of `rows` rows of one segment."""
+        every = (entry.era, entry.last_version, entry.held_since)
+        return cls(*(np.full(rows, value, np.int64) for value in every))
+
+    @classmethod
+    def of_live(cls, batches: Sequence[LiveBatch], positions: Int64s) -> LastRanks:
+        """Those of rows of the batches at `positions`."""
+        eras = np.array([batch.era for batch in batches], np.int64)[positions]
+        versions = np.array([batch.version for batch in batches], np.int64)[positions]
+        return cls(eras, versions, np.zeros(len(positions), np.int64))
+
+
+def last_of_segment(rows: SegmentRows, entry: SegmentEntry) -> pa.RecordBatch:
     """The newest row of each series of a segment."""
     ends = np.cumsum(rows.runs.lengths) - 1
     fields = {name: values.take(pa.array(ends)) for name, values in rows.fields.items()}
-    return last_batch(rows.runs.keys, rows.times[ends], np.full(len(ends), era, np.int64), fields)
+    return last_batch(rows.runs.keys, rows.times[ends], LastRanks.of_segment(entry, len(ends)), fields)
+
+
+def newest_of_file(
+    path: Path,
+    entry: SegmentEntry,
+    runs: Runs,
+    tombstones: TombstoneSet,
+    known: pa.RecordBatch,
+    fields: Mapping[str, FieldType],
+) -> pa.RecordBatch:
+    """The newest rows of a segment's series, as far as they may be newer than the last rows in `known`.
+
+    `tombstones` are those that are not applied to the file. Only rows that matter are read: the series of most
+    files of earlier slices have a newer row already.
+    """
+    place = pc.index_in(runs.keys, value_set=known.column(0))
+    newest = pc.fill_null(known.column(1).take(place), _EARLIEST).to_numpy()
+    wanted = runs.last_ns >= newest
+    if not wanted.any():
+        return empty_last(fields)
+    # A tombstone may leave an older row the newest one; without any it is the last of its series.
+    deleting = bool(tombstones) and tombstones.matches(runs.keys)
+    start_ns = None if deleting else int(runs.last_ns[wanted].min())
+    rows = read_rows(path, entry, runs, list(fields), start_ns, None, wanted)
+    (rows,) = without_deleted([rows], tombstones, [0])
+    if not len(rows):
+        return empty_last(fields)
+    ordering = order_rows([rows])
+    starts, codes, lengths = runs_of(ordering.codes)
+    ends = starts + lengths - 1
+    at = pa.array(ordering.rows[ends])
+    columns = {name: field_column([rows], name, kind).take(at) for name, kind in fields.items()}
+    keys = ordering.keys.take(pa.array(codes))
+    return last_batch(keys, ordering.times[ends], LastRanks.of_segment(entry, len(ends)), columns)
 
 
 def merge_last(batches: Sequence[pa.RecordBatch], fields: Mapping[str, FieldType]) -> pa.RecordBatch:
-    """The newest row of each series; of two with the same time the higher era wins, then the later batch.
+    """The newest row of each series; of two with the same time the higher rank wins, then the later batch.
 
     Stale rows are replaced in the same order.
     """
     keys = pa.concat_arrays([batch.column(0) for batch in batches]).dictionary_encode()
     codes = keys.indices.to_numpy()
-    times = np.concatenate([batch.column(1).to_numpy() for batch in batches])
-    eras = np.concatenate([batch.column(2).to_numpy() for batch in batches])
-    order = np.lexsort((np.arange(len(codes)), eras, times, codes))
+    times, eras, versions, since = (
+        np.concatenate([batch.column(place).to_numpy() for batch in batches]) for place in (1, 2, 4, 5)
+    )
+    # Files that were loaded come in any order, so the order of the batches is not that of ranks.
+    order = np.lexsort((np.arange(len(codes)), versions, eras, times, codes))
     ends = np.append(np.flatnonzero(np.diff(codes[order])), len(order) - 1) if len(order) else order
     rows = pa.array(order[ends])
     stale = pa.concat_arrays([batch.column(3) for batch in batches]).take(rows)
     columns = [keys.dictionary, times[order[ends]], eras[order[ends]], stale]
+    columns += [versions[order[ends]], since[order[ends]]]
     columns.extend(field_column(batches, name, kind).take(rows) for name, kind in fields.items())
     return pa.RecordBatch.from_arrays([pa.array(column) for column in columns], names=[*_FIXED, *fields])
 
 
 def apply_tombstones(batch: pa.RecordBatch, tombstones: TombstoneSet, era_max: int) -> pa.RecordBatch:
-    """Applies tombstones that are newer than every row of `batch`.
+    """Applies tombstones of this log to last rows; those that were applied before change nothing.
 
-    `era_max` is the highest era of any row of the store.
+    `era_max` is the highest era of any row of the store, and since which it holds any slot.
 
     A tombstone without start that matches the newest row of a series deletes the whole series, so the row is
     removed. Any other makes the row stale.
@@ -76,10 +144,16 @@ def apply_tombstones(batch: pa.RecordBatch, tombstones: TombstoneSet, era_max: i
 
 
 def _hit(batch: pa.RecordBatch, tombstones: TombstoneSet) -> np.ndarray:
-    """Which last rows one of the tombstones matches, of the rows of its own era and of lower ones."""
-    eras, era_of_row = np.unique(batch.column(2).to_numpy(), return_inverse=True)
-    # The versions of the rows are unknown and below those of the tombstones.
-    floors = np.array([tombstones.floor(era, -1) for era in eras.tolist()], np.int64)[era_of_row]
+    """Which last rows one of the tombstones matches, of the rows that it outranks."""
+    # One lookup for each distinct rank: there are as many as segments, and many more rows.
+    columns = [batch.column(place).to_numpy() for place in (2, 4, 5)]
+    codes = np.zeros(len(batch), np.int64)
+    for place in (2, 4, 5):
+        encoded = batch.column(place).dictionary_encode()
+        codes = codes * max(1, len(encoded.dictionary)) + encoded.indices.to_numpy()
+    _, firsts, rank_of_row = np.unique(codes, return_index=True, return_inverse=True)
+    ranks = zip(*(column[firsts].tolist() for column in columns), strict=True)
+    floors = np.array([tombstones.floor(*rank) for rank in ranks], np.int64)[rank_of_row]
     every = np.arange(len(batch))
     return tombstones.deleted(batch.column(0), every, batch.column(1).to_numpy(), floors)
 
@@ -88,7 +162,7 @@ def empty_last(fields: Mapping[str, FieldType]) -> pa.RecordBatch:
     """The last rows of a table that has none."""
     columns = {name: pa.array([], kind.arrow) for name, kind in fields.items()}
     empty = np.empty(0, np.int64)
-    return last_batch(pa.array([], pa.string()), empty, empty, columns)
+    return last_batch(pa.array([], pa.string()), empty, LastRanks(empty, empty, empty), columns)
 
 
 def has_stale(batch: pa.RecordBatch) -> bool:
@@ -124,13 +198,21 @@ def encode_last(batch: pa.RecordBatch) -> bytes:
 def decode_last(data: bytes) -> pa.RecordBatch:
     """The inverse of `encode_last`."""
     with pa.ipc.open_stream(data) as reader:
-        return reader.read_next_batch()
+        batch = reader.read_next_batch()
+    if batch.schema.get_field_index(VERSION_COLUMN) >= 0:
+        return batch
+    # Written by an earlier build, which had no rows of other logs. It has applied every tombstone up to its
+    # newest seal, so the rows rank below all that are to be applied.
+    columns, names = batch.columns, batch.schema.names
+    unknown = [pa.array(np.full(len(batch), value, np.int64)) for value in (-1, 0)]
+    return pa.RecordBatch.from_arrays([*columns[:4], *unknown, *columns[4:]], [*_FIXED, *names[4:]])
 
 
-def last_batch(keys: pa.Array, times: np.ndarray, eras: np.ndarray, fields: Mapping[str, pa.Array]) -> pa.RecordBatch:
+def last_batch(keys: pa.Array, times: Int64s, ranks: LastRanks, fields: Mapping[str, pa.Array]) -> pa.RecordBatch:
     """Last rows from columns, none of them stale."""
     stale = np.zeros(len(times), np.bool_)
-    columns = [keys, pa.array(times), pa.array(eras), pa.array(stale), *fields.values()]
+    fixed = (times, ranks.eras, stale, ranks.versions, ranks.since)
+    columns = [keys, *map(pa.array, fixed), *fields.values()]
     return pa.RecordBatch.from_arrays(columns, names=[*_FIXED, *fields])
 
 
@@ -193,7 +275,7 @@ def _extend(summary: LiveSummary, added: Sequence[LiveBatch], fields: Mapping[st
     ends = starts + lengths - 1
     rows = ordering.rows[ends]
     batch_ends = np.cumsum([len(batch) for batch in batches])
-    eras = np.array([batch.era for batch in added], np.int64)[np.searchsorted(batch_ends, rows, "right")]
+    ranks = LastRanks.of_live(added, np.searchsorted(batch_ends, rows, "right"))
     keys = ordering.keys.take(pa.array(codes))
     columns = {name: field_column(batches, name, kind).take(pa.array(rows)) for name, kind in fields.items()}
     # Unique as long as nothing arrives late: the new rows hold no (series, time) twice, and each series
@@ -204,7 +286,7 @@ def _extend(summary: LiveSummary, added: Sequence[LiveBatch], fields: Mapping[st
         and len(ordering.rows) == int(batch_ends[-1])
         and _all_newer(summary.last, keys, ordering.times[starts])
     )
-    last = merge_last([summary.last, last_batch(keys, ordering.times[ends], eras, columns)], fields)
+    last = merge_last([summary.last, last_batch(keys, ordering.times[ends], ranks, columns)], fields)
     return LiveSummary((*summary.batches, *map(ref, added)), summary.tombstones, last, unique)
 
 

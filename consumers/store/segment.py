@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 
 import numpy as np
 import pyarrow as pa
@@ -43,6 +43,7 @@ from headrace.consumers.store.digest import content_digest
 from headrace.consumers.store.encoding import ColumnEncoding, Encoding, choose_encodings, writer_options
 from headrace.consumers.store.segment_files import SegmentName
 from headrace.consumers.store.settings import StoreSettings
+from headrace.consumers.store.tombstones import Tombstone
 from headrace.schemas.tables import TIME_COLUMN, TableSchema, TimeResolution
 
 SEGMENT_FORMAT = 1
@@ -65,8 +66,14 @@ class SegmentEntry:
     """The catalogue entry of one segment. Times are ns, both ends included; digests are xxh3-128 in hex.
 
     `content_digest` covers the rows and is equal on every replica. `file_digest` covers the bytes and
-    protects only transfer and disk. Tombstones of versions up to `cleaned_version` have been applied to the
-    file permanently.
+    protects only transfer and disk. This log's tombstones of versions up to `cleaned_version` have been
+    applied to the file permanently. That version counts this group's log, while the versions of the rows count
+    the log that first took them; the two are never compared.
+
+    A file that a `Load` brought has four fields more. `loaded_version` is that record's version. `held_since`
+    is the era since which this group holds the slot: its tombstones of lower eras do not concern the rows,
+    since another group decided about them then. `carried` are the deletes of the earlier holders that are not
+    applied to the file yet. `awaited`: the file is not here; it then has no size and no file digest.
     """
 
     name: str
@@ -86,15 +93,35 @@ class SegmentEntry:
     file_digest: str
     schema_version: int
     cleaned_version: int
+    loaded_version: int = 0
+    held_since: int = 0
+    carried: tuple[Tombstone, ...] = ()
+    awaited: bool = False
 
     def to_json(self) -> bytes:
         """The value of the entry in the index."""
-        return json.dumps(asdict(self), separators=(",", ":")).encode()
+        values = asdict(self)
+        # Fields that only a loaded file has are left out of the others: earlier builds read those still.
+        for each in fields(self):
+            if values[each.name] == each.default:
+                del values[each.name]
+        return json.dumps(values, separators=(",", ":")).encode()
 
     @classmethod
     def from_json(cls, data: bytes) -> SegmentEntry:
         """The inverse of `to_json`."""
-        return cls(**json.loads(data))
+        values = json.loads(data)
+        values["carried"] = tuple(Tombstone.from_values(each) for each in values.get("carried", ()))
+        return cls(**values)
+
+    @property
+    def location(self) -> tuple[str, str, int, int]:
+        """Database, table, slice and bucket, which together are in one slot."""
+        return self.database, self.table, self.slice_number, self.bucket
+
+    def is_subject_to(self, tombstone: Tombstone) -> bool:
+        """Whether a tombstone of this group's log deletes those rows of the segment that it matches."""
+        return tombstone.era >= self.held_since and tombstone.outranks(self.era, self.last_version)
 
     def overlaps(self, start_ns: int | None, end_ns: int | None) -> bool:
         """True if a row of the segment can have a time in [start_ns, end_ns)."""

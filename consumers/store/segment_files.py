@@ -22,7 +22,7 @@ from urllib.parse import quote
 import pyarrow as pa
 import xxhash
 
-from headrace.connectors.files import PARTIAL_SUFFIX, fsync_directory
+from headrace.connectors.files import PARTIAL_SUFFIX, fsync_directory, fsync_file
 from headrace.consumers.store.store_errors import StoreError, StoreFull, StoreUnwritable
 
 SEGMENT_SUFFIX = ".parquet"
@@ -94,6 +94,20 @@ class SegmentFiles:
             except BaseException:
                 partial.unlink(missing_ok=True)
                 raise
+
+    def link(self, name: str, source: Path) -> None:
+        """Links a file of the same file system under a name that no reader knows.
+
+        Its bytes are durable on return, its name after `sync_directories`. Raises StoreFull or StoreUnwritable.
+        """
+        target = self.path(name)
+        with translate_errors(target):
+            # Bytes before the name, as in `write`: whoever staged the file may not have synced it.
+            fsync_file(source)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            # There is one if an earlier attempt failed behind this line.
+            target.unlink(missing_ok=True)
+            os.link(source, target)
 
     def sync_directories(self, names: Iterable[str]) -> None:
         """Makes the names of files, and of the directories above them up to the root, durable."""

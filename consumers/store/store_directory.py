@@ -10,10 +10,12 @@ crash leaves behind:
 3. `*.partial` files are removed. Crash while a segment was written.
 4. Segments that the catalogue does not name are removed. Crash between the rename of a segment and its
    commit; or between the commit of a merge or drop and the unlinking of the replaced files; or while a reader
-   had them pinned.
+   had them pinned. A file that the catalogue names as awaited counts as not named: a crash came between its
+   link and its commit, and it is linked again from the staging directory.
 5. Empty directories are removed. Crash between the creation of a directory and its first file, or a dropped
    slice.
-6. Each segment of the catalogue must exist with its size. No crash leaves another state, so this is damage.
+6. Each segment of the catalogue that is not awaited must exist with its size. No crash leaves another state,
+   so this is damage.
 
 No pass reads a segment, so the time to open depends on the number of files and not on their size.
 """
@@ -28,14 +30,15 @@ from pathlib import Path
 
 from headrace.connectors.files import PARTIAL_SUFFIX, create_directories, fsync_directory, rename_durably
 from headrace.consumers.store.index import Index, IndexContent
-from headrace.consumers.store.jobs import StoreComponents
 from headrace.consumers.store.segment import SegmentEntry
 from headrace.consumers.store.segment_files import SEGMENT_SUFFIX, SegmentFiles, path_component, translate_errors
 from headrace.consumers.store.settings import StoreSettings
 from headrace.consumers.store.store_errors import StoreDamaged
+from headrace.consumers.store.store_job import StoreComponents
 
 INDEX_DIRECTORY = "index"
 SEGMENTS_DIRECTORY = "segments"
+STAGING_DIRECTORY = "staging"
 QUARANTINE_DIRECTORY = "damaged"
 _INDEX_ROOT = "CURRENT"
 """The file from which RocksDB finds all others; without it, it makes a new database."""
@@ -69,8 +72,9 @@ def open_directories(data_directory: Path, group: str, settings: StoreSettings) 
         content = index.load()
         files = SegmentFiles(root)
         with translate_errors(root):
-            remove_orphans(files, content.entries)
-            check_segments(files, content.entries)
+            present = {name: entry for name, entry in content.entries.items() if not entry.awaited}
+            remove_orphans(files, present)
+            check_segments(files, present)
     except BaseException:
         index.close()
         raise

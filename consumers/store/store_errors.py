@@ -61,4 +61,22 @@ class JobOutOfOrder(StoreError):
 
 
 class JobSuperseded(StoreError):
-    """A compaction names segments that are not neighbours in this store."""
+    """A merge or a load that does not fit the catalogue: void, on every replica alike."""
+
+
+class SegmentAwaited(StoreError):
+    """A merge or a cut names a file that is not here yet. It runs again when the file has come."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, action="the file is fetched; the same work is tried again", retriable=True)
+
+
+class CutUnready(StoreError):
+    """A cut of slots is asked for before the seal of its version has committed here."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, action="the seal is under way; ask again", retriable=True)
+
+
+class StagedFileInvalid(StoreError):
+    """A file that was fetched is not the one that is awaited. It was removed; fetch it again."""

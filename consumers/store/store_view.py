@@ -47,7 +47,9 @@ class StoreView:
         self.lock = threading.RLock()
         self.state = content.state
         self.frontier = content.frontier
+        self.loaded_version = content.loaded_version
         self._entries: dict[TableKey, dict[str, SegmentEntry]] = {}
+        self._awaited: dict[str, SegmentEntry] = {}
         self._tables = content.tables
         self._tombstones: dict[TableKey, dict[Tombstone, None]] = {}
         self._sets: dict[TableKey, TombstoneSet] = {}
@@ -56,9 +58,9 @@ class StoreView:
         self._frozen: list[Memtable] = []
         self._live = Memtable()
         self._last: dict[BucketKey, pa.RecordBatch] = {}
-        self.era_max = max((entry.era for entry in content.entries.values()), default=0)
+        self.era_max = 0
         for entry in content.entries.values():
-            self._entries.setdefault((entry.database, entry.table), {})[entry.name] = entry
+            self._add_entry(entry)
 
     def add(self, known: TableMetadata, batch: LiveBatch) -> None:
         """Adds the rows of one message."""
@@ -67,6 +69,11 @@ class StoreView:
             self._update_metadata(table, known)
             self._live.add(table, batch)
             self.era_max = max(self.era_max, batch.era)
+
+    def note_table(self, known: TableMetadata) -> None:
+        """A table of which a file was loaded."""
+        with self.lock:
+            self._update_metadata((known.schema.database, known.schema.table), known)
 
     def add_tombstone(self, tombstone: Tombstone) -> None:
         """Adds one tombstone."""
@@ -94,15 +101,17 @@ class StoreView:
         last: Mapping[BucketKey, pa.RecordBatch] | None = None,
         tables: Mapping[TableKey, TableMetadata] | None = None,
         state: tuple[int, bytes] | None = None,
+        loaded_version: int | None = None,
     ) -> None:
         """Applies what an index commit has changed, at once for every reader."""
         # One critical section: between "segments added" and
         # "frozen rows removed" a reader would see rows twice.
         with self.lock:
             for entry in removed:
-                del self._entries[(entry.database, entry.table)][entry.name]
+                self._entries.get((entry.database, entry.table), {}).pop(entry.name, None)
+                self._awaited.pop(entry.name, None)
             for entry in added:
-                self._entries.setdefault((entry.database, entry.table), {})[entry.name] = entry
+                self._add_entry(entry)
             if frozen is not None:
                 self._frozen = [memtable for memtable in self._frozen if memtable is not frozen]
             self._purge(purged)
@@ -111,6 +120,8 @@ class StoreView:
                 self._update_metadata(table, known)
             if state is not None:
                 self.frontier, self.state = state
+            if loaded_version is not None:
+                self.loaded_version = loaded_version
 
     def table(self, database: str, table: str, on_entries: Callable[[Iterable[str]], None] | None = None) -> TableView:
         """One table at this instant. Raises TableUnknown.
@@ -146,16 +157,34 @@ class StoreView:
             return sorted(self._tables)
 
     def is_empty(self, key: TableKey) -> bool:
-        """Whether no row of a table is left: none at all, or a delete of the whole table outranks every one."""
+        """Whether no row of a table is left: none at all, or a delete of the whole table outranks every one.
+
+        Rows of a file that is awaited count.
+        """
         with self.lock:
             batches = [batch for memtable in (*self._frozen, self._live) for batch in memtable.snapshot(key)]
-            ranks = [(batch.era, batch.version) for batch in batches]
-            ranks += [(entry.era, entry.last_version) for entry in self._entries.get(key, {}).values()]
-            deletes = [(each.era, each.version) for each in self._tombstones.get(key, ()) if each.is_whole_table]
-        return not ranks or max(deletes, default=(0, 0)) > max(ranks)
+            awaited = [entry for entry in self._awaited.values() if (entry.database, entry.table) == key]
+            entries = [*self._entries.get(key, {}).values(), *awaited]
+            deletes = [each for each in self._tombstones.get(key, ()) if each.is_whole_table]
+        if not deletes:
+            return not batches and not entries
+        # What the highest one does not reach, none reaches: the era since which a slot is held counts as a rank.
+        highest = max(deletes, key=lambda each: (each.era, each.version))
+        reached = all(highest.outranks(batch.era, batch.version) for batch in batches)
+        return reached and all(entry.is_subject_to(highest) for entry in entries)
+
+    def catalogue(self) -> list[SegmentEntry]:
+        """The whole catalogue in order of name, with the files that are awaited: equal on all replicas."""
+        with self.lock:
+            return sorted((*self.entries(), *self._awaited.values()), key=lambda each: each.name)
+
+    def awaited(self) -> list[SegmentEntry]:
+        """The files of the catalogue that are not here yet, in order of name."""
+        with self.lock:
+            return sorted(self._awaited.values(), key=lambda each: each.name)
 
     def entries(self) -> list[SegmentEntry]:
-        """The whole catalogue in order of name."""
+        """The files of the catalogue that are here, in order of name."""
         with self.lock:
             return sorted(
                 (entry for entries in self._entries.values() for entry in entries.values()), key=lambda e: e.name
@@ -164,6 +193,8 @@ class StoreView:
     def entry(self, name: str) -> SegmentEntry | None:
         """One segment of the catalogue."""
         with self.lock:
+            if (awaited := self._awaited.get(name)) is not None:
+                return awaited
             return next((entries[name] for entries in self._entries.values() if name in entries), None)
 
     def tombstones(self) -> tuple[Tombstone, ...]:
@@ -215,6 +246,15 @@ class StoreView:
             self._sets.pop(table, None)
             if not of_table:
                 self._tombstones.pop(table, None)
+
+    def _add_entry(self, entry: SegmentEntry) -> None:
+        # A delete leaves older rows where a row may be of a later era, or of a slot that came later.
+        self.era_max = max(self.era_max, entry.era, entry.held_since)
+        if entry.awaited:
+            self._awaited[entry.name] = entry
+            return
+        self._awaited.pop(entry.name, None)
+        self._entries.setdefault((entry.database, entry.table), {})[entry.name] = entry
 
     def _update_metadata(self, table: TableKey, new: TableMetadata) -> None:
         # By version, not by arrival: rows written under an older schema may come after newer ones.

@@ -61,25 +61,31 @@ class TombstoneSet:
         return TombstoneSet(self.items[place] for place in np.flatnonzero(mask).tolist())
 
     def newer_than(self, version: int) -> TombstoneSet:
-        """The tombstones of versions above `version`."""
+        """The tombstones that came after `version` of this log."""
         return self.select(self._versions > version)
 
     def unapplied_mask(self, entry: SegmentEntry) -> Mask:
         """Which tombstones may delete rows of a segment of the table and are not yet applied to it."""
         # By ranks and time range of the catalogue alone: a tombstone that matches no row of the file costs one
         # rewrite or one look at its runs, and never a wrong answer.
+        # A file that was loaded has a `cleaned_version` of this log, or 0; that of its earlier holder would
+        # count records of another log, and would hide every delete that came here since.
         mask = (self._versions > entry.cleaned_version) & (self._lasts >= entry.min_time_ns)
         mask &= self._starts <= entry.max_time_ns
-        mask[: self.floor(entry.era, entry.last_version)] = False
+        mask[: self.floor(entry.era, entry.last_version, entry.held_since)] = False
         return mask
 
     def unapplied(self, entry: SegmentEntry) -> TombstoneSet:
-        """The tombstones of `unapplied_mask`."""
-        return self.select(self.unapplied_mask(entry)) if self._given else self
+        """The tombstones of `unapplied_mask`, and those that came with the segment.
 
-    def floor(self, era: int, version: int) -> int:
-        """The place of the first tombstone that outranks rows of (era, version)."""
-        return bisect_right(self.items, (era, version), key=_rank)
+        All of them delete whatever they match in it.
+        """
+        own = self.select(self.unapplied_mask(entry)) if self._given else self
+        return TombstoneSet((*own.items, *entry.carried)) if entry.carried else own
+
+    def floor(self, era: int, version: int, held_since: int = 0) -> int:
+        """The place of the first tombstone that outranks rows of (era, version), and is of era `held_since` or later."""
+        return bisect_right(self.items, max((era, version), (held_since, -1)), key=_rank)
 
     def matches(self, keys: pa.StringArray) -> bool:
         """Whether any tombstone matches any of these series, at whatever time."""

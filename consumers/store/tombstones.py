@@ -3,6 +3,12 @@
 A tombstone deletes exactly the rows of lower rank that it matches, whenever they arrive. It is applied to
 unsealed rows when they are read or sealed. It is applied to a segment at each read, until the segment is
 rewritten without the rows. headrace.consumers.store.tombstone_set applies many of them at once.
+
+Versions of different logs count different records, so a tombstone and a row are compared only if one log gave
+both, or if the log of the tombstone held the row's slot in a later era. A store keeps the tombstones of its
+own log. Those of earlier holders of a slot come with the files that they concern, and apply to these alone
+(`SegmentEntry.carried`). The version of a tombstone of the own log is also the place where it came: whether a
+file or a last row has it applied is decided by that place, and which rows it deletes by its rank.
 """
 
 from __future__ import annotations
@@ -10,6 +16,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -46,9 +53,13 @@ class Tombstone:
     @classmethod
     def from_json(cls, text: str | bytes) -> Tombstone:
         """The inverse of `to_json`."""
-        values = json.loads(text)
-        values["tags"] = tuple((name, tuple(allowed)) for name, allowed in values["tags"])
-        return cls(**values)
+        return cls.from_values(json.loads(text))
+
+    @classmethod
+    def from_values(cls, values: Mapping[str, Any]) -> Tombstone:
+        """The inverse of `asdict`, also of one that went through JSON."""
+        tags = tuple((name, tuple(allowed)) for name, allowed in values["tags"])
+        return cls(**{**values, "tags": tags})
 
 
 def tombstone(

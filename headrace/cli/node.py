@@ -32,10 +32,10 @@ if TYPE_CHECKING:
     from headrace.terminal.output import Output
 
 NodesOption = Annotated[
-    str | None, typer.Option("--nodes", metavar="N1,N2,...", help="Names of all nodes of the cluster.")
+    str | None, typer.Option("--nodes", metavar="N1,N2,...", help="Names of all nodes of a new cluster.")
 ]
 ReplicationOption = Annotated[
-    int | None, typer.Option("--replication", min=1, help="Nodes that hold each row; for now all of them.")
+    int | None, typer.Option("--replication", min=1, help="Nodes that hold each row of a new cluster.")
 ]
 node = typer.Typer(help="One node of a cluster.", no_args_is_help=True)
 

@@ -18,6 +18,7 @@ GROUP_COLUMNS = (
     *("group", "role", "leader", "version", "lag", "lag s"),
     *("segments", "sealed rows", "sealed", "live rows", "live"),
 )
+REMOTE_COLUMNS = ("group elsewhere", "members", "in sync")
 MEMBER_COLUMNS = ("member", "group", "role", "version", "silent s", "address")
 
 
@@ -44,7 +45,7 @@ def status(
 
 
 def _show(output: Output, found: Mapping[str, Any]) -> None:
-    ready = "ready" if found.get("ready") else "not ready"
+    ready = "ready" if found.get("ready") else "joining" if found.get("joining") else "not ready"
     output.line(f"{found.get('cluster', '?')} / {found.get('node', '?')}: {ready}")
     for reason in found.get("reasons", ()):
         output.line(f"  {reason}")
@@ -57,6 +58,9 @@ def _show(output: Output, found: Mapping[str, Any]) -> None:
     output.table(GROUP_COLUMNS, map(_group, groups))
     if members:
         output.table(MEMBER_COLUMNS, map(_member, members))
+    # Groups that this node reads from others: a node shows only part of a cluster with fewer copies than nodes.
+    if remote := found.get("remote_groups", ()):
+        output.table(REMOTE_COLUMNS, map(_remote, remote))
 
 
 def _lag_s(group: Mapping[str, Any]) -> Any:
@@ -89,6 +93,11 @@ def _member(member: Mapping[str, Any]) -> tuple[Any, ...]:
         _seconds(_number(member, "silent_ms")),
         member.get("http"),
     )
+
+
+def _remote(group: Mapping[str, Any]) -> tuple[Any, ...]:
+    in_sync = group.get("in_sync", ())
+    return group.get("group"), ", ".join(group.get("members", ())), ", ".join(in_sync) or "none"
 
 
 def _recovery(name: str, recovery: Mapping[str, Any]) -> tuple[Any, ...]:

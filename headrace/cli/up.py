@@ -30,7 +30,10 @@ def register(app: typer.Typer) -> None:
 
 def up(
     nodes: Annotated[
-        int | None, typer.Option(min=1, max=9, help=f"How many nodes, each with every row; {NODES} by default.")
+        int | None, typer.Option(min=1, max=9, help=f"How many nodes a new cluster has; {NODES} by default.")
+    ] = None,
+    replication: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Nodes that hold each row; all of them by default.")
     ] = None,
     directory: DirectoryOption = DEFAULT_DIRECTORY,
     cluster: Annotated[str | None, typer.Option(metavar="C", help="Name of a new cluster.")] = None,
@@ -44,7 +47,7 @@ def up(
     Writes the cluster's name and Kafka's address into `headrace.toml` beside the directory.
     """
     with run_command(json_output, patient=True) as output:
-        local = _cluster_of(directory, cluster, nodes)
+        local = _cluster_of(directory, cluster, nodes, replication)
         known = [node.name for node in local.file.nodes]
         unknown = [name for name in restart or () if name not in known]
         if unknown:
@@ -62,20 +65,30 @@ def up(
         output.result(document, lambda: _show(output, local, started, directory, settings_file is not None))
 
 
-def _cluster_of(directory: Path, name: str | None, nodes: int | None) -> LocalCluster:
-    """The cluster of a directory: name, nodes and ports are those of the first `up`. Raises UsageInvalid."""
+def _cluster_of(directory: Path, name: str | None, nodes: int | None, replication: int | None) -> LocalCluster:
+    """The cluster of a directory: name, nodes, replication and ports are those of the first `up`. Raises UsageInvalid."""
     from headrace.local_cluster import FILE_NAME, LocalCluster
     from headrace.settings import load_settings
 
     if not (directory / FILE_NAME).exists():
         settings = load_settings({"cluster.name": name}, directory=directory.absolute().parent)
-        return LocalCluster(directory, settings.cluster.name, nodes or NODES)
+        if (replication or 1) > (nodes or NODES):
+            raise UsageInvalid(
+                f"{nodes or NODES} nodes cannot hold each row {replication} times",
+                action="use a --replication up to the number of --nodes",
+            )
+        return LocalCluster(directory, settings.cluster.name, nodes or NODES, replication=replication or 0)
     local = LocalCluster.load(directory)
     count = len(local.file.nodes)
     if nodes not in (None, count):
         raise UsageInvalid(
             f"the cluster in {directory} has {count} nodes, not {nodes}",
             action="nodes cannot be added or removed: leave out --nodes, or name another --dir",
+        )
+    if replication not in (None, local.replication):
+        raise UsageInvalid(
+            f"the cluster in {directory} holds each row {local.replication} times, not {replication}",
+            action="a cluster keeps its replication: leave out --replication, or name another --dir",
         )
     if name not in (None, local.cluster):
         raise UsageInvalid(
@@ -118,7 +131,8 @@ def _show(output: Output, local: LocalCluster, started: Sequence[str], directory
 
     kafka = (KAFKA, local.bootstrap, local.broker_pid, state(KAFKA))
     nodes = [(node.name, local.url(node.name), node.pid, state(node.name)) for node in local.file.nodes]
-    output.line(f"cluster {local.cluster} in {directory}")
+    copies = "" if local.replication == len(nodes) else f", each row on {local.replication} of {len(nodes)} nodes"
+    output.line(f"cluster {local.cluster} in {directory}{copies}")
     output.table(("name", "address", "pid", "state"), [kafka, *nodes])
     options = "" if bare else f" --bootstrap {local.bootstrap} --cluster {local.cluster}"
     output.line(f"ask:   headrace query 'SHOW TABLES'{options}")

@@ -43,13 +43,14 @@ MISSING_TIMEOUT_S = 3.0
 
 @contextmanager
 def running_cluster(
-    directory: Path, bootstrap: str, name: str, nodes: int = 3, **environment: str
+    directory: Path, bootstrap: str, name: str, nodes: int = 3, *, replication: int = 0, **environment: str
 ) -> Iterator[LocalCluster]:
-    """A ready cluster of real node processes, all killed at the end.
+    """A ready cluster of real node processes, all killed at the end. `replication` 0 = all nodes.
 
     `store_seal_rows="100"` sets HEADRACE__STORE__SEAL_ROWS.
     """
     cluster = local_cluster(directory, bootstrap, name, nodes, **environment)
+    cluster.file.replication = replication
     try:
         cluster.start()
         yield cluster

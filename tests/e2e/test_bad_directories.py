@@ -159,9 +159,9 @@ def test_a_missing_segment_is_detected_and_the_store_rebuilt(
 
 
 def test_a_cluster_created_with_other_settings_is_refused(cluster: LocalCluster, tmp_path: Path) -> None:
-    """A node that was started for another set of nodes names the setting that differs."""
+    """A node that was started with another replication names the setting that differs."""
     done = headrace(
         *("node", "run", "--cluster", cluster.cluster, "--id", "n2", "--nodes", "n1,n2", "--replication", "2"),
         *("--bootstrap", cluster.bootstrap, "--data-dir", str(tmp_path / "n2")),
     )
-    assert_refused(done, "created with other settings", "nodes is n1", "n1,n2")
+    assert_refused(done, "created with other settings", "replication is 1, this node was started with 2")

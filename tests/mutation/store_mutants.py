@@ -17,7 +17,8 @@ SEGMENT, TOMBSTONES, SCANS, FULL_DISK = (
     "test_index_full_disk.py",
 )
 
-ORDER, EDGES = "test_durable_order.py", "test_edges.py"
+ORDER, EDGES, LOADS = "test_durable_order.py", "test_edges.py", "test_loads.py"
+CUTS = "test_cuts.py"
 
 STORE = (
     Mutant(
@@ -142,14 +143,14 @@ STORE = (
     ),
     Mutant(
         "jobs_in_any_order",
-        "store/jobs.py",
+        "store/store_job.py",
         "            if self._components.queue[0] is not self:\n",
         "            if False:\n",
         (STORE_TESTS,),
     ),
     Mutant(
         "failed_job_is_done",
-        "store/jobs.py",
+        "store/store_job.py",
         "            self._execute()\n            self.done = True\n",
         "            self.done = True\n            self._execute()\n",
         (RECOVERY,),
@@ -201,7 +202,7 @@ STORE = (
     Mutant(
         "merge_of_files_that_are_no_neighbours",
         "store/jobs.py",
-        "if len(found) != len(self.inputs) or not are_neighbours(found, view.entries()):",
+        "if len(found) != len(self.inputs) or not are_neighbours(found, view.catalogue()):",
         "if len(found) != len(self.inputs):",
         (COMPACTION,),
     ),
@@ -229,7 +230,7 @@ STORE = (
     Mutant(
         "drop_of_rows_of_higher_rank",
         "store/jobs.py",
-        "            and drop.outranks(entry.era, entry.last_version)\n",
+        "            and entry.is_subject_to(drop)\n",
         "",
         (EDGES,),
     ),
@@ -266,8 +267,8 @@ STORE = (
     Mutant(
         "tombstone_deletes_rows_of_its_own_rank",
         "store/tombstone_set.py",
-        "return bisect_right(self.items, (era, version), key=_rank)",
-        "return bisect_right(self.items, (era, version - 1), key=_rank)",
+        "return bisect_right(self.items, max((era, version), (held_since, -1)), key=_rank)",
+        "return bisect_right(self.items, max((era, version - 1), (held_since, -1)), key=_rank)",
         (DELETES, TOMBSTONES),
     ),
     Mutant(
@@ -343,9 +344,37 @@ STORE = (
     Mutant(
         "era_of_a_last_row_ignored",
         "store/last_rows.py",
-        "np.lexsort((np.arange(len(codes)), eras, times, codes))",
-        "np.lexsort((np.arange(len(codes)), times, codes))",
+        "np.lexsort((np.arange(len(codes)), versions, eras, times, codes))",
+        "np.lexsort((np.arange(len(codes)), versions, times, codes))",
         (DELETES, STORE_TESTS),
+    ),
+    Mutant(
+        "version_of_a_last_row_ignored",
+        "store/last_rows.py",
+        "np.lexsort((np.arange(len(codes)), versions, eras, times, codes))",
+        "np.lexsort((np.arange(len(codes)), eras, times, codes))",
+        (LOADS,),
+    ),
+    Mutant(
+        "tombstone_of_the_time_before_the_slot_came",
+        "store/tombstone_set.py",
+        "max((era, version), (held_since, -1))",
+        "(era, version)",
+        (TOMBSTONES, LOADS),
+    ),
+    Mutant(
+        "carried_tombstones_ignored",
+        "store/tombstone_set.py",
+        "        return TombstoneSet((*own.items, *entry.carried)) if entry.carried else own\n",
+        "        return own\n",
+        (TOMBSTONES, LOADS),
+    ),
+    Mutant(
+        "drop_of_a_slot_before_it_came",
+        "store/segment.py",
+        "tombstone.era >= self.held_since and tombstone.outranks(self.era, self.last_version)",
+        "tombstone.outranks(self.era, self.last_version)",
+        (LOADS,),
     ),
     Mutant(
         "hidden_last_row_removed_although_older_rows_are_there",
@@ -378,14 +407,14 @@ STORE = (
     Mutant(
         "orphans_stay",
         "store/store_directory.py",
-        "            remove_orphans(files, content.entries)\n",
+        "            remove_orphans(files, present)\n",
         "",
         (RECOVERY,),
     ),
     Mutant(
         "missing_segments_not_looked_for",
         "store/store_directory.py",
-        "            check_segments(files, content.entries)\n",
+        "            check_segments(files, present)\n",
         "",
         (RECOVERY,),
     ),
@@ -437,6 +466,97 @@ STORE = (
         "if found and (own > tier or rows + entry.rows > rows_max):",
         "if found and own > tier:",
         (COMPACTION,),
+    ),
+    Mutant(
+        "load_applied_again_after_a_crash",
+        "store/load_job.py",
+        "        if self.version <= components.view.loaded_version:\n",
+        "        if False:\n",
+        (LOADS,),
+    ),
+    Mutant(
+        "void_load_tried_again_after_a_crash",
+        "store/load_job.py",
+        "            components.commit(changes)\n            raise JobSuperseded",
+        "            raise JobSuperseded",
+        (LOADS,),
+    ),
+    Mutant(
+        "bytes_of_a_staged_file_not_compared",
+        "store/load_job.py",
+        " or file_digest(segment) != found.file_digest:",
+        ":",
+        (LOADS,),
+    ),
+    Mutant(
+        "content_of_a_staged_file_not_compared",
+        "store/load_job.py",
+        " or {found.content_digest, written} != {entry.content_digest}:",
+        ":",
+        (LOADS,),
+    ),
+    Mutant(
+        "linked_file_not_synced",
+        "store/segment_files.py",
+        "            fsync_file(source)\n",
+        "",
+        (LOADS,),
+    ),
+    Mutant(
+        "link_without_a_commit_stays",
+        "store/store_directory.py",
+        "for name, entry in content.entries.items() if not entry.awaited}",
+        "for name, entry in content.entries.items() if entry}",
+        (LOADS,),
+    ),
+    Mutant(
+        "tombstone_purged_before_an_awaited_file",
+        "store/jobs.py",
+        "for entry in (*self._components.view.catalogue(), *added):",
+        "for entry in (*self._components.view.entries(), *added):",
+        (LOADS,),
+    ),
+    Mutant(
+        "drop_removes_what_was_loaded_after_it",
+        "store/jobs.py",
+        "            if entry.loaded_version < self.version\n            and (entry",
+        "            if (entry",
+        (LOADS,),
+    ),
+    Mutant(
+        "last_rows_of_moved_slices_stay",
+        "store/cut.py",
+        "IndexChanges(removed=names, last=last)",
+        "IndexChanges(removed=names)",
+        (CUTS,),
+    ),
+    Mutant(
+        "release_removes_what_came_back",
+        "store/cut.py",
+        " and entry.loaded_version < self.version\n",
+        "\n",
+        (CUTS,),
+    ),
+    Mutant(
+        "cut_with_deletes_that_came_later",
+        "store/cut.py",
+        "each for each in own if each.version <= version",
+        "each for each in own",
+        (CUTS,),
+    ),
+    Mutant(
+        "merge_of_files_that_leave",
+        "store/jobs.py",
+        "        if len(without_held(found, self._held)) < len(found):\n",
+        "        if False:\n",
+        (CUTS,),
+    ),
+    Mutant(
+        "cut_before_its_seal",
+        "store/cut.py",
+        "        if view.frontier < version:\n",
+        "        if False:\n",
+        (CUTS,),
     ),
     Mutant(
         "shared_row_at_the_end_of_a_segment_missed",

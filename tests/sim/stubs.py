@@ -24,6 +24,7 @@ class SimSlotTable:
 
     def __init__(self, members: tuple[str, ...]) -> None:
         self.members = members
+        self.nodes = members
         self.replication = len(members)
 
     def group(self, _header: str) -> tuple[str, ...]:

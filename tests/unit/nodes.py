@@ -34,8 +34,9 @@ ROWS = 500
 class Nodes:
     """Nodes of one cluster in one process."""
 
-    def __init__(self, directory: Path, names: tuple[str, ...], keep_records: int = 1) -> None:
+    def __init__(self, directory: Path, names: tuple[str, ...], keep_records: int = 1, replication: int = 0) -> None:
         self.keep_records = keep_records
+        self.replication = replication
         self.directory = directory
         self.names = names
         self.log = MemoryLog(clock_ms=lambda: time.time_ns() // 1_000_000)
@@ -48,7 +49,13 @@ class Nodes:
         return ServerSettings(
             cluster=ClusterSettings(name="c", bootstrap="memory", slots=60),
             # Another name than the address they listen on: copies between members use what nodes advertise.
-            node=NodeSettings(id=name, nodes=self.names, data_dir=str(self.directory / name), advertise="localhost:0"),
+            node=NodeSettings(
+                id=name,
+                nodes=self.names,
+                replication=self.replication,
+                data_dir=str(self.directory / name),
+                advertise="localhost:0",
+            ),
             store=StoreSection(log_keep_records=self.keep_records),
         )
 
@@ -140,11 +147,15 @@ def rows(node: Node) -> int:
 
 @contextmanager
 def running_nodes(
-    directory: Path, monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...], keep_records: int = 1
+    directory: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    names: tuple[str, ...],
+    keep_records: int = 1,
+    replication: int = 0,
 ) -> Iterator[Nodes]:
     """Nodes that are ready, with a short interval of leader tasks."""
     monkeypatch.setattr(leader_tasks, "UPKEEP_INTERVAL_S", 0.1)
-    nodes = Nodes(directory, names, keep_records)
+    nodes = Nodes(directory, names, keep_records, replication)
     try:
         nodes.start(*names)
         nodes.ready()

@@ -91,6 +91,15 @@ function showStatus(status) {
     { name: "silent", cell: (member) => known(member.silent_ms, (value) => `${(value / 1000).toFixed(1)} s`), number: true },
   ];
   find("members").replaceChildren(tableOf(members, status.members || []));
+  const remote = [
+    { name: "group", cell: (group) => group.group },
+    { name: "members", cell: (group) => group.members.join(", ") },
+    { name: "in sync", cell: (group) => group.in_sync.join(", ") || "none" },
+    { name: "slots", cell: (group) => known(group.slots), number: true, minor: true },
+  ];
+  const elsewhere = status.remote_groups || [];
+  find("remote-section").hidden = !elsewhere.length;
+  find("remote").replaceChildren(tableOf(remote, elsewhere));
   showQueries(status.queries || {});
 }
 

@@ -58,6 +58,8 @@ DEFAULTS = {
     "query.threads": 2,
     "query.timeout_ms": 60_000,
     "query.queries_max": 8,
+    "query.scans_max": 16,
+    "query.remote_mb_max": 1_000,
     "query.stale_max_s": 0.0,
     "query.spill_directory": "",
     "query.spill_mb_max": 4_000,

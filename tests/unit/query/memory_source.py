@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 
 from headrace.connectors.clock import Moment
 from headrace.consumers.query.query_errors import AnswerStale, NotReady
+from headrace.consumers.query.table_source import Reading
 from headrace.schemas.tables import FieldType, TableSchema
 
 
@@ -97,6 +98,7 @@ class MemorySource:
         start_ns: int | None,
         end_ns: int | None,
         tags: Mapping[str, Sequence[str]] | None,
+        reading: Reading,
     ) -> list[MemoryScan]:
         """Prunes as much as the contract allows: complete files, single live rows, columns."""
         self.requests.append(
@@ -114,7 +116,7 @@ class MemorySource:
         self.opened += scans
         return scans
 
-    def wait_for(self, offsets: Mapping[str, int], timeout_s: float) -> bool:
+    def wait_for(self, reading: Reading) -> bool:
         """Rows are in memory before any query."""
         return True
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 
@@ -28,6 +28,7 @@ from headrace.consumers.query.query_errors import (
     UnknownTable,
 )
 from headrace.consumers.query.settings import QuerySettings
+from headrace.consumers.query.table_source import Reading
 from headrace.consumers.store import StoreDamaged
 from headrace.schemas.tables import FieldType, TableSchema
 from tests.unit.query.conftest import DAY_NS, START_NS
@@ -300,9 +301,9 @@ def test_many_threads_may_query_at_once(engine: QueryEngine) -> None:
 class SourceAtOffset5(MemorySource):
     """A source that has reached offset 5 of every group."""
 
-    def wait_for(self, offsets: Mapping[str, int], timeout_s: float) -> bool:
+    def wait_for(self, reading: Reading) -> bool:
         """Whether the offsets are reached."""
-        return timeout_s > 0 and all(offset <= 5 for offset in offsets.values())
+        return reading.timer.left_s > 0 and all(offset <= 5 for offset in reading.after.values())
 
 
 def test_a_reader_sees_its_own_writes_or_an_error(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -24,18 +25,22 @@ from headrace.consumers.replication.replica import Ignored
 from headrace.consumers.replication.settings import ReplicationLimits
 from headrace.consumers.store import Store
 from headrace.schemas import payload
-from headrace.schemas.framing import format_headers
+from headrace.schemas.framing import LOAD_FORMAT, format_headers
 from headrace.schemas.messages import (
+    Anchor,
     Body,
+    Claim,
     Compact,
     Delete,
     Drop,
     Leadership,
+    Load,
     Message,
     ProducerPosition,
     TableVersion,
     Write,
     encode_message,
+    format_of,
 )
 from headrace.schemas.payload import PayloadInvalid, encode_rows, row_schema
 from headrace.schemas.tables import FieldType, RecordName, RecordRefusal, TimeResolution
@@ -218,6 +223,28 @@ def test_a_group_seals_by_the_bytes_that_its_rows_take_in_memory(scene: Scene) -
     scene.feed(group)
     assert scene.applied(group)
     assert group.applied.frontier == 3
+
+
+def test_a_file_of_another_log_is_awaited_while_the_log_continues(scene: Scene) -> None:
+    """Members agree about their files at that version, whoever has the file; a load that does not fit is void."""
+    leader = Leadership(1, "n1", "i")
+    fitting = Load(leader, "c.forward.n9.1", 4, "plant", "pumps", 0, 0, 3, 5, 9, 0, bytes(16), 3, 1, 3, 1_000, 1)
+    bodies: list[Body] = [
+        Claim(leader, Anchor(-1, 0, bytes(16)), 1_000, 1_000_000),
+        fitting,
+        replace(fitting, slice_number=1, content_digest=b"x" * 16),
+    ]
+    assert [1, LOAD_FORMAT, LOAD_FORMAT] == [format_of(body) for body in bodies]
+    for number, body in enumerate(bodies, 1):
+        scene.append(encode_message(Message(ProducerPosition("n1/i", number, 0), body)))
+    scene.append(write_message(encoded(row_batch()), 3))
+    group = scene.member()
+    assert scene.applied(group)
+    group.store_jobs.drain()
+    assert ("", 3) == (group.health.reason, rows_of(group))
+    (entry,) = group.store.awaited()
+    assert {entry.name: "00" * 16} == group.store.digests()
+    assert group.store_jobs.content()[0] == 3
 
 
 # The version of a table that does not exist.

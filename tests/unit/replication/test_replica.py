@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from headrace.consumers.replication import group_state
 from headrace.consumers.replication.group_state import GroupState, LogBase
-from headrace.consumers.replication.replica import ApplyWrite, Ignored, LogHasGap, Replica, SealNow
+from headrace.consumers.replication.replica import ApplyLoad, ApplyWrite, Ignored, LogHasGap, Replica, SealNow
 from headrace.schemas.framing import FORMAT, FormatTooNew
 from headrace.schemas.messages import (
     NO_CHAIN,
     Anchor,
     Body,
+    CarriedDelete,
     Claim,
     Gap,
     Leadership,
+    Load,
     Message,
     ProducerPosition,
     Seal,
@@ -173,3 +178,80 @@ def test_a_gap_is_passed_by_who_is_behind_it_and_stops_all_others(feed: Feed) ->
         with pytest.raises(LogHasGap):
             feed.apply(other, batch=3)
     assert before == feed.replica.state.to_bytes()
+
+
+LOAD = Load(
+    Leadership(1, "n1", "a"), "c.forward.n9.1", 4, "db", "t", 0, 0, 3, 500, 600, 0, bytes(16), 9, 0, 99, 1_000, 1
+)  # fmt: skip
+
+
+def test_a_file_of_another_log_counts_once(feed: Feed) -> None:
+    """By its origin, place and content, whoever sends it: a new leader repeats what its predecessor may have sent.
+
+    That holds in a replica that is restored from the state of a seal.
+    """
+    feed.apply(Claim(Leadership(1, "n1", "a"), ANCHOR, 1_000, 1_000_000), producer="a")
+    assert [ApplyLoad(2, LOAD)] == feed.apply(LOAD, producer="a", batch=1)
+    assert {("db", "t"): 1} == feed.replica.state.tables
+    feed.replica.state = GroupState.from_bytes(feed.replica.state.to_bytes())
+    other = Leadership(2, "n2", "b")
+    feed.apply(Claim(other, ANCHOR, 1_000, 1_000_000), producer="b")
+    assert [] == feed.apply(LOAD, producer="b", batch=1)
+    assert {Ignored.NOT_LEADER: 1} == dict(feed.replica.ignored)
+    assert [] == feed.apply(replace(LOAD, leadership=other, held_since=5), producer="b", batch=2)
+    assert feed.replica.ignored[Ignored.REPEATED] == 1
+    for number, changed in enumerate(
+        ({"origin": "x"}, {"bucket": 1}, {"generation": 1}, {"content_digest": b"x" * 16})
+    ):
+        load = replace(LOAD, leadership=other, **changed)
+        assert [ApplyLoad(6 + number, load)] == feed.apply(load, producer="b", batch=3 + number)
+
+
+def test_a_file_waits_for_its_table_only_under_the_leader(feed: Feed) -> None:
+    """A record of a former leader must not make a group wait for a version that may never exist."""
+    asked: list[object] = []
+    feed.replica.knows_tables = lambda _offset, _digest, tables: bool(asked.append(tables))
+    feed.apply(LOAD)
+    assert [] == asked
+    feed.apply(Claim(LOAD.leadership, ANCHOR, 1_000, 1_000_000), producer="a")
+    assert [] == feed.apply(LOAD, producer="a", batch=1)
+    assert 1 == len(asked)
+    assert feed.replica.ignored[Ignored.REFUSED] == 1
+
+
+def test_the_memory_of_loaded_files_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The oldest one is forgotten, also by a replica that was restored in between."""
+    monkeypatch.setattr(group_state, "LOADS_MAX", 3)
+    one, other = GroupState(), GroupState()
+    for number in range(5):
+        assert one.note_load(bytes([number] * 16))
+        assert other.note_load(bytes([number] * 16))
+        other = GroupState.from_bytes(other.to_bytes())
+    assert one.to_bytes() == other.to_bytes()
+    assert [False, False, False, True] == [one.note_load(bytes([number] * 16)) for number in (2, 3, 4, 1)]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"origin": ""},
+        {"origin": "x" * 1_025},
+        {"table": "a\0b"},
+        {"schema_version": 0},
+        {"era": 4},
+        {"era": -1},
+        {"first_version": 0},
+        {"first_version": 601},
+        {"last_version": 10**15},
+        {"rows": 0},
+        {"min_time_ns": 100},
+        {"bucket": -1},
+        {"deletes": (CarriedDelete(3, 600),)},
+    ],
+    ids=str,
+)
+def test_a_file_that_no_group_can_have_is_ignored(feed: Feed, wrong: dict[str, object]) -> None:
+    """Every replica refuses it by the record alone, also under its leader."""
+    feed.apply(Claim(LOAD.leadership, ANCHOR, 1_000, 1_000_000), producer="a")
+    assert [] == feed.apply(replace(LOAD, **wrong), producer="a", batch=1)
+    assert {Ignored.INVALID: 1} == dict(feed.replica.ignored)

@@ -11,10 +11,13 @@ import pytest
 import structlog
 
 from headrace.consumers.query.engine import QueryEngine
+from headrace.consumers.query.group_scanner import GroupScanner
 from headrace.consumers.query.settings import QuerySettings
+from headrace.consumers.query.table_source import LocalSource
 from headrace.consumers.serve.app import create_app
 from headrace.consumers.serve.node_api import NodeFigures
 from headrace.consumers.serve.server import Server
+from headrace.schemas.tables import Catalogue
 from tests.unit.query.memory_source import READINGS, MemorySource, readings
 
 START_NS = 1_700_006_400_000_000_000
@@ -29,6 +32,8 @@ class FakeNode:
         self.engine = QueryEngine(
             self.source, [directory], QuerySettings(memory_limit_mb=200, timeout_ms=20_000, queries_max=2)
         )
+        nothing: Any = None
+        self.scanner = GroupScanner("n1", LocalSource({}, Catalogue(), nothing), nothing, self.engine)
         self.started = True
         self.is_live = True
 

@@ -7,6 +7,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from headrace.consumers.query.engine import QuerySettings, QueryStatistics
+from headrace.consumers.query.group_scanner import ScanStatistics
+from headrace.consumers.query.remote_rows import RemoteStatistics
 from headrace.consumers.replication.replica import Ignored
 from headrace.consumers.serve.metrics import metrics_text
 from headrace.consumers.serve.node_api import NodeFigures
@@ -55,6 +57,8 @@ class MeasuredNode:
         settings=QuerySettings(memory_limit_mb=200, timeout_ms=20_000, queries_max=2),
     )
 
+    scanner = SimpleNamespace(statistics=ScanStatistics(1, 6, 2, 3, 4_000))
+
     def status(self) -> dict[str, Any]:
         """See NodeApi."""
         leader = group(
@@ -95,6 +99,7 @@ class MeasuredNode:
             limits={"queue_bytes": 1_024, "seal_rows": 5_000},
             disk_free_bytes=1_000,
             disk_size_bytes=4_000,
+            remote=RemoteStatistics(8, 1, 2, 9_000, 512),
         )
 
 

@@ -42,6 +42,7 @@ def firsts(entries: list[SegmentEntry], tombstones: list[Tombstone] | None = Non
         ([entry(10, 30), entry(20, 30), entry(30, 30), entry(40, 30)], [[10, 20, 30]]),
         ([entry(10, 5), entry(20, 5, era=2), entry(30, 5)], []),
         ([entry(10, 5), entry(20, 5, bucket=1), entry(30, 5)], []),
+        ([entry(10, 5), replace(entry(20, 5), held_since=2), entry(30, 5)], []),
         ([entry(10, 500), entry(20, 500), entry(30, 500)], []),
         ([], []),
     ],

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.consumers.store import Store
+from headrace.consumers.store import SegmentEntry, Store
 from headrace.consumers.store import batch_columns as columns
-from headrace.consumers.store.last_rows import apply_tombstones, last_batch
+from headrace.consumers.store.last_rows import LastRanks, apply_tombstones, decode_last, encode_last, last_batch
 from headrace.consumers.store.memtable import live_batch
 from headrace.consumers.store.tombstone_set import TombstoneSet, visible
 from headrace.consumers.store.tombstones import Tombstone, tombstone
@@ -65,20 +68,61 @@ def test_rows_that_no_tombstone_deletes_stay(batches: list, deletes: list) -> No
         assert want == rows.column(1).to_pylist()
 
 
-@given(rows=ROWS, eras=st.lists(st.integers(1, 2), min_size=8, max_size=8), deletes=DELETES)
-def test_last_rows_are_removed_or_stale(rows: list, eras: list[int], deletes: list) -> None:
-    """A last row under a tombstone without start, of the highest era, is removed; under any other it is stale."""
+RANKS = st.lists(
+    st.tuples(st.integers(1, 2), st.sampled_from([-1, 3, 6]), st.sampled_from([0, 0, 2, 3])), min_size=8, max_size=8
+)
+
+
+@given(rows=ROWS, ranks=RANKS, deletes=DELETES)
+def test_last_rows_are_removed_or_stale(rows: list, ranks: list[tuple[int, int, int]], deletes: list) -> None:
+    """A last row under a tombstone without start, of the highest era, is removed; under any other it is stale.
+
+    A tombstone of an era before the group held the slot of the row changes nothing, nor does a second time.
+    """
     tombstones, era_max = set_of(deletes), 2
     batch = row_batch(CPU, [({"host": host, "rack": rack}, at, {"busy": 1}) for host, rack, at in rows])
     keys = batch.column(0).cast(pa.string())
-    given_last = last_batch(keys, batch.column(1).to_numpy(), pa.array(eras[: len(rows)]).to_numpy(), {})
+    eras, versions, since = (np.array(column, np.int64) for column in zip(*ranks[: len(rows)], strict=True))
+    given_last = last_batch(keys, batch.column(1).to_numpy(), LastRanks(eras, versions, since), {})
     found = apply_tombstones(given_last, tombstones, era_max)
+    assert found.equals(apply_tombstones(found, tombstones, era_max))
     want = []
-    for (host, rack, at), era in zip(rows, eras, strict=False):
-        hit = [each for each in tombstones if deletes_row(each, (era, -1), host, rack, at)]
+    for (host, rack, at), (era, version, held) in zip(rows, ranks, strict=False):
+        hit = [each for each in tombstones if each.era >= held and deletes_row(each, (era, version), host, rack, at)]
         if not any(each.start_ns is None and each.era >= era_max for each in hit):
             want.append((at, bool(hit)))
     assert want == list(zip(found.column(1).to_pylist(), found.column(3).to_pylist(), strict=True))
+
+
+def test_a_file_of_another_log_is_deleted_from_by_eras_and_by_what_came_with_it() -> None:
+    """The versions of its rows count another log: they are compared with those of its earlier holders alone."""
+    of_its_time, since, later = (Tombstone("d", "t", era, version) for era, version in ((3, 900), (4, 5), (5, 1)))
+    own = TombstoneSet([of_its_time, since, later])
+    carried = Tombstone("d", "t", 3, 700, end_ns=50)
+    loaded = SegmentEntry(
+        "x", "d", "t", 0, 0, 3, 500, 600, 0, 9, 0, 99, 1, "", "", 1, 0,
+        loaded_version=7, held_since=4, carried=(carried,),
+    )  # fmt: skip
+    assert [carried, since, later] == list(own.unapplied(loaded))
+    assert [carried] == list(TombstoneSet().unapplied(loaded))
+    assert [carried, later] == list(TombstoneSet([replace(since, era=3), later]).unapplied(loaded))
+    own_file = replace(loaded, held_since=0, carried=())
+    assert [of_its_time, since, later] == list(own.unapplied(own_file))
+    assert loaded == SegmentEntry.from_json(loaded.to_json())
+    assert b"held_since" not in replace(own_file, loaded_version=0).to_json()
+
+
+def test_last_rows_of_an_earlier_build_are_read() -> None:
+    """They have no version, and rank below every delete that is not applied to them."""
+    batch = last_batch(
+        pa.array(["cpu,host=a"]), np.array([5]), LastRanks(*np.array([[1], [9], [0]])), {"busy": pa.array([7])}
+    )
+    old = batch.select([0, 1, 2, 3, 6])
+    read = decode_last(encode_last(old))
+    assert batch.schema.names == read.schema.names
+    assert [[-1], [0], [7]] == [read.column(place).to_pylist() for place in (4, 5, 6)]
+    assert [True] == apply_tombstones(read, TombstoneSet([Tombstone("d", "t", 1, 3, start_ns=0)]), 1)[3].to_pylist()
+    assert [False] == apply_tombstones(batch, TombstoneSet([Tombstone("d", "t", 1, 3, start_ns=0)]), 1)[3].to_pylist()
 
 
 @pytest.mark.parametrize("sealed", [False, True])

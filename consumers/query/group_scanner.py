@@ -1,0 +1,243 @@
+"""Answers scans of other nodes: the merged rows of one group that is in sync here, batch by batch.
+
+The group must serve before the first row and behind the last one, as for a query of this node. The rows pass
+through DuckDB in batches, so a scan holds no table in memory but the unsealed rows that are there anyway. Scans
+have permits of their own: nodes that wait for each other's rows would otherwise hold the permits of queries that
+the other one needs.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Protocol
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headrace.consumers.query.engine import QueryEngine
+from headrace.consumers.query.query_errors import NotCaughtUp, QueryError, SlotNotHeld, TooManyScans
+from headrace.consumers.query.result_stream import ResultStream
+from headrace.consumers.query.scan_request import RemoteScanRequest, wire_schema
+from headrace.consumers.query.session import Session, literal, quoted
+from headrace.consumers.query.table_source import LocalFence, LocalSource, Reading
+from headrace.consumers.store import StoreError
+from headrace.schemas.tables import TIME_COLUMN, TableSchema
+
+SCHEMA_WAIT_S = 1.0
+"""How long a scan waits for a version of the schema that the asker knows already."""
+
+
+class SchemaSource(Protocol):
+    """The schemas of tables; implemented by `consumers.membership.schema_log.SchemaLog`."""
+
+    def wait_for(self, database: str, table: str, version: int, timeout_s: float) -> TableSchema | None:
+        """The table at exactly this version; None when it was not read in time."""
+        ...
+
+
+@dataclass(slots=True)
+class ScanStatistics:
+    """Counters since the start; `running` is a gauge."""
+
+    running: int = 0
+    answered: int = 0
+    failed: int = 0
+    refused: int = 0
+    rows: int = 0
+    seconds: float = 0.0
+
+
+class GroupScanner:
+    """Opens scans for other nodes. Every method may be called from any thread."""
+
+    def __init__(self, node: str, source: LocalSource, schemas: SchemaSource, engine: QueryEngine) -> None:
+        """`engine` lends its DuckDB instance, its timer thread and its limits of memory and time."""
+        self.statistics = ScanStatistics()
+        self.scans_max = engine.settings.scans_max
+        self._node = node
+        self._source = source
+        self._schemas = schemas
+        self._engine = engine
+        self._permits = threading.BoundedSemaphore(self.scans_max)
+        self._lock = threading.Lock()
+
+    def open(self, request: RemoteScanRequest) -> RunningScan:
+        """A scan that may begin. Raises SlotNotHeld, NotReady, TooManyScans, ScanInvalid, NotCaughtUp."""
+        try:
+            return self._open(request)
+        except QueryError:
+            self._count(refused=1)
+            raise
+
+    def _open(self, request: RemoteScanRequest) -> RunningScan:
+        topic = next((key for key, group in list(self._source.groups.items()) if group.name == request.group), None)
+        if topic is None:
+            raise SlotNotHeld.of(request.group, self._node)
+        if not self._permits.acquire(blocking=False):
+            raise TooManyScans(
+                f"{self.scans_max} scans for other nodes are running already", action="retry", retriable=True
+            )
+        self._count(running=1)
+        resources = ExitStack()
+        resources.callback(self._release, time.monotonic())
+        try:
+            fence = LocalFence(self._source.groups, self._source.state, [topic])
+            schema = self._schema(request)
+            session = self._session(resources, request, fence)
+            return RunningScan(resources, session, request, schema, fence, self._source, self._end)
+        except BaseException:
+            resources.close()
+            raise
+
+    def _schema(self, request: RemoteScanRequest) -> TableSchema:
+        # Everything from the asker's version on has the columns that it names.
+        if self._schemas.wait_for(request.database, request.table, request.version, SCHEMA_WAIT_S) is None:
+            raise NotCaughtUp(
+                f"it has not read version {request.version} of the schema of {request.database}.{request.table}",
+                action="retry, or ask another node",
+                retriable=True,
+            )
+        return self._source.schema(request.database, request.table)
+
+    def _session(self, resources: ExitStack, request: RemoteScanRequest, fence: LocalFence) -> Session:
+        engine = self._engine
+        limit_mb, timeout_ms = engine.settings.memory_limit_mb, min(request.timeout_ms, engine.settings.timeout_ms)
+        return Session(
+            engine.database,
+            resources,
+            fence,
+            engine.interrupter,
+            limit_mb,
+            max(1, timeout_ms),
+            0,
+            engine.on_unreadable,
+        )
+
+    def _release(self, began_s: float) -> None:
+        self._count(running=-1, seconds=time.monotonic() - began_s)
+        self._permits.release()
+
+    def _end(self, rows: int | None) -> None:
+        self._count(failed=1) if rows is None else self._count(answered=1, rows=rows)
+
+    def _count(self, **amounts: float) -> None:
+        with self._lock:
+            for name, amount in amounts.items():
+                setattr(self.statistics, name, getattr(self.statistics, name) + amount)
+
+
+class RunningScan:
+    """One scan. `schema` is that of its batches. It holds files, memory and a permit until it is closed."""
+
+    def __init__(
+        self,
+        resources: ExitStack,
+        session: Session,
+        request: RemoteScanRequest,
+        schema: TableSchema,
+        fence: LocalFence,
+        source: LocalSource,
+        on_end: Callable[[int | None], None],
+    ) -> None:
+        self.schema = wire_schema(schema, request.columns)
+        self._resources = resources
+        self._session = session
+        self._request = request
+        self._table = schema
+        self._fence = fence
+        self._source = source
+        self._on_end = on_end
+        self._lock = threading.Lock()
+        self._ended = False
+        self._batches: Iterator[pa.RecordBatch] | None = None
+
+    def next(self) -> pa.RecordBatch | None:
+        """The next rows; None once these were all and the group still serves. Raises a QueryError."""
+        with self._lock:
+            if self._batches is None:
+                self._batches = self._run()
+            return next(self._batches, None)
+
+    def close(self) -> None:
+        """End the scan, also a batch that is being computed. Closing twice is fine."""
+        self._session.timer.cancel()
+        with self._lock:
+            self._end(None)
+            self._resources.close()
+
+    def _end(self, rows: int | None) -> None:
+        if not self._ended:
+            self._ended = True
+            self._on_end(rows)
+
+    def _run(self) -> Iterator[pa.RecordBatch]:
+        request, timer = self._request, self._session.timer
+        after = {request.group: max(request.after, self._fence.confirmed[request.group])}
+        if not self._source.wait(self._fence, after, min(timer.left_s, request.wait_ms / 1_000)):
+            raise NotCaughtUp(
+                f"it did not reach offset {after[request.group]} of group {request.group} in {request.wait_ms} ms",
+                action="retry, or ask another node",
+                retriable=True,
+            )
+        result = self._result(Reading(self._fence, after, timer))
+        for batch in result.batches():
+            yield self._wire(batch)
+        # Behind the last row, and behind the fence that `batches` has checked.
+        self._end(result.rows)
+
+    def _result(self, reading: Reading) -> ResultStream:
+        request = self._request
+        try:
+            scans = self._source.scan(
+                request.database,
+                request.table,
+                columns=request.columns,
+                start_ns=request.start_ns,
+                end_ns=request.end_ns,
+                tags=request.tags or None,
+                reading=reading,
+            )
+        except StoreError as error:
+            raise self._session.translate(error) from error
+        for scan in scans:
+            self._resources.push(scan)
+        columns = tuple({*request.columns, *self._filtered()})
+        self._session.create_view(self._table, columns, scans, bare=False)
+        return self._session.run(self._sql(), None)
+
+    def _filtered(self) -> list[str]:
+        """The columns that conditions name."""
+        tags = [tag for tag in self._request.tags if tag in self._table.tags]
+        return [*tags, TIME_COLUMN]
+
+    def _sql(self) -> str:
+        request = self._request
+        name = f"{self._session.catalog}.{quoted(request.database)}.{quoted(request.table)}"
+        conditions = [
+            f"{quoted(TIME_COLUMN)} {sign} make_timestamp_ns({bound})"
+            for sign, bound in ((">=", request.start_ns), ("<", request.end_ns))
+            if bound is not None
+        ]
+        conditions += [_among(tag, values) for tag, values in request.tags.items() if tag in self._table.tags]
+        where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
+        return f"SELECT {', '.join(map(quoted, request.columns))} FROM {name}{where}"
+
+    def _wire(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """A batch with its tags as dictionaries: a third of the bytes, here, on the way and at the asker."""
+        columns = [
+            pc.dictionary_encode(column) if pa.types.is_dictionary(field.type) else column
+            for field, column in zip(self.schema, batch.columns, strict=True)
+        ]
+        return pa.RecordBatch.from_arrays(
+            [column.cast(field.type) for field, column in zip(self.schema, columns, strict=True)], schema=self.schema
+        )
+
+
+def _among(tag: str, values: Sequence[str]) -> str:
+    # Stores take an absent tag for an empty text; the view shows null.
+    condition = f"{quoted(tag)} IN ({', '.join(map(literal, values))})" if values else "false"
+    return f"({condition} OR {quoted(tag)} IS NULL)" if "" in values else condition

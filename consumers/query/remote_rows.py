@@ -1,0 +1,241 @@
+"""Fetches the rows of one group from a member of it that is in sync, another one where the first fails.
+
+The rows are held until their query ends, since DuckDB may read a table several times; only then can a member that
+dies in the middle be replaced by another one without a wrong row. `query.remote_mb_max` bounds them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol, Self
+
+import pyarrow as pa
+
+from headrace.connectors.deadline import Deadline
+from headrace.connectors.http import NodeRefused, NodeUnreachable, request_node
+from headrace.consumers.query.query_errors import (
+    GroupUnavailable,
+    QueryCancelled,
+    QueryError,
+    QueryMemory,
+    QueryTimeout,
+)
+from headrace.consumers.query.scan_request import SCAN_ROUTE, RemoteScanRequest
+from headrace.consumers.query.scan_stream import SchemaAhead, error_of, read_scan
+from headrace.consumers.query.table_source import ReadTimer
+from headrace.schemas.records import Role, Status
+from headrace.schemas.tables import TIME_COLUMN
+
+CONNECT_TIMEOUT_S = 2.0
+SILENCE_S = 5.0
+"""A member that sends nothing for so long hangs: it sends a mark each second while it computes."""
+WAIT_MS_MAX = 10_000
+"""How long one member may take to reach the offset that a query must see, before another one is asked."""
+PATIENCE_S = 5.0
+"""How long all members of a group are asked again: a leader that died is replaced in this time."""
+PAUSE_S = 0.1
+
+
+class Members(Protocol):
+    """The members of groups, by their heartbeats; see `consumers.replication.heartbeat.Heartbeat`."""
+
+    def live(self, group: str, members: Iterable[str]) -> list[Status]:
+        """The newest statuses of the members of a group that are alive, in the order given."""
+        ...
+
+
+class Placement(Protocol):
+    """Which nodes hold which groups; see `consumers.membership.slot_table.SlotTable`."""
+
+    @property
+    def headers(self) -> tuple[str, ...]:
+        """All data groups, by the name of their header."""
+        ...
+
+    def group(self, header: str) -> tuple[str, ...]:
+        """The members of a group."""
+        ...
+
+
+class Fetch(Protocol):
+    """Fetches all rows of a scan from one member; `fetch_rows`, or a test's own."""
+
+    def __call__(
+        self, url: str, request: RemoteScanRequest, schema: pa.Schema, timer: ReadTimer, reserve: Callable[[int], None]
+    ) -> pa.Table:
+        """The rows, or a QueryError."""
+        ...
+
+
+@dataclass(slots=True)
+class RemoteStatistics:
+    """Counters since the start; `bytes_held` is a gauge."""
+
+    answered: int = 0
+    failed: int = 0
+    tried_again: int = 0
+    rows: int = 0
+    bytes_held: int = 0
+
+
+class RemoteScan:
+    """See GroupScan: the rows of one group of other nodes."""
+
+    files: Sequence[Path] = ()
+
+    def __init__(self, table: pa.Table, release: Callable[[], None]) -> None:
+        self.table = table
+        self._release = release
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._release()
+
+
+class RemoteRows:
+    """Fetches scans of groups from their members. Every method may be called from any thread."""
+
+    def __init__(
+        self, node: str, placement: Placement, members: Members, limit_bytes: int, fetch: Fetch | None = None
+    ) -> None:
+        """`node` is this one, which is never asked."""
+        self.statistics = RemoteStatistics()
+        self.placement = placement
+        self._node = node
+        self._members = members
+        self._limit_bytes = limit_bytes
+        self._fetch: Fetch = fetch or fetch_rows
+        self._turns = itertools.count()
+        self._lock = threading.Lock()
+
+    def serving(self, group: str) -> list[Status]:
+        """The other members of a group that may answer: online, in sync, in a role, and with an address."""
+        found = self._members.live(group, self.placement.group(group))
+        return [
+            each
+            for each in found
+            if each.node != self._node and each.http and each.eligible and each.role is not Role.UNSYNCED
+        ]
+
+    def scan(self, request: RemoteScanRequest, schema: pa.Schema, timer: ReadTimer) -> RemoteScan:
+        """The rows of a group. Raises GroupUnavailable, QueryTimeout, QueryCancelled, QueryMemory."""
+        patience, reasons = Deadline(PATIENCE_S), dict[str, str]()
+        while True:
+            for member in self._in_order(request):
+                if (found := self._ask(member, request, schema, timer, reasons)) is not None:
+                    return found
+            # A member that was just lost, or lags, may be replaced or catch up in a moment.
+            if patience.passed():
+                self._count(failed=1)
+                shown = [f"{node} {reason}" for node, reason in reasons.items()]
+                raise GroupUnavailable.because(request.group, shown or ["none is online and in sync"])
+            time.sleep(min(PAUSE_S, timer.left_s))
+            check_time(timer)
+
+    def _ask(
+        self, member: Status, request: RemoteScanRequest, schema: pa.Schema, timer: ReadTimer, reasons: dict[str, str]
+    ) -> RemoteScan | None:
+        """The rows as one member has them; None when another one must be asked, with the reason in `reasons`."""
+        left_ms = max(1, int(timer.left_s * 1_000))
+        timed = replace(request, timeout_ms=left_ms, wait_ms=min(left_ms, WAIT_MS_MAX))
+        share = _Share(self._reserve)
+        try:
+            table = self._fetch(member.http, timed, schema, timer, share.reserve)
+        except BaseException as error:
+            share.release()
+            # The end of the query's own time shows as a connection that was cut.
+            check_time(timer)
+            if not isinstance(error, QueryError) or isinstance(error, QueryMemory):
+                raise
+            self._count(tried_again=1)
+            reasons[member.node] = f"{_verb(error)}: {error.message}"
+            return None
+        self._count(answered=1, rows=table.num_rows)
+        return RemoteScan(_local_form(table), share.release)
+
+    def _in_order(self, request: RemoteScanRequest) -> list[Status]:
+        """The members to ask, each query another one first; those behind what it must see come last."""
+        found = self.serving(request.group)
+        turn = next(self._turns) % max(1, len(found))
+        return sorted(found[turn:] + found[:turn], key=lambda each: each.durable_offset < request.after)
+
+    def _reserve(self, size_bytes: int) -> None:
+        with self._lock:
+            if self.statistics.bytes_held + size_bytes > self._limit_bytes:
+                raise QueryMemory(
+                    f"rows of other nodes need more than the {self._limit_bytes // 1_000_000} MB that queries may hold",
+                    action="narrow the time range or the columns, or raise query.remote_mb_max",
+                )
+            self.statistics.bytes_held += size_bytes
+
+    def _count(self, **amounts: int) -> None:
+        with self._lock:
+            for name, amount in amounts.items():
+                setattr(self.statistics, name, getattr(self.statistics, name) + amount)
+
+
+class _Share:
+    """The bytes that one scan holds of the limit. Releasing them twice is fine."""
+
+    def __init__(self, reserve: Callable[[int], None]) -> None:
+        self._reserve = reserve
+        self._held = 0
+
+    def reserve(self, size_bytes: int) -> None:
+        self._reserve(size_bytes)
+        self._held += size_bytes
+
+    def release(self) -> None:
+        held, self._held = self._held, 0
+        self._reserve(-held)
+
+
+def fetch_rows(
+    url: str, request: RemoteScanRequest, schema: pa.Schema, timer: ReadTimer, reserve: Callable[[int], None]
+) -> pa.Table:
+    """All rows of a scan from the member at `url`. Raises a QueryError."""
+    try:
+        answer = request_node(
+            f"{url}{SCAN_ROUTE}",
+            method="POST",
+            document=request.document(),
+            timeout_s=SILENCE_S,
+            connect_timeout_s=CONNECT_TIMEOUT_S,
+        )
+    except NodeRefused as error:
+        raise error_of(error.document or {"message": error.message}) from error
+    except NodeUnreachable as error:
+        raise QueryError(f"no answer at {url}: {error.reason}", retriable=True) from error
+    # The end of the connection is what ends the scan at the member.
+    with answer, timer.interrupts(answer.abort):
+        return read_scan(answer.stream, schema, reserve)
+
+
+def check_time(timer: ReadTimer) -> None:
+    """Raises QueryTimeout or QueryCancelled for a query whose time is over."""
+    if timer.cancelled:
+        raise QueryCancelled("the query was cancelled before its end")
+    if timer.expired:
+        raise QueryTimeout.after(timer.timeout_ms)
+
+
+def _verb(error: QueryError) -> str:
+    return "is ahead" if isinstance(error, SchemaAhead) else f"failed with {error.kind}"
+
+
+def _local_form(table: pa.Table) -> pa.Table:
+    """The rows with `time` as integers, like those of this node: tables of one form are read as one."""
+    position = table.schema.get_field_index(TIME_COLUMN)
+    if position < 0:
+        return table
+    return table.set_column(position, TIME_COLUMN, table.column(position).cast(pa.int64()))
