@@ -125,10 +125,16 @@ def _field_names(table: pa.Table, options: FormatOptions) -> list[str]:
     return [name for name in table.column_names if name != options.time_column and name not in options.tags]
 
 
-def _plain_array(column: pa.ChunkedArray) -> pa.Array:
-    """A column as one array, dictionaries and run lengths decoded."""
+def _plain_array(name: str, column: pa.ChunkedArray) -> pa.Array:
+    """A column as one array, dictionaries and run lengths decoded. Raises ColumnTypeError."""
     if pa.types.is_dictionary(column.type):
-        column = column.cast(column.type.value_type)
+        try:
+            column = column.cast(column.type.value_type)
+        except pa.ArrowNotImplementedError:
+            # Arrow decodes no dictionary of nested values, which no column could take either.
+            raise ColumnTypeError(
+                f"column {name!r} has type {column.type}", action="convert it to numbers, booleans or text"
+            ) from None
     elif pa.types.is_run_end_encoded(column.type):
         column = pc.run_end_decode(column)
     return column.combine_chunks()
@@ -143,7 +149,7 @@ def _tag(name: str, column: pa.ChunkedArray) -> pa.Array:
         encoded = column.chunk(0)
         # An encoded column is passed on as it is, unless an empty text in its dictionary must become null.
         return encode_tags(encoded) if pc.any(pc.equal(encoded.dictionary, "")).as_py() else encoded
-    values = _plain_array(column)
+    values = _plain_array(name, column)
     kind = values.type
     if _is_text(kind):
         return encode_tags(values.cast(pa.string()))
@@ -155,7 +161,7 @@ def _tag(name: str, column: pa.ChunkedArray) -> pa.Array:
 
 
 def _time(name: str, column: pa.ChunkedArray, options: FormatOptions) -> pa.Array:
-    values = _plain_array(column)
+    values = _plain_array(name, column)
     if values.null_count:
         raise TimeRangeError(
             f"column {name!r} has {values.null_count} rows without a time", action="drop these rows or fill in the time"
@@ -187,7 +193,7 @@ def _scaled(name: str, values: pa.Array, ns_per_unit: int) -> pa.Array:
 
 def field_values(name: str, column: pa.ChunkedArray, declared: FieldType | None) -> pa.Array | None:
     """A column as one of the types of fields; None for one of nulls that is not declared. Raises ColumnTypeError."""
-    values = _plain_array(column)
+    values = _plain_array(name, column)
     kind = values.type
     if pa.types.is_null(kind):
         return pa.nulls(len(values), declared.arrow) if declared is not None else None

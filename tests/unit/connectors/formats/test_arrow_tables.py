@@ -187,3 +187,12 @@ def test_a_broken_parquet_file_is_let_go_with_its_error() -> None:
         # Only bytes that nobody holds can grow.
         data.append(0)
     assert refused > 100
+
+
+@pytest.mark.parametrize("column", ["time", "host", "v"])
+def test_a_dictionary_of_nested_values_is_refused_by_name(column: str) -> None:
+    """As a time, a tag and a field: Arrow has no way to decode it."""
+    nested = pa.DictionaryArray.from_arrays(pa.array([0], pa.int32()), pa.array([{"x": 1}]))
+    columns = {"time": pa.array([1]), "host": pa.array(["a"]), "v": pa.array([1.0])} | {column: nested}
+    with pytest.raises(ColumnTypeError, match=f"column '{column}' has type dictionary"):
+        normalise(pa.table(columns), OPTIONS)
