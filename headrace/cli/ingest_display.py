@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from headrace.terminal.output import Output, refused_lines
-from headrace.terminal.progress_bar import short_number
+from headrace.terminal.sizes import short_number
 
 if TYPE_CHECKING:
     from headrace.pipeline.ingest_progress import Counts, IngestProgress

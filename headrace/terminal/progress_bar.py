@@ -10,6 +10,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+from headrace.terminal.sizes import short_number
+
 
 class Advance(Protocol):
     """Adds `count` to a progress display; `total` replaces the expected end when it becomes known."""
@@ -31,14 +33,6 @@ class RateColumn(ProgressColumn):
         # rich forgets `speed` when a task ends and keeps `finished_speed` instead.
         speed = task.finished_speed or task.speed
         return Text(f"{reach} {self._unit}" + (f", {short_number(speed)}/s" if speed else ""))
-
-
-def short_number(value: float) -> str:
-    """A count with one decimal and k, M or G from a thousand up."""
-    for limit, suffix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if value >= limit:
-            return f"{value / limit:.1f} {suffix}"
-    return f"{value:.0f}"
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from headrace.cli.options import parse_settings
 from headrace.schemas.errors import HeadraceError, StateUnknown
 from headrace.terminal.command import UsageInvalid, configure_logging, run_command
 from headrace.terminal.output import Output
-from headrace.terminal.progress_bar import short_number
+from headrace.terminal.sizes import short_number
 
 ROOT = Path(__file__).resolve().parents[4]
 
