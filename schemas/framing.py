@@ -32,6 +32,7 @@ FORMAT = 3
 
 2: the changes of `table.avsc` with a resolution. 3: the records of `membership_change.avsc`, and `load.avsc`.
 """
+# Nodes apply a Load, and do not act on a change of members yet: before they do, no build may append one.
 BASE_FORMAT = 1
 LOAD_FORMAT = 3
 FORMAT_HEADER = "format"

@@ -77,7 +77,7 @@ class Scene:
                 assert wanted == found, f"at node {name}"
 
 
-@pytest.mark.slow(90)
+@pytest.mark.slow(40)
 def test_five_nodes_with_three_replicas_answer_through_failures(broker: BrokerInfo, tmp_path: Path) -> None:
     """Writes with a quorum of two, upserts and deletes: the sums at every node are those of one DuckDB over all rows.
 

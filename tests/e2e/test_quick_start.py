@@ -187,7 +187,7 @@ def ops_expressions() -> Iterator[tuple[str, set[str]]]:
             yield target["expr"], set(re.findall(r"\{\{ *(\w+)", target["legendFormat"]))
 
 
-@pytest.mark.slow(60)
+@pytest.mark.slow(130)
 @pytest.mark.timeout(900)
 def test_the_first_hour(folder: Path) -> None:
     """What new users met: wrong units, repeated times, odd files, missing things, dead nodes; each with its exit code."""
