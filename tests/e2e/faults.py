@@ -23,7 +23,7 @@ from headrace.admin_client import GapUnacceptable
 from headrace.connectors.http import NodeRefused
 from headrace.connectors.kafka.broker import EmbeddedBroker
 from headrace.connectors.kafka.broker_process import free_port
-from headrace.local_cluster import LocalCluster
+from headrace.local_cluster import LocalCluster, probe
 from headrace.producers.cluster import Cluster
 from tests.e2e.actions import connected, eventually_unready, fill, kill_all, log_text, operator, query, seal, verify
 from tests.e2e.ledger import QUERY, Expectation, Ledger, Outcome, WritingThreads, messages_of
@@ -235,8 +235,13 @@ class FaultRun:
             self._hold()
         self._events.add(f"free the disk of {SMALL_DISK_NODE}")
         ballast.unlink(missing_ok=True)
+        # A start on a full disk may end with an error, also one that is still under way here.
+        eventually(self._small_disk_node_serves, f"{SMALL_DISK_NODE} serving with space", READY_TIMEOUT_S)
+
+    def _small_disk_node_serves(self) -> bool:
         if not self._cluster.node(SMALL_DISK_NODE).running:
             self._start(SMALL_DISK_NODE)
+        return probe(f"{self._cluster.url(SMALL_DISK_NODE)}/health/live")[0]
 
     def _wipe(self) -> None:
         self._await_health()
