@@ -119,13 +119,13 @@ def write_workload(
         writer.close()
 
 
-def query(url: str, sql: str) -> pa.Table:
-    """The complete answer of one node; waits while the node is not ready."""
+def query(url: str, sql: str, after: Mapping[str, int] | None = None) -> pa.Table:
+    """The complete answer of one node, with all up to these offsets; waits while the node is not ready."""
     answers: list[pa.Table] = []
 
     def answered() -> bool:
         with suppress_retriable():
-            answer = b"".join(NodeClient(url).query(sql, format="arrow"))
+            answer = b"".join(NodeClient(url).query(sql, format="arrow", after=after))
             answers.append(pa.ipc.open_stream(answer).read_all())
         return bool(answers)
 
