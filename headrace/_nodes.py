@@ -17,7 +17,7 @@ from headrace.schemas.errors import HeadraceError
 from headrace.schemas.records import Role
 
 ANSWER_TIMEOUT_S = 600.0
-# The node ends a query at its timeout. The client waits longer, to get the error that says so and not a
+# The node ends a query at its timeout. The client waits longer, to get the error of that and not a
 # closed socket.
 GRACE_S = 15.0
 LIST_TIMEOUT_S = 3.0
