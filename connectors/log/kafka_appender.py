@@ -60,7 +60,7 @@ class KafkaAppender:
         on_delivery: OnDelivery | None = None,
     ) -> None:
         """See Appender. Raises RecordTooLarge at once."""
-        deadline = Deadline(FULL_QUEUE_TIMEOUT_S)
+        deadline, replaced = Deadline(FULL_QUEUE_TIMEOUT_S), False
         self._topic = topic
 
         def report(error: KafkaError | None, message: Message) -> None:
@@ -83,9 +83,10 @@ class KafkaAppender:
                     ) from None
                 self._closed.wait(0.002)
             except KafkaException as error:
-                if not _is_fatal(error):
+                # It was not queued, so the next client may take it; one that has failed as well is an error.
+                if not _is_fatal(error) or replaced:
                     raise append_error(error.args[0], topic, len(value)) from error
-                # It was not queued: the next client takes it.
+                replaced = True
                 self._replace(producer)
 
     def flush(self, timeout_s: float) -> int:

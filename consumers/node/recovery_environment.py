@@ -81,9 +81,9 @@ class NodeRecoveryEnvironment:
 
     def is_idle(self, topic: str) -> bool:
         """See RecoveryEnvironment."""
-        return self.is_released(topic) and self.groups[
-            topic
-        ].replica.state.version == self._log_consumer.durable_version(topic)
+        # In this order: until it is released, more records may come.
+        released = self.is_released(topic)
+        return released and self.groups[topic].replica.state.version == self._log_consumer.durable_version(topic)
 
     def source(self, url: str, group: str) -> Source:
         """See RecoveryEnvironment."""

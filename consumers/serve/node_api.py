@@ -80,7 +80,9 @@ class RemoteGroup(TypedDict):
 
 
 class NodeStatus(TypedDict):
-    """One node. `joining`: it is not in the slot table, and holds no group. `reasons` names why it is not ready, `warnings` what an operator must do.
+    """One node. `joining`: it is not in the slot table, and holds no group.
+
+    `reasons` names why it is not ready, `warnings` what an operator must do.
 
     `data_age_s`: seconds since it knew that it was at the end of every log, UNKNOWN before the first time.
 

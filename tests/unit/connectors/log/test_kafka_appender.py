@@ -107,3 +107,15 @@ def test_the_record_at_which_a_client_fails_goes_to_the_next_one(
     appender.append("t", b"one", on_delivery=lambda *report: reports.append(report))
     eventually(lambda: reports == [(7, None)], "the record")
     appender.close(0)
+
+
+def test_a_second_client_that_fails_as_well_is_an_error(
+    reports: list[tuple[int | None, HeadraceError | None]],
+) -> None:
+    """A client that cannot be had is not made again and again."""
+    Client.behaviours = ["failed", "failed"]
+    appender = KafkaAppender({})
+    with pytest.raises(AppendUnknown):
+        appender.append("t", b"one", on_delivery=lambda *report: reports.append(report))
+    assert [] == reports
+    appender.close(0)
