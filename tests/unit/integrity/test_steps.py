@@ -13,6 +13,8 @@ from headrace.connectors.deadline import GONE_AFTER_S
 from headrace.consumers.integrity.divergence_monitor import DivergenceMonitor
 from headrace.consumers.integrity.scrubber import Scrubber
 from headrace.consumers.replication.group_health import State
+from headrace.consumers.replication.group_state import GapRecord, LogBase
+from headrace.consumers.replication.journal import JournalEntry
 from headrace.consumers.replication.settings import ReplicationLimits
 from tests.unit.recovery.test_steps import TOPIC, FakeNode, ManualClock, Recovery, append_records
 from tests.unit.statuses import STATUS
@@ -98,3 +100,45 @@ def test_a_truncated_log_is_reported_only_after_a_while_and_taken_back(node: Fak
     append_records(node.log, 1)
     monitor.turn()
     assert node.group.health.state is None
+
+
+def test_a_member_that_has_not_reached_an_accepted_gap_is_not_compared(node: FakeNode) -> None:
+    """It counts the log as it is, and copies files at the gap. A majority of such members would condemn the only one
+    that holds what the log has lost.
+    """
+    marked: list[object] = []
+    ends = SimpleNamespace(end=lambda topic: node.log.describe(topic).end)
+    supervisor = SimpleNamespace(mark_wrong=lambda *arguments: marked.append(arguments))
+    monitor = DivergenceMonitor(node.log, node, ends, supervisor, ManualClock())
+    node.group.enqueue([JournalEntry("g", version, version - 1, 0, (), b"x") for version in (1, 2)])
+    while node.group.turn():
+        pass
+    others = [
+        replace(STATUS, node=name, store=name, durable_offset=1, offset=1, chain_version=1, chain=b"c" * 16)
+        for name in ("n2", "n3")
+    ]
+    node.group.replica.state.base = LogBase("t", 0, 1, record=GapRecord(2, b"gap"))
+    node.live_statuses = others
+    monitor.turn()
+    assert (None, []) == (node.group.health.state, marked)
+    node.live_statuses = [replace(each, offset=2) for each in others]
+    monitor.turn()
+    assert 1 == len(marked), "members that have read it count alike"
+
+
+def test_samples_of_before_a_gap_are_void_behind_it(node: FakeNode) -> None:
+    """A member that read the log as it was cut may show a version that this one reaches by another count."""
+    marked: list[object] = []
+    ends = SimpleNamespace(end=lambda topic: node.log.describe(topic).end)
+    supervisor = SimpleNamespace(mark_wrong=lambda *arguments: marked.append(arguments))
+    monitor = DivergenceMonitor(node.log, node, ends, supervisor, ManualClock())
+    node.live_statuses = [
+        replace(STATUS, node=name, store=name, durable_offset=1, offset=1, chain_version=1, chain=b"c" * 16)
+        for name in ("n2", "n3")
+    ]
+    monitor.turn()
+    node.group.replica.state.base = LogBase("t", 0, 0, b"anchor", GapRecord(2, b"gap"))
+    node.group.enqueue([JournalEntry("g", 1, 0, 0, (), b"x")])
+    assert node.group.turn()
+    monitor.turn()
+    assert [] == marked
