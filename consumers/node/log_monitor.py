@@ -27,7 +27,6 @@ from headrace.schemas.errors import HeadraceError
 INTERVAL_S = 1.0
 COMMIT_TURNS = 5
 HELD_BACK_TURNS = 15
-SCHEMA_TURNS = 5
 TOPIC_TURNS = 60
 RETRY_S = 1.0
 SCHEMA_WAIT_S = 0.2
@@ -115,8 +114,7 @@ class LogMonitor:
                 self._check_log(topic, group)
         if self._turns % COMMIT_TURNS == 0:
             self._commit()
-        if self._turns % SCHEMA_TURNS == 0:
-            self._check_schema_log()
+        self._check_schema_log()
         if self._turns % TOPIC_TURNS == 0:
             with suppress(HeadraceError):
                 self._cluster_topics.check()
