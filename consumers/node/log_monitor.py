@@ -143,6 +143,10 @@ class LogMonitor:
             group.mark_log_lost(f"topic {topic} was recreated under this node; {lost_log_choices(group.name)}")
         else:
             self._readiness.data_age.note(topic, asked, state.end)
+        if group.follows and state.end < self._log_consumer.needed_end(topic):
+            # A client of librdkafka behind the end of a log that was cut may wait there without an error, and the
+            # others would wait for this member to notice. Whether the log is lost is decided where it is opened.
+            self._log_consumer.rejoin(topic, None)
         if self._turns % HELD_BACK_TURNS == 0:
             self._check_open_transactions(topic, state.end)
 
