@@ -16,7 +16,7 @@ from headrace.connectors.log.port import Log
 from headrace.connectors.periodic import LOG_JOIN_TIMEOUT_S, PeriodicTask
 from headrace.consumers.integrity.divergence import ChainSamples, Dispute, Finding, Kind
 from headrace.consumers.recovery.environment import RecoveryEnvironment
-from headrace.consumers.recovery.log_gap import read_chain
+from headrace.consumers.recovery.log_gap import holds_record, read_chain
 from headrace.consumers.recovery.supervisor import RecoverySupervisor
 from headrace.consumers.replication.group import Group
 from headrace.consumers.replication.group_health import Event, State
@@ -145,9 +145,7 @@ class DivergenceMonitor:
         if finding is Finding.RIGHT:
             samples.dismiss(dispute)
             group.health.report(Event.AGREE)
-        elif finding is Finding.WRONG or (
-            dispute.kind is Kind.FILES and group.log_is_whole(self._log.describe(topic).begin)
-        ):
+        elif finding is Finding.WRONG or (dispute.kind is Kind.FILES and self._log_has_all(topic, group)):
             # Files that differ with no majority: every member in dispute builds them anew from the log, which
             # has everything. Data that was replaced while the log was read is not the data that was judged.
             if self._environment.groups[topic] is group:
@@ -161,7 +159,20 @@ class DivergenceMonitor:
         # majority decides.
         if dispute.kind is not Kind.RECORDS or not group.log_is_whole(self._log.describe(topic).begin):
             return None
-        return read_chain(self._log, topic, dispute.version, self._task.stopping.is_set)
+        chain = read_chain(self._log, topic, dispute.version, self._task.stopping.is_set)
+        return chain if self._log_has_all(topic, group) else None
+
+    def _log_has_all(self, topic: str, group: Group) -> bool:
+        """Whether the log has, now and so at any time before, every record that this node has applied."""
+        # The schedule: the log is cut, and a member that was behind the cut reads on first. Its versions differ from
+        # those of all others, who would find their own records in the log no more, and throw away the only copies.
+        state, applied = self._log.describe(topic), group.replica.state
+        offset, digest = applied.offset, applied.record_digest
+        return (
+            group.log_is_whole(state.begin)
+            and state.topic_id == self._environment.topic_id(topic)
+            and holds_record(self._log, topic, state, offset, digest)
+        )
 
 
 def _is_before_gap(status: Status, base: LogBase) -> bool:

@@ -97,19 +97,25 @@ def last_common_offset(log: Log, topic: str, history: Sequence[tuple[int, bytes]
 
 
 def _holds(log: Log, topic: str, state: TopicState, offset: int, before: bytes, after: bytes) -> bool:
-    if offset >= state.end:
-        return False
     # Trimmed records cannot be compared. They were there before the log was cut, so they count as common.
     if offset < state.begin:
         return True
+    found = _digest_at(log, topic, state, offset)
+    return found is not None and next_chain(before, found) == after
+
+
+def holds_record(log: Log, topic: str, state: TopicState, offset: int, digest: bytes) -> bool:
+    """Whether the log has a record with this digest at an offset."""
+    return offset >= state.begin and _digest_at(log, topic, state, offset) == digest
+
+
+def _digest_at(log: Log, topic: str, state: TopicState, offset: int) -> bytes | None:
+    if offset >= state.end:
+        return None
     reader = log.reader({topic: offset})
     try:
         records = reader.poll(1, READ_TIMEOUT_S)
-        return (
-            bool(records)
-            and records[0].offset == offset
-            and next_chain(before, record_digest(records[0].value)) == after
-        )
+        return record_digest(records[0].value) if records and records[0].offset == offset else None
     finally:
         reader.close()
 
