@@ -44,13 +44,20 @@ MISSING_TIMEOUT_S = 3.0
 
 @contextmanager
 def running_cluster(
-    directory: Path, bootstrap: str, name: str, nodes: int = 3, *, replication: int = 0, **environment: str
+    directory: Path,
+    bootstrap: str,
+    name: str,
+    nodes: int = 3,
+    *,
+    replication: int = 0,
+    kind: type[LocalCluster] = ForkedCluster,
+    **environment: str,
 ) -> Iterator[LocalCluster]:
-    """A ready cluster of real node processes, all killed at the end. `replication` 0 = all nodes.
+    """A ready cluster of node processes, all killed at the end. `replication` 0 = all nodes.
 
     `store_seal_rows="100"` sets HEADRACE__STORE__SEAL_ROWS.
     """
-    cluster = local_cluster(directory, bootstrap, name, nodes, **environment)
+    cluster = local_cluster(directory, bootstrap, name, nodes, kind=kind, **environment)
     cluster.file.replication = replication
     try:
         cluster.start()
@@ -59,10 +66,18 @@ def running_cluster(
         kill_all(cluster)
 
 
-def local_cluster(directory: Path, bootstrap: str, name: str, nodes: int = 3, **environment: str) -> LocalCluster:
+def local_cluster(
+    directory: Path,
+    bootstrap: str,
+    name: str,
+    nodes: int = 3,
+    *,
+    kind: type[LocalCluster] = ForkedCluster,
+    **environment: str,
+) -> LocalCluster:
     """A cluster that is not started yet."""
     variables = {f"HEADRACE__{key.replace('_', '__', 1).upper()}": value for key, value in environment.items()}
-    return ForkedCluster(directory, name, nodes, variables, bootstrap)
+    return kind(directory, name, nodes, variables, bootstrap)
 
 
 def kill_all(cluster: LocalCluster) -> None:
