@@ -117,28 +117,6 @@ def test_without_a_broker_there_is_one_clear_error(tmp_path: Path) -> None:
     assert "broker" in action
 
 
-def test_an_unknown_cluster_and_a_foreign_checkpoint_are_refused(cluster: IngestCluster) -> None:
-    """Refused before Spark starts: a missing cluster, and a checkpoint of another database."""
-    line = command(cluster, "--available-now")
-    unknown = finished([*line, "--cluster", "nobody"])
-    assert 1 == unknown.returncode
-    assert "no cluster 'nobody' on this Kafka; check `--cluster`" in unknown.stderr
-    foreign = finished([*line, "--database", "other"])
-    assert 1 == foreign.returncode
-    assert "checkpoint" in foreign.stderr
-    assert len(foreign.stderr.splitlines()) == 2
-
-
-def test_invalid_options_are_refused(cluster: IngestCluster) -> None:
-    """A format that topics do not have and JSON without a table: exit code 2, one line and an action."""
-    csv = finished([*command(cluster), "--format", "csv"])
-    assert 2 == csv.returncode
-    assert "csv" in csv.stderr
-    json_without_table = finished([*command(cluster, "--available-now"), "--format", "json"])
-    assert 2 == json_without_table.returncode
-    assert "give `--table NAME` or `--table-column FIELD`" in json_without_table.stderr
-
-
 def kill_broker(broker: EmbeddedBroker, away_s: float) -> None:
     """Kill Kafka with kill -9, and start it again after a time."""
     pid = broker.status().pid
@@ -245,7 +223,8 @@ def test_a_broker_killed_during_an_available_now_run_leaves_the_content_exact(
 @pytest.mark.parametrize(
     ("number", "to_group", "code"),
     [
-        pytest.param(signal.SIGINT, True, 130, id="ctrl-c"),
+        # Ctrl-C is in tests/e2e/first_hour/ingest_stop.sh.
+        pytest.param(signal.SIGINT, True, 130, id="ctrl-c", marks=pytest.mark.soak),
         pytest.param(signal.SIGTERM, False, 0, id="terminate", marks=pytest.mark.soak),
         # Without --http it is the end of the test of kill -9.
         pytest.param(signal.SIGTERM, True, 0, id="terminate the whole group", marks=pytest.mark.soak),
