@@ -5,7 +5,8 @@ BIN := .venv/bin
 WORKERS ?= 4
 # Tests start hundreds of our processes: what one compiled the next one takes, also where the environment says not to keep it.
 PYTHON_KEEPING := PYTHONDONTWRITEBYTECODE= PYTHONPYCACHEPREFIX=$(CURDIR)/build/bytecode $(BIN)/python
-PYTEST := $(PYTHON_KEEPING) -m pytest -n $(WORKERS) --dist loadscope --no-loadscope-reorder
+SPREAD := -n $(WORKERS) --dist loadscope --no-loadscope-reorder
+PYTEST := $(PYTHON_KEEPING) -m pytest $(SPREAD)
 SOURCES := schemas connectors producers consumers pipeline headrace
 
 help:  ## Show this list.
@@ -22,7 +23,7 @@ demo: environment  ## Broker, three nodes, real readings, kill -9 and recovery, 
 
 test: environment  ## Lint, types and all tests (about 13 minutes on 2 cores).
 	@$(MAKE) --no-print-directory -j lint type bytecode
-	$(PYTEST) -m "not soak"
+	$(PYTHON_KEEPING) tools/test_run.py $(SPREAD) -m "not soak"
 
 # Else every worker compiles all tests at its start, all of them at the same time. What fails here fails again where it is seen.
 bytecode: environment

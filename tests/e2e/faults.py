@@ -28,6 +28,7 @@ from headrace.producers.cluster import Cluster
 from tests.e2e.actions import connected, eventually_unready, fill, kill_all, log_text, operator, query, seal, verify
 from tests.e2e.ledger import QUERY, Expectation, Ledger, Outcome, WritingThreads, messages_of
 from tests.e2e.proxy import Proxy, running_proxies
+from tests.forked import ForkedCluster
 from tests.log_files import cut_end
 from tests.waiting import eventually
 
@@ -121,7 +122,7 @@ def proxied_cluster(
         info = broker.start()
         proxies = stack.enter_context(running_proxies(info.proxied))
         bootstraps = {node: f"127.0.0.1:{port}" for node, port in zip(NODES, ports, strict=True)}
-        cluster = LocalCluster(directory, name, len(NODES), environment, info.bootstrap, bootstraps)
+        cluster = ForkedCluster(directory, name, len(NODES), environment, info.bootstrap, bootstraps)
         stack.callback(kill_all, cluster)
         has_small_disk = small_disk(cluster.data_directory(SMALL_DISK_NODE), SMALL_DISK_MB)
         cluster.start()

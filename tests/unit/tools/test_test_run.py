@@ -1,0 +1,39 @@
+"""The run of all tests: which failures are tried again, alone."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+
+TESTS = """
+from pathlib import Path
+import pytest
+
+@pytest.mark.parametrize("number", range({count}))
+def test_it(number):
+    seen = Path(__file__).with_name(f"seen-{{number}}")
+    first = not seen.exists()
+    seen.touch()
+    assert not first and not {broken}
+"""
+
+
+@pytest.mark.parametrize(
+    ("count", "broken", "code", "runs"),
+    [(2, False, 0, 2), (1, True, 1, 2), (7, False, 1, 1)],
+    ids=["unstable", "broken", "many"],
+)
+def test_a_few_failures_are_tried_again_alone(tmp_path: Path, count: int, broken: bool, code: int, runs: int) -> None:
+    """What passes then is named; what fails again, or is one of many, fails the run."""
+    (tmp_path / "test_given.py").write_text(TESTS.format(count=count, broken=broken))
+    command = [sys.executable, str(ROOT / "tools" / "test_run.py"), "-q", "--rootdir", str(tmp_path), "test_given.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert code == done.returncode, done.stdout
+    assert runs == len([line for line in done.stdout.splitlines() if " failed in " in line or " passed in " in line])
+    assert ("UNSTABLE" in done.stdout) == (code == 0)
+    assert (f"test_it[{count - 1}]" in done.stdout.rpartition("UNSTABLE")[2]) == (runs == 2 or code == 1)
