@@ -17,8 +17,8 @@ consumer.close()"
 # Ctrl-C finishes what has begun, and prints the counts.
 kill -INT "-$ingest"
 wait "$ingest"
-step 130 'interrupted' sh -c "cat ingest.out ingest.log; exit $?"
-also '1 row, 1 point in ' 'stopping: '
+step 130 'stopping: ' sh -c "cat ingest.out ingest.log; exit $?"
+also '1 row, 1 point in '
 case $output in *Traceback*) echo "a traceback: $output" && exit 1 ;; esac
 trap - EXIT
 step 1 'checkpoint' headrace ingest run --topic hour.raw --format json --database other --table raw --tags pump \

@@ -52,7 +52,7 @@ wait_until() {
     tries=0
     while ! "$@" >/dev/null 2>&1; do
         tries=$((tries + 1))
-        if [ "$tries" -gt 240 ]; then
+        if [ "$tries" -gt 600 ]; then
             echo "never: $*"
             exit 1
         fi
