@@ -12,7 +12,7 @@ step 0 "[b'not json', b'{\"pump\": \"p1\"}']" python3 -c "
 from confluent_kafka import Consumer
 consumer = Consumer({'bootstrap.servers': '$kafka', 'group.id': 'look', 'auto.offset.reset': 'earliest'})
 consumer.subscribe(['dlq.hour.raw'])
-print(sorted((message.value() for message in consumer.consume(2, 30)), reverse=True))
+print(sorted((message.value() for message in consumer.consume(2, 30))))
 consumer.close()"
 # Ctrl-C finishes what has begun, and prints the counts.
 kill -INT "-$ingest"
