@@ -75,10 +75,11 @@ class Scrubber:
     def _files(self) -> Iterator[tuple[str, Group, str]]:
         """(topic, group, file name) of a round."""
         for topic in list(self._groups):
-            group = self._groups[topic]
-            for entry in group.store.segments():
-                # Its data is replaced anyway, or may have been while the file before was read.
-                if not group.follows or self._groups[topic] is not group:
+            # It may have gone while the files of the one before were read.
+            group = self._groups.get(topic)
+            for entry in group.store.segments() if group is not None else ():
+                # Its data is replaced anyway, or may have been, or has gone, while the file before was read.
+                if group is None or not group.follows or self._groups.get(topic) is not group:
                     break
                 yield topic, group, entry.name
 
@@ -95,7 +96,7 @@ class Scrubber:
             return
         self.files_rotted += 1
         # Reading a file takes a while: the group may have got another store since.
-        if self._groups[topic] is group:
+        if self._groups.get(topic) is group:
             self._supervisor.mark_wrong(topic, f"segment {file} is not what was sealed: its bytes changed on this disk")
 
     def _pace(self, size_bytes: int) -> None:

@@ -20,6 +20,7 @@ from headrace.consumers.membership.schema_log import SchemaLog
 from headrace.consumers.node.data_directory import Identity
 from headrace.consumers.node.readiness import Readiness
 from headrace.consumers.replication.group import Group
+from headrace.consumers.replication.group_registry import GroupNotHere, forget_gone
 from headrace.consumers.replication.group_state import lost_log_choices
 from headrace.consumers.replication.log_consumer import LogConsumer
 from headrace.schemas.errors import HeadraceError
@@ -107,6 +108,7 @@ class LogMonitor:
     def turn(self) -> None:
         """Check the end and the identity of every log."""
         self._turns += 1
+        forget_gone(self._held_back_end, self._groups)
         for topic, group in self._groups.items():
             if self._end_task.stopping.is_set():
                 return
@@ -160,5 +162,8 @@ class LogMonitor:
     def _commit(self) -> None:
         # For lag tools only: the node itself continues where its journal ends.
         if self._groups and self._readiness.log_answers:
-            offsets = {topic: self._log_consumer.durable_offset(topic) + 1 for topic in self._groups}
+            offsets = dict[str, int]()
+            for topic in self._groups:
+                with suppress(GroupNotHere):
+                    offsets[topic] = self._log_consumer.durable_offset(topic) + 1
             self._log.commit(self._log_consumer.name, offsets)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -36,7 +35,7 @@ class NodeRecoveryEnvironment:
         self._log_consumer = log_consumer
         self._readiness = readiness
         self._heartbeat = heartbeat
-        self._recording = threading.Lock()
+        self._recording = local.recording
         self._unrecorded = False
 
     @property
@@ -97,7 +96,7 @@ class NodeRecoveryEnvironment:
         """See RecoveryEnvironment."""
         with self._recording:
             # Its data may have been replaced since it was judged.
-            if self.groups[topic] is not group:
+            if self.groups.get(topic) is not group:
                 return
             self._identity.wrong[topic] = group.health.cause(Aspect.DATA)
             if (gap := group.health.conditions.gap) is not None:
@@ -146,18 +145,17 @@ class NodeRecoveryEnvironment:
         # In this order: a store that is open must not be renamed. The journal's entries go last, since a
         # start skips those that are older than the store, and so a crash at any step loses nothing.
         newest = self._log_consumer.durable_version(topic)
-        old.stop()
-        old.store.close()
+        self._local.discard(old)
         finish_swap(self.directory, old.directory_name)
-        self._local.journal.forget_all(old.name, newest)
-        group = self._local.open_group(old.name)
+        self._local.journal.forget_all(old.key, newest)
+        group = self._local.open_group(topic)
         group.start()
         # The cursor first: no thread may find the new group together with the old position in its log.
         self._log_consumer.rejoin(topic, Cursor.of(group.replica.state))
         # Nor together with the end that the old data has reached.
         self._readiness.restart(topic)
         with self._recording:
-            self._local.groups[topic] = group
+            self._local.groups.put(topic, group)
         self.reassign(topic)
         with self._recording:
             self._identity.wrong.pop(topic, None)
