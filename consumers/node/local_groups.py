@@ -143,6 +143,8 @@ class LocalGroups:
             for topic in list(self.identity.topics):
                 if (found := self.topics.group_of(topic)) and path_component(GroupBirth(*found).key) in directories:
                     self.identity.forget(topic)
+                    # The other members must not compare an empty group with what this node has published of it.
+                    self.identity.renew()
                     self.identity.save(self.directory)
 
     def _open(self, on_progress: Callable[[str], None]) -> None:
