@@ -178,6 +178,11 @@ class LocalFence:
             raise not_ready(state, reasons)
 
     @property
+    def topics(self) -> Collection[str]:
+        """The groups that it is of, by forward topic."""
+        return self._began_with.keys()
+
+    @property
     def groups(self) -> Sequence[Group]:
         """The groups that it is of, each with the data that it has now."""
         return [self._groups.get(topic, group) for topic, group in self._began_with.items()]
