@@ -85,7 +85,7 @@ class Scrubber:
 
     def _check(self, topic: str, group: Group, file: str) -> None:
         try:
-            rotted = group.store.is_corrupt(file, self._pace)
+            rotted = group.store.is_corrupt(file, lambda size_bytes: self._pace(group, size_bytes))
         except ScrubStopped:
             return
         except HeadraceError as error:
@@ -99,11 +99,14 @@ class Scrubber:
         if self._groups.get(topic) is group:
             self._supervisor.mark_wrong(topic, f"segment {file} is not what was sealed: its bytes changed on this disk")
 
-    def _pace(self, size_bytes: int) -> None:
+    def _pace(self, group: Group, size_bytes: int) -> None:
+        # A group that leaves this node waits for the readers of its files, and a slow round may take minutes for one.
+        if not group.follows:
+            raise ScrubStopped("the group does not follow its log any more")
         rate = self._limits.scrub_bytes_per_second
         if self._task.stopping.wait(size_bytes / rate if rate else 0.0):
             raise ScrubStopped("the node is stopping")
 
 
 class ScrubStopped(HeadraceError):
-    """The node is stopping in the middle of a file."""
+    """The node, or the group, is stopping in the middle of a file."""

@@ -143,7 +143,7 @@ class LogMonitor:
             raise
         self._absence.present(topic)
         self._readiness.note_end(topic, state.end, restarts)
-        if state.topic_id != self._identity.topics[topic]:
+        if state.topic_id != self._identity.topics.get(topic, state.topic_id):
             group.mark_log_lost(f"topic {topic} was recreated under this node; {lost_log_choices(group.name)}")
         else:
             self._readiness.data_age.note(topic, asked, state.end)

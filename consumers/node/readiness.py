@@ -269,7 +269,7 @@ class Readiness:
             http=self.http_address,
             flight="",
             group=group.name,
-            topic_id=self._identity.topics[topic],
+            topic_id=self._identity.topics.get(topic, ""),
             role=self.decision(topic).role,
             # A fenced leader serves nothing. While it called itself eligible, the others would keep
             # following it.

@@ -15,6 +15,7 @@ from headrace.consumers.recovery.log_gap import gap_document
 from headrace.consumers.recovery.peer_source import PeerSource, chain_of_member
 from headrace.consumers.replication.group import Group
 from headrace.consumers.replication.group_health import Aspect
+from headrace.consumers.replication.group_registry import GroupNotHere
 from headrace.consumers.replication.group_state import LogBase
 from headrace.consumers.replication.heartbeat import Heartbeat
 from headrace.consumers.replication.log_consumer import LogConsumer
@@ -60,7 +61,9 @@ class NodeRecoveryEnvironment:
 
     def topic_id(self, topic: str) -> str:
         """See RecoveryEnvironment."""
-        return self._identity.topics[topic]
+        if (known := self._identity.topics.get(topic)) is None:
+            raise GroupNotHere.of(topic)
+        return known
 
     def live(self, group: Group) -> list[Status]:
         """See RecoveryEnvironment."""
