@@ -11,7 +11,6 @@ import math
 import threading
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Protocol
 
 import structlog
 
@@ -26,6 +25,7 @@ from headrace.consumers.replication.group_registry import ByTopic
 from headrace.consumers.replication.group_state import lost_log_choices
 from headrace.consumers.replication.hash_chain import record_digest
 from headrace.consumers.replication.journal import Journal, JournalEntry
+from headrace.consumers.replication.log_consumer_listener import LogConsumerListener
 from headrace.consumers.replication.log_prefix import Cursor, LogPrefix, Verdict
 from headrace.consumers.replication.settings import ReplicationLimits
 from headrace.consumers.replication.topic_identity import TopicIdentities
@@ -34,15 +34,8 @@ from headrace.schemas.receipts import RECEIPT_BYTES, receipt_of
 
 # As many as may become durable between two statuses; a status has those that the one before it did not have.
 RECEIPTS_MAX = 4_096
+UNREAD_GAP_S = 5.0
 _log = structlog.get_logger(__name__)
-
-
-class LogConsumerListener(Protocol):
-    """Reacts to the consuming thread, on that thread: each method must be quick."""
-
-    def on_durable(self) -> None:
-        """Records of some groups became durable."""
-        ...
 
 
 class LogConsumer:
@@ -173,6 +166,10 @@ class LogConsumer:
         """The receipts of the newest durable records, at most RECEIPTS_MAX."""
         return self._receipts[topic]
 
+    def needed_end(self, topic: str) -> int:
+        """The end that the log must have at least: behind what is durable, and behind an accepted gap."""
+        return self._durable[topic].needs + 1
+
     def position(self, topic: str) -> int:
         """Next offset to read: everything readable below it has been journaled and enqueued."""
         return self._positions[topic]
@@ -274,15 +271,18 @@ class LogConsumer:
         if cursor.offset + 1 < log.begin:
             group.health.report(Event.TRIM, f"the log begins at offset {log.begin}, {cursor.offset + 1} is needed")
             return None
-        if cursor.offset >= log.end:
+        if cursor.needs >= log.end:
             self._reopen_s = self._clock.monotonic_s() + self._limits.journal_retry_s
             if self._shortfall.missing(topic):
                 group.mark_log_lost(
-                    f"topic {topic} holds offsets {log.begin} to {log.end}, this node needs {cursor.offset + 1}; "
+                    f"topic {topic} holds offsets {log.begin} to {log.end}, this node needs {cursor.needs + 1}; "
                     f"{lost_log_choices(group.name)}"
                 )
             return None
         self._shortfall.present(topic)
+        if cursor.gap is not None:
+            # A reader gets no error when the log loses what it has not reached: the end is compared again.
+            self._reopen_s = min(self._reopen_s, self._clock.monotonic_s() + UNREAD_GAP_S)
         # The last journaled record is read again and compared: a log that was truncated and written on since
         # has as many records as before, and only the content shows it. A log trimmed right behind that record
         # cannot be compared.
