@@ -327,8 +327,8 @@ REPLICATION = (
     Mutant(
         "log_that_ends_too_early_followed",
         "replication/log_consumer.py",
-        "        if cursor.offset >= log.end:\n",
-        "        if cursor.offset > log.end:\n",
+        "        if cursor.needs >= log.end:\n",
+        "        if cursor.needs > log.end:\n",
         (CONSUMER,),
     ),
     Mutant(
