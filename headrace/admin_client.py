@@ -189,7 +189,10 @@ class AdminClient:
 
     def verify(self, timeout_s: float, on_progress: Callable[[str], None]) -> list[GroupVerdict]:
         """Compare the members of every group at one version that all of them have passed."""
-        ends = {group: self._log.describe(self._topics.forward(group)).end for group in self._slot_table.headers}
+        table = self._slot_table
+        ends = {
+            group: self._log.describe(self._topics.forward(group, table.birth(group))).end for group in table.headers
+        }
         deadline = Deadline(timeout_s)
         verdicts = []
         for group, end in ends.items():

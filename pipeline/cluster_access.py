@@ -71,7 +71,7 @@ class ClusterAccess:
 
     def forward_topic(self, group: str) -> str:
         """The forward topic of a data group."""
-        return self._topics.forward(group)
+        return self._topics.forward(group, self.slot_table.birth(group))
 
     def declared_columns(self, database: str) -> DeclaredColumns:
         """The columns of the newest versions of all tables of a database."""

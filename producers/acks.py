@@ -58,7 +58,9 @@ class Quorum:
         # offsets mean other records. So a status counts only with the id that the topic has now, before the
         # first row is written.
         if self.watched:
-            self._topic_ids = {name: log.describe(topics.forward(name)).topic_id for name in slot_table.headers}
+            self._topic_ids = {
+                name: log.describe(topics.forward(name, slot_table.birth(name))).topic_id for name in slot_table.headers
+            }
             watch.start()
 
     @property

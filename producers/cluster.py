@@ -46,6 +46,10 @@ class SlotRouting(Protocol):
         """The members of a group, its header first."""
         ...
 
+    def birth(self, header: str) -> int:
+        """The version of the slot table that had a group first."""
+        ...
+
 
 class SchemaChanges(Protocol):
     """The schemas of a cluster's tables and their changes; implemented by
@@ -159,3 +163,7 @@ class Cluster:
     tables: SchemaChanges
     watch: StatusSource
     appender: Appender
+
+    def forward_topic(self, group: str) -> str:
+        """The forward log of a group: another one for each birth of its header."""
+        return self.topics.forward(group, self.slot_table.birth(group))

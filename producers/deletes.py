@@ -43,7 +43,7 @@ def delete_rows(
         cluster.log, cluster.topics, cluster.slot_table, cluster.watch, settings.quorum, settings.quorum_timeout_ms
     )
     body = delete_message(known_table(cluster, database, table), tags or {}, start_ns, end_ns)
-    sender = Sender(cluster.appender, cluster.topics, UNIT, receipts=quorum.watched)
+    sender = Sender(cluster.appender, cluster.forward_topic, UNIT, receipts=quorum.watched)
     sender.append(sender.encode([(group, body, 1) for group in cluster.slot_table.headers]))
     offsets = sender.flush(settings.flush_timeout_s)
     quorum.confirm(sender.written(), len(offsets), UNIT)

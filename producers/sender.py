@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import threading
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from headrace.connectors.deadline import Deadline
 from headrace.connectors.log.port import Appender, AppendUnknown
-from headrace.connectors.log.topics import Topics
 from headrace.schemas.errors import HeadraceError, StateUnknown
 from headrace.schemas.framing import format_headers
 from headrace.schemas.message_rules import check_body
@@ -72,8 +71,12 @@ class Sender:
     `append` keeps the order of its calls: threads that share a sender need a lock around it.
     """
 
-    def __init__(self, appender: Appender, topics: Topics, unit: str = "rows", *, receipts: bool = False) -> None:
-        """`unit` is what the messages hold, for error messages; `receipts` are needed for a quorum only."""
+    def __init__(
+        self, appender: Appender, topic_of: Callable[[str], str], unit: str = "rows", *, receipts: bool = False
+    ) -> None:
+        """`topic_of` gives the forward log of a group. `unit` is what the messages hold, for error messages;
+        `receipts` are needed for a quorum only.
+        """
         self.unit = unit
         self._with_receipts = receipts
         self._written: dict[str, WrittenRecords] = {}
@@ -81,7 +84,7 @@ class Sender:
         # of a producer.
         self.producer = uuid.uuid4().hex
         self._appender = appender
-        self._topics = topics
+        self._topic_of = topic_of
         self._batch = 0
         self._state = _DeliveryState()
         self._changed = threading.Condition()
@@ -188,9 +191,7 @@ class Sender:
             self._report(group, rows, offset, error)
 
         try:
-            self._appender.append(
-                self._topics.forward(group), message.value, headers=format_headers(), on_delivery=report
-            )
+            self._appender.append(self._topic_of(group), message.value, headers=format_headers(), on_delivery=report)
         except HeadraceError:
             # A message that was not queued gets no report; without this every later flush would wait for it.
             with self._changed:

@@ -111,7 +111,7 @@ class TableWriter:
             self._settings.quorum,
             self._settings.quorum_timeout_ms,
         )
-        self._sender = Sender(cluster.appender, cluster.topics, receipts=self._quorum.watched)
+        self._sender = Sender(cluster.appender, cluster.forward_topic, receipts=self._quorum.watched)
         self._lock = threading.RLock()
         self._known: tuple[pa.Schema, frozenset[str], TableSchema, DatabaseSchema] | None = None
         self._closed = False

@@ -55,6 +55,12 @@ class Topics:
         # Without `birth`, a node that is removed and added again would replay the log of its former group.
         return f"{self.cluster}.forward.{header}.{birth}"
 
+    def group_of(self, topic: str) -> tuple[str, int] | None:
+        """(header, birth) of a forward log of this cluster; None for another topic."""
+        prefix, _, birth = topic.rpartition(".")
+        header = prefix.removeprefix(f"{self.cluster}.forward.")
+        return (header, int(birth)) if header != prefix and birth.isascii() and birth.isdigit() else None
+
     def ingest(self, name: str) -> str:
         """A raw topic of the users."""
         return f"{self.cluster}.ingest.{name}"

@@ -20,6 +20,7 @@ from headrace.consumers.recovery.log_gap import holds_record, read_chain
 from headrace.consumers.recovery.supervisor import RecoverySupervisor
 from headrace.consumers.replication.group import Group
 from headrace.consumers.replication.group_health import Event, State
+from headrace.consumers.replication.group_registry import forget_gone
 from headrace.consumers.replication.group_state import LogBase, lost_log_choices
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.records import Status
@@ -70,6 +71,7 @@ class DivergenceMonitor:
 
     def turn(self) -> None:
         """One step: compares every group with what its members have published until now."""
+        forget_gone(self._samples, self._environment.groups)
         for topic, group in list(self._environment.groups.items()):
             try:
                 self._compare(topic, group)
@@ -148,7 +150,7 @@ class DivergenceMonitor:
         elif finding is Finding.WRONG or (dispute.kind is Kind.FILES and self._log_has_all(topic, group)):
             # Files that differ with no majority: every member in dispute builds them anew from the log, which
             # has everything. Data that was replaced while the log was read is not the data that was judged.
-            if self._environment.groups[topic] is group:
+            if self._environment.groups.get(topic) is group:
                 self._supervisor.mark_wrong(topic, f"diverged: {dispute}", dispute.right(len(group.members), truth))
         else:
             undecided = f"{dispute}, and neither the log nor a majority decides who is wrong; {OPERATOR_CHOICE}"

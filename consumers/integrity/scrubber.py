@@ -75,16 +75,17 @@ class Scrubber:
     def _files(self) -> Iterator[tuple[str, Group, str]]:
         """(topic, group, file name) of a round."""
         for topic in list(self._groups):
-            group = self._groups[topic]
-            for entry in group.store.segments():
-                # Its data is replaced anyway, or may have been while the file before was read.
-                if not group.follows or self._groups[topic] is not group:
+            # It may have gone while the files of the one before were read.
+            group = self._groups.get(topic)
+            for entry in group.store.segments() if group is not None else ():
+                # Its data is replaced anyway, or may have been, or has gone, while the file before was read.
+                if group is None or not group.follows or self._groups.get(topic) is not group:
                     break
                 yield topic, group, entry.name
 
     def _check(self, topic: str, group: Group, file: str) -> None:
         try:
-            rotted = group.store.is_corrupt(file, self._pace)
+            rotted = group.store.is_corrupt(file, lambda size_bytes: self._pace(group, size_bytes))
         except ScrubStopped:
             return
         except HeadraceError as error:
@@ -95,14 +96,17 @@ class Scrubber:
             return
         self.files_rotted += 1
         # Reading a file takes a while: the group may have got another store since.
-        if self._groups[topic] is group:
+        if self._groups.get(topic) is group:
             self._supervisor.mark_wrong(topic, f"segment {file} is not what was sealed: its bytes changed on this disk")
 
-    def _pace(self, size_bytes: int) -> None:
+    def _pace(self, group: Group, size_bytes: int) -> None:
+        # A group that leaves this node waits for the readers of its files, and a slow round may take minutes for one.
+        if not group.follows:
+            raise ScrubStopped("the group does not follow its log any more")
         rate = self._limits.scrub_bytes_per_second
         if self._task.stopping.wait(size_bytes / rate if rate else 0.0):
             raise ScrubStopped("the node is stopping")
 
 
 class ScrubStopped(HeadraceError):
-    """The node is stopping in the middle of a file."""
+    """The node, or the group, is stopping in the middle of a file."""

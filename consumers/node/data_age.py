@@ -9,10 +9,12 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import NamedTuple
 
 from headrace.connectors.clock import Clock, Moment
 from headrace.consumers.replication.group import Group
+from headrace.consumers.replication.group_registry import GroupNotHere
 from headrace.consumers.replication.log_consumer import LogConsumer
 
 ENDS_KEPT = 64
@@ -70,7 +72,11 @@ class DataAge:
     def as_of(self) -> Moment | None:
         """The last moment at which every group held all that its log held; None before the first."""
         with self._lock:
-            reached = [self._reached_ns(topic) for topic in self._groups]
+            reached = []
+            for topic in self._groups:
+                # What went a moment ago is not a part of the answer.
+                with suppress(GroupNotHere):
+                    reached.append(self._reached_ns(topic))
         known = [moment for moment in reached if moment is not None]
         return Moment(min(known), self._clock) if known and len(known) == len(reached) else None
 

@@ -40,6 +40,15 @@ class DataDirectoryDamaged(HeadraceError):
 class DataDirectoryUnusable(HeadraceError):
     """A data directory that cannot be read or written."""
 
+    @classmethod
+    def because(cls, directory: Path, error: OSError) -> DataDirectoryUnusable:
+        """The error of an operation on it. It names the path that it is about: a parent may be a file or read-only."""
+        cause = f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror or error)
+        return cls(
+            f"data directory {directory} cannot be used: {cause}",
+            action="free space, repair the disk or the permissions, then start the node again",
+        )
+
 
 @dataclass(slots=True)
 class Identity:
@@ -93,6 +102,11 @@ class Identity:
     def renew(self) -> None:
         """Give the data a new store id: samples of the data before it are void from now on."""
         self.store = uuid.uuid4().hex
+
+    def forget(self, topic: str) -> None:
+        """Forget a group whose data is deleted."""
+        for known in (self.topics, self.wrong, self.gaps):
+            known.pop(topic, None)
 
     def save(self, directory: Path) -> None:
         """Write it durably."""

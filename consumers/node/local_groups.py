@@ -1,29 +1,34 @@
-"""Opens the groups of a node from its data directory.
+"""Opens the groups of a node from its data directory, at its start and when one comes later.
 
-That is the journal, the stores, and the records that only the journal holds.
+That is the journal, the stores, and the records that only the journal holds. `group_lifecycle` calls this in a
+running node.
 """
 
 from __future__ import annotations
 
 import errno
+import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import structlog
 
-from headrace.connectors.log.port import Log
+from headrace.connectors.log.port import Log, TopicState
 from headrace.connectors.log.topics import Topics
+from headrace.consumers.membership.group_changes import GroupBirth, GroupPlacement, groups_at
 from headrace.consumers.membership.schema_log import SchemaLog
-from headrace.consumers.membership.slot_table import SlotTable
 from headrace.consumers.node.data_directory import Identity, set_aside
+from headrace.consumers.node.group_deletion import decide, finish_deletion, finish_deletions, is_decided
 from headrace.consumers.node.settings import StoreSection
-from headrace.consumers.recovery.file_copy import finish_swaps
+from headrace.consumers.recovery.file_copy import finish_swap, finish_swaps
 from headrace.consumers.recovery.log_gap import parse_gap
 from headrace.consumers.replication.group import Group
 from headrace.consumers.replication.group_health import Event
+from headrace.consumers.replication.group_registry import GroupRegistry
 from headrace.consumers.replication.group_state import LogBase, lost_log_choices
 from headrace.consumers.replication.hash_chain import record_digest
 from headrace.consumers.replication.heartbeat import Heartbeat
@@ -31,6 +36,7 @@ from headrace.consumers.replication.journal import Journal, JournalBroken, Journ
 from headrace.consumers.replication.log_consumer import RECEIPTS_MAX
 from headrace.consumers.replication.log_prefix import Cursor
 from headrace.consumers.store import Store, StoreDamaged, encoding_threads
+from headrace.consumers.store.segment_files import path_component
 from headrace.consumers.wal import LogDamaged
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.receipts import receipt_of
@@ -45,15 +51,15 @@ _log = structlog.get_logger(__name__)
 class LocalGroups:
     """Owns the journal and the groups of one node, by forward topic.
 
-    `open_group` is also called when a group was replaced. `joining` is why the node has no groups at all, empty for
-    a node of the slot table.
+    `open_group` is also called when a group was replaced, `add` and `remove` when one comes or goes. `joining` is why
+    the node has no groups at all, empty for a node of the slot table.
     """
 
     def __init__(
         self,
         directory: Path,
         identity: Identity,
-        slot_table: SlotTable,
+        slot_table: GroupPlacement,
         topics: Topics,
         schema_log: SchemaLog,
         heartbeat: Heartbeat,
@@ -61,40 +67,52 @@ class LocalGroups:
     ) -> None:
         self.directory = directory
         self.identity = identity
-        self._slot_table = slot_table
-        self._topics = topics
+        self.topics = topics
         self._schema_log = schema_log
         self._heartbeat = heartbeat
         self._settings = settings
+        self._members: dict[str, tuple[str, ...]] = {}
+        self.births: dict[str, GroupBirth] = {}
         # A node that is not in the table holds nothing.
-        self.joining = "" if identity.node in slot_table.nodes else joining_reason(identity.node, slot_table)
-        self._names = () if self.joining else slot_table.groups_of(identity.node)
+        self.joining = joining_reason(identity.node, slot_table)
+        for birth, members in groups_at(slot_table, identity.node).items():
+            self._place(birth, members)
         self._opened = ExitStack()
+        self._open_groups: list[Group] = []
+        # `node.json` is written under it, by whichever thread.
+        self.recording = threading.RLock()
         self._recreated: dict[str, str] = {}
         self.ends: dict[str, int] = {}
         self.warnings: list[str] = []
-        self.groups: dict[str, Group] = {}
+        self.groups = GroupRegistry()
         self.cursors: dict[str, Cursor] = {}
         self.receipts: dict[str, bytes] = {}
+
+    def _place(self, birth: GroupBirth, members: tuple[str, ...]) -> str:
+        topic = self.topics.forward(birth.header, birth.birth)
+        self.births[topic], self._members[topic] = birth, members
+        return topic
 
     def check_topics(self, log: Log) -> None:
         """Compare the topics with those that the data came from, and note their ends.
 
         Raises TopicMissing, LogUnavailable.
         """
-        for name in self._names:
-            topic = self._topics.forward(name)
-            state = log.describe(topic)
-            known = self.identity.topics.setdefault(topic, state.topic_id)
-            # Offsets of a recreated topic look like those of the old one, and a node that followed it would
-            # mix two logs.
-            if known != state.topic_id:
-                self._recreated[topic] = (
-                    f"topic {topic} was recreated since this node stored its data "
-                    f"(id {known} is now {state.topic_id}); "
-                    f"{lost_log_choices(name)}"
-                )
-            self.ends[topic] = state.end
+        for topic in self.births:
+            self._check_topic(topic, log.describe(topic))
+
+    def _check_topic(self, topic: str, state: TopicState) -> None:
+        known = self.identity.topics.setdefault(topic, state.topic_id)
+        # Offsets of a recreated topic look like those of the old one, and a node that followed it would
+        # mix two logs.
+        self._recreated.pop(topic, None)
+        if known != state.topic_id:
+            self._recreated[topic] = (
+                f"topic {topic} was recreated since this node stored its data "
+                f"(id {known} is now {state.topic_id}); "
+                f"{lost_log_choices(self.births[topic].header)}"
+            )
+        self.ends[topic] = state.end
 
     def open(self, on_progress: Callable[[str], None]) -> None:
         """Open every group and apply the journal beyond its store; `cursors` are the positions to read from.
@@ -103,8 +121,9 @@ class LocalGroups:
         """
         if self.joining:
             _log.warning("joining", reason=self.joining)
-        # Before any store is opened: a crash in the middle of a swap leaves a group with the files of two
-        # stores.
+        # Before any store is opened: a crash in the middle of a deletion or a swap leaves a group with a part of its
+        # files, or with those of two stores.
+        self._forget_topics(finish_deletions(self.directory))
         finish_swaps(self.directory)
         try:
             self._open(on_progress)
@@ -112,60 +131,141 @@ class LocalGroups:
             if isinstance(error, OSError) and error.errno not in _UNREADABLE:
                 raise
             # Also when the damage was found behind the first groups: their records are in the log as well.
-            self._opened.close()
+            self.close()
             self._set_journal_aside(str(error))
             self._open(on_progress)
-        self._mark_short_of_gap()
+        for topic, group in self.groups.items():
+            self._mark_short_of_gap(topic, group)
+
+    def _forget_topics(self, directories: Collection[str]) -> None:
+        """Forget what is recorded of groups whose directories are deleted."""
+        with self.recording:
+            for topic in list(self.identity.topics):
+                if (found := self.topics.group_of(topic)) and path_component(GroupBirth(*found).key) in directories:
+                    self.identity.forget(topic)
+                    # The other members must not compare an empty group with what this node has published of it.
+                    self.identity.renew()
+                    self.identity.save(self.directory)
 
     def _open(self, on_progress: Callable[[str], None]) -> None:
-        self.journal = Journal(self.directory / JOURNAL_DIRECTORY, self._names)
+        self.journal = Journal(self.directory / JOURNAL_DIRECTORY, [birth.key for birth in self.births.values()])
         self._opened.callback(self.journal.close)
         self._encoders = encoding_threads(self._settings)
         self._opened.callback(self._encoders.shutdown)
-        for name in self._names:
-            topic = self._topics.forward(name)
-            group = self.groups[topic] = self.open_group(name)
-            # Data that was found wrong before the last stop is still wrong.
-            if topic in self.identity.wrong:
-                group.health.mark(self.identity.wrong[topic], gap=self._gap_of(topic))
-                group.health.report(Event.RECORD)
-            self.cursors[topic] = self._recover(group, on_progress)
-            if topic in self._recreated:
-                group.mark_log_lost(self._recreated[topic])
+        for topic in self.births:
+            self.groups.put(topic, self._open_recovered(topic, on_progress))
+        for name in self.journal.remove_others():
+            _log.info("journal of a group that left is cut", group=name)
         self.journal.release_recovered()
 
-    def open_group(self, name: str) -> Group:
-        """A group with its store as it is on the disk, not started."""
+    def _open_recovered(self, topic: str, on_progress: Callable[[str], None]) -> Group:
+        """A group with what its store and the journal hold, not started; its cursor and receipts are noted."""
+        group = self.open_group(topic)
+        # Data that was found wrong before the last stop is still wrong.
+        if topic in self.identity.wrong:
+            group.health.mark(self.identity.wrong[topic], gap=self._gap_of(topic))
+            group.health.report(Event.RECORD)
+        self.cursors[topic] = self._recover(topic, group, on_progress)
+        if topic in self._recreated:
+            group.mark_log_lost(self._recreated[topic])
+        return group
+
+    def open_group(self, topic: str) -> Group:
+        """A group with its store as it is on the disk, not started. The caller discards the one before it."""
+        key = self.births[topic].key
         try:
-            store = Store.open(self.directory, name, self._settings, self._encoders)
+            store = Store.open(self.directory, key, self._settings, self._encoders)
         except StoreDamaged as error:
             # Set aside and not deleted, since it may be the last copy. The journal alone would leave a hole
             # before its first record, so it goes as well, and the group recovers like one with an empty
             # directory.
-            aside = Store.quarantine(self.directory, name)
-            self.journal.forget_all(name, self.journal.newest_version(name))
-            _log.error("store damaged, quarantined", group=name, directory=str(aside), error=str(error))
+            aside = Store.quarantine(self.directory, key)
+            self.journal.forget_all(key, self.journal.newest_version(key))
+            _log.error("store damaged, quarantined", group=key, directory=str(aside), error=str(error))
             self.warnings.append(
-                f"the store of group {name} was damaged ({error.message}); "
+                f"the store of group {key} was damaged ({error.message}); "
                 f"it is kept in {aside.relative_to(self.directory)}, and the group recovers"
             )
-            store = Store.open(self.directory, name, self._settings, self._encoders)
-        self._opened.callback(store.close)
-        members = self._slot_table.group(name)
-        group = Group(name, members, 1, store, self._schema_log, self._settings, self._on_sealed)
-        self._opened.callback(group.stop)
+            store = Store.open(self.directory, key, self._settings, self._encoders)
+        header = self.births[topic].header
+        group = Group(header, self._members[topic], 1, store, self._schema_log, self._settings, self._on_sealed)
+        self._open_groups.append(group)
         return group
+
+    def discard(self, group: Group) -> None:
+        """Stop a group and close its store; a second call does nothing more."""
+        group.stop()
+        group.store.close()
+        if group in self._open_groups:
+            self._open_groups.remove(group)
+
+    def add(self, birth: GroupBirth, members: tuple[str, ...], state: TopicState) -> tuple[str, Group]:
+        """Open a group that comes while the node runs, whose log is in that state; it is in no registry yet.
+
+        It has what the directory holds of it, mostly nothing. Raises StoreError, OSError.
+        """
+        topic = self._place(birth, members)
+        try:
+            return topic, self._add(topic, birth, state)
+        except BaseException:
+            # Opened in part: the next attempt must find its store unlocked.
+            for group in [group for group in self._open_groups if group.key == birth.key]:
+                self.discard(group)
+            self._displace(topic)
+            raise
+
+    def _add(self, topic: str, birth: GroupBirth, state: TopicState) -> Group:
+        directory = path_component(birth.key)
+        if is_decided(self.directory, directory):
+            self._forget_topics([directory])
+            finish_deletion(self.directory, directory)
+        # A copy that was complete when the group was closed, or when the disk refused the swap.
+        finish_swap(self.directory, directory)
+        with self.recording:
+            self._check_topic(topic, state)
+            # Written before any data, so that no crash leaves data of which nothing shows the log.
+            self.identity.save(self.directory)
+        self.journal.add(birth.key)
+        group = self._open_recovered(topic, lambda _line: None)
+        self._mark_short_of_gap(topic, group)
+        return group
+
+    def remove(self, topic: str, group: Group, newest_version: int) -> None:
+        """Close a group that goes; its directories stay until `delete`."""
+        self.discard(group)
+        # Behind the store: what a crash in between leaves in the journal, the next start deletes, because the group
+        # is not one of its own.
+        self.journal.remove(group.key, newest_version)
+        self._displace(topic)
+
+    def _displace(self, topic: str) -> None:
+        kept: tuple[dict[str, Any], ...] = (self.births, self._members, self.ends, self.cursors, self.receipts)
+        for known in (*kept, self._recreated):
+            known.pop(topic, None)
+
+    def delete(self, topic: str) -> None:
+        """Delete what a closed group has left on the disk. Raises OSError; it can be repeated."""
+        assert topic not in self.births, topic
+        found = self.topics.group_of(topic)
+        if found is None:
+            return
+        directory = path_component(GroupBirth(*found).key)
+        decide(self.directory, directory)
+        self._forget_topics([directory])
+        finish_deletion(self.directory, directory)
 
     def close(self) -> None:
         """Stop the groups and close their stores and the journal."""
+        for group in self._open_groups[::-1]:
+            self.discard(group)
         self._opened.close()
 
-    def _recover(self, group: Group, on_progress: Callable[[str], None]) -> Cursor:
+    def _recover(self, topic: str, group: Group, on_progress: Callable[[str], None]) -> Cursor:
         """Apply a group's journal beyond its store; the cursor behind its newest record."""
-        newest = self.journal.newest_version(group.name)
+        newest = self.journal.newest_version(group.key)
         begin = group.version
         # Twice: the anchor of the gap may be the store's newest record, or one that the journal holds.
-        self._join_gap(group)
+        self._join_gap(topic, group)
         shown_s = time.monotonic()
 
         def note(entry: JournalEntry) -> None:
@@ -176,7 +276,7 @@ class LocalGroups:
 
         last, receipts = None, deque[bytes](maxlen=RECEIPTS_MAX)
         try:
-            last = group.recover(_noted(self.journal.recovered(group.name, begin), receipts), note)
+            last = group.recover(_noted(self.journal.recovered(group.key, begin), receipts), note)
         except (LogDamaged, JournalBroken):
             raise
         except HeadraceError as error:
@@ -185,11 +285,11 @@ class LocalGroups:
             # As the applying thread: one group stops at its record, and the others start.
             group.fail(f"record of the journal: {error!r}")
             _log.exception("recovering failed", group=group.name)
-        self.receipts[self._topics.forward(group.name)] = b"".join(receipts)
-        self._join_gap(group)
+        self.receipts[topic] = b"".join(receipts)
+        self._join_gap(topic, group)
         # A crash after a seal, or after a swap, leaves entries that are older than the store.
         if newest <= begin:
-            self.journal.forget_all(group.name, newest)
+            self.journal.forget_all(group.key, newest)
         # Entries that wait for a table are read and not applied.
         if last is not None and last.version > group.replica.state.version:
             newest_read = Cursor(last.version, last.offset, record_digest(last.value))
@@ -211,40 +311,42 @@ class LocalGroups:
         )
         _log.error("journal damaged, set aside", directory=str(aside), error=reason)
 
-    def _mark_short_of_gap(self) -> None:
+    def _mark_short_of_gap(self, topic: str, group: Group) -> None:
         """Data that ends before an accepted gap cannot follow the log: only another member has the rest."""
         # The records before the gap were in the journal alone until the seal that the gap asks for.
-        for topic, group in self.groups.items():
-            gap = self._gap_of(topic)
-            if gap is None or topic in self.identity.wrong:
-                continue
-            if group.version < gap.version:
-                why = f"it has version {group.version} and its log continues behind version {gap.version}"
+        gap = self._gap_of(topic)
+        if gap is None or topic in self.identity.wrong:
+            return
+        if group.version < gap.version:
+            why = f"it has version {group.version} and its log continues behind version {gap.version}"
+            with self.recording:
                 self.identity.wrong[topic] = why
                 self.identity.save(self.directory)
-                group.health.mark(why, gap=gap)
-                group.health.report(Event.RECORD)
+            group.health.mark(why, gap=gap)
+            group.health.report(Event.RECORD)
 
-    def _join_gap(self, group: Group) -> None:
+    def _join_gap(self, topic: str, group: Group) -> None:
         """Restore an accepted gap as the base of the log; wrong data must be replaced instead."""
-        gap = self._gap_of(self._topics.forward(group.name))
+        gap = self._gap_of(topic)
         if gap is not None and not group.health.is_wrong:
             group.join_gap(gap)
 
     def _gap_of(self, topic: str) -> LogBase | None:
         return parse_gap(self.identity.gaps[topic]) if topic in self.identity.gaps else None
 
-    def _on_sealed(self, group_name: str, version: int) -> None:
+    def _on_sealed(self, key: str, version: int) -> None:
         try:
-            self.journal.forget(group_name, version)
+            self.journal.forget(key, version)
         except HeadraceError as error:
             # The records are in segments: a journal that keeps them longer costs space and nothing else.
-            _log.warning("journal keeps sealed records", group=group_name, error=str(error))
+            _log.warning("journal keeps sealed records", group=key, error=str(error))
         self._heartbeat.send_now()
 
 
-def joining_reason(node: str, table: SlotTable) -> str:
-    """Why a node that is not in the slot table serves nothing."""
+def joining_reason(node: str, table: GroupPlacement) -> str:
+    """Why a node that is not in the slot table serves nothing, empty for one that is."""
+    if node in table.nodes:
+        return ""
     return (
         f"joining: node {node} is not among the nodes of the cluster, {', '.join(table.nodes)}, and holds no group; "
         "this version cannot add a node to a cluster"

@@ -20,6 +20,7 @@ from headrace.consumers.membership.schema_log import SchemaLog
 from headrace.consumers.node.data_directory import Identity
 from headrace.consumers.node.readiness import Readiness
 from headrace.consumers.replication.group import Group
+from headrace.consumers.replication.group_registry import GroupNotHere, forget_gone
 from headrace.consumers.replication.group_state import lost_log_choices
 from headrace.consumers.replication.log_consumer import LogConsumer
 from headrace.schemas.errors import HeadraceError
@@ -106,6 +107,7 @@ class LogMonitor:
     def turn(self) -> None:
         """Check the end and the identity of every log."""
         self._turns += 1
+        forget_gone(self._held_back_end, self._groups)
         for topic, group in self._groups.items():
             if self._end_task.stopping.is_set():
                 return
@@ -139,7 +141,7 @@ class LogMonitor:
             raise
         self._absence.present(topic)
         self._readiness.note_end(topic, state.end, restarts)
-        if state.topic_id != self._identity.topics[topic]:
+        if state.topic_id != self._identity.topics.get(topic, state.topic_id):
             group.mark_log_lost(f"topic {topic} was recreated under this node; {lost_log_choices(group.name)}")
         else:
             self._readiness.data_age.note(topic, asked, state.end)
@@ -162,5 +164,8 @@ class LogMonitor:
     def _commit(self) -> None:
         # For lag tools only: the node itself continues where its journal ends.
         if self._groups and self._readiness.log_answers:
-            offsets = {topic: self._log_consumer.durable_offset(topic) + 1 for topic in self._groups}
+            offsets = dict[str, int]()
+            for topic in self._groups:
+                with suppress(GroupNotHere):
+                    offsets[topic] = self._log_consumer.durable_offset(topic) + 1
             self._log.commit(self._log_consumer.name, offsets)

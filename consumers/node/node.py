@@ -17,23 +17,24 @@ from pathlib import Path
 from typing import Any
 
 from headrace.connectors.clock import SYSTEM_CLOCK, Moment
-from headrace.connectors.deadline import GracePeriod
+from headrace.connectors.deadline import Deadline
 from headrace.connectors.files import DirectoryLock, create_directories
 from headrace.connectors.log.kafka import KafkaLog
-from headrace.connectors.log.port import Log, TopicMissing
+from headrace.connectors.log.port import Log
 from headrace.connectors.log.topics import Topics
 from headrace.connectors.periodic import PeriodicTask
 from headrace.consumers.integrity.divergence_monitor import DivergenceMonitor
 from headrace.consumers.integrity.scrubber import Scrubber
-from headrace.consumers.membership.bootstrap import join_cluster
 from headrace.consumers.membership.cluster_topics import ClusterTopics, TopicCopies
-from headrace.consumers.membership.ring import ClusterInvalid
-from headrace.consumers.membership.schema_history import HISTORY_FILE, lost_error
+from headrace.consumers.membership.group_changes import GroupBirth
+from headrace.consumers.membership.schema_history import HISTORY_FILE
 from headrace.consumers.membership.schema_log import SchemaLog
 from headrace.consumers.membership.slot_table import SlotTable
+from headrace.consumers.node.cluster_join import join
 from headrace.consumers.node.data_directory import DataDirectoryUnusable, Identity
+from headrace.consumers.node.group_lifecycle import GroupLifecycle
 from headrace.consumers.node.http_address import HttpAddress
-from headrace.consumers.node.kafka_wait import RETRY_S, KafkaWait
+from headrace.consumers.node.kafka_wait import KafkaWait
 from headrace.consumers.node.local_groups import LocalGroups
 from headrace.consumers.node.log_monitor import LogMonitor
 from headrace.consumers.node.readiness import Readiness
@@ -46,6 +47,7 @@ from headrace.consumers.query.engine import QueryEngine
 from headrace.consumers.query.group_scanner import GroupScanner
 from headrace.consumers.query.remote_rows import RemoteRows
 from headrace.consumers.query.table_source import LocalSource
+from headrace.consumers.recovery.environment import GroupBusy
 from headrace.consumers.recovery.file_copy import Snapshot
 from headrace.consumers.recovery.supervisor import RecoverySupervisor
 from headrace.consumers.replication.election import TAKE_BACK_MS
@@ -58,9 +60,12 @@ from headrace.consumers.serve.app import create_app
 from headrace.consumers.serve.node_api import NodeFigures, NodeStatus
 from headrace.consumers.serve.server import Server, reserve_address
 from headrace.consumers.serve.snapshots import SnapshotRegistry
-from headrace.schemas.records import Create, Role
+from headrace.consumers.store.store_directory import SEGMENTS_DIRECTORY
+from headrace.schemas.records import Role
 
 SNAPSHOT_EXPIRY_INTERVAL_S = 1.0
+FOLLOW_TIMEOUT_S = 60.0
+FOLLOW_RETRY_S = 0.05
 
 
 class Node:
@@ -107,10 +112,7 @@ class Node:
         try:
             self._open(on_progress)
         except OSError as error:
-            raise DataDirectoryUnusable(
-                f"data directory {self.settings.node.data_directory} cannot be used: {_named(error)}",
-                action="free space, repair the disk or the permissions, then start the node again",
-            ) from error
+            raise DataDirectoryUnusable.because(self.settings.node.data_directory, error) from error
         self._build_parts()
         self._start_threads()
 
@@ -121,7 +123,10 @@ class Node:
         self._opened.callback(lock.release)
         self.identity = Identity.load(directory, settings.cluster.name, settings.node.id)
         kafka = KafkaWait(settings.cluster.bootstrap, settings.node.startup_timeout_s, self._stopping, on_progress)
-        self.slot_table = kafka.await_answer(self._join)
+        has_data = bool(self.identity.topics)
+        self.slot_table = kafka.await_answer(
+            lambda: join(self.log, self.cluster_topics, settings, self._stopping, has_data=has_data)
+        )
         self.schema_log = SchemaLog(self.log, self.topics, directory / HISTORY_FILE)
         self._opened.callback(self.schema_log.close)
         kafka.await_answer(lambda: self.schema_log.refresh(settings.node.startup_timeout_s))
@@ -141,30 +146,6 @@ class Node:
         self.snapshots = SnapshotRegistry(directory)
         self._local.open(on_progress)
         self.groups, self.journal = self._local.groups, self._local.journal
-
-    def _join(self) -> SlotTable:
-        """Join the cluster. A broker that has just started may know some of its topics only."""
-        node, cluster = self.settings.node, self.settings.cluster
-        absence = GracePeriod()
-        create = Create(node.members, node.replication_factor, cluster.slots)
-        while True:
-            try:
-                return join_cluster(
-                    self.log,
-                    self.topics,
-                    create,
-                    cluster_topics=self.cluster_topics,
-                    node=node.id,
-                    any_replication=not node.replication,
-                )
-            except ClusterInvalid:
-                # A node with data knows that there is a cluster.
-                if not self.identity.topics or absence.missing(self.topics.membership) or self._stopping.is_set():
-                    raise
-            except TopicMissing as error:
-                if absence.missing(self.topics.table) or self._stopping.is_set():
-                    raise lost_error(self.topics.table, "does not exist any more") from error
-            self._stopping.wait(RETRY_S)
 
     def _build_parts(self) -> None:
         """Make every part that has threads, bottom up; none of them runs yet."""
@@ -196,6 +177,16 @@ class Node:
         self.supervisor = RecoverySupervisor(log, environment, settings.store, copies, SYSTEM_CLOCK)
         self.divergence_monitor = DivergenceMonitor(log, environment, self.readiness, self.supervisor, SYSTEM_CLOCK)
         self.scrubber = Scrubber(groups, settings.store, self.supervisor, SYSTEM_CLOCK)
+        self._lifecycle = GroupLifecycle(
+            log,
+            self.cluster_topics,
+            self._local,
+            self.log_consumer,
+            self.readiness,
+            self.leader_tasks,
+            self.supervisor.coordinator,
+            self.heartbeat,
+        )
         self._requests = GroupRequests(
             groups, self.identity, self.readiness, self.leader_tasks, self.supervisor, self.snapshots, self.schema_log
         )
@@ -207,8 +198,9 @@ class Node:
         local = LocalSource(self.groups, self.schema_log.catalogue, self.readiness)
         remote = RemoteRows(self.name, self.slot_table, self.heartbeat, settings.remote_mb_max * 1_000_000)
         self.source = ClusterSource(local, remote)
-        directories = [group.store.segments_directory for group in self.groups.values()]
-        self.engine = QueryEngine(self.source, directories, settings, on_unreadable=self.scrubber.scrub_now)
+        # The directory of all groups: DuckDB is locked to it, and groups come while it runs.
+        segments = create_directories(self.directory / SEGMENTS_DIRECTORY)
+        self.engine = QueryEngine(self.source, [segments], settings, on_unreadable=self.scrubber.scrub_now)
         self.scanner = GroupScanner(self.name, local, self.schema_log, self.engine)
 
     def _start_threads(self) -> None:
@@ -266,6 +258,30 @@ class Node:
             self.log_monitor.stop()
         self._opened.close()
         self.log.close()
+
+    # Groups that come and go, see GroupLifecycle.
+
+    def follow(self, table: SlotTable, timeout_s: float = FOLLOW_TIMEOUT_S) -> None:
+        """Open and close groups as a slot table has them, and route queries by it.
+
+        Raises GroupBusy when that took longer: the same call continues. An older table changes nothing.
+        """
+        if table.version < self.slot_table.version:
+            return
+        self.slot_table = self.source.remote.placement = table
+        deadline = Deadline(timeout_s)
+        while True:
+            try:
+                self._lifecycle.follow(table)
+                return
+            except GroupBusy:
+                if deadline.passed():
+                    raise
+            self._stopping.wait(FOLLOW_RETRY_S)
+
+    def delete_group(self, birth: GroupBirth) -> None:
+        """Delete the directories of a group that was closed. Raises GroupHeld, OSError."""
+        self._lifecycle.delete(birth)
 
     # Requests, see GroupRequests.
 
@@ -380,8 +396,3 @@ def installed_version() -> str:
         return version("headrace")
     except PackageNotFoundError:
         return "unknown"
-
-
-def _named(error: OSError) -> str:
-    """The cause, with the path that it is about: a parent may be a file or read-only."""
-    return f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror or error)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 
 from headrace.connectors.clock import SYSTEM_CLOCK, Clock, Moment
 from headrace.consumers.node.data_age import DataAge
@@ -17,6 +18,7 @@ from headrace.consumers.replication.election import Decision, GroupView, MemberV
 from headrace.consumers.replication.failure_detector import OFFLINE_MS
 from headrace.consumers.replication.group import Group
 from headrace.consumers.replication.group_health import State, Use
+from headrace.consumers.replication.group_registry import ByTopic, GroupNotHere
 from headrace.consumers.replication.health import Progress
 from headrace.consumers.replication.heartbeat import Heartbeat
 from headrace.consumers.replication.log_consumer import LogConsumer
@@ -50,7 +52,7 @@ class Readiness:
         self._groups = groups
         self._log_consumer = log_consumer
         self._heartbeat = heartbeat
-        self._ends = dict(ends)
+        self._ends = ByTopic(ends)
         self._ends_known = set(ends)
         self._restarts: Counter[str] = Counter()
         self._take_back_ms = take_back_ms
@@ -58,7 +60,7 @@ class Readiness:
         self._reached: set[str] = set()
         self._held_back: dict[str, int] = {}
         self._lost_tables = ""
-        self._log_progress = {topic: LogProgress(log_consumer.position(topic), clock) for topic in groups}
+        self._log_progress = ByTopic({topic: LogProgress(log_consumer.position(topic), clock) for topic in groups})
         self.data_age = DataAge(groups, log_consumer, clock)
         self.decision: Callable[[str], Decision] = lambda _topic: Decision(Role.UNSYNCED, False, "no role yet")
         self.http_address = ""
@@ -71,6 +73,24 @@ class Readiness:
     def restarts(self, topic: str) -> int:
         """How often the group began to follow its log again; read right before the log is asked for its end."""
         return self._restarts[topic]
+
+    def admit(self, topic: str, end: int) -> None:
+        """A group comes, whose log ends at an offset."""
+        self.dismiss(topic)
+        self._ends[topic] = end
+        self._ends_known.add(topic)
+        self._log_progress[topic] = LogProgress(self._log_consumer.position(topic), self._clock)
+
+    def dismiss(self, topic: str) -> None:
+        """A group has gone."""
+        # Counted, and never forgotten: an answer about the end that is still on its way must not count for the next
+        # group of this topic.
+        self._restarts[topic] += 1
+        self._reached.discard(topic)
+        self._ends_known.discard(topic)
+        self.data_age.restart(topic)
+        for known in (self._ends, self._log_progress, self._held_back):
+            known.pop(topic, None)
 
     def note_end(self, topic: str, end: int, restarts: int) -> None:
         """The log has answered, and ends at an offset. `restarts` are those of before it was asked."""
@@ -149,8 +169,15 @@ class Readiness:
 
     def ready(self) -> tuple[bool, list[str]]:
         """Whether every group here serves, and the reasons why not."""
-        reasons = self.refusals() or [reason for topic in list(self._groups) if (reason := self.refusal(topic))]
+        reasons = self.refusals() or [reason for topic in list(self._groups) if (reason := self._refusal_now(topic))]
         return not reasons, reasons
+
+    def _refusal_now(self, topic: str) -> str:
+        try:
+            return self.refusal(topic)
+        except GroupNotHere:
+            # It went a moment ago: what is not here keeps nothing from serving.
+            return ""
 
     def refusals(self) -> list[str]:
         """Why this node serves no group at all, whatever their states."""
@@ -221,7 +248,12 @@ class Readiness:
 
     def statuses(self) -> Sequence[Status]:
         """The statuses of this node, one of each group."""
-        return [self._status(topic, group) for topic, group in self._groups.items()]
+        found = []
+        for topic, group in self._groups.items():
+            # It may go while its status is made.
+            with suppress(GroupNotHere):
+                found.append(self._status(topic, group))
+        return found
 
     def _status(self, topic: str, group: Group) -> Status:
         applied, reason = group.applied, self.reason(topic)
@@ -239,7 +271,7 @@ class Readiness:
             http=self.http_address,
             flight="",
             group=group.name,
-            topic_id=self._identity.topics[topic],
+            topic_id=self._identity.topics.get(topic, ""),
             role=self.decision(topic).role,
             # A fenced leader serves nothing. While it called itself eligible, the others would keep
             # following it.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from headrace.consumers.recovery.log_gap import gap_document
 from headrace.consumers.recovery.peer_source import PeerSource, chain_of_member
 from headrace.consumers.replication.group import Group
 from headrace.consumers.replication.group_health import Aspect
+from headrace.consumers.replication.group_registry import GroupNotHere
 from headrace.consumers.replication.group_state import LogBase
 from headrace.consumers.replication.heartbeat import Heartbeat
 from headrace.consumers.replication.log_consumer import LogConsumer
@@ -36,7 +36,7 @@ class NodeRecoveryEnvironment:
         self._log_consumer = log_consumer
         self._readiness = readiness
         self._heartbeat = heartbeat
-        self._recording = threading.Lock()
+        self._recording = local.recording
         self._unrecorded = False
 
     @property
@@ -61,7 +61,9 @@ class NodeRecoveryEnvironment:
 
     def topic_id(self, topic: str) -> str:
         """See RecoveryEnvironment."""
-        return self._identity.topics[topic]
+        if (known := self._identity.topics.get(topic)) is None:
+            raise GroupNotHere.of(topic)
+        return known
 
     def live(self, group: Group) -> list[Status]:
         """See RecoveryEnvironment."""
@@ -97,7 +99,7 @@ class NodeRecoveryEnvironment:
         """See RecoveryEnvironment."""
         with self._recording:
             # Its data may have been replaced since it was judged.
-            if self.groups[topic] is not group:
+            if self.groups.get(topic) is not group:
                 return
             self._identity.wrong[topic] = group.health.cause(Aspect.DATA)
             if (gap := group.health.conditions.gap) is not None:
@@ -146,18 +148,17 @@ class NodeRecoveryEnvironment:
         # In this order: a store that is open must not be renamed. The journal's entries go last, since a
         # start skips those that are older than the store, and so a crash at any step loses nothing.
         newest = self._log_consumer.durable_version(topic)
-        old.stop()
-        old.store.close()
+        self._local.discard(old)
         finish_swap(self.directory, old.directory_name)
-        self._local.journal.forget_all(old.name, newest)
-        group = self._local.open_group(old.name)
+        self._local.journal.forget_all(old.key, newest)
+        group = self._local.open_group(topic)
         group.start()
         # The cursor first: no thread may find the new group together with the old position in its log.
         self._log_consumer.rejoin(topic, Cursor.of(group.replica.state))
         # Nor together with the end that the old data has reached.
         self._readiness.restart(topic)
         with self._recording:
-            self._local.groups[topic] = group
+            self._local.groups.put(topic, group)
         self.reassign(topic)
         with self._recording:
             self._identity.wrong.pop(topic, None)

@@ -16,6 +16,7 @@ from headrace.consumers.recovery.file_copy import Snapshot
 from headrace.consumers.recovery.log_gap import GapRefused, gap_document
 from headrace.consumers.recovery.supervisor import RecoverySupervisor
 from headrace.consumers.replication.group import Group
+from headrace.consumers.replication.group_health import State
 from headrace.consumers.replication.leader_tasks import LeaderTasks, NotLeader
 from headrace.consumers.serve.snapshots import SnapshotRefused, SnapshotRegistry
 from headrace.schemas.errors import StateUnknown
@@ -53,20 +54,28 @@ class GroupRequests:
         """The forward topic of one of this node's groups."""
         return next((topic for topic, group in self._groups.items() if group.name == group_name), None)
 
+    def _here(self, topic: str, group_name: str) -> Group:
+        group = self._groups.get(topic)
+        if group is None:
+            raise SlotNotHeld.left(group_name)
+        return group
+
     def seal(self, group_name: str) -> dict[str, Any]:
         """Seal a group that this node leads, and wait until the seal is read back.
 
-        Raises NotLeader, SealUnconfirmed.
+        Raises NotLeader, SealUnconfirmed, SlotNotHeld for a group that leaves meanwhile.
         """
         topic = self.topic_of(group_name)
         if topic is None:
             raise NotLeader(f"group {group_name!r} is not at node {self._identity.node}")
-        group = self._groups[topic]
+        group = self._here(topic, group_name)
         before = group.applied
         self._leader_tasks.seal(topic)
         if not group.wait_for(
             lambda: group.applied.frontier > before.frontier or group.applied.epoch > before.epoch, SEAL_TIMEOUT_S
         ):
+            if group.health.holds(State.LEAVING):
+                raise SlotNotHeld.left(group_name)
             raise SealUnconfirmed(
                 f"the seal of group {group_name} was not read back in {SEAL_TIMEOUT_S:g} s", action="seal again"
             )
@@ -88,7 +97,7 @@ class GroupRequests:
         topic = self.topic_of(group_name)
         if topic is None:
             raise SlotNotHeld.of(group_name, self._identity.node)
-        group = self._groups[topic]
+        group = self._here(topic, group_name)
         chain, stored_version = group.chain_at(version), group.store_jobs.version
         digests = {
             entry.name: entry.content_digest for entry in group.store.segments() if entry.last_version <= sealed_version
@@ -136,7 +145,7 @@ class GroupRequests:
             raise SnapshotRefused(
                 f"group {group_name} is not in sync at node {self._identity.node}: {reason}", retriable=True
             )
-        group = self._groups[topic]
+        group = self._here(topic, group_name)
         if group.sealed_for_others[0] < 1:
             raise SnapshotRefused(
                 f"group {group_name} has not sealed what a copy needs to join its log", retriable=True

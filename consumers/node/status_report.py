@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -14,6 +14,7 @@ from headrace.consumers.integrity.scrubber import Scrubber
 from headrace.consumers.membership.slot_table import SlotTable
 from headrace.consumers.query.cluster_source import ClusterSource
 from headrace.consumers.replication.group import Group
+from headrace.consumers.replication.group_registry import GroupNotHere, GroupRegistry
 from headrace.consumers.replication.health import Progress
 from headrace.consumers.replication.heartbeat import Heartbeat
 from headrace.consumers.replication.journal import Journal
@@ -31,7 +32,7 @@ class NodeParts(Protocol):
     software: str
     started_at: str
     slot_table: SlotTable
-    groups: dict[str, Group]
+    groups: GroupRegistry
     log_consumer: LogConsumer
     journal: Journal
     heartbeat: Heartbeat
@@ -121,7 +122,7 @@ def node_status(node: NodeParts) -> NodeStatus:
         "data_age_s": round(as_of.age_s, 3) if as_of is not None else float(UNKNOWN),
         "warnings": [
             *node.warnings,
-            *(_open_transaction(topic, node.held_back(topic)) for topic in node.groups if node.held_back(topic)),
+            *(_open_transaction(topic, offsets) for topic in node.groups if (offsets := node.held_back(topic))),
             *node.topic_warnings(),
         ],
         "replication": node.slot_table.replication,
@@ -130,10 +131,17 @@ def node_status(node: NodeParts) -> NodeStatus:
         "slots": node.slot_table.slots,
         "journal_fault": node.log_consumer.journal_fault,
         "log_fault": node.log_consumer.log_fault,
-        "groups": [group_status(node, topic, group) for topic, group in node.groups.items()],
+        "groups": list(_group_statuses(node)),
         "members": [_member_status(node, group, member) for group in node.groups.values() for member in group.members],
         "remote_groups": _remote_groups(node),
     }
+
+
+def _group_statuses(node: NodeParts) -> Iterator[GroupStatus]:
+    for topic, group in node.groups.items():
+        # It may go while its status is made.
+        with suppress(GroupNotHere):
+            yield group_status(node, topic, group)
 
 
 def _remote_groups(node: NodeParts) -> list[RemoteGroup]:

@@ -16,7 +16,15 @@ from headrace.consumers.query.query_errors import NotReady
 from headrace.consumers.query.remote_rows import RemoteRows, RemoteScan
 from headrace.consumers.query.scan_request import RemoteScanRequest, wire_schema
 from headrace.consumers.query.stale_reads import not_ready
-from headrace.consumers.query.table_source import GroupScan, LocalFence, LocalSource, ReadFence, Reading, ReadTimer
+from headrace.consumers.query.table_source import (
+    GroupScan,
+    LocalFence,
+    LocalSource,
+    ReadFence,
+    Reading,
+    ReadTimer,
+    refusal_of,
+)
 from headrace.schemas.tables import TableSchema
 
 FETCHES_MAX = 16
@@ -77,9 +85,10 @@ class ClusterSource:
     def _fence(self, *, whole: bool) -> ClusterFence:
         """`whole`: all groups are here, so that an older answer is a way out. Raises NotReady."""
         state = self._local.state
-        refusals = {group.name: (topic, state.refusal(topic)) for topic, group in list(self._local.groups.items())}
+        refusals = {group.name: (topic, refusal_of(state, topic)) for topic, group in list(self._local.groups.items())}
         reasons, remote = list(state.refusals()), dict[str, int]()
-        for name in () if reasons else self.remote.placement.headers:
+        headers = self.remote.placement.headers
+        for name in () if reasons else headers:
             _, refusal = refusals.get(name, ("", _absence(name)))
             if refusal and (serving := self.remote.serving(name)):
                 remote[name] = max(each.durable_offset for each in serving)
@@ -89,7 +98,10 @@ class ClusterSource:
             raise not_ready(state, reasons) if whole else NotReady.because(reasons)
         return ClusterFence(
             LocalFence(
-                self._local.groups, state, [topic for name, (topic, _) in refusals.items() if name not in remote]
+                self._local.groups,
+                state,
+                # A group that the slot table has no longer is on its way out.
+                [topic for name, (topic, _) in refusals.items() if name in headers and name not in remote],
             ),
             remote,
         )

@@ -24,6 +24,7 @@ from headrace.consumers.query.result_stream import ResultStream
 from headrace.consumers.query.scan_request import RemoteScanRequest, wire_schema
 from headrace.consumers.query.session import Session, literal, quoted
 from headrace.consumers.query.table_source import LocalFence, LocalSource, Reading
+from headrace.consumers.replication.group_health import State
 from headrace.consumers.store import StoreError
 from headrace.schemas.tables import TIME_COLUMN, TableSchema
 
@@ -74,7 +75,11 @@ class GroupScanner:
             raise
 
     def _open(self, request: RemoteScanRequest) -> RunningScan:
-        topic = next((key for key, group in list(self._source.groups.items()) if group.name == request.group), None)
+        present = list(self._source.groups.items())
+        topic = next(
+            (key for key, group in present if group.name == request.group and not group.health.holds(State.LEAVING)),
+            None,
+        )
         if topic is None:
             raise SlotNotHeld.of(request.group, self._node)
         if not self._permits.acquire(blocking=False):

@@ -110,6 +110,11 @@ class SlotNotHeld(QueryError):
         """The error of a node that does not hold a group."""
         return cls(f"node {node} does not hold group {group}", action="ask a member of the group", retriable=True)
 
+    @classmethod
+    def left(cls, group: str) -> SlotNotHeld:
+        """The error of a query whose group has left the node while the query waited for it, or before it read it."""
+        return cls(f"group {group} has left this node", action="retry, or ask a member of the group", retriable=True)
+
 
 class TooManyScans(QueryError):
     """As many scans for other nodes run as the node allows at a time."""

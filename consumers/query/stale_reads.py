@@ -12,6 +12,7 @@ from typing import Protocol
 from headrace.connectors.clock import Moment
 from headrace.consumers.query.query_errors import AnswerStale, NotReady
 from headrace.consumers.replication.group import Group
+from headrace.consumers.replication.group_registry import GroupNotHere
 from headrace.schemas.durations import age_text
 
 
@@ -44,7 +45,10 @@ class StaleFence:
         self._began_with = dict(groups)
         # The moment first: everything that is looked at, waited for and read later is at least as new.
         moment = state.as_of()
-        self.confirmed = {group.name: state.durable_offset(topic) for topic, group in self._began_with.items()}
+        try:
+            self.confirmed = {group.name: state.durable_offset(topic) for topic, group in self._began_with.items()}
+        except GroupNotHere as error:
+            raise NotReady.because([error.message]) from error
         if moment is None or state.objections() or moment.age_s > within_s:
             raise not_ready(state, reasons, within_s)
         self.as_of: Moment | None = moment
@@ -53,7 +57,7 @@ class StaleFence:
         """See ReadFence: the age counts at the end of the answer, not at its beginning."""
         assert self.as_of is not None
         for topic, group in self._began_with.items():
-            if self._groups[topic] is not group:
+            if self._groups.get(topic) is not group and not group.health.leaves_sound:
                 raise AnswerStale.because(f"group {group.name} recovered, its files were replaced")
         if objections := self._state.objections():
             raise AnswerStale.because("; ".join(objections))

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,10 +15,12 @@ import pyarrow as pa
 
 from headrace.connectors.clock import Moment
 from headrace.connectors.deadline import Deadline
-from headrace.consumers.query.query_errors import AnswerStale, NotReady
+from headrace.consumers.query.query_errors import AnswerStale, NotReady, SlotNotHeld
 from headrace.consumers.query.stale_reads import DataState, StaleFence, not_ready
 from headrace.consumers.replication.group import Group
-from headrace.consumers.store import TableUnknown
+from headrace.consumers.replication.group_health import State
+from headrace.consumers.replication.group_registry import GroupNotHere
+from headrace.consumers.store import StoreRetired, TableUnknown
 from headrace.schemas.tables import Catalogue, TableSchema
 
 
@@ -156,10 +158,7 @@ class ServingState(DataState, Protocol):
 
 
 class LocalFence:
-    """The ReadFence of one query at this node, for groups that are here.
-
-    `topics` are those groups, by forward topic.
-    """
+    """The ReadFence of one query at this node, for `groups` that are here."""
 
     as_of: Moment | None = None
 
@@ -169,9 +168,13 @@ class LocalFence:
         self._fencings = state.fencings
         self._state = state
         self._groups = groups
-        self._began_with = {topic: groups[topic] for topic in (list(groups) if topics is None else topics)}
-        self.confirmed = {group.name: state.durable_offset(topic) for topic, group in self._began_with.items()}
-        if reasons := self._reasons():
+        try:
+            self._began_with = {topic: groups[topic] for topic in (list(groups) if topics is None else topics)}
+            self.confirmed = {group.name: state.durable_offset(topic) for topic, group in self._began_with.items()}
+            reasons = [*state.refusals()] or [reason for topic in self._began_with if (reason := state.refusal(topic))]
+        except GroupNotHere as error:
+            raise NotReady.because([error.message]) from error
+        if reasons:
             raise not_ready(state, reasons)
 
     @property
@@ -179,17 +182,25 @@ class LocalFence:
         """The groups that it is of, by forward topic."""
         return self._began_with.keys()
 
-    def _reasons(self) -> list[str]:
-        found = (self._state.refusal(topic) for topic in self._began_with)
-        return [*self._state.refusals()] or [reason for reason in found if reason]
+    @property
+    def groups(self) -> Sequence[Group]:
+        """The groups that it is of, each with the data that it has now."""
+        return [self._groups.get(topic, group) for topic, group in self._began_with.items()]
 
     def check(self) -> None:
-        """See ReadFence."""
-        reasons = self._reasons()
+        """See ReadFence. Rows of a group that leaves this node meanwhile are as right as when they were read."""
+        stays = {topic: group for topic, group in self._began_with.items() if not group.health.leaves_sound}
+        try:
+            self._check(stays)
+        except GroupNotHere as error:
+            raise AnswerStale.because(error.message) from error
+
+    def _check(self, stays: Mapping[str, Group]) -> None:
+        reasons = [*self._state.refusals()] or [reason for topic in stays if (reason := self._state.refusal(topic))]
         # A process that was stopped and is back may have read its heartbeat again before it came here.
         if reasons or self._state.fencings != self._fencings:
             raise AnswerStale.because("; ".join(reasons) or "it was stopped, or cut off from Kafka, for a moment")
-        for topic, group in self._began_with.items():
+        for topic, group in stays.items():
             if self._groups[topic] is not group:
                 raise AnswerStale.because(f"group {group.name} recovered, its files were replaced")
 
@@ -214,7 +225,7 @@ class LocalSource:
 
     def stale_fence(self, stale_s: float) -> ReadFence:
         """The fence of an answer that is at most `stale_s` old. Raises NotReady."""
-        reasons = [self.state.refusal(topic) for topic in list(self.groups)]
+        reasons = [refusal_of(self.state, topic) for topic in list(self.groups)]
         return StaleFence(
             self.groups, self.state, stale_s, [*self.state.refusals()] or [reason for reason in reasons if reason]
         )
@@ -256,11 +267,15 @@ class LocalSource:
         with ExitStack() as opened:
             for group in self._groups_of(reading.fence):
                 # Rows are routed by series, so a group that got no series of a table does not know it.
-                with suppress(TableUnknown):
+                try:
                     scan = group.store.scan(
                         database, table, columns=columns, start_ns=start_ns, end_ns=end_ns, tags=tags
                     )
-                    scans.append(opened.enter_context(scan))
+                except TableUnknown:
+                    continue
+                except StoreRetired as error:
+                    raise SlotNotHeld.left(group.name) from error
+                scans.append(opened.enter_context(scan))
             # From here the caller closes them; an error before this line closes those that are open.
             opened.pop_all()
         return scans
@@ -270,15 +285,23 @@ class LocalSource:
         return self.wait(reading.fence, reading.after, reading.timer.left_s)
 
     def wait(self, fence: ReadFence, after: Mapping[str, int], timeout_s: float) -> bool:
-        """Whether the groups of a fence reach their offsets in time."""
+        """Whether the groups of a fence reach their offsets in time. Raises SlotNotHeld for one that leaves."""
         deadline = Deadline(timeout_s)
-        return all(
-            group.wait_for_offset(after[group.name], deadline.left_s())
-            for group in self._groups_of(fence)
-            if group.name in after
-        )
+        for group in self._groups_of(fence):
+            if group.name in after and not group.wait_for_offset(after[group.name], deadline.left_s()):
+                if group.health.holds(State.LEAVING):
+                    raise SlotNotHeld.left(group.name)
+                return False
+        return True
 
-    def _groups_of(self, fence: ReadFence) -> list[Group]:
+    def _groups_of(self, fence: ReadFence) -> Sequence[Group]:
         """The groups that a fence is of: never others, whose data nobody would check at the end."""
-        topics = fence.topics if isinstance(fence, LocalFence) else list(self.groups)
-        return [self.groups[topic] for topic in topics]
+        return fence.groups if isinstance(fence, LocalFence) else list(self.groups.values())
+
+
+def refusal_of(state: ServingState, topic: str) -> str:
+    """Why a group does not serve while the node itself may, also one that went a moment ago."""
+    try:
+        return state.refusal(topic)
+    except GroupNotHere as error:
+        return error.message

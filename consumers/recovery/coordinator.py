@@ -111,6 +111,20 @@ class RecoveryCoordinator:
         with self._reserving:
             self._reserved.discard(topic)
 
+    def cancel(self, topic: str) -> None:
+        """End the copy of a group that goes, at its next chunk; then it can be reserved."""
+        if (recovery := self._recoveries.get(topic)) is not None:
+            recovery.cancel()
+
+    def forget(self, topic: str) -> None:
+        """Forget a reserved group that has gone, and end its reservation."""
+        self._recoveries.pop(topic, None)
+        self._installing.discard(topic)
+        for key in list(self._excluded_until_s):
+            if key[0] == topic:
+                self._excluded_until_s.pop(key, None)
+        self.release(topic)
+
     def turn(self) -> None:
         """One step: begins the recoveries that are due, and plans for every group under recovery."""
         for topic in list(self._groups):
@@ -118,7 +132,9 @@ class RecoveryCoordinator:
                 continue
             copies = False
             try:
-                copies = self._plan_group(topic, self._groups[topic])
+                # Looked up once it is reserved: nobody replaces it from here on, or lets it go.
+                if (group := self._groups.get(topic)) is not None:
+                    copies = self._plan_group(topic, group)
             except HeadraceError as error:
                 self._note_failure(topic, str(error))
             finally:
@@ -248,7 +264,7 @@ class RecoveryCoordinator:
         snapshot = fetch(self._environment.source(url, group.name), directory, recovery, own=own)
         if (snapshot.group, snapshot.topic_id) != (group.name, self._environment.topic_id(topic)):
             raise SourceCorrupt(f"the snapshot is of group {snapshot.group} in topic {snapshot.topic_id}")
-        check_copy(directory, snapshot)
+        check_copy(directory, snapshot, group.key)
         self._check_source(topic, group, snapshot, source)
         # Read again after the copy: while it ran, a leader that did not see this node alive may have trimmed
         # past its end.
@@ -295,10 +311,10 @@ class RecoveryCoordinator:
                     )
 
 
-def check_copy(directory: Path, snapshot: Snapshot) -> None:
+def check_copy(directory: Path, snapshot: Snapshot, key: str) -> None:
     """Open the copy as a store and compare it with its listing. Raises SourceCorrupt."""
     try:
-        store = Store.open(directory, snapshot.group)
+        store = Store.open(directory, key)
     except StoreDamaged as error:
         raise SourceCorrupt(f"the copy cannot be opened: {error}") from error
     try:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import structlog
 
 from headrace.connectors.clock import Clock
@@ -14,6 +16,7 @@ from headrace.consumers.recovery.log_gap import GapRefused, GapSeeker, joins, la
 from headrace.consumers.recovery.wrong_data import WrongData
 from headrace.consumers.replication.group import Group
 from headrace.consumers.replication.group_health import Event
+from headrace.consumers.replication.group_registry import forget_gone
 from headrace.consumers.replication.group_state import LogBase
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.messages import Message, ProducerPosition, encode_message
@@ -83,10 +86,9 @@ class GapSearch:
 
     def turn(self) -> None:
         """One step: searches the log of every blocked group as far as it is now."""
-        for topic in list(self._environment.groups):
-            if not self._coordinator.reserve(topic):
-                continue
-            group = self._environment.groups[topic]
+        for seeker in forget_gone(self._seekers, self._environment.groups):
+            seeker.close()
+        for topic, group in self._reserved():
             try:
                 if group.blocked:
                     self._seek(topic, group)
@@ -97,6 +99,17 @@ class GapSearch:
                 self._forget(topic)
                 _log.warning("gap not searched", group=group.name, error=str(error))
             finally:
+                self._coordinator.release(topic)
+
+    def _reserved(self) -> Iterator[tuple[str, Group]]:
+        """The groups that nobody else decides on, each reserved for its turn."""
+        for topic in list(self._environment.groups):
+            if not self._coordinator.reserve(topic):
+                continue
+            # Looked up once it is reserved: nobody replaces it from here on, or lets it go.
+            if (group := self._environment.groups.get(topic)) is not None:
+                yield topic, group
+            else:
                 self._coordinator.release(topic)
 
     def _seek(self, topic: str, group: Group) -> None:

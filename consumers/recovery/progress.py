@@ -100,6 +100,7 @@ class Recovery:
         self._cause = why
         self._why = why
         self._stopping = stopping
+        self._cancelled = False
         self._bytes_per_second = bytes_per_second
         self._now_s = clock.monotonic_s
         self._moved_s = self._begun_s = self._now_s()
@@ -110,6 +111,10 @@ class Recovery:
         self._files_done = 0
         self.bytes_done = 0
         self.bytes_total = 0
+
+    def cancel(self) -> None:
+        """Its group goes: the copy ends at its next chunk."""
+        self._cancelled = True
 
     def note_waiting(self, reason: str) -> None:
         """There is no source."""
@@ -149,6 +154,8 @@ class Recovery:
         due_s = self._received / self._bytes_per_second if self._bytes_per_second else 0.0
         if self._stopping.wait(max(0.0, self._begun_s + due_s - self._now_s())):
             raise TransferStopped("the node is stopping")
+        if self._cancelled:
+            raise TransferStopped("the group leaves this node")
 
     def discarded(self, size_bytes: int) -> None:
         """See CopyObserver."""

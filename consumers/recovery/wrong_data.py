@@ -25,7 +25,10 @@ class WrongData:
 
     def mark(self, topic: str, why: str, trusted: frozenset[str] | None = None, gap: LogBase | None = None) -> None:
         """A group's data is not that of its log. `trusted` and `gap`: see Conditions."""
-        group = self._environment.groups[topic]
+        group = self._environment.groups.get(topic)
+        # Data of a group that goes is not served, and deleted.
+        if group is None or group.health.holds(State.LEAVING):
+            return
         if group.health.mark(why, trusted, gap):
             _log.error("group holds wrong data", group=group.name, why=why)
             self._environment.reassign(topic)
@@ -35,6 +38,8 @@ class WrongData:
         """One step: marks what a store job or a record found to be damaged, and repeats what was not recorded."""
         self._environment.repeat_records()
         for topic, group in list(self._environment.groups.items()):
+            if group.health.holds(State.LEAVING):
+                continue
             if group.health.holds(State.DAMAGED):
                 self.mark(topic, group.health.cause(Aspect.DATA))
             elif group.health.holds(State.WRONG):

@@ -105,7 +105,7 @@ class Group:
         self._table_wait = TableWait(name, tables, limits.schema_wait_s, self.health, lambda: self._stopping)
         self.replica.knows_tables = self._table_wait.accepts
         self._admission = RowAdmission()
-        self.store_jobs = StoreJobQueue(name, store, state, limits, self.health, on_sealed, pool)
+        self.store_jobs = StoreJobQueue(store.group, store, state, limits, self.health, on_sealed, pool)
         self.applied = AppliedState.of(state, 0)
         self.chain_sample: tuple[int, bytes] = (0, NO_CHAIN)
         self.rows_applied = 0
@@ -131,6 +131,11 @@ class Group:
         """(offset, chain after it) of the remembered records, oldest first; the first represents all before."""
         with self._changed:
             return list(zip(self._offsets, self._chains, strict=True))
+
+    @property
+    def key(self) -> str:
+        """Its name at this node, in the journal and for its store: another one for each birth of its header."""
+        return self.store.group
 
     @property
     def directory_name(self) -> str:
@@ -323,10 +328,13 @@ class Group:
     def wait_for(self, condition: Callable[[], bool], timeout_s: float) -> bool:
         """Whether a condition on the applied state became true in time.
 
-        A group with a fault applies nothing more, so the answer is then False at once.
+        A group with a fault, or one that stops, applies nothing more, so the answer is then False at once.
         """
         with self._changed:
-            return self._changed.wait_for(lambda: condition() or self._stopped, timeout_s) and condition()
+            return (
+                self._changed.wait_for(lambda: condition() or self._stopped or self._stopping, timeout_s)
+                and condition()
+            )
 
     def _act(self, action: Action) -> None:
         if isinstance(action, ApplyWrite):

@@ -1,6 +1,6 @@
 """The health of one group at one node, as one state machine; pure.
 
-A group has six aspects, and each of them is in exactly one state. An event happens in every aspect that knows
+A group has seven aspects, and each of them is in exactly one state. An event happens in every aspect that knows
 it. Where an aspect knows it but not in its present state, the event is illegal: it raises and changes nothing.
 docs/internals/replication.md has states, transitions and refusals as a table, which a test compares with the
 ones here.
@@ -34,6 +34,7 @@ class Aspect(StrEnum):
     MEMBERS = "members"
     DATA = "data"
     RECOVERY = "recovery"
+    PLACE = "place"
 
 
 class State(StrEnum):
@@ -57,6 +58,8 @@ class State(StrEnum):
     UNNEEDED = "unneeded"
     RECOVERING = "recovering"
     UNSOURCED = "unsourced"
+    PRESENT = "present"
+    LEAVING = "leaving"
 
 
 class Event(StrEnum):
@@ -82,6 +85,7 @@ class Event(StrEnum):
     RESUME = "resume"
     JOIN = "join"
     SKIP = "skip"
+    LEAVE = "leave"
 
 
 class Use(StrEnum):
@@ -100,6 +104,7 @@ INITIAL: Mapping[Aspect, State] = {
     Aspect.MEMBERS: State.MATCHED,
     Aspect.DATA: State.SOUND,
     Aspect.RECOVERY: State.UNNEEDED,
+    Aspect.PLACE: State.PRESENT,
 }
 
 ASPECT: Mapping[State, Aspect] = {
@@ -121,6 +126,8 @@ ASPECT: Mapping[State, Aspect] = {
     State.UNNEEDED: Aspect.RECOVERY,
     State.RECOVERING: Aspect.RECOVERY,
     State.UNSOURCED: Aspect.RECOVERY,
+    State.PRESENT: Aspect.PLACE,
+    State.LEAVING: Aspect.PLACE,
 }
 
 
@@ -195,6 +202,9 @@ TRANSITIONS: Mapping[State, Mapping[Event, State]] = {
         **_stays(State.RECOVERING, Event.RECOVER, Event.COPY),
         **_stays(State.UNNEEDED, Event.RESUME, Event.JOIN),
     },
+    State.PRESENT: {Event.LEAVE: State.LEAVING},
+    # For good: a node that gets the group back opens it again.
+    State.LEAVING: {Event.LEAVE: State.LEAVING},
 }
 
 _SERVES_NOTHING = frozenset({Use.READS, Use.LEADERSHIP})
@@ -213,10 +223,12 @@ REFUSES: Mapping[State, frozenset[Use]] = {
     State.CONDEMNED: frozenset(Use),
     State.RECOVERING: _TAKES_NOTHING,
     State.UNSOURCED: _TAKES_NOTHING,
+    State.LEAVING: frozenset(Use),
 }
 
 # The most final cause first: one that other causes follow from is what an operator must act on.
 PRECEDENCE = (
+    State.LEAVING,
     State.WRONG,
     State.UNSOURCED,
     State.RECOVERING,
@@ -336,6 +348,12 @@ class GroupHealth:
     def refuses(self, use: Use) -> bool:
         """Whether one of the states refuses a use."""
         return any(use in REFUSES[state] for state in self.conditions.states.values())
+
+    @property
+    def leaves_sound(self) -> bool:
+        """Whether it leaves this node and nothing else refuses its rows: what was read of it is right."""
+        others = (state for aspect, state in self.conditions.states.items() if aspect is not Aspect.PLACE)
+        return self.holds(State.LEAVING) and not any(Use.READS in REFUSES[state] for state in others)
 
     @property
     def is_wrong(self) -> bool:

@@ -25,6 +25,7 @@ from headrace.consumers.replication.failure_detector import (
     RECEIPTS_KEPT,
     FailureDetector,
 )
+from headrace.consumers.replication.group_registry import forget_gone
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.framing import FrameInvalid, format_headers
 from headrace.schemas.receipts import RECEIPT_BYTES, end_of
@@ -149,6 +150,7 @@ class SentStatuses:
     def due(self, statuses: Sequence[Status], now_s: float) -> list[Status]:
         """The statuses to send now: those that changed, and those whose newest sending is old enough."""
         due = []
+        forget_gone(self._sent, [status.group for status in statuses])
         for status in statuses:
             # The time of sending differs each time. A node with many groups would send all of them at each
             # change of one.
@@ -159,6 +161,10 @@ class SentStatuses:
                 receipts = _unsent(status.receipts, before.receipts if before else b"")
                 due.append(status if receipts == status.receipts else replace(status, receipts=receipts))
         return due
+
+    def newest(self, group: str) -> Status | None:
+        """The newest status sent of a group that is here."""
+        return self._sent[group][0] if group in self._sent else None
 
     def forget(self, group: str) -> None:
         """A status was not sent after all."""
@@ -248,6 +254,11 @@ class Heartbeat:
         the node was not fenced in between.
         """
         return self._fencings
+
+    def withdrawn(self, group: str) -> bool:
+        """Whether the others see that this node does not serve a group: by its newest status, or by its silence."""
+        newest = self._sent.newest(group)
+        return self.fenced or newest is None or not newest.eligible
 
     def _send(self) -> None:
         while not self._stopping.is_set():

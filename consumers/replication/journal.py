@@ -15,7 +15,7 @@ from pathlib import Path
 
 from headrace.connectors.files import FileLayer
 from headrace.connectors.log.port import Record
-from headrace.consumers.wal import BytesSerde, Delete, LogFailed, Put, WalMetrics, WriteAheadLog
+from headrace.consumers.wal import PARTITIONS_MAX, BytesSerde, Delete, LogFailed, Put, WalMetrics, WriteAheadLog
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.framing import kept_headers
 
@@ -52,8 +52,7 @@ class Journal:
     ) -> None:
         """`maintained`: a thread of its own syncs and checkpoints it; else only `turn` does."""
         self._partitions = {group: number for number, group in enumerate(groups)}
-        partitions = max(1, len(groups))
-        self._wal = WriteAheadLog(directory, BytesSerde(), partitions, files=files, maintained=maintained)
+        self._wal = WriteAheadLog(directory, BytesSerde(), PARTITIONS_MAX, files=files, maintained=maintained)
         # A checkpoint after a failed sync drops what is not known durable: never between the updates of one append,
         # of which only the last one syncs.
         self._lock = threading.Lock()
@@ -133,6 +132,30 @@ class Journal:
             self._wal.sync()
         self._oldest.pop(group, None)
         self._recovered.pop(group, None)
+
+    def add(self, group: str) -> None:
+        """Give a group a partition; one that has it keeps it."""
+        with self._lock:
+            taken = set(self._partitions.values())
+            free = next(number for number in range(PARTITIONS_MAX) if number not in taken)
+            self._partitions.setdefault(group, free)
+
+    def remove(self, group: str, newest_version: int) -> None:
+        """Delete every entry of a group that takes no more, durably, and free its partition."""
+        if group in self._partitions:
+            self.forget_all(group, newest_version)
+            with self._lock:
+                del self._partitions[group]
+
+    def remove_others(self) -> list[str]:
+        """Delete, durably, what was recovered of groups that have no partition here; returns their names."""
+        # A crash came between the end of a group at this node and the cut of its partition.
+        others = [group for group in self._recovered if group not in self._partitions]
+        for group in others:
+            newest = self.newest_version(group)
+            self.add(group)
+            self.remove(group, newest)
+        return others
 
     def checkpoint(self) -> None:
         """Write the live entries anew, and delete the rest.

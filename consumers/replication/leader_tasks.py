@@ -10,7 +10,7 @@ import threading
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import structlog
 
@@ -43,6 +43,7 @@ TURN_S = 0.1
 READ_BACK_TIMEOUT_S = 5.0
 UPKEEP_INTERVAL_S = 5.0
 COMPACTIONS_MAX = 4
+NO_ROLE = Decision(Role.UNSYNCED, False, "no role yet")
 RESUMED = Decision(Role.UNSYNCED, False, "this process was stopped for 3 s or more and has just resumed")
 _log = structlog.get_logger(__name__)
 
@@ -106,17 +107,20 @@ class LeaderTasks:
         self._heartbeat = heartbeat
         self._tables = tables
         self._trimmer = trimmer
-        self._upkeep_after_s = dict.fromkeys(groups, 0.0)
+        # A group without an entry in these has come since the newest turn, and is due at the next one.
+        self._upkeep_after_s: dict[str, float] = {}
         self._batch = 0
         # The incarnation is part of the producer's name: a restarted node counts its batches from 1 again,
         # and under the old name the replicas would drop them as repeats.
         self._producer = f"{self._node}/{self._incarnation}"
-        self._pending: dict[str, _PendingAppend] = {topic: _PendingAppend() for topic in groups}
+        self._pending: dict[str, _PendingAppend] = {}
         self._unsealed_since_s: dict[str, tuple[int, float]] = {}
-        self._decisions = dict.fromkeys(groups, Decision(Role.UNSYNCED, False, "no role yet"))
+        self._decisions: dict[str, Decision] = {}
         self._turn_ns = 0
         self._follower_since_s: dict[str, float] = {}
         self._lock = threading.Lock()
+        # Held while the thread works on one group.
+        self._working = threading.Lock()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="leader-tasks", daemon=True)
 
@@ -145,7 +149,26 @@ class LeaderTasks:
 
         One that is 3 s old is made anew, since this process may have been stopped since.
         """
-        return self._decisions[topic] if self._is_current(self._clock.boot_ns()) else decide(self._views.view(topic, 0))
+        if self._is_current(self._clock.boot_ns()):
+            return self._decisions.get(topic, NO_ROLE)
+        return decide(self._views.view(topic, 0))
+
+    def dismiss(self, topic: str) -> bool:
+        """Forget a group that goes. False while the thread is working on it: to be called again."""
+        # Not waited for: a turn may wait for Kafka, for long.
+        if not self._working.acquire(blocking=False):
+            return False
+        try:
+            self._forget(topic)
+        finally:
+            self._working.release()
+        return True
+
+    def _forget(self, topic: str) -> None:
+        kept: tuple[dict[str, Any], ...] = (self._decisions, self._pending, self._upkeep_after_s)
+        for known in (*kept, self._unsealed_since_s, self._follower_since_s):
+            known.pop(topic, None)
+        self._trimmer.forget(topic)
 
     def seal(self, topic: str) -> None:
         """Append a Seal now.
@@ -179,9 +202,14 @@ class LeaderTasks:
         # one.
         now_ns = self._clock.boot_ns()
         current, self._turn_ns = self._is_current(now_ns), now_ns
+        for topic in set(self._decisions).difference(self._groups):
+            self._forget(topic)
         for topic, group in self._groups.items():
             try:
-                self._run_group(topic, group, current)
+                with self._working:
+                    # It may have gone, or another one may have come in its place, since the turn began.
+                    if self._groups.get(topic) is group:
+                        self._run_group(topic, group, current)
             except HeadraceError as error:
                 _log.warning("leader task not done", group=group.name, error=str(error))
             except Exception:
@@ -190,11 +218,11 @@ class LeaderTasks:
 
     def _run_group(self, topic: str, group: Group, current: bool) -> None:
         decision = self._decide(topic, current)
-        before, self._decisions[topic] = self._decisions[topic], decision
+        before, self._decisions[topic] = self._decisions.get(topic, NO_ROLE), decision
         if decision.role is not before.role:
             _log.info("role", group=group.name, role=str(decision.role), reason=decision.reason)
             self._heartbeat.send_now()
-        pending, now = self._pending[topic], (group.applied.epoch, group.applied.frontier)
+        pending, now = self._pending.get(topic, _PendingAppend()), (group.applied.epoch, group.applied.frontier)
         old = self._is_old(topic, group)
         # One append at a time. A delivery report proves nothing (the record may be delivered and not count),
         # so only a changed epoch or frontier ends the wait, and a lost append is repeated after the timeout.
@@ -214,7 +242,7 @@ class LeaderTasks:
     def _upkeep(self, topic: str, group: Group, leadership: Leadership) -> None:
         """Merge small segments, drop expired slices and trim the log, one round at a time."""
         # Plans are made from the catalogue: while a job runs it still lists files that the job replaces.
-        if self._clock.monotonic_s() < self._upkeep_after_s[topic] or group.store.pending_jobs():
+        if self._clock.monotonic_s() < self._upkeep_after_s.get(topic, 0.0) or group.store.pending_jobs():
             return
         self._upkeep_after_s[topic] = self._clock.monotonic_s() + UPKEEP_INTERVAL_S
         entries = group.store.segments()
@@ -307,6 +335,10 @@ class LogTrimmer:
         self._heartbeat = heartbeat
         self._keep_records = keep_records
         self._trimmed: dict[str, int] = {}
+
+    def forget(self, topic: str) -> None:
+        """A group has gone."""
+        self._trimmed.pop(topic, None)
 
     def trim(self, topic: str, group: Group) -> None:
         """Trim what may go. Raises TopicMissing, LogUnavailable, AppendFailed."""

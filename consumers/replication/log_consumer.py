@@ -11,19 +11,21 @@ import math
 import threading
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Protocol
 
 import structlog
 
 from headrace.connectors.clock import SYSTEM_CLOCK, Clock
 from headrace.connectors.deadline import GracePeriod
 from headrace.connectors.log.port import Log, Reader, Record, TopicMissing, TopicUnreadable
+from headrace.consumers.replication.back_pressure import pause_full
 from headrace.consumers.replication.excluded_topics import ExcludedTopics
 from headrace.consumers.replication.group import Group
 from headrace.consumers.replication.group_health import Event, State
+from headrace.consumers.replication.group_registry import ByTopic
 from headrace.consumers.replication.group_state import lost_log_choices
 from headrace.consumers.replication.hash_chain import record_digest
 from headrace.consumers.replication.journal import Journal, JournalEntry
+from headrace.consumers.replication.log_consumer_listener import LogConsumerListener
 from headrace.consumers.replication.log_prefix import Cursor, LogPrefix, Verdict
 from headrace.consumers.replication.settings import ReplicationLimits
 from headrace.consumers.replication.topic_identity import TopicIdentities
@@ -34,14 +36,6 @@ from headrace.schemas.receipts import RECEIPT_BYTES, receipt_of
 RECEIPTS_MAX = 4_096
 UNREAD_GAP_S = 5.0
 _log = structlog.get_logger(__name__)
-
-
-class LogConsumerListener(Protocol):
-    """Reacts to the consuming thread, on that thread: each method must be quick."""
-
-    def on_durable(self) -> None:
-        """Records of some groups became durable."""
-        ...
 
 
 class LogConsumer:
@@ -61,13 +55,13 @@ class LogConsumer:
         listener: LogConsumerListener,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        """`groups` may get other values while this runs, each for a topic whose group did not follow its log."""
+        """`groups` may change while this runs, but for those that follow: see `admit`, `dismiss` and `rejoin`."""
         self._listener = listener
         self._clock = clock
         self._log = log
         self.name = name
         self._groups = groups
-        self._durable = dict(cursors)
+        self._durable = ByTopic(cursors)
         self._prefixes = {topic: LogPrefix(cursor) for topic, cursor in cursors.items()}
         self._identities = TopicIdentities(log, clock)
         self._reading: list[str] = []
@@ -76,8 +70,8 @@ class LogConsumer:
         self._changed = threading.Event()
         self._journal = journal
         self._limits = limits
-        self._positions = {topic: cursor.offset + 1 for topic, cursor in cursors.items()}
-        self._receipts = dict.fromkeys(cursors, b"")
+        self._positions = ByTopic({topic: cursor.offset + 1 for topic, cursor in cursors.items()})
+        self._receipts = ByTopic(dict.fromkeys(cursors, b""))
         self._paused: set[str] = set()
         self._excluded = ExcludedTopics(limits.journal_retry_s, clock)
         self._shortfall = GracePeriod(clock.monotonic_s)
@@ -136,6 +130,20 @@ class LogConsumer:
                 self._receipts[topic] = b""
                 self._refused -= {topic}
             self._changed.set()
+
+    def admit(self, topic: str, cursor: Cursor, receipts: bytes) -> None:
+        """A group comes: its log is read from a cursor on, once `groups` has it and `rejoin` is called."""
+        with self._assignment_changed:
+            self._durable[topic], self._receipts[topic] = cursor, receipts
+            self._positions[topic] = cursor.offset + 1
+
+    def dismiss(self, topic: str) -> None:
+        """A released group has gone."""
+        with self._assignment_changed:
+            assert topic not in self._assigned, f"{topic} was not released"
+            self._refused -= {topic}
+            for known in (self._durable, self._positions, self._receipts):
+                known.pop(topic, None)
 
     @property
     def alive(self) -> bool:
@@ -231,7 +239,7 @@ class LogConsumer:
     def _open(self) -> Reader | None:
         """A reader of every assigned topic that exists, None when there is none."""
         starts: dict[str, int] = {}
-        self._prefixes = {topic: LogPrefix(cursor) for topic, cursor in self._durable.items()}
+        self._prefixes = {topic: LogPrefix(cursor) for topic, cursor in dict(self._durable).items()}
         self._reopen_s = math.inf
         for topic in self._assigned:
             if (retry_at_s := self._excluded.retry_at_s(topic)) > -math.inf:
@@ -290,7 +298,7 @@ class LogConsumer:
     def _poll(self, reader: Reader) -> float:
         if self.journal_fault:
             self._repair_journal()
-        self._apply_back_pressure(reader)
+        self._paused = pause_full(reader, self._groups, self._reading, self._paused)
         records = reader.poll(self._limits.poll_records, self._limits.poll_timeout_s)
         self.log_fault = ""
         for topic in self._identities.recreated({record.topic: record.offset for record in reversed(records)}):
@@ -340,7 +348,7 @@ class LogConsumer:
         last = prefix.cursor
         verdict = prefix.judge(record, record_digest(record.value))
         if verdict is Verdict.NEXT:
-            return JournalEntry.of(group.name, prefix.cursor.version, record)
+            return JournalEntry.of(group.key, prefix.cursor.version, record)
         if verdict is Verdict.UNPROVEN:
             unproven.add(record.topic)
         if verdict is Verdict.FOREIGN:
@@ -356,7 +364,7 @@ class LogConsumer:
         # log has them all, so reading them again is simpler than finding out, and a version is never given
         # twice.
         try:
-            self._journal.append({self._groups[topic].name: found for topic, found in entries.items()})
+            self._journal.append({self._groups[topic].key: found for topic, found in entries.items()})
         except (HeadraceError, OSError) as error:
             if not self.journal_fault:
                 _log.error("journal refused", error=str(error), state_unknown=isinstance(error, StateUnknown))
@@ -388,13 +396,3 @@ class LogConsumer:
         for topic in entries:
             self._prefixes[topic].rewind(self._durable[topic])
             reader.seek(topic, self._durable[topic].offset + 1)
-
-    def _apply_back_pressure(self, reader: Reader) -> None:
-        # Paused per topic: one group that waits for a full disk must not stop the others.
-        full = {topic for topic in self._reading if self._groups[topic].full} - self._paused
-        drained = {topic for topic in self._paused if self._groups[topic].drained}
-        if full:
-            reader.pause(full)
-        if drained:
-            reader.resume(drained)
-        self._paused = (self._paused | full) - drained

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         StoreFormatUnknown,
         StoreFull,
         StoreLocked,
+        StoreRetired,
         StoreUnwritable,
         TableUnknown,
     )
@@ -63,6 +64,7 @@ _HOMES = {
     "StoreFull": "headrace.consumers.store.store_errors",
     "StoreJob": "headrace.consumers.store.store_job",
     "StoreLocked": "headrace.consumers.store.store_errors",
+    "StoreRetired": "headrace.consumers.store.store_errors",
     "StoreSettings": "headrace.consumers.store.settings",
     "StoreUnwritable": "headrace.consumers.store.store_errors",
     "TableScan": "headrace.consumers.store.scan",
@@ -101,6 +103,7 @@ __all__ = [
     "StoreFull",
     "StoreJob",
     "StoreLocked",
+    "StoreRetired",
     "StoreSettings",
     "StoreUnwritable",
     "TableScan",

@@ -23,7 +23,7 @@ import pyarrow as pa
 import xxhash
 
 from headrace.connectors.files import PARTIAL_SUFFIX, fsync_directory, fsync_file
-from headrace.consumers.store.store_errors import StoreError, StoreFull, StoreUnwritable
+from headrace.consumers.store.store_errors import StoreError, StoreFull, StoreRetired, StoreUnwritable
 
 SEGMENT_SUFFIX = ".parquet"
 COMPONENT_BYTES_MAX = 200
@@ -72,6 +72,7 @@ class SegmentFiles:
         self._lock = threading.Lock()
         self._pins: Counter[str] = Counter()
         self._obsolete: set[str] = set()
+        self._retired = False
 
     def path(self, name: str) -> Path:
         """Absolute path of a file."""
@@ -121,9 +122,18 @@ class SegmentFiles:
                 fsync_directory(directory)
 
     def pin(self, names: Iterable[str]) -> None:
-        """Keeps files on disk until as many `release` calls."""
+        """Keeps files on disk until as many `release` calls. Raises StoreRetired after `retire`."""
         with self._lock:
+            if self._retired:
+                raise StoreRetired(f"{self.root.name} has left this node", action="ask another node", retriable=True)
             self._pins.update(names)
+
+    def retire(self) -> bool:
+        """Whether no reader has a pin; none gets one from then on."""
+        # In one step: a reader that comes between the two would lose its files while it reads them.
+        with self._lock:
+            self._retired = self._retired or not any(pins > 0 for pins in self._pins.values())
+            return self._retired
 
     def pinned(self) -> frozenset[str]:
         """The names of all files that a reader has pinned."""

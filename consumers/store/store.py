@@ -110,6 +110,11 @@ class Store:
         return self._components.view.frontier
 
     @property
+    def group(self) -> str:
+        """The name that it was opened for."""
+        return self._components.group
+
+    @property
     def segments_directory(self) -> Path:
         """The directory that segment names are relative to."""
         return self._components.files.root
@@ -370,6 +375,11 @@ class Store:
         checkpointed, so `directory` must be on the same file system. It must not exist.
         """
         return write_snapshot(self._components, directory)
+
+    def retire(self) -> bool:
+        """Whether no reader is left; from then on a new one gets StoreRetired. Waits for a snapshot that is made."""
+        with self._components.commit_lock:
+            return self._components.files.retire()
 
     def close(self) -> None:
         """Releases the directories. Unsealed rows are not saved; the caller has them in its journal."""

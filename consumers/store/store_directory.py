@@ -148,6 +148,8 @@ def write_snapshot(components: StoreComponents, directory: Path) -> list[Segment
     target = directory / SEGMENTS_DIRECTORY / group
     # Under the commit lock no job can commit or remove files, so links and checkpoint are of the same commit.
     with translate_errors(directory), components.commit_lock:
+        # Refused once the store is retired: its index may be closed.
+        components.files.pin(())
         create_directories(target)
         create_directories(directory / INDEX_DIRECTORY)
         entries = components.view.entries()

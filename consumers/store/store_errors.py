@@ -24,6 +24,10 @@ class StoreLocked(StoreError):
     """This or another process has the store open."""
 
 
+class StoreRetired(StoreError):
+    """A store that takes no new readers: its group leaves this node, and its files with it."""
+
+
 class StoreDamaged(StoreError):
     """Index and files disagree, or the index cannot be read.
 

@@ -1,7 +1,7 @@
 """The write-ahead log: recovery returns a prefix of the transactions that contains every synced one."""
 
 from headrace.consumers.wal.commit import WalMetrics
-from headrace.consumers.wal.log import WriteAheadLog
+from headrace.consumers.wal.log import PARTITIONS_MAX, WriteAheadLog
 from headrace.consumers.wal.serde import BytesSerde, Delete, Put, Serde
 from headrace.consumers.wal.value_references import RecoveredState, ValueReference
 from headrace.consumers.wal.wal_errors import (
@@ -20,6 +20,7 @@ from headrace.consumers.wal.wal_errors import (
 from headrace.consumers.wal.wal_recovery import RecoveryReport
 
 __all__ = [
+    "PARTITIONS_MAX",
     "BytesSerde",
     "CheckpointFailed",
     "Delete",

@@ -138,7 +138,7 @@ RECOVERY = (
     Mutant(
         "copy_installed_without_opening_it",
         "recovery/coordinator.py",
-        "        check_copy(directory, snapshot)\n",
+        "        check_copy(directory, snapshot, group.key)\n",
         "",
         (COPIES,),
     ),

@@ -214,7 +214,7 @@ class SimFiles:
         observer.file_done()
         return snapshot
 
-    def check_copy(self, directory: Path, snapshot: Snapshot) -> None:
+    def check_copy(self, directory: Path, snapshot: Snapshot, key: str) -> None:
         """See coordinator.check_copy."""
         fetched = self.node(directory).fetched
         assert fetched is not None
@@ -245,6 +245,10 @@ class SimFiles:
         if disk.copy_committed is not None:
             disk.sealed, disk.copy_committed = disk.copy_committed, None
         disk.step_hook("swapped")
+
+    def finish_deletions(self, _directory: Path) -> list[str]:
+        """See group_deletion.finish_deletions."""
+        return []
 
     def finish_swaps(self, directory: Path) -> None:
         """See file_copy.finish_swaps."""
@@ -296,6 +300,8 @@ def shipping_parts(files: SimFiles) -> Iterator[None]:
         (local_groups, "Journal", files.journal),
         (local_groups, "Group", SteppedGroup),
         (local_groups, "finish_swaps", files.finish_swaps),
+        (local_groups, "finish_swap", files.finish_swap),
+        (local_groups, "finish_deletions", files.finish_deletions),
         (local_groups, "set_aside", files.set_aside),
         (local_groups, "encoding_threads", files.encoding_threads),
         (coordinator, "fetch", files.fetch),

@@ -184,9 +184,9 @@ class RealFiles(SimFiles):
         receiver.fetched = SealedRows(state.to_bytes(), found.version, dropped=dropped)
         return found
 
-    def check_copy(self, directory: Path, snapshot: Snapshot) -> None:
+    def check_copy(self, directory: Path, snapshot: Snapshot, key: str) -> None:
         """See coordinator.check_copy."""
-        self._check_copy(directory, snapshot)
+        self._check_copy(directory, snapshot, key)
 
     def commit_copy(self, directory: Path, group: str) -> None:
         """See file_copy.commit_copy."""

@@ -31,6 +31,10 @@ class SimSlotTable:
         """See SlotTable."""
         return self.members
 
+    def birth(self, _header: str) -> int:
+        """See SlotTable."""
+        return 1
+
     def groups_of(self, _node: str) -> tuple[str, ...]:
         """See SlotTable."""
         return self.headers

@@ -102,7 +102,7 @@ def test_a_log_that_was_cut_gives_no_quorum_by_what_members_had_of_it(scene: Sce
 
 def test_what_an_earlier_call_wrote_is_not_asked_for_again(scene: Scene) -> None:
     """A block that was not confirmed is reported once; the next one needs the receipts of its own records."""
-    sender = Sender(scene.cluster.appender, TOPICS, receipts=True)
+    sender = Sender(scene.cluster.appender, TOPICS.forward, receipts=True)
     for offset in (0, 1):
         [message] = sender.encode([("n1", Delete("db", "t", {}, None, None), 1)])
         sender.append([message])

@@ -33,6 +33,7 @@ from headrace.consumers.query.result_stream import Interrupter, QueryTimer
 from headrace.consumers.query.scan_request import SCAN_ROUTE, RemoteScanRequest
 from headrace.consumers.query.scan_stream import ScanCut, ScanEncoder
 from headrace.consumers.query.table_source import LocalFence, LocalSource, Reading, ReadTimer
+from headrace.consumers.replication.group_health import GroupHealth
 from headrace.consumers.serve.server import Server
 from headrace.schemas.records import Role, Status
 from headrace.schemas.tables import Catalogue
@@ -335,6 +336,7 @@ class Group:
 
     def __init__(self, name: str) -> None:
         self.name = name
+        self.health = GroupHealth(threading.Condition())
 
     def wait_for_offset(self, offset: int, timeout_s: float) -> bool:
         return offset <= 3

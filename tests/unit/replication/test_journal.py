@@ -112,3 +112,39 @@ def test_entries_behind_another_members_files_are_forgotten_like_others(tmp_path
     last = Journal(tmp_path, ("a",))
     assert 0 == last.newest_version("a")
     last.close()
+
+
+@pytest.mark.parametrize("end", ["kill", "crash"])
+def test_a_group_that_leaves_is_cut_for_good(end: str) -> None:
+    """Its partition is given to the next group that comes, and no entry of it returns, also after a power cut; the
+    others keep theirs. One that comes back begins at any version.
+    """
+    disk, directory = SimulatedDisk(), Path("/journal")
+    journal = Journal(directory, ("a", "b"), disk, maintained=False)
+    journal.append({"a": [entry("a", 1, b"a"), entry("a", 2, b"a")], "b": [entry("b", 1, b"b")]})
+    journal.remove("a", 2)
+    journal.remove("a", 2)
+    journal.add("c@2")
+    journal.add("c@2")
+    journal.append({"c@2": [entry("c@2", 7, b"c")], "b": [entry("b", 2, b"b")]})
+    assert 2 == len([name for name in disk.names_seen if name.endswith(".wal")])
+    journal.add("a")
+    journal.append({"a": [entry("a", 9, b"again")]})
+    again = Journal(directory, ("a", "b", "c@2"), getattr(disk, end)(), maintained=False)
+    assert [9, 2, 7] == [again.newest_version(group) for group in ("a", "b", "c@2")]
+    assert [entry("a", 9, b"again")] == list(again.recovered("a", 8))
+
+
+@pytest.mark.parametrize("end", ["kill", "crash"])
+def test_entries_of_a_group_that_left_before_the_crash_are_cut_at_the_start(end: str) -> None:
+    """The crash came between the end of the group and the cut of its partition."""
+    disk, directory = SimulatedDisk(), Path("/journal")
+    journal = Journal(directory, ("a", "b"), disk, maintained=False)
+    journal.append({"a": [entry("a", 3, b"a")], "b": [entry("b", 1, b"b")]})
+    disk = disk.kill()
+    again = Journal(directory, ("b",), disk, maintained=False)
+    assert ["a"] == again.remove_others()
+    assert [] == again.remove_others()
+    assert [entry("b", 1, b"b")] == list(again.recovered("b", 0))
+    later = Journal(directory, ("a", "b"), getattr(disk, end)(), maintained=False)
+    assert [0, 1] == [later.newest_version(group) for group in ("a", "b")]

@@ -31,7 +31,7 @@ LIMITS = ReplicationLimits(poll_timeout_s=0.0)
 class FakeGroup:
     """A group that takes records while it follows."""
 
-    name = "g"
+    name = key = "g"
     fault = log_lost = ""
     full = False
     drained = True

@@ -1,0 +1,69 @@
+"""Which groups a node opens and closes when its slot table changes. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+FIRST_BIRTH = 1
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class GroupBirth:
+    """One life of a data group: its header, and the version of the slot table that had it first."""
+
+    header: str
+    birth: int = FIRST_BIRTH
+
+    @property
+    def key(self) -> str:
+        """Its name at a node: for its directories and in the journal."""
+        # No node id has an `@`. The first birth has the bare name, as directories of earlier builds have it.
+        return self.header if self.birth == FIRST_BIRTH else f"{self.header}@{self.birth}"
+
+
+class GroupPlacement(Protocol):
+    """Which node is a member of which group; see SlotTable."""
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """All nodes."""
+        ...
+
+    def groups_of(self, node: str) -> tuple[str, ...]:
+        """The groups a node is a member of."""
+        ...
+
+    def group(self, header: str) -> tuple[str, ...]:
+        """The members of a group."""
+        ...
+
+    def birth(self, header: str) -> int:
+        """The version of the table that had a group first."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class GroupChanges:
+    """What a node does to get from the groups that it has to those that it should have."""
+
+    opened: tuple[GroupBirth, ...] = ()
+    closed: tuple[GroupBirth, ...] = ()
+
+
+def groups_at(table: GroupPlacement, node: str) -> dict[GroupBirth, tuple[str, ...]]:
+    """The groups of a node with their members, in ring order; none for a node that is not in the table."""
+    headers = table.groups_of(node) if node in table.nodes else ()
+    return {GroupBirth(header, table.birth(header)): table.group(header) for header in headers}
+
+
+def group_changes(present: Collection[GroupBirth], wanted: Mapping[GroupBirth, tuple[str, ...]]) -> GroupChanges:
+    """The changes from the groups that are present to those that are wanted.
+
+    A group that was born again is another group: the old one is closed and the new one opened.
+    """
+    return GroupChanges(
+        opened=tuple(group for group in wanted if group not in present),
+        closed=tuple(sorted(group for group in present if group not in wanted)),
+    )

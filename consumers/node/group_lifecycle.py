@@ -1,0 +1,171 @@
+"""Lets groups come and go in a running node, as its slot table has them (docs/internals/membership.md).
+
+`follow` is one step that waits for nothing but the record and the store job under way: whoever calls it calls it
+again after GroupBusy. The passes of a closing, each with the crash that it answers:
+
+1. The group is `leaving`: it takes no records, reads, or leadership, and its status is that of no copy. Nothing is
+   written, so the next start finds the group.
+2. Its threads end, and its store takes no new readers. What the journal holds beyond the store is applied again by
+   the next start, if the table has the group then.
+3. Its partition of the journal is cut, durably. A crash before it: the next start cuts the partitions of groups that
+   are not its own. Its directories stay until `delete` (see `group_deletion`).
+
+Opening writes the id of the topic before any data. A crash behind that leaves an empty group, which recovers.
+"""
+
+from __future__ import annotations
+
+import threading
+
+import structlog
+
+from headrace.connectors.log.port import Log
+from headrace.connectors.log.topic_settings import FORWARD
+from headrace.consumers.membership.cluster_topics import ClusterTopics
+from headrace.consumers.membership.group_changes import GroupBirth, GroupChanges, group_changes, groups_at
+from headrace.consumers.membership.slot_table import SlotTable
+from headrace.consumers.node.local_groups import LocalGroups, joining_reason
+from headrace.consumers.node.readiness import Readiness
+from headrace.consumers.recovery.coordinator import RecoveryCoordinator
+from headrace.consumers.recovery.environment import GroupBusy
+from headrace.consumers.replication.group import Group
+from headrace.consumers.replication.group_health import Event, State
+from headrace.consumers.replication.heartbeat import Heartbeat
+from headrace.consumers.replication.leader_tasks import LeaderTasks
+from headrace.consumers.replication.log_consumer import LogConsumer
+from headrace.schemas.errors import HeadraceError
+
+_log = structlog.get_logger(__name__)
+
+
+class GroupHeld(HeadraceError):
+    """The directories of a group that this node still holds, or has to hold, are not deleted."""
+
+
+class GroupLifecycle:
+    """Opens and closes the groups of one node. Any thread may call it; one step runs at a time."""
+
+    def __init__(
+        self,
+        log: Log,
+        topics: ClusterTopics,
+        local: LocalGroups,
+        log_consumer: LogConsumer,
+        readiness: Readiness,
+        leader_tasks: LeaderTasks,
+        coordinator: RecoveryCoordinator,
+        heartbeat: Heartbeat,
+    ) -> None:
+        self._log = log
+        self._topics = topics
+        self._local = local
+        self._log_consumer = log_consumer
+        self._readiness = readiness
+        self._leader_tasks = leader_tasks
+        self._coordinator = coordinator
+        self._heartbeat = heartbeat
+        self._step = threading.Lock()
+        self._version = 0
+        self._wanted: dict[GroupBirth, tuple[str, ...]] | None = None
+        self._reserved: set[str] = set()
+
+    def follow(self, table: SlotTable) -> GroupChanges:
+        """Open and close groups as a slot table has them; an older one than before changes nothing.
+
+        Returns what was done. Raises GroupBusy while something is left to do, the errors of the log, StoreError and
+        OSError: the same call continues.
+        """
+        with self._step:
+            if table.version < self._version:
+                return GroupChanges()
+            node = self._local.identity.node
+            self._version, self._wanted = table.version, groups_at(table, node)
+            changes, busy = self._step_to(self._wanted)
+            self._local.joining = self._readiness.joining = joining_reason(node, table)
+            self._heartbeat.send_now()
+            if busy:
+                raise GroupBusy("; ".join(busy), retriable=True)
+            return changes
+
+    def _step_to(self, wanted: dict[GroupBirth, tuple[str, ...]]) -> tuple[GroupChanges, list[str]]:
+        """What was done, and what keeps the rest from being done now."""
+        groups, births, busy = self._local.groups, self._local.births, list[str]()
+        changes = group_changes({births[topic] for topic in groups}, wanted)
+        # A group that was leaving when the table got it back is closed first: it may have lost a part of itself.
+        leaving = [topic for topic, group in groups.items() if group.health.holds(State.LEAVING)]
+        closing = [(topic, births[topic]) for topic in groups if births[topic] in changes.closed or topic in leaving]
+        closed, opened = list[GroupBirth](), list[GroupBirth]()
+        for topic, birth in closing:
+            if why := self._close(topic, groups[topic]):
+                busy.append(f"group {birth.header} is closed once {why}")
+            else:
+                closed.append(birth)
+        # One life of a header at a time: statuses name the header alone.
+        held = {births[topic].header for topic in groups}
+        for birth in wanted:
+            if birth.header not in held:
+                self._open(birth, wanted[birth])
+                opened.append(birth)
+        return GroupChanges(tuple(opened), tuple(closed)), busy
+
+    def _open(self, birth: GroupBirth, members: tuple[str, ...]) -> None:
+        topic = self._local.topics.forward(birth.header, birth.birth)
+        self._topics.ensure({topic: FORWARD})
+        topic, group = self._local.add(birth, members, self._log.describe(topic))
+        # All that is known of it comes first: from the moment at which the registry has it, every thread asks.
+        self._log_consumer.admit(topic, self._local.cursors[topic], self._local.receipts[topic])
+        self._readiness.admit(topic, self._local.ends[topic])
+        group.start()
+        self._local.groups.put(topic, group)
+        self._log_consumer.rejoin(topic, None)
+        _log.info("group opened", group=group.key, members=members, version=group.version)
+
+    def _close(self, topic: str, group: Group) -> str:
+        """One attempt to close a group; returns what it waits for, empty once it is closed."""
+        if group.health.report(Event.LEAVE, "the group leaves this node"):
+            _log.info("group leaves", group=group.key, version=group.version)
+            self._log_consumer.rejoin(topic, None)
+            self._heartbeat.send_now()
+        if why := self._awaited(topic, group):
+            return why
+        # A record or a store job under way ends first. Whoever waits for an offset of the group gets an error.
+        group.stop()
+        if not group.store.retire():
+            return "queries that read its files have ended"
+        self._local.remove(topic, group, self._log_consumer.durable_version(topic))
+        self._local.groups.remove(topic)
+        self._log_consumer.dismiss(topic)
+        self._readiness.dismiss(topic)
+        self._reserved.discard(topic)
+        self._coordinator.forget(topic)
+        _log.info("group closed", group=group.key)
+        return ""
+
+    def _awaited(self, topic: str, group: Group) -> str:
+        """Which thread still works with a leaving group, empty when none does."""
+        if topic not in self._reserved:
+            if not self._coordinator.reserve(topic):
+                self._coordinator.cancel(topic)
+                return "its recovery has ended"
+            self._reserved.add(topic)
+        # Before this node stops to follow: the others choose a leader at once, and need not wait for its silence.
+        if not self._heartbeat.withdrawn(group.name):
+            return "its status is sent"
+        if not self._log_consumer.release(topic, 0.0):
+            return "its log is not read any more"
+        if not self._leader_tasks.dismiss(topic):
+            return "the leader tasks have ended their turn"
+        return ""
+
+    def delete(self, birth: GroupBirth) -> None:
+        """Delete the directories of a group that was closed. Raises GroupHeld, OSError; it can be repeated."""
+        with self._step:
+            topic = self._local.topics.forward(birth.header, birth.birth)
+            wanted = self._local.births.values() if self._wanted is None else self._wanted
+            if birth in wanted or topic in self._local.groups:
+                raise GroupHeld(
+                    f"group {birth.header} belongs to node {self._local.identity.node}",
+                    action="its data is deleted once the slot table has the group elsewhere",
+                )
+            self._local.delete(topic)
+            _log.info("data of a closed group deleted", group=birth.key)

@@ -1,0 +1,249 @@
+"""Groups come and go in running nodes: what a changed slot table makes of them, without a restart."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+import pyarrow as pa
+import pytest
+
+from headrace.consumers.membership.group_changes import GroupBirth
+from headrace.consumers.membership.slot_table import SlotTable
+from headrace.consumers.node import group_deletion, local_groups
+from headrace.consumers.node.group_lifecycle import GroupHeld
+from headrace.consumers.node.node import Node
+from headrace.consumers.query.query_errors import SlotNotHeld
+from headrace.consumers.recovery.environment import GroupBusy
+from headrace.producers.writer import TableWriter, WriterSettings
+from headrace.schemas.records import Role
+from tests.unit.node.test_fewer_replicas import connected, scan_of
+from tests.unit.nodes import Nodes, running_nodes
+from tests.waiting import eventually
+
+NAMES = ("n1", "n2", "n3", "n4")
+HOUR_NS = 3_600_000_000_000
+ROWS = 240
+ROUNDS = 3
+
+
+@pytest.fixture(scope="module")
+def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
+    """Four nodes of which two hold each row; logs are trimmed, so that an empty member needs files.
+
+    The ring is n2 n1 n4 n3, with n0 between n1 and n4: group n1 is that of n1 and n4, and later of n1 and n0.
+    """
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        running_nodes(tmp_path_factory.mktemp("four"), patch, NAMES, replication=2) as nodes,
+    ):
+        write(nodes, "wells")
+        nodes.seal_and_trim()
+        nodes.start("n0")
+        yield nodes
+
+
+def write(nodes: Nodes, table: str) -> None:
+    """Rows in every group, confirmed by two members."""
+    rows = {
+        "pump": [f"p{number % 20}" for number in range(ROWS)],
+        "time": [number // 20 * HOUR_NS for number in range(ROWS)],
+        "flow": [1.0 for _ in range(ROWS)],
+    }
+    with connected(nodes) as shared, TableWriter(shared, "plant", table, WriterSettings(quorum=2)) as writer:
+        writer.write(pa.table(rows), ["pump"])
+
+
+def rows_at(node: Node, table: str) -> int:
+    """The number of rows in a node's answer."""
+    sql = f"SELECT count(*) AS c FROM plant.{table}"
+    answer = httpx.post(f"{node.http_address}/api/v1/query", json={"sql": sql, "format": "arrow"}, timeout=60)
+    assert 200 == answer.status_code, answer.text
+    return int(pa.ipc.open_stream(answer.content).read_all().to_pylist()[0]["c"])
+
+
+def held(node: Node) -> set[str]:
+    """The groups of a node."""
+    return {group.key for group in node.groups.values()}
+
+
+def on_disk(node: Node, key: str) -> list[str]:
+    """The directories that a node has of a group."""
+    name = key.replace("@", "%40")
+    return [str(path.relative_to(node.directory)) for path in sorted(node.directory.glob(f"*/{name}"))]
+
+
+def resources(node: Node) -> tuple[list[str], int]:
+    """The threads of groups in this process, and how many files of this node's stores are open."""
+    threads = sorted(each.name for each in threading.enumerate() if each.name.startswith(("apply-", "store-")))
+    roots, count = tuple(str(node.directory / part) for part in ("segments", "index", "journal")), 0
+    for number in os.listdir("/proc/self/fd"):
+        try:
+            count += os.readlink(f"/proc/self/fd/{number}").startswith(roots)
+        except OSError:
+            continue
+    return threads, count
+
+
+VERSIONS = itertools.count(2)
+JOINED = SlotTable.create(NAMES, 2, 60).add_node("n0")
+LEFT = JOINED.remove_node("n0")
+
+
+def following(table: SlotTable, *nodes: Node) -> SlotTable:
+    """Let nodes follow a table, as a newer one than all before."""
+    newest = replace(table, version=next(VERSIONS))
+    for node in nodes:
+        node.follow(newest)
+    return newest
+
+
+def ready(*nodes: Node) -> None:
+    """Wait until nodes are ready."""
+    for node in nodes:
+        eventually(lambda node=node: node.ready()[0], f"{node.name}: {node.ready()}")
+
+
+def test_a_group_is_opened_and_closed_under_queries_and_writers(nodes: Nodes) -> None:
+    """A joiner takes the files of another member, follows and answers. The member that gives the group up refuses it
+    by name, ends what reads it first, and has neither threads nor files nor figures of it any more.
+    """
+    giver, joiner, topic = nodes.running["n4"], nodes.running["n0"], nodes.topics.forward("n1")
+    following(LEFT, giver, joiner)
+    ready(giver)
+    assert set() == held(joiner)
+    joined = following(JOINED, joiner)
+    assert {"n1", "n0@2"} == held(joiner)
+    assert not joiner.ready()[0], "ready before it has the data"
+    ready(joiner)
+    assert ROWS == rows_at(joiner, "wells")
+    assert joiner.groups[topic].store.segments() == nodes.running["n1"].groups[topic].store.segments()
+
+    # A query that reads its files ends first, one that waits for its log is refused.
+    scan = giver.scanner.open(scan_of(giver, "wells", group="n1"))
+    assert scan.next() is not None
+    waiting = giver.scanner.open(scan_of(giver, "wells", group="n1", after=10**6, wait_ms=60_000, timeout_ms=60_000))
+    with ThreadPoolExecutor(1) as pool:
+        refused = pool.submit(waiting.next)
+        with pytest.raises(GroupBusy, match="group n1 is closed once queries that read its files have ended"):
+            giver.follow(joined, timeout_s=1.0)
+        with pytest.raises(SlotNotHeld, match="group n1 has left this node"):
+            refused.result(30)
+    waiting.close()
+    assert "n1" in held(giver)
+    while scan.next() is not None:
+        pass
+    scan.close()
+    giver.follow(joined)
+    assert {"n4", "n0@2"} == held(giver)
+    with pytest.raises(SlotNotHeld, match="does not hold group n1"):
+        giver.scanner.open(scan_of(joiner, "wells", group="n1"))
+    assert 'group="n1"' not in httpx.get(f"{giver.http_address}/metrics").text
+    eventually(lambda: nodes.running["n1"].role(topic) is Role.LEADER, "n1, which leads the group alone by now")
+    for node in nodes.running.values():
+        node.follow(joined)
+        ready(node)
+        assert ROWS == rows_at(node, "wells")
+
+
+def test_again_and_again_leaves_nothing_behind(nodes: Nodes) -> None:
+    """Opened, closed and deleted in turns, with data and empty: threads and open files are as before, and the node
+    still answers. Data is deleted in a step of its own, and never that of a group which the table names.
+    """
+    node, old, new = nodes.running["n4"], GroupBirth("n1"), GroupBirth("n0", 2)
+    following(JOINED, node)
+    before = resources(node)
+    for turn in range(ROUNDS):
+        older = following(LEFT, node)
+        assert {"n4", "n1"} == held(node)
+        with pytest.raises(GroupHeld, match="group n1 belongs to node n4"):
+            node.delete_group(old)
+        if turn == 1:
+            node.delete_group(new)
+            assert [] == on_disk(node, new.key)
+        # The next change may come while the group still recovers.
+        if turn == 2:
+            ready(node)
+            assert ROWS == rows_at(node, "wells")
+        following(JOINED, node)
+        assert {"n4", "n0@2"} == held(node)
+        node.follow(older)
+        assert {"n4", "n0@2"} == held(node), "an older table changed something"
+        assert {"index/n1", "segments/n1"} <= set(on_disk(node, old.key))
+        node.delete_group(old)
+        node.delete_group(old)
+        assert [] == on_disk(node, old.key)
+        assert nodes.topics.forward("n1") not in node.identity.topics
+    eventually(lambda: before == resources(node), f"{before}, and now {resources(node)}")
+    ready(node)
+
+
+def test_a_node_that_holds_nothing_any_more_is_joining(nodes: Nodes) -> None:
+    """It is not ready and refuses queries by name; once it has groups again, it serves."""
+    node = nodes.running["n0"]
+    following(LEFT, node)
+    assert set() == held(node)
+    assert node.ready() == (False, [node.readiness.joining])
+    sql = {"sql": "SELECT count(*) FROM plant.wells"}
+    refused = httpx.post(f"{node.http_address}/api/v1/query", json=sql, timeout=60)
+    assert (503, "NotReady") == (refused.status_code, refused.json()["error"]["kind"])
+    for birth in (GroupBirth("n1"), GroupBirth("n0", 2)):
+        node.delete_group(birth)
+    assert {} == node.identity.topics
+    following(JOINED, node)
+    ready(node)
+    assert ROWS == rows_at(node, "wells")
+
+
+class Killed(Exception):
+    """The process ends here."""
+
+
+@pytest.mark.parametrize("step", ["remove", "closed", "rename_durably", "finish_deletion"])
+def test_a_kill_leaves_the_group_or_nothing(
+    nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """The next start, here one of a copy of the directory, has the group with all that was sealed, or an empty one.
+
+    The other group is as it was in any case, and the killed step can be repeated in a node that lives on.
+    """
+    node, topic = nodes.running["n4"], nodes.topics.forward("n1")
+    following(LEFT, node)
+    ready(node)
+    version, other = node.groups[topic].version, node.groups[nodes.topics.forward("n4")].version
+    place = {"remove": node.journal, "rename_durably": group_deletion, "finish_deletion": local_groups}
+
+    def kill(*_: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        if step in place:
+            patch.setattr(place[step], step, kill)
+        with suppress(Killed):
+            following(JOINED, node)
+            if step in place:
+                node.delete_group(GroupBirth("n1"))
+        shutil.copytree(node.directory, tmp_path / "n4")
+    settings = nodes.settings("n4")
+    copied = settings.node.model_copy(update={"data_dir": str(tmp_path / "n4")})
+    started = Node(settings.model_copy(update={"node": copied}), nodes.log)
+    started.start(lambda _line: None, observer=True)
+    try:
+        # The log's own table has the group at n4.
+        assert {"n1", "n4"} == held(started)
+        assert (version if step in ("remove", "closed") else 0) == started.groups[topic].version
+        assert other <= started.groups[nodes.topics.forward("n4")].version
+        assert not list((tmp_path / "n4" / "deleted").glob("*"))
+    finally:
+        started.stop()
+    following(JOINED, node)
+    node.delete_group(GroupBirth("n1"))
+    assert [] == on_disk(node, "n1")
