@@ -95,17 +95,6 @@ class MovedProducer:
 
 
 @dataclass(frozen=True, slots=True)
-class Takeover:
-    """The cut as the new holder needs it: slots, and what the former holder knew of producers and loaded files."""
-
-    table_version: int
-    slots_total: int
-    slots: Slots
-    producers: tuple[MovedProducer, ...] = ()
-    loads: bytes = b""
-
-
-@dataclass(frozen=True, slots=True)
 class HandedRows:
     """A late write as it came, with the rank of its rows; those of `slots` belong to the new holder."""
 
@@ -123,6 +112,18 @@ class HandedDelete:
     rank: Rank
     slots: Slots
     delete: Delete
+
+
+@dataclass(frozen=True, slots=True)
+class Takeover:
+    """The cut as the new holder needs it: slots, and what the former one knew of producers, loaded files and deletes."""
+
+    table_version: int
+    slots_total: int
+    slots: Slots
+    producers: tuple[MovedProducer, ...] = ()
+    loads: bytes = b""
+    deletes: tuple[HandedDelete, ...] = ()
 
 
 HandedBody = Takeover | HandedRows | HandedDelete
@@ -234,6 +235,22 @@ def _leader(body: Barrier) -> dict[str, Any]:
     return {"leadership": asdict(body.leadership), "anchor": asdict(body.anchor), "members": list(body.members)}
 
 
+def delete_record(handed: HandedDelete) -> dict[str, Any]:
+    """A delete with its rank and slots."""
+    rank, delete = handed.rank, handed.delete
+    tags = {name: list(values) for name, values in sorted(delete.tags.items())}
+    content = {name: getattr(delete, name) for name in Delete.__slots__}
+    ranked = {"era": rank.era, "rank_version": rank.version, "slots": to_runs(handed.slots)}
+    return ranked | content | {"tags": tags}
+
+
+def delete_of(record: dict[str, Any]) -> HandedDelete:
+    """The inverse of `delete_record`."""
+    tags = {tag: tuple(values) for tag, values in sorted(record["tags"].items())}
+    delete = Delete(record["database"], record["table"], tags, record["start_ns"], record["end_ns"])
+    return HandedDelete(Rank(record["era"], record["rank_version"]), from_runs(record["slots"]), delete)
+
+
 def _handed_record(body: HandedBody) -> dict[str, Any]:
     if isinstance(body, Takeover):
         producers = [
@@ -244,14 +261,16 @@ def _handed_record(body: HandedBody) -> dict[str, Any]:
             }
             for each in body.producers
         ]
-        slots = {"table_version": body.table_version, "slots_total": body.slots_total, "slots": to_runs(body.slots)}
-        return slots | {"producers": producers, "loads": body.loads}
-    rank = {"era": body.rank.era, "rank_version": body.rank.version, "slots": to_runs(body.slots)}
+        head: dict[str, Any] = {
+            "table_version": body.table_version,
+            "slots_total": body.slots_total,
+            "slots": to_runs(body.slots),
+        }
+        deletes = [_handed_record(each) for each in body.deletes]
+        return head | {"producers": producers, "loads": body.loads, "deletes": deletes}
     if isinstance(body, HandedDelete):
-        delete = body.delete
-        tags = {name: list(values) for name, values in sorted(delete.tags.items())}
-        content = {name: getattr(delete, name) for name in Delete.__slots__}
-        return rank | content | {"tags": tags}
+        return delete_record(body)
+    rank = {"era": body.rank.era, "rank_version": body.rank.version, "slots": to_runs(body.slots)}
     write = {name: getattr(body.write, name) for name in Write.__slots__}
     return rank | asdict(body.position) | {"digest": body.digest} | write
 
@@ -265,12 +284,17 @@ def _handed(name: str, content: dict[str, Any]) -> HandedBody:
             )
             for each in content["producers"]
         )
-        return Takeover(content["table_version"], content["slots_total"], slots, producers, content["loads"])
-    rank = Rank(content["era"], content["rank_version"])
+        return Takeover(
+            content["table_version"],
+            content["slots_total"],
+            slots,
+            producers,
+            content["loads"],
+            tuple(map(delete_of, content["deletes"])),
+        )
     if kind == "HandedDelete":
-        tags = {tag: tuple(values) for tag, values in sorted(content["tags"].items())}
-        delete = Delete(content["database"], content["table"], tags, content["start_ns"], content["end_ns"])
-        return HandedDelete(rank, slots, delete)
+        return delete_of(content)
+    rank = Rank(content["era"], content["rank_version"])
     write = Write(**{each: content[each] for each in Write.__slots__})
     position = ProducerPosition(content["producer"], content["batch"], content["sequence"])
     return HandedRows(rank, slots, position, content["digest"], write)

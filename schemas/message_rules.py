@@ -116,6 +116,8 @@ def _check_handed(body: HandedBody) -> None:
             raise MessageInvalid("a takeover has a number that no change has")
         for each in body.producers:
             _check_producer(each.producer)
+        for deleted in body.deletes:
+            _check_handed(deleted)
         return
     if not (0 < body.rank.era <= ERA_MAX and 0 < body.rank.version <= VERSION_MAX):
         raise MessageInvalid(f"no log has a row of rank {body.rank}")

@@ -14,6 +14,8 @@ from headrace.schemas.group_changes import (
     MovedProducer,
     Rank,
     Slots,
+    delete_of,
+    delete_record,
     from_runs,
     to_runs,
 )
@@ -36,6 +38,7 @@ def changes_record(state: ChangeState) -> dict[str, Any] | None:
         "gives": state.gives,
         "given": _given_records(state.given),
         "targets": [_target_record(key, target) for key, target in sorted(state.targets.items())],
+        "deletes": [delete_record(each) for each in state.deletes],
         "cuts": [_cut_record(version, memory) for version, memory in sorted(state.cuts.items())],
         "origins": [_origin_record(key, origin) for key, origin in sorted(state.origins.items())],
     }
@@ -55,6 +58,7 @@ def changes_of(record: dict[str, Any]) -> ChangeState:
         gains=from_runs(record["gains"]),
         given=given,
         targets={_key(each): _target(each) for each in record["targets"]},
+        deletes=[delete_of(each) for each in record["deletes"]],
         cuts={each["version"]: _cut(each) for each in record["cuts"]},
         origins={_key(each): _origin(each) for each in record["origins"]},
     )
@@ -116,13 +120,15 @@ def _cut_record(version: int, memory: CutMemory) -> dict[str, Any]:
         "targets": [_key_record(key) | {"slots": to_runs(slots)} for key, slots in memory.targets],
         "loads": memory.loads,
         "sections": sections,
+        "deletes": [delete_record(each) for each in memory.deletes],
     }
 
 
 def _cut(record: dict[str, Any]) -> CutMemory:
     sections = (_section(each) for each in record["sections"])
     targets = tuple((_key(each), from_runs(each["slots"])) for each in record["targets"])
-    return CutMemory(record["table_version"], targets, record["loads"], tuple(sections))
+    deletes = tuple(delete_of(each) for each in record["deletes"])
+    return CutMemory(record["table_version"], targets, record["loads"], tuple(sections), deletes)
 
 
 def _origin_record(key: GroupKey, origin: Origin) -> dict[str, Any]:

@@ -7,8 +7,9 @@ what this group accepted from others.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from headrace.consumers.replication.producer_section import Section
 from headrace.schemas.group_changes import (
@@ -16,6 +17,7 @@ from headrace.schemas.group_changes import (
     Barrier,
     BarrierPhase,
     GroupKey,
+    HandedDelete,
     HandedOver,
     HandOverPosition,
     MovedProducer,
@@ -23,13 +25,16 @@ from headrace.schemas.group_changes import (
     Slots,
     Takeover,
 )
-from headrace.schemas.message_bodies import ProducerPosition
+from headrace.schemas.message_bodies import Delete, ProducerPosition
 
 SECTIONS_MAX = 256
 """Takeovers of one origin whose producers are remembered; the oldest is forgotten first."""
+KEPT_DELETES_MAX = 10_000
+"""Deletes that a group remembers for late rows of former holders of its slots; the oldest is forgotten first."""
 TAKEOVER_BYTES_MAX = 4 * 1024 * 1024
 """Estimated size of one part of a takeover, so that a message has room for it."""
 _IDENTITY_BYTES = 32
+_Item = TypeVar("_Item")
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +113,7 @@ class CutMemory:
     targets: tuple[tuple[GroupKey, Slots], ...]
     loads: bytes
     sections: tuple[tuple[Slots, tuple[MovedProducer, ...]], ...]
+    deletes: tuple[HandedDelete, ...] = ()
 
 
 @dataclass(slots=True)
@@ -124,6 +130,7 @@ class ChangeState:
     gives: bool = False
     given: dict[int, Given] = field(default_factory=dict)
     targets: dict[GroupKey, Target] = field(default_factory=dict)
+    deletes: list[HandedDelete] = field(default_factory=list)
     cuts: dict[int, CutMemory] = field(default_factory=dict)
     origins: dict[GroupKey, Origin] = field(default_factory=dict)
 
@@ -215,6 +222,17 @@ class ChangeState:
             for slot in takeover.slots:
                 self.given.pop(slot, None)
 
+    def note_delete(self, rank: Rank, delete: Delete) -> None:
+        """Remember a delete for the slots that were taken: late rows of them may come after the slots have left."""
+        sections = (section.slots for origin in self.origins.values() for section in origin.sections)
+        if taken := self.held(sorted(frozenset[int]().union(*sections))):
+            self.keep_delete(HandedDelete(rank, taken, delete))
+
+    def keep_delete(self, handed: HandedDelete) -> None:
+        """Remember a delete of a former holder, for the slots that it concerns."""
+        self.deletes.append(handed)
+        del self.deletes[:-KEPT_DELETES_MAX]
+
     def held(self, slots: Iterable[int]) -> Slots:
         """Those of the slots that are not another group's."""
         return tuple(slot for slot in slots if slot not in self.given)
@@ -272,22 +290,31 @@ class ChangeState:
         for section_slots, producers in memory.sections:
             if common := tuple(sorted(set(section_slots).intersection(slots))):
                 found += (Takeover(*head, common, part) for part in _in_parts(producers))
+        concerned = ((each, tuple(sorted(set(slots).intersection(each.slots)))) for each in memory.deletes)
+        deletes = [replace(each, slots=common) for each, common in concerned if common]
+        found += (Takeover(*head, slots, deletes=part) for part in _batches(deletes, lambda each: len(repr(each))))
         return found
 
 
 def _in_parts(producers: tuple[MovedProducer, ...]) -> Iterable[tuple[MovedProducer, ...]]:
     """Producers in parts that fit a message; one with too many messages is in several."""
-    # By estimated sizes, and never by encoded ones: whoever appends the next part divides them in the same way.
-    part, size_bytes = list[MovedProducer](), 0
     most = TAKEOVER_BYTES_MAX // _IDENTITY_BYTES
-    for each in producers:
-        for start in range(0, max(1, len(each.seen)), most):
-            piece = MovedProducer(each.producer, each.batch, each.seen[start : start + most])
-            piece_bytes = len(each.producer.encode()) + _IDENTITY_BYTES * (1 + len(piece.seen))
-            if part and size_bytes + piece_bytes > TAKEOVER_BYTES_MAX:
-                yield tuple(part)
-                part, size_bytes = [], 0
-            part.append(piece)
-            size_bytes += piece_bytes
+    pieces = (
+        MovedProducer(each.producer, each.batch, each.seen[start : start + most])
+        for each in producers
+        for start in range(0, max(1, len(each.seen)), most)
+    )
+    return _batches(pieces, lambda each: len(each.producer.encode()) + _IDENTITY_BYTES * (1 + len(each.seen)))
+
+
+def _batches(items: Iterable[_Item], size_of: Callable[[_Item], int]) -> Iterable[tuple[_Item, ...]]:
+    # By estimated sizes, and never by encoded ones: whoever appends the next part divides them in the same way.
+    part, size_bytes = list[_Item](), 0
+    for each in items:
+        if part and size_bytes + size_of(each) > TAKEOVER_BYTES_MAX:
+            yield tuple(part)
+            part, size_bytes = [], 0
+        part.append(each)
+        size_bytes += size_of(each)
     if part:
         yield tuple(part)

@@ -162,7 +162,7 @@ class GroupState:
         inherited = (section for origin in changes.origins.values() for section in origin.sections)
         sections = [(leaving, self.moved_producers()), *((leaving & each.slots, each.moved()) for each in inherited)]
         kept = tuple((tuple(sorted(slots)), producers) for slots, producers in sections if slots and producers)
-        return CutMemory(barrier.table_version, targets, b"".join(self.loads), kept)
+        return CutMemory(barrier.table_version, targets, b"".join(self.loads), kept, tuple(changes.deletes))
 
     def _producers_by_age(self) -> list[tuple[str, ProducerState]]:
         return sorted(self.producers.items(), key=lambda item: (item[1].version, item[0]))

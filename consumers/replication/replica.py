@@ -35,7 +35,6 @@ from headrace.schemas.group_changes import (
     BarrierPhase,
     HandedOver,
     HandedRows,
-    HandOverAccepted,
     Rank,
     Slots,
     Takeover,
@@ -224,6 +223,7 @@ class Replica:
         if isinstance(body, Delete):
             self.state.unsealed_rows += 1
             changes = self.state.changes
+            changes.note_delete(Rank(changes.era, version), body)
             # To every group that took slots, with its rank in this log: there it hides only rows of these slots.
             return [ApplyDelete(version, body), *changes.divide(version, sorted(changes.given))]
         if isinstance(body, HandedOver):
@@ -248,11 +248,10 @@ class Replica:
             return self._load(body)
         if isinstance(body, Barrier):
             return self._barrier(body)
-        if isinstance(body, HandOverAccepted):
-            known = self.state.changes.accepted(body.target, body.position)
-            return [] if known else self._ignore(Ignored.OUT_OF_ORDER)
-        assert isinstance(body, Compact), body
-        return [CompactNow(version, body)]
+        if isinstance(body, Compact):
+            return [CompactNow(version, body)]
+        known = self.state.changes.accepted(body.target, body.position)
+        return [] if known else self._ignore(Ignored.OUT_OF_ORDER)
 
     def _write(self, message: Message, write: Write) -> list[Action]:
         try:
@@ -288,7 +287,9 @@ class Replica:
             origin.section(frozenset(body.slots)).add(body.producers)
             changes.take(body)
             self.state.note_loads(body.loads)
-            return []
+            for each in body.deletes:
+                changes.keep_delete(each)
+            return [ApplyHandedDelete(version, each.rank, each.slots, each.delete) for each in body.deletes]
         kept: Slots = changes.held(body.slots)
         own: list[Action] = []
         if isinstance(body, HandedRows):
