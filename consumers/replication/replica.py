@@ -301,6 +301,7 @@ class Replica:
             own += [ApplyRows(version, body.rank, kept, body.write)] if kept else []
         else:
             self.state.unsealed_rows += 1
+            changes.keep_delete(body)
             own += [ApplyHandedDelete(version, body.rank, kept, body.delete)] if kept else []
         # The slot may have moved on: the rank is kept through any number of groups.
         return [*own, *changes.divide(version, body.slots, body.rank)]

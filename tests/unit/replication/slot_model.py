@@ -6,7 +6,9 @@ table under which its log held the slot, then by its place in that log.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from headrace.consumers.replication.group_state import GroupState
 from headrace.consumers.replication.replica import (
@@ -18,10 +20,19 @@ from headrace.consumers.replication.replica import (
     CutSlots,
     Replica,
 )
-from headrace.schemas.group_changes import BarrierPhase, GroupKey, Rank
-from headrace.schemas.messages import Delete, Leadership, Message, ProducerPosition, encode_message
-from tests.unit.replication.slot_logs import SlotLog, rows_of, rows_write
+from headrace.schemas.group_changes import BarrierPhase, GroupKey, HandedOver, Rank
+from headrace.schemas.messages import (
+    Delete,
+    Leadership,
+    Message,
+    ProducerPosition,
+    Write,
+    decode_message,
+    encode_message,
+)
+from tests.unit.replication.slot_logs import SlotLog, rows_of, rows_write, slots_of
 
+_Result = TypeVar("_Result")
 PRE, FORMAL, REVERT = BarrierPhase.PRE, BarrierPhase.FORMAL, BarrierPhase.REVERT
 GROUPS = ("a", "b", "c")
 NODES = {"a": ("n1", "n2"), "b": ("n2", "n3"), "c": ("n3", "n1")}
@@ -95,6 +106,7 @@ class Cluster:
         self.snapshots: dict[str, Replica] = {}
         self.expected: dict[str, list[tuple[tuple[int, int], int | None]]] = {key: [] for key in KEYS}
         self.value = 0
+        self.files: dict[tuple[GroupKey, int, GroupKey], dict[str, dict[Rank, int]]] = {}
         for group in GROUPS:
             self.claim(group, 0)
 
@@ -113,7 +125,7 @@ class Cluster:
         body = rows_write(dict.fromkeys(sorted(chosen), self.value), view + 1)
         value = encode_message(Message(ProducerPosition(producer, batch, 0), body))
         self.sent.append((group, value))
-        self.expect(group, sorted(chosen), self.value)
+        self.expect(group, sorted(chosen), self.value, view)
         self.append(group, value)
 
     def repeat(self, first: int, _second: int) -> None:
@@ -125,9 +137,12 @@ class Cluster:
         """A message comes again, to the group that holds the slots of all its keys by now."""
         if self.sent:
             group, value = self.sent[first % len(self.sent)]
-            moved = self.moved_from(group)
-            holders = {moved.get(slot, group) for slot in self.slots_of(value)}
-            if len(holders) == 1 and (holder := holders.pop()) != group and self.took_over(group, holder):
+            given = self.logs[group].replica.state.changes.given
+            write = decode_message(value).body
+            assert isinstance(write, Write)
+            holders = {given[slot].target.group for slot in slots_of(write, 8) if slot in given}
+            whole = all(slot in given for slot in slots_of(write, 8))
+            if whole and len(holders) == 1 and self.holder_knows(group, holder := holders.pop()):
                 self.append(holder, value)
         del second
 
@@ -183,7 +198,7 @@ class Cluster:
     def end(self, _first: int, _second: int) -> None:
         """The change is over: it was cancelled, or every takeover of its cuts was accepted."""
         change = self.change
-        if change is not None and (change.cancelled or (change.formal and self.taken_over(change))):
+        if change is not None and (change.cancelled or (change.formal and self.moves_done())):
             self.change = None
 
     def barrier(self, first: int, second: int) -> None:
@@ -203,7 +218,7 @@ class Cluster:
         gains = tuple(sorted(slot for slot, to in change.moved.items() if to == group and after is not REVERT))
         members = (*NODES[group], "n4") if after is PRE and change.joiner else NODES[group]
         number = change.number
-        table = len(self.tables) + (0 if change.formal else 1)
+        table = len(self.tables) + (not change.formal)
         self.watched(group, lambda: log.barrier(after, number, table, members, moves, gains, zombie))
         if log.replica.state.leader is None:
             self.claim(group, second)
@@ -242,8 +257,125 @@ class Cluster:
         """A record in the log of a group, with what it does to the rows."""
         self.watched(group, lambda: self.logs[group].append_value(value))
 
-    def watched[T](self, group: str, step: T) -> T: ...
+    def watched(self, group: str, step: Callable[[], _Result]) -> _Result:
+        """What a step appends to the log of a group is applied to its rows, and to those of who takes slots."""
+        log = self.logs[group]
+        known = len(log.actions)
+        result = step()
+        for version, actions in enumerate(log.actions[known:], known + 1):
+            self.rows[group].act(actions, log.replica.state.changes.era)
+            for action in actions:
+                if isinstance(action, CutSlots):
+                    self.leave(group, version, action)
+            self.arrive(group, log.values[version - 1])
+        return result
 
-    def slots_of(self, value: bytes) -> set[int]:
-        """The slots of a write."""
-        raise NotImplementedError
+    def leave(self, group: str, version: int, cut: CutSlots) -> None:
+        """The files of the slots that leave, with the deletes applied."""
+        for moved in cut.moves:
+            rows = self.rows[group]
+            leaving = {key: rows.visible(key) for key in KEYS if int(key[0]) in moved.slots}
+            self.files[self.logs[group].key, version, moved.key] = leaving
+            for key in leaving:
+                rows.values.pop(key, None)
+
+    def arrive(self, group: str, value: bytes) -> None:
+        """The new holder attaches the files of a cut when it has accepted the takeover."""
+        body = decode_message(value).body
+        log = self.logs[group]
+        if not isinstance(body, HandedOver) or log.replica.state.changes.origins.get(body.origin) is None:
+            return
+        name = (body.origin, body.position.version, log.key)
+        if log.replica.state.changes.origins[body.origin].position == body.position and name in self.files:
+            for key, found in self.files.pop(name).items():
+                self.rows[group].held_since[int(key[0])] = len(self.tables)
+                known = self.rows[group].values.setdefault(key, {})
+                assert known.keys().isdisjoint(found)
+                known |= found
+
+    def expect(self, group: str, keys: list[str], value: int | None, view: int = 0) -> None:
+        """A record about keys will be in the log of a group: its place in the order of each key."""
+        log = self.logs[group]
+        proven = max(view + 1, log.replica.state.changes.era)
+        for key in keys:
+            slot = int(key[0])
+            begins = [
+                number
+                for number, table in enumerate(self.tables, 1)
+                if table[slot] == group and (number == 1 or self.tables[number - 2][slot] != group)
+            ]
+            era = max(number for number in begins if number <= proven)
+            self.expected[key].append(((era, len(log.values) + 1), value))
+
+    def all_in(self, phase: BarrierPhase) -> bool:
+        """Whether every group's log has the barrier of this phase of the running change."""
+        assert self.change is not None
+        found = [log.replica.state.changes for log in self.logs.values()]
+        return all((each.change, each.phase) == (self.change.number, phase) for each in found)
+
+    def previous_table(self) -> dict[int, str]:
+        """The table before the running change."""
+        assert self.change is not None
+        return self.tables[-2] if self.change.formal else self.tables[-1]
+
+    def moves_done(self) -> bool:
+        """Whether every slot that moves has left, and its files and takeovers have arrived."""
+        assert self.change is not None
+        before = self.previous_table()
+        for slot, taker in self.change.moved.items():
+            donor = self.logs[before[slot]].replica.state.changes
+            given = donor.given.get(slot)
+            if given is None or given.target.group != taker:
+                return False
+            origin = self.logs[taker].replica.state.changes.origins.get(self.logs[before[slot]].key)
+            parts = [each.position for each in donor.targets[given.target].outstanding]
+            if origin is None or any(origin.position < each for each in parts if each.version <= given.version):
+                return False
+        return not self.files
+
+    def holder_knows(self, group: str, holder: str) -> bool:
+        """Whether a holder has accepted all that a former one has handed over to it."""
+        target = self.logs[group].replica.state.changes.targets.get(self.logs[holder].key)
+        origin = self.logs[holder].replica.state.changes.origins.get(self.logs[group].key)
+        return target is not None and origin is not None and origin.position == target.newest
+
+    def finish(self) -> None:
+        """Everything that is open comes to its end, and the rows are compared with what the logs ask for."""
+        for round_number in range(60):
+            self.formal(0, 0)
+            for number, group in enumerate(GROUPS):
+                if self.logs[group].replica.state.leader is None:
+                    self.claim(group, 0)
+                if self.change is not None:
+                    self.barrier(number, 1)
+                for other in range(2):
+                    taker = GROUPS[(number + 1 + other) % 3]
+                    for value in self.logs[group].hand_overs(self.logs[taker]):
+                        self.append(taker, value)
+                    self.accept(number, other)
+            self.end(0, 0)
+            due = [
+                target.outstanding
+                for log in self.logs.values()
+                for target in log.replica.state.changes.targets.values()
+            ]
+            if self.change is None and not any(due) and round_number > 3:
+                break
+        assert self.change is None
+        assert not any(due)
+        self.check()
+
+    def check(self) -> None:
+        """No row is lost, stale or back, and every replica of a group has the same state."""
+        for key in KEYS:
+            order = sorted(self.expected[key])
+            wanted = order[-1][1] if order else None
+            held = self.rows[self.tables[-1][int(key[0])]].visible(key)
+            found = held[max(held)] if held else None
+            assert wanted == found, f"{key}: {order}, {held}"
+        for log in self.logs.values():
+            replica = log.new_replica()
+            for offset, value in enumerate(log.values):
+                replica.apply(offset, value, (("format", b"3"),))
+            assert replica.state.to_bytes() == log.replica.state.to_bytes()
+            assert replica.ignored == log.replica.ignored
