@@ -161,12 +161,13 @@ KEY = GroupKey("n5", 2)
 POSITION = HandOverPosition(300, 1)
 NEWEST = MovedProducer("a-writer", 7, ((0, bytes(16)), (1, bytes(range(16)))))
 RANK = Rank(2, 300)
+DELETE = HandedDelete(RANK, (6,), Delete("plant", "pumps", {"pump": ("p1", "p2"), "site": ("",)}, None, TIMES[0]))
 HANDED = (
-    Takeover(3, 64, (5, 6, 9), (NEWEST,), bytes(range(16))),
+    Takeover(3, 64, (5, 6, 9), (NEWEST,), bytes(range(16)), (DELETE,)),
     HandedRows(
         RANK, (5, 9), ProducerPosition("w", 7, 1), bytes(range(16)), Write("plant", "pumps", 2, 1, 3, b"not decoded")
     ),
-    HandedDelete(RANK, (6,), Delete("plant", "pumps", {"pump": ("p1", "p2"), "site": ("",)}, None, TIMES[0])),
+    DELETE,
 )
 GROUP_CHANGES: dict[str, GroupChange] = {
     "forward-barrier": Barrier(
@@ -295,7 +296,8 @@ def _changed_state() -> GroupState:
         gains=(1, 2, 3),
         given={5: Given(KEY, 2, 300), 6: Given(KEY, 2, 300), 9: Given(KEY, 2, 300)},
         targets={KEY: Target("c.forward.n5.2", HandOverPosition(300, 0), outstanding)},
-        cuts={300: CutMemory(3, ((KEY, (5, 6, 9)),), bytes(range(16)), (((5, 6, 9), (NEWEST,)),))},
+        cuts={300: CutMemory(3, ((KEY, (5, 6, 9)),), bytes(range(16)), (((5, 6, 9), (NEWEST,)),), (DELETE,))},
+        deletes=[DELETE],
         origins={GroupKey("n3", 1): Origin(HandOverPosition(40, 0), [section])},
     )
     return replace(_state(), changes=changes)

@@ -225,7 +225,7 @@ class Replica:
             changes = self.state.changes
             changes.note_delete(Rank(changes.era, version), body)
             # To every group that took slots, with its rank in this log: there it hides only rows of these slots.
-            return [ApplyDelete(version, body), *changes.divide(version, sorted(changes.given))]
+            return [ApplyDelete(version, body)]
         if isinstance(body, HandedOver):
             return self._handed_over(body)
         if isinstance(body, Claim):

@@ -223,6 +223,21 @@ class Cluster:
         if log.replica.state.leader is None:
             self.claim(group, second)
 
+    def advance(self, first: int, second: int) -> None:
+        """Every group takes the next step of the change, and a change begins where none runs."""
+        self.begin(first, second)
+        for number in range(len(GROUPS)):
+            self.barrier(number, 1 + 2 * (second % 2 and first % 3 == number))
+        if second % 3:
+            self.formal(0, 0)
+
+    def settle(self, first: int, second: int) -> None:
+        """Two groups exchange all that is due."""
+        donor, taker = GROUPS[first % 3], GROUPS[(first + 1 + second % 2) % 3]
+        for value in self.logs[donor].hand_overs(self.logs[taker]):
+            self.append(taker, value)
+        self.end(0, 0)
+
     def hand_over(self, first: int, second: int) -> None:
         """A leader, perhaps one that has read less, sends some of what it takes for due: parts are lost or repeated."""
         donor, taker = GROUPS[first % 3], GROUPS[(first + 1 + second % 2) % 3]

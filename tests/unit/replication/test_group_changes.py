@@ -279,6 +279,19 @@ def test_late_rows_follow_a_slot_through_two_groups_with_their_rank(donor: SlotL
     assert applied == ApplyRows(len(third.values), Rank(1, 5), (3,), late)
 
 
+def test_deletes_move_with_a_slot_for_late_rows_of_earlier_holders(donor: SlotLog, taker: SlotLog) -> None:
+    """The files that move bring their own; a row that comes late has none, and must not come back."""
+    third = SlotLog("n7", ("n7", "n1", "n2"), era=3, birth=3)
+    cut(donor, taker)
+    donor.hand_over(taker)
+    delete = Delete("db", "t", {"key": ("3a",)})
+    taker.append(delete)
+    taker.replica.state = GroupState.from_bytes(taker.replica.state.to_bytes())
+    taker.barrier(FORMAL, 2, 3, moves={third: (3,)})
+    moved = [action for actions in taker.hand_over(third) for action in actions]
+    assert [(Rank(2, 4), (3,), delete)] == [(each.rank, each.slots, each.delete) for each in moved]
+
+
 def test_late_rows_go_to_the_next_holder_when_one_ends(donor: SlotLog, taker: SlotLog) -> None:
     """The barrier of the later change names the slots again; their late rows keep the era of the first cut."""
     third = SlotLog("n7", ("n7", "n1", "n2"), era=3, birth=3)

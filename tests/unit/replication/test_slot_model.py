@@ -18,12 +18,14 @@ STEPS = {
     "cancel": Cluster.cancel,
     "end": Cluster.end,
     "barrier": Cluster.barrier,
+    "advance": Cluster.advance,
+    "settle": Cluster.settle,
     "hand_over": Cluster.hand_over,
     "accept": Cluster.accept,
     "restore": Cluster.restore,
 }
 # What leads to a late record is done more often than what ends a change early.
-WEIGHTS = [*STEPS, *("write", "barrier", "hand_over") * 4, *("begin", "formal", "end", "delete", "barrier") * 2]
+WEIGHTS = [*STEPS, *("write", "advance", "settle") * 5, *("delete", "barrier", "hand_over", "end") * 2]
 COMMANDS = st.lists(
     st.tuples(st.sampled_from(WEIGHTS), st.integers(0, 63), st.integers(0, 63)), min_size=20, max_size=90
 )
