@@ -225,7 +225,7 @@ class Replica:
             changes = self.state.changes
             changes.note_delete(Rank(changes.era, version), body)
             # To every group that took slots, with its rank in this log: there it hides only rows of these slots.
-            return [ApplyDelete(version, body)]
+            return [ApplyDelete(version, body), *changes.divide(version, sorted(changes.given))]
         if isinstance(body, HandedOver):
             return self._handed_over(body)
         if isinstance(body, Claim):
@@ -278,8 +278,7 @@ class Replica:
 
     def _handed_over(self, handed: HandedOver) -> list[Action]:
         version, changes, body = self.state.version, self.state.changes, handed.body
-        # The content follows from the log of the origin, so whoever appends it first may be any of its leaders,
-        # and a former one too.
+        # The content follows from the log of the origin, so any of its leaders may append it, a former one too.
         if not changes.follows(handed):
             return self._ignore(Ignored.OUT_OF_ORDER)
         origin = changes.note_position(handed)

@@ -60,6 +60,7 @@ PURE_MODULES = (
     "consumers/replication/failure_detector.py",
     "consumers/replication/group_health.py",
     "consumers/replication/group_state.py",
+    "consumers/replication/hand_over.py",
     "consumers/replication/hash_chain.py",
     "consumers/replication/producer_section.py",
     "consumers/replication/replica.py",
