@@ -74,6 +74,7 @@ class Parent:
                 start_new_session=True,
                 env={**os.environ, "PYTHONHASHSEED": str(hash_seed)},
             )
+        self.pid = self._process.pid
         atexit.register(self.close)
 
     def fork(

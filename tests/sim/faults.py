@@ -58,8 +58,6 @@ CLOCKS = ("clock step",)
 LOST_LOGS = ("truncate", "recreate")
 ACCEPTED = "accept gap"
 """With it among the names, an operator accepts what a log has lost, and everything must heal behind the gap."""
-ALONE = "accept gap alone"
-"""The same while a minority of the members is down: what only those have is given up."""
 STOPS = ("too new",)
 """Faults after which an operator must decide: only safety is checked behind them."""
 FAULT_MS = 12_000
@@ -294,12 +292,10 @@ class Faults:
         else:
             self._simulation.give_up_acknowledged()
 
-    def _accept(self, fault: str, _node: ClusterNode, _heal_ms: float) -> None:
+    def _accept(self, _fault: str, _node: ClusterNode, _heal_ms: float) -> None:
         """An operator runs `headrace accept-gap`, which asks the member that has most. See AdminClient.accept_gap."""
-        everyone = list(self._simulation.nodes.values())
-        nodes = [node for node in everyone if node.started and not node.process.paused]
-        missing = [node for node in everyone if node not in nodes]
-        if any(map(_serves, nodes)) or (missing and (fault != ALONE or 2 * len(missing) >= len(everyone))):
+        nodes = list(self._simulation.nodes.values())
+        if not all(node.started and not node.process.paused for node in nodes) or any(map(_serves, nodes)):
             return
         # It waits until that member continues.
         if self._world.now_ms - self._accepted_ms < 8_000:
@@ -312,10 +308,6 @@ class Faults:
             with suppress(HeadraceError, OSError):
                 best.process.call(lambda: best.supervisor.accept_gap(TOPIC, None))
                 self._is_accepted = True
-                if missing:
-                    self._simulation.give_up_acknowledged()
-                for node in missing:
-                    self._simulation.invariants.forget(node.name)
                 self._accepted_ms = self._world.now_ms
                 self._world.note(f"the gap is accepted at {best.name}")
 

@@ -23,11 +23,10 @@ from headrace.consumers.replication.failure_detector import FailureDetector
 from headrace.consumers.replication.group import Group
 from headrace.consumers.replication.group_state import SEAL_ROWS_DEFAULT
 from headrace.consumers.replication.heartbeat import Heartbeat
-from headrace.consumers.replication.journal import Journal, JournalEntry
+from headrace.consumers.replication.journal import JournalEntry
 from headrace.consumers.replication.log_consumer import LogConsumer
 from headrace.consumers.replication.log_prefix import Cursor, LogPrefix, Verdict
 from headrace.consumers.replication.replica import Replica
-from headrace.consumers.replication.topic_identity import TopicIdentities
 from headrace.schemas.messages import Claim
 from headrace.schemas.records import Role, Status
 from tests.sim.broker import SimReader
@@ -210,21 +209,6 @@ def header_never_takes_back(patch: pytest.MonkeyPatch) -> None:
 def settings_of_topics_do_not_matter(patch: pytest.MonkeyPatch) -> None:
     """Two: a topic that was there before keeps settings with which the log service deletes records."""
     patch.setattr(ClusterTopics, "ensure", lambda _self, _needed: None)
-
-
-def wrong_records_outlive_their_replacement(patch: pytest.MonkeyPatch) -> None:
-    """Six: the journal keeps the records of data that was replaced, and the next start applies them again."""
-
-    def kept(self: Journal, group: str, _newest_version: int) -> None:
-        self._oldest.pop(group, None)
-        self._recovered.pop(group, None)
-
-    patch.setattr(Journal, "forget_all", kept)
-
-
-def identities_are_not_compared_again(patch: pytest.MonkeyPatch) -> None:
-    """Six: a topic's id is compared when a reader is opened, and not behind a fetch."""
-    patch.setattr(TopicIdentities, "recreated", lambda _self, _offsets: [])
 
 
 def receipts_are_not_asked(patch: pytest.MonkeyPatch) -> None:

@@ -24,6 +24,7 @@ SOAK_SEEDS = 50_000
 SOAK_SEEDS_AT_ONCE = 5_000
 SLOW_SEEDS = 5_000
 LOST_SEEDS = 16
+LOST_AGAIN = (*LOST_LOGS, ACCEPTED, "pause", "pause inside", "cut reads", "cut sends")
 REAL_SEEDS = 10
 REAL_SOAK_SEEDS = 500
 REAL = tuple(fault for fault in COMMON if fault != "tamper")
@@ -99,6 +100,19 @@ def test_an_accepted_gap_is_continued() -> None:
     run_seeds(range(10), ("recreate", "kill", ACCEPTED))
 
 
+@pytest.mark.timeout(600)
+def test_a_log_that_is_lost_again_and_again_is_continued() -> None:
+    """It is cut or made again, also before an accepted gap was read; each of these seeds has shown another defect."""
+    run_seeds((0, 13, 42, 46, 98, 185, 332, 618), LOST_AGAIN)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3_600)
+def test_many_logs_that_are_lost_again_and_again() -> None:
+    """The soak test of the same."""
+    run_seeds(range(800), LOST_AGAIN)
+
+
 def test_nobody_passes_a_record_of_a_later_build() -> None:
     """A record that this build cannot read stops every replica right before it, over restarts too."""
     run_seeds(range(6), (*STOPS, "kill"))
@@ -135,13 +149,9 @@ def test_a_broken_rule_is_found_in_many_schedules(rule: Rule, monkeypatch: pytes
 
 def test_the_table_of_rules_is_documented() -> None:
     """docs/internals/replication.md has the rules as they are, and no other."""
-    rows = [f"| {rule.section} | {rule.rule} | `{rule.mutation.__name__}` | {_seeds(rule)} |" for rule in RULES]
+    rows = [f"| {rule.section} | {rule.rule} | `{rule.mutation.__name__}` | {rule.seeds} |" for rule in RULES]
     table = DOCUMENT.read_text("utf-8").split("| design | rule | mutation | seeds |\n|---|---|---|---|\n")[1]
     assert table.split("\n\n")[0].splitlines() == rows
-
-
-def _seeds(rule: Rule) -> str:
-    return str(rule.seeds or "rare")
 
 
 @pytest.mark.soak

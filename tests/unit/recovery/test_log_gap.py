@@ -169,14 +169,16 @@ def test_a_gap_that_was_cut_off_counts_again_when_it_is_accepted_again(log: Memo
     append_records(log, 4)
     append_gap(log, topic_id, 3, 7, CHAIN)
     base = found_in(log)
-    assert base.record is not None and 4 == base.record.offset
+    assert base.record is not None
+    assert 4 == base.record.offset
     assert GapSeeker(log, TOPIC).seek(base) is None
     log.truncate(TOPIC, 4)
     append_records(log, 2)
     again = append_gap(log, topic_id, 3, 7, CHAIN)
     found = GapSeeker(log, TOPIC).seek(base)
     assert found == again == base
-    assert found.record is not None and 6 == found.record.offset
+    assert found.record is not None
+    assert 6 == found.record.offset
 
 
 def test_a_gap_of_another_anchor_counts_only_where_the_base_was_cut_off(log: MemoryLog) -> None:
@@ -201,7 +203,8 @@ def test_a_gap_before_the_base_is_behind_the_group(log: MemoryLog) -> None:
     append_records(log, 2)
     append_gap(log, topic_id, 4, 8, CHAIN)
     base = GapSeeker(log, TOPIC).seek(found_in(log))
-    assert base is not None and 8 == base.version
+    assert base is not None
+    assert 8 == base.version
     log.truncate(TOPIC, 5)
     assert GapSeeker(log, TOPIC).seek(base) is None
 
