@@ -30,11 +30,13 @@ HEADER_BYTES = 10
 FORMAT = 3
 """The newest format that this build reads.
 
-2: the changes of `table.avsc` with a resolution. 3: the records of `membership_change.avsc`, and `load.avsc`.
+2: the changes of `table.avsc` with a resolution. 3: the records of `membership_change.avsc`, `load.avsc` and
+`group_change.avsc`.
 """
 # Nodes apply a Load, and do not act on a change of members yet: before they do, no build may append one.
 BASE_FORMAT = 1
 LOAD_FORMAT = 3
+GROUP_CHANGE_FORMAT = 3
 FORMAT_HEADER = "format"
 FORMAT_DIGITS_MAX = 9
 

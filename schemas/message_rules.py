@@ -8,6 +8,19 @@ table's schema is known.
 from __future__ import annotations
 
 from headrace.schemas.errors import HeadraceError
+from headrace.schemas.group_changes import (
+    BEGINNING,
+    RECORD_SLOTS_MAX,
+    Barrier,
+    BarrierPhase,
+    GroupChange,
+    GroupKey,
+    HandedBody,
+    HandedRows,
+    HandOverAccepted,
+    HandOverPosition,
+    Takeover,
+)
 from headrace.schemas.messages import Body, Compact, Delete, Drop, Load, Message, Seal, Write
 from headrace.schemas.tables import check_name
 
@@ -19,6 +32,11 @@ CARRIED_DELETES_MAX = 10_000
 """Deletes that one file brings. A holder that has more applies them by rewriting the file before it gives it up."""
 ERA_MAX, VERSION_MAX = 10**6 - 1, 10**15 - 1
 """What the name of a segment has digits for."""
+MEMBERS_MAX = 256
+"""Members of a group, with those of the first phase of a change."""
+NAME_BYTES_MAX = 249
+"""Of a node, a group and a topic: as many as Kafka gives a topic."""
+LOAD_BYTES = 16
 
 
 class MessageInvalid(HeadraceError):
@@ -27,8 +45,7 @@ class MessageInvalid(HeadraceError):
 
 def check_message(message: Message) -> None:
     """Raises MessageInvalid or SchemaError for a message that breaks a rule."""
-    if len(message.position.producer.encode()) > PRODUCER_BYTES_MAX:
-        raise MessageInvalid(f"the producer's name is longer than {PRODUCER_BYTES_MAX} bytes")
+    _check_producer(message.position.producer)
     check_body(message.body)
 
 
@@ -50,6 +67,87 @@ def check_body(body: Body) -> None:
     elif isinstance(body, Load):
         _check_schema_version(body.schema_version)
         _check_load(body)
+    elif isinstance(body, GroupChange):
+        _check_group_change(body)
+
+
+def _check_group_change(body: GroupChange) -> None:
+    if isinstance(body, Barrier):
+        _check_barrier(body)
+    elif isinstance(body, HandOverAccepted):
+        _check_position(body.target, body.position)
+    else:
+        _check_position(body.origin, body.position)
+        if not BEGINNING <= body.previous < body.position:
+            raise MessageInvalid("a hand-over does not follow the one before it")
+        _check_handed(body.body)
+
+
+def _check_barrier(barrier: Barrier) -> None:
+    if not (
+        barrier.change > 0 and 1 < barrier.table_version <= ERA_MAX and 0 < barrier.slots_total <= RECORD_SLOTS_MAX
+    ):
+        raise MessageInvalid("a barrier has a number that no change has")
+    members = barrier.members
+    if not 0 < len(members) <= MEMBERS_MAX or len(set(members)) < len(members):
+        raise MessageInvalid(f"a group has 1 to {MEMBERS_MAX} members, each once")
+    for each in barrier.moves:
+        _check_key(each.key)
+        _check_name(each.topic)
+        if not each.slots or each.key.birth > barrier.table_version:
+            raise MessageInvalid("a barrier gives a group no slots, or a group of a later table some")
+    for name in members:
+        _check_name(name)
+    moved = [slot for each in barrier.moves for slot in each.slots]
+    if len({each.key for each in barrier.moves}) < len(barrier.moves) or len(set(moved)) < len(moved):
+        raise MessageInvalid("a barrier names a group or a slot twice")
+    if max((*moved, *barrier.gains), default=0) >= barrier.slots_total or not set(moved).isdisjoint(barrier.gains):
+        raise MessageInvalid("a barrier moves a slot that the cluster does not have, or in both directions")
+    if barrier.phase is BarrierPhase.REVERT and (moved or barrier.gains):
+        raise MessageInvalid("a change that is cancelled moves no slot")
+
+
+def _check_handed(body: HandedBody) -> None:
+    if not body.slots:
+        raise MessageInvalid("a hand-over concerns no slot")
+    if isinstance(body, Takeover):
+        known = 1 < body.table_version <= ERA_MAX and body.slots[-1] < body.slots_total <= RECORD_SLOTS_MAX
+        if not known or len(body.loads) % LOAD_BYTES:
+            raise MessageInvalid("a takeover has a number that no change has")
+        for each in body.producers:
+            _check_producer(each.producer)
+        for deleted in body.deletes:
+            _check_handed(deleted)
+        return
+    if not (0 < body.rank.era <= ERA_MAX and 0 < body.rank.version <= VERSION_MAX):
+        raise MessageInvalid(f"no log has a row of rank {body.rank}")
+    if isinstance(body, HandedRows):
+        _check_producer(body.position.producer)
+        check_body(body.write)
+    else:
+        check_body(body.delete)
+
+
+def _check_position(key: GroupKey, position: HandOverPosition) -> None:
+    _check_key(key)
+    if not (0 < position.version <= VERSION_MAX and position.part >= 0):
+        raise MessageInvalid("a hand-over has a position that no log has")
+
+
+def _check_key(key: GroupKey) -> None:
+    _check_name(key.group)
+    if not 0 < key.birth <= ERA_MAX:
+        raise MessageInvalid(f"no group was born with table {key.birth}")
+
+
+def _check_name(name: str) -> None:
+    if not 0 < len(name.encode()) <= NAME_BYTES_MAX:
+        raise MessageInvalid(f"a node, group or topic has a name of 1 to {NAME_BYTES_MAX} bytes")
+
+
+def _check_producer(name: str) -> None:
+    if len(name.encode()) > PRODUCER_BYTES_MAX:
+        raise MessageInvalid(f"the producer's name is longer than {PRODUCER_BYTES_MAX} bytes")
 
 
 def _check_load(load: Load) -> None:

@@ -7,13 +7,23 @@ digest) without decoding its rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import xxhash
 
-from headrace.schemas.framing import BASE_FORMAT, HEADER_BYTES, LOAD_FORMAT, codec
+from headrace.schemas.framing import BASE_FORMAT, GROUP_CHANGE_FORMAT, HEADER_BYTES, LOAD_FORMAT, codec
+from headrace.schemas.group_changes import (
+    Barrier,
+    GroupChange,
+    HandedOver,
+    HandOverAccepted,
+    digest_parts,
+    group_change,
+    group_change_record,
+)
+from headrace.schemas.message_bodies import Anchor, Delete, Leadership, ProducerPosition, TableVersion, Write
 
 MESSAGE_BYTES_MAX = 8 * 1024 * 1024
 # The hash chain before the first record (docs/internals/formats.md).
@@ -24,6 +34,7 @@ __all__ = [
     "MESSAGE_BYTES_MAX",
     "NO_CHAIN",
     "Anchor",
+    "Barrier",
     "Body",
     "CarriedDelete",
     "Claim",
@@ -31,6 +42,9 @@ __all__ = [
     "Delete",
     "Drop",
     "Gap",
+    "GroupChange",
+    "HandOverAccepted",
+    "HandedOver",
     "Leadership",
     "Load",
     "Message",
@@ -44,74 +58,6 @@ __all__ = [
     "format_of",
     "load_identity",
 ]
-
-
-@dataclass(frozen=True, slots=True)
-class ProducerPosition:
-    """The position of a message among those of its producer; a newer batch supersedes older ones."""
-
-    # A message of an older batch comes from a zombie, for example a Spark task that was replaced. Its
-    # successor wrote the batch again as a whole, so replicas drop it. Equal positions with another digest are
-    # applied: a retry may cut a batch differently.
-    producer: str
-    batch: int
-    sequence: int
-
-
-@dataclass(frozen=True, slots=True)
-class Leadership:
-    """The leadership under which a leader-only record was written; replicas ignore records of any but the
-    newest.
-    """
-
-    epoch: int
-    node: str
-    incarnation: str
-
-
-@dataclass(frozen=True, slots=True)
-class Anchor:
-    """A record that the writer has applied: its offset, version and the chain after it."""
-
-    # By the anchor a member notices that the log was truncated and has grown again: the same offset then has
-    # another chain.
-    offset: int
-    version: int
-    chain: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class TableVersion:
-    """A table at one version of its schema."""
-
-    database: str
-    table: str
-    schema_version: int
-
-
-@dataclass(frozen=True, slots=True)
-class Write:
-    """Rows of one table; `rows` is an encoded row batch (schemas/payload.py)."""
-
-    database: str
-    table: str
-    schema_version: int
-    slot_table_version: int
-    row_count: int
-    rows: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Delete:
-    """Hides every row of lower rank that matches: tags among the named values, start <= time < end (None =
-    unbounded).
-    """
-
-    database: str
-    table: str
-    tags: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    start_ns: int | None = None
-    end_ns: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +155,7 @@ class Load:
     deletes: tuple[CarriedDelete, ...] = ()
 
 
-Body = Write | Delete | Seal | Drop | Compact | Claim | Gap | Load
+Body = Write | Delete | Seal | Drop | Compact | Claim | Gap | Load | GroupChange
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,13 +169,15 @@ class Message:
 
 def encode_message(message: Message) -> bytes:
     """A message as the value of a Kafka record."""
-    name, record = _body_record(message.body)
-    envelope = {
+    envelope: dict[str, Any] = {
         "producer": message.position.producer,
         "batch": message.position.batch,
         "sequence": message.position.sequence,
         "digest": body_digest(message.body),
     }
+    if isinstance(message.body, GroupChange):
+        return codec("group_change").encode(envelope | {"body": group_change_record(message.body)})
+    name, record = _body_record(message.body)
     if isinstance(message.body, Load):
         return codec("load").encode(envelope | {"body": record})
     return codec("forward").encode(envelope | {"body": (_NAMESPACE + name, record)})
@@ -237,9 +185,13 @@ def encode_message(message: Message) -> bytes:
 
 def decode_message(value: bytes) -> Message:
     """The message in a record's value. Raises FrameInvalid for bytes that no build could have written."""
-    if bytes(value[:HEADER_BYTES]) == codec("load").prefix:
+    prefix = bytes(value[:HEADER_BYTES])
+    if prefix == codec("load").prefix:
         record = codec("load").decode(value)
         body: Body = _load(record["body"])
+    elif prefix == codec("group_change").prefix:
+        record = codec("group_change").decode(value)
+        body = group_change(*record["body"])
     else:
         record = codec("forward").decode(value)
         name, content = record["body"]
@@ -250,6 +202,8 @@ def decode_message(value: bytes) -> Message:
 def format_of(body: Body) -> int:
     """The oldest format of reader that understands the record of a body."""
     # An older reader would take the record for garbage, and would miss the rows of the file for good.
+    if isinstance(body, GroupChange):
+        return GROUP_CHANGE_FORMAT
     return LOAD_FORMAT if isinstance(body, Load) else BASE_FORMAT
 
 
@@ -269,6 +223,9 @@ def body_digest(body: Body) -> bytes:
         head = (body.database, body.table, body.schema_version, body.slot_table_version, body.row_count)
         hasher.update(repr(head).encode())
         hasher.update(body.rows)
+    elif isinstance(body, GroupChange):
+        for part in digest_parts(body):
+            hasher.update(part)
     else:
         hasher.update(repr(sorted(asdict(body).items())).encode())
     return hasher.digest()

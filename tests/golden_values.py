@@ -20,10 +20,27 @@ import pyarrow as pa
 
 from headrace.consumers.membership.slot_table import SlotTable
 from headrace.consumers.replication import journal
+from headrace.consumers.replication.change_state import ChangeState, CutMemory, Given, Origin, Target, Transfer
 from headrace.consumers.replication.group_state import GroupState, LogBase, ProducerState
+from headrace.consumers.replication.producer_section import Newest, Section
 from headrace.consumers.store.segment import Runs, SegmentRows, encode_segment
 from headrace.consumers.store.segment_files import SegmentName
 from headrace.consumers.store.settings import StoreSettings
+from headrace.schemas.group_changes import (
+    Barrier,
+    BarrierPhase,
+    GroupChange,
+    GroupKey,
+    HandedDelete,
+    HandedOver,
+    HandedRows,
+    HandOverAccepted,
+    HandOverPosition,
+    MovedProducer,
+    MovedTo,
+    Rank,
+    Takeover,
+)
 from headrace.schemas.membership_records import (
     Cancel,
     Change,
@@ -140,6 +157,37 @@ CHANGES: tuple[MembershipRecord, ...] = (
 )
 
 
+KEY = GroupKey("n5", 2)
+POSITION = HandOverPosition(300, 1)
+NEWEST = MovedProducer("a-writer", 7, ((0, bytes(16)), (1, bytes(range(16)))))
+RANK = Rank(2, 300)
+DELETE = HandedDelete(RANK, (6,), Delete("plant", "pumps", {"pump": ("p1", "p2"), "site": ("",)}, None, TIMES[0]))
+HANDED = (
+    Takeover(3, 64, (5, 6, 9), (NEWEST,), bytes(range(16)), (DELETE,)),
+    HandedRows(
+        RANK, (5, 9), ProducerPosition("w", 7, 1), bytes(range(16)), Write("plant", "pumps", 2, 1, 3, b"not decoded")
+    ),
+    DELETE,
+)
+GROUP_CHANGES: dict[str, GroupChange] = {
+    "forward-barrier": Barrier(
+        LEADERSHIP,
+        Anchor(41, 40, bytes(range(16))),
+        7,
+        BarrierPhase.FORMAL,
+        3,
+        64,
+        ("n1", "n2"),
+        (MovedTo(KEY, "c.forward.n5.2", (5, 6, 9)),),
+        (),
+    ),
+    "forward-handoveraccepted": HandOverAccepted(LEADERSHIP, KEY, POSITION),
+    "forward-handedover": HandedOver(KEY, POSITION, HandOverPosition(300, 0), HANDED[1]),
+    "handed-takeover": HandedOver(KEY, POSITION, HandOverPosition(0, 0), HANDED[0]),
+    "handed-delete": HandedOver(KEY, POSITION, HandOverPosition(7, 0), HANDED[2]),
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Golden:
     """A value with its encoder and decoder; `schema` is the Avro schema it is written with, if any."""
@@ -212,9 +260,11 @@ def goldens() -> list[Golden]:
         *(_membership(f"membership-{type(each).__name__.lower()}", each, "membership_change") for each in CHANGES),
         Golden("slot-table", SLOT_TABLE, SlotTable.to_bytes, SlotTable.from_bytes, "slot_table"),
         _load(leader),
+        *(_group_change(name, body) for name, body in GROUP_CHANGES.items()),
         # Without loads as 0.1.0 wrote it, and with them.
         Golden("state", _state(), GroupState.to_bytes, GroupState.from_bytes, "state"),
         Golden("state-loads", _state(b"a" * 16, b"b" * 16), GroupState.to_bytes, GroupState.from_bytes, "state"),
+        Golden("state-changes", _changed_state(), GroupState.to_bytes, GroupState.from_bytes, "state"),
         Golden("rows", rows(), lambda batch: bytes(encode_rows(batch, "zstd").to_pybytes()), decode_rows),
         Golden("journal-entry", _entry(), journal._encode, partial(journal._decode, "n1", 9)),
     ]
@@ -226,6 +276,31 @@ def _load(leader: Leadership) -> Golden:
     body = Load(leader, "c.forward.n2.1", 4, *name, bytes(range(16)), 3, TIMES[2], TIMES[1], 4_567, 2, deletes)
     message = Message(ProducerPosition("ä-producer", 7, 1 << 40), body, body_digest(body))
     return Golden("forward-load", message, encode_message, decode_message, "load")
+
+
+def _group_change(name: str, body: GroupChange) -> Golden:
+    message = Message(ProducerPosition("ä-producer", 7, 1 << 40), body, body_digest(body))
+    return Golden(name, message, encode_message, decode_message, "group_change")
+
+
+def _changed_state() -> GroupState:
+    outstanding = [Transfer(POSITION, None, ()), Transfer(HandOverPosition(301, 0), RANK, (5, 9))]
+    section = Section(frozenset((7, 8)), {"b": Newest(2, {(0, bytes(16))}), "a": Newest(1, set())})
+    changes = ChangeState(
+        members=("n1", "n2"),
+        era=3,
+        slots_total=64,
+        change=8,
+        phase=BarrierPhase.PRE,
+        table_version=4,
+        gains=(1, 2, 3),
+        given={5: Given(KEY, 2, 300), 6: Given(KEY, 2, 300), 9: Given(KEY, 2, 300)},
+        targets={KEY: Target("c.forward.n5.2", HandOverPosition(300, 0), outstanding)},
+        cuts={300: CutMemory(3, ((KEY, (5, 6, 9)),), bytes(range(16)), (((5, 6, 9), (NEWEST,)),), (DELETE,))},
+        deletes=[DELETE],
+        origins={GroupKey("n3", 1): Origin(HandOverPosition(40, 0), [section])},
+    )
+    return replace(_state(), changes=changes)
 
 
 def _change(name: str, change: DatabaseChange | TableChange | TableDrop, schema: str = "table") -> Golden:

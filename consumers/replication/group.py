@@ -49,6 +49,10 @@ from headrace.schemas.tables import TableSchema
 _log = structlog.get_logger(__name__)
 
 
+class ActionUnsupported(HeadraceError):
+    """A record asks for what only a later build does."""
+
+
 @dataclass(frozen=True, slots=True)
 class AppliedState:
     """What a group has applied after one record: one value, so that other threads never see half of a step."""
@@ -95,11 +99,10 @@ class Group:
         self.name = name
         self.members = members
         self.store = store
-        self._era = era
         self._tables = tables
         self._limits = limits
         state = GroupState.from_bytes(store.state) if store.state is not None else GroupState()
-        self.replica = Replica(members, state)
+        self.replica = Replica(members, state, era=era)
         self._changed = threading.Condition()
         self.health = GroupHealth(self._changed)
         self._table_wait = TableWait(name, tables, limits.schema_wait_s, self.health, lambda: self._stopping)
@@ -145,7 +148,7 @@ class Group:
     @property
     def era(self) -> int:
         """Era of the rows it takes."""
-        return self._era
+        return self.replica.state.changes.era
 
     @property
     def follows(self) -> bool:
@@ -342,13 +345,13 @@ class Group:
         elif isinstance(action, ApplyDelete):
             delete = action.delete
             self.store.delete(
-                action.version, self._era, delete.database, delete.table, delete.tags, delete.start_ns, delete.end_ns
+                action.version, self.era, delete.database, delete.table, delete.tags, delete.start_ns, delete.end_ns
             )
         elif isinstance(action, SealNow):
             self._seal(action)
         elif isinstance(action, DropSlices):
             drop = action.drop
-            job = self.store.drop(action.version, self._era, drop.database, drop.table, drop.before_ns)
+            job = self.store.drop(action.version, self.era, drop.database, drop.table, drop.before_ns)
             if job is not None:
                 self.store_jobs.submit(job)
             else:
@@ -361,6 +364,11 @@ class Group:
             database = self._tables.database(load.database)
             assert database is not None, f"table {load.database}.{load.table} without a database"
             self.store_jobs.submit(self.store.load(action.version, load, schema, database))
+        else:
+            # Skipped here and applied elsewhere it would be a divergence: the group stops at this record.
+            raise ActionUnsupported(
+                f"this build does not carry out {type(action).__name__}", action="upgrade this node"
+            )
 
     def _write(self, action: ApplyWrite) -> None:
         write = action.write
@@ -372,7 +380,7 @@ class Group:
         except PayloadInvalid as error:
             self.replica.reject(Ignored.INVALID, error.message)
             return
-        self.store.write(action.version, self._era, schema, database, rows)
+        self.store.write(action.version, self.era, schema, database, rows)
         self.rows_applied += rows.num_rows
 
     def _schema(self, database: str, table: str, version: int) -> TableSchema:
@@ -392,5 +400,5 @@ class Group:
             (database, table): self._schema(database, table, version)
             for (database, table), version in action.tables.items()
         }
-        job = self.store.freeze(action.version, self._era, action.state, schemas)
+        job = self.store.freeze(action.version, self.era, action.state, schemas)
         self.store_jobs.seal(job, self.replica.state.offset, self.replica.state.log_bytes)

@@ -8,7 +8,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from headrace.connectors.log.port import UNKNOWN_EPOCH
+from headrace.consumers.replication.change_records import changes_of, changes_record
+from headrace.consumers.replication.change_state import ChangeState, CutMemory
 from headrace.schemas.framing import codec
+from headrace.schemas.group_changes import Barrier, MovedProducer
 from headrace.schemas.messages import NO_CHAIN, Gap, Leadership
 
 PRODUCERS_MAX = 10_000
@@ -106,12 +109,13 @@ class GroupState:
     tables: dict[tuple[str, str], int] = field(default_factory=dict)
     producers: dict[str, ProducerState] = field(default_factory=dict)
     loads: dict[bytes, None] = field(default_factory=dict)
+    changes: ChangeState = field(default_factory=ChangeState)
     _by_age: dict[ProducerKind, dict[str, None]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         """Order the producers of each kind by the version of their last record, which no two share."""
         self._by_age = {kind: {} for kind in ProducerKind}
-        for producer, state in sorted(self.producers.items(), key=lambda item: (item[1].version, item[0])):
+        for producer, state in self._producers_by_age():
             self._by_age[ProducerKind.of(producer, state.batch)][producer] = None
 
     def note_batch(self, producer: str, batch: int, identity: tuple[int, bytes]) -> None:
@@ -149,6 +153,31 @@ class GroupState:
             del self.loads[next(iter(self.loads))]
         return True
 
+    def note_loads(self, loads: bytes) -> None:
+        """Remember the files that a former holder of slots has loaded, oldest first."""
+        for start in range(0, len(loads), LOAD_IDENTITY_BYTES):
+            self.note_load(loads[start : start + LOAD_IDENTITY_BYTES])
+
+    def moved_producers(self) -> tuple[MovedProducer, ...]:
+        """Every producer with its newest batch, the one with the oldest last record first."""
+        known = self._producers_by_age()
+        return tuple(MovedProducer(name, each.batch, tuple(sorted(each.seen))) for name, each in known)
+
+    def cut_memory(self, barrier: Barrier) -> CutMemory:
+        """What the takeovers of a cut bring, as of now: a later batch here is none of the next holder's."""
+        changes, targets = self.changes, tuple((each.key, each.slots) for each in barrier.moves)
+        # Of slots that left earlier their present holder knows more.
+        leaving = frozenset(slot for _, slots in targets for slot in slots if slot not in changes.given)
+        if not leaving:
+            return CutMemory(barrier.table_version, targets, b"", ())
+        inherited = (section for origin in changes.origins.values() for section in origin.sections)
+        sections = [(leaving, self.moved_producers()), *((leaving & each.slots, each.moved()) for each in inherited)]
+        kept = tuple((tuple(sorted(slots)), producers) for slots, producers in sections if slots and producers)
+        return CutMemory(barrier.table_version, targets, b"".join(self.loads), kept, tuple(changes.deletes))
+
+    def _producers_by_age(self) -> list[tuple[str, ProducerState]]:
+        return sorted(self.producers.items(), key=lambda item: (item[1].version, item[0]))
+
     def to_bytes(self) -> bytes:
         """The state as a single-object frame; equal states give equal bytes."""
         # Sorted: a set of bytes has another order in every process, and equal states must give equal bytes.
@@ -178,6 +207,7 @@ class GroupState:
                 ],
                 "producers": list(_producer_records(sorted(self.producers.items()))),
                 "loads": b"".join(self.loads),
+                "changes": changes_record(self.changes),
             }
         )
 
@@ -203,7 +233,9 @@ class GroupState:
         joined = record["loads"] or b""
         starts = range(0, len(joined), LOAD_IDENTITY_BYTES)
         loads = dict.fromkeys(joined[start : start + LOAD_IDENTITY_BYTES] for start in starts)
-        return cls(**plain, leader=leader, base=base, tables=tables, producers=producers, loads=loads)
+        # A record in a union comes with its name, and null, which earlier builds wrote, without.
+        changes = ChangeState() if record["changes"] is None else changes_of(record["changes"][1])
+        return cls(**plain, leader=leader, base=base, tables=tables, producers=producers, loads=loads, changes=changes)
 
 
 _PLAIN = (

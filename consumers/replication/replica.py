@@ -9,13 +9,36 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from enum import StrEnum
+from dataclasses import InitVar, dataclass, field
 
+from headrace.consumers.replication.actions import (
+    Action,
+    ApplyDelete,
+    ApplyHandedDelete,
+    ApplyLoad,
+    ApplyRows,
+    ApplyWrite,
+    CompactNow,
+    CutSlots,
+    DropSlices,
+    Ignored,
+    Rejection,
+    SealNow,
+)
 from headrace.consumers.replication.group_state import GroupState, LogBase
 from headrace.consumers.replication.hash_chain import next_chain, record_digest
+from headrace.consumers.replication.row_slots import SlotsOf, no_slots
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.framing import FrameInvalid, check_format
+from headrace.schemas.group_changes import (
+    Barrier,
+    BarrierPhase,
+    HandedOver,
+    HandedRows,
+    Rank,
+    Slots,
+    Takeover,
+)
 from headrace.schemas.message_rules import check_message
 from headrace.schemas.messages import (
     Body,
@@ -34,6 +57,24 @@ from headrace.schemas.messages import (
     load_identity,
 )
 from headrace.schemas.payload import PayloadInvalid, PayloadTooLarge, check_size
+from headrace.schemas.series import slot_of
+
+__all__ = [
+    "Action",
+    "ApplyDelete",
+    "ApplyHandedDelete",
+    "ApplyLoad",
+    "ApplyRows",
+    "ApplyWrite",
+    "CompactNow",
+    "CutSlots",
+    "DropSlices",
+    "Ignored",
+    "LogHasGap",
+    "Rejection",
+    "Replica",
+    "SealNow",
+]
 
 KnowsTables = Callable[[int, bytes, tuple[TableVersion, ...]], bool]
 """Whether the record at an offset, with a digest, counts although it names these versions of tables.
@@ -57,93 +98,27 @@ class LogHasGap(HeadraceError):
         self.base = base
 
 
-class Ignored(StrEnum):
-    """Why a record changed nothing but the version."""
-
-    UNDECODABLE = "undecodable"
-    INVALID = "invalid"
-    TOO_LARGE = "too_large"
-    REFUSED = "refused"
-    REPEATED = "repeated"
-    SUPERSEDED = "superseded"
-    NOT_LEADER = "not_leader"
-    CLAIM_LOST = "claim_lost"
-
-
-@dataclass(frozen=True, slots=True)
-class Rejection:
-    """A record that nothing of Headrace writes, and that every replica therefore ignores at its version."""
-
-    version: int
-    offset: int
-    why: Ignored
-    error: str
-
-
-@dataclass(frozen=True, slots=True)
-class ApplyWrite:
-    """Put the rows of a write into the memtable at this version."""
-
-    version: int
-    write: Write
-
-
-@dataclass(frozen=True, slots=True)
-class ApplyDelete:
-    """Hide rows of lower rank."""
-
-    version: int
-    delete: Delete
-
-
-@dataclass(frozen=True, slots=True)
-class SealNow:
-    """Everything unsealed at this version becomes segments; `state` is stored with them in the index."""
-
-    version: int
-    state: bytes
-    tables: dict[tuple[str, str], int]
-
-
-@dataclass(frozen=True, slots=True)
-class DropSlices:
-    """Retention: slices of a table that end at or before a time are dropped."""
-
-    version: int
-    drop: Drop
-
-
-@dataclass(frozen=True, slots=True)
-class CompactNow:
-    """The named segments become one."""
-
-    version: int
-    compact: Compact
-
-
-@dataclass(frozen=True, slots=True)
-class ApplyLoad:
-    """A file of another log becomes a segment, now or when it is here."""
-
-    version: int
-    load: Load
-
-
-Action = ApplyWrite | ApplyDelete | SealNow | DropSlices | CompactNow | ApplyLoad
-
-
 @dataclass(slots=True)
 class Replica:
     """State of one group at one node, and how many records it ignored.
 
-    Not thread-safe: owned by the apply thread.
+    `members` and `era` are those of the group's birth; from the first record on they are replicated state. Not
+    thread-safe: owned by the apply thread.
     """
 
-    members: tuple[str, ...]
+    members: InitVar[tuple[str, ...]]
     state: GroupState = field(default_factory=GroupState)
     ignored: Counter[Ignored] = field(default_factory=Counter)
     knows_tables: KnowsTables = lambda _offset, _digest, _tables: True
     rejection: Rejection | None = None
+    era: InitVar[int] = 1
+    slots_of: SlotsOf = no_slots
+
+    def __post_init__(self, members: tuple[str, ...], era: int) -> None:
+        """Begin with the settings of the birth, also from a state of a build that did not keep them."""
+        changes = self.state.changes
+        if not changes.members:
+            changes.members, changes.era = members, era
 
     def apply(self, offset: int, value: bytes, headers: tuple[tuple[str, bytes], ...]) -> list[Action]:
         """Take the next record.
@@ -169,6 +144,9 @@ class Replica:
         state.unsealed_bytes += len(value)
         self.rejection = None
         if message is None or fault is not None:
+            if message is not None and isinstance(message.body, HandedOver):
+                # Else nothing behind a refused record could follow it.
+                state.changes.note_position(message.body)
             return self._seal_if_full(self.reject(*(fault or (Ignored.UNDECODABLE, ""))))
         return self._seal_if_full(self._decide(message))
 
@@ -181,6 +159,10 @@ class Replica:
         """The versions of tables without which a record cannot be applied."""
         if isinstance(body, Write) or (isinstance(body, Load) and self.leads(body.leadership)):
             return (TableVersion(body.database, body.table, body.schema_version),)
+        if isinstance(body, HandedOver) and isinstance(body.body, HandedRows):
+            write = body.body.write
+            named = TableVersion(write.database, write.table, write.schema_version)
+            return (named,) if self.state.changes.follows(body) else ()
         return body.tables if isinstance(body, Seal) and self.leads(body.leadership) else ()
 
     def _check_gap(self, gap: Gap) -> None:
@@ -197,7 +179,8 @@ class Replica:
             raise LogHasGap(found)
 
     def _decide(self, message: Message) -> list[Action]:
-        if (repeat := self._check_repeat(message)) is not None:
+        # A hand-over is known by its position alone: one that came too early is sent again as it is.
+        if not isinstance(message.body, HandedOver) and (repeat := self._check_repeat(message)) is not None:
             return self._ignore(repeat)
         return self._act(message)
 
@@ -236,10 +219,15 @@ class Replica:
     def _act(self, message: Message) -> list[Action]:
         version, body = self.state.version, message.body
         if isinstance(body, Write):
-            return self._write(body)
+            return self._write(message, body)
         if isinstance(body, Delete):
             self.state.unsealed_rows += 1
-            return [ApplyDelete(version, body)]
+            changes = self.state.changes
+            changes.note_delete(Rank(changes.era, version), body)
+            # To every group that took slots, with its rank in this log: there it hides only rows of these slots.
+            return [ApplyDelete(version, body), *changes.divide(version, sorted(changes.given))]
+        if isinstance(body, HandedOver):
+            return self._handed_over(body)
         if isinstance(body, Claim):
             return self._claim(body)
         if isinstance(body, Gap):
@@ -258,13 +246,88 @@ class Replica:
             return [DropSlices(version, body)]
         if isinstance(body, Load):
             return self._load(body)
-        return [CompactNow(version, body)]
+        if isinstance(body, Barrier):
+            return self._barrier(body)
+        if isinstance(body, Compact):
+            return [CompactNow(version, body)]
+        known = self.state.changes.accepted(body.target, body.position)
+        return [] if known else self._ignore(Ignored.OUT_OF_ORDER)
 
-    def _write(self, write: Write) -> list[Action]:
+    def _write(self, message: Message, write: Write) -> list[Action]:
         try:
-            size_bytes = check_size(write.rows)
+            self._note_rows(write)
         except PayloadTooLarge as error:
             return self.reject(Ignored.TOO_LARGE, error.message)
+        version, changes = self.state.version, self.state.changes
+        changes.note_table(write.slot_table_version)
+        if not changes.given and not changes.origins:
+            return [ApplyWrite(version, write)]
+        try:
+            slots = self.slots_of(write, changes.slots_total)
+        except PayloadInvalid as error:
+            return self.reject(Ignored.INVALID, error.message)
+        known = changes.known_at_former_holders(slots, message.position, message.digest)
+        if known and known.issuperset(slots):
+            return self._ignore(Ignored.SUPERSEDED)
+        counting = tuple(slot for slot in slots if slot not in known)
+        kept, handed = changes.held(counting), changes.divide(version, counting)
+        if kept == slots:
+            return [ApplyWrite(version, write)]
+        own: list[Action] = [ApplyRows(version, Rank(changes.era, version), kept, write)] if kept else []
+        return [*own, *handed]
+
+    def _handed_over(self, handed: HandedOver) -> list[Action]:
+        version, changes, body = self.state.version, self.state.changes, handed.body
+        # The content follows from the log of the origin, so any of its leaders may append it, a former one too.
+        if not changes.follows(handed):
+            return self._ignore(Ignored.OUT_OF_ORDER)
+        origin = changes.note_position(handed)
+        if isinstance(body, Takeover):
+            origin.section(frozenset(body.slots)).add(body.producers)
+            changes.take(body)
+            self.state.note_loads(body.loads)
+            for each in body.deletes:
+                changes.keep_delete(each)
+            return [ApplyHandedDelete(version, each.rank, each.slots, each.delete) for each in body.deletes]
+        kept: Slots = changes.held(body.slots)
+        own: list[Action] = []
+        if isinstance(body, HandedRows):
+            try:
+                self._note_rows(body.write)
+            except PayloadTooLarge as error:
+                return self.reject(Ignored.TOO_LARGE, error.message)
+            origin.note(body.slots, body.position, body.digest)
+            own += [ApplyRows(version, body.rank, kept, body.write)] if kept else []
+        else:
+            self.state.unsealed_rows += 1
+            changes.keep_delete(body)
+            own += [ApplyHandedDelete(version, body.rank, kept, body.delete)] if kept else []
+        # The slot may have moved on: the rank is kept through any number of groups.
+        return [*own, *changes.divide(version, body.slots, body.rank)]
+
+    def _barrier(self, barrier: Barrier) -> list[Action]:
+        state = self.state
+        if (conflict := state.changes.conflict(barrier)) is not None:
+            return self.reject(Ignored.OUT_OF_ORDER, conflict)
+        formal = barrier.phase is BarrierPhase.FORMAL
+        if formal:
+            state.changes.cut(state.version, barrier, state.cut_memory(barrier))
+        else:
+            state.changes.prepare(barrier)
+        if state.leader is not None and state.leader.node not in barrier.members:
+            # At this version, so that nothing counts that it appends behind it.
+            state.leader = None
+        if not formal:
+            return []
+        # Everything, and not the slots that leave alone: then files and state are one cut, and the journal too.
+        return [self._seal(), *([CutSlots(state.version, barrier.moves)] if barrier.moves else [])]
+
+    def _note_rows(self, write: Write) -> None:
+        """Counts the rows of a write. Raises PayloadTooLarge."""
+        try:
+            size_bytes = check_size(write.rows)
+        except PayloadTooLarge:
+            raise
         except PayloadInvalid:
             # Whoever decodes the rows finds the same, and rejects them.
             size_bytes = 0
@@ -273,11 +336,16 @@ class Replica:
         state.unsealed_rows += write.row_count
         # The memtable holds the rows decoded, which may be many times what came over the wire.
         state.unsealed_bytes += max(0, size_bytes - len(write.rows))
-        return [ApplyWrite(state.version, write)]
 
     def _load(self, load: Load) -> list[Action]:
         # By its content and not by who sends: a new leader repeats what its predecessor may have appended. After
         # a merge no name of a file shows that this one is here already.
+        changes = self.state.changes
+        if changes.given:
+            slot = slot_of(load.database, load.bucket, load.slice_number, changes.slots_total)
+            if slot in changes.given:
+                # Whoever sent it reads that it did not count, and sends it to the group that holds the slot.
+                return self._ignore(Ignored.SLOT_MOVED)
         if not self.state.note_load(load_identity(load)):
             return self._ignore(Ignored.REPEATED)
         self._note_schema(load.database, load.table, load.schema_version)
@@ -291,7 +359,7 @@ class Replica:
         # Exactly one above the current epoch, so that of two claims made from the same view only the first
         # counts.
         state, wanted = self.state, claim.leadership
-        if wanted.epoch != state.epoch + 1 or wanted.node not in self.members:
+        if wanted.epoch != state.epoch + 1 or wanted.node not in state.changes.members:
             return self._ignore(Ignored.CLAIM_LOST)
         state.epoch = wanted.epoch
         state.leader = wanted

@@ -14,14 +14,14 @@ STATE_MACHINE = (
     Mutant(
         "claim_of_a_later_epoch_counts",
         "replication/replica.py",
-        "if wanted.epoch != state.epoch + 1 or wanted.node not in self.members:",
-        "if wanted.epoch <= state.epoch or wanted.node not in self.members:",
+        "if wanted.epoch != state.epoch + 1 or wanted.node not in state.changes.members:",
+        "if wanted.epoch <= state.epoch or wanted.node not in state.changes.members:",
         (REPLICA,),
     ),
     Mutant(
         "claim_of_a_stranger_counts",
         "replication/replica.py",
-        "if wanted.epoch != state.epoch + 1 or wanted.node not in self.members:",
+        "if wanted.epoch != state.epoch + 1 or wanted.node not in state.changes.members:",
         "if wanted.epoch != state.epoch + 1:",
         (REPLICA,),
     ),

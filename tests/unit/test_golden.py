@@ -59,11 +59,17 @@ def test_every_schema_has_a_golden_file() -> None:
 
 
 def test_every_kind_of_message_has_a_golden_file() -> None:
-    """Every branch of the union, and the kind that has a schema of its own, is written once."""
-    schema = json.loads(resources.files("headrace.schemas").joinpath("forward.avsc").read_text("utf-8"))
-    union = next(field["type"] for field in schema["fields"] if field["name"] == "body")
+    """Every branch of the two unions, and the kind that has a schema of its own, is written once."""
     written = {name.removeprefix("forward-") for name in GOLDENS if name.startswith("forward-")}
-    assert {kind["name"].lower() for kind in union} | {"load"} == written
+    kinds = [kind["name"].lower() for name in ("forward", "group_change") for kind in body_of(name)]
+    assert {*kinds, "load"} == written
+
+
+def body_of(name: str) -> list[dict[str, str]]:
+    """The union of the bodies of a schema."""
+    schema = json.loads(resources.files("headrace.schemas").joinpath(f"{name}.avsc").read_text("utf-8"))
+    found: list[dict[str, str]] = next(field["type"] for field in schema["fields"] if field["name"] == "body")
+    return found
 
 
 def test_every_kind_of_membership_change_has_a_golden_file() -> None:

@@ -1,0 +1,172 @@
+"""The records of `state.avsc` for what a group's log has decided about its members and slots. Pure."""
+
+from __future__ import annotations
+
+from itertools import groupby
+from typing import Any
+
+from headrace.consumers.replication.change_state import ChangeState, CutMemory, Given, Origin, Target, Transfer
+from headrace.consumers.replication.producer_section import Section
+from headrace.schemas.group_changes import (
+    BarrierPhase,
+    GroupKey,
+    HandOverPosition,
+    MovedProducer,
+    Rank,
+    Slots,
+    delete_of,
+    delete_record,
+    from_runs,
+    to_runs,
+)
+
+_NO_PHASE = "none"
+
+
+def changes_record(state: ChangeState) -> dict[str, Any] | None:
+    """The record of a state, None for a group without any members."""
+    if not state.members:
+        return None
+    return {
+        "members": list(state.members),
+        "era": state.era,
+        "slots_total": state.slots_total,
+        "change": state.change,
+        "phase": str(state.phase or _NO_PHASE),
+        "table_version": state.table_version,
+        "gains": to_runs(state.gains),
+        "gives": state.gives,
+        "given": _given_records(state.given),
+        "targets": [_target_record(key, target) for key, target in sorted(state.targets.items())],
+        "deletes": [delete_record(each) for each in state.deletes],
+        "cuts": [_cut_record(version, memory) for version, memory in sorted(state.cuts.items())],
+        "origins": [_origin_record(key, origin) for key, origin in sorted(state.origins.items())],
+    }
+
+
+def changes_of(record: dict[str, Any]) -> ChangeState:
+    """The inverse of `changes_record`."""
+    given = {
+        slot: Given(_key(each), each["era"], each["version"])
+        for each in record["given"]
+        for slot in from_runs(each["slots"])
+    }
+    return ChangeState(
+        tuple(record["members"]),
+        **{name: record[name] for name in ("era", "slots_total", "change", "table_version", "gives")},
+        phase=None if record["phase"] == _NO_PHASE else BarrierPhase(record["phase"]),
+        gains=from_runs(record["gains"]),
+        given=given,
+        targets={_key(each): _target(each) for each in record["targets"]},
+        deletes=[delete_of(each) for each in record["deletes"]],
+        cuts={each["version"]: _cut(each) for each in record["cuts"]},
+        origins={_key(each): _origin(each) for each in record["origins"]},
+    )
+
+
+def _key(record: dict[str, Any]) -> GroupKey:
+    return GroupKey(record["group"], record["birth"])
+
+
+def _key_record(key: GroupKey) -> dict[str, Any]:
+    return {"group": key.group, "birth": key.birth}
+
+
+def _given_records(given: dict[int, Given]) -> list[dict[str, Any]]:
+    def by_place(item: tuple[int, Given]) -> tuple[GroupKey, int, int, int]:
+        slot, each = item
+        return each.target, each.era, each.version, slot
+
+    return [
+        _key_record(each.target)
+        | {"era": each.era, "version": each.version, "slots": to_runs(slot for slot, _ in slots)}
+        for each, slots in groupby(sorted(given.items(), key=by_place), key=lambda item: item[1])
+    ]
+
+
+def _target_record(key: GroupKey, target: Target) -> dict[str, Any]:
+    accepted = {"accepted_version": target.accepted.version, "accepted_part": target.accepted.part}
+    outstanding = [
+        {
+            "version": each.position.version,
+            "part": each.position.part,
+            "era": each.rank.era if each.rank else 0,
+            "rank_version": each.rank.version if each.rank else 0,
+            "slots": to_runs(each.slots),
+        }
+        for each in target.outstanding
+    ]
+    return _key_record(key) | {"topic": target.topic} | accepted | {"outstanding": outstanding}
+
+
+def _target(record: dict[str, Any]) -> Target:
+    outstanding = [
+        Transfer(
+            HandOverPosition(each["version"], each["part"]),
+            Rank(each["era"], each["rank_version"]) if each["era"] else None,
+            from_runs(each["slots"]),
+        )
+        for each in record["outstanding"]
+    ]
+    accepted = HandOverPosition(record["accepted_version"], record["accepted_part"])
+    return Target(record["topic"], accepted, outstanding)
+
+
+def _cut_record(version: int, memory: CutMemory) -> dict[str, Any]:
+    sections = [_section_record(*each) for each in memory.sections]
+    return {
+        "version": version,
+        "table_version": memory.table_version,
+        "targets": [_key_record(key) | {"slots": to_runs(slots)} for key, slots in memory.targets],
+        "loads": memory.loads,
+        "sections": sections,
+        "deletes": [delete_record(each) for each in memory.deletes],
+    }
+
+
+def _cut(record: dict[str, Any]) -> CutMemory:
+    sections = (_section(each) for each in record["sections"])
+    targets = tuple((_key(each), from_runs(each["slots"])) for each in record["targets"])
+    deletes = tuple(delete_of(each) for each in record["deletes"])
+    return CutMemory(record["table_version"], targets, record["loads"], tuple(sections), deletes)
+
+
+def _origin_record(key: GroupKey, origin: Origin) -> dict[str, Any]:
+    position = {"version": origin.position.version, "part": origin.position.part}
+    return (
+        _key_record(key)
+        | position
+        | {"sections": [_section_record(tuple(sorted(each.slots)), each.moved()) for each in origin.sections]}
+    )
+
+
+def _origin(record: dict[str, Any]) -> Origin:
+    position = HandOverPosition(record["version"], record["part"])
+    origin = Origin(position)
+    for each in record["sections"]:
+        slots, producers = _section(each)
+        origin.sections.append(Section(frozenset(slots)))
+        origin.sections[-1].add(producers)
+    return origin
+
+
+def _section_record(slots: Slots, producers: tuple[MovedProducer, ...]) -> dict[str, Any]:
+    found = [
+        {
+            "producer": each.producer,
+            "batch": each.batch,
+            "seen": [{"sequence": sequence, "digest": digest} for sequence, digest in each.seen],
+        }
+        for each in producers
+    ]
+    return {"slots": to_runs(slots), "producers": found}
+
+
+def _section(record: dict[str, Any]) -> tuple[Slots, tuple[MovedProducer, ...]]:
+    producers = (
+        MovedProducer(
+            each["producer"], each["batch"], tuple((seen["sequence"], seen["digest"]) for seen in each["seen"])
+        )
+        for each in record["producers"]
+    )
+    return from_runs(record["slots"]), tuple(producers)

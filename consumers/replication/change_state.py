@@ -1,0 +1,320 @@
+"""What a group's log has decided about its members and its slots: replicated state. Pure.
+
+A slot that this group gave up stays in `given` with the group that holds it. Late records for it go there, in
+log order, until the slot comes back. `targets` has what each of these groups has not accepted yet, `origins`
+what this group accepted from others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+from headrace.consumers.replication.producer_section import Section
+from headrace.schemas.group_changes import (
+    BEGINNING,
+    Barrier,
+    BarrierPhase,
+    GroupKey,
+    HandedDelete,
+    HandedOver,
+    HandOverPosition,
+    MovedProducer,
+    Rank,
+    Slots,
+    Takeover,
+)
+from headrace.schemas.message_bodies import Delete, ProducerPosition
+
+SECTIONS_MAX = 256
+"""Takeovers of one origin whose producers are remembered; the oldest is forgotten first."""
+KEPT_DELETES_MAX = 10_000
+"""Deletes that a group remembers for late rows of former holders of its slots; the oldest is forgotten first."""
+TAKEOVER_BYTES_MAX = 4 * 1024 * 1024
+"""Estimated size of one part of a takeover, so that a message has room for it."""
+_IDENTITY_BYTES = 32
+_Item = TypeVar("_Item")
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """Who holds a slot that this group gave up, the era of its late rows here, and the version of the cut."""
+
+    target: GroupKey
+    era: int
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """A record, or a part of it, that a target must accept; without a rank it is a part of a takeover."""
+
+    position: HandOverPosition
+    rank: Rank | None
+    slots: Slots
+
+
+@dataclass(frozen=True, slots=True)
+class HandOver:
+    """The newest record concerns slots of another group: the leader appends it to that group's topic.
+
+    `previous` is the position that the record there must name.
+    """
+
+    target: GroupKey
+    topic: str
+    transfer: Transfer
+    previous: HandOverPosition
+
+
+@dataclass(slots=True)
+class Target:
+    """A group that took slots, the newest position that it accepted, and what comes behind it, in order."""
+
+    topic: str
+    accepted: HandOverPosition = BEGINNING
+    outstanding: list[Transfer] = field(default_factory=list)
+
+    @property
+    def newest(self) -> HandOverPosition:
+        """The position that the next transfer follows."""
+        return self.outstanding[-1].position if self.outstanding else self.accepted
+
+
+@dataclass(slots=True)
+class Origin:
+    """A group whose slots this one took: the newest position that counted, and what it knew of producers."""
+
+    position: HandOverPosition = BEGINNING
+    sections: list[Section] = field(default_factory=list)
+
+    def section(self, slots: frozenset[int]) -> Section:
+        """The section of exactly these slots, made if it is missing."""
+        for each in self.sections:
+            if each.slots == slots:
+                return each
+        self.sections.append(Section(slots))
+        del self.sections[:-SECTIONS_MAX]
+        return self.sections[-1]
+
+    def note(self, slots: Iterable[int], position: ProducerPosition, digest: bytes) -> None:
+        """The former holder has applied a late message for some of its slots."""
+        for each in self.sections:
+            if not each.slots.isdisjoint(slots):
+                each.note(position.producer, position.batch, [(position.sequence, digest)])
+
+
+@dataclass(frozen=True, slots=True)
+class CutMemory:
+    """What the takeovers of one cut bring: the slots of each target, producers by slots as of the cut, loaded files."""
+
+    table_version: int
+    targets: tuple[tuple[GroupKey, Slots], ...]
+    loads: bytes
+    sections: tuple[tuple[Slots, tuple[MovedProducer, ...]], ...]
+    deletes: tuple[HandedDelete, ...] = ()
+
+
+@dataclass(slots=True)
+class ChangeState:
+    """Members, era and slots of a group. Changed only by its replica, record by record."""
+
+    members: tuple[str, ...] = ()
+    era: int = 0
+    slots_total: int = 0
+    change: int = 0
+    phase: BarrierPhase | None = None
+    table_version: int = 0
+    gains: Slots = ()
+    gives: bool = False
+    given: dict[int, Given] = field(default_factory=dict)
+    targets: dict[GroupKey, Target] = field(default_factory=dict)
+    deletes: list[HandedDelete] = field(default_factory=list)
+    cuts: dict[int, CutMemory] = field(default_factory=dict)
+    origins: dict[GroupKey, Origin] = field(default_factory=dict)
+
+    def conflict(self, barrier: Barrier) -> str | None:
+        """Why a barrier does not count after the records so far; None if it does."""
+        # A zombie's barrier of an older change, a repeat, and a first phase behind the second.
+        if barrier.change < self.change:
+            return f"it is of change {barrier.change}; change {self.change} has reached the group"
+        if barrier.change == self.change:
+            if self.phase is not BarrierPhase.PRE or barrier.phase is BarrierPhase.PRE:
+                return f"change {self.change} is in phase {self.phase} already"
+            if barrier.table_version != self.table_version:
+                return f"change {self.change} ends with table {self.table_version}"
+        elif barrier.table_version <= self.era:
+            return f"the group has slots of table {self.era}"
+        elif self._waits_for_cut and barrier.table_version > self.table_version:
+            # The change before was not cancelled: then this one would end with the same table.
+            return f"the slots of change {self.change} have not left the group"
+        if self._new_moves(barrier) and (barrier.gains or barrier.table_version <= self.era):
+            return "a group that takes slots gives up none in the same change"
+        return None
+
+    @property
+    def _waits_for_cut(self) -> bool:
+        return self.phase is BarrierPhase.PRE and self.gives
+
+    def _new_moves(self, barrier: Barrier) -> bool:
+        return any(slot not in self.given for each in barrier.moves for slot in each.slots)
+
+    def prepare(self, barrier: Barrier) -> None:
+        """The first phase, or its end by a cancellation: members change, and slots do not."""
+        # A later change proves that the one before is over, and with another table that it was not cancelled.
+        if self.phase is BarrierPhase.PRE and barrier.table_version > self.table_version:
+            self._take_gains()
+        self._note(barrier)
+        pre = barrier.phase is BarrierPhase.PRE
+        self.gains = barrier.gains if pre else ()
+        self.gives = pre and self._new_moves(barrier)
+        if pre:
+            self.era = max(self.era, barrier.table_version - 1)
+
+    def cut(self, version: int, barrier: Barrier, memory: CutMemory) -> None:
+        """The second phase: the table of the change counts for this group, and slots leave."""
+        for each in barrier.moves:
+            for slot in each.slots:
+                # Late rows keep the era under which this group held the slot, whoever is the next holder by now.
+                era = self.given[slot].era if slot in self.given else self.era
+                self.given[slot] = Given(each.key, era, version)
+        self._note(barrier)
+        self.gains = barrier.gains
+        self._take_gains()
+        if barrier.moves:
+            self.cuts[version] = memory
+        for each in barrier.moves:
+            target = self.targets.setdefault(each.key, Target(each.topic))
+            for part in range(len(self.takeovers(version, each.key))):
+                target.outstanding.append(Transfer(HandOverPosition(version, part), None, ()))
+
+    def _note(self, barrier: Barrier) -> None:
+        self.members, self.slots_total = barrier.members, barrier.slots_total
+        self.change, self.phase, self.table_version = barrier.change, barrier.phase, barrier.table_version
+
+    def _take_gains(self) -> None:
+        self.era = max(self.era, self.table_version)
+        for slot in self.gains:
+            self.given.pop(slot, None)
+        self.gains = ()
+
+    def note_table(self, table_version: int) -> None:
+        """A record names the table by which it was routed; that of the running change proves that it counts."""
+        # Writers follow the membership log, and are ahead of the barrier here. Rows of slots that this group
+        # takes must outrank those of the former holder from the first one on.
+        if self.phase is BarrierPhase.PRE and not self.gives and table_version == self.table_version > self.era:
+            self._take_gains()
+
+    def note_position(self, handed: HandedOver) -> Origin:
+        """A hand-over counts, whatever it brings: the next one names its position."""
+        origin = self.origins.setdefault(handed.origin, Origin())
+        origin.position = handed.position
+        return origin
+
+    def take(self, takeover: Takeover) -> None:
+        """Slots come from their former holder."""
+        self.slots_total = takeover.slots_total
+        self.note_table(takeover.table_version)
+        # One of an older table may come late: the slots may have left again since.
+        if takeover.table_version >= self.era and not self._waits_for_cut:
+            self.era = takeover.table_version
+            for slot in takeover.slots:
+                self.given.pop(slot, None)
+
+    def note_delete(self, rank: Rank, delete: Delete) -> None:
+        """Remember a delete for the slots that were taken: late rows of them may come after the slots have left."""
+        sections = (section.slots for origin in self.origins.values() for section in origin.sections)
+        if taken := self.held(sorted(frozenset[int]().union(*sections))):
+            self.keep_delete(HandedDelete(rank, taken, delete))
+
+    def keep_delete(self, handed: HandedDelete) -> None:
+        """Remember a delete of a former holder, for the slots that it concerns."""
+        self.deletes.append(handed)
+        del self.deletes[:-KEPT_DELETES_MAX]
+
+    def held(self, slots: Iterable[int]) -> Slots:
+        """Those of the slots that are not another group's."""
+        return tuple(slot for slot in slots if slot not in self.given)
+
+    def known_at_former_holders(self, slots: Iterable[int], position: ProducerPosition, digest: bytes) -> set[int]:
+        """Those of the slots whose former holder had this message of a producer already, or a newer batch."""
+        sections = (section for origin in self.origins.values() for section in origin.sections)
+        found = (section.slots for section in sections if section.knows(position, digest))
+        return {slot for each in found for slot in each.intersection(slots)}
+
+    def divide(self, version: int, slots: Iterable[int], rank: Rank | None = None) -> list[HandOver]:
+        """Notes, for each other group that holds some of the slots, what it must accept of the record.
+
+        Without a rank the rows are of this log, with the era under which it held each slot.
+        """
+        parts: dict[tuple[GroupKey, int], list[int]] = {}
+        for slot in slots:
+            if (given := self.given.get(slot)) is not None:
+                parts.setdefault((given.target, rank.era if rank else given.era), []).append(slot)
+        found: list[HandOver] = []
+        for (key, era), numbers in sorted(parts.items()):
+            target = self.targets[key]
+            newest = target.newest
+            part = newest.part + 1 if newest.version == version else 0
+            ranked = rank or Rank(era, version)
+            transfer = Transfer(HandOverPosition(version, part), ranked, tuple(numbers))
+            found.append(HandOver(key, target.topic, transfer, newest))
+            target.outstanding.append(transfer)
+        return found
+
+    def accepted(self, key: GroupKey, position: HandOverPosition) -> bool:
+        """Forgets what a target has accepted; False if it was never due, or is known as accepted."""
+        target = self.targets.get(key)
+        if target is None or position not in [each.position for each in target.outstanding]:
+            return False
+        target.accepted = position
+        target.outstanding = [each for each in target.outstanding if each.position > position]
+        waiting = {each.position.version for one in self.targets.values() for each in one.outstanding}
+        self.cuts = {version: memory for version, memory in self.cuts.items() if version in waiting}
+        return True
+
+    def follows(self, handed: HandedOver) -> bool:
+        """Whether a hand-over is the next one of its origin; the first one is a takeover."""
+        origin = self.origins.get(handed.origin)
+        if origin is None:
+            return handed.previous == BEGINNING and isinstance(handed.body, Takeover)
+        return handed.previous == origin.position
+
+    def takeovers(self, version: int, key: GroupKey) -> list[Takeover]:
+        """The parts of the takeover of one target, in order: a function of the state at the cut."""
+        memory = self.cuts[version]
+        slots = dict(memory.targets)[key]
+        head = (memory.table_version, self.slots_total)
+        found = [Takeover(*head, slots, (), memory.loads)]
+        for section_slots, producers in memory.sections:
+            if common := tuple(sorted(set(section_slots).intersection(slots))):
+                found += (Takeover(*head, common, part) for part in _in_parts(producers))
+        concerned = ((each, tuple(sorted(set(slots).intersection(each.slots)))) for each in memory.deletes)
+        deletes = [replace(each, slots=common) for each, common in concerned if common]
+        found += (Takeover(*head, slots, deletes=part) for part in _batches(deletes, lambda each: len(repr(each))))
+        return found
+
+
+def _in_parts(producers: tuple[MovedProducer, ...]) -> Iterable[tuple[MovedProducer, ...]]:
+    """Producers in parts that fit a message; one with too many messages is in several."""
+    most = TAKEOVER_BYTES_MAX // _IDENTITY_BYTES
+    pieces = (
+        MovedProducer(each.producer, each.batch, each.seen[start : start + most])
+        for each in producers
+        for start in range(0, max(1, len(each.seen)), most)
+    )
+    return _batches(pieces, lambda each: len(each.producer.encode()) + _IDENTITY_BYTES * (1 + len(each.seen)))
+
+
+def _batches(items: Iterable[_Item], size_of: Callable[[_Item], int]) -> Iterable[tuple[_Item, ...]]:
+    # By estimated sizes, and never by encoded ones: whoever appends the next part divides them in the same way.
+    part, size_bytes = list[_Item](), 0
+    for each in items:
+        if part and size_bytes + size_of(each) > TAKEOVER_BYTES_MAX:
+            yield tuple(part)
+            part, size_bytes = [], 0
+        part.append(each)
+        size_bytes += size_of(each)
+    if part:
+        yield tuple(part)

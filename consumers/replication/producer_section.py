@@ -1,0 +1,59 @@
+"""What the former holder of some slots knew of producers: replicated state of the group that took them. Pure.
+
+A repeat of a message that the former holder applied, and a record of an older batch, must not count at the new
+holder. They are recognised for rows of these slots only: for others the new holder has its own memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from headrace.schemas.group_changes import MovedProducer
+from headrace.schemas.message_bodies import ProducerPosition
+
+SECTION_PRODUCERS_MAX = 30_000
+"""Producers that are remembered for the slots of one takeover; the one with the oldest last record is forgotten."""
+
+
+@dataclass(slots=True)
+class Newest:
+    """The newest batch of a producer, and (sequence, digest) of its messages."""
+
+    batch: int
+    seen: set[tuple[int, bytes]]
+
+
+@dataclass(slots=True)
+class Section:
+    """The producers of some slots, the one with the oldest last record first."""
+
+    slots: frozenset[int]
+    producers: dict[str, Newest] = field(default_factory=dict)
+
+    def note(self, producer: str, batch: int, seen: Iterable[tuple[int, bytes]]) -> None:
+        """Messages of a producer were applied under its former holder."""
+        known = self.producers.pop(producer, None)
+        if known is None or batch > known.batch:
+            known = Newest(batch, set())
+        if batch == known.batch:
+            known.seen.update(seen)
+        self.producers[producer] = known
+        if len(self.producers) > SECTION_PRODUCERS_MAX:
+            del self.producers[next(iter(self.producers))]
+
+    def add(self, producers: Iterable[MovedProducer]) -> None:
+        """Producers of a takeover, in its order."""
+        for each in producers:
+            self.note(each.producer, each.batch, each.seen)
+
+    def knows(self, position: ProducerPosition, digest: bytes) -> bool:
+        """Whether a message is a repeat, or of an older batch."""
+        known = self.producers.get(position.producer)
+        if known is None or position.batch > known.batch:
+            return False
+        return position.batch < known.batch or (position.sequence, digest) in known.seen
+
+    def moved(self) -> tuple[MovedProducer, ...]:
+        """The producers as a takeover has them, in this order."""
+        return tuple(MovedProducer(name, each.batch, tuple(sorted(each.seen))) for name, each in self.producers.items())
