@@ -6,6 +6,7 @@ and answers a request only by what it has read back.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -175,13 +176,14 @@ class MetadataGroup:
 
     def turn(self) -> None:
         """Read what has arrived, decide, and append at most one record."""
-        if self._hurries:
+        present = self._heartbeats.detector.presences()
+        if self._expects_records(present):
             self.follower.look_soon()
         for read in self.follower.turn():
             self._note_read(read.writer)
         self._note_timeout()
         self.requests.settle(self.state)
-        before, decision = self.decision, decide_metadata(self._view())
+        before, decision = self.decision, decide_metadata(self._view(present))
         self.decision = decision
         if decision.leads is not before.leads:
             _log.info("metadata group", leads=decision.leads, epoch=self.state.epoch, reason=decision.reason)
@@ -189,25 +191,24 @@ class MetadataGroup:
         if decision.record is not None:
             self._append(decision.record)
 
-    @property
-    def _hurries(self) -> bool:
+    def _expects_records(self, present: Sequence[Presence]) -> bool:
         """Whether records are to be expected, so that the log is looked at in each turn."""
         state = self.state
         return (
             self._pending is not None
             or self.requests.wanted is not None
             or state.change is not None
-            or any(each.records > state.records for each in self._heartbeats.detector.presences())
+            or any(each.records > state.records for each in present)
         )
 
-    def _view(self) -> MetadataView:
+    def _view(self, present: Sequence[Presence]) -> MetadataView:
         state, detector = self.state, self._heartbeats.detector
         return MetadataView(
             state=state,
             node=self._heartbeats.node,
             incarnation=self._heartbeats.incarnation,
-            nodes=NodesView(frozenset()) if state.table is None else self.nodes(state.table),
-            present=detector.presences(),
+            nodes=NodesView(frozenset()) if state.table is None else nodes_view(state.table, detector, present),
+            present=present,
             eligible=self._eligible,
             fenced=self._heartbeats.fenced,
             log_answers=self.follower.log_answers,

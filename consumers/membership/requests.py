@@ -18,6 +18,7 @@ from headrace.consumers.replication.failure_detector import FailureDetector
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.membership_records import MEMBERSHIP_CHANGE_FORMAT, Change, ChangeKind
 from headrace.schemas.messages import Leadership
+from headrace.schemas.presence import Presence
 from headrace.schemas.records import HASH_NAME
 
 
@@ -98,11 +99,11 @@ class NodesView:
     carriers: frozenset[str] = frozenset()
 
 
-def nodes_view(table: SlotTable, statuses: FailureDetector) -> NodesView:
-    """The nodes by their newest statuses."""
+def nodes_view(table: SlotTable, statuses: FailureDetector, present: Sequence[Presence] | None = None) -> NodesView:
+    """The nodes by their newest statuses; `present` are their presences where these are known already."""
     formats: dict[str, int] = {}
     # Of two runs of a node the one with the older format decides: its process may still read the log.
-    present = statuses.presences()
+    present = statuses.presences() if present is None else present
     shown = [(each.node, each.format) for each in statuses.online()]
     for node, found in (*shown, *((each.node, each.format) for each in present)):
         formats[node] = min(found, formats.get(node, found))
