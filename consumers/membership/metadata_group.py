@@ -119,6 +119,11 @@ class MetadataGroup:
         return self.follower.state
 
     @property
+    def statuses(self) -> FailureDetector:
+        """The newest statuses of all nodes."""
+        return self._heartbeats.detector
+
+    @property
     def failure(self) -> str:
         """Why changes of the cluster no longer reach this node, empty while they do."""
         return self.follower.failure
