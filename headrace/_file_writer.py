@@ -26,8 +26,8 @@ from headrace.schemas.tables import Catalogue, FieldType
 class FileProgress:
     """How far a file has been written; `bytes_read` counts bytes of the file as stored.
 
-    `replaced` is known at the end: rows that replaced others which this write wrote before, at least so many
-    unless `replaced_exact`. `nan` counts values.
+    `replaced` is known at the end: rows that replaced others which this write wrote before; at least so many
+    unless `replaced_exact`, where the temporary disk was full. `nan` counts values.
     `refused_columns` are those of a Parquet file that are left out, and why.
     """
 
@@ -134,7 +134,8 @@ class FileWriter:
                 refused = {**self.progress.refused_columns, **block.refused_columns}
                 self.progress = replace(self.progress, bytes_read=block.bytes_read, refused_columns=refused)
                 yield self.progress
-        self.progress = replace(self.progress, replaced=self._replaced.count(), replaced_exact=self._replaced.exact)
+        replaced = self._replaced.finish()
+        self.progress = replace(self.progress, replaced=replaced, replaced_exact=self._replaced.exact)
 
     def _block_rules(self, options: FormatOptions) -> BlockRules:
         catalogue = self._cluster.tables.catalogue

@@ -13,10 +13,11 @@ from urllib.parse import quote
 
 from headrace.connectors.deadline import Deadline
 from headrace.connectors.http import NodeRefused, NodeUnreachable, call_node
-from headrace.connectors.log.port import Log
+from headrace.connectors.log.port import Log, TopicState
 from headrace.connectors.log.topics import Topics
 from headrace.consumers.integrity.verify import GroupVerdict, MemberEvidence, compare
 from headrace.consumers.membership.slot_table import SlotTable
+from headrace.consumers.replication.election import FENCED
 from headrace.consumers.replication.failure_detector import FailureDetector
 from headrace.consumers.replication.heartbeat import StatusReader
 from headrace.schemas.errors import HeadraceError, StateUnknown
@@ -38,6 +39,31 @@ class GapUnacceptable(HeadraceError):
 
 class GapUnconfirmed(StateUnknown):
     """A gap that is in the log, and a member that did not continue behind it in time."""
+
+
+def most_advanced(live: Sequence[Status]) -> Status | None:
+    """The member of a group that has lost its log whose newest record becomes the anchor of a gap."""
+    # A member that consumes the rest of a truncated log may count a higher version than the members that
+    # hold the truncated records. Only members that noticed the loss have the data worth keeping.
+    losers = [each for each in live if each.log_lost] or live
+    return max((each for each in losers if each.http), key=lambda each: each.version, default=None)
+
+
+def unaware_of_loss(live: Sequence[Status], best: Status, log: TopicState) -> list[Status]:
+    """The members that may have read more of the log than `best` before it was lost, and do not know of that yet.
+
+    `log`: the topic as it is now.
+    """
+    # The schedule: the log is made again while a member cannot read Kafka, and its heartbeats arrive all the same.
+    # It has most, and the gap would begin behind a member that has less.
+    return [
+        each
+        for each in live
+        if best.log_lost
+        and not each.log_lost
+        and each.version > best.version
+        and (each.topic_id != log.topic_id or each.durable_offset >= log.end or each.reason == FENCED)
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,12 +166,16 @@ class AdminClient:
                 f"group {group} is in sync at {', '.join(serving)}",
                 action="there is nothing to accept: the others recover from there",
             )
-        # A member that consumes the rest of a truncated log may count a higher version than the members that
-        # hold the truncated records. Only members that noticed the loss have the data worth keeping.
-        losers = [each for each in live if each.log_lost] or live
-        best = max((each for each in losers if each.http), key=lambda each: each.version, default=None)
+        best = most_advanced(live)
         if best is None:
             raise GapUnacceptable(f"no member of group {group} is up", action="start them")
+        unaware = [each.node for each in unaware_of_loss(live, best, self._log.describe(self._topics.forward(group)))]
+        if len(missing) + len(unaware) > missing_max:
+            raise GapUnacceptable(
+                f"{', '.join(unaware)} of group {group} may hold more than {best.node}, and has not noticed the loss yet",
+                action="wait until it reads the log, or give up what only such members have: "
+                f"--allow-missing {len(missing) + len(unaware)}",
+            )
         resume = "" if resume_offset is None else f"&resume={resume_offset}"
         answer = call_node(f"{best.http}/api/v1/accept-gap?group={quote(group)}{resume}", method="POST")
         self._await_eligible(group, best.node, Deadline(timeout_s))

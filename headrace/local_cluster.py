@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, Protocol
 
 from headrace.connectors.deadline import Deadline
 from headrace.connectors.files import create_directories, write_atomically
@@ -38,6 +38,17 @@ Progress = Callable[[str], None]
 
 def _quiet(_line: str) -> None:
     """Progress that nobody follows."""
+
+
+class Child(Protocol):
+    """A process that this one has started, as `subprocess.Popen` is one."""
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+
+    def poll(self) -> int | None:
+        """Its exit code, None while it runs."""
 
 
 class ClusterRunning(HeadraceError):
@@ -83,7 +94,7 @@ class LocalCluster:
         self.broker = EmbeddedBroker(self.directory / "broker")
         names = [f"n{number}" for number in range(1, nodes + 1)]
         self.file = ClusterFile(cluster, bootstrap, [NodeProcess(name, "") for name in names], replication)
-        self._children: dict[int, subprocess.Popen[bytes]] = {}
+        self._children: dict[int, Child] = {}
 
     @classmethod
     def load(cls, directory: Path) -> LocalCluster:
@@ -209,19 +220,27 @@ class LocalCluster:
         ]
         create_directories(self.directory)
         with (self.directory / f"{name}.log").open("ab") as log:
-            child = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                # Nodes outlive `headrace up`: Ctrl-C and a closed terminal end only their own session.
-                start_new_session=True,
-                close_fds=True,
-                env={**os.environ, **self.environment},
-            )
+            child = self.launch(command, log)
         self._children[child.pid] = child
         node.pid = child.pid
         self._save()
+
+    def launch(self, command: Sequence[str], log: IO[bytes]) -> Child:
+        """Start the process of a node, with its log as output; tests start one at less cost."""
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            # Nodes outlive `headrace up`: Ctrl-C and a closed terminal end only their own session.
+            start_new_session=True,
+            close_fds=True,
+            env=self.node_environment(),
+        )
+
+    def node_environment(self) -> dict[str, str]:
+        """The environment of the nodes' processes."""
+        return {**os.environ, **self.environment}
 
     def wait_ready(
         self,

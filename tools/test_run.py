@@ -11,6 +11,7 @@ again.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -30,7 +31,7 @@ def main(arguments: list[str]) -> int:
         failed = failed_in(cache)
         if code != FAILED or not 0 < len(failed) <= FAILURES_MAX:
             return code
-        announce("Run again, one after the other, with nothing beside them:", failed)
+        announce(f"Run again, one after the other, with nothing beside them ({machine()}):", failed)
         code = pytest(cache, ["-n", "0", *failed])
         if code == 0:
             announce("UNSTABLE: failed beside other tests (see above), passed alone:", failed)
@@ -49,6 +50,12 @@ def failed_in(cache: Path) -> list[str]:
     """The ids of the tests that failed in a run."""
     found = cache / "v" / "cache" / "lastfailed"
     return sorted(json.loads(found.read_text())) if found.is_file() else []
+
+
+def machine() -> str:
+    """What a failure may come from: load and free disk space."""
+    free = shutil.disk_usage(tempfile.gettempdir()).free / 2**30
+    return f"load {os.getloadavg()[0]:.1f}, {free:.1f} GiB of disk free"
 
 
 def announce(heading: str, tests: list[str]) -> None:

@@ -19,7 +19,7 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
 from headrace.connectors.files import create_directories
-from headrace.connectors.kafka import broker_process, broker_settings
+from headrace.connectors.kafka import broker_process, broker_settings, storage_format
 from headrace.connectors.kafka.broker_errors import (
     BrokerAlreadyRunning,
     BrokerDirectoryUnusable,
@@ -271,10 +271,13 @@ class EmbeddedBroker:
 
     def _format(self, java: list[str], identity: BrokerIdentity) -> None:
         """Format Kafka's folder once."""
-        # Kafka writes this file last: without it an earlier format was killed, and `--ignore-formatted` lets
-        # it run again.
-        if (self.directory / broker_settings.DATA_FOLDER / "meta.properties").exists():
+        data, jars = self.directory / broker_settings.DATA_FOLDER, resolve_jars(progress=self._progress)
+        if storage_format.is_formatted(data):
             return
+        # The tool also checks the settings, and names a wrong one: ours need no check.
+        if not self._settings and storage_format.format_folder(data, identity.cluster_id, jars):
+            return
+        # An earlier format may have been killed: `--ignore-formatted` lets it run again.
         tool = [*java, "-XX:TieredStopAtLevel=1", broker_settings.LOGGING_OPTION, "kafka.tools.StorageTool", "format"]
         child = self._spawn(
             [*tool, "--ignore-formatted", "-t", identity.cluster_id, "-c", broker_settings.PROPERTIES_FILE]
@@ -282,6 +285,7 @@ class EmbeddedBroker:
         try:
             if child.wait(FORMAT_TIMEOUT_S) != 0:
                 raise explain_exit(broker_process.text_after(self._output_file, 0), self.directory)
+            storage_format.keep_features(data, jars)
         except subprocess.TimeoutExpired:
             raise BrokerStartFailed(
                 f"Kafka's format tool took more than {FORMAT_TIMEOUT_S:.0f} s",

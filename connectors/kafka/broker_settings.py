@@ -6,12 +6,11 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
-from base64 import urlsafe_b64encode
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from headrace.connectors.kafka.storage_format import kafka_identifier
 from headrace.schemas.errors import HeadraceError
 
 HOST = "127.0.0.1"
@@ -50,10 +49,7 @@ class BrokerIdentity:
 
     @classmethod
     def new(cls, port: int) -> BrokerIdentity:
-        # Kafka writes its identifiers as URL-safe base64 of 16 bytes; a leading dash would read as an option
-        # of its tools.
-        identifier = urlsafe_b64encode(secrets.token_bytes(16)).decode().rstrip("=")
-        return cls(cluster_id=f"h{identifier[1:]}", port=port)
+        return cls(cluster_id=kafka_identifier(), port=port)
 
 
 def load_identity(directory: Path) -> BrokerIdentity | None:

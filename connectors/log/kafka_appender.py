@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import structlog
@@ -64,6 +65,7 @@ class KafkaAppender:
         self._topic = topic
 
         def report(error: KafkaError | None, message: Message) -> None:
+            _surface()
             self._reports += 1
             if on_delivery is not None:
                 on_delivery(
@@ -106,9 +108,12 @@ class KafkaAppender:
         except KafkaException as error:
             if not _is_fatal(error):
                 raise append_error(error.args[0], "", 0) from error
+        except SystemError:
+            # The error of a client that has failed for good, see `_surface`.
+            pass
         self._replace(producer)
         while len(producer) and not deadline.passed():
-            producer.poll(0.01)
+            _serve(producer, 0.01)
         return len(producer)
 
     def _new_producer(self) -> Producer:
@@ -161,8 +166,23 @@ class _Silence:
 
 def _serve(producer: Producer, timeout_s: float) -> None:
     # A failed client is replaced by whoever appends next: without a record to append it hurts nobody.
-    with suppress(KafkaException):
+    with suppress(KafkaException, SystemError):
         producer.poll(timeout_s)
+
+
+_call_into_c = partial(int)
+
+
+def _surface() -> None:
+    """End the error that a delivery report was called with: its first call would raise it, and the report be lost."""
+    # A client that fails for good raises from flush. But confluent-kafka sets the error when it handles that event,
+    # and librdkafka continues with the next one, perhaps a delivery report. CPython finds the error behind a call of a
+    # C function, and raises SystemError in the report; the call to flush or poll fails with SystemError as well.
+    try:
+        _call_into_c()
+    except SystemError:
+        # Not `suppress`: making it is such a call too.
+        return
 
 
 def _is_fatal(error: KafkaException) -> bool:

@@ -107,6 +107,11 @@ class ChainSamples:
 
     def observe(self, status: Status) -> None:
         """Take the samples of a member's status; those of this node's own are compared like any other."""
+        # Durable offset -1: a member that knows its data to be wrong. Compared, it would keep the members in doubt
+        # that it is to copy from.
+        if status.durable_offset < 0:
+            self._members.pop(status.node, None)
+            return
         known = self._members.get(status.node)
         if known is None or known.incarnation != status.incarnation:
             known = self._members[status.node] = _MemberSamples(status.incarnation)

@@ -16,11 +16,11 @@ from headrace.connectors.log.port import Log
 from headrace.connectors.periodic import LOG_JOIN_TIMEOUT_S, PeriodicTask
 from headrace.consumers.integrity.divergence import ChainSamples, Dispute, Finding, Kind
 from headrace.consumers.recovery.environment import RecoveryEnvironment
-from headrace.consumers.recovery.log_gap import read_chain
+from headrace.consumers.recovery.log_gap import holds_record, read_chain
 from headrace.consumers.recovery.supervisor import RecoverySupervisor
 from headrace.consumers.replication.group import Group
 from headrace.consumers.replication.group_health import Event, State
-from headrace.consumers.replication.group_state import lost_log_choices
+from headrace.consumers.replication.group_state import LogBase, lost_log_choices
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.records import Status
 
@@ -53,7 +53,7 @@ class DivergenceMonitor:
         self._ends = ends
         self._supervisor = supervisor
         self._shortfall = GracePeriod(clock.monotonic_s)
-        self._samples: dict[str, tuple[Group, ChainSamples]] = {}
+        self._samples: dict[str, tuple[Group, LogBase, ChainSamples]] = {}
         self._task = PeriodicTask("divergence-monitor", TURN_S, self.turn, LOG_JOIN_TIMEOUT_S)
 
     def start(self) -> None:
@@ -85,7 +85,8 @@ class DivergenceMonitor:
             # After a replacement of this node's data, statuses of the data before may still come back from
             # the topic.
             current = status.node != self._environment.node or status.store == self._environment.store
-            if current and status.topic_id == self._environment.topic_id(topic):
+            same_log = status.topic_id == self._environment.topic_id(topic)
+            if current and same_log and not _is_before_gap(status, group.replica.state.base):
                 samples.observe(status)
         dispute = samples.dispute(group.chain_at)
         if dispute is None:
@@ -126,11 +127,11 @@ class DivergenceMonitor:
         )
 
     def _samples_of(self, topic: str, group: Group) -> ChainSamples:
-        """The samples since this group's store took its place."""
-        known = self._samples.get(topic)
-        if known is None or known[0] is not group:
-            known = self._samples[topic] = (group, ChainSamples(self._environment.node))
-        return known[1]
+        """The samples since this group's store took its place, or since its log continues behind a gap."""
+        known, base = self._samples.get(topic), group.replica.state.base
+        if known is None or known[0] is not group or known[1] != base:
+            known = self._samples[topic] = (group, base, ChainSamples(self._environment.node))
+        return known[2]
 
     def _judge(self, topic: str, group: Group, samples: ChainSamples, dispute: Dispute) -> None:
         # Before the log is read: that may take minutes, and a group that may be wrong must not serve
@@ -144,9 +145,7 @@ class DivergenceMonitor:
         if finding is Finding.RIGHT:
             samples.dismiss(dispute)
             group.health.report(Event.AGREE)
-        elif finding is Finding.WRONG or (
-            dispute.kind is Kind.FILES and group.log_is_whole(self._log.describe(topic).begin)
-        ):
+        elif finding is Finding.WRONG or (dispute.kind is Kind.FILES and self._log_has_all(topic, group)):
             # Files that differ with no majority: every member in dispute builds them anew from the log, which
             # has everything. Data that was replaced while the log was read is not the data that was judged.
             if self._environment.groups[topic] is group:
@@ -160,4 +159,24 @@ class DivergenceMonitor:
         # majority decides.
         if dispute.kind is not Kind.RECORDS or not group.log_is_whole(self._log.describe(topic).begin):
             return None
-        return read_chain(self._log, topic, dispute.version, self._task.stopping.is_set)
+        chain = read_chain(self._log, topic, dispute.version, self._task.stopping.is_set)
+        return chain if self._log_has_all(topic, group) else None
+
+    def _log_has_all(self, topic: str, group: Group) -> bool:
+        """Whether the log has, now and so at any time before, every record that this node has applied."""
+        # The schedule: the log is cut, and a member that was behind the cut reads on first. Its versions differ from
+        # those of all others, who would find their own records in the log no more, and throw away the only copies.
+        state, applied = self._log.describe(topic), group.replica.state
+        offset, digest = applied.offset, applied.record_digest
+        return (
+            group.log_is_whole(state.begin)
+            and state.topic_id == self._environment.topic_id(topic)
+            and holds_record(self._log, topic, state, offset, digest)
+        )
+
+
+def _is_before_gap(status: Status, base: LogBase) -> bool:
+    """Whether a member has not reached the accepted gap that this node continued behind."""
+    # It was behind the cut, and counts the log as it is. At the gap it finds that out and copies files. Compared
+    # before, a majority of such members would condemn the only one that holds what the log has lost.
+    return base.record is not None and status.offset < base.record.offset

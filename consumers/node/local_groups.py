@@ -192,7 +192,8 @@ class LocalGroups:
             self.journal.forget_all(group.name, newest)
         # Entries that wait for a table are read and not applied.
         if last is not None and last.version > group.replica.state.version:
-            return Cursor(last.version, last.offset, record_digest(last.value))
+            newest_read = Cursor(last.version, last.offset, record_digest(last.value))
+            return newest_read.expecting(group.replica.state.base)
         return Cursor.of(group.replica.state)
 
     def _set_journal_aside(self, reason: str) -> None:

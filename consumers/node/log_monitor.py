@@ -27,7 +27,6 @@ from headrace.schemas.errors import HeadraceError
 INTERVAL_S = 1.0
 COMMIT_TURNS = 5
 HELD_BACK_TURNS = 15
-SCHEMA_TURNS = 5
 TOPIC_TURNS = 60
 RETRY_S = 1.0
 SCHEMA_WAIT_S = 0.2
@@ -115,8 +114,7 @@ class LogMonitor:
                 self._check_log(topic, group)
         if self._turns % COMMIT_TURNS == 0:
             self._commit()
-        if self._turns % SCHEMA_TURNS == 0:
-            self._check_schema_log()
+        self._check_schema_log()
         if self._turns % TOPIC_TURNS == 0:
             with suppress(HeadraceError):
                 self._cluster_topics.check()
@@ -145,6 +143,10 @@ class LogMonitor:
             group.mark_log_lost(f"topic {topic} was recreated under this node; {lost_log_choices(group.name)}")
         else:
             self._readiness.data_age.note(topic, asked, state.end)
+        if group.follows and state.end < self._log_consumer.needed_end(topic):
+            # A client of librdkafka behind the end of a log that was cut may wait there without an error, and the
+            # others would wait for this member to notice. Whether the log is lost is decided where it is opened.
+            self._log_consumer.rejoin(topic, None)
         if self._turns % HELD_BACK_TURNS == 0:
             self._check_open_transactions(topic, state.end)
 

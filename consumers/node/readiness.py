@@ -115,7 +115,9 @@ class Readiness:
         # Once reached it stays so: under load a follower is always some records behind, and must not leave
         # sync for that.
         if topic not in self._reached:
-            read = self._log_consumer.position(topic) >= self._ends[topic]
+            # A log that was cut before an accepted gap is not the one that the count of its records rests on.
+            end = max(self._ends[topic], self._log_consumer.needed_end(topic))
+            read = self._log_consumer.position(topic) >= end
             applied = self._groups[topic].applied.offset >= self._log_consumer.durable_offset(topic)
             if read and applied and topic in self._ends_known:
                 self._reached.add(topic)

@@ -86,8 +86,7 @@ class RecoveryCoordinator:
     def _begin(self, topic: str, group: Group, why: str) -> Recovery:
         """From now on a group recovers."""
         health, limit = group.health, self._limits.recovery_bytes_per_second
-        trusted = health.conditions.trusted
-        recovery = Recovery(why, health.is_wrong, trusted, self._task.stopping, limit, self._clock)
+        recovery = Recovery(why, health.is_wrong, self._task.stopping, limit, self._clock)
         health.recover(why, recovery)
         _log.warning("group recovers", group=group.name, why=why)
         self._recoveries[topic] = recovery
@@ -192,7 +191,7 @@ class RecoveryCoordinator:
             log_begin=begin,
             log_bytes=applied.log_bytes,
             wrong=recovery is not None and recovery.wrong,
-            trusted=recovery.trusted if recovery is not None else None,
+            trusted=group.health.conditions.trusted if recovery is not None else None,
             whole=group.log_is_whole(begin),
         )
 

@@ -10,7 +10,7 @@ from headrace.connectors.log.port import Log
 from headrace.connectors.periodic import PeriodicTask
 from headrace.consumers.recovery.coordinator import RecoveryCoordinator
 from headrace.consumers.recovery.environment import RecoveryEnvironment
-from headrace.consumers.recovery.log_gap import GapRefused, GapSeeker, joins, last_common_offset, new_gap
+from headrace.consumers.recovery.log_gap import GapRefused, GapSeeker, joins, last_common_offset, new_gap, runs_of
 from headrace.consumers.recovery.wrong_data import WrongData
 from headrace.consumers.replication.group import Group
 from headrace.consumers.replication.group_health import Event
@@ -68,13 +68,18 @@ class GapSearch:
             state,
             self._environment.topic_id(topic),
             self._log.describe(topic),
-            lambda: last_common_offset(self._log, topic, group.history()),
+            lambda: self._last_common(topic, group),
             resume_offset,
         )
         position = ProducerPosition(f"{self._environment.node}/gap", self._clock.wall_ns(), 0)
         append_one(self._log, topic, encode_message(Message(position, gap)))
         _log.warning("gap accepted", group=group.name, resume_offset=gap.resume_offset, version=state.version)
         return LogBase.of(gap)
+
+    def _last_common(self, topic: str, group: Group) -> int | None:
+        runs = runs_of(group.history(), group.replica.state)
+        found = (last_common_offset(self._log, topic, run) for run in runs)
+        return next((offset for offset in found if offset is not None), None)
 
     def turn(self) -> None:
         """One step: searches the log of every blocked group as far as it is now."""

@@ -10,11 +10,13 @@ those. The first Gap for a place counts, later ones are ignored.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
 from typing import Any
 
-from headrace.connectors.log.port import Log, Reader, TopicState
-from headrace.consumers.replication.group_state import GroupState, LogBase
+from headrace.connectors.log.port import Log, Reader, Record, TopicState
+from headrace.consumers.replication.group_state import GapRecord, GroupState, LogBase
 from headrace.consumers.replication.hash_chain import next_chain, record_digest
+from headrace.consumers.replication.log_prefix import Cursor, LogPrefix, Verdict
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.framing import FrameInvalid
 from headrace.schemas.messages import NO_CHAIN, Anchor, Gap, decode_message
@@ -47,6 +49,9 @@ def new_gap(
             resume_offset = log.begin
         elif (common := last_common()) is not None:
             resume_offset = common + 1
+        elif state.base.topic_id == log.topic_id and state.base.offset <= log.begin:
+            # Nothing behind the last gap is left, and the log had nothing before it.
+            resume_offset = log.begin
         else:
             raise GapRefused(
                 "the log was truncated at an unknown offset: none of the records that are remembered here is in it",
@@ -55,6 +60,21 @@ def new_gap(
     if not log.begin <= resume_offset <= log.end:
         raise GapRefused(f"offset {resume_offset} is not in the log, which holds {log.begin} to {log.end}")
     return Gap(log.topic_id, resume_offset, Anchor(state.offset, state.version, state.chain))
+
+
+def runs_of(history: Sequence[tuple[int, bytes]], state: GroupState) -> list[Sequence[tuple[int, bytes]]]:
+    """The parts of a history whose records follow each other in the log, the newest first.
+
+    `history`: (offset, chain after it), oldest first, the last of them of `state`.
+    """
+    # Behind an accepted gap offsets begin again, perhaps below those before it.
+    base, behind = state.base, state.version - state.base.version
+    if base == LogBase() or behind >= len(history):
+        return [history]
+    before, newest = history[: len(history) - behind], history[len(history) - behind :]
+    falls = [index for index in range(1, len(before)) if before[index][0] <= before[index - 1][0]]
+    left = [entry for entry in before[falls[-1] if falls else 0 :] if entry[0] < base.offset]
+    return [[(base.offset - 1, base.chain), *newest], left]
 
 
 def last_common_offset(log: Log, topic: str, history: Sequence[tuple[int, bytes]]) -> int | None:
@@ -77,19 +97,25 @@ def last_common_offset(log: Log, topic: str, history: Sequence[tuple[int, bytes]
 
 
 def _holds(log: Log, topic: str, state: TopicState, offset: int, before: bytes, after: bytes) -> bool:
-    if offset >= state.end:
-        return False
     # Trimmed records cannot be compared. They were there before the log was cut, so they count as common.
     if offset < state.begin:
         return True
+    found = _digest_at(log, topic, state, offset)
+    return found is not None and next_chain(before, found) == after
+
+
+def holds_record(log: Log, topic: str, state: TopicState, offset: int, digest: bytes) -> bool:
+    """Whether the log has a record with this digest at an offset."""
+    return offset >= state.begin and _digest_at(log, topic, state, offset) == digest
+
+
+def _digest_at(log: Log, topic: str, state: TopicState, offset: int) -> bytes | None:
+    if offset >= state.end:
+        return None
     reader = log.reader({topic: offset})
     try:
         records = reader.poll(1, READ_TIMEOUT_S)
-        return (
-            bool(records)
-            and records[0].offset == offset
-            and next_chain(before, record_digest(records[0].value)) == after
-        )
+        return record_digest(records[0].value) if records and records[0].offset == offset else None
     finally:
         reader.close()
 
@@ -129,8 +155,11 @@ class GapSeeker:
 
     def __init__(self, log: Log, topic: str) -> None:
         """Begins at the beginning of the log. Raises TopicMissing, LogUnavailable."""
+        self._log, self._topic = log, topic
         self._state = log.describe(topic)
         self._reader: Reader = log.reader({topic: self._state.begin})
+        self._prefix = LogPrefix(Cursor.of(GroupState()))
+        self._passed: LogBase | None = None
 
     @property
     def topic_id(self) -> str:
@@ -141,33 +170,74 @@ class GapSeeker:
         """The first gap in the log so far that is neither `base` nor older; None while there is none."""
         while not stopped() and (records := self._reader.poll(POLL_RECORDS, 0.2)):
             for record in records:
-                found = _gap_in(record.value)
-                if found is not None and found.topic_id == self._state.topic_id and _is_new(found, base):
+                verdict = self._prefix.judge(record, record_digest(record.value))
+                if verdict is Verdict.NEXT and (found := self._judge(record, base)) is not None:
                     return found
+                # A log that was cut and written on meanwhile may have a gap behind this position.
+                if verdict is Verdict.UNPROVEN:
+                    self._reader.seek(self._topic, self._prefix.cursor.offset)
+                    break
+                if verdict is Verdict.FOREIGN:
+                    self._begin()
+                    break
         return None
+
+    def _begin(self) -> None:
+        self._prefix, self._passed = LogPrefix(Cursor.of(GroupState())), None
+        self._reader.seek(self._topic, self._log.describe(self._topic).begin)
+
+    def _judge(self, record: Record, base: LogBase) -> LogBase | None:
+        found = _gap_in(record)
+        if found is None or found.topic_id != self._state.topic_id:
+            return None
+        if _is_same(found, base):
+            self._passed = base
+            return None
+        return found if _is_new(found, base, passed=self._passed == base) else None
 
     def close(self) -> None:
         """Close the reader."""
         self._reader.close()
 
 
-def _gap_in(value: bytes) -> LogBase | None:
+def _gap_in(record: Record) -> LogBase | None:
     try:
-        body = decode_message(value).body
+        body = decode_message(record.value).body
     except FrameInvalid:
         return None
-    return LogBase.of(body) if isinstance(body, Gap) else None
+    place = GapRecord(record.offset, record_digest(record.value), record.leader_epoch)
+    return replace(LogBase.of(body), record=place) if isinstance(body, Gap) else None
 
 
-def _is_new(found: LogBase, base: LogBase) -> bool:
-    return base.topic_id != found.topic_id or found.offset > base.offset
+def _is_same(found: LogBase, base: LogBase) -> bool:
+    """Whether a gap in the log is the base itself, and not the same gap that was accepted once more."""
+    known, place = base.record, found.record
+    same_place = known is None or place is None or (known.offset, known.digest) == (place.offset, place.digest)
+    return found == base and same_place
+
+
+def _is_new(found: LogBase, base: LogBase, *, passed: bool) -> bool:
+    """Whether a gap in the log counts behind `base`. `passed`: the log has the record of the base before it."""
+    if base.topic_id != found.topic_id or found.offset > base.offset:
+        return True
+    # Behind the base a gap for the same place came too late. A log without the base was cut before it: what was
+    # accepted since is newer, unless it precedes the place where the base continues.
+    later = base.record is not None and found.record is not None and found.record.offset >= base.offset
+    return not passed and (later or found.version > base.version)
 
 
 def gap_document(base: LogBase) -> dict[str, Any]:
     """A gap as JSON values."""
-    return {"topic_id": base.topic_id, "offset": base.offset, "version": base.version, "chain": base.chain.hex()}
+    place = asdict(base.record) if base.record is not None else {}
+    record = {"record": {**place, "digest": place["digest"].hex()}} if place else {}
+    named = {"topic_id": base.topic_id, "offset": base.offset, "version": base.version, "chain": base.chain.hex()}
+    return {**named, **record}
 
 
 def parse_gap(document: Mapping[str, Any]) -> LogBase:
-    """The inverse of `gap_document`."""
-    return LogBase(document["topic_id"], document["offset"], document["version"], bytes.fromhex(document["chain"]))
+    """The inverse of `gap_document`; a node of an earlier build did not note where the gap is."""
+    named = (document["topic_id"], document["offset"], document["version"], bytes.fromhex(document["chain"]))
+    place = document.get("record")
+    return LogBase(
+        *named, record=GapRecord(**{**place, "digest": bytes.fromhex(place["digest"])}) if place is not None else None
+    )

@@ -85,20 +85,18 @@ class LogProgress:
 class Recovery:
     """A CopyObserver for the copying thread, a text and figures for all others.
 
-    `wrong` and `trusted`: see ReplicaPosition.
+    `wrong`: see ReplicaPosition.
     """
 
     def __init__(
         self,
         why: str,
         wrong: bool,
-        trusted: frozenset[str] | None,
         stopping: threading.Event,
         bytes_per_second: int,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self.wrong = wrong
-        self.trusted = trusted
         self._cause = why
         self._why = why
         self._stopping = stopping

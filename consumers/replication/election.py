@@ -16,6 +16,9 @@ from headrace.schemas.records import Role
 CLAIM_GRACE_MS = OFFLINE_MS
 TAKE_BACK_MS = 30_000
 
+FENCED = "this node's own status was not read back within 3 s"
+"""The reason in the status of a node that cannot act on what it knows."""
+
 
 @dataclass(frozen=True, slots=True)
 class MemberView:
@@ -82,7 +85,7 @@ def decide(view: GroupView) -> Decision:
     # statuses and its old role; until it has read its own new status back, nothing it knows is good enough to
     # act on.
     if view.fenced:
-        return Decision(Role.UNSYNCED, False, "this node's own status was not read back within 3 s")
+        return Decision(Role.UNSYNCED, False, FENCED)
     online, members = count_online(view)
     if 2 * online <= members:
         return Decision(Role.UNSYNCED, False, f"{online} of {members} members are online, not a majority")

@@ -169,9 +169,10 @@ class Group:
         """
         # Between accepting a gap and the seal that the gap asks for, the records before it are in the journal
         # only: a copy of the files would end before the gap, where no log continues.
-        if self.store_jobs.sealed_version < self.replica.state.base.version:
-            return 0, -1
-        return self.store_jobs.sealed_version, self.store_jobs.sealed_offset
+        base, version, offset = self.replica.state.base, self.store_jobs.sealed_version, self.store_jobs.sealed_offset
+        # A gap that is not in files itself may still be cut off the log, and a copy would not notice.
+        unread = base.record is not None and (version <= base.version or offset < base.record.offset)
+        return (0, -1) if version < base.version or unread else (version, offset)
 
     @property
     def queue_bytes(self) -> int:
@@ -243,7 +244,8 @@ class Group:
         """
         with self._changed:
             state = self.replica.state
-            if state.version <= base.version:
+            # A restart behind the gap finds its base in the store, without the place of its record.
+            if state.version <= base.version or state.base == base:
                 state.base = base
             if state.version == base.version:
                 # The digest is cleared with the offset: the record before the gap is in no log and cannot be

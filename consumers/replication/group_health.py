@@ -301,13 +301,15 @@ class GroupHealth:
         with self._changed:
             before, after = self.conditions, self.conditions.after(Event.MARK, cause)
             first = not self.is_wrong
-            self._set(replace(after, trusted=trusted if first else before.trusted, gap=gap or before.gap))
+            kept = trusted if first else _trusted_behind(gap, before)
+            self._set(replace(after, trusted=kept, gap=gap or before.gap))
             return first
 
     def damage(self, cause: str, gap: LogBase | None = None) -> None:
         """The store, or the state, cannot be continued. `gap`: see Conditions."""
         with self._changed:
-            self._set(replace(self.conditions.after(Event.DAMAGE, cause), gap=gap or self.conditions.gap))
+            before, after = self.conditions, self.conditions.after(Event.DAMAGE, cause)
+            self._set(replace(after, trusted=_trusted_behind(gap, before), gap=gap or before.gap))
 
     def recover(self, cause: str, recovery: RecoveryInProgress) -> None:
         """A recovery begins, instead of one that is under way. Raises IllegalTransition."""
@@ -363,3 +365,10 @@ class GroupHealth:
         if now.recovery is not None and ASPECT[state] is Aspect.RECOVERY:
             return now.recovery.reason
         return f"waiting for {cause}" if state is State.AWAITING else cause
+
+
+def _trusted_behind(gap: LogBase | None, before: Conditions) -> frozenset[str] | None:
+    """The members that wrong data may be replaced from, once the log is known to have a gap."""
+    # Where nobody decided a dispute, the log was to rebuild the data. A log with a gap cannot: then any member in
+    # sync is a source, and the data of one that was not at the gap differs for that reason.
+    return before.trusted if gap is None else before.trusted or None

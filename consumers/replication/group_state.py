@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from headrace.connectors.log.port import UNKNOWN_EPOCH
 from headrace.schemas.framing import codec
 from headrace.schemas.messages import NO_CHAIN, Gap, Leadership
 
@@ -54,17 +55,27 @@ class ProducerState:
 
 
 @dataclass(frozen=True, slots=True)
+class GapRecord:
+    """Where the log has the record of an accepted gap, its digest, and the epoch of the leader that appended it."""
+
+    offset: int
+    digest: bytes
+    leader_epoch: int = UNKNOWN_EPOCH
+
+
+@dataclass(frozen=True, slots=True)
 class LogBase:
     """The beginning of a log that has lost records for good.
 
     The record at `offset` follows the one at `version`, whose chain is `chain`. The default is a log that has
-    its first record.
+    its first record. `record` is known where this node found the gap, and is no part of the replicated state.
     """
 
     topic_id: str = ""
     offset: int = 0
     version: int = 0
     chain: bytes = NO_CHAIN
+    record: GapRecord | None = field(default=None, compare=False)
 
     @classmethod
     def of(cls, gap: Gap) -> LogBase:

@@ -32,6 +32,7 @@ from headrace.schemas.receipts import RECEIPT_BYTES, receipt_of
 
 # As many as may become durable between two statuses; a status has those that the one before it did not have.
 RECEIPTS_MAX = 4_096
+UNREAD_GAP_S = 5.0
 _log = structlog.get_logger(__name__)
 
 
@@ -157,6 +158,10 @@ class LogConsumer:
         """The receipts of the newest durable records, at most RECEIPTS_MAX."""
         return self._receipts[topic]
 
+    def needed_end(self, topic: str) -> int:
+        """The end that the log must have at least: behind what is durable, and behind an accepted gap."""
+        return self._durable[topic].needs + 1
+
     def position(self, topic: str) -> int:
         """Next offset to read: everything readable below it has been journaled and enqueued."""
         return self._positions[topic]
@@ -258,15 +263,18 @@ class LogConsumer:
         if cursor.offset + 1 < log.begin:
             group.health.report(Event.TRIM, f"the log begins at offset {log.begin}, {cursor.offset + 1} is needed")
             return None
-        if cursor.offset >= log.end:
+        if cursor.needs >= log.end:
             self._reopen_s = self._clock.monotonic_s() + self._limits.journal_retry_s
             if self._shortfall.missing(topic):
                 group.mark_log_lost(
-                    f"topic {topic} holds offsets {log.begin} to {log.end}, this node needs {cursor.offset + 1}; "
+                    f"topic {topic} holds offsets {log.begin} to {log.end}, this node needs {cursor.needs + 1}; "
                     f"{lost_log_choices(group.name)}"
                 )
             return None
         self._shortfall.present(topic)
+        if cursor.gap is not None:
+            # A reader gets no error when the log loses what it has not reached: the end is compared again.
+            self._reopen_s = min(self._reopen_s, self._clock.monotonic_s() + UNREAD_GAP_S)
         # The last journaled record is read again and compared: a log that was truncated and written on since
         # has as many records as before, and only the content shows it. A log trimmed right behind that record
         # cannot be compared.

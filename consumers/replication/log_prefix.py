@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from enum import Enum, auto
 
 from headrace.connectors.log.port import UNKNOWN_EPOCH, Record
-from headrace.consumers.replication.group_state import GroupState
+from headrace.consumers.replication.group_state import GapRecord, GroupState, LogBase
 from headrace.schemas.messages import NO_CHAIN
 
 
@@ -19,17 +19,29 @@ class Cursor:
     """The last record read of a group's log: version, offset, digest and leader epoch.
 
     Digest and epoch are compared when the record is read again. The epoch is not known after a restart.
+    `gap` is the record of an accepted gap that the log must have further on: the count rests on it.
     """
 
     version: int
     offset: int
     digest: bytes
     leader_epoch: int = UNKNOWN_EPOCH
+    gap: GapRecord | None = None
 
     @classmethod
     def of(cls, state: GroupState) -> Cursor:
         """The cursor behind the newest record of a state."""
-        return cls(state.version, state.offset, state.record_digest)
+        return cls(state.version, state.offset, state.record_digest).expecting(state.base)
+
+    def expecting(self, base: LogBase) -> Cursor:
+        """The same cursor in a log with this base, whose gap may be ahead."""
+        ahead = base.record is not None and base.record.offset > self.offset
+        return replace(self, gap=base.record if ahead else None)
+
+    @property
+    def needs(self) -> int:
+        """The offset that the log must have besides what follows."""
+        return self.offset if self.gap is None else self.gap.offset
 
 
 class Verdict(Enum):
@@ -79,7 +91,11 @@ class LogPrefix:
             if epoch > self._proven_epoch:
                 self.comparing, self._pending_epoch = True, epoch
                 return Verdict.UNPROVEN
-        self.cursor = Cursor(self.cursor.version + 1, record.offset, digest, epoch)
+        gap = self.cursor.gap
+        if gap is not None and not _precedes(record, digest, gap):
+            return Verdict.FOREIGN
+        ahead = gap if gap is not None and record.offset < gap.offset else None
+        self.cursor = Cursor(self.cursor.version + 1, record.offset, digest, epoch, ahead)
         self._proven_epoch = max(self._proven_epoch, epoch)
         return Verdict.NEXT
 
@@ -96,3 +112,11 @@ class LogPrefix:
     def rewind(self, cursor: Cursor) -> None:
         """The reader is behind an earlier record again, which this prefix has."""
         self.cursor, self.comparing = cursor, False
+
+
+def _precedes(record: Record, digest: bytes, gap: GapRecord) -> bool:
+    """Whether a record is that of an accepted gap, or may be one before it in the same log."""
+    # Epochs never fall along a log: what was appended before the gap has none above that of the gap.
+    if record.offset < gap.offset:
+        return UNKNOWN_EPOCH in (record.leader_epoch, gap.leader_epoch) or record.leader_epoch <= gap.leader_epoch
+    return (record.offset, digest) == (gap.offset, gap.digest)

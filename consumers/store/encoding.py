@@ -160,10 +160,11 @@ class _TrialSize:
 
 @dataclass(frozen=True, slots=True)
 class _Priced:
-    """A candidate with the cost of a row."""
+    """A candidate with the cost of a row, and whether zstd found repetitions in it."""
 
     column: ColumnEncoding
     cost: float
+    repeats: bool
 
 
 def _cheapest(
@@ -180,9 +181,10 @@ def _cheapest(
         chosen = {name: ColumnEncoding(each, level) for name, each in tried.items()}
         for name, size in _trial({name: samples[name] for name in chosen}, chosen).items():
             raw, compressed = size.costs(distinct[name], group_rows[name])
-            priced = _Priced(chosen[name], compressed)
+            repeats = compressed < raw * _WORTHWHILE
+            priced = _Priced(chosen[name], compressed, repeats)
             if raw <= compressed:
-                priced = _Priced(ColumnEncoding(chosen[name].encoding, None), raw)
+                priced = _Priced(ColumnEncoding(chosen[name].encoding, None), raw, repeats)
             if name not in best or priced.cost < best[name].cost * _WORTHWHILE:
                 best[name] = priced
     return {name: priced.column for name, priced in best.items()}
@@ -197,11 +199,12 @@ def _allowed(kind: FieldType, distinct_share: float) -> list[Encoding]:
 
 
 def _can_win(candidate: Encoding, values: pa.Array, best: _Priced | None) -> bool:
-    if best is None or candidate is not Encoding.PLAIN:
+    if best is None or candidate is not Encoding.PLAIN or values.type != pa.float64():
         return True
-    # PLAIN pages have the bytes of their values, and each of them costs, however well they compress.
-    raw = (len(values) - values.null_count) * 8 if values.type == pa.float64() else 0
-    return raw / len(values) * _COMPRESSED_BYTE_COST < best.cost * _WORTHWHILE
+    # PLAIN beats indices only by repetitions of several values, and zstd finds those in the indices as well. PLAIN
+    # pages have the bytes of their values, and each of them costs, however well they compress.
+    raw = (len(values) - values.null_count) * 8
+    return best.repeats and raw / len(values) * _COMPRESSED_BYTE_COST < best.cost * _WORTHWHILE
 
 
 def _trial(samples: Mapping[str, pa.Array], encodings: Mapping[str, ColumnEncoding]) -> dict[str, _TrialSize]:

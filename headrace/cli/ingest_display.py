@@ -151,8 +151,8 @@ def describe(progress: IngestProgress, rows_per_second: float, megabytes_per_sec
     counts = progress.counts
     return ", ".join(
         (
-            f"{short_number(counts.rows)} rows",
-            f"{short_number(counts.points)} points",
+            _short(counts.rows, "row"),
+            _short(counts.points, "point"),
             f"{short_number(rows_per_second)} rows/s",
             f"{megabytes_per_second:.1f} MB/s",
             f"lag {_lag(progress)}",
@@ -179,6 +179,10 @@ def document(
         "lag_records": progress.lag_records,
         "lag_seconds": progress.lag_seconds,
     }
+
+
+def _short(count: int, noun: str) -> str:
+    return f"{short_number(count)} {noun}{'' if count == 1 else 's'}"
 
 
 def _lag(progress: IngestProgress) -> str:

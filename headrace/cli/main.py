@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated
 
 import typer
@@ -36,13 +37,12 @@ NOUNS = (
 )
 """Modules of `headrace.cli` in the order of `headrace --help`; each has `register(app: typer.Typer) -> None`."""
 
-# All of them are imported at every start. pyspark, duckdb, pyarrow, polars, confluent_kafka, pydantic and
-# structlog are therefore imported in the bodies of commands: any of them takes longer than the rest of
-# `headrace --help`.
+# All of them are imported for `headrace --help`. pyspark, duckdb, pyarrow, polars, confluent_kafka, pydantic and
+# structlog are therefore imported in the bodies of commands: any of them takes longer than the rest of it.
 
 
-def build_app() -> typer.Typer:
-    """The whole command line."""
+def build_app(words: Sequence[str] = ()) -> typer.Typer:
+    """The whole command line, or as much of it as these words need."""
     app = typer.Typer(
         name="headrace",
         cls=JsonErrors,
@@ -62,14 +62,23 @@ def build_app() -> typer.Typer:
     ) -> None:
         """Kafka topics of time-stamped readings become replicated, versioned stores that answer SQL."""
 
-    for noun in NOUNS:
+    for noun in nouns_of(words):
         import_module(f"headrace.cli.{noun}").register(app)
     add_examples(app)
     return app
 
 
+def nouns_of(words: Sequence[str]) -> Sequence[str]:
+    """The modules of a command line: one, if it begins with a noun, else all, for their names in help and errors."""
+    noun = words[0].replace("-", "_") if words else ""
+    return [noun] if noun in NOUNS else NOUNS
+
+
 def installed_version() -> str:
     """Version of the installed distribution, `unknown` in a source tree that is not installed."""
+    # A fifth of what the other imports of this module cost.
+    from importlib.metadata import PackageNotFoundError, version
+
     try:
         return version("headrace")
     except PackageNotFoundError:
@@ -84,4 +93,4 @@ def _print_version(wanted: bool) -> None:
 
 def main() -> None:
     """Entry point of the console script."""
-    build_app()()
+    build_app(sys.argv[1:])()

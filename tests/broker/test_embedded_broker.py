@@ -19,6 +19,7 @@ from confluent_kafka import Consumer, KafkaError, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from headrace.connectors.kafka import broker as broker_module
+from headrace.connectors.kafka import storage_format
 from headrace.connectors.kafka.broker import (
     BrokerAlreadyRunning,
     BrokerDirectoryUnusable,
@@ -30,7 +31,8 @@ from headrace.connectors.kafka.broker import (
     make_broker_archive,
 )
 from headrace.connectors.kafka.broker_process import find_broker, free_port, write_pid
-from headrace.connectors.kafka.broker_settings import HOST, IDENTITY_FILE, PID_FILE
+from headrace.connectors.kafka.broker_settings import DATA_FOLDER, HOST, IDENTITY_FILE, PID_FILE
+from headrace.connectors.kafka.jars import resolve_jars
 from headrace.connectors.kafka.java import OPTIONS_VARIABLE
 from headrace.schemas.errors import HeadraceError
 
@@ -145,6 +147,35 @@ def test_never_two_brokers_on_one_directory(own_broker: EmbeddedBroker, tmp_path
         EmbeddedBroker(tmp_path / "link").start()
     assert EmbeddedBroker(tmp_path / "link").stop()
     assert not own_broker.status().running
+
+
+def test_a_folder_is_formatted_as_by_kafka(
+    own_broker: EmbeddedBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first start lets Kafka's tool format the folder and keeps what it wrote; later folders get the same files
+    without it, with names of their own. All other tests here start brokers on such folders.
+    """
+    jars, other = resolve_jars(), tmp_path / "other"
+    monkeypatch.setattr(storage_format, "KEPT_FILE", str(tmp_path / "kept"))
+    assert not storage_format.format_folder(other, "h2", jars)
+    assert not storage_format.is_formatted(other)
+    own_broker.start()
+    by_tool = own_broker.directory / DATA_FOLDER
+    assert storage_format.format_folder(other, "h2", jars)
+    assert storage_format.is_formatted(other)
+    features = (by_tool / storage_format.FEATURES_FILE).read_bytes()
+    assert features == (other / storage_format.FEATURES_FILE).read_bytes()
+    theirs, ours = (properties_of(folder / storage_format.META_FILE) for folder in (by_tool, other))
+    assert set(theirs) == set(ours)
+    assert ("h2", theirs["version"], theirs["node.id"]) == (ours["cluster.id"], ours["version"], ours["node.id"])
+    assert len(theirs["directory.id"]) == len(ours["directory.id"])
+    assert theirs["directory.id"] != ours["directory.id"]
+
+
+def properties_of(file: Path) -> dict[str, str]:
+    """The lines of a properties file without its remarks."""
+    lines = [line for line in file.read_text().splitlines() if not line.startswith("#")]
+    return dict(line.split("=", 1) for line in lines)
 
 
 @pytest.mark.slow(7)

@@ -32,6 +32,7 @@ from headrace.schemas.errors import HeadraceError
 from headrace.schemas.tables import TimeResolution
 from headrace.workload.checksum import checksums, compare, workload_checksums
 from headrace.workload.workload import Workload
+from tests.forked import ForkedCluster, run_forked
 from tests.waiting import WAIT_S, eventually
 
 DATABASE = "fleet"
@@ -43,13 +44,20 @@ MISSING_TIMEOUT_S = 3.0
 
 @contextmanager
 def running_cluster(
-    directory: Path, bootstrap: str, name: str, nodes: int = 3, *, replication: int = 0, **environment: str
+    directory: Path,
+    bootstrap: str,
+    name: str,
+    nodes: int = 3,
+    *,
+    replication: int = 0,
+    kind: type[LocalCluster] = ForkedCluster,
+    **environment: str,
 ) -> Iterator[LocalCluster]:
-    """A ready cluster of real node processes, all killed at the end. `replication` 0 = all nodes.
+    """A ready cluster of node processes, all killed at the end. `replication` 0 = all nodes.
 
     `store_seal_rows="100"` sets HEADRACE__STORE__SEAL_ROWS.
     """
-    cluster = local_cluster(directory, bootstrap, name, nodes, **environment)
+    cluster = local_cluster(directory, bootstrap, name, nodes, kind=kind, **environment)
     cluster.file.replication = replication
     try:
         cluster.start()
@@ -58,10 +66,18 @@ def running_cluster(
         kill_all(cluster)
 
 
-def local_cluster(directory: Path, bootstrap: str, name: str, nodes: int = 3, **environment: str) -> LocalCluster:
+def local_cluster(
+    directory: Path,
+    bootstrap: str,
+    name: str,
+    nodes: int = 3,
+    *,
+    kind: type[LocalCluster] = ForkedCluster,
+    **environment: str,
+) -> LocalCluster:
     """A cluster that is not started yet."""
     variables = {f"HEADRACE__{key.replace('_', '__', 1).upper()}": value for key, value in environment.items()}
-    return LocalCluster(directory, name, nodes, variables, bootstrap)
+    return kind(directory, name, nodes, variables, bootstrap)
 
 
 def kill_all(cluster: LocalCluster) -> None:
@@ -168,7 +184,7 @@ def assert_holds(cluster: LocalCluster, workload: Workload, names: Sequence[str]
 
 
 def headrace(*arguments: str, timeout_s: float = 120.0, **options: Any) -> subprocess.CompletedProcess[str]:
-    """Run a headrace command to its end."""
+    """Run a headrace command to its end, in a Python of its own; `run_forked` costs a third."""
     return subprocess.run(
         [sys.executable, "-m", "headrace", *arguments],
         capture_output=True,
@@ -195,7 +211,7 @@ def verify(cluster: LocalCluster, allow_missing: int = 0) -> list[dict[str, Any]
 def verify_by_command(cluster: LocalCluster, allow_missing: int = 0) -> list[dict[str, Any]]:
     """Assert with `headrace verify` that all members are equal; returns its groups."""
     timeout_s = VERIFY_TIMEOUT_S if allow_missing == 0 else MISSING_TIMEOUT_S
-    done = headrace(
+    done = run_forked(
         *("verify", "--cluster", cluster.cluster, "--bootstrap", cluster.bootstrap),
         *("--allow-missing", str(allow_missing), "--timeout", f"{timeout_s:g}", "--json"),
     )
@@ -212,7 +228,7 @@ def seal(cluster: LocalCluster) -> list[dict[str, Any]]:
 
 def seal_by_command(cluster: LocalCluster) -> list[dict[str, Any]]:
     """Seal everything with `headrace seal`; returns its groups."""
-    done = headrace("seal", "--cluster", cluster.cluster, "--bootstrap", cluster.bootstrap, "--json")
+    done = run_forked("seal", "--cluster", cluster.cluster, "--bootstrap", cluster.bootstrap, "--json")
     assert 0 == done.returncode, f"{done.stdout}{done.stderr}"
     groups: list[dict[str, Any]] = json.loads(done.stdout)["groups"]
     return groups

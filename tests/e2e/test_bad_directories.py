@@ -18,6 +18,7 @@ from headrace.local_cluster import LocalCluster, free_port, probe
 from headrace.workload.workload import iot
 from tests.e2e.actions import connected, headrace, local_cluster, seal, write_workload
 from tests.e2e.conftest import MakeDisk
+from tests.forked import run_forked
 from tests.waiting import eventually
 
 
@@ -47,7 +48,7 @@ def run_node(
     cluster: LocalCluster, directory: Path, *more: str, name: str = "", node: str = "n1"
 ) -> subprocess.CompletedProcess[str]:
     """`headrace node run` on a directory, to its end."""
-    return headrace(
+    return run_forked(
         *("node", "run", "--cluster", name or cluster.cluster, "--id", node, "--nodes", node, "--replication", "1"),
         *("--bootstrap", cluster.bootstrap, "--data-dir", str(directory), "--http", "127.0.0.1:0", *more),
         timeout_s=60.0,

@@ -44,7 +44,7 @@ def test_a_hundred_faults_lose_no_acknowledged_row(
     """
     seed = int(os.environ.get("HEADRACE_FAULT_SEED") or random.SystemRandom().randrange(1 << 32))
     seconds = float(os.environ.get("HEADRACE_FAULT_SECONDS", SOAK_S))
-    plan = Plan(seed, int(seconds / 16), seconds, shortest_s=5, longest_s=12, longest_stop_s=30, truncates=True)
+    plan = Plan(seed, int(seconds / 17), seconds, shortest_s=5, longest_s=12, longest_stop_s=20, truncates=True)
     events = EventLog(tmp_path / "events.txt")
     with proxied_cluster(tmp_path, cluster_name, small_disk_if_allowed, ENVIRONMENT) as proxied:
         run = FaultRun(proxied, plan, events)

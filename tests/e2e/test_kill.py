@@ -17,7 +17,6 @@ from headrace.workload.workload import Workload, iot
 from tests.e2e.actions import (
     assert_holds,
     connected,
-    headrace,
     running_cluster,
     seal,
     seal_by_command,
@@ -25,6 +24,7 @@ from tests.e2e.actions import (
     verify_by_command,
     write_workload,
 )
+from tests.forked import run_forked
 
 pytestmark = pytest.mark.slow
 
@@ -101,7 +101,7 @@ def assert_rebuilt(cluster: LocalCluster, workload: Workload) -> None:
     cluster.wipe("n2")
     cluster.start_node("n2")
     cluster.stop_node("n3")
-    replay = headrace(
+    replay = run_forked(
         *(
             "replay",
             "--cluster",

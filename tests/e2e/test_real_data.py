@@ -12,7 +12,8 @@ import pytest
 
 from headrace.connectors.kafka.broker import BrokerInfo
 from headrace.local_cluster import LocalCluster
-from tests.e2e.actions import headrace, query, running_cluster, seal, verify
+from tests.e2e.actions import query, running_cluster, seal, verify
+from tests.forked import run_forked
 
 REAL = Path(__file__).parents[3] / "shared" / "data" / "real"
 FILES = sorted(REAL.glob("nab_*.csv"))
@@ -31,7 +32,7 @@ def expected(file: Path) -> list[tuple[int, float]]:
 
 def write(cluster: LocalCluster, file: Path) -> dict[str, int]:
     """Write a file as a table of its name, as one series."""
-    done = headrace(
+    done = run_forked(
         *("write", str(file), "--cluster", cluster.cluster, "--bootstrap", cluster.bootstrap, "--database", "nab"),
         # The files have times twice, of the hour at the end of summer.
         *("--format", "csv", "--table", file.stem, "--tag", "sensor=one", "--time-column", "timestamp"),

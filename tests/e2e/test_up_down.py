@@ -137,10 +137,3 @@ def test_an_interrupted_up_leaves_nothing_running(directory: Path, after_s: floa
         assert 0 == up(directory).returncode
     assert 0 == down(directory).returncode
     assert [] == processes(directory)
-
-
-def test_down_without_a_cluster_is_an_error(tmp_path: Path) -> None:
-    """`down` fails with an error that names the directory."""
-    done = headrace("down", "--dir", str(tmp_path))
-    assert 1 == done.returncode
-    assert str(tmp_path) in done.stderr

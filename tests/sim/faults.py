@@ -5,6 +5,8 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from headrace.admin_client import most_advanced, unaware_of_loss
+from headrace.connectors.log.port import TopicState
 from headrace.consumers.replication.group_health import State
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.framing import FORMAT, FORMAT_HEADER, format_headers
@@ -56,6 +58,8 @@ CLOCKS = ("clock step",)
 LOST_LOGS = ("truncate", "recreate")
 ACCEPTED = "accept gap"
 """With it among the names, an operator accepts what a log has lost, and everything must heal behind the gap."""
+ALONE = "accept gap alone"
+"""The same while a minority of the members is down: what only those have is given up."""
 STOPS = ("too new",)
 """Faults after which an operator must decide: only safety is checked behind them."""
 FAULT_MS = 12_000
@@ -70,6 +74,7 @@ class Faults:
         self.names = names
         self.can_converge = True
         self._accepted_ms = -8_000
+        self._is_whole, self._is_accepted = True, False
 
     def begin(self) -> None:
         """The first fault comes after the start."""
@@ -272,26 +277,45 @@ class Faults:
         self._world.note(f"the broker's clock steps by {step_ms} ms")
 
     def _truncate(self, _fault: str, _node: ClusterNode, _heal_ms: float) -> None:
-        self.can_converge = False
+        self.can_converge = ACCEPTED in self.names
+        self._lose()
         self._simulation.broker.truncate(TOPIC, self._world.random.randint(1, 12))
 
     def _recreate(self, _fault: str, _node: ClusterNode, _heal_ms: float) -> None:
         self.can_converge = ACCEPTED in self.names
+        self._lose()
         self._simulation.broker.make(TOPIC)
 
-    def _accept(self, _fault: str, _node: ClusterNode, _heal_ms: float) -> None:
+    def _lose(self) -> None:
+        """The log is about to lose records, perhaps again before an operator has accepted the loss before."""
+        # Then members hold parts of two histories, and the operator keeps one of them.
+        if self._is_whole or (self._is_accepted and any(map(_serves, self._simulation.nodes.values()))):
+            self._is_whole = self._is_accepted = False
+        else:
+            self._simulation.give_up_acknowledged()
+
+    def _accept(self, fault: str, _node: ClusterNode, _heal_ms: float) -> None:
         """An operator runs `headrace accept-gap`, which asks the member that has most. See AdminClient.accept_gap."""
-        nodes = list(self._simulation.nodes.values())
-        if not all(node.started and not node.process.paused for node in nodes) or any(map(_serves, nodes)):
+        everyone = list(self._simulation.nodes.values())
+        nodes = [node for node in everyone if node.started and not node.process.paused]
+        missing = [node for node in everyone if node not in nodes]
+        if any(map(_serves, nodes)) or (missing and (fault != ALONE or 2 * len(missing) >= len(everyone))):
             return
         # It waits until that member continues.
         if self._world.now_ms - self._accepted_ms < 8_000:
             return
-        losers = [node for node in nodes if node.group.health.holds(State.LOST)]
-        if losers:
-            best = max(losers, key=lambda node: node.group.version)
+        statuses = [node.readiness.statuses()[0] for node in nodes]
+        found, log = most_advanced(statuses), self._simulation.broker.topics[TOPIC]
+        known = TopicState(log.topic_id, log.begin, log.end)
+        if found is not None and found.log_lost and not unaware_of_loss(statuses, found, known):
+            best = self._simulation.nodes[found.node]
             with suppress(HeadraceError, OSError):
                 best.process.call(lambda: best.supervisor.accept_gap(TOPIC, None))
+                self._is_accepted = True
+                if missing:
+                    self._simulation.give_up_acknowledged()
+                for node in missing:
+                    self._simulation.invariants.forget(node.name)
                 self._accepted_ms = self._world.now_ms
                 self._world.note(f"the gap is accepted at {best.name}")
 

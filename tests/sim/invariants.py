@@ -199,11 +199,15 @@ class Invariants:
             f"write {number} was acknowledged at offset {offset} of {topic_id}, where it never was",
         )
         assert written is not None
-        chain = next_chain(written.before, self._truth.digests[number, offset])
+        digest, uncounted = self._truth.digests[number, offset], self._truth.uncounted.get((number, offset))
+        # A member that was behind the cut all the time counts the log as it is, until it reads that a gap was
+        # accepted. The record, and all that the log has before it, are on its disk as well.
+        copies = [(each.version, next_chain(each.before, digest)) for each in (written, uncounted) if each is not None]
         holders = [
             node.name
             for node in self._simulation.nodes.values()
-            if self._is_there(node) and (self._excused(node) or self._holds(node, written.version, chain, images))
+            if self._is_there(node)
+            and (self._excused(node) or any(self._holds(node, *copy, images) for copy in copies))
         ]
         self.require(
             len(holders) >= quorum,

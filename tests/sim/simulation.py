@@ -121,7 +121,7 @@ class Simulation:
         self.liveness = Liveness(self)
         self.pending: list[Pending] = []
         self.acknowledged: set[int] = set()
-        self.written = 0
+        self.written = self.given_up = 0
         self._statuses_seen = 0
         self._batches: dict[str, tuple[int, int]] = {}
 
@@ -225,9 +225,15 @@ class Simulation:
             return
         self.pending.remove(pending)
         # One copy is the log's own, and is gone with it.
-        if pending.quorum > 1 or ACCEPTED not in self.faults.names:
+        demanded = pending.number >= (self.given_up + 1) * len(rows.WRITERS)
+        if demanded and (pending.quorum > 1 or ACCEPTED not in self.faults.names):
             self.acknowledged.add(pending.number)
         self.invariants.acknowledged(pending.number, pending.offset, self.topic_id, pending.quorum)
+
+    def give_up_acknowledged(self) -> None:
+        """Nothing that was acknowledged until now must be there in the end."""
+        self.acknowledged.clear()
+        self.given_up = self.written
 
     # What the parts of a node ask.
 

@@ -44,6 +44,8 @@ class Truth:
         self.by_chain: dict[bytes, TruthRecord] = {}
         self.written: dict[tuple[int, int], TruthRecord] = {}
         self.digests: dict[tuple[int, int], bytes] = {}
+        self.uncounted: dict[tuple[int, int], TruthRecord] = {}
+        """What `written` would be of the present log, had nobody accepted a gap in it."""
         self.claimants: set[tuple[str, str]] = set()
         self.drops: list[Drop] = []
         self.made_again(topic_id)
@@ -63,6 +65,7 @@ class Truth:
             self.observe(record)
 
     def _begin(self) -> None:
+        self.uncounted = {}
         self.version, self.chain, self.epoch, self.frontier = 0, NO_CHAIN, 0, 0
         self._base = "", 0
         self.leader: Leadership | None = None
@@ -90,7 +93,11 @@ class Truth:
         while chain != NO_CHAIN:
             path.append(self.by_chain[chain].record)
             chain = self.by_chain[chain].before
+        present = {record.offset: record for record in self._log}
+        places = self.written.items()
+        uncounted = {place: found for place, found in places if present.get(found.offset) is found.record}
         self._begin()
+        self.uncounted = uncounted
         self._base = gap.topic_id, gap.resume_offset
         for record in reversed(path):
             self._take(record)

@@ -117,66 +117,90 @@ def test_without_a_broker_there_is_one_clear_error(tmp_path: Path) -> None:
     assert "broker" in action
 
 
-def test_an_unknown_cluster_and_a_foreign_checkpoint_are_refused(cluster: IngestCluster) -> None:
-    """Refused before Spark starts: a missing cluster, and a checkpoint of another database."""
-    line = command(cluster, "--available-now")
-    unknown = finished([*line, "--cluster", "nobody"])
-    assert 1 == unknown.returncode
-    assert "no cluster 'nobody' on this Kafka; check `--cluster`" in unknown.stderr
-    foreign = finished([*line, "--database", "other"])
-    assert 1 == foreign.returncode
-    assert "checkpoint" in foreign.stderr
-    assert len(foreign.stderr.splitlines()) == 2
+def kill_broker(broker: EmbeddedBroker, away_s: float) -> None:
+    """Kill Kafka with kill -9, and start it again after a time."""
+    pid = broker.status().pid
+    assert pid is not None, "the broker does not run"
+    process = psutil.Process(pid)
+    process.kill()
+    process.wait(20)
+    time.sleep(away_s)
+    broker.start()
 
 
-def test_invalid_options_are_refused(cluster: IngestCluster) -> None:
-    """A format that topics do not have and JSON without a table: exit code 2, one line and an action."""
-    csv = finished([*command(cluster), "--format", "csv"])
-    assert 2 == csv.returncode
-    assert "csv" in csv.stderr
-    json_without_table = finished([*command(cluster, "--available-now"), "--format", "json"])
-    assert 2 == json_without_table.returncode
-    assert "give `--table NAME` or `--table-column FIELD`" in json_without_table.stderr
+def kill_java(process: subprocess.Popen[str]) -> None:
+    """Kill Spark's JVM, as the kernel does when memory is short."""
+    [java] = [child for child in psutil.Process(process.pid).children() if "java" in child.name()]
+    java.kill()
 
 
-@pytest.mark.slow(41)
+@pytest.mark.slow(80)
 @pytest.mark.timeout(900)
-def test_kill_9_within_and_between_micro_batches_leaves_the_content_exact(cluster: IngestCluster) -> None:
-    """The driver is killed while it writes, and restarted from its checkpoint. SIGTERM to its whole group, Spark's
-    processes among them, at the end stops it cleanly with its counts, and without a traceback.
+def test_kill_9_within_and_between_micro_batches_leaves_the_content_exact(
+    own_broker: EmbeddedBroker, cluster_name: str, tmp_path: Path
+) -> None:
+    """The driver, Kafka, for a moment and for longer, and Spark's JVM are killed while workers read and write. The run
+    continues by itself behind Kafka, and from its checkpoint behind the others. The death of the JVM is one error.
+
+    SIGTERM to its whole group, Spark's processes among them, at the end stops it cleanly with its counts, and without
+    a traceback.
     """
     fleet = iot(trucks=60, duration_s=4_000, disorder=True)
     rng = random.Random(11)
     lines = [line.encode() for line in to_line_protocol("readings", fleet.read("readings")).to_pylist()]
-    cluster.create_raw(partitions=2)
-    cluster.produce(lines, partitions=2)
-    line = command(cluster, "--max-messages", "4000", "--interval-s", "0", "--json")
-    for _ in range(2):
+    parts = [lines[at : at + len(lines) // 4 + 1] for at in range(0, len(lines), len(lines) // 4 + 1)]
+    assert 4 == len(parts)
+    with new_ingest_cluster(own_broker.start().bootstrap, cluster_name, tmp_path) as cluster:
+        cluster.create_raw(partitions=2)
+        line = command(cluster, "--max-messages", "1500", "--interval-s", "0")
+        for part, away_s in zip(parts, (None, 0.0), strict=False):
+            cluster.produce(part, partitions=2)
+            with running(line) as process:
+                wait_for_more(cluster, forwarded(cluster), process)
+                if away_s is not None:
+                    kill_broker(own_broker, away_s)
+                    wait_for_more(cluster, forwarded_once_available(cluster), process)
+                time.sleep(rng.uniform(0, 0.4))
+                process.kill()
+        cluster.produce(parts[2], partitions=2)
         with running(line) as process:
             wait_for_more(cluster, forwarded(cluster), process)
-            time.sleep(rng.uniform(0, 0.4))
-            process.kill()
-    with running(line) as process:
-        deadline = time.monotonic() + WAIT_S
-        while len(stored_tables(cluster.log, cluster.topics)["readings"]) < fleet.rows_of("readings"):
-            assert process.poll() is None, process.communicate()
-            assert time.monotonic() < deadline, "rows are missing"
-            time.sleep(2.0)
-        os.killpg(process.pid, signal.SIGTERM)
-        stdout, stderr = process.communicate(timeout=WAIT_S)
-    assert (0, [{"note": STOPPING}]) == (process.returncode, documents(stderr))
-    assert {"rows", "points", "rejected", "batches", "seconds"} == set(json.loads(stdout))
-    found = checksums(stored_tables(cluster.log, cluster.topics)["readings"], fleet.tags)
-    assert [] == compare(workload_checksums(fleet)["readings"], found)
+            kill_java(process)
+            assert_java_ended(cluster, process)
+        cluster.produce(parts[3], partitions=2)
+        with running([*line, "--json"]) as process:
+            wait_for_more(cluster, forwarded(cluster), process)
+            kill_broker(own_broker, 15.0)
+            forwarded_once_available(cluster)
+            deadline = time.monotonic() + WAIT_S
+            while len(stored_tables(cluster.log, cluster.topics)["readings"]) < fleet.rows_of("readings"):
+                assert process.poll() is None, process.communicate()
+                assert time.monotonic() < deadline, "rows are missing"
+                time.sleep(2.0)
+            os.killpg(process.pid, signal.SIGTERM)
+            stdout, stderr = process.communicate(timeout=WAIT_S)
+        assert (0, [{"note": STOPPING}]) == (process.returncode, documents(stderr))
+        assert {"rows", "points", "rejected", "batches", "seconds"} == set(json.loads(stdout))
+        found = checksums(stored_tables(cluster.log, cluster.topics)["readings"], fleet.tags)
+        assert [] == compare(workload_checksums(fleet)["readings"], found)
 
 
-@pytest.mark.slow(58)
+def assert_java_ended(cluster: IngestCluster, process: subprocess.Popen[str]) -> None:
+    """The command whose JVM was killed ends with a named error, without a traceback."""
+    stdout, stderr = process.communicate(timeout=WAIT_S)
+    assert (1, "") == (process.returncode, stdout)
+    error, action = without_progress(cluster, stderr)
+    assert "error: Spark's Java process ended" == error
+    assert action.startswith("what to do: ")
+
+
+@pytest.mark.soak
 @pytest.mark.timeout(900)
-def test_a_broker_killed_during_a_run_leaves_the_content_exact(
+def test_a_broker_killed_during_an_available_now_run_leaves_the_content_exact(
     own_broker: EmbeddedBroker, cluster_name: str, tmp_path: Path
 ) -> None:
     """Kafka is killed with kill -9 while workers read and write, for a moment and for longer: the run
-    continues by itself.
+    continues by itself. The test of kill -9 has the same for a run without `--available-now`.
     """
     fleet = iot(trucks=60, duration_s=4_000)
     info = own_broker.start()
@@ -187,11 +211,7 @@ def test_a_broker_killed_during_a_run_leaves_the_content_exact(
         with running(command(cluster, "--max-messages", "4000", "--interval-s", "0", "--available-now")) as process:
             for away_s in (0.0, 15.0):
                 wait_for_more(cluster, forwarded_once_available(cluster), process)
-                broker = psutil.Process(info.pid)
-                broker.kill()
-                broker.wait(20)
-                time.sleep(away_s)
-                info = own_broker.start()
+                kill_broker(own_broker, away_s)
             _, stderr = process.communicate(timeout=WAIT_S)
         assert 0 == process.returncode, stderr
         forwarded_once_available(cluster)
@@ -203,7 +223,8 @@ def test_a_broker_killed_during_a_run_leaves_the_content_exact(
 @pytest.mark.parametrize(
     ("number", "to_group", "code"),
     [
-        pytest.param(signal.SIGINT, True, 130, id="ctrl-c"),
+        # Ctrl-C is in tests/e2e/first_hour/ingest_stop.sh.
+        pytest.param(signal.SIGINT, True, 130, id="ctrl-c", marks=pytest.mark.soak),
         pytest.param(signal.SIGTERM, False, 0, id="terminate", marks=pytest.mark.soak),
         # Without --http it is the end of the test of kill -9.
         pytest.param(signal.SIGTERM, True, 0, id="terminate the whole group", marks=pytest.mark.soak),
@@ -281,23 +302,18 @@ def test_a_signal_ends_the_wait_for_a_broker(tmp_path: Path) -> None:
     assert (130, "", "interrupted\n") == (process.returncode, stdout, stderr)
 
 
-@pytest.mark.slow(17)
-@pytest.mark.parametrize("messages", [pytest.param(1, marks=pytest.mark.soak), 400_000])
+@pytest.mark.soak
+@pytest.mark.parametrize("messages", [1, 400_000])
 def test_the_death_of_the_java_process_is_one_clear_error(cluster: IngestCluster, messages: int) -> None:
-    """Spark's JVM is killed, as the kernel does when memory is short, also within a micro-batch: a named
-    error without a traceback.
+    """Spark's JVM is killed, also within a long micro-batch: a named error without a traceback. The test of kill -9 has
+    the same between short ones.
     """
     cluster.create_raw(partitions=1)
     cluster.produce([b"t,host=a x=1,y=2 5"] * messages)
     with running(command(cluster, "--interval-s", "0")) as process:
         wait_for_more(cluster, 0, process)
-        [java] = [child for child in psutil.Process(process.pid).children() if "java" in child.name()]
-        java.kill()
-        stdout, stderr = process.communicate(timeout=WAIT_S)
-    assert (1, "") == (process.returncode, stdout)
-    error, action = without_progress(cluster, stderr)
-    assert "error: Spark's Java process ended" == error
-    assert action.startswith("what to do: ")
+        kill_java(process)
+        assert_java_ended(cluster, process)
 
 
 @pytest.mark.slow(22)

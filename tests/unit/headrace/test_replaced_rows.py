@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pytest
 
-from headrace._replaced_rows import RepeatedTimes, ReplacedRows
+from headrace._replaced_rows import COMPARED_ROWS_MAX, RepeatedTimes, ReplacedRows
 
 
 def rows(readings: Sequence[tuple[str | None, int]]) -> pa.Table:
@@ -17,35 +19,37 @@ def rows(readings: Sequence[tuple[str | None, int]]) -> pa.Table:
     return pa.table({"host": hosts, "time": pa.array([time for _, time in readings], pa.int64())})
 
 
-def test_the_count_is_that_of_a_set() -> None:
-    """Blocks of random series and times, two tables: rows less distinct (table, series, time)."""
+@pytest.mark.parametrize("rows_max", [16, 800, COMPARED_ROWS_MAX])
+def test_the_count_is_that_of_a_set(rows_max: int) -> None:
+    """Blocks of random series and times, two tables: rows less distinct (table, series, time), in memory or on disk."""
     source = random.Random(7)
-    counted, distinct, total = ReplacedRows(), set(), 0
+    counted, distinct, total = ReplacedRows(rows_max), set(), 0
     for _ in range(20):
         table = source.choice(("a", "b"))
         readings = [(source.choice((None, "x", "y", "x,y")), source.randrange(-50, 50) * 1_000) for _ in range(40)]
         counted.add(table, rows(readings), ["host"])
         distinct |= {(table, *reading) for reading in readings}
         total += len(readings)
-    assert (total - len(distinct), True) == (counted.count(), counted.exact)
-    assert counted.count() == total - len(distinct)
+    assert (total - len(distinct), True) == (counted.finish(), counted.exact)
 
 
-def test_the_count_is_a_lower_bound_beyond_the_limit() -> None:
-    """Rows behind it are not compared, and the result shows that it is not exact."""
+@pytest.mark.parametrize(("place", "compared"), [("/nowhere", 3), ("/dev/full", 0)])
+def test_without_space_for_more_the_count_is_a_lower_bound(
+    monkeypatch: pytest.MonkeyPatch, place: str, compared: int
+) -> None:
+    """A full temporary disk fails no write: rows behind are not compared, and the result shows that it is not exact."""
+    monkeypatch.setattr("tempfile.TemporaryFile", lambda **_options: Path(place).open("r+b"))  # noqa: SIM115
     counted = ReplacedRows(rows_max=3)
-    counted.add("t", rows([("x", 1), ("x", 1)]), ["host"])
-    counted.add("t", rows([("x", 1), ("x", 1)]), ["host"])
-    assert (2, False) == (counted.count(), counted.exact)
-    counted.add("t", rows([("x", 1)]), ["host"])
-    assert 2 == counted.count()
+    for _ in range(3):
+        counted.add("t", rows([("x", 1), ("x", 1)]), ["host"])
+    assert (compared, False) == (counted.finish(), counted.exact)
 
 
 def test_no_rows_replace_nothing() -> None:
     """Neither no block nor an empty one."""
     counted = ReplacedRows()
     counted.add("t", rows([]), ["host"])
-    assert (0, True) == (counted.count(), counted.exact)
+    assert (0, True) == (counted.finish(), counted.exact)
 
 
 def test_a_repeated_time_is_found_across_blocks() -> None:

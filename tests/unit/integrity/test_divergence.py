@@ -107,3 +107,13 @@ def test_the_findings_of_all_members_are_consistent(published: list[bytes], trut
     right = {node for node, dispute in disputes.items() if dispute.judge(len(nodes), truth) is Finding.RIGHT}
     assert len({published[nodes.index(node)] for node in right}) <= 1
     assert all(dispute.right(len(nodes), truth) == right for dispute in disputes.values())
+
+
+def test_data_that_is_known_to_be_wrong_disputes_nothing() -> None:
+    """The schedule: of two members one waits for files, and its samples would keep the other from being a source."""
+    samples = ChainSamples("n1")
+    for name, chain in (("n1", b"a"), ("n2", b"b")):
+        samples.observe(replace(STATUS, node=name, incarnation=name, durable_offset=9, chain_version=8, chain=chain))
+    assert samples.dispute(lambda _version: b"a") is not None
+    samples.observe(replace(STATUS, node="n2", incarnation="n2", durable_offset=-1, chain_version=8, chain=b"b"))
+    assert samples.dispute(lambda _version: b"a") is None

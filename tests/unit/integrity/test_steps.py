@@ -10,9 +10,13 @@ from types import SimpleNamespace
 import pytest
 
 from headrace.connectors.deadline import GONE_AFTER_S
+from headrace.connectors.log.append import append_one
 from headrace.consumers.integrity.divergence_monitor import DivergenceMonitor
 from headrace.consumers.integrity.scrubber import Scrubber
+from headrace.consumers.recovery.log_gap import read_chain
 from headrace.consumers.replication.group_health import State
+from headrace.consumers.replication.group_state import GapRecord, LogBase
+from headrace.consumers.replication.journal import JournalEntry
 from headrace.consumers.replication.settings import ReplicationLimits
 from tests.unit.recovery.test_steps import TOPIC, FakeNode, ManualClock, Recovery, append_records
 from tests.unit.statuses import STATUS
@@ -98,3 +102,70 @@ def test_a_truncated_log_is_reported_only_after_a_while_and_taken_back(node: Fak
     append_records(node.log, 1)
     monitor.turn()
     assert node.group.health.state is None
+
+
+def test_a_member_that_has_not_reached_an_accepted_gap_is_not_compared(node: FakeNode) -> None:
+    """It counts the log as it is, and copies files at the gap. A majority of such members would condemn the only one
+    that holds what the log has lost.
+    """
+    marked: list[object] = []
+    ends = SimpleNamespace(end=lambda topic: node.log.describe(topic).end)
+    supervisor = SimpleNamespace(mark_wrong=lambda *arguments: marked.append(arguments))
+    monitor = DivergenceMonitor(node.log, node, ends, supervisor, ManualClock())
+    node.group.enqueue([JournalEntry("g", version, version - 1, 0, (), b"x") for version in (1, 2)])
+    while node.group.turn():
+        pass
+    others = [
+        replace(STATUS, node=name, store=name, durable_offset=1, offset=1, chain_version=1, chain=b"c" * 16)
+        for name in ("n2", "n3")
+    ]
+    node.group.replica.state.base = LogBase("t", 0, 1, record=GapRecord(2, b"gap"))
+    node.live_statuses = others
+    monitor.turn()
+    assert (None, []) == (node.group.health.state, marked)
+    node.live_statuses = [replace(each, offset=2) for each in others]
+    monitor.turn()
+    assert 1 == len(marked), "members that have read it count alike"
+
+
+def test_samples_of_before_a_gap_are_void_behind_it(node: FakeNode) -> None:
+    """A member that read the log as it was cut may show a version that this one reaches by another count."""
+    marked: list[object] = []
+    ends = SimpleNamespace(end=lambda topic: node.log.describe(topic).end)
+    supervisor = SimpleNamespace(mark_wrong=lambda *arguments: marked.append(arguments))
+    monitor = DivergenceMonitor(node.log, node, ends, supervisor, ManualClock())
+    node.live_statuses = [
+        replace(STATUS, node=name, store=name, durable_offset=1, offset=1, chain_version=1, chain=b"c" * 16)
+        for name in ("n2", "n3")
+    ]
+    monitor.turn()
+    node.group.replica.state.base = LogBase("t", 0, 0, b"anchor", GapRecord(2, b"gap"))
+    node.group.enqueue([JournalEntry("g", 1, 0, 0, (), b"x")])
+    assert node.group.turn()
+    monitor.turn()
+    assert [] == marked
+
+
+@pytest.mark.parametrize("is_cut", [True, False])
+def test_a_log_that_was_cut_is_no_truth_about_who_is_wrong(node: FakeNode, is_cut: bool) -> None:
+    """The schedule: a member that was behind the cut reads on before the others notice the cut. By the log they would
+    all be wrong, and throw away what the log has lost. A log that has the newest record decides, as ever.
+    """
+    marked: list[object] = []
+    ends = SimpleNamespace(end=lambda topic: node.log.describe(topic).end)
+    supervisor = SimpleNamespace(mark_wrong=lambda *arguments: marked.append(arguments))
+    monitor = DivergenceMonitor(node.log, node, ends, supervisor, ManualClock())
+    values = [b"no message 0", b"no message 1" if is_cut else b"read with an error", b"no message 2"]
+    node.group.enqueue([JournalEntry("g", index + 1, index, 0, (), value) for index, value in enumerate(values)])
+    while node.group.turn():
+        pass
+    if is_cut:
+        node.log.truncate(TOPIC, 1)
+        for number in range(2):
+            append_one(node.log, TOPIC, f"written since {number}".encode())
+    chain = read_chain(node.log, TOPIC, 2, lambda: False)
+    assert chain is not None and chain != node.group.chain_at(2)
+    node.live_statuses = [replace(STATUS, node="n2", durable_offset=2, offset=2, chain_version=2, chain=chain)]
+    monitor.turn()
+    assert (0 if is_cut else 1) == len(marked)
+    assert node.group.health.holds(State.DISPUTED)

@@ -1,30 +1,51 @@
-"""A running node checks the topics of its cluster."""
+"""The monitor of a node's logs: what it makes of their ends."""
 
 from __future__ import annotations
 
-from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from headrace.consumers.node import log_monitor
-from tests.unit.nodes import running_nodes
-from tests.waiting import eventually
+from headrace.connectors.log.memory import MemoryLog
+from headrace.consumers.node.log_monitor import LogMonitor
+from tests.unit.recovery.test_steps import ManualClock
+
+TOPIC = "c.forward.g"
 
 
-def test_a_running_node_corrects_a_topic_or_shows_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Retention that is set under a running node is removed again; without the right to, the status names it."""
-    monkeypatch.setattr(log_monitor, "TOPIC_TURNS", 1)
-    with running_nodes(tmp_path, monkeypatch, ("n1",)) as nodes:
-        node, topic = nodes.running["n1"], nodes.topics.forward("n1")
+class Consumer:
+    """A log consumer that needs the first five records, and notes when it is to open its logs again."""
 
-        def retention_ms() -> str:
-            return (nodes.log.configuration(topic).settings or {})["retention.ms"]
+    def __init__(self) -> None:
+        self.reopened: list[str] = []
 
-        nodes.log.configure(topic, {"retention.ms": "1000"})
-        eventually(lambda: retention_ms() == "-1", "a corrected topic")
-        nodes.log.settings_changeable = False
-        nodes.log.topic(topic).settings["retention.ms"] = "1000"
-        eventually(lambda: any(topic in line for line in node.status()["warnings"]), "a warning")
-        assert node.ready()[0]
-        nodes.log.settings_changeable = True
-        eventually(lambda: node.status()["warnings"] == [], "no warning")
+    def needed_end(self, _topic: str) -> int:
+        """See LogConsumer."""
+        return 5
+
+    def rejoin(self, topic: str, cursor: object) -> None:
+        """See LogConsumer."""
+        assert cursor is None
+        self.reopened.append(topic)
+
+
+@pytest.mark.parametrize(("end", "follows", "reopened"), [(5, True, []), (4, True, [TOPIC]), (4, False, [])])
+def test_a_log_that_ends_before_what_was_read_is_opened_again(end: int, follows: bool, reopened: list[str]) -> None:
+    """Its reader may wait behind the end without an error. A group that does not follow has nothing to compare."""
+    log, consumer = MemoryLog(), Consumer()
+    log.create_topic(TOPIC, {})
+    for number in range(5):
+        log.store(TOPIC, b"record %d" % number, None, ())
+    log.truncate(TOPIC, end)
+    identity = SimpleNamespace(topics={TOPIC: log.describe(TOPIC).topic_id})
+    data_age = SimpleNamespace(ask=lambda _topic: 0, note=lambda *_of: None)
+    readiness: Any = SimpleNamespace(
+        data_age=data_age, restarts=lambda _topic: 0, note_end=lambda *_of: None, note_lost_tables=lambda _why: None
+    )
+    tables: Any = SimpleNamespace(verify=lambda: 0, lost="")
+    group = SimpleNamespace(name="g", follows=follows, mark_log_lost=lambda _why: None)
+    parts: Any = ({TOPIC: group}, identity, consumer)
+    topics: Any = None
+    LogMonitor(log, tables, *parts, readiness, topics, ManualClock()).turn()
+    assert reopened == consumer.reopened

@@ -264,7 +264,7 @@ def trim_past(nodes: Nodes, group: str) -> None:
 
 def test_the_reason_shows_progress_and_names_the_cause_of_a_stall(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files, bytes, rate and time left while bytes come; after the stall timeout, the cause."""
-    recovery = Recovery("the log begins at offset 10, 3 is needed", False, None, threading.Event(), 0)
+    recovery = Recovery("the log begins at offset 10, 3 is needed", False, threading.Event(), 0)
     assert "begins at offset 10, 3 is needed" in recovery.reason
     recovery.start_attempt("n2")
     recovery.begin(4, 8_000_000)
@@ -283,7 +283,7 @@ def test_the_reason_shows_progress_and_names_the_cause_of_a_stall(monkeypatch: p
 def test_a_copy_ends_when_the_node_stops() -> None:
     """The copy stops at the next byte; the received bytes stay for the next start."""
     stopping = threading.Event()
-    recovery = Recovery("why", False, None, stopping, 1)
+    recovery = Recovery("why", False, stopping, 1)
     stopping.set()
     with pytest.raises(TransferStopped):
         recovery.received(1_000_000)

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from headrace.connectors.log.append import append_one
 from headrace.connectors.log.memory import MemoryLog
-from headrace.consumers.recovery.log_gap import GapRefused, GapSeeker, joins, last_common_offset, new_gap
+from headrace.consumers.recovery.log_gap import (
+    GapRefused,
+    GapSeeker,
+    gap_document,
+    joins,
+    last_common_offset,
+    new_gap,
+    parse_gap,
+    runs_of,
+)
 from headrace.consumers.replication.group_health import Event, State
 from headrace.consumers.replication.group_state import GroupState, LogBase
 from headrace.consumers.replication.hash_chain import next_chain, record_digest
@@ -141,3 +152,109 @@ def test_a_gap_is_accepted_only_by_who_has_lost_its_log_and_holds_the_right_data
         recovery.gap_search.accept(TOPIC, 0)
     assert 0 == recovery.log.describe(TOPIC).end
     recovery.health.report(Event.SKIP)
+
+
+def found_in(log: MemoryLog) -> LogBase:
+    """The first gap of a log, with the place of its record."""
+    found = GapSeeker(log, TOPIC).seek(LogBase())
+    assert found is not None
+    return found
+
+
+def test_a_gap_that_was_cut_off_counts_again_when_it_is_accepted_again(log: MemoryLog) -> None:
+    """The schedule: the log is cut before the record of a gap that a member continued behind, and the same anchor is
+    accepted once more, at another offset.
+    """
+    topic_id = log.describe(TOPIC).topic_id
+    append_records(log, 4)
+    append_gap(log, topic_id, 3, 7, CHAIN)
+    base = found_in(log)
+    assert base.record is not None and 4 == base.record.offset
+    assert GapSeeker(log, TOPIC).seek(base) is None
+    log.truncate(TOPIC, 4)
+    append_records(log, 2)
+    again = append_gap(log, topic_id, 3, 7, CHAIN)
+    found = GapSeeker(log, TOPIC).seek(base)
+    assert found == again == base
+    assert found.record is not None and 6 == found.record.offset
+
+
+def test_a_gap_of_another_anchor_counts_only_where_the_base_was_cut_off(log: MemoryLog) -> None:
+    """Behind the base it came too late: of two gaps for one place the first in the log counts."""
+    topic_id = log.describe(TOPIC).topic_id
+    append_records(log, 4)
+    append_gap(log, topic_id, 3, 7, CHAIN)
+    base = found_in(log)
+    append_gap(log, topic_id, 2, 9, CHAIN)
+    assert GapSeeker(log, TOPIC).seek(base) is None
+    log.truncate(TOPIC, 4)
+    second = append_gap(log, topic_id, 2, 9, CHAIN)
+    assert second == GapSeeker(log, TOPIC).seek(base)
+    assert second == GapSeeker(log, TOPIC).seek(replace(base, record=None)), "its place is not known to a copy"
+
+
+def test_a_gap_before_the_base_is_behind_the_group(log: MemoryLog) -> None:
+    """It was accepted for an earlier loss, and the base was accepted behind it."""
+    topic_id = log.describe(TOPIC).topic_id
+    append_records(log, 2)
+    append_gap(log, topic_id, 1, 4, CHAIN)
+    append_records(log, 2)
+    append_gap(log, topic_id, 4, 8, CHAIN)
+    base = GapSeeker(log, TOPIC).seek(found_in(log))
+    assert base is not None and 8 == base.version
+    log.truncate(TOPIC, 5)
+    assert GapSeeker(log, TOPIC).seek(base) is None
+
+
+def test_a_search_finds_a_gap_behind_its_position(log: MemoryLog) -> None:
+    """The log is cut and written on while it is searched: its reader is behind the gap that was accepted then."""
+    append_records(log, 9)
+    seeker = GapSeeker(log, TOPIC)
+    assert seeker.seek(LogBase()) is None
+    log.truncate(TOPIC, 2)
+    gap = append_gap(log, log.describe(TOPIC).topic_id, 2)
+    append_records(log, 20)
+    assert gap == (seeker.seek(LogBase()) or seeker.seek(LogBase()))
+
+
+def test_a_gap_and_its_place_outlive_a_restart(log: MemoryLog) -> None:
+    """A node of an earlier build did not note the place."""
+    append_gap(log, log.describe(TOPIC).topic_id, 0, 7, CHAIN)
+    base = found_in(log)
+    restored = parse_gap(json.loads(json.dumps(gap_document(base))))
+    assert (base, base.record) == (restored, restored.record)
+    earlier = {name: value for name, value in gap_document(base).items() if name != "record"}
+    assert (base, None) == (parse_gap(earlier), parse_gap(earlier).record)
+
+
+def test_a_log_that_is_cut_behind_a_gap_continues_there(log: MemoryLog) -> None:
+    """Offsets begin again at a gap: a record before it never counts as common with one behind it."""
+    chain, history = NO_CHAIN, [(-1, NO_CHAIN)]
+    for offset in (0, 1, 2, 3):
+        chain = next_chain(chain, record_digest(f"old {offset}".encode()))
+        history.append((offset, chain))
+    log.create_topic("again", {})
+    base = LogBase("again", 0, 4, chain)
+    for offset in range(3):
+        value = f"no message {offset}".encode()
+        chain = next_chain(chain, record_digest(value))
+        history.append((offset, chain))
+        append_one(log, TOPIC, value)
+    state = GroupState(version=7, offset=2, chain=chain, base=base)
+    log.truncate(TOPIC, 2)
+    runs = runs_of(history, state)
+    assert [[(-1, base.chain), *history[5:]], history[:1]] == [list(run) for run in runs]
+    assert 1 == last_common_offset(log, TOPIC, runs[0])
+    assert [history] == runs_of(history, GroupState(version=7)), "a log without a gap"
+    assert [history[5:]] == runs_of(history[5:], state), "records before the gap are forgotten"
+    kept = runs_of(history, replace(state, base=LogBase("t", 3, 4, chain)))[1]
+    assert history[:4] == kept, "before a gap of the same topic, and below the place where it continues"
+
+
+def test_a_log_that_lost_all_behind_a_gap_begins_again(log: MemoryLog) -> None:
+    """It had nothing before: what is there now is new."""
+    described = log.describe(TOPIC)
+    state = GroupState(version=7, offset=2, chain=CHAIN, base=LogBase(described.topic_id, 0, 4, CHAIN))
+    assert 0 == new_gap(state, described.topic_id, described, lambda: None, None).resume_offset
+    with pytest.raises(GapRefused, match="unknown offset"):
+        new_gap(replace(state, base=LogBase("another", 0, 4)), described.topic_id, described, lambda: None, None)

@@ -23,6 +23,7 @@ from headrace.consumers.replication.group_health import (
     State,
     Use,
 )
+from headrace.consumers.replication.group_state import LogBase
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "internals" / "replication.md"
 
@@ -190,3 +191,16 @@ def test_any_order_of_events_keeps_the_rules(events: list[Event]) -> None:
         assert (group.conditions.recovery is not None) == (states[Aspect.RECOVERY] is not State.UNNEEDED)
         if before.states[Aspect.DATA] in (State.WRONG, State.CONDEMNED):
             assert group.is_wrong
+
+
+def test_an_undecided_dispute_ends_at_an_accepted_gap() -> None:
+    """The log was to rebuild the data, and cannot: any member in sync is a source. Members found right stay so."""
+    for trusted, after in ((frozenset(), None), (frozenset({"n2"}), {"n2"}), (None, None)):
+        for report in (GroupHealth.mark, GroupHealth.damage):
+            group = health()
+            group.mark("diverged", trusted)
+            group.report(Event.RECORD)
+            group.mark("a file has changed")
+            assert trusted == group.conditions.trusted
+            report(group, "the log lost records", gap=LogBase("t", 1, 2))
+            assert after == group.conditions.trusted

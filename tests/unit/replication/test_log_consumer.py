@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
+from headrace.connectors.deadline import GONE_AFTER_S
 from headrace.connectors.log.memory import MemoryLog
 from headrace.connectors.log.port import TopicState
 from headrace.consumers.replication.group_health import Aspect, Event, GroupHealth, State
+from headrace.consumers.replication.group_state import GapRecord
 from headrace.consumers.replication.hash_chain import record_digest
 from headrace.consumers.replication.journal import JournalEntry
 from headrace.consumers.replication.log_consumer import LogConsumer
@@ -334,3 +336,54 @@ def test_a_repaired_journal_has_a_fault_until_it_holds_what_it_refused(monkeypat
     assert consumer.journal_fault
     consumer.turn()
     assert not consumer.journal_fault
+
+
+def test_a_log_that_loses_an_accepted_gap_before_it_is_read_is_lost() -> None:
+    """Its reader gets no error: the end is compared again and again until the gap was read."""
+    log, clock = MemoryLog(), FakeClock()
+    log.create_topic(TOPIC, {})
+    fill(log, 6)
+    gap = GapRecord(5, record_digest(b"record 5"))
+    consumer, group, _ = consumer_over(log, clock, Cursor(40, 1, NO_CHAIN, gap=gap))
+    assert 6 == consumer.needed_end(TOPIC)
+    log.truncate(TOPIC, 4)
+    consumer.turn()
+    assert not group.health.holds(State.LOST), "a broker that has just started knows fewer records than there are"
+    for _ in range(2):
+        clock.now_s += GONE_AFTER_S / 2
+        consumer.turn()
+    assert group.health.holds(State.LOST)
+    assert "holds offsets 0 to 4, this node needs 6" in group.health.cause(Aspect.LOG)
+
+
+def test_an_accepted_gap_that_was_read_is_not_expected_any_more() -> None:
+    """A log that is whole up to its gap is read as any other; a cut while it is open is found at the next look."""
+    log, clock = MemoryLog(), FakeClock()
+    log.create_topic(TOPIC, {})
+    fill(log, 6)
+    consumer, group, _ = consumer_over(
+        log, clock, Cursor(40, 1, NO_CHAIN, gap=GapRecord(5, record_digest(b"record 5")))
+    )
+    consumer.turn()
+    consumer.turn()
+    assert (44, 5, 6) == (consumer.durable_version(TOPIC), consumer.durable_offset(TOPIC), consumer.needed_end(TOPIC))
+    assert group.health.state is None
+
+
+def test_a_log_that_is_cut_while_a_gap_is_unread_is_compared_again() -> None:
+    """The reader is at the new end, and would wait there."""
+    log, clock = MemoryLog(), FakeClock()
+    log.create_topic(TOPIC, {})
+    fill(log, 6)
+    consumer, group, journal = consumer_over(
+        log, clock, Cursor(40, 1, NO_CHAIN, gap=GapRecord(5, record_digest(b"record 5")))
+    )
+    journal.full = True
+    consumer.turn()
+    consumer.turn()
+    log.truncate(TOPIC, 4)
+    journal.full = False
+    for _ in range(8):
+        clock.now_s += GONE_AFTER_S / 2
+        consumer.turn()
+    assert group.health.holds(State.LOST)

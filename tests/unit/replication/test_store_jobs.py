@@ -11,7 +11,7 @@ import pytest
 
 from headrace.consumers.replication.group import Group
 from headrace.consumers.replication.group_health import Aspect, GroupHealth, State
-from headrace.consumers.replication.group_state import GroupState, LogBase
+from headrace.consumers.replication.group_state import GapRecord, GroupState, LogBase
 from headrace.consumers.replication.journal import JournalEntry
 from headrace.consumers.replication.settings import ReplicationLimits
 from headrace.consumers.replication.store_jobs import NO_CONTENT, JobStep, JobThread, StoreJobQueue
@@ -228,3 +228,26 @@ def test_a_group_behind_a_gap_offers_no_files_that_end_before_it(group: Group) -
     assert (0, -1) == group.sealed_for_others
     group.store_jobs.sealed_version, group.store_jobs.sealed_offset = 3, 39
     assert (3, 39) == group.sealed_for_others
+
+
+def test_a_group_offers_no_files_before_the_gap_itself_is_in_them(group: Group) -> None:
+    """The log may be cut before the record of the gap: a copy would follow it and never notice."""
+    group.enqueue([JournalEntry("n1", 1, 0, 0, (), b"x")])
+    group.turn()
+    base = LogBase("another", 40, 1, group.replica.state.chain, GapRecord(45, b"gap"))
+    group.join_gap(base)
+    jobs = group.store_jobs
+    for jobs.sealed_version, jobs.sealed_offset in ((1, 50), (3, 44)):
+        assert (0, -1) == group.sealed_for_others
+    jobs.sealed_version, jobs.sealed_offset = 7, 45
+    assert (7, 45) == group.sealed_for_others
+
+
+def test_a_restart_behind_a_gap_knows_where_the_gap_is(group: Group) -> None:
+    """The store has the base, and not the place of its record."""
+    state = group.replica.state
+    state.version, state.base = 9, LogBase("another", 40, 1)
+    group.join_gap(LogBase("another", 40, 1, record=GapRecord(45, b"gap")))
+    assert (9, GapRecord(45, b"gap")) == (state.version, state.base.record)
+    group.join_gap(LogBase("a third", 2, 1, record=GapRecord(3, b"gap")))
+    assert "another" == state.base.topic_id, "a group that has more keeps its base"

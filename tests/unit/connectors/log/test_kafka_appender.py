@@ -51,6 +51,8 @@ class Client:
 
     def flush(self, timeout_s: float) -> int:
         """See Producer."""
+        if self.behaviour == "fails":
+            raise SystemError("returned a result with an exception set")
         self.poll(timeout_s)
         return len(self)
 
@@ -118,4 +120,50 @@ def test_a_second_client_that_fails_as_well_is_an_error(
     with pytest.raises(AppendUnknown):
         appender.append("t", b"one", on_delivery=lambda *report: reports.append(report))
     assert [] == reports
+    appender.close(0)
+
+
+def test_a_client_that_fails_among_its_reports_is_replaced(
+    reports: list[tuple[int | None, HeadraceError | None]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its error appears as SystemError, in flush and in the report that is made next. No report is lost, and the
+    thread that serves them continues.
+    """
+
+    def pending() -> None:
+        raise SystemError("returned a result with an exception set")
+
+    Client.behaviours = ["fails", "delivers"]
+    monkeypatch.setattr(kafka_appender, "_call_into_c", pending)
+    appender = KafkaAppender({})
+    appender.append("t", b"one", on_delivery=lambda *report: reports.append(report))
+    assert 0 == appender.flush(5)
+    assert [None] == [offset for offset, _ in reports]
+    assert isinstance(reports[0][1], AppendUnknown)
+    appender.append("t", b"two", on_delivery=lambda *report: reports.append(report))
+    eventually(lambda: (7, None) in reports, "the next record")
+    appender.close(0)
+
+
+def test_the_thread_of_reports_outlives_a_client_that_fails(
+    reports: list[tuple[int | None, HeadraceError | None]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without it no append would ever be confirmed."""
+    failures = [SystemError("returned NULL without setting an exception"), KafkaException(KafkaError(KafkaError._FATAL))]
+
+    class Failing(Client):
+        """Its first polls fail."""
+
+        def poll(self, timeout_s: float) -> int:
+            """See Producer."""
+            if failures:
+                raise failures.pop()
+            return super().poll(timeout_s)
+
+    monkeypatch.setattr(kafka_appender, "Producer", Failing)
+    Client.behaviours = ["delivers"]
+    appender = KafkaAppender({})
+    appender.append("t", b"one", on_delivery=lambda *report: reports.append(report))
+    eventually(lambda: [(7, None)] == reports, "the report")
+    assert [] == failures
     appender.close(0)

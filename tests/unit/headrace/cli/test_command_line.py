@@ -241,6 +241,20 @@ def test_every_noun_is_registered() -> None:
     assert offering == set(NOUNS)
 
 
+def test_a_command_line_loads_its_noun_alone() -> None:
+    """It has the same commands and options as in the whole; a wrong first word is compared with all of them."""
+    whole = leaves(get_command(build_app()))
+    for noun in {words[0] for words in whole} - {"down"}:
+        alone = leaves(get_command(build_app([noun, "--help"])))
+        expected = {words: each for words, each in whole.items() if words[0] == noun}
+        # One module offers two commands.
+        assert set(expected) == {words for words in alone if words[0] != "down"}
+        for words, command in expected.items():
+            assert command.get_help(click.Context(command)) == alone[words].get_help(click.Context(alone[words]))
+    for words in ([], ["--help"], ["quary"], ["down"]):
+        assert set(whole) == set(leaves(get_command(build_app(words))))
+
+
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EPIPE, None])
 def test_a_failed_write_of_a_log_line_stops_no_thread(monkeypatch: pytest.MonkeyPatch, number: int | None) -> None:
     """A full disk, a reader that went away, a closed stream: the thread that logs continues, and later lines are written."""

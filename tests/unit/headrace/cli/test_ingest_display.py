@@ -28,6 +28,7 @@ def test_a_line_is_logged_every_ten_seconds_also_without_news() -> None:
 def test_a_lag_that_is_not_known_is_unknown() -> None:
     """Never a negative number of records or seconds; what else than running the run does is named."""
     assert "lag unknown," in describe(IngestProgress(Counts(), 0, -1, -1), 0, 0)
+    assert describe(IngestProgress(Counts(1, 2), 0, -1, -1), 0, 0).startswith("1 row, 2 points, ")
     assert "lag 1 record, unknown s," in describe(IngestProgress(Counts(), 0, 1, -1), 0, 0)
     waiting = describe(IngestProgress(Counts(), 0, -1, -1, state=IngestState.WAITING), 0, 0)
     assert waiting.endswith("0 lines refused, waiting")
