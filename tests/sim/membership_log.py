@@ -1,4 +1,4 @@
-"""The log in memory as one node of the metadata group sees it: cut off, stopped inside a call, and appends that lie."""
+"""The log in memory as one node of the metadata group sees it: cut off, stopped inside a call, and appends with false reports."""
 
 from __future__ import annotations
 

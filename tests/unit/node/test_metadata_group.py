@@ -27,7 +27,7 @@ def led(nodes: Nodes) -> Node:
     return next(node for node in running if node.metadata.leads)
 
 
-def sent(node: Node, **document: Any) -> tuple[int, dict[str, Any]]:
+def sent(node: Node, /, **document: Any) -> tuple[int, dict[str, Any]]:
     """Status and error of a request."""
     answer = httpx.post(f"{node.http_address}/api/v1/cluster/change", json=document, timeout=60)
     return answer.status_code, answer.json()["error"]

@@ -149,7 +149,10 @@ def test_the_thread_of_reports_outlives_a_client_that_fails(
     reports: list[tuple[int | None, HeadraceError | None]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without it no append would ever be confirmed."""
-    failures = [SystemError("returned NULL without setting an exception"), KafkaException(KafkaError(KafkaError._FATAL))]
+    failures = [
+        SystemError("returned NULL without setting an exception"),
+        KafkaException(KafkaError(KafkaError._FATAL)),
+    ]
 
     class Failing(Client):
         """Its first polls fail."""
