@@ -137,8 +137,11 @@ class MembershipFollower:
             listener(self.state)
 
     def _look(self, taken: list[ReadRecord], now_s: float) -> None:
-        if self._next >= self._verify(now_s):
-            self._note_end()
+        end = self._verify(now_s)
+        if self._history.records == 0 and self._known.records:
+            self._check_known()
+        if self._next >= end:
+            self.caught_up = True
             if now_s - self._reader_used_s > READER_IDLE_S:
                 self._close_reader()
             return
@@ -161,10 +164,7 @@ class MembershipFollower:
 
     def _apply(self, record: Record, taken: list[ReadRecord]) -> None:
         check_format(record.headers)
-        history = self._history.after([record])
-        if history.records == self._known.records and history != self._known:
-            raise self._lose("begins with other records than those that were read from it")
-        self._history, self._next = history, record.offset + 1
+        self._history, self._next = self._history.after([record]), record.offset + 1
         try:
             writer, decoded = decode_membership(record.value)
         except FrameInvalid:
@@ -176,10 +176,15 @@ class MembershipFollower:
             self.claimed_ms = record.timestamp_ms
         taken.append(ReadRecord(writer, decoded, verdict))
 
-    def _note_end(self) -> None:
-        if self._history.records < self._known.records:
-            raise self._lose(f"has {self._history.records} records, {self._known.records} were read from it")
-        self.caught_up = True
+    def _check_known(self) -> None:
+        """Before the first record: this log begins with what was read before this start."""
+        # Before, and not on the way: a state of other records must not be seen by anybody.
+        known = self._known
+        read = read_to_end(self._log, self._topic, timeout_s=READ_TIMEOUT_S)[: known.records]
+        if len(read) < known.records:
+            raise self._lose(f"has {len(read)} records, {known.records} were read from it")
+        if SchemaHistory().after(read) != known:
+            raise self._lose("begins with other records than those that were read from it")
 
     def _save(self) -> None:
         if self._history_file is not None and self._history.records > self._known.records:

@@ -203,7 +203,7 @@ def test_a_start_detects_another_log(tmp_path: Path, change: str) -> None:
     after = Followed(path, before.log)
     after.turn()
     assert "from it" in after.follower.failure
-    assert not after.follower.caught_up
+    assert (False, MembershipState()) == (after.follower.caught_up, after.follower.state)
     before.recreate(values)
     after.turn()
-    assert "" == after.follower.failure
+    assert ("", 1) == (after.follower.failure, after.follower.state.epoch)
