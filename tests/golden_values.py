@@ -72,6 +72,7 @@ from headrace.schemas.messages import (
     encode_message,
 )
 from headrace.schemas.payload import decode_rows, encode_rows, row_schema
+from headrace.schemas.presence import Presence, decode_presence, encode_presence
 from headrace.schemas.records import (
     Create,
     MembershipRecord,
@@ -136,6 +137,22 @@ STATUS = Status(
     recovery_total=9,
     format=1,
     reason="why not",
+    sent_boot_ns=123_456_789_000,
+)
+
+PRESENCE = Presence(
+    node="n1",
+    incarnation="0123456789abcdef",
+    store="store",
+    http="http://127.0.0.1:8080",
+    replication=3,
+    slots=10_000,
+    eligible=False,
+    epoch=3,
+    records=1 << 40,
+    changes=True,
+    reason="why not",
+    format=3,
     sent_boot_ns=123_456_789_000,
 )
 
@@ -244,6 +261,7 @@ def goldens() -> list[Golden]:
         # Without receipts as 0.1.0 wrote it, and with them.
         Golden("status", STATUS, encode_status, decode_status, "status"),
         Golden("status-receipts", replace(STATUS, receipts=bytes(range(24))), encode_status, decode_status, "status"),
+        Golden("presence", PRESENCE, encode_presence, decode_presence, "presence"),
         _change("table-database", DatabaseChange("plant", 3_600_000_000_000, 4)),
         # Without a resolution as 0.1.0 wrote it, and with one.
         _change("table-change", TableChange("plant", "pumps", 1, ("pump", "site"), FIELDS, 86_400_000_000_000)),

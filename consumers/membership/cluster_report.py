@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from headrace.consumers.membership.changes import MembershipState
-from headrace.consumers.membership.requests import NodesView
+from headrace.consumers.membership.requests import NodesView, nodes_view
 from headrace.consumers.membership.running_change import RunningChange
 from headrace.consumers.membership.slot_table import SlotTable
 from headrace.consumers.replication.failure_detector import FailureDetector
@@ -31,8 +31,7 @@ class ClusterReport:
 
     def nodes_view(self) -> NodesView:
         """Who is online and what each reads, for the checks of a request."""
-        formats = {status.node: status.format for status in self._live}
-        return NodesView(frozenset(formats), formats)
+        return nodes_view(self._table, self._statuses)
 
     def cluster(self) -> dict[str, Any]:
         """Nodes, groups and the running change."""
@@ -43,6 +42,7 @@ class ClusterReport:
             "slots": table.slots,
             "nodes": [self._node(node, position) for node, position in zip(table.nodes, table.positions, strict=True)],
             "groups": [self._group(header, slots) for header, slots in table.slot_counts().items()],
+            "metadata": {"leader": self._metadata_leader(), "epoch": state.epoch},
             "change": None if state.change is None else self._change(state.change),
         }
 
@@ -89,11 +89,20 @@ class ClusterReport:
                     sizes[slot] = held // len(slots) + (place < held % len(slots))
         return sizes
 
+    def _metadata_leader(self) -> str | None:
+        """The leader of the metadata group, None while the run of it that claimed is offline."""
+        leader = self._state.leader
+        runs = {(each.node, each.incarnation) for each in self._live}
+        runs |= {(each.node, each.incarnation) for each in self._statuses.presences()}
+        return leader.node if leader is not None and (leader.node, leader.incarnation) in runs else None
+
     def _node(self, node: str, position: int) -> dict[str, Any]:
         statuses = [each.status for (_, name), each in self._statuses.received.items() if name == node]
         online = [status for status in self._live if status.node == node]
-        http = next((status.http for status in (*online, *statuses) if status.http), "")
-        return {"id": node, "position": position, "http": http, "online": bool(online)}
+        present = [each for each in self._statuses.presences() if each.node == node]
+        addresses = [*(each.http for each in present), *(each.http for each in (*online, *statuses))]
+        http = next((address for address in addresses if address), "")
+        return {"id": node, "position": position, "http": http, "online": bool(online or present)}
 
     def _group(self, header: str, slots: int) -> dict[str, Any]:
         leader = self._leader(header)

@@ -14,9 +14,11 @@ from headrace.consumers.membership.changes import MembershipState
 from headrace.consumers.membership.ring import NodeExists, RingNode
 from headrace.consumers.membership.running_change import Phase, RunningChange
 from headrace.consumers.membership.slot_table import SlotTable
+from headrace.consumers.replication.failure_detector import FailureDetector
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.membership_records import MEMBERSHIP_CHANGE_FORMAT, Change, ChangeKind
 from headrace.schemas.messages import Leadership
+from headrace.schemas.presence import Presence
 from headrace.schemas.records import HASH_NAME
 
 
@@ -42,6 +44,10 @@ class NoMajority(HeadraceError):
 
 class NodesTooOld(HeadraceError):
     """Nodes whose build cannot read the records of a change; names them."""
+
+
+class ChangesUnsupported(HeadraceError):
+    """Nodes whose build plans changes and does not carry them out; names them."""
 
 
 class CancelTooLate(HeadraceError):
@@ -82,11 +88,32 @@ class ChangeRequest:
 
 @dataclass(frozen=True, slots=True)
 class NodesView:
-    """What statuses show: who is online, the format that each of them reads, and every store that waits to join."""
+    """What statuses show: who is online, the format that each of them reads, and every store that waits to join.
+
+    `carriers` are the nodes that carry out changes.
+    """
 
     online: frozenset[str]
     formats: Mapping[str, int] = field(default_factory=dict)
     joiners: Sequence[Joiner] = ()
+    carriers: frozenset[str] = frozenset()
+
+
+def nodes_view(table: SlotTable, statuses: FailureDetector, present: Sequence[Presence] | None = None) -> NodesView:
+    """The nodes by their newest statuses; `present` are their presences where these are known already."""
+    formats: dict[str, int] = {}
+    # Of two runs of a node the one with the older format decides: its process may still read the log.
+    present = statuses.presences() if present is None else present
+    shown = [(each.node, each.format) for each in statuses.online()]
+    for node, found in (*shown, *((each.node, each.format) for each in present)):
+        formats[node] = min(found, formats.get(node, found))
+    joiners = [
+        Joiner(each.node, each.store, each.replication, each.slots, each.hash)
+        for each in present
+        if each.node not in table.nodes
+    ]
+    carriers = {each.node for each in present if each.changes} - {each.node for each in present if not each.changes}
+    return NodesView(frozenset(formats), formats, joiners, frozenset(carriers))
 
 
 def plan_change(
@@ -120,6 +147,16 @@ def change_record(planned: RunningChange, nodes: NodesView, leadership: Leadersh
     """
     store = _check_joiner(planned, nodes) if planned.kind is ChangeKind.ADD else ""
     return Change(leadership, planned.request, planned.kind, planned.node, store, planned.table.to_bytes())
+
+
+def check_carriers(planned: RunningChange, nodes: NodesView) -> None:
+    """Whether all nodes that a change concerns carry it out. Raises ChangesUnsupported."""
+    concerned = {*planned.base.nodes, *planned.table.nodes} & nodes.online
+    if unable := sorted(concerned - nodes.carriers):
+        raise ChangesUnsupported(
+            f"nodes {', '.join(unable)} plan changes and do not carry them out",
+            action="use --dry-run, or upgrade the nodes once a version can",
+        )
 
 
 def cancelled_change(state: MembershipState) -> int:

@@ -10,6 +10,7 @@ import xxhash
 
 from headrace.schemas.errors import HeadraceError
 
+POSITION_MAX = (1 << 64) - 1
 _NODE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 

@@ -37,6 +37,7 @@ from headrace.consumers.node.http_address import HttpAddress
 from headrace.consumers.node.kafka_wait import KafkaWait
 from headrace.consumers.node.local_groups import LocalGroups
 from headrace.consumers.node.log_monitor import LogMonitor
+from headrace.consumers.node.metadata import metadata_group
 from headrace.consumers.node.readiness import Readiness
 from headrace.consumers.node.recovery_environment import NodeRecoveryEnvironment
 from headrace.consumers.node.requests import GroupRequests
@@ -158,6 +159,9 @@ class Node:
             self.identity, groups, self.log_consumer, self.heartbeat, self._local.ends, TAKE_BACK_MS
         )
         self.readiness.joining = self._local.joining
+        self.metadata = metadata_group(
+            log, self.topics, settings, self.identity, self.slot_table, self.heartbeat, self.readiness
+        )
         self.log_monitor = LogMonitor(
             log,
             self.schema_log,
@@ -209,6 +213,7 @@ class Node:
         self.log_consumer.start()
         if not self._observer:
             self.heartbeat.start()
+            self.metadata.start()
             self.leader_tasks.start()
             self.supervisor.start()
             self.divergence_monitor.start()
@@ -240,7 +245,7 @@ class Node:
         elif self._reserved is not None:
             self._reserved.close()
         if self.started:
-            for waiting in (self.divergence_monitor, self.log_monitor):
+            for waiting in (self.divergence_monitor, self.log_monitor, self.metadata):
                 waiting.request_stop()
             self.engine.close()
             self.source.close()
@@ -250,6 +255,7 @@ class Node:
             # The heartbeat outlives the groups: the others see the last durable offsets, which may complete a
             # quorum.
             self.leader_tasks.stop()
+            self.metadata.stop()
             self.log_consumer.stop()
             for group in self.groups.values():
                 group.stop()

@@ -33,7 +33,8 @@ class Readiness:
     """Answers for all groups of one node.
 
     `decision(topic)` and `http_address` are set once the leader tasks and the server exist. `joining` is why the node
-    has no groups at all, empty for a node of the cluster's slot table.
+    has no groups at all, empty for a node of the cluster's slot table. `membership_failure()` is why changes of the
+    cluster no longer reach it.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class Readiness:
         self.decision: Callable[[str], Decision] = lambda _topic: Decision(Role.UNSYNCED, False, "no role yet")
         self.http_address = ""
         self.joining = ""
+        self.membership_failure: Callable[[], str] = lambda: ""
 
     def end(self, topic: str) -> int:
         """The end of a forward log when it was read last."""
@@ -183,6 +185,8 @@ class Readiness:
         """Why this node serves no group at all, whatever their states."""
         if self.joining:
             return [self.joining]
+        if failure := self.membership_failure():
+            return [failure]
         if self._heartbeat.fenced:
             return [f"{FENCED}: {self._heartbeat.error}" if self._heartbeat.error else FENCED]
         return []

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from headrace.connectors.clock import Moment
 from headrace.consumers.integrity.scrubber import Scrubber
+from headrace.consumers.membership.metadata_group import MetadataGroup
 from headrace.consumers.membership.slot_table import SlotTable
 from headrace.consumers.query.cluster_source import ClusterSource
 from headrace.consumers.replication.group import Group
@@ -36,6 +37,7 @@ class NodeParts(Protocol):
     log_consumer: LogConsumer
     journal: Journal
     heartbeat: Heartbeat
+    metadata: MetadataGroup
 
     @property
     def source(self) -> ClusterSource:
@@ -174,6 +176,8 @@ def node_figures(node: NodeParts) -> NodeFigures:
         disk_free_bytes=free_bytes,
         disk_size_bytes=size_bytes,
         remote=replace(node.source.remote.statistics),
+        metadata_leads=node.metadata.leads,
+        metadata_epoch=node.metadata.state.epoch,
     )
 
 

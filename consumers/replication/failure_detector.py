@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from headrace.schemas.presence import Presence
 from headrace.schemas.receipts import RECEIPT_BYTES, WrittenRecords, end_of
 from headrace.schemas.records import Status
 
@@ -90,18 +91,28 @@ class ReceivedStatus:
     status: Status
 
 
+@dataclass(frozen=True, slots=True)
+class ReceivedPresence:
+    """One presence, and the time along the status topic at it."""
+
+    elapsed_ms: int
+    presence: Presence
+
+
 @dataclass(slots=True)
 class FailureDetector:
     """The newest status of every node in every group. Pure: fed with records in log order.
 
     `newest_ms` is the broker's time at the newest status, right or wrong. `receipts_kept` of each member are
-    remembered, 0 where nobody waits for a quorum.
+    remembered, 0 where nobody waits for a quorum. `present` has the newest presence of every node and store: two
+    data directories may have the name of one node.
     """
 
     newest_ms: int = 0
     received: dict[tuple[str, str], ReceivedStatus] = field(default_factory=dict)
     receipts_kept: int = RECEIPTS_KEPT
     time: StatusTime = field(default_factory=StatusTime)
+    present: dict[tuple[str, str], ReceivedPresence] = field(default_factory=dict)
     _receipts: dict[tuple[str, str], bytearray] = field(default_factory=dict)
 
     def observe(self, timestamp_ms: int, status: Status, received_ms: int | None = None) -> None:
@@ -111,6 +122,17 @@ class FailureDetector:
             self._keep_receipts(key, status)
         self.newest_ms = timestamp_ms
         self.received[key] = ReceivedStatus(timestamp_ms, self.time.advance(timestamp_ms, received_ms), status)
+
+    def observe_presence(self, timestamp_ms: int, presence: Presence, received_ms: int | None = None) -> None:
+        """Take a record of the status topic that is a node's presence."""
+        self.newest_ms = timestamp_ms
+        elapsed_ms = self.time.advance(timestamp_ms, received_ms)
+        self.present[presence.node, presence.store] = ReceivedPresence(elapsed_ms, presence)
+
+    def presences(self) -> list[Presence]:
+        """The newest presence of every node that is alive, the newest first."""
+        live = [each for each in list(self.present.values()) if self.time.elapsed_ms - each.elapsed_ms < OFFLINE_MS]
+        return [each.presence for each in sorted(live, key=lambda each: each.elapsed_ms, reverse=True)]
 
     def _keep_receipts(self, key: tuple[str, str], status: Status) -> None:
         """Add a member's receipts to those that it has shown before."""

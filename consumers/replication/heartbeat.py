@@ -28,6 +28,7 @@ from headrace.consumers.replication.failure_detector import (
 from headrace.consumers.replication.group_registry import forget_gone
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.framing import FrameInvalid, format_headers
+from headrace.schemas.presence import Presence, decode_presence, encode_presence, is_presence, presence_key
 from headrace.schemas.receipts import RECEIPT_BYTES, end_of
 from headrace.schemas.records import Status, decode_status, encode_status
 
@@ -37,6 +38,8 @@ RECEIPTS_REPEATED = 32
 COALESCE_S = 0.002
 # Half the interval: a group that changes right after a send must not push the others beyond the interval.
 REPEAT_S = HEARTBEAT_INTERVAL_MS / 1_000 / 2
+# A presence is repeated with every second heartbeat: what changes often is in the statuses of the groups.
+PRESENCE_REPEAT_S = 2 * HEARTBEAT_INTERVAL_MS / 1_000 - REPEAT_S
 RETRY_S = 0.5
 POLL_S = 0.1
 OWN_POLL_S = 0.2
@@ -66,16 +69,25 @@ class StatusReader:
         records = self._poll(timeout_s)
         received_ms = self._clock.boot_ns() // 1_000_000
         for record in records:
+            recent = record.offset >= self._end
             try:
+                if is_presence(record.value):
+                    self._take_presence(record, received_ms if recent else None)
+                    continue
                 status = decode_status(record.value)
             except FrameInvalid:
                 continue
-            recent = record.offset >= self._end
             self.detector.observe(record.timestamp_ms, status, received_ms if recent else None)
             if recent:
                 self.senders.add(status.node)
             statuses.append(status)
         return statuses
+
+    def _take_presence(self, record: Record, received_ms: int | None) -> None:
+        presence = decode_presence(record.value)
+        self.detector.observe_presence(record.timestamp_ms, presence, received_ms)
+        if received_ms is not None:
+            self.senders.add(presence.node)
 
     def _poll(self, timeout_s: float) -> list[Record]:
         try:
@@ -180,7 +192,8 @@ def _unsent(receipts: bytes, sent: bytes) -> bytes:
 class Heartbeat:
     """Two threads, one sends and one receives. `detector` and `fenced` may be read by any thread.
 
-    `send_turn` and `receive_turn` are one step of each; the threads only call them again and again.
+    `send_turn` and `receive_turn` are one step of each; the threads only call them again and again. `presence` is
+    set by a node that also reports itself, whichever groups it has.
     """
 
     def __init__(
@@ -203,6 +216,8 @@ class Heartbeat:
         self._reader: StatusReader | None = None
         self._stopping = threading.Event()
         self._changed = threading.Event()
+        self._sent_presence: tuple[Presence, float] | None = None
+        self.presence: Callable[[], Presence] | None = None
         self._read_back_ns = 0
         self._fencings = 0
         self._threads = [
@@ -281,6 +296,7 @@ class Heartbeat:
                 self._appender = self._log.appender()
             for status in self._sent.due(self._statuses(), self._clock.monotonic_s()):
                 self._append(self._appender, status)
+            self._send_presence(self._appender)
             self._appender.flush(HEARTBEAT_INTERVAL_MS / 1_000)
         except HeadraceError as error:
             _log.warning("status not sent", error=str(error))
@@ -288,6 +304,18 @@ class Heartbeat:
             self._close_appender()
             return RETRY_S
         return 0.0
+
+    def _send_presence(self, appender: Appender) -> None:
+        """Send this node's presence if it changed, or the newest one is old enough."""
+        if self.presence is None:
+            return
+        presence, now_s = self.presence(), self._clock.monotonic_s()
+        content = replace(presence, sent_boot_ns=0)
+        before, sent_s = self._sent_presence or (None, 0.0)
+        if content != before or now_s - sent_s >= PRESENCE_REPEAT_S:
+            key = presence_key(presence.node)
+            appender.append(self._topic, encode_presence(presence), key=key, headers=format_headers())
+            self._sent_presence = content, now_s
 
     def _append(self, appender: Appender, status: Status) -> None:
         try:

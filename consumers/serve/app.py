@@ -20,6 +20,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from headrace.consumers.query.engine import RETRY_AFTER_S
+from headrace.consumers.serve.change_service import change_routes
 from headrace.consumers.serve.metrics import metrics_text
 from headrace.consumers.serve.node_api import NodeApi
 from headrace.consumers.serve.operations import admin_routes, snapshot_routes
@@ -51,6 +52,7 @@ def create_app(node: NodeApi, *, loopback: bool = True, names: frozenset[str] = 
         Route("/api/v1/query", surface.query, methods=["GET", "POST"]),
         *scan_routes(node),
         *admin_routes(node),
+        *change_routes(node),
         *snapshot_routes(node),
         Mount("/static", StaticFiles(directory=STATIC)),
     ]

@@ -77,6 +77,10 @@ class MetricsCollector:
         yield _gauge_by("headrace_disk_bytes", "The disk of the data directory; -1 unknown", "of", disk)
         age = "Seconds since this node knew that it was at the end of every log; -1 unknown"
         yield GaugeMetricFamily("headrace_data_age_seconds", age, status["data_age_s"])
+        leads = "1 when this node leads the metadata group"
+        yield GaugeMetricFamily("headrace_metadata_leader", leads, figures.metadata_leads)
+        epoch = "Epoch of the newest accepted claim of the metadata group"
+        yield GaugeMetricFamily("headrace_metadata_epoch", epoch, figures.metadata_epoch)
         yield from _query_metrics(self._node.engine)
         yield from _scan_metrics(figures.remote, self._node.scanner.statistics)
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypedDict
 
+from headrace.consumers.membership.metadata_group import MetadataGroup
 from headrace.consumers.query.engine import QueryEngine
 from headrace.consumers.query.group_scanner import GroupScanner
 from headrace.consumers.query.remote_rows import RemoteStatistics
@@ -117,7 +118,7 @@ class NodeFigures:
 
     `apply_queue_bytes` is by group; `journal` has the figures of the write-ahead log and `limits` every
     limit, by name. `remote` counts what queries of this node have read from others. `disk_*` is the disk of the data
-    directory, UNKNOWN where it cannot be asked.
+    directory, UNKNOWN where it cannot be asked. `metadata_leads`: this node leads the metadata group.
     """
 
     consumed_bytes: int
@@ -129,12 +130,14 @@ class NodeFigures:
     disk_free_bytes: int = UNKNOWN
     disk_size_bytes: int = UNKNOWN
     remote: RemoteStatistics = field(default_factory=RemoteStatistics)
+    metadata_leads: bool = False
+    metadata_epoch: int = 0
 
 
 class NodeApi(Protocol):
     """Everything that the HTTP surface needs of a node. Any thread may call every method.
 
-    Only the methods of operators' commands, `seal` and `accept_gap`, wait for other processes.
+    Only the methods of operators' commands (`seal`, `accept_gap`, and the requests of `metadata`) wait for other processes.
     """
 
     @property
@@ -150,6 +153,11 @@ class NodeApi(Protocol):
     @property
     def snapshots(self) -> SnapshotRegistry:
         """Snapshots that other members copy."""
+        ...
+
+    @property
+    def metadata(self) -> MetadataGroup:
+        """Its part in the metadata group: who leads, and operators' requests."""
         ...
 
     def startup_done(self) -> bool:

@@ -212,6 +212,8 @@ def _show_cluster(output: Output, found: Mapping[str, Any]) -> None:
         for each in found["groups"]
     ]
     output.table(("group", "birth", "members", "leader", "slots", "sealed"), groups)
+    metadata = found["metadata"]
+    output.line(f"metadata leader: {metadata['leader'] or 'none'}, epoch {metadata['epoch']}")
     if change := found["change"]:
         named = f"{change['kind']} {change['node']}".strip()
         output.line(f"change to table {change['version']}: {named}, phase {change['phase']}")

@@ -15,4 +15,5 @@
 | `faults.py` | what happens to nodes, disks, logs and clocks |
 | `invariants.py`, `liveness.py`, `memory_limits.py` | what must hold |
 | `rules.py`, `mutations.py`, `mutations_of_members.py` | the rules of the design, each broken on purpose |
+| `membership_*.py`, `test_membership.py` | the same for the metadata group: its log, its leader, requests and changes |
 """

@@ -45,6 +45,7 @@ PURE_MODULES = (
     "consumers/membership/cluster_report.py",
     "consumers/membership/group_changes.py",
     "consumers/membership/groups.py",
+    "consumers/membership/metadata_leader.py",
     "consumers/membership/requests.py",
     "consumers/membership/ring.py",
     "consumers/membership/running_change.py",

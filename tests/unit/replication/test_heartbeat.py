@@ -6,7 +6,15 @@ from dataclasses import replace
 
 from headrace.connectors.log.memory import MemoryLog
 from headrace.consumers.replication.failure_detector import HEARTBEAT_INTERVAL_MS, OFFLINE_MS
-from headrace.consumers.replication.heartbeat import RECEIPTS_REPEATED, REPEAT_S, Heartbeat, SentStatuses, StatusReader
+from headrace.consumers.replication.heartbeat import (
+    PRESENCE_REPEAT_S,
+    RECEIPTS_REPEATED,
+    REPEAT_S,
+    Heartbeat,
+    SentStatuses,
+    StatusReader,
+)
+from headrace.schemas.presence import Presence
 from headrace.schemas.receipts import RECEIPT_BYTES, receipt_of, value_digest
 from headrace.schemas.records import Status, encode_status
 from tests.unit.statuses import STATUS
@@ -148,3 +156,47 @@ def test_a_status_that_the_log_refused_is_sent_at_the_next_turn() -> None:
     log._record_bytes_max = 1_000_000
     assert 0.0 == beat.send_turn()
     assert 1 == log.describe("status").end
+
+
+class StepClock:
+    """A clock that a test moves."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def monotonic_s(self) -> float:
+        """See Clock."""
+        return self.now_s
+
+    def boot_ns(self) -> int:
+        """See Clock."""
+        return int(self.now_s * 1e9)
+
+    def wall_ns(self) -> int:
+        """See Clock."""
+        return int(self.now_s * 1e9)
+
+
+def test_a_node_without_a_group_reports_itself() -> None:
+    """At each change, and again within a second; an earlier build skips the record, and all others stay as they are."""
+    log, clock = MemoryLog(), StepClock()
+    log.create_topic("c.status", {})
+    presence = Presence("n4", "i", "store", "", 3, 60, True, 0, 1, False)
+    heartbeat = Heartbeat(log, "c.status", "n4", "i", list[Status], clock)
+    heartbeat.presence = lambda: replace(presence, sent_boot_ns=clock.boot_ns())
+    reader = StatusReader(log, "c.status", clock=clock)
+
+    def sent() -> list[Presence]:
+        before = log.describe("c.status").end
+        heartbeat.send_turn()
+        reader.follow(0)
+        return reader.detector.presences() if log.describe("c.status").end > before else []
+
+    assert [replace(presence, sent_boot_ns=clock.boot_ns())] == sent()
+    assert {"n4"} == reader.senders
+    assert [] == sent()
+    clock.now_s += PRESENCE_REPEAT_S
+    assert 1 == len(sent())
+    presence = replace(presence, epoch=1)
+    assert [1] == [each.epoch for each in sent()]
+    assert [] == reader.detector.online()

@@ -100,6 +100,8 @@ class MeasuredNode:
             disk_free_bytes=1_000,
             disk_size_bytes=4_000,
             remote=RemoteStatistics(8, 1, 2, 9_000, 512),
+            metadata_leads=True,
+            metadata_epoch=4,
         )
 
 

@@ -23,6 +23,7 @@ from headrace.consumers.membership.slot_table import SlotTable
 from headrace.schemas.framing import FORMAT, format_headers
 from headrace.schemas.membership_records import Change, ChangeKind, Formal, MetadataClaim, PreDone, SlotDone
 from headrace.schemas.messages import Leadership
+from headrace.schemas.presence import Presence, encode_presence
 from headrace.schemas.records import (
     Create,
     MembershipRecord,
@@ -132,6 +133,20 @@ def test_show_without_any_status_has_the_table(scene: Scene) -> None:
     """What is unknown is -1 in JSON and unknown to people."""
     assert {-1} == {each["bytes"] for each in scene.json("show")["groups"]}
     assert "unknown" in scene.run("show").stdout
+
+
+def test_show_has_the_metadata_leader_while_it_is_online(scene: Scene) -> None:
+    """The run that claimed, and not a later one of the same node."""
+    assert {"leader": None, "epoch": 1} == scene.json("show")["metadata"]
+    assert "metadata leader: none, epoch 1" in scene.run("show").stdout
+    present = Presence("plant-1", "later", "store", "http://plant-1:81", 3, 60, True, 1, 2, False)
+    scene.log.store(TOPICS.status, encode_presence(present), None, [])
+    found = scene.json("show")
+    assert {"leader": None, "epoch": 1} == found["metadata"]
+    assert ["http://plant-1:81"] == [node["http"] for node in found["nodes"] if node["online"]]
+    scene.log.store(TOPICS.status, encode_presence(replace(present, incarnation="a")), None, [])
+    assert {"leader": "plant-1", "epoch": 1} == scene.json("show")["metadata"]
+    assert "metadata leader: plant-1, epoch 1" in scene.run("show").stdout
 
 
 def test_show_follows_a_change_step_by_step(scene: Scene) -> None:

@@ -1,0 +1,242 @@
+"""Follows the membership log on a running node: replays what arrives, and gives the state that it has decided.
+
+An idle node looks at the end of the log once a second, and opens a reader only when there is something to read.
+Each look also shows whether the topic is still the one that was read: the rules are those of the schema log.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from headrace.connectors.clock import SYSTEM_CLOCK, Clock
+from headrace.connectors.deadline import GracePeriod
+from headrace.connectors.log.port import Log, LogUnavailable, Reader, Record, TopicMissing, read_to_end
+from headrace.consumers.membership.changes import MembershipState, Verdict
+from headrace.consumers.membership.schema_history import SchemaHistory
+from headrace.consumers.replication.failure_detector import OFFLINE_MS
+from headrace.schemas.errors import HeadraceError
+from headrace.schemas.framing import FormatTooNew, FrameInvalid, check_format
+from headrace.schemas.membership_records import MetadataClaim
+from headrace.schemas.records import MembershipRecord, decode_membership
+
+HISTORY_FILE = "membership.json"
+LOOK_INTERVAL_S = 1.0
+READER_IDLE_S = 5.0
+POLL_RECORDS = 1_000
+POLL_S = 0.2
+READ_TIMEOUT_S = 30.0
+_log = structlog.get_logger(__name__)
+
+
+class MembershipLogLost(HeadraceError):
+    """The membership log does not begin with the records that were read from it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadRecord:
+    """A record of the membership log, who appended it, and whether it counts; None: it does not decode."""
+
+    writer: str
+    record: MembershipRecord | None
+    verdict: Verdict
+
+
+class MembershipFollower:
+    """What the membership log has decided, as far as it was read. `turn` belongs to one thread, all else to any.
+
+    `stopped` is why this build cannot follow any further, `lost` why the log is not the one that was read. Neither
+    has a cure that waiting brings. `fault` is the newest error of the log. `claimed_ms` is the broker's time of the
+    newest accepted claim.
+    """
+
+    def __init__(self, log: Log, topic: str, history_file: Path | None = None, clock: Clock = SYSTEM_CLOCK) -> None:
+        """`history_file` keeps over restarts what was read, so that another log under the name is detected."""
+        self._log = log
+        self._topic = topic
+        self._clock = clock
+        self._history = SchemaHistory()
+        self._history_file = history_file
+        self._known = SchemaHistory.load(history_file) if history_file is not None else SchemaHistory()
+        self._absence = GracePeriod(clock.monotonic_s)
+        self._topic_id = ""
+        self._next = 0
+        self._reader: Reader | None = None
+        self._reader_used_s = 0.0
+        self._look_at_s = 0.0
+        self._answered_s: float | None = None
+        self._listeners: list[Callable[[MembershipState], None]] = []
+        self._changed = threading.Condition()
+        self.state = MembershipState()
+        self.claimed_ms = 0
+        self.caught_up = False
+        self.stopped = ""
+        self.lost = ""
+        self.fault = ""
+
+    @property
+    def failure(self) -> str:
+        """Why changes of the cluster no longer reach this node, empty while they do."""
+        return self.stopped or self.lost
+
+    @property
+    def log_answers(self) -> bool:
+        """Whether the log has answered within the last 3 s."""
+        answered_s = self._answered_s
+        return answered_s is not None and self._clock.monotonic_s() - answered_s < OFFLINE_MS / 1_000
+
+    def subscribe(self, listener: Callable[[MembershipState], None]) -> None:
+        """Call `listener` with the state after each turn that read records, in the thread of the turn."""
+        self._listeners.append(listener)
+
+    def wait_for(self, holds: Callable[[MembershipState], bool], timeout_s: float) -> bool:
+        """Whether `holds` becomes true within `timeout_s`; it is called at every change, so it must be quick."""
+        with self._changed:
+            return self._changed.wait_for(lambda: holds(self.state), timeout_s)
+
+    def look_soon(self) -> None:
+        """Look at the next turn, and not an interval after the look before."""
+        self._look_at_s = 0.0
+
+    def turn(self) -> list[ReadRecord]:
+        """Take what has arrived, if a look is due. Errors are noted in `stopped`, `lost` and `fault`."""
+        now_s = self._clock.monotonic_s()
+        if self.stopped or now_s < self._look_at_s:
+            return []
+        self._look_at_s = now_s + LOOK_INTERVAL_S
+        taken: list[ReadRecord] = []
+        try:
+            self._look(taken, now_s)
+            # Only now: a look that found the right topic may still find other records in it.
+            self.fault = self.lost = ""
+        except FormatTooNew as error:
+            self.stopped = f"membership log, record {self.state.records + 1}: {error}"
+            _log.error("membership log not followed any further", reason=self.stopped)
+        except HeadraceError as error:
+            if str(error) != self.fault:
+                _log.warning("membership log not readable", error=str(error))
+            self.fault = str(error)
+            # What was not applied is read again: a record that is missed would give another state than others have.
+            self._close_reader()
+        if taken:
+            self._notify()
+        return taken
+
+    def close(self) -> None:
+        """Close the reader."""
+        self._close_reader()
+
+    def _notify(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+        for listener in self._listeners:
+            listener(self.state)
+
+    def _look(self, taken: list[ReadRecord], now_s: float) -> None:
+        end = self._verify(now_s)
+        if self._history.records == 0 and self._known.records:
+            self._check_known()
+        if self._next >= end:
+            self.caught_up = True
+            if now_s - self._reader_used_s > READER_IDLE_S:
+                self._close_reader()
+            return
+        self._reader_used_s = now_s
+        reader = self._open_reader()
+        records = reader.poll(POLL_RECORDS, POLL_S)
+        if not records:
+            # Offsets without a record, such as those of transaction markers.
+            self._next = max(self._next, reader.position(self._topic))
+            return
+        # After they were read and before they count: they may be those of a topic that was created again.
+        if self._verify(now_s) <= records[-1].offset or self._reader is None:
+            self._close_reader()
+            return
+        for record in records:
+            self._apply(record, taken)
+        self._save()
+        # There may be more.
+        self.look_soon()
+
+    def _apply(self, record: Record, taken: list[ReadRecord]) -> None:
+        check_format(record.headers)
+        self._history, self._next = self._history.after([record]), record.offset + 1
+        try:
+            writer, decoded = decode_membership(record.value)
+        except FrameInvalid:
+            self.state, verdict = self.state.apply_value(record.value)
+            taken.append(ReadRecord("", None, verdict))
+            return
+        self.state, verdict = self.state.apply(decoded)
+        if isinstance(decoded, MetadataClaim) and verdict is Verdict.ACCEPTED:
+            self.claimed_ms = record.timestamp_ms
+        taken.append(ReadRecord(writer, decoded, verdict))
+
+    def _check_known(self) -> None:
+        """Before the first record: this log begins with what was read before this start."""
+        # Before, and not on the way: a state of other records must not be seen by anybody.
+        known = self._known
+        read = read_to_end(self._log, self._topic, timeout_s=READ_TIMEOUT_S)[: known.records]
+        if len(read) < known.records:
+            raise self._lose(f"has {len(read)} records, {known.records} were read from it")
+        if SchemaHistory().after(read) != known:
+            raise self._lose("begins with other records than those that were read from it")
+
+    def _save(self) -> None:
+        if self._history_file is not None and self._history.records > self._known.records:
+            self._known = self._history
+            self._history.save(self._history_file)
+
+    def _verify(self, now_s: float) -> int:
+        """The end of the log, which is that which was read, or begins with the same records.
+
+        Raises MembershipLogLost, TopicMissing, LogUnavailable.
+        """
+        try:
+            state = self._log.describe(self._topic)
+        except TopicMissing as error:
+            if self._history.records and self._absence.missing(self._topic):
+                raise self._lose("does not exist any more") from error
+            raise
+        except LogUnavailable:
+            self._absence.unknown(self._topic)
+            raise
+        self._answered_s = now_s
+        self._absence.present(self._topic)
+        if state.topic_id != (self._topic_id or state.topic_id) or state.end < self._next:
+            self._compare()
+        self._topic_id = state.topic_id
+        return state.end
+
+    def _compare(self) -> None:
+        """Continue in another topic of the same name if it begins with the records that were read."""
+        count = self._history.records
+        read = read_to_end(self._log, self._topic, timeout_s=READ_TIMEOUT_S)[:count]
+        if SchemaHistory().after(read) != self._history:
+            raise self._lose(f"was created again or truncated: it does not have the {count} records read before")
+        self._next = read[-1].offset + 1 if read else 0
+        self._close_reader()
+
+    def _lose(self, why: str) -> MembershipLogLost:
+        error = MembershipLogLost(
+            f"topic {self._topic} {why}",
+            action="restore all its records in their order; or begin with a new cluster, the data is kept",
+        )
+        if not self.lost:
+            _log.error("membership log lost", reason=str(error))
+        self.lost = str(error)
+        return error
+
+    def _open_reader(self) -> Reader:
+        if self._reader is None:
+            self._reader = self._log.reader({self._topic: self._next}, follow=True)
+        return self._reader
+
+    def _close_reader(self) -> None:
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            reader.close()
