@@ -12,7 +12,6 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +41,7 @@ from headrace.consumers.node.readiness import Readiness
 from headrace.consumers.node.recovery_environment import NodeRecoveryEnvironment
 from headrace.consumers.node.requests import GroupRequests
 from headrace.consumers.node.settings import ServerSettings
+from headrace.consumers.node.software import installed_version
 from headrace.consumers.node.status_report import node_figures, node_status
 from headrace.consumers.query.cluster_source import ClusterSource
 from headrace.consumers.query.engine import QueryEngine
@@ -394,11 +394,3 @@ class Node:
     def figures(self) -> NodeFigures:
         """Figures that the metrics show beyond the status."""
         return node_figures(self)
-
-
-def installed_version() -> str:
-    """Version of the installed distribution, `unknown` in a source tree that is not installed."""
-    try:
-        return version("headrace")
-    except PackageNotFoundError:
-        return "unknown"

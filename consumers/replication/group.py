@@ -10,7 +10,6 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 
 import structlog
 
@@ -22,6 +21,7 @@ from headrace.consumers.replication.admission import (
     TableWait,
     log_rejection,
 )
+from headrace.consumers.replication.applied_state import AppliedState
 from headrace.consumers.replication.group_health import Event, GroupHealth, State, Use
 from headrace.consumers.replication.group_state import GroupState, LogBase
 from headrace.consumers.replication.hash_chain import CHAIN_INTERVAL
@@ -42,7 +42,7 @@ from headrace.consumers.replication.settings import ReplicationLimits
 from headrace.consumers.replication.store_jobs import JobPool, StoreJobQueue
 from headrace.consumers.store import Store
 from headrace.schemas.errors import HeadraceError
-from headrace.schemas.messages import NO_CHAIN, Leadership
+from headrace.schemas.messages import NO_CHAIN
 from headrace.schemas.payload import PayloadInvalid
 from headrace.schemas.tables import TableSchema
 
@@ -51,32 +51,6 @@ _log = structlog.get_logger(__name__)
 
 class ActionUnsupported(HeadraceError):
     """A record asks for what only a later build does."""
-
-
-@dataclass(frozen=True, slots=True)
-class AppliedState:
-    """What a group has applied after one record: one value, so that other threads never see half of a step."""
-
-    version: int = 0
-    offset: int = -1
-    chain: bytes = NO_CHAIN
-    timestamp_ms: int = 0
-    epoch: int = 0
-    leader: Leadership | None = None
-    frontier: int = 0
-    unsealed_rows: int = 0
-    claimed_ms: int = 0
-    log_bytes: int = 0
-
-    @classmethod
-    def of(cls, state: GroupState, timestamp_ms: int, before: AppliedState | None = None) -> AppliedState:
-        """The replicated state with the broker's times.
-
-        They are those of the newest record and, as far as known, of the newest accepted claim.
-        """
-        claimed_ms = before.claimed_ms if before is not None and before.epoch == state.epoch else timestamp_ms
-        newest = (state.version, state.offset, state.chain, timestamp_ms, state.epoch, state.leader)
-        return cls(*newest, state.frontier, state.unsealed_rows, claimed_ms, state.log_bytes)
 
 
 class Group:

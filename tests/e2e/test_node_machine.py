@@ -98,6 +98,24 @@ def rows_of(node: Node, table: str) -> Model:
     return found
 
 
+def copy_running(directory: Path, copy: Path) -> None:
+    """Copy the directory of a running node as it is at one moment: again, if files were deleted meanwhile."""
+    # Deleted are, a moment after the end of the store jobs, files that have become parts of larger ones.
+    eventually(lambda: copied_whole(directory, copy), "a copy of files none of which was deleted meanwhile")
+
+
+def copied_whole(directory: Path, copy: Path) -> bool:
+    """Whether no file was deleted while the directory was copied."""
+    shutil.rmtree(copy, ignore_errors=True)
+    try:
+        shutil.copytree(directory, copy)
+    except shutil.Error as error:
+        if not all("No such file" in reason for _, _, reason in error.args[0]):
+            raise
+        return False
+    return True
+
+
 class NodeMachine(RuleBasedStateMachine):
     """One node over one log; the model has the semantics of upserts and deletes."""
 
@@ -200,7 +218,7 @@ class NodeMachine(RuleBasedStateMachine):
         await_end(self.log, self.node)
         before = self.directory()
         self.directories += 1
-        shutil.copytree(before, self.directory())
+        copy_running(before, self.directory())
         self.node.stop()
         shutil.rmtree(before)
         self.node = start(self.log, self.directory())

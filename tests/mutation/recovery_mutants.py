@@ -452,15 +452,15 @@ RECOVERY = (
     Mutant(
         "gap_of_an_earlier_topic_found",
         "recovery/log_gap.py",
-        "if found is not None and found.topic_id == self._state.topic_id and _is_new(found, base):",
-        "if found is not None and _is_new(found, base):",
+        "        if found is None or found.topic_id != self._state.topic_id:\n",
+        "        if found is None:\n",
         (GAPS,),
     ),
     Mutant(
         "passed_gap_found_again",
         "recovery/log_gap.py",
-        "    return base.topic_id != found.topic_id or found.offset > base.offset\n",
-        "    return base.topic_id != found.topic_id or found.offset >= base.offset\n",
+        "    if base.topic_id != found.topic_id or found.offset > base.offset:\n",
+        "    if base.topic_id != found.topic_id or found.offset >= base.offset:\n",
         (GAPS,),
     ),
     Mutant(
@@ -480,8 +480,8 @@ RECOVERY = (
     Mutant(
         "common_record_by_its_offset_alone",
         "recovery/log_gap.py",
-        "            and next_chain(before, record_digest(records[0].value)) == after\n",
-        "",
+        "    return found is not None and next_chain(before, found) == after\n",
+        "    return found is not None\n",
         (GAPS,),
     ),
     Mutant(

@@ -193,8 +193,8 @@ STATE_MACHINE = (
     Mutant(
         "files_that_end_before_a_gap_offered",
         "replication/group.py",
-        "        if self.store_jobs.sealed_version < self.replica.state.base.version:\n            return 0, -1\n",
-        "",
+        "return (0, -1) if version < base.version or unread else (version, offset)",
+        "return (0, -1) if unread else (version, offset)",
         (JOBS,),
     ),
     Mutant(
@@ -235,8 +235,8 @@ STATE_MACHINE = (
     Mutant(
         "trust_of_the_newest_mark",
         "replication/group_health.py",
-        "trusted=trusted if first else before.trusted, gap",
-        "trusted=trusted, gap",
+        "            kept = trusted if first else _trusted_behind(gap, before)\n",
+        "            kept = trusted\n",
         (HEALTH,),
     ),
     Mutant(

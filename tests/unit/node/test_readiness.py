@@ -13,7 +13,9 @@ TOPIC = "c.forward.g"
 def test_a_replaced_group_is_in_sync_only_at_an_end_that_was_read_since() -> None:
     """The end of before may be behind what this node has already served: the answers would become older again."""
     group: Any = SimpleNamespace(applied=SimpleNamespace(offset=9), recovery=None)
-    consumer: Any = SimpleNamespace(position=lambda _topic: 10, durable_offset=lambda _topic: 9)
+    consumer: Any = SimpleNamespace(
+        position=lambda _topic: 10, durable_offset=lambda _topic: 9, needed_end=lambda _topic: 10
+    )
     heartbeat: Any = SimpleNamespace(incarnation="i")
     identity: Any = SimpleNamespace(node="n1")
     readiness = Readiness(identity, {TOPIC: group}, consumer, heartbeat, {TOPIC: 10}, 0)

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from headrace.connectors.log.memory import MemoryLog
+from headrace.consumers.replication.applied_state import AppliedState
 from headrace.consumers.replication.election import GroupView, MemberView
 from headrace.consumers.replication.failure_detector import FailureDetector
-from headrace.consumers.replication.group import AppliedState
 from headrace.consumers.replication.leader_tasks import (
     LeadershipForeign,
     LeaderTasks,

@@ -1,0 +1,34 @@
+"""What a group has applied, as other threads see it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headrace.consumers.replication.group_state import GroupState
+from headrace.schemas.messages import NO_CHAIN, Leadership
+
+
+@dataclass(frozen=True, slots=True)
+class AppliedState:
+    """What a group has applied after one record: one value, so that other threads never see half of a step."""
+
+    version: int = 0
+    offset: int = -1
+    chain: bytes = NO_CHAIN
+    timestamp_ms: int = 0
+    epoch: int = 0
+    leader: Leadership | None = None
+    frontier: int = 0
+    unsealed_rows: int = 0
+    claimed_ms: int = 0
+    log_bytes: int = 0
+
+    @classmethod
+    def of(cls, state: GroupState, timestamp_ms: int, before: AppliedState | None = None) -> AppliedState:
+        """The replicated state with the broker's times.
+
+        They are those of the newest record and, as far as known, of the newest accepted claim.
+        """
+        claimed_ms = before.claimed_ms if before is not None and before.epoch == state.epoch else timestamp_ms
+        newest = (state.version, state.offset, state.chain, timestamp_ms, state.epoch, state.leader)
+        return cls(*newest, state.frontier, state.unsealed_rows, claimed_ms, state.log_bytes)
