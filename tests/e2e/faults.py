@@ -255,13 +255,17 @@ class FaultRun:
         self._start(name)
         self._await_health()
 
+    def _segments(self, name: str) -> list[Path]:
+        """The segments of a node."""
+        return sorted((self._cluster.data_directory(name) / "segments").rglob("*.parquet"))
+
     def _corrupt(self) -> None:
         self._await_health()
         name = self._victim()
+        # The writers go slowly on a busy machine; after its death a node seals nothing more.
+        eventually(lambda: bool(self._segments(name)), f"a segment of {name}", READY_TIMEOUT_S)
         self._cluster.kill(name)
-        files = sorted((self._cluster.data_directory(name) / "segments").rglob("*.parquet"))
-        assert files, f"{name} has sealed nothing yet"
-        chosen = self._random.choice(files)
+        chosen = self._random.choice(self._segments(name))
         self._events.add(f"kill {name} and corrupt {chosen.relative_to(self._cluster.directory)}")
         corrupted = corrupt(chosen, self._random)
         log_length = len(log_text(self._cluster, name))
