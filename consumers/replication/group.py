@@ -13,6 +13,16 @@ from collections.abc import Callable, Iterable, Sequence
 
 import structlog
 
+from headrace.consumers.replication.actions import (
+    Action,
+    ApplyDelete,
+    ApplyLoad,
+    ApplyWrite,
+    CompactNow,
+    DropSlices,
+    Ignored,
+    SealNow,
+)
 from headrace.consumers.replication.admission import (
     GroupStopping,
     RowAdmission,
@@ -26,18 +36,7 @@ from headrace.consumers.replication.group_health import Event, GroupHealth, Stat
 from headrace.consumers.replication.group_state import GroupState, LogBase
 from headrace.consumers.replication.hash_chain import CHAIN_INTERVAL
 from headrace.consumers.replication.journal import JournalEntry
-from headrace.consumers.replication.replica import (
-    Action,
-    ApplyDelete,
-    ApplyLoad,
-    ApplyWrite,
-    CompactNow,
-    DropSlices,
-    Ignored,
-    LogHasGap,
-    Replica,
-    SealNow,
-)
+from headrace.consumers.replication.replica import LogHasGap, Replica
 from headrace.consumers.replication.settings import ReplicationLimits
 from headrace.consumers.replication.store_jobs import JobPool, StoreJobQueue
 from headrace.consumers.store import Store

@@ -59,23 +59,6 @@ from headrace.schemas.messages import (
 from headrace.schemas.payload import PayloadInvalid, PayloadTooLarge, check_size
 from headrace.schemas.series import slot_of
 
-__all__ = [
-    "Action",
-    "ApplyDelete",
-    "ApplyHandedDelete",
-    "ApplyLoad",
-    "ApplyRows",
-    "ApplyWrite",
-    "CompactNow",
-    "CutSlots",
-    "DropSlices",
-    "Ignored",
-    "LogHasGap",
-    "Rejection",
-    "Replica",
-    "SealNow",
-]
-
 KnowsTables = Callable[[int, bytes, tuple[TableVersion, ...]], bool]
 """Whether the record at an offset, with a digest, counts although it names these versions of tables.
 

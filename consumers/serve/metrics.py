@@ -18,7 +18,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from headrace.consumers.query.engine import QueryEngine
 from headrace.consumers.query.group_scanner import ScanStatistics
 from headrace.consumers.query.remote_rows import RemoteStatistics
-from headrace.consumers.replication.replica import Ignored
+from headrace.consumers.replication.actions import Ignored
 from headrace.consumers.serve.node_api import NodeApi, NodeStatus
 from headrace.schemas.records import Role
 

@@ -29,11 +29,12 @@ from headrace.connectors.log.port import Record
 from headrace.connectors.log.topics import Topics
 from headrace.consumers.membership.bootstrap import join_cluster
 from headrace.consumers.membership.schema_log import SchemaLog
+from headrace.consumers.replication.actions import ApplyWrite, Ignored
 from headrace.consumers.replication.admission import RowAdmission
 from headrace.consumers.replication.group import Group
 from headrace.consumers.replication.heartbeat import StatusWatch
 from headrace.consumers.replication.journal import JournalEntry
-from headrace.consumers.replication.replica import ApplyWrite, Ignored, LogHasGap, Replica
+from headrace.consumers.replication.replica import LogHasGap, Replica
 from headrace.consumers.replication.settings import ReplicationLimits
 from headrace.consumers.store import Store, TableUnknown
 from headrace.producers.cluster import Cluster

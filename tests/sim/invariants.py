@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from headrace.consumers.replication.actions import Ignored
 from headrace.consumers.replication.failure_detector import OFFLINE_MS
 from headrace.consumers.replication.group import Group
 from headrace.consumers.replication.group_health import State
 from headrace.consumers.replication.hash_chain import next_chain
-from headrace.consumers.replication.replica import Ignored
 from headrace.consumers.wal import LogDamaged
 from headrace.schemas.receipts import end_of, receipt_of
 from headrace.schemas.records import Role, Status

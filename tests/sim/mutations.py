@@ -12,12 +12,13 @@ from headrace.consumers.node import data_age
 from headrace.consumers.node.data_age import DataAge
 from headrace.consumers.node.readiness import Readiness
 from headrace.consumers.replication import leader_tasks, replica
+from headrace.consumers.replication.actions import Ignored
 from headrace.consumers.replication.failure_detector import FailureDetector
 from headrace.consumers.replication.group_state import GroupState
 from headrace.consumers.replication.heartbeat import Heartbeat
 from headrace.consumers.replication.leader_tasks import LeaderTasks
 from headrace.consumers.replication.log_consumer import LogConsumer
-from headrace.consumers.replication.replica import Ignored, Replica
+from headrace.consumers.replication.replica import Replica
 from headrace.consumers.replication.store_jobs import StoreJobQueue
 from headrace.consumers.wal import WriteAheadLog
 from headrace.schemas.messages import Claim, Message

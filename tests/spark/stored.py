@@ -13,7 +13,8 @@ import pyarrow as pa
 from headrace.connectors.log.port import Log, Record, read_to_end
 from headrace.connectors.log.topics import Topics
 from headrace.consumers.membership.bootstrap import read_slot_table
-from headrace.consumers.replication.replica import ApplyWrite, Ignored, Replica
+from headrace.consumers.replication.actions import ApplyWrite, Ignored
+from headrace.consumers.replication.replica import Replica
 from headrace.schemas.messages import Message, decode_message
 from headrace.schemas.payload import SERIES_COLUMN, decode_rows
 from headrace.schemas.series import parse_series_key

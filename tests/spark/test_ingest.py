@@ -19,7 +19,7 @@ from headrace.connectors.formats import kernel
 from headrace.connectors.formats.interface import FormatOptions
 from headrace.connectors.log.topics import dlq
 from headrace.consumers.membership.schema_log import SchemaLog
-from headrace.consumers.replication.replica import Ignored
+from headrace.consumers.replication.actions import Ignored
 from headrace.pipeline.failures import RawDataLost, explain
 from headrace.pipeline.ingest import (
     RunOptions,

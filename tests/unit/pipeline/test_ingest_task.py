@@ -15,7 +15,7 @@ import headrace.pipeline.rebatch
 from headrace.connectors.log.memory import MemoryLog
 from headrace.connectors.log.port import read_to_end
 from headrace.consumers.membership.schema_log import SchemaLog
-from headrace.consumers.replication.replica import Ignored
+from headrace.consumers.replication.actions import Ignored
 from headrace.pipeline.ingest_progress import Counts
 from headrace.schemas.messages import Write
 from headrace.schemas.tables import FieldType, TimeResolution

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
+from headrace.consumers.replication.actions import Action
 from headrace.consumers.replication.hand_over import due, record_of
-from headrace.consumers.replication.replica import Action, Replica
+from headrace.consumers.replication.replica import Replica
 from headrace.schemas.group_changes import (
     Barrier,
     BarrierPhase,

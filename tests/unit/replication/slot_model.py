@@ -10,16 +10,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from headrace.consumers.replication.group_state import GroupState
-from headrace.consumers.replication.replica import (
+from headrace.consumers.replication.actions import (
     Action,
     ApplyDelete,
     ApplyHandedDelete,
     ApplyRows,
     ApplyWrite,
     CutSlots,
-    Replica,
 )
+from headrace.consumers.replication.group_state import GroupState
+from headrace.consumers.replication.replica import Replica
 from headrace.schemas.group_changes import BarrierPhase, GroupKey, HandedOver, Rank
 from headrace.schemas.messages import (
     Delete,

@@ -16,12 +16,12 @@ from headrace.connectors.log.port import Record
 from headrace.connectors.log.topics import Topics
 from headrace.consumers.membership.refusal import RefusalNotNeeded, refuse_record
 from headrace.consumers.membership.schema_log import SchemaLog
+from headrace.consumers.replication.actions import Ignored
 from headrace.consumers.replication.admission import RowAdmission, TableWait
 from headrace.consumers.replication.group import Group
 from headrace.consumers.replication.group_health import Aspect, GroupHealth, State
 from headrace.consumers.replication.hash_chain import record_digest
 from headrace.consumers.replication.journal import JournalEntry
-from headrace.consumers.replication.replica import Ignored
 from headrace.consumers.replication.settings import ReplicationLimits
 from headrace.consumers.store import Store
 from headrace.schemas import payload

@@ -12,18 +12,18 @@ import pytest
 from fastavro.schema import fingerprint, to_parsing_canonical_form
 
 from headrace.consumers.replication import change_state, producer_section
-from headrace.consumers.replication.change_state import HandOver
-from headrace.consumers.replication.group_state import GroupState
-from headrace.consumers.replication.replica import (
+from headrace.consumers.replication.actions import (
     ApplyDelete,
     ApplyHandedDelete,
     ApplyRows,
     ApplyWrite,
     CutSlots,
     Ignored,
-    Replica,
     SealNow,
 )
+from headrace.consumers.replication.change_state import HandOver
+from headrace.consumers.replication.group_state import GroupState
+from headrace.consumers.replication.replica import Replica
 from headrace.consumers.replication.row_slots import SlotsUnknown
 from headrace.schemas.framing import FrameInvalid, codec
 from headrace.schemas.group_changes import BarrierPhase, HandOverPosition, Rank, from_runs, to_runs

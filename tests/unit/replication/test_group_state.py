@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.consumers.replication import group_state
+from headrace.consumers.replication.actions import ApplyDelete, ApplyWrite, Ignored
 from headrace.consumers.replication.group_state import GroupState, ProducerKind
-from headrace.consumers.replication.replica import ApplyDelete, ApplyWrite, Ignored, Replica
+from headrace.consumers.replication.replica import Replica
 from headrace.schemas.messages import Body, Delete, Message, ProducerPosition, Write, encode_message
 
 LIMIT = 5

@@ -9,7 +9,7 @@ from typing import Any
 from headrace.consumers.query.engine import QuerySettings, QueryStatistics
 from headrace.consumers.query.group_scanner import ScanStatistics
 from headrace.consumers.query.remote_rows import RemoteStatistics
-from headrace.consumers.replication.replica import Ignored
+from headrace.consumers.replication.actions import Ignored
 from headrace.consumers.serve.metrics import metrics_text
 from headrace.consumers.serve.node_api import NodeFigures
 
