@@ -13,6 +13,7 @@ from headrace.consumers.membership.group_changes import GroupBirth
 from headrace.consumers.membership.running_change import RunningChange
 from headrace.consumers.membership.slot_table import SlotTable
 from headrace.consumers.replication.founding import Founding
+from headrace.schemas.membership_records import ChangeKind
 
 NONE_GONE: frozenset[GroupBirth] = frozenset()
 
@@ -62,7 +63,7 @@ def joining_reason(state: MembershipState, node: str) -> str:
     table, change = state.table, state.change
     if table is None or node in table.nodes:
         return ""
-    if change is not None and change.node == node:
+    if change is not None and change.kind is ChangeKind.ADD and change.node == node:
         return f"joining: change {change.number} adds node {node}, which serves from the new table on"
     if node in state.removed and node not in state.exiles:
         return f"joining: node {node} was removed from the cluster and hands over what is left"

@@ -58,7 +58,7 @@ class PlacementTask:
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._follower = follower
-        self._lifecycle = lifecycle
+        self.lifecycle = lifecycle
         self._local = local
         self._readiness = readiness
         self._topics = topics
@@ -121,7 +121,7 @@ class PlacementTask:
             self._topics_of_cluster.forget(self._topic(birth))
         busy = self._follow(table, wanted, state)
         for birth in self._local.left(wanted):
-            self._lifecycle.delete(birth)
+            self.lifecycle.delete(birth)
         self._ending.turn(ends)
         exiled = is_exiled(state, self._node, self._local.identity.born)
         if exiled:
@@ -139,7 +139,7 @@ class PlacementTask:
         self._note(own, "")
         busy, fault = None, ""
         try:
-            self._lifecycle.follow(wanted, state.ended)
+            self.lifecycle.follow(wanted, state.ended)
         except GroupBusy as error:
             busy = error
         except (HeadraceError, OSError) as error:
