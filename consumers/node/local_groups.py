@@ -10,7 +10,7 @@ import errno
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -19,13 +19,14 @@ import structlog
 
 from headrace.connectors.log.port import Log, TopicState
 from headrace.connectors.log.topics import Topics
-from headrace.consumers.membership.group_changes import GroupBirth, GroupPlacement, groups_at
+from headrace.consumers.membership.group_changes import GroupBirth
 from headrace.consumers.membership.schema_log import SchemaLog
 from headrace.consumers.node.data_directory import Identity, set_aside
 from headrace.consumers.node.group_deletion import decide, finish_deletion, finish_deletions, is_decided
 from headrace.consumers.node.settings import StoreSection
 from headrace.consumers.recovery.file_copy import finish_swap, finish_swaps
 from headrace.consumers.recovery.log_gap import parse_gap
+from headrace.consumers.replication.founding import Founding
 from headrace.consumers.replication.group import Group
 from headrace.consumers.replication.group_health import Event
 from headrace.consumers.replication.group_registry import GroupRegistry
@@ -51,15 +52,14 @@ _log = structlog.get_logger(__name__)
 class LocalGroups:
     """Owns the journal and the groups of one node, by forward topic.
 
-    `open_group` is also called when a group was replaced, `add` and `remove` when one comes or goes. `joining` is why
-    the node has no groups at all, empty for a node of the slot table.
+    `open_group` is also called when a group was replaced, `add` and `remove` when one comes or goes.
     """
 
     def __init__(
         self,
         directory: Path,
         identity: Identity,
-        slot_table: GroupPlacement,
+        wanted: Mapping[GroupBirth, Founding],
         topics: Topics,
         schema_log: SchemaLog,
         heartbeat: Heartbeat,
@@ -71,12 +71,10 @@ class LocalGroups:
         self._schema_log = schema_log
         self._heartbeat = heartbeat
         self._settings = settings
-        self._members: dict[str, tuple[str, ...]] = {}
+        self._foundings: dict[str, Founding] = {}
         self.births: dict[str, GroupBirth] = {}
-        # A node that is not in the table holds nothing.
-        self.joining = joining_reason(identity.node, slot_table)
-        for birth, members in groups_at(slot_table, identity.node).items():
-            self._place(birth, members)
+        for birth, founding in wanted.items():
+            self._place(birth, founding)
         self._opened = ExitStack()
         self._open_groups: list[Group] = []
         # `node.json` is written under it, by whichever thread.
@@ -88,9 +86,9 @@ class LocalGroups:
         self.cursors: dict[str, Cursor] = {}
         self.receipts: dict[str, bytes] = {}
 
-    def _place(self, birth: GroupBirth, members: tuple[str, ...]) -> str:
+    def _place(self, birth: GroupBirth, founding: Founding) -> str:
         topic = self.topics.forward(birth.header, birth.birth)
-        self.births[topic], self._members[topic] = birth, members
+        self.births[topic], self._foundings[topic] = birth, founding
         return topic
 
     def check_topics(self, log: Log) -> None:
@@ -119,8 +117,6 @@ class LocalGroups:
 
         `receipts` are of the newest records that only the journal holds.
         """
-        if self.joining:
-            _log.warning("joining", reason=self.joining)
         # Before any store is opened: a crash in the middle of a deletion or a swap leaves a group with a part of its
         # files, or with those of two stores.
         self._forget_topics(finish_deletions(self.directory))
@@ -188,7 +184,7 @@ class LocalGroups:
             )
             store = Store.open(self.directory, key, self._settings, self._encoders)
         header = self.births[topic].header
-        group = Group(header, self._members[topic], 1, store, self._schema_log, self._settings, self._on_sealed)
+        group = Group(header, self._foundings[topic], store, self._schema_log, self._settings, self._on_sealed)
         self._open_groups.append(group)
         return group
 
@@ -199,12 +195,12 @@ class LocalGroups:
         if group in self._open_groups:
             self._open_groups.remove(group)
 
-    def add(self, birth: GroupBirth, members: tuple[str, ...], state: TopicState) -> tuple[str, Group]:
+    def add(self, birth: GroupBirth, founding: Founding, state: TopicState) -> tuple[str, Group]:
         """Open a group that comes while the node runs, whose log is in that state; it is in no registry yet.
 
         It has what the directory holds of it, mostly nothing. Raises StoreError, OSError.
         """
-        topic = self._place(birth, members)
+        topic = self._place(birth, founding)
         try:
             return topic, self._add(topic, birth, state)
         except BaseException:
@@ -239,7 +235,7 @@ class LocalGroups:
         self._displace(topic)
 
     def _displace(self, topic: str) -> None:
-        kept: tuple[dict[str, Any], ...] = (self.births, self._members, self.ends, self.cursors, self.receipts)
+        kept: tuple[dict[str, Any], ...] = (self.births, self._foundings, self.ends, self.cursors, self.receipts)
         for known in (*kept, self._recreated):
             known.pop(topic, None)
 
@@ -253,6 +249,11 @@ class LocalGroups:
         decide(self.directory, directory)
         self._forget_topics([directory])
         finish_deletion(self.directory, directory)
+
+    def left(self, wanted: Collection[GroupBirth]) -> list[GroupBirth]:
+        """The groups that are closed and not wanted, and that have left something on the disk."""
+        found = (self.topics.group_of(topic) for topic in self.identity.topics if topic not in self.births)
+        return sorted(birth for each in found if each and (birth := GroupBirth(*each)) not in wanted)
 
     def close(self) -> None:
         """Stop the groups and close their stores and the journal."""
@@ -341,16 +342,6 @@ class LocalGroups:
             # The records are in segments: a journal that keeps them longer costs space and nothing else.
             _log.warning("journal keeps sealed records", group=key, error=str(error))
         self._heartbeat.send_now()
-
-
-def joining_reason(node: str, table: GroupPlacement) -> str:
-    """Why a node that is not in the slot table serves nothing, empty for one that is."""
-    if node in table.nodes:
-        return ""
-    return (
-        f"joining: node {node} is not among the nodes of the cluster, {', '.join(table.nodes)}, and holds no group; "
-        "this version cannot add a node to a cluster"
-    )
 
 
 def _noted(entries: Iterable[JournalEntry], receipts: deque[bytes]) -> Iterator[JournalEntry]:

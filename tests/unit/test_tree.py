@@ -46,6 +46,7 @@ PURE_MODULES = (
     "consumers/membership/group_changes.py",
     "consumers/membership/groups.py",
     "consumers/membership/metadata_leader.py",
+    "consumers/membership/placement.py",
     "consumers/membership/requests.py",
     "consumers/membership/ring.py",
     "consumers/membership/running_change.py",
