@@ -66,7 +66,7 @@ class MembershipState:
 
     `records` counts all that were read, `changes` the accepted ones. `removed` are the former nodes that have
     not joined again, `exiled` those of them that have nothing left to do. `requests` are (request id, outcome), the newest
-    last.
+    last. `formal_change` is the number of the change that led to `table`. A later one that does not run was cancelled.
     """
 
     records: int = 0
@@ -78,6 +78,7 @@ class MembershipState:
     removed: tuple[str, ...] = ()
     exiled: tuple[str, ...] = ()
     requests: tuple[tuple[str, Outcome], ...] = ()
+    formal_change: int = 0
 
     def apply_value(self, value: bytes) -> tuple[MembershipState, Verdict]:
         """The state after the next record of the log."""
@@ -217,6 +218,7 @@ def _formal(state: MembershipState, formal: Formal) -> Decided:
     # The node that leaves leads nothing from here on. The epoch stays, so that the next claim is one higher.
     leader = None if leader is not None and leader.node not in change.table.nodes else leader
     state = replace(state, table=change.table, removed=removed, exiled=exiled, leader=leader)
+    state = replace(state, formal_change=change.number)
     return _with(state, replace(change, formal=True)), Verdict.ACCEPTED
 
 
