@@ -12,6 +12,7 @@ from headrace.connectors.log.topics import Topics
 from headrace.consumers.membership.changes import MembershipState
 from headrace.consumers.membership.running_change import Phase, RunningChange
 from headrace.consumers.membership.slot_table import SlotTable
+from headrace.consumers.replication.change_state import concerned_slots
 from headrace.consumers.replication.change_view import ChangeView
 from headrace.schemas.group_changes import Barrier, BarrierPhase, GroupKey, MovedTo, Slots
 from headrace.schemas.messages import Anchor, Leadership
@@ -36,7 +37,20 @@ class BarrierDue:
 
 
 def barrier_due(state: MembershipState, key: GroupKey, view: ChangeView, topics: Topics) -> BarrierDue | None:
-    """The barrier that a group must append next, None if it has all of them or has read further than this node."""
+    """The barrier that a group must append next.
+
+    None if it has all of them, has read further than this node, or must wait: a slot gets another holder only when
+    the present one has accepted everything for it.
+    """
+    due = _next_barrier(state, key, view, topics)
+    if due is None or due.phase is not BarrierPhase.FORMAL:
+        return due
+    changed = {slot for each in due.moves for slot in each.slots if slot in view.given}.union(due.gains)
+    waiting = (each for one in view.due.values() for each in one)
+    return due if all(changed.isdisjoint(concerned_slots(each, view.cuts)) for each in waiting) else None
+
+
+def _next_barrier(state: MembershipState, key: GroupKey, view: ChangeView, topics: Topics) -> BarrierDue | None:
     change = state.change
     if change is not None and change.number == view.change:
         formal = change.formal and view.phase is BarrierPhase.PRE

@@ -73,7 +73,7 @@ class _Appended:
         record = self.record
         if isinstance(record, Barrier):
             return (view.change, view.phase) == (record.change, record.phase) or view.change > record.change
-        return all(record.position != each.transfer.position for each in view.due.get(record.target, ()))
+        return all(record.position != each.position for each in view.due.get(record.target, ()))
 
 
 class ChangeTasks:

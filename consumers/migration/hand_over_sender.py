@@ -130,8 +130,8 @@ class HandOverSender:
             return None
         shown = self._accepted_by(due[0].target, target.topic_id)
         target.sent = target.sent.with_accepted(max(shown, due[0].previous), self._clock.monotonic_s())
-        self._send(target, view, [each for each in due if each.transfer.position > target.sent.newest])
-        known = [each.transfer.position for each in due if each.transfer.position <= shown]
+        self._send(target, view, [each for each in due if each.position > target.sent.newest])
+        known = [each.position for each in due if each.position <= shown]
         return known[-1] if known else None
 
     def _check_identity(self, target: _Target, topic: str) -> None:
@@ -148,11 +148,9 @@ class HandOverSender:
         """The newest position that a live member of the next holder has read as accepted."""
         # One member is enough: it shows what is in the log, which every other one reads in the same way.
         shown = (
-            HandOverPosition(each.version, each.part)
+            status.accepted_from(self._origin)
             for status in self._statuses.online()
             if (status.group, status.topic_id) == (key.group, topic_id) and not status.log_lost
-            for each in status.accepted
-            if GroupKey(each.group, each.birth) == self._origin
         )
         return max(shown, default=BEGINNING)
 
@@ -168,8 +166,8 @@ class HandOverSender:
                 break
             self._append(target, each.topic, value, needed_format)
             room_bytes -= len(value)
-            sizes = (*sent.sizes, (each.transfer.position, len(value)))
-            sent = replace(sent, newest=each.transfer.position, sizes=sizes, since_s=since_s)
+            sizes = (*sent.sizes, (each.position, len(value)))
+            sent = replace(sent, newest=each.position, sizes=sizes, since_s=since_s)
             target.sent = sent
 
     def _records(self, view: ChangeView, wanted: Sequence[HandOver], room: int) -> Iterator[tuple[HandOver, bytes, int]]:
