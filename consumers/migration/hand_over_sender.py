@@ -80,9 +80,10 @@ class _Target:
 
 
 class HandOverSender:
-    """Sends for one group under one leadership. Owned by the thread of the leader tasks.
+    """Sends for one group. Owned by one thread: that of the leader tasks, or the one that ends a group.
 
-    `turn` is called while something is due. It waits for the log for some tenths of a second at most.
+    `turn` is called while something is due. It waits for the log for some tenths of a second at most. It needs no
+    leadership: the members of a group whose log is closed, where nobody can claim any more, may all call it.
     """
 
     def __init__(
@@ -113,6 +114,17 @@ class HandOverSender:
                 continue
             accepted = accepted or (position and (key, position))
         return accepted
+
+    def handed_over(self, view: ChangeView) -> bool:
+        """Whether the members of every next holder show that they have all that was due in the newest turn.
+
+        A log that is closed takes no note of it any more, so this is what its end is decided by.
+        """
+        return all(
+            key in self._targets and due[-1].position <= self._accepted_by(key, self._targets[key].topic_id)
+            for key, due in view.due.items()
+            if due
+        )
 
     def close(self) -> None:
         """Release what was opened; what was appended is delivered, or sent again by the next leader."""

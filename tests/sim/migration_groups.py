@@ -10,10 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from headrace.connectors.log.memory import MemoryLog
-from headrace.connectors.log.port import Headers, Record, RecordTooLarge
+from headrace.connectors.log.port import Headers, Record
 from headrace.consumers.membership.slot_table import SlotTable
 from headrace.consumers.replication.actions import CutSlots
 from headrace.consumers.replication.applied_state import AppliedState
+from headrace.consumers.replication.founding import Founding
 from headrace.consumers.replication.replica import Replica
 from headrace.schemas.group_changes import BarrierPhase, GroupKey, HandedOver, HandOverPosition, Rank, Takeover
 from headrace.schemas.messages import Delete, Write, decode_message
@@ -32,9 +33,9 @@ class ClosableLog(MemoryLog):
         self.closed: set[str] = set()
 
     def store(self, topic: str, value: bytes, key: bytes | None, headers: Headers) -> int:
-        """Append one record; its offset."""
+        """Append one record; its offset. What comes too late is lost, whatever report its sender gets."""
         if topic in self.closed:
-            raise RecordTooLarge(f"topic {topic} is closed")
+            return -1
         return super().store(topic, value, key, headers)
 
 
@@ -58,15 +59,15 @@ class Expected:
 class TrueGroup:
     """One group with its log, a replica that has read all of it, and its rows."""
 
-    def __init__(self, log: MemoryLog, topic: str, key: GroupKey, founders: tuple[str, ...], replica: Replica) -> None:
+    def __init__(self, log: MemoryLog, topic: str, header: str, founding: Founding) -> None:
         self.log = log
         self.topic = topic
-        self.key = key
-        self.founders = founders
-        self.replica = replica
+        self.key = GroupKey(header, founding.birth)
+        self.founding = founding
+        self.replica = replica = new_replica(founding)
         self.rows = Rows()
         self.history = [AppliedState.of(replica.state, 0)]
-        self.cuts: dict[tuple[GroupKey, int], tuple[tuple[int, ...], int]] = {}
+        self.cuts: dict[tuple[GroupKey, int], tuple[int, int]] = {}
         self.barriers: dict[tuple[int, BarrierPhase], int] = {}
         self.deleted = False
 
@@ -150,8 +151,9 @@ class TrueGroups:
         """The files of the slots that leave, with the deletes applied."""
         version = group.replica.state.version
         for moved in cut.moves:
-            parts = len(group.replica.state.changes.takeovers(version, moved.key))
-            group.cuts[moved.key, version] = moved.slots, parts
+            changes = group.replica.state.changes
+            parts = len(changes.cuts[version].takeovers(moved.key, changes.slots_total))
+            group.cuts[moved.key, changes.table_version] = version, parts
             leaving = [key for key in KEYS if int(key[0]) in moved.slots and int(key[0]) not in given]
             self._files[group.key, version, moved.key] = {key: group.rows.visible(key) for key in leaving}
             for key in leaving:
@@ -181,12 +183,12 @@ class TrueGroups:
         held = self.holder(int(key[0])).rows.visible(key)
         return held[max(held)] if held else None
 
-    def position_of(self, donor: TrueGroup, target: GroupKey) -> HandOverPosition:
-        """The last part of the newest takeover of a target."""
-        version = max(at for key, at in donor.cuts if key == target)
-        return HandOverPosition(version, donor.cuts[target, version][1] - 1)
+    def cut_of(self, donor: GroupKey, target: GroupKey, table_version: int) -> HandOverPosition | None:
+        """The last part of the takeover of a target with a table; None before the cut."""
+        found = self.by_key(donor).cuts.get((target, table_version))
+        return None if found is None else HandOverPosition(found[0], found[1] - 1)
 
 
-def new_replica(founders: tuple[str, ...], birth: int) -> Replica:
+def new_replica(founding: Founding) -> Replica:
     """A replica of a group that has read nothing."""
-    return Replica(founders, era=birth, slots_of=slots_of)
+    return Replica(founding.members, era=founding.birth, gains=founding.gains, slots_of=slots_of)
