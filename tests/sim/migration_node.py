@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from headrace.consumers.migration.hand_over_sender import HandOverSender
 from headrace.consumers.replication.applied_state import AppliedState
 from headrace.consumers.replication.failure_detector import FailureDetector
 from headrace.consumers.replication.leader_parts import LeaderRecord
+from headrace.schemas.errors import HeadraceError
 from headrace.schemas.framing import format_headers
 from headrace.schemas.group_changes import GroupKey
 from headrace.schemas.membership_records import SlotDone
@@ -130,11 +132,14 @@ class MigrationNode:
                 group.version = min(len(group.truth.history) - 1, group.version + chance.choice((0, 1, 3, 10, 40)))
             self._send()
         for topic, group in list(self.groups.items()):
-            if topic in simulation.memory.closed:
-                self._drain(topic, group)
-            else:
-                self._lead(topic, group)
-        self._report_slots()
+            # As the threads of a node: an error ends the step for this group.
+            with suppress(HeadraceError):
+                if topic in simulation.memory.closed:
+                    self._drain(topic, group)
+                else:
+                    self._lead(topic, group)
+        with suppress(HeadraceError):
+            self._report_slots()
 
     def _place(self) -> None:
         """Open the groups that this node needs, and close those that have gone."""
