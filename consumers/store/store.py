@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from headrace.consumers.store.compaction import Compaction, plan_compaction
-from headrace.consumers.store.cut import Cut, ReleaseJob, make_cut, write_export
+from headrace.consumers.store.cut import Cut, ReleaseJob, make_cut, read_series, write_export
 from headrace.consumers.store.index import RunsCache
 from headrace.consumers.store.jobs import CompactJob, DropJob, SealJob
 from headrace.consumers.store.last_rows import (
@@ -252,6 +252,10 @@ class Store:
         be on the same file system. Raises what `cut` raises, StoreFull or StoreUnwritable.
         """
         return write_export(self._components, version, slots, directory)
+
+    def series_file(self, entry: SegmentEntry) -> bytes:
+        """What travels beside a segment that is here, the content of its series file. Raises SegmentGone."""
+        return read_series(self._components, entry)
 
     def release(self, version: int, slots: Slots) -> ReleaseJob:
         """Removes the files of `slots` that were loaded or sealed before `version`, and ends their hold."""
