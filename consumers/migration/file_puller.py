@@ -147,6 +147,9 @@ class FilePuller:
 
     def _attempt(self, file: WantedFile) -> float:
         """Fetch and attach one file; the seconds to wait before it is tried again, 0 if it is not due any more."""
+        # The list of what is due may be older than the end of an earlier attempt.
+        if all(entry.content_digest != file.entry.content_digest for entry in file.group.store.awaited()):
+            return 0.0
         try:
             sender = self._stage(file)
             try:

@@ -49,7 +49,6 @@ class PullView:
     in the log as far as the group has applied it. `settled`: the store has carried out those that have. `awaited` is
     how many files of the slots are not attached. `accepted` is the newest position of the donor that counted here.
     `leads`: this member leads its group. `appended`: it waits for loads that it has appended to be read back.
-    `reporting`: it waits for its report to be read back.
     """
 
     reported: bool = False
@@ -61,20 +60,17 @@ class PullView:
     accepted: HandOverPosition = BEGINNING
     leads: bool = False
     appended: bool = False
-    reporting: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class PullDecision:
-    """The state, and what to do: ask a donor for its list, append loads, or report the slots as done.
+    """The state, and the loads to append in it.
 
     Files that are awaited are fetched in every state: whatever was read in the log is due.
     """
 
     state: PullState
-    ask: bool = False
     loads: tuple[Load, ...] = ()
-    report: bool = False
 
     @property
     def has_rows(self) -> bool:
@@ -90,15 +86,15 @@ def decide_pull(view: PullView) -> PullDecision:
     if not view.reached:
         return PullDecision(PullState.WAITING)
     if view.listing is None:
-        return PullDecision(PullState.LISTING, ask=True)
+        return PullDecision(PullState.LISTING)
     if view.missing:
         due = view.leads and not view.appended
-        return PullDecision(PullState.LOADING, loads=view.missing[:LOADS_AT_ONCE] if due else ())
+        return PullDecision(PullState.LOADING, view.missing[:LOADS_AT_ONCE] if due else ())
     if view.awaited or not view.settled:
         return PullDecision(PullState.FETCHING)
     if view.accepted < view.listing.takeover:
         return PullDecision(PullState.TAKING_OVER)
-    return PullDecision(PullState.COMPLETE, report=not view.reporting)
+    return PullDecision(PullState.COMPLETE)
 
 
 def pairs_of(change: RunningChange | None, node: str) -> tuple[Pair, ...]:
@@ -138,15 +134,6 @@ def covered(load: Load, present: Mapping[tuple[str, str, int, int], Sequence[tup
     )
 
 
-def due_slots(change: RunningChange | None, node: str, header: str) -> frozenset[int]:
-    """The slots that a group gained and this member of it has not reported as done."""
-    if change is None or not change.formal or node not in change.table.nodes:
-        return frozenset()
-    if header not in change.table.headers or node not in change.table.group(header):
-        return frozenset()
-    return slots_of_bits(change.gained.get(header, 0) & ~dict(change.received).get(node, 0))
-
-
 def is_reported(change: RunningChange, node: str, slots: Iterable[int]) -> bool:
     """Whether a node's report of all these slots counts."""
     received = dict(change.received).get(node, 0)
@@ -156,4 +143,3 @@ def is_reported(change: RunningChange, node: str, slots: Iterable[int]) -> bool:
 def slots_of_bits(bits: int) -> frozenset[int]:
     """The inverse of `bits_of`."""
     return frozenset(slot for slot, bit in enumerate(reversed(f"{bits:b}")) if bit == "1")
-

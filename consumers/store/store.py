@@ -27,7 +27,7 @@ from headrace.consumers.store.scan import TableScan, read_table
 from headrace.consumers.store.segment import SegmentEntry
 from headrace.consumers.store.segment_files import path_component
 from headrace.consumers.store.settings import StoreSettings
-from headrace.consumers.store.slots import Slots, without_held
+from headrace.consumers.store.slots import Slots, held_without, without_held
 from headrace.consumers.store.store_directory import STAGING_DIRECTORY, open_directories, quarantine, write_snapshot
 from headrace.consumers.store.store_job import StoreComponents
 from headrace.consumers.store.store_view import StoreView
@@ -260,7 +260,7 @@ class Store:
     def release(self, version: int, slots: Slots) -> ReleaseJob:
         """Removes the files of `slots` that were loaded or sealed before `version`, and ends their hold."""
         self._advance(version)
-        self._components.held = tuple(each for each in self._components.held if each != slots)
+        self._components.held = held_without(self._components.held, slots)
         return ReleaseJob(self._components, version, slots)
 
     def scan(
