@@ -1,4 +1,4 @@
-"""The figures of a node's pulls, for metrics, statuses and operators. Pure."""
+"""The figures of a node's pulls, for metrics, statuses and operators."""
 
 from __future__ import annotations
 

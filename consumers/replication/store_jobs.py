@@ -87,7 +87,8 @@ class JobThread:
 class StoreJobQueue:
     """Owned by the applying thread; the properties may be read by any.
 
-    `releases` are slots whose files go between two records; any thread adds to them. A job that waits, or cannot succeed, is reported to the group's health.
+    A job that waits, or cannot succeed, is reported to the group's health. `releases` are slots whose files go
+    between two records; any thread adds to them.
     """
 
     def __init__(

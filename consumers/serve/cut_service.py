@@ -102,14 +102,14 @@ def _chunks(data: FileIO, offset: int) -> Iterator[bytes]:
             yield chunk
 
 
-def cut_routes(service: CutService) -> list[Route]:
+def cut_routes(service: Callable[[], CutService]) -> list[Route]:
     """The routes of a donor."""
 
     async def listing(request: Request) -> Response:
-        return await _answer(lambda: _listing(service, request.query_params))
+        return await _answer(lambda: _listing(service(), request.query_params))
 
     async def file(request: Request) -> Response:
-        return await _answer(lambda: _file(service, request.query_params))
+        return await _answer(lambda: _file(service(), request.query_params))
 
     return [Route(CUT_ROUTE, listing, methods=["GET"]), Route(CUT_FILE_ROUTE, file, methods=["GET"])]
 
