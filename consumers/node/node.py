@@ -44,6 +44,7 @@ from headrace.consumers.node.readiness import Readiness
 from headrace.consumers.node.recovery_environment import NodeRecoveryEnvironment
 from headrace.consumers.node.requests import GroupRequests
 from headrace.consumers.node.settings import ServerSettings
+from headrace.consumers.node.slot_pulls import SlotMigration
 from headrace.consumers.node.software import installed_version
 from headrace.consumers.node.status_report import node_figures, node_status
 from headrace.consumers.query.cluster_source import ClusterSource
@@ -217,6 +218,7 @@ class Node:
         # The directory of all groups: DuckDB is locked to it, and groups come while it runs.
         segments = create_directories(self.directory / SEGMENTS_DIRECTORY)
         self.engine = QueryEngine(self.source, [segments], settings, on_unreadable=self.scrubber.scrub_now)
+        self.migration = SlotMigration(self)
         self.scanner = GroupScanner(self.name, local, self.schema_log, self.engine)
 
     def _start_threads(self) -> None:
@@ -231,6 +233,7 @@ class Node:
             self.supervisor.start()
             self.divergence_monitor.start()
             self.scrubber.start()
+            self.migration.start()
         self.log_monitor.start()
         self._snapshot_expiry.start()
         self.started = True
@@ -264,6 +267,7 @@ class Node:
             self.engine.close()
             self.source.close()
             self.scrubber.stop()
+            self.migration.stop()
             self.divergence_monitor.stop()
             self.supervisor.stop()
             # The heartbeat outlives the groups: the others see the last durable offsets, which may complete a

@@ -37,7 +37,8 @@ class Readiness:
     `decision(topic)` and `http_address` are set once the leader tasks and the server exist. `joining` is why the node
     has no groups at all, empty for a node of the cluster's slot table. `missing` names groups of the table that are
     not open here, `surplus` are the topics of those that are here for a running change alone. `membership_failure()`
-    is why changes of the cluster no longer reach it.
+    is why changes of the cluster no longer reach it. `pulling_reason(group)` is what the data of slots that moved to
+    a group waits for.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class Readiness:
         self.missing = ""
         self.surplus: frozenset[str] = frozenset()
         self.membership_failure: Callable[[], str] = lambda: ""
+        self.pulling_reason: Callable[[str], str] = lambda _group: ""
 
     def end(self, topic: str) -> int:
         """The end of a forward log when it was read last."""
@@ -308,7 +310,7 @@ class Readiness:
             recovery_done=done,
             recovery_total=total,
             format=FORMAT,
-            reason=reason or self.decision(topic).reason,
+            reason=reason or self.decision(topic).reason or self.pulling_reason(group.name),
             sent_boot_ns=self._clock.boot_ns(),
             receipts=b"" if wrong else self._log_consumer.receipts(topic),
             accepted=tuple(Acceptance.of(*each) for each in sorted(applied.changes.accepted.items())),

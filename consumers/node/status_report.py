@@ -13,6 +13,7 @@ from headrace.connectors.clock import Moment
 from headrace.consumers.integrity.scrubber import Scrubber
 from headrace.consumers.membership.metadata_group import MetadataGroup
 from headrace.consumers.membership.slot_table import SlotTable
+from headrace.consumers.node.slot_pulls import SlotMigration
 from headrace.consumers.query.cluster_source import ClusterSource
 from headrace.consumers.replication.group import Group
 from headrace.consumers.replication.group_registry import GroupNotHere, GroupRegistry
@@ -38,6 +39,7 @@ class NodeParts(Protocol):
     journal: Journal
     heartbeat: Heartbeat
     metadata: MetadataGroup
+    migration: SlotMigration
 
     @property
     def source(self) -> ClusterSource:
@@ -178,6 +180,7 @@ def node_figures(node: NodeParts) -> NodeFigures:
         remote=replace(node.source.remote.statistics),
         metadata_leads=node.metadata.leads,
         metadata_epoch=node.metadata.state.epoch,
+        migration=node.migration.puller.figures(),
     )
 
 

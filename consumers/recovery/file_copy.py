@@ -44,6 +44,8 @@ PARTS = ("segments", "index")
 # One buffer of this size is filled again and again for a whole file.
 CHUNK_BYTES = 1 << 18
 PATH_BYTES_MAX = 1_000
+ReadFrom = Callable[[int], Iterator[Buffer]]
+"""The bytes of one file from an offset, in chunks, each valid until the next one; may end early."""
 
 
 class SourceFailed(HeadraceError):
@@ -235,21 +237,23 @@ def _fetch_file(
         target.unlink()
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_name(target.name + PARTIAL_SUFFIX)
-    begun = partial.exists()
-    if not _complete(source, snapshot, file, partial, observer) and not (
-        # The beginning may be another source's. Only a file that came from this source as a whole proves it
-        # corrupt.
-        begun and _complete(source, snapshot, file, partial, observer)
-    ):
-        raise SourceCorrupt(f"{file.path} does not have the digest {file.digest} that its sender's catalogue lists")
+    complete_file(lambda offset: source.read(snapshot, file.path, offset), file, partial, observer)
     file_sync.submit(partial, target)
 
 
-def _complete(source: Source, snapshot: Snapshot, file: SnapshotFile, partial: Path, observer: CopyObserver) -> bool:
-    """Whether the partial file, completed, has its digest; otherwise it is deleted.
+def complete_file(read: ReadFrom, file: SnapshotFile, partial: Path, observer: CopyObserver) -> None:
+    """Complete a partial file, which may exist, and compare it with its digest; it is not synced.
 
-    Raises SourceFailed when it ends early.
+    Raises SourceFailed, SourceCorrupt, TransferStopped, OSError. What was received stays, unless it is wrong.
     """
+    begun = partial.exists()
+    # The beginning may be another source's. Only a file that came from this source as a whole proves it corrupt.
+    if not _complete(read, file, partial, observer) and not (begun and _complete(read, file, partial, observer)):
+        raise SourceCorrupt(f"{file.path} does not have the digest {file.digest} that its sender's catalogue lists")
+
+
+def _complete(read: ReadFrom, file: SnapshotFile, partial: Path, observer: CopyObserver) -> bool:
+    """Whether the partial file, completed, has its digest; else it is deleted. Raises SourceFailed if it ends early."""
     if partial.exists() and partial.stat().st_size > file.size_bytes:
         partial.unlink()
     digest = _digest_so_far(partial) if partial.exists() else xxhash.xxh3_128()
@@ -257,7 +261,7 @@ def _complete(source: Source, snapshot: Snapshot, file: SnapshotFile, partial: P
     observer.kept(received)
     with partial.open("ab", buffering=0) as out:
         if received < file.size_bytes:
-            for chunk in source.read(snapshot, file.path, received):
+            for chunk in read(received):
                 received += len(chunk)
                 _write(out, chunk)
                 digest.update(chunk)

@@ -40,7 +40,7 @@ from headrace.consumers.replication.journal import JournalEntry
 from headrace.consumers.replication.replica import LogHasGap, Replica
 from headrace.consumers.replication.settings import ReplicationLimits
 from headrace.consumers.replication.store_jobs import JobPool, StoreJobQueue
-from headrace.consumers.store import Store
+from headrace.consumers.store import Slots, Store
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.group_changes import GroupKey
 from headrace.schemas.messages import NO_CHAIN
@@ -203,6 +203,12 @@ class Group:
             self._queue_bytes += sum(len(entry.value) for entry in entries)
             self._changed.notify_all()
 
+    def release(self, slots: Slots) -> None:
+        """Remove the files of slots that another group holds, between two records."""
+        with self._changed:
+            self.store_jobs.releases.append(slots)
+            self._changed.notify_all()
+
     @property
     def full(self) -> bool:
         """Whether the topic should be paused until the queue has drained."""
@@ -259,10 +265,14 @@ class Group:
         while not self._stopping:
             self.turn()
             with self._changed:
-                self._changed.wait_for(lambda: self._stopping or (self._queue and not self._stopped))
+                self._changed.wait_for(
+                    lambda: self._stopping or ((self._queue or self.store_jobs.releases) and not self._stopped)
+                )
 
     def turn(self) -> bool:
         """Apply the oldest queued entry: one step of the applying thread. False when there is none to apply now."""
+        if not self._stopped:
+            self.store_jobs.release_next(self.replica.state.version, self.replica.state.changes.given.keys())
         entry = self._next()
         if entry is None:
             return False

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,6 +37,7 @@ from headrace.schemas.messages import (
     Compact,
     Drop,
     Leadership,
+    Load,
     Message,
     ProducerPosition,
     Seal,
@@ -169,6 +170,15 @@ class LeaderTasks:
 
         Raises NotLeader, also in a process that was stopped as a leader and has just resumed.
         """
+        self._append_seal(topic, self._groups[topic], self._leadership(topic))
+
+    def append_for(self, topic: str, bodies_of: Callable[[Leadership], Iterable[Load]]) -> None:
+        """Append loads under the leadership of this node. Raises NotLeader, and the errors of the log."""
+        for body in bodies_of(self._leadership(topic)):
+            self.append(topic, body)
+
+    def _leadership(self, topic: str) -> Leadership:
+        """The leadership of this node. Raises NotLeader."""
         # Decided here and now: the stored decision of a process that was stopped is that of before the stop.
         group, decision = self._groups[topic], decide(self._views.view(topic, 0))
         if decision.role is not Role.LEADER:
@@ -178,7 +188,7 @@ class LeaderTasks:
                 f"group {group.name} is not led by {self._node}: {why}", action="ask its leader", retriable=True
             )
         assert decision.leadership is not None, "a leader without leadership"
-        self._append_seal(topic, group, decision.leadership)
+        return decision.leadership
 
     def _run(self) -> None:
         while not self._stopping.wait(TURN_S):

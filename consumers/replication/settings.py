@@ -32,6 +32,12 @@ class ReplicationLimits(SettingsModel):
     recovery_bytes_per_second: int = Field(
         default=0, ge=0, description="most bytes that a recovery copies from another node; 0 = no limit"
     )
+    migration_fetches_max: int = Field(
+        default=4, ge=1, description="files of moved slots that are fetched from other nodes at the same time"
+    )
+    migration_bytes_per_second: int = Field(
+        default=0, ge=0, description="most bytes of moved slots that are fetched from other nodes; 0 = no limit"
+    )
     log_keep_records: int = Field(
         default=0, ge=0, description="records of a group's log that trimming leaves; 0 = never trim"
     )

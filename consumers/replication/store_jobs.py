@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
@@ -18,7 +18,7 @@ from headrace.consumers.replication.group_health import Event, GroupHealth
 from headrace.consumers.replication.group_state import GroupState
 from headrace.consumers.replication.hash_chain import content_digest
 from headrace.consumers.replication.settings import ReplicationLimits
-from headrace.consumers.store import JobSuperseded, SealJob, Store, StoreDamaged, StoreJob
+from headrace.consumers.store import JobSuperseded, SealJob, Slots, Store, StoreDamaged, StoreJob
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.messages import NO_CHAIN
 
@@ -87,7 +87,8 @@ class JobThread:
 class StoreJobQueue:
     """Owned by the applying thread; the properties may be read by any.
 
-    A job that waits, or cannot succeed, is reported to the group's health.
+    A job that waits, or cannot succeed, is reported to the group's health. `releases` are slots whose files go
+    between two records; any thread adds to them.
     """
 
     def __init__(
@@ -115,6 +116,7 @@ class StoreJobQueue:
         self._version = state.frontier
         self._open = 0
         self._stopping = False
+        self.releases: deque[Slots] = deque()
         self.sealed_version = state.frontier
         self.sealed_offset = state.offset
         self.sealed_log_bytes = state.log_bytes
@@ -158,6 +160,21 @@ class StoreJobQueue:
         with self._changed:
             self._version = job.version
             self._open += 1
+        self._run(job)
+
+    def release_next(self, version: int, given: Collection[int]) -> None:
+        """Run the oldest release that was ordered, behind the record at `version`; `given` are not held here now."""
+        if self._stopping or not self.releases:
+            return
+        slots = self.releases.popleft()
+        # Not at the version of the record, whose seal may be frozen: the next one has this version at least.
+        job = self._store.release(version + 1, Slots(slots.numbers.intersection(given), slots.total))
+        # The version that members compare stays: it is that of a record, and these files are no part of it.
+        with self._changed:
+            self._open += 1
+        self._run(job)
+
+    def _run(self, job: StoreJob) -> None:
         self.wait_for_room()
         self._pending.append(self._pool.submit(lambda: self._turn(job)))
 

@@ -21,6 +21,7 @@ from starlette.staticfiles import StaticFiles
 
 from headrace.consumers.query.engine import RETRY_AFTER_S
 from headrace.consumers.serve.change_service import change_routes
+from headrace.consumers.serve.cut_service import cut_routes
 from headrace.consumers.serve.metrics import metrics_text
 from headrace.consumers.serve.node_api import NodeApi
 from headrace.consumers.serve.operations import admin_routes, snapshot_routes
@@ -54,6 +55,7 @@ def create_app(node: NodeApi, *, loopback: bool = True, names: frozenset[str] = 
         *admin_routes(node),
         *change_routes(node),
         *snapshot_routes(node),
+        *cut_routes(lambda: node.migration.cuts),
         Mount("/static", StaticFiles(directory=STATIC)),
     ]
     return Starlette(

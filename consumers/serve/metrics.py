@@ -15,6 +15,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from headrace.consumers.migration.pull_figures import PullFigures
 from headrace.consumers.query.engine import QueryEngine
 from headrace.consumers.query.group_scanner import ScanStatistics
 from headrace.consumers.query.remote_rows import RemoteStatistics
@@ -81,6 +82,7 @@ class MetricsCollector:
         yield GaugeMetricFamily("headrace_metadata_leader", leads, figures.metadata_leads)
         epoch = "Epoch of the newest accepted claim of the metadata group"
         yield GaugeMetricFamily("headrace_metadata_epoch", epoch, figures.metadata_epoch)
+        yield from _migration_metrics(figures.migration)
         yield from _query_metrics(self._node.engine)
         yield from _scan_metrics(figures.remote, self._node.scanner.statistics)
 
@@ -95,6 +97,19 @@ def _recovery_metrics(groups: Mapping[str, Mapping[str, Any]]) -> Iterator[Metri
     recoveries = {group: status["recovery"] for group, status in groups.items() if status["recovery"]}
     for name, (key, text) in _RECOVERY_METRICS.items():
         yield _gauge_by(name, text, "group", {group: recovery[key] for group, recovery in recoveries.items()})
+
+
+def _migration_metrics(pulls: PullFigures) -> Iterator[Metric]:
+    """Slots that moved to groups of this node, while a change runs."""
+    slots = {"done": float(pulls.slots_done), "total": float(pulls.slots_total)}
+    yield _gauge_by("headrace_migration_slots", "Slots that moved here, and those reported as done", "of", slots)
+    size = {"done": float(pulls.bytes_done), "total": float(pulls.bytes_total)}
+    yield _gauge_by("headrace_migration_bytes", "Bytes of the files of these slots, and those attached", "of", size)
+    yield GaugeMetricFamily(
+        "headrace_migration_bytes_per_second", "Bytes fetched per second, of the newest 10 s", pulls.bytes_per_second
+    )
+    yield CounterMetricFamily("headrace_migration_files", "Files of moved slots that were attached", pulls.files)
+    yield CounterMetricFamily("headrace_migration_errors", "Attempts to get such a file that failed", pulls.errors)
 
 
 def _query_metrics(engine: QueryEngine) -> Iterator[Metric]:

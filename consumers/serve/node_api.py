@@ -7,10 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypedDict
 
 from headrace.consumers.membership.metadata_group import MetadataGroup
+from headrace.consumers.migration.pull_figures import PullFigures
 from headrace.consumers.query.engine import QueryEngine
 from headrace.consumers.query.group_scanner import GroupScanner
 from headrace.consumers.query.remote_rows import RemoteStatistics
 from headrace.consumers.recovery.file_copy import Snapshot
+from headrace.consumers.serve.cut_service import CutService
 from headrace.consumers.serve.snapshots import SnapshotRegistry
 
 UNKNOWN = -1
@@ -119,6 +121,7 @@ class NodeFigures:
     `apply_queue_bytes` is by group; `journal` has the figures of the write-ahead log and `limits` every
     limit, by name. `remote` counts what queries of this node have read from others. `disk_*` is the disk of the data
     directory, UNKNOWN where it cannot be asked. `metadata_leads`: this node leads the metadata group.
+    `migration` is what it pulls of slots that moved to its groups.
     """
 
     consumed_bytes: int
@@ -132,6 +135,16 @@ class NodeFigures:
     remote: RemoteStatistics = field(default_factory=RemoteStatistics)
     metadata_leads: bool = False
     metadata_epoch: int = 0
+    migration: PullFigures = field(default_factory=PullFigures)
+
+
+class MigrationApi(Protocol):
+    """A node's part in moving slots."""
+
+    @property
+    def cuts(self) -> CutService:
+        """The files that its groups give to others."""
+        ...
 
 
 class NodeApi(Protocol):
@@ -153,6 +166,11 @@ class NodeApi(Protocol):
     @property
     def snapshots(self) -> SnapshotRegistry:
         """Snapshots that other members copy."""
+        ...
+
+    @property
+    def migration(self) -> MigrationApi:
+        """Its part in moving slots."""
         ...
 
     @property

@@ -25,7 +25,7 @@ from headrace.consumers.store.memtable import TableMetadata
 from headrace.consumers.store.segment import SegmentEntry
 from headrace.consumers.store.segment_files import translate_errors
 from headrace.consumers.store.slots import Slots
-from headrace.consumers.store.store_errors import CutUnready, SegmentAwaited
+from headrace.consumers.store.store_errors import CutUnready, SegmentAwaited, SegmentGone
 from headrace.consumers.store.store_job import StoreComponents, StoreJob
 from headrace.consumers.store.tombstone_set import TombstoneSet
 from headrace.consumers.store.tombstones import Tombstone
@@ -121,6 +121,19 @@ def write_export(components: StoreComponents, version: int, slots: Slots, direct
     finally:
         components.files.release(names)
     return cut
+
+
+def read_series(components: StoreComponents, entry: SegmentEntry) -> bytes:
+    """The content of the series file of a segment. Raises SegmentGone."""
+    # The index keeps the runs of a pinned segment, also when it is removed meanwhile.
+    components.files.pin([entry.name])
+    try:
+        present = components.view.entry(entry.name)
+        if present is None or present.awaited:
+            raise SegmentGone(f"group {components.group} does not have {entry.name} any more", retriable=True)
+        return SeriesFile.of(present, components.runs.get(present.name).to_bytes()).to_bytes()
+    finally:
+        components.files.release([entry.name])
 
 
 def _link(components: StoreComponents, entry: SegmentEntry, directory: Path) -> None:

@@ -29,3 +29,9 @@ def without_held(entries: Iterable[SegmentEntry], held: Iterable[Slots]) -> list
     """The segments that merges and drops may change."""
     slots = tuple(held)
     return [entry for entry in entries if not any(each.hold_segment(entry) for each in slots)]
+
+
+def held_without(held: Iterable[Slots], ended: Slots) -> tuple[Slots, ...]:
+    """What stays held when some slots are not any more."""
+    left = (Slots(each.numbers - ended.numbers, each.total) for each in held)
+    return tuple(each for each in left if each.numbers)

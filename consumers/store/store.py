@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from headrace.consumers.store.compaction import Compaction, plan_compaction
-from headrace.consumers.store.cut import Cut, ReleaseJob, make_cut, write_export
+from headrace.consumers.store.cut import Cut, ReleaseJob, make_cut, read_series, write_export
 from headrace.consumers.store.index import RunsCache
 from headrace.consumers.store.jobs import CompactJob, DropJob, SealJob
 from headrace.consumers.store.last_rows import (
@@ -27,7 +27,7 @@ from headrace.consumers.store.scan import TableScan, read_table
 from headrace.consumers.store.segment import SegmentEntry
 from headrace.consumers.store.segment_files import path_component
 from headrace.consumers.store.settings import StoreSettings
-from headrace.consumers.store.slots import Slots, without_held
+from headrace.consumers.store.slots import Slots, held_without, without_held
 from headrace.consumers.store.store_directory import STAGING_DIRECTORY, open_directories, quarantine, write_snapshot
 from headrace.consumers.store.store_job import StoreComponents
 from headrace.consumers.store.store_view import StoreView
@@ -253,10 +253,14 @@ class Store:
         """
         return write_export(self._components, version, slots, directory)
 
+    def series_file(self, entry: SegmentEntry) -> bytes:
+        """What travels beside a segment that is here, the content of its series file. Raises SegmentGone."""
+        return read_series(self._components, entry)
+
     def release(self, version: int, slots: Slots) -> ReleaseJob:
         """Removes the files of `slots` that were loaded or sealed before `version`, and ends their hold."""
         self._advance(version)
-        self._components.held = tuple(each for each in self._components.held if each != slots)
+        self._components.held = held_without(self._components.held, slots)
         return ReleaseJob(self._components, version, slots)
 
     def scan(

@@ -75,6 +75,10 @@ class SegmentAwaited(StoreError):
         super().__init__(message, action="the file is fetched; the same work is tried again", retriable=True)
 
 
+class SegmentGone(StoreError):
+    """A segment that the catalogue does not name any more: it was merged, dropped or released."""
+
+
 class CutUnready(StoreError):
     """A cut of slots is asked for before the seal of its version has committed here."""
 

@@ -1,0 +1,257 @@
+"""Where the files of moved slots come from: another node over HTTP, or another group of this node by hard links.
+
+A file is staged under its content digest (see `headrace.consumers.store.load_job`). One that has its name there is
+complete and verified. A partial one is continued at its byte by whichever node sends it next: the digest of the
+sender decides in the end.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import urlencode
+
+import xxhash
+
+from headrace.connectors.files import PARTIAL_SUFFIX, Buffer
+from headrace.connectors.http import AnswerCut, NodeRefused, NodeUnreachable, call_node, request_node
+from headrace.consumers.migration.cut_listing import NOBODY, CutListing, ListingInvalid
+from headrace.consumers.migration.slot_pull import Pair
+from headrace.consumers.recovery.file_copy import SnapshotFile, SourceCorrupt, SourceFailed, complete_file
+from headrace.consumers.recovery.progress import CopyObserver
+from headrace.consumers.replication.group import Group
+from headrace.consumers.replication.group_health import Use
+from headrace.consumers.store import CutUnready, SegmentEntry, SeriesFile, Slots, StoreError, staged_names
+from headrace.consumers.store.segment_files import translate_errors
+from headrace.schemas.errors import HeadraceError
+from headrace.schemas.group_changes import GroupKey
+
+CUT_ROUTE = "/api/v1/cut"
+CUT_FILE_ROUTE = "/api/v1/cut/file"
+DIGEST_HEADER = "x-headrace-digest"
+"""xxh3-128 of all bytes of a series file, in hex. The digest of a segment is in its series."""
+SEGMENT_PART, SERIES_PART = "segment", "series"
+ANSWER_TIMEOUT_S = 10.0
+LISTING_TIMEOUT_S = 30.0
+SERIES_BYTES_MAX = 1 << 30
+"""A sender without end must not fill the memory."""
+
+
+class CutRefused(HeadraceError):
+    """A node that does not list or send files of a cut now; `kind` is the type of its error."""
+
+    def __init__(self, message: str, *, action: str = "", retriable: bool = True, kind: str = "") -> None:
+        super().__init__(message, action=action, retriable=retriable)
+        self.kind = kind
+
+
+class FileGone(HeadraceError):
+    """A file that a group does not have here, or not any more."""
+
+
+class CutSource(Protocol):
+    """One copy of a group that has files of moved slots. Every method raises CutRefused and SourceFailed."""
+
+    @property
+    def name(self) -> str:
+        """The node."""
+        ...
+
+    def listing(self, pair: Pair, table_version: int) -> CutListing:
+        """The files of a pair. Raises ListingInvalid."""
+        ...
+
+    def stage(self, entry: SegmentEntry, staging: Path, observer: CopyObserver) -> None:
+        """Put the file of an awaited entry and its series into a staging directory.
+
+        Raises SourceCorrupt, TransferStopped, StoreFull, StoreUnwritable.
+        """
+        ...
+
+
+def cut_of(group: Group, target: GroupKey) -> CutListing:
+    """What a group here has given to another one with its newest cut. Raises CutUnready, SegmentAwaited."""
+    changes = group.applied.changes
+    given = {slot: each.version for slot, each in changes.given.items() if each.target == target}
+    if not given:
+        raise CutUnready(f"group {group.name} has not given a slot to {target.group} yet")
+    if group.health.refuses(Use.QUORUM):
+        raise CutRefused(f"group {group.name} has wrong data here", action="ask another member")
+    version = max(given.values())
+    slots = tuple(sorted(slot for slot, newest in given.items() if newest == version))
+    cut = group.store.cut(version, Slots(frozenset(slots), changes.slots_total))
+    # Parts that were accepted are forgotten. Whoever asks has read some of them, and compares with the rest.
+    due = [each.transfer for each in changes.due.get(target, ()) if each.transfer.rank is None]
+    parts = max((each.position.part for each in due if each.position.version == version), default=0) + 1
+    loads = tuple(file.load(NOBODY, "", 0) for file in cut.files)
+    return CutListing(changes.settled_version, version, parts, slots, changes.slots_total, loads)
+
+
+def checked(document: Any, pair: Pair, table_version: int, origin: str) -> CutListing:
+    """A list that was received. Raises CutRefused for one of another cut, and ListingInvalid."""
+    if not isinstance(document, dict):
+        raise ListingInvalid("a list of a cut is no JSON object", retriable=True)
+    listing = CutListing.parse(document, origin, table_version)
+    # Before a donor has applied the cut of this change, its newest one is that of an earlier change.
+    if listing.slots != pair.slots or listing.table_version < table_version:
+        raise CutRefused(
+            f"group {pair.donor.group} has given other slots to {pair.target.group} so far", kind=CutUnready.__name__
+        )
+    return listing
+
+
+class PeerCut:
+    """See CutSource: another node. One connection per request, so that a dead node costs no more than a timeout."""
+
+    def __init__(self, node: str, url: str, group: GroupKey, origin: str) -> None:
+        """`url` is the address of the node in its status. `origin` is the forward topic of `group`, which it reads."""
+        self.name = node
+        self._url = url.rstrip("/")
+        self._group = group
+        self._origin = origin
+
+    def listing(self, pair: Pair, table_version: int) -> CutListing:
+        """See CutSource."""
+        target = {"target": pair.target.group, "target_birth": pair.target.birth}
+        url = f"{self._url}{CUT_ROUTE}?{urlencode(self._named() | target)}"
+        try:
+            document = call_node(url, timeout_s=LISTING_TIMEOUT_S)
+        except NodeRefused as error:
+            raise _refused(error) from error
+        except NodeUnreachable as error:
+            raise SourceFailed(error.message, retriable=True) from error
+        return checked(document, pair, table_version, self._origin)
+
+    def stage(self, entry: SegmentEntry, staging: Path, observer: CopyObserver) -> None:
+        """See CutSource."""
+        segment, series = (staging / name for name in staged_names(entry.content_digest))
+        data, found = self._series(entry, observer)
+        partial = segment.with_name(segment.name + PARTIAL_SUFFIX)
+        file = SnapshotFile(segment.name, found.size_bytes, found.file_digest)
+        with translate_errors(staging):
+            staging.mkdir(parents=True, exist_ok=True)
+            complete_file(lambda offset: self._bytes(entry, offset), file, partial, observer)
+            write_series(series, data)
+            # Last: with its segment the staged file is complete.
+            os.rename(partial, segment)
+
+    def _series(self, entry: SegmentEntry, observer: CopyObserver) -> tuple[bytes, SeriesFile]:
+        """The series of a file, compared with the digest of its sender and with the entry."""
+        parts, size, digest = list[bytes](), 0, ""
+        try:
+            with request_node(self._file_url(entry, SERIES_PART, 0), timeout_s=ANSWER_TIMEOUT_S) as answer:
+                digest = answer.stream.headers.get(DIGEST_HEADER, "")
+                for chunk in answer.chunks():
+                    parts.append(chunk)
+                    size += len(chunk)
+                    observer.received(len(chunk))
+                    if size > SERIES_BYTES_MAX:
+                        raise SourceCorrupt(f"{self.name} sends a series file of more than {SERIES_BYTES_MAX} bytes")
+        except NodeRefused as error:
+            raise _refused(error) from error
+        except (NodeUnreachable, AnswerCut) as error:
+            raise SourceFailed(f"{self.name} failed while it sent a series file: {error}", retriable=True) from error
+        data = b"".join(parts)
+        return data, _checked_series(data, digest, entry, self.name)
+
+    def _bytes(self, entry: SegmentEntry, offset: int) -> Iterator[Buffer]:
+        try:
+            with request_node(self._file_url(entry, SEGMENT_PART, offset), timeout_s=ANSWER_TIMEOUT_S) as answer:
+                yield from answer.views()
+        except NodeRefused as error:
+            raise _refused(error) from error
+        except (NodeUnreachable, AnswerCut) as error:
+            raise SourceFailed(f"{self.name} failed while it sent {entry.name}: {error}", retriable=True) from error
+
+    def _file_url(self, entry: SegmentEntry, part: str, offset: int) -> str:
+        named = self._named() | {"digest": entry.content_digest, "part": part, "offset": offset}
+        return f"{self._url}{CUT_FILE_ROUTE}?{urlencode(named)}"
+
+    def _named(self) -> dict[str, Any]:
+        return {"group": self._group.group, "birth": self._group.birth}
+
+
+class OwnCut:
+    """See CutSource: another group of this node. Its files are linked, and stay where they are."""
+
+    def __init__(self, node: str, group: Group, origin: str, files: PresentFiles) -> None:
+        """`origin` is the forward topic of the group."""
+        self.name = node
+        self._group = group
+        self._origin = origin
+        self._files = files
+
+    def listing(self, pair: Pair, table_version: int) -> CutListing:
+        """See CutSource."""
+        try:
+            document = cut_of(self._group, pair.target).document()
+        except HeadraceError as error:
+            raise CutRefused(error.message, kind=type(error).__name__) from error
+        return checked(document, pair, table_version, self._origin)
+
+    def stage(self, entry: SegmentEntry, staging: Path, observer: CopyObserver) -> None:
+        """See CutSource."""
+        store = self._group.store
+        segment, series = (staging / name for name in staged_names(entry.content_digest))
+        try:
+            present = self._files.find(self._group, entry.content_digest)
+            data = store.series_file(present)
+            observer.kept(present.size_bytes)
+        except (FileGone, StoreError) as error:
+            raise CutRefused(error.message, kind=type(error).__name__) from error
+        with translate_errors(staging):
+            staging.mkdir(parents=True, exist_ok=True)
+            write_series(series, data)
+            segment.unlink(missing_ok=True)
+            try:
+                os.link(store.segments_directory / present.name, segment)
+            except FileNotFoundError as error:
+                raise CutRefused(f"{present.name} has left group {self._group.name}", kind="SegmentGone") from error
+
+
+class PresentFiles:
+    """Finds the files of a group by their content. Safe to share between threads."""
+
+    # A list of the catalogue for each request would cost more than the request: files are asked for one by one.
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[Group, dict[str, SegmentEntry]]] = {}
+
+    def find(self, group: Group, content_digest: str) -> SegmentEntry:
+        """The file of a group that is here with some content; it may go at any time. Raises FileGone."""
+        known, entries = self._known.get(group.key, (None, {}))
+        if known is not group or content_digest not in entries:
+            entries = self.look(group)
+        if (entry := entries.get(content_digest)) is None:
+            raise FileGone(f"group {group.name} has no file {content_digest} here", action="ask another member")
+        return entry
+
+    def look(self, group: Group) -> dict[str, SegmentEntry]:
+        """All files of a group by their content, as of now."""
+        entries = {entry.content_digest: entry for entry in group.store.segments()}
+        self._known[group.key] = (group, entries)
+        return entries
+
+
+def write_series(path: Path, data: bytes) -> None:
+    """A series file under its name, which has all of it or does not exist. Raises OSError."""
+    partial = path.with_name(path.name + PARTIAL_SUFFIX)
+    partial.write_bytes(data)
+    os.rename(partial, path)
+
+
+def _checked_series(data: bytes, digest: str, entry: SegmentEntry, node: str) -> SeriesFile:
+    if xxhash.xxh3_128_hexdigest(data) != digest:
+        raise SourceCorrupt(f"the series file of {entry.name} that {node} sent does not have the digest {digest!r}")
+    try:
+        found = SeriesFile.from_bytes(data)
+    except (ValueError, KeyError, TypeError) as error:
+        raise SourceCorrupt(f"the series file of {entry.name} that {node} sent cannot be read: {error!r}") from error
+    if (found.content_digest, found.rows) != (entry.content_digest, entry.rows):
+        raise SourceCorrupt(f"the series file that {node} sent is not that of {entry.name}")
+    return found
+
+
+def _refused(error: NodeRefused) -> CutRefused:
+    return CutRefused(error.message, kind=str(error.document.get("kind", "")))

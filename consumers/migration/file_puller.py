@@ -1,0 +1,226 @@
+"""Fetches the files that groups of this node await, and attaches them: as many at once as a limit allows.
+
+What is due is given anew at each turn, the most urgent first. What has been done is on the disk alone: a complete
+file in the staging directory is attached, a partial one is continued.
+"""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+
+import structlog
+
+from headrace.connectors.clock import SYSTEM_CLOCK, Clock
+from headrace.consumers.migration.cut_source import CutRefused
+from headrace.consumers.migration.pull_environment import PullEnvironment
+from headrace.consumers.migration.pull_rate import PullRate
+from headrace.consumers.recovery.file_copy import SourceCorrupt, SourceFailed
+from headrace.consumers.recovery.progress import TransferStopped
+from headrace.consumers.replication.group import Group
+from headrace.consumers.store import SegmentEntry, StagedFileInvalid, StoreFull, staged_names
+from headrace.schemas.errors import HeadraceError
+from headrace.schemas.group_changes import GroupKey
+
+RETRY_S = 1.0
+"""Pause before a file is tried again, and before anything is fetched after the disk was full."""
+DISTRUST_S = 60.0
+"""How long a node that has sent wrong bytes of a file is not asked for that file."""
+OWN_WAIT_S = 30.0
+"""How long a file is expected of this node's own group, which may be behind, before other nodes are asked."""
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class WantedFile:
+    """A file that a group awaits, and the copies that may have it, the best first: (node, group)."""
+
+    topic: str
+    group: Group
+    entry: SegmentEntry
+    sources: tuple[tuple[str, GroupKey], ...]
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """By topic and content: files of equal content are attached together."""
+        return self.topic, self.entry.content_digest
+
+
+class NoSource(HeadraceError):
+    """No copy of a group gives a file now; names why each of them does not."""
+
+
+class FilePuller:
+    """Owns the staging directories. `want` belongs to one thread; the rest is for any."""
+
+    def __init__(
+        self,
+        environment: PullEnvironment,
+        pool: Executor,
+        fetches_max: int,
+        rate: PullRate,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        """`pool` runs the fetches, at most `fetches_max` at once."""
+        self._environment = environment
+        self._pool = pool
+        self._fetches_max = fetches_max
+        self._rate = rate
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._due: list[WantedFile] = []
+        self._active: set[tuple[str, str]] = set()
+        self._workers = 0
+        self._stopped = False
+        self._retry_at_s: dict[tuple[str, str], float] = {}
+        self._distrusted_until_s: dict[tuple[str, str], float] = {}
+        self._expected_since_s: dict[tuple[str, str], float] = {}
+        self._resume_s = 0.0
+        self._swept: set[str] = set()
+        self._faults: dict[str, str] = {}
+        self.errors = 0
+        self.files = 0
+        self.disk_fault = ""
+
+    def want(self, files: Sequence[WantedFile]) -> None:
+        """These are due, in this order, and no others."""
+        keys = {file.key for file in files}
+        with self._lock:
+            self._due = list(files)
+            for kept in (self._retry_at_s, self._expected_since_s):
+                for key in [key for key in kept if key not in keys]:
+                    del kept[key]
+            topics = {file.topic for file in files}
+            self._faults = {topic: fault for topic, fault in self._faults.items() if topic in topics}
+            self._swept -= topics
+            if not files:
+                self.disk_fault = ""
+            started = max(0, min(len(files), self._fetches_max) - self._workers)
+            self._workers += started
+        for _ in range(started):
+            self._pool.submit(self._work)
+
+    def sweep(self, topic: str, group: Group) -> None:
+        """Remove what is staged for a group that awaits nothing: a crash leaves files that were attached."""
+        with self._lock:
+            if topic in self._swept or any(active == topic for active, _ in self._active):
+                return
+            self._swept.add(topic)
+        shutil.rmtree(group.store.staging_directory, ignore_errors=True)
+
+    def fault(self, topic: str) -> str:
+        """Why the files of a group do not arrive, empty while they do."""
+        return self.disk_fault or self._faults.get(topic, "")
+
+    def stop(self) -> None:
+        """Begin no more fetches."""
+        with self._lock:
+            self._stopped, self._due = True, []
+
+    def _work(self) -> None:
+        while (file := self._next()) is not None:
+            pause_s = RETRY_S
+            try:
+                pause_s = self._attempt(file)
+            except Exception:
+                # Whatever went wrong, the file is awaited still, and is due again.
+                _log.exception("fetching a file failed", group=file.group.name, file=file.entry.name)
+            with self._lock:
+                self._active.discard(file.key)
+                if pause_s:
+                    self._retry_at_s[file.key] = self._clock.monotonic_s() + pause_s
+
+    def _next(self) -> WantedFile | None:
+        """The most urgent file that nobody fetches now; None ends the worker."""
+        now_s = self._clock.monotonic_s()
+        with self._lock:
+            for file in self._due if now_s >= self._resume_s else ():
+                if file.key not in self._active and now_s >= self._retry_at_s.get(file.key, 0.0):
+                    self._active.add(file.key)
+                    self._due = [each for each in self._due if each.key != file.key]
+                    return file
+            self._workers -= 1
+            return None
+
+    def _attempt(self, file: WantedFile) -> float:
+        """Fetch and attach one file; the seconds to wait before it is tried again, 0 if it is not due any more."""
+        # The list of what is due may be older than the end of an earlier attempt.
+        if all(entry.content_digest != file.entry.content_digest for entry in file.group.store.awaited()):
+            return 0.0
+        try:
+            sender = self._stage(file)
+            try:
+                attached = file.group.store.attach(file.entry.content_digest)
+            except StagedFileInvalid as error:
+                self._distrust(file, sender, error)
+                return RETRY_S
+        except TransferStopped:
+            return RETRY_S
+        except StoreFull as error:
+            self._pause_for_disk(error)
+            return RETRY_S
+        except HeadraceError as error:
+            self._note(file, error)
+            return RETRY_S
+        self.files += attached
+        self.disk_fault = ""
+        self._faults.pop(file.topic, None)
+        return 0.0
+
+    def _stage(self, file: WantedFile) -> str:
+        """Bring a file from the first copy that gives it; its node, empty when it was staged already.
+
+        Raises NoSource, StoreFull, StoreUnwritable, TransferStopped.
+        """
+        staging, refusals = file.group.store.staging_directory, list[str]()
+        if all((staging / name).exists() for name in staged_names(file.entry.content_digest)):
+            return ""
+        now_s = self._clock.monotonic_s()
+        for node, key in file.sources:
+            if now_s < self._distrusted_until_s.get((file.entry.content_digest, node), 0.0):
+                refusals.append(f"{node} has sent wrong bytes")
+                continue
+            source = self._environment.source(node, key)
+            if source is None:
+                refusals.append(f"{node} is not online")
+                continue
+            try:
+                source.stage(file.entry, staging, self._rate)
+                return node
+            except SourceCorrupt as error:
+                self._distrust(file, node, error)
+                refusals.append(error.message)
+            except (SourceFailed, CutRefused) as error:
+                refusals.append(error.message)
+                if self._expects_own(file, node, now_s):
+                    break
+        raise NoSource(f"file {file.entry.name}: {'; '.join(refusals) or 'no node has it'}", retriable=True)
+
+    def _expects_own(self, file: WantedFile, node: str, now_s: float) -> bool:
+        """Whether the file will be a link: this node's own copy of the donor has not come so far yet."""
+        if node != self._environment.node:
+            return False
+        since_s = self._expected_since_s.setdefault(file.key, now_s)
+        return now_s - since_s < OWN_WAIT_S
+
+    def _distrust(self, file: WantedFile, node: str, error: HeadraceError) -> None:
+        if node:
+            self._distrusted_until_s[file.entry.content_digest, node] = self._clock.monotonic_s() + DISTRUST_S
+        self._note(file, error)
+
+    def _note(self, file: WantedFile, error: HeadraceError) -> None:
+        self.errors += 1
+        if self._faults.get(file.topic) != error.message:
+            _log.warning("file not fetched", group=file.group.name, file=file.entry.name, error=error.message)
+        self._faults[file.topic] = error.message
+
+    def _pause_for_disk(self, error: StoreFull) -> None:
+        self.errors += 1
+        if not self.disk_fault:
+            _log.error("pulling waits for space on the disk", error=error.message)
+        self.disk_fault = f"the disk is full: {error.message}"
+        with self._lock:
+            self._resume_s = self._clock.monotonic_s() + RETRY_S

@@ -1,0 +1,65 @@
+"""What a node remembers of the pull of one pair, and what its group shows of it. All of it may be lost at any moment."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+from headrace.consumers.migration.cut_listing import CutListing
+from headrace.consumers.migration.slot_pull import Pair, PullDecision, PullState, covered
+from headrace.consumers.replication.group import Group
+from headrace.schemas.messages import Load
+
+
+@dataclass(slots=True)
+class Pull:
+    """One pair: the list, the request for it, and the loads that were appended last. Owned by the puller's thread."""
+
+    pair: Pair
+    donors: tuple[str, ...]
+    listing: CutListing | None = None
+    asked: Future[CutListing] | None = None
+    ask_at_s: float = 0.0
+    refusal: str = ""
+    appended: frozenset[bytes] = frozenset()
+    appended_until_s: float = 0.0
+    loaded: tuple[Group, int] | None = None
+    settled: Group | None = None
+    awaited_bytes: int = 0
+    missing_bytes: int = 0
+    decision: PullDecision = field(default_factory=lambda: PullDecision(PullState.WAITING))
+
+    @property
+    def bytes_total(self) -> int:
+        """Bytes of all files of the list, 0 before there is one."""
+        return 0 if self.listing is None else self.listing.size_bytes
+
+    @property
+    def bytes_done(self) -> int:
+        """Bytes of the files that are attached here."""
+        return max(0, self.bytes_total - self.awaited_bytes - self.missing_bytes)
+
+
+def missing_loads(listing: CutListing, group: Group) -> dict[bytes, Load]:
+    """The loads of a list that have not counted in the log of a group so far, by identity."""
+    known = group.replica.state.loads
+    missing = {identity: load for identity, load in listing.by_identity.items() if identity not in known}
+    if not missing:
+        return missing
+    # A group forgets its oldest loads, so the catalogue is asked too: a list may be longer than that memory.
+    present: dict[tuple[str, str, int, int], list[tuple[int, int, int]]] = {}
+    for entry in (*group.store.segments(), *group.store.awaited()):
+        present.setdefault(entry.location, []).append((entry.era, entry.first_version, entry.last_version))
+    return {identity: load for identity, load in missing.items() if not covered(load, present)}
+
+
+def is_settled(pull: Pull, group: Group) -> bool:
+    """Whether the store has carried out the loads of a pull, all of which have counted."""
+    if pull.settled is group:
+        return True
+    if pull.loaded is None or pull.loaded[0] is not group:
+        # The replica has them from here on. Their jobs exist once the group shows this version as applied.
+        pull.loaded = group, group.replica.state.version
+    done = group.version >= pull.loaded[1] and not group.store.pending_jobs()
+    pull.settled = group if done else None
+    return done

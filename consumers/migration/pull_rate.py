@@ -1,0 +1,75 @@
+"""The throttle of a node's pulls, and what they have received so far."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from typing import Protocol
+
+from headrace.connectors.clock import SYSTEM_CLOCK, Clock
+from headrace.consumers.recovery.progress import TransferStopped
+
+WINDOW_S = 10.0
+"""The rate that is shown is that of so many seconds."""
+
+
+class Pause(Protocol):
+    """What a throttled fetch waits on."""
+
+    def wait(self, timeout: float) -> bool:
+        """Wait; True when the node stops."""
+        ...
+
+
+class PullRate:
+    """A CopyObserver for all fetches of a node together. Safe to share between threads."""
+
+    def __init__(self, bytes_per_second: int, stopping: Pause, clock: Clock = SYSTEM_CLOCK) -> None:
+        """0 = no limit. `stopping` is waited on."""
+        self._bytes_per_second = bytes_per_second
+        self._stopping = stopping
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._free_s = clock.monotonic_s()
+        self._begun_s = self._free_s
+        self._recent: deque[tuple[float, int]] = deque()
+        self.received_bytes = 0
+
+    @property
+    def per_second(self) -> float:
+        """Bytes a second, of the newest seconds."""
+        now_s = self._clock.monotonic_s()
+        with self._lock:
+            self._forget(now_s)
+            return sum(size for _, size in self._recent) / max(1.0, min(WINDOW_S, now_s - self._begun_s))
+
+    def received(self, size_bytes: int) -> None:
+        """See CopyObserver; waits until so many bytes may have been received."""
+        now_s = self._clock.monotonic_s()
+        with self._lock:
+            self.received_bytes += size_bytes
+            self._recent.append((now_s, size_bytes))
+            self._forget(now_s)
+            # One queue for all fetches: each waits for its own bytes behind those of the others. Time in which
+            # nothing was received is not saved up.
+            cost_s = size_bytes / self._bytes_per_second if self._bytes_per_second else 0.0
+            self._free_s = max(self._free_s, now_s) + cost_s
+            due_s = self._free_s
+        if self._stopping.wait(max(0.0, due_s - now_s)):
+            raise TransferStopped("the node is stopping")
+
+    def _forget(self, now_s: float) -> None:
+        while self._recent and self._recent[0][0] < now_s - WINDOW_S:
+            self._recent.popleft()
+
+    def begin(self, files: int, total_bytes: int) -> None:
+        """See CopyObserver; the figures follow from the catalogue."""
+
+    def kept(self, size_bytes: int) -> None:
+        """See CopyObserver."""
+
+    def discarded(self, size_bytes: int) -> None:
+        """See CopyObserver."""
+
+    def file_done(self) -> None:
+        """See CopyObserver."""

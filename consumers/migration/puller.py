@@ -1,0 +1,301 @@
+"""Pulls the data of slots that moved to groups of this node: the shell of `slot_pull`.
+
+At each turn it looks at the membership log's state and at the groups, decides for every pair, asks donors for their
+lists, lets leaders append loads, hands the files that are due to the `FilePuller`, and reports what is done. All that
+it remembers itself may be lost at any moment.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Collection, Iterator
+from concurrent.futures import Executor
+from contextlib import contextmanager
+
+import structlog
+
+from headrace.connectors.clock import SYSTEM_CLOCK, Clock
+from headrace.connectors.deadline import Deadline
+from headrace.connectors.periodic import LOG_JOIN_TIMEOUT_S, PeriodicTask
+from headrace.consumers.membership.running_change import RunningChange
+from headrace.consumers.migration.cut_listing import CutListing
+from headrace.consumers.migration.file_puller import FilePuller, WantedFile
+from headrace.consumers.migration.pull import Pull, is_settled, missing_loads
+from headrace.consumers.migration.pull_environment import PullEnvironment
+from headrace.consumers.migration.pull_figures import PullFigures, figures_of
+from headrace.consumers.migration.pull_rate import PullRate
+from headrace.consumers.migration.slot_pull import (
+    Pair,
+    PullDecision,
+    PullState,
+    PullView,
+    decide_pull,
+    donors_of,
+    is_reported,
+    pairs_of,
+    slots_of_bits,
+)
+from headrace.consumers.replication.group import Group
+from headrace.consumers.replication.settings import ReplicationLimits
+from headrace.consumers.store import Slots
+from headrace.schemas.errors import HeadraceError
+from headrace.schemas.group_changes import BEGINNING, GroupKey
+from headrace.schemas.membership_records import SlotDone
+from headrace.schemas.messages import Load, load_identity
+from headrace.schemas.series import slot_of
+
+TURN_S = 0.1
+READ_BACK_TIMEOUT_S = 5.0
+RETRY_S = 1.0
+LISTINGS_MAX = 2
+"""Lists that are asked for at the same time, beside the fetches."""
+WAIT_STEP_S = 0.25
+_log = structlog.get_logger(__name__)
+
+
+class SlotPuller:
+    """The thread that pulls slots; `turn` is one step of it. All other names are for any thread."""
+
+    def __init__(
+        self, environment: PullEnvironment, limits: ReplicationLimits, pool: Executor, clock: Clock = SYSTEM_CLOCK
+    ) -> None:
+        """`pool` runs fetches and lists, see `threads`; it is shut down with the rest."""
+        self._environment = environment
+        self._clock = clock
+        self._pool = pool
+        self._task = PeriodicTask("slot-puller", TURN_S, self.turn, LOG_JOIN_TIMEOUT_S)
+        self.rate = PullRate(limits.migration_bytes_per_second, self._task.stopping, clock)
+        self.files = FilePuller(environment, pool, limits.migration_fetches_max, self.rate, clock)
+        self._pulls: dict[Pair, Pull] = {}
+        self._number = 0
+        self._attached: tuple[int, dict[str, frozenset[int]]] = (0, {})
+        self._gained: dict[tuple[int, str], frozenset[int]] = {}
+        self._reporting: tuple[frozenset[int], float] = (frozenset(), 0.0)
+        self._report_fault = ""
+        self._urgent: Counter[tuple[str, int]] = Counter()
+        self._changed = threading.Condition()
+
+    def start(self) -> None:
+        """Begin."""
+        self._task.start()
+
+    def request_stop(self) -> None:
+        """Begin to stop, see `PeriodicTask.request_stop`."""
+        self.files.stop()
+        self._task.request_stop()
+
+    def stop(self) -> None:
+        """Stop; an unfinished file continues at the next start."""
+        self.request_stop()
+        self._task.stop()
+        self._pool.shutdown(cancel_futures=True)
+
+    # What others ask, see PulledSlots.
+
+    def pulling(self, group: str) -> frozenset[int]:
+        """The slots of a group here whose data has not all arrived."""
+        state = self._environment.state
+        found = next((each for each in list(self._environment.groups.values()) if each.name == group), None)
+        if state.table is None or found is None:
+            return frozenset()
+        # Its own log is ahead of the membership log here: which slots came is not known yet.
+        if found.applied.changes.settled_version > state.table.version:
+            return frozenset(range(state.table.slots))
+        total = state.table.slots
+        awaited = (slot_of(each.database, each.bucket, each.slice_number, total) for each in found.store.awaited())
+        return frozenset(awaited) | self._not_attached(state.change, group)
+
+    def _not_attached(self, change: RunningChange | None, group: str) -> frozenset[int]:
+        if change is None or not change.formal or group not in change.gained:
+            return frozenset()
+        key = change.number, group
+        if (gained := self._gained.get(key)) is None:
+            gained = slots_of_bits(change.gained[group])
+            self._gained = {**{each: slots for each, slots in self._gained.items() if each[0] == key[0]}, key: gained}
+        number, attached = self._attached
+        return gained - attached.get(group, frozenset()) if number == change.number else gained
+
+    def wait_until_pulled(self, group: str, slots: Collection[int], timeout_s: float) -> bool:
+        """Whether the data of these slots has all arrived within a time; it comes first meanwhile."""
+        deadline, wanted = Deadline(timeout_s), frozenset(slots)
+        if wanted.isdisjoint(self.pulling(group)):
+            return True
+        with self._urgently(group, wanted), self._changed:
+            while not wanted.isdisjoint(self.pulling(group)):
+                if deadline.passed():
+                    return False
+                self._changed.wait(min(WAIT_STEP_S, deadline.left_s()))
+        return True
+
+    @contextmanager
+    def _urgently(self, group: str, slots: frozenset[int]) -> Iterator[None]:
+        keys = [(group, slot) for slot in slots]
+        with self._changed:
+            self._urgent.update(keys)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._urgent.subtract(keys)
+                self._urgent = +self._urgent
+
+    def reason(self, group: str) -> str:
+        """What the data of a group's slots waits for, empty when nothing is pulled."""
+        return self.figures().reasons.get(group, "")
+
+    def figures(self) -> PullFigures:
+        """The figures now."""
+        pulls, topic = list(self._pulls.values()), self._environment.topic
+        faults = {pull.pair.target: self.files.fault(topic(pull.pair.target)) or self._report_fault for pull in pulls}
+        return figures_of(pulls, faults, self.rate.per_second, self.files)
+
+    # The thread.
+
+    def turn(self) -> None:
+        """Look at everything, and do what is due."""
+        change, now_s = self._environment.state.change, self._clock.monotonic_s()
+        self._follow(change)
+        for pull in self._pulls.values():
+            assert change is not None, pull
+            self._step(change, pull, now_s)
+        attached: dict[str, frozenset[int]] = {}
+        for pull in self._pulls.values():
+            if pull.decision.has_rows:
+                group = pull.pair.target.group
+                attached[group] = attached.get(group, frozenset()) | frozenset(pull.pair.slots)
+        with self._changed:
+            self._attached = self._number, attached
+            self._changed.notify_all()
+        self.files.want(self._due_files())
+        if change is not None:
+            self._report(change, now_s)
+
+    def _follow(self, change: RunningChange | None) -> None:
+        """Forget the pairs of a change that has ended, and begin with those of the one that runs."""
+        number = change.number if change is not None and change.formal else 0
+        if number == self._number:
+            return
+        self._number = number
+        self._reporting, self._report_fault = (frozenset(), 0.0), ""
+        node = self._environment.node
+        pairs = pairs_of(change, node)
+        self._pulls = {pair: Pull(pair, donors_of(change, pair, node)) for pair in pairs} if change else {}
+
+    def _step(self, change: RunningChange, pull: Pull, now_s: float) -> None:
+        topic = self._environment.topic(pull.pair.target)
+        group = self._environment.groups.get(topic)
+        if group is None:
+            pull.decision = PullDecision(PullState.WAITING)
+            return
+        self._take_listing(pull, now_s)
+        before, pull.decision = pull.decision, decide_pull(self._view(change, pull, topic, group, now_s))
+        if before.state is not pull.decision.state:
+            donor = pull.pair.donor.group
+            _log.info("slots pulled", group=group.name, donor=donor, state=str(pull.decision.state))
+        if pull.decision.state is PullState.LISTING and pull.asked is None and now_s >= pull.ask_at_s:
+            pull.asked = self._pool.submit(self._ask, pull, change.table.version)
+        if pull.decision.loads:
+            self._append(pull, topic, pull.decision.loads, now_s)
+
+    def _view(self, change: RunningChange, pull: Pull, topic: str, group: Group, now_s: float) -> PullView:
+        listing, pair, changes = pull.listing, pull.pair, group.applied.changes
+        missing = missing_loads(listing, group) if listing is not None and pull.settled is not group else {}
+        slots = Slots(frozenset(pair.slots), change.table.slots)
+        awaited = [entry for entry in group.store.awaited() if slots.hold_segment(entry)]
+        pull.missing_bytes = sum(load.size_bytes for load in missing.values())
+        pull.awaited_bytes = sum(entry.size_bytes for entry in awaited)
+        return PullView(
+            # Files may be awaited again although all of them were here once: the data of the group was replaced.
+            reported=is_reported(change, self._environment.node, pair.slots) and not awaited,
+            reached=changes.settled_version >= change.table.version,
+            listing=listing,
+            missing=tuple(missing.values()),
+            settled=not missing and is_settled(pull, group),
+            awaited=len(awaited),
+            accepted=changes.accepted.get(pair.donor, BEGINNING),
+            leads=self._environment.leads(topic),
+            appended=now_s < pull.appended_until_s and not pull.appended.isdisjoint(missing),
+        )
+
+    def _ask(self, pull: Pull, table_version: int) -> CutListing:
+        """Ask one donor after another for the list. Raises the error of the last one."""
+        failure: HeadraceError | None = None
+        for node in pull.donors:
+            source = self._environment.source(node, pull.pair.donor)
+            if source is None:
+                continue
+            try:
+                return source.listing(pull.pair, table_version)
+            except HeadraceError as error:
+                failure = error
+        raise failure or _NobodyOnline(f"no member of group {pull.pair.donor.group} is online")
+
+    def _take_listing(self, pull: Pull, now_s: float) -> None:
+        asked = pull.asked
+        if asked is None or not asked.done():
+            return
+        pull.asked = None
+        try:
+            pull.listing, pull.refusal = asked.result(), ""
+        except HeadraceError as error:
+            pull.refusal, pull.ask_at_s = error.message, now_s + RETRY_S
+        except Exception as error:
+            pull.refusal, pull.ask_at_s = repr(error), now_s + RETRY_S
+            _log.exception("list of a cut failed", donor=pull.pair.donor.group)
+
+    def _append(self, pull: Pull, topic: str, loads: tuple[Load, ...], now_s: float) -> None:
+        try:
+            self._environment.append_loads(topic, loads)
+        except HeadraceError as error:
+            pull.refusal, pull.appended_until_s = error.message, now_s
+            return
+        # A delivery report proves nothing: what the log does not show in this time is appended again.
+        pull.appended = frozenset(map(load_identity, loads))
+        pull.appended_until_s = now_s + READ_BACK_TIMEOUT_S
+
+    def _due_files(self) -> list[WantedFile]:
+        """What groups of this node await, the most urgent first."""
+        found: list[tuple[bool, WantedFile]] = []
+        for topic, group in self._environment.groups.items():
+            awaited = group.store.awaited()
+            if not awaited:
+                self.files.sweep(topic, group)
+                continue
+            table = self._environment.state.table
+            for entry in awaited if table is not None else ():
+                assert table is not None
+                slot = slot_of(entry.database, entry.bucket, entry.slice_number, table.slots)
+                sources = (*self._donors(group, slot), *self._peers(group))
+                found.append(((group.name, slot) not in self._urgent, WantedFile(topic, group, entry, sources)))
+        return [file for _, file in sorted(found, key=lambda each: each[0])]
+
+    def _donors(self, group: Group, slot: int) -> tuple[tuple[str, GroupKey], ...]:
+        for pull in self._pulls.values():
+            if pull.pair.target == group.birth_key and slot in pull.pair.slots:
+                return tuple((node, pull.pair.donor) for node in pull.donors)
+        return ()
+
+    def _peers(self, group: Group) -> tuple[tuple[str, GroupKey], ...]:
+        """The other members of the group itself: once the donors have released their files, they alone have them."""
+        node = self._environment.node
+        return tuple((member, group.birth_key) for member in group.members if member != node)
+
+    def _report(self, change: RunningChange, now_s: float) -> None:
+        """Report all that is complete with one record, and wait until it is read back."""
+        due = [pull.pair for pull in self._pulls.values() if pull.decision.state is PullState.COMPLETE]
+        slots = sorted(slot for pair in due for slot in pair.slots)
+        sent, until_s = self._reporting
+        # One record at a time: until it was read back it may count, or not, or come later.
+        if not slots or (now_s < until_s and not is_reported(change, self._environment.node, sent)):
+            return
+        try:
+            self._environment.report(SlotDone(change.number, self._environment.node, tuple(slots)))
+            self._reporting, self._report_fault = (frozenset(slots), now_s + READ_BACK_TIMEOUT_S), ""
+        except HeadraceError as error:
+            self._reporting, self._report_fault = (frozenset(slots), now_s + RETRY_S), error.message
+            _log.warning("slots not reported", error=str(error))
+
+
+class _NobodyOnline(HeadraceError):
+    """No donor can be asked."""

@@ -1,0 +1,138 @@
+"""A node's part in moving slots: what it pulls, what it sends to other nodes, and what it releases."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count
+from typing import Protocol
+
+from headrace.connectors.log.append import append_one
+from headrace.connectors.log.port import Log
+from headrace.connectors.log.topics import Topics
+from headrace.consumers.membership.changes import MembershipState
+from headrace.consumers.membership.metadata_group import APPEND_TIMEOUT_S, MetadataGroup
+from headrace.consumers.migration.cut_listing import led_by
+from headrace.consumers.migration.cut_source import CutSource, OwnCut, PeerCut, PresentFiles
+from headrace.consumers.migration.puller import LISTINGS_MAX, SlotPuller
+from headrace.consumers.migration.release import SlotRelease
+from headrace.consumers.node.readiness import Readiness
+from headrace.consumers.replication.group import Group
+from headrace.consumers.replication.group_registry import GroupRegistry
+from headrace.consumers.replication.heartbeat import Heartbeat
+from headrace.consumers.replication.leader_tasks import LeaderTasks
+from headrace.consumers.replication.settings import ReplicationLimits
+from headrace.consumers.serve.cut_service import CutService
+from headrace.schemas.group_changes import GroupKey
+from headrace.schemas.membership_records import SlotDone
+from headrace.schemas.messages import Load
+from headrace.schemas.records import Role, encode_membership, format_of_membership
+
+
+class NodePullEnvironment:
+    """See PullEnvironment."""
+
+    def __init__(
+        self,
+        log: Log,
+        topics: Topics,
+        groups: Mapping[str, Group],
+        metadata: MetadataGroup,
+        leader_tasks: LeaderTasks,
+        heartbeat: Heartbeat,
+    ) -> None:
+        self._log = log
+        self._topics = topics
+        self._metadata = metadata
+        self._leader_tasks = leader_tasks
+        self._heartbeat = heartbeat
+        self._files = PresentFiles()
+        self._reports = count(1)
+        self.node = heartbeat.node
+        self.groups = groups
+
+    @property
+    def state(self) -> MembershipState:
+        """See PullEnvironment."""
+        return self._metadata.state
+
+    def topic(self, key: GroupKey) -> str:
+        """See PullEnvironment."""
+        return self._topics.forward(key.group, key.birth)
+
+    def source(self, node: str, key: GroupKey) -> CutSource | None:
+        """See PullEnvironment."""
+        topic = self.topic(key)
+        if node == self.node:
+            group = self.groups.get(topic)
+            return None if group is None else OwnCut(node, group, topic, self._files)
+        http = self._address(node)
+        return PeerCut(node, http, key, topic) if http else None
+
+    def _address(self, node: str) -> str:
+        """The address of a live node, empty for one that is not."""
+        detector = self._heartbeat.detector
+        present = (each.http for each in detector.presences() if each.node == node)
+        statuses = (each.http for each in detector.online() if each.node == node)
+        return next((http for http in (*present, *statuses) if http), "")
+
+    def leads(self, topic: str) -> bool:
+        """See PullEnvironment."""
+        return self._leader_tasks.decision(topic).role is Role.LEADER
+
+    def append_loads(self, topic: str, loads: Sequence[Load]) -> None:
+        """See PullEnvironment."""
+        self._leader_tasks.append_for(topic, lambda leadership: led_by(loads, leadership))
+
+    def report(self, done: SlotDone) -> None:
+        """See PullEnvironment."""
+        # Unique, as that of every record of the membership log.
+        writer = f"{self.node}/{self._heartbeat.incarnation}/slots/{next(self._reports)}"
+        append_one(
+            self._log,
+            self._topics.membership,
+            encode_membership(writer, done),
+            timeout_s=APPEND_TIMEOUT_S,
+            needed_format=format_of_membership(done),
+        )
+
+
+class NodeParts(Protocol):
+    """The parts of a node that moving slots needs."""
+
+    log: Log
+    topics: Topics
+    groups: GroupRegistry
+    metadata: MetadataGroup
+    leader_tasks: LeaderTasks
+    heartbeat: Heartbeat
+    readiness: Readiness
+
+    @property
+    def limits(self) -> ReplicationLimits:
+        """Its limits."""
+        ...
+
+
+class SlotMigration:
+    """The threads of a node that move slots, and the files that it gives to others."""
+
+    def __init__(self, node: NodeParts) -> None:
+        environment = NodePullEnvironment(
+            node.log, node.topics, node.groups, node.metadata, node.leader_tasks, node.heartbeat
+        )
+        fetches = node.limits.migration_fetches_max + LISTINGS_MAX
+        self.puller = SlotPuller(environment, node.limits, ThreadPoolExecutor(fetches, thread_name_prefix="slot-pull"))
+        self.release = SlotRelease(node.groups, lambda: node.metadata.state)
+        self.cuts = CutService(node.heartbeat.node, node.groups)
+        node.readiness.pulling_reason = self.puller.reason
+
+    def start(self) -> None:
+        """Begin."""
+        self.puller.start()
+        self.release.start()
+
+    def stop(self) -> None:
+        """Stop; what is not complete continues at the next start."""
+        self.puller.stop()
+        self.release.stop()

@@ -1,0 +1,163 @@
+"""Routes for members of groups that gained slots: the list of a cut, and the bytes of each file from any offset.
+
+`GET /api/v1/cut?group=G&birth=B&target=T&target_birth=B` is refused with `CutUnready` until this member has applied
+and sealed the cut, and with `SegmentAwaited` while it is still pulling some of these slots itself. Both pass.
+`GET /api/v1/cut/file?group=G&birth=B&digest=D&part=segment|series&offset=N` sends any file of the group that is here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import string
+from collections.abc import Callable, Iterator, Mapping
+from io import FileIO
+
+import xxhash
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from headrace.consumers.migration.cut_listing import CutListing
+from headrace.consumers.migration.cut_source import (
+    CUT_FILE_ROUTE,
+    CUT_ROUTE,
+    DIGEST_HEADER,
+    SEGMENT_PART,
+    SERIES_PART,
+    CutRefused,
+    FileGone,
+    PresentFiles,
+    cut_of,
+)
+from headrace.consumers.query.query_errors import SlotNotHeld
+from headrace.consumers.replication.group import Group
+from headrace.consumers.replication.group_health import Use
+from headrace.consumers.serve.query_service import RequestInvalid
+from headrace.consumers.store import SegmentEntry, SegmentGone
+from headrace.schemas.errors import HeadraceError
+from headrace.schemas.group_changes import GroupKey
+
+CHUNK_BYTES = 1 << 20
+DIGITS_MAX = 18
+"""Every number of so many digits fits into 64 bits."""
+DIGEST_DIGITS = 32
+
+
+class CutService:
+    """Lists and opens the files of the groups of one node. Safe to share between threads."""
+
+    def __init__(self, node: str, groups: Mapping[str, Group]) -> None:
+        """`groups` by forward topic."""
+        self._node = node
+        self._groups = groups
+        self._files = PresentFiles()
+
+    def listing(self, key: GroupKey, target: GroupKey) -> CutListing:
+        """What a group has given to another one. Raises SlotNotHeld, CutRefused, CutUnready, SegmentAwaited."""
+        return cut_of(self._group(key), target)
+
+    def open(self, key: GroupKey, digest: str, part: str, offset: int) -> tuple[int, str, Iterator[bytes]]:
+        """(number of bytes, digest of a series, the bytes) of a file from an offset.
+
+        Raises SlotNotHeld, CutRefused, FileGone.
+        """
+        group = self._group(key)
+        if group.health.refuses(Use.QUORUM):
+            raise CutRefused(f"group {group.name} has wrong data here", action="ask another member")
+        entry = self._files.find(group, digest)
+        try:
+            if part == SERIES_PART:
+                return _series(group, entry, offset)
+            # Open, its bytes stay whatever becomes of its name: what a pin would do, and nobody has to release it.
+            data = (group.store.segments_directory / entry.name).open("rb", buffering=0)
+        except (FileNotFoundError, SegmentGone) as error:
+            self._files.look(group)
+            raise FileGone(f"{entry.name} has left group {group.name}", action="ask another member") from error
+        size = os.fstat(data.fileno()).st_size
+        if offset > size:
+            data.close()
+            raise FileGone(f"there is no byte {offset} of {entry.name}")
+        return size - offset, "", _chunks(data, offset)
+
+    def _group(self, key: GroupKey) -> Group:
+        for group in list(self._groups.values()):
+            if group.birth_key == key:
+                return group
+        raise SlotNotHeld.of(key.group, self._node)
+
+
+def _series(group: Group, entry: SegmentEntry, offset: int) -> tuple[int, str, Iterator[bytes]]:
+    data = group.store.series_file(entry)
+    if offset > len(data):
+        raise FileGone(f"there is no byte {offset} of the series of {entry.name}")
+    parts = (data[start : start + CHUNK_BYTES] for start in range(offset, len(data), CHUNK_BYTES))
+    return len(data) - offset, xxhash.xxh3_128_hexdigest(data), parts
+
+
+def _chunks(data: FileIO, offset: int) -> Iterator[bytes]:
+    with data:
+        data.seek(offset)
+        while chunk := data.read(CHUNK_BYTES):
+            yield chunk
+
+
+def cut_routes(service: Callable[[], CutService]) -> list[Route]:
+    """The routes of a donor."""
+
+    async def listing(request: Request) -> Response:
+        return await _answer(lambda: _listing(service(), request.query_params))
+
+    async def file(request: Request) -> Response:
+        return await _answer(lambda: _file(service(), request.query_params))
+
+    return [Route(CUT_ROUTE, listing, methods=["GET"]), Route(CUT_FILE_ROUTE, file, methods=["GET"])]
+
+
+def _listing(service: CutService, query: Mapping[str, str]) -> Response:
+    found = service.listing(_key(query, "group", "birth"), _key(query, "target", "target_birth"))
+    return JSONResponse(found.document())
+
+
+def _file(service: CutService, query: Mapping[str, str]) -> Response:
+    digest, part = query.get("digest", ""), query.get("part", SEGMENT_PART)
+    if len(digest) != DIGEST_DIGITS or set(digest) - set(string.hexdigits):
+        raise RequestInvalid("digest is not a content digest", action="send one of the list")
+    if part not in (SEGMENT_PART, SERIES_PART):
+        raise RequestInvalid(f"there is no part {part!r}", action=f"use {SEGMENT_PART} or {SERIES_PART}")
+    size, found, chunks = service.open(_key(query, "group", "birth"), digest, part, _number(query, "offset", "0"))
+    # Without a length an early end of the file would look like its end.
+    headers = {"content-length": str(size), **({DIGEST_HEADER: found} if found else {})}
+    return StreamingResponse(chunks, media_type="application/octet-stream", headers=headers)
+
+
+def _key(query: Mapping[str, str], name: str, birth: str) -> GroupKey:
+    group = query.get(name, "")
+    if not group:
+        raise RequestInvalid(f"{name} names a group", action=f"send {name} and {birth}")
+    return GroupKey(group, _number(query, birth, "1"))
+
+
+def _number(query: Mapping[str, str], name: str, default: str) -> int:
+    text = query.get(name, default)
+    # `isdigit` alone also accepts superscripts, on which `int` fails.
+    if not (text.isascii() and text.isdigit() and len(text) <= DIGITS_MAX):
+        raise RequestInvalid(f"{name} is not a whole number", action="send digits alone")
+    return int(text)
+
+
+async def _answer(call: Callable[[], Response]) -> Response:
+    # On a thread: the catalogue has a lock, and a file is on a disk.
+    try:
+        return await asyncio.to_thread(call)
+    except HeadraceError as error:
+        document = {
+            "kind": type(error).__name__,
+            "message": error.message,
+            "action": error.action,
+            "retriable": error.retriable,
+        }
+        return JSONResponse({"error": document}, _STATUSES.get(type(error), 409))
+
+
+_STATUSES: Mapping[type, int] = {RequestInvalid: 400, FileGone: 404}
