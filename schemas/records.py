@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import Any
 
 from headrace.schemas.framing import BASE_FORMAT, HEADER_BYTES, codec
+from headrace.schemas.group_changes import BEGINNING, GroupKey, HandOverPosition
 from headrace.schemas.membership_records import (
     MEMBERSHIP_CHANGE_FORMAT,
     MembershipChange,
@@ -42,6 +43,21 @@ class Role(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Acceptance:
+    """The newest position in the log of a former holder of slots that counted in this group."""
+
+    group: str
+    birth: int
+    version: int
+    part: int
+
+    @classmethod
+    def of(cls, key: GroupKey, position: HandOverPosition) -> Acceptance:
+        """The acceptance of what `key` has handed over up to a position."""
+        return cls(key.group, key.birth, position.version, position.part)
+
+
+@dataclass(frozen=True, slots=True)
 class Status:
     """The status of one node in one data group, as it reports it; `status.avsc` explains the fields."""
 
@@ -74,6 +90,16 @@ class Status:
     reason: str
     sent_boot_ns: int
     receipts: bytes = b""
+    accepted: tuple[Acceptance, ...] = ()
+    change: int = 0
+    settled: int = 0
+
+    def accepted_from(self, key: GroupKey) -> HandOverPosition:
+        """The newest position that counted there of what a group has handed over; BEGINNING before the first."""
+        found = (
+            (each.version, each.part) for each in self.accepted if (each.group, each.birth) == (key.group, key.birth)
+        )
+        return next((HandOverPosition(*position) for position in found), BEGINNING)
 
 
 _STATUS_FIELDS = tuple(each.name for each in fields(Status))
@@ -98,14 +124,17 @@ MembershipRecord = Create | MembershipChange
 def encode_status(status: Status) -> bytes:
     """A status as the value of a record of `{c}.status`."""
     # Not by `asdict`, which copies every value deeply: that took longer than all the encoding.
-    return codec("status").encode({name: getattr(status, name) for name in _STATUS_FIELDS})
+    accepted = [asdict(each) for each in status.accepted]
+    return codec("status").encode({name: getattr(status, name) for name in _STATUS_FIELDS} | {"accepted": accepted})
 
 
 def decode_status(value: bytes) -> Status:
     """The status in a record's value. Raises FrameInvalid."""
     record = codec("status").decode(value)
     # fastavro gives the default of a field of bytes as a string; a status of 0.1.0 has no receipts.
-    return Status(**{**record, "role": Role(record["role"]), "receipts": record["receipts"] or b""})
+    accepted = tuple(Acceptance(**each) for each in record["accepted"])
+    kept = {"role": Role(record["role"]), "receipts": record["receipts"] or b"", "accepted": accepted}
+    return Status(**{**record, **kept})
 
 
 def encode_schema_change(writer: str, change: SchemaChange) -> bytes:

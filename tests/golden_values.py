@@ -20,7 +20,8 @@ import pyarrow as pa
 
 from headrace.consumers.membership.slot_table import SlotTable
 from headrace.consumers.replication import journal
-from headrace.consumers.replication.change_state import ChangeState, CutMemory, Given, Origin, Target, Transfer
+from headrace.consumers.replication.change_state import ChangeState, Given, Origin, Target, Transfer
+from headrace.consumers.replication.cut_memory import CutMemory
 from headrace.consumers.replication.group_state import GroupState, LogBase, ProducerState
 from headrace.consumers.replication.producer_section import Newest, Section
 from headrace.consumers.store.segment import Runs, SegmentRows, encode_segment
@@ -74,6 +75,7 @@ from headrace.schemas.messages import (
 from headrace.schemas.payload import decode_rows, encode_rows, row_schema
 from headrace.schemas.presence import Presence, decode_presence, encode_presence
 from headrace.schemas.records import (
+    Acceptance,
     Create,
     MembershipRecord,
     Role,
@@ -140,6 +142,9 @@ STATUS = Status(
     sent_boot_ns=123_456_789_000,
 )
 
+STATUS_OF_CHANGES = replace(
+    STATUS, accepted=(Acceptance("n3", 1, 40, 0), Acceptance("n5", 2, 300, 1)), change=8, settled=3
+)
 PRESENCE = Presence(
     node="n1",
     incarnation="0123456789abcdef",
@@ -261,6 +266,7 @@ def goldens() -> list[Golden]:
         # Without receipts as 0.1.0 wrote it, and with them.
         Golden("status", STATUS, encode_status, decode_status, "status"),
         Golden("status-receipts", replace(STATUS, receipts=bytes(range(24))), encode_status, decode_status, "status"),
+        Golden("status-changes", STATUS_OF_CHANGES, encode_status, decode_status, "status"),
         Golden("presence", PRESENCE, encode_presence, decode_presence, "presence"),
         _change("table-database", DatabaseChange("plant", 3_600_000_000_000, 4)),
         # Without a resolution as 0.1.0 wrote it, and with one.
@@ -302,7 +308,9 @@ def _group_change(name: str, body: GroupChange) -> Golden:
 
 
 def _changed_state() -> GroupState:
-    outstanding = [Transfer(POSITION, None, ()), Transfer(HandOverPosition(301, 0), RANK, (5, 9))]
+    target = Target(KEY, "c.forward.n5.2", HandOverPosition(300, 0))
+    target.add(Transfer(POSITION, None, (), 310))
+    target.add(Transfer(HandOverPosition(301, 0), RANK, (5, 9), 311))
     section = Section(frozenset((7, 8)), {"b": Newest(2, {(0, bytes(16))}), "a": Newest(1, set())})
     changes = ChangeState(
         members=("n1", "n2"),
@@ -313,10 +321,12 @@ def _changed_state() -> GroupState:
         table_version=4,
         gains=(1, 2, 3),
         given={5: Given(KEY, 2, 300), 6: Given(KEY, 2, 300), 9: Given(KEY, 2, 300)},
-        targets={KEY: Target("c.forward.n5.2", HandOverPosition(300, 0), outstanding)},
+        targets={KEY: target},
         cuts={300: CutMemory(3, ((KEY, (5, 6, 9)),), bytes(range(16)), (((5, 6, 9), (NEWEST,)),), (DELETE,))},
         deletes=[DELETE],
         origins={GroupKey("n3", 1): Origin(HandOverPosition(40, 0), [section])},
+        added=("n2",),
+        gained={1: 2, 2: 2, 4: 2, 3: 3},
     )
     return replace(_state(), changes=changes)
 

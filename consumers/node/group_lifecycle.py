@@ -28,6 +28,7 @@ from headrace.consumers.node.local_groups import LocalGroups, joining_reason
 from headrace.consumers.node.readiness import Readiness
 from headrace.consumers.recovery.coordinator import RecoveryCoordinator
 from headrace.consumers.recovery.environment import GroupBusy
+from headrace.consumers.replication.founding import Founding
 from headrace.consumers.replication.group import Group
 from headrace.consumers.replication.group_health import Event, State
 from headrace.consumers.replication.heartbeat import Heartbeat
@@ -111,7 +112,7 @@ class GroupLifecycle:
     def _open(self, birth: GroupBirth, members: tuple[str, ...]) -> None:
         topic = self._local.topics.forward(birth.header, birth.birth)
         self._topics.ensure({topic: FORWARD})
-        topic, group = self._local.add(birth, members, self._log.describe(topic))
+        topic, group = self._local.add(birth, Founding(members, birth.birth), self._log.describe(topic))
         # All that is known of it comes first: from the moment at which the registry has it, every thread asks.
         self._log_consumer.admit(topic, self._local.cursors[topic], self._local.receipts[topic])
         self._readiness.admit(topic, self._local.ends[topic])

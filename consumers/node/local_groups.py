@@ -26,6 +26,7 @@ from headrace.consumers.node.group_deletion import decide, finish_deletion, fini
 from headrace.consumers.node.settings import StoreSection
 from headrace.consumers.recovery.file_copy import finish_swap, finish_swaps
 from headrace.consumers.recovery.log_gap import parse_gap
+from headrace.consumers.replication.founding import Founding
 from headrace.consumers.replication.group import Group
 from headrace.consumers.replication.group_health import Event
 from headrace.consumers.replication.group_registry import GroupRegistry
@@ -71,12 +72,12 @@ class LocalGroups:
         self._schema_log = schema_log
         self._heartbeat = heartbeat
         self._settings = settings
-        self._members: dict[str, tuple[str, ...]] = {}
+        self._foundings: dict[str, Founding] = {}
         self.births: dict[str, GroupBirth] = {}
         # A node that is not in the table holds nothing.
         self.joining = joining_reason(identity.node, slot_table)
         for birth, members in groups_at(slot_table, identity.node).items():
-            self._place(birth, members)
+            self._place(birth, Founding(members, birth.birth))
         self._opened = ExitStack()
         self._open_groups: list[Group] = []
         # `node.json` is written under it, by whichever thread.
@@ -88,9 +89,9 @@ class LocalGroups:
         self.cursors: dict[str, Cursor] = {}
         self.receipts: dict[str, bytes] = {}
 
-    def _place(self, birth: GroupBirth, members: tuple[str, ...]) -> str:
+    def _place(self, birth: GroupBirth, founding: Founding) -> str:
         topic = self.topics.forward(birth.header, birth.birth)
-        self.births[topic], self._members[topic] = birth, members
+        self.births[topic], self._foundings[topic] = birth, founding
         return topic
 
     def check_topics(self, log: Log) -> None:
@@ -188,7 +189,7 @@ class LocalGroups:
             )
             store = Store.open(self.directory, key, self._settings, self._encoders)
         header = self.births[topic].header
-        group = Group(header, self._members[topic], 1, store, self._schema_log, self._settings, self._on_sealed)
+        group = Group(header, self._foundings[topic], store, self._schema_log, self._settings, self._on_sealed)
         self._open_groups.append(group)
         return group
 
@@ -199,12 +200,12 @@ class LocalGroups:
         if group in self._open_groups:
             self._open_groups.remove(group)
 
-    def add(self, birth: GroupBirth, members: tuple[str, ...], state: TopicState) -> tuple[str, Group]:
+    def add(self, birth: GroupBirth, founding: Founding, state: TopicState) -> tuple[str, Group]:
         """Open a group that comes while the node runs, whose log is in that state; it is in no registry yet.
 
         It has what the directory holds of it, mostly nothing. Raises StoreError, OSError.
         """
-        topic = self._place(birth, members)
+        topic = self._place(birth, founding)
         try:
             return topic, self._add(topic, birth, state)
         except BaseException:
@@ -239,7 +240,7 @@ class LocalGroups:
         self._displace(topic)
 
     def _displace(self, topic: str) -> None:
-        kept: tuple[dict[str, Any], ...] = (self.births, self._members, self.ends, self.cursors, self.receipts)
+        kept: tuple[dict[str, Any], ...] = (self.births, self._foundings, self.ends, self.cursors, self.receipts)
         for known in (*kept, self._recreated):
             known.pop(topic, None)
 

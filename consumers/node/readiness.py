@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 
 from headrace.connectors.clock import SYSTEM_CLOCK, Clock, Moment
 from headrace.consumers.node.data_age import DataAge
@@ -24,7 +26,7 @@ from headrace.consumers.replication.heartbeat import Heartbeat
 from headrace.consumers.replication.log_consumer import LogConsumer
 from headrace.consumers.replication.store_jobs import NO_CONTENT
 from headrace.schemas.framing import FORMAT
-from headrace.schemas.records import Role, Status
+from headrace.schemas.records import Acceptance, Role, Status
 
 FENCED = "this node's own status was not read back within 3 s: it is starting, was stopped, or is cut off from Kafka"
 
@@ -228,19 +230,22 @@ class Readiness:
         """What this node knows of a group, for the role decision."""
         group, detector = self._groups[topic], self._heartbeat.detector
         # Read once: leader and epoch are of one record.
-        applied = group.applied
+        applied, here = group.applied, self._identity.node
+        changes = applied.changes
+        member = partial(self._member, topic, group.name, applied.epoch)
         return GroupView(
-            members=tuple(self._member(topic, group.name, node, applied.epoch) for node in group.members),
-            node=self._identity.node,
+            members=tuple(replace(member(node), votes=node not in changes.added) for node in changes.members),
+            node=here,
             leader=applied.leader,
             claim_age_ms=detector.newest_ms - applied.claimed_ms,
             log_answers=self.log_answers,
             fenced=self._heartbeat.fenced,
             steady_ms=steady_ms,
             take_back_ms=self._take_back_ms,
+            guest=None if here in changes.members else replace(member(here), votes=False),
         )
 
-    def _member(self, topic: str, group_name: str, node: str, epoch: int) -> MemberView:
+    def _member(self, topic: str, group_name: str, epoch: int, node: str) -> MemberView:
         if node == self._identity.node:
             return MemberView(node, self._incarnation, not self._heartbeat.fenced, not self.reason(topic), epoch)
         status = self._heartbeat.detector.status(group_name, node)
@@ -300,6 +305,9 @@ class Readiness:
             reason=reason or self.decision(topic).reason,
             sent_boot_ns=self._clock.boot_ns(),
             receipts=b"" if wrong else self._log_consumer.receipts(topic),
+            accepted=tuple(Acceptance.of(*each) for each in sorted(applied.changes.accepted.items())),
+            change=applied.changes.change,
+            settled=applied.changes.settled_version,
         )
 
 

@@ -23,6 +23,7 @@ class Ignored(StrEnum):
     CLAIM_LOST = "claim_lost"
     OUT_OF_ORDER = "out_of_order"
     SLOT_MOVED = "slot_moved"
+    UNEXPECTED = "unexpected"
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from headrace.consumers.replication.change_view import ChangeView
 from headrace.consumers.replication.group_state import GroupState
 from headrace.schemas.messages import NO_CHAIN, Leadership
 
@@ -22,6 +23,7 @@ class AppliedState:
     unsealed_rows: int = 0
     claimed_ms: int = 0
     log_bytes: int = 0
+    changes: ChangeView = field(default_factory=ChangeView)
 
     @classmethod
     def of(cls, state: GroupState, timestamp_ms: int, before: AppliedState | None = None) -> AppliedState:
@@ -31,4 +33,5 @@ class AppliedState:
         """
         claimed_ms = before.claimed_ms if before is not None and before.epoch == state.epoch else timestamp_ms
         newest = (state.version, state.offset, state.chain, timestamp_ms, state.epoch, state.leader)
-        return cls(*newest, state.frontier, state.unsealed_rows, claimed_ms, state.log_bytes)
+        changes = ChangeView.of(state.changes, before.changes if before is not None else None)
+        return cls(*newest, state.frontier, state.unsealed_rows, claimed_ms, state.log_bytes, changes)

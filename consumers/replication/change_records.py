@@ -5,7 +5,8 @@ from __future__ import annotations
 from itertools import groupby
 from typing import Any
 
-from headrace.consumers.replication.change_state import ChangeState, CutMemory, Given, Origin, Target, Transfer
+from headrace.consumers.replication.change_state import ChangeState, Given, Origin, Target, Transfer
+from headrace.consumers.replication.cut_memory import CutMemory
 from headrace.consumers.replication.producer_section import Section
 from headrace.schemas.group_changes import (
     BarrierPhase,
@@ -41,6 +42,8 @@ def changes_record(state: ChangeState) -> dict[str, Any] | None:
         "deletes": [delete_record(each) for each in state.deletes],
         "cuts": [_cut_record(version, memory) for version, memory in sorted(state.cuts.items())],
         "origins": [_origin_record(key, origin) for key, origin in sorted(state.origins.items())],
+        "added": list(state.added),
+        "gained": _gained_records(state.gained),
     }
 
 
@@ -61,6 +64,8 @@ def changes_of(record: dict[str, Any]) -> ChangeState:
         deletes=[delete_of(each) for each in record["deletes"]],
         cuts={each["version"]: _cut(each) for each in record["cuts"]},
         origins={_key(each): _origin(each) for each in record["origins"]},
+        added=tuple(record["added"]),
+        gained={slot: each["table_version"] for each in record["gained"] for slot in from_runs(each["slots"])},
     )
 
 
@@ -84,6 +89,14 @@ def _given_records(given: dict[int, Given]) -> list[dict[str, Any]]:
     ]
 
 
+def _gained_records(gained: dict[int, int]) -> list[dict[str, Any]]:
+    ordered = sorted(gained.items(), key=lambda item: (item[1], item[0]))
+    return [
+        {"table_version": version, "slots": to_runs(slot for slot, _ in slots)}
+        for version, slots in groupby(ordered, key=lambda item: item[1])
+    ]
+
+
 def _target_record(key: GroupKey, target: Target) -> dict[str, Any]:
     accepted = {"accepted_version": target.accepted.version, "accepted_part": target.accepted.part}
     outstanding = [
@@ -93,23 +106,21 @@ def _target_record(key: GroupKey, target: Target) -> dict[str, Any]:
             "era": each.rank.era if each.rank else 0,
             "rank_version": each.rank.version if each.rank else 0,
             "slots": to_runs(each.slots),
+            "offset": each.offset,
         }
-        for each in target.outstanding
+        for each in (due.transfer for due in target.outstanding)
     ]
     return _key_record(key) | {"topic": target.topic} | accepted | {"outstanding": outstanding}
 
 
 def _target(record: dict[str, Any]) -> Target:
-    outstanding = [
-        Transfer(
-            HandOverPosition(each["version"], each["part"]),
-            Rank(each["era"], each["rank_version"]) if each["era"] else None,
-            from_runs(each["slots"]),
-        )
-        for each in record["outstanding"]
-    ]
     accepted = HandOverPosition(record["accepted_version"], record["accepted_part"])
-    return Target(record["topic"], accepted, outstanding)
+    target = Target(_key(record), record["topic"], accepted)
+    for each in record["outstanding"]:
+        rank = Rank(each["era"], each["rank_version"]) if each["era"] else None
+        position = HandOverPosition(each["version"], each["part"])
+        target.add(Transfer(position, rank, from_runs(each["slots"]), each["offset"]))
+    return target
 
 
 def _cut_record(version: int, memory: CutMemory) -> dict[str, Any]:

@@ -7,10 +7,10 @@ what this group accepted from others.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 
+from headrace.consumers.replication.cut_memory import CutMemory
 from headrace.consumers.replication.producer_section import Section
 from headrace.schemas.group_changes import (
     BEGINNING,
@@ -20,7 +20,6 @@ from headrace.schemas.group_changes import (
     HandedDelete,
     HandedOver,
     HandOverPosition,
-    MovedProducer,
     Rank,
     Slots,
     Takeover,
@@ -31,10 +30,6 @@ SECTIONS_MAX = 256
 """Takeovers of one origin whose producers are remembered; the oldest is forgotten first."""
 KEPT_DELETES_MAX = 10_000
 """Deletes that a group remembers for late rows of former holders of its slots; the oldest is forgotten first."""
-TAKEOVER_BYTES_MAX = 4 * 1024 * 1024
-"""Estimated size of one part of a takeover, so that a message has room for it."""
-_IDENTITY_BYTES = 32
-_Item = TypeVar("_Item")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +43,15 @@ class Given:
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """A record, or a part of it, that a target must accept; without a rank it is a part of a takeover."""
+    """A record, or a part of it, that a target must accept; without a rank it is a part of a takeover.
+
+    `offset` is that of the record in the log of this group.
+    """
 
     position: HandOverPosition
     rank: Rank | None
     slots: Slots
+    offset: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +66,25 @@ class HandOver:
     transfer: Transfer
     previous: HandOverPosition
 
+    @property
+    def position(self) -> HandOverPosition:
+        """Its place in the order of what that group must accept."""
+        return self.transfer.position
+
 
 @dataclass(slots=True)
 class Target:
     """A group that took slots, the newest position that it accepted, and what comes behind it, in order."""
 
+    key: GroupKey
     topic: str
     accepted: HandOverPosition = BEGINNING
-    outstanding: list[Transfer] = field(default_factory=list)
+    outstanding: list[HandOver] = field(default_factory=list)
+
+    def add(self, transfer: Transfer) -> HandOver:
+        """One more thing that it must accept."""
+        self.outstanding.append(HandOver(self.key, self.topic, transfer, self.newest))
+        return self.outstanding[-1]
 
     @property
     def newest(self) -> HandOverPosition:
@@ -105,20 +115,15 @@ class Origin:
                 each.note(position.producer, position.batch, [(position.sequence, digest)])
 
 
-@dataclass(frozen=True, slots=True)
-class CutMemory:
-    """What the takeovers of one cut bring: the slots of each target, producers by slots as of the cut, loaded files."""
-
-    table_version: int
-    targets: tuple[tuple[GroupKey, Slots], ...]
-    loads: bytes
-    sections: tuple[tuple[Slots, tuple[MovedProducer, ...]], ...]
-    deletes: tuple[HandedDelete, ...] = ()
-
-
 @dataclass(slots=True)
 class ChangeState:
-    """Members, era and slots of a group. Changed only by its replica, record by record."""
+    """Members, era and slots of a group. Changed only by its replica, record by record.
+
+    `added` are the members that a running first phase adds: they count for no quorum yet. `gained` has, for each
+    slot that came, the table that brought it: only these may be taken over. `given` and `cuts` are replaced and
+    never changed, so a view of them stays as it is. `revision` counts what such a view shows; it and the table
+    of the birth are in no state that is stored.
+    """
 
     members: tuple[str, ...] = ()
     era: int = 0
@@ -133,6 +138,16 @@ class ChangeState:
     deletes: list[HandedDelete] = field(default_factory=list)
     cuts: dict[int, CutMemory] = field(default_factory=dict)
     origins: dict[GroupKey, Origin] = field(default_factory=dict)
+    added: tuple[str, ...] = ()
+    gained: dict[int, int] = field(default_factory=dict)
+    birth: int = field(default=1, compare=False)
+    revision: int = field(default=0, compare=False)
+
+    def found(self, members: tuple[str, ...], birth: int, gains: Slots) -> None:
+        """Begin with the members of the birth, its table and the slots that come with it, unless records came."""
+        self.birth = birth
+        if not self.members:
+            self.members, self.era, self.gained = members, birth, dict.fromkeys(gains, birth)
 
     def conflict(self, barrier: Barrier) -> str | None:
         """Why a barrier does not count after the records so far; None if it does."""
@@ -162,42 +177,54 @@ class ChangeState:
 
     def prepare(self, barrier: Barrier) -> None:
         """The first phase, or its end by a cancellation: members change, and slots do not."""
-        # A later change proves that the one before is over, and with another table that it was not cancelled.
-        if self.phase is BarrierPhase.PRE and barrier.table_version > self.table_version:
-            self._take_gains()
-        self._note(barrier)
         pre = barrier.phase is BarrierPhase.PRE
+        self._note(barrier)
         self.gains = barrier.gains if pre else ()
         self.gives = pre and self._new_moves(barrier)
         if pre:
             self.era = max(self.era, barrier.table_version - 1)
 
-    def cut(self, version: int, barrier: Barrier, memory: CutMemory) -> None:
+    def cut(self, version: int, offset: int, barrier: Barrier, memory: CutMemory) -> None:
         """The second phase: the table of the change counts for this group, and slots leave."""
+        given = dict(self.given)
         for each in barrier.moves:
             for slot in each.slots:
                 # Late rows keep the era under which this group held the slot, whoever is the next holder by now.
                 era = self.given[slot].era if slot in self.given else self.era
-                self.given[slot] = Given(each.key, era, version)
+                given[slot] = Given(each.key, era, version)
+        self.given = given
         self._note(barrier)
         self.gains = barrier.gains
         self._take_gains()
         if barrier.moves:
-            self.cuts[version] = memory
+            self.cuts = {**self.cuts, version: memory}
         for each in barrier.moves:
-            target = self.targets.setdefault(each.key, Target(each.topic))
-            for part in range(len(self.takeovers(version, each.key))):
-                target.outstanding.append(Transfer(HandOverPosition(version, part), None, ()))
+            target = self.targets.setdefault(each.key, Target(each.key, each.topic))
+            for part in range(len(memory.takeovers(each.key, self.slots_total))):
+                target.add(Transfer(HandOverPosition(version, part), None, (), offset))
 
     def _note(self, barrier: Barrier) -> None:
+        # A later change proves that the one before is over, and with another table that it was not cancelled.
+        if self.phase is BarrierPhase.PRE and barrier.table_version > self.table_version:
+            self._take_gains()
+            self.added = ()
+        pre = barrier.phase is BarrierPhase.PRE
+        before = [member for member in self.members if member not in self.added]
+        self.added = tuple(member for member in barrier.members if member not in before) if pre else ()
         self.members, self.slots_total = barrier.members, barrier.slots_total
         self.change, self.phase, self.table_version = barrier.change, barrier.phase, barrier.table_version
+        self.revision += 1
 
     def _take_gains(self) -> None:
         self.era = max(self.era, self.table_version)
-        for slot in self.gains:
-            self.given.pop(slot, None)
+        self.gained |= dict.fromkeys(self.gains, self.table_version)
+        self._take_back(self.gains)
         self.gains = ()
+
+    def _take_back(self, slots: Slots) -> None:
+        taken = frozenset(slots)
+        self.given = {slot: each for slot, each in self.given.items() if slot not in taken}
+        self.revision += 1
 
     def note_table(self, table_version: int) -> None:
         """A record names the table by which it was routed; that of the running change proves that it counts."""
@@ -210,7 +237,16 @@ class ChangeState:
         """A hand-over counts, whatever it brings: the next one names its position."""
         origin = self.origins.setdefault(handed.origin, Origin())
         origin.position = handed.position
+        self.revision += 1
         return origin
+
+    def expects(self, takeover: Takeover) -> bool:
+        """Whether slots come here with the table of a takeover, by a barrier or by the birth of the group."""
+        # Whoever can append to this log could else give the group slots that its table gives to another one. One
+        # of an older table may come late.
+        running = self.phase is BarrierPhase.PRE and takeover.table_version == self.table_version
+        coming = frozenset(self.gains if running else ())
+        return all(slot in coming or self.gained.get(slot, 0) >= takeover.table_version for slot in takeover.slots)
 
     def take(self, takeover: Takeover) -> None:
         """Slots come from their former holder."""
@@ -219,8 +255,7 @@ class ChangeState:
         # One of an older table may come late: the slots may have left again since.
         if takeover.table_version >= self.era and not self._waits_for_cut:
             self.era = takeover.table_version
-            for slot in takeover.slots:
-                self.given.pop(slot, None)
+            self._take_back(takeover.slots)
 
     def note_delete(self, rank: Rank, delete: Delete) -> None:
         """Remember a delete for the slots that were taken: late rows of them may come after the slots have left."""
@@ -243,8 +278,8 @@ class ChangeState:
         found = (section.slots for section in sections if section.knows(position, digest))
         return {slot for each in found for slot in each.intersection(slots)}
 
-    def divide(self, version: int, slots: Iterable[int], rank: Rank | None = None) -> list[HandOver]:
-        """Notes, for each other group that holds some of the slots, what it must accept of the record.
+    def divide(self, version: int, offset: int, slots: Iterable[int], rank: Rank | None = None) -> list[HandOver]:
+        """Notes, for each other group that holds some of the slots, what it must accept of the record there.
 
         Without a rank the rows are of this log, with the era under which it held each slot.
         """
@@ -256,11 +291,9 @@ class ChangeState:
         for (key, era), numbers in sorted(parts.items()):
             target = self.targets[key]
             newest = target.newest
-            part = newest.part + 1 if newest.version == version else 0
-            ranked = rank or Rank(era, version)
-            transfer = Transfer(HandOverPosition(version, part), ranked, tuple(numbers))
-            found.append(HandOver(key, target.topic, transfer, newest))
-            target.outstanding.append(transfer)
+            position = HandOverPosition(version, newest.part + 1 if newest.version == version else 0)
+            found.append(target.add(Transfer(position, rank or Rank(era, version), tuple(numbers), offset)))
+        self.revision += len(found)
         return found
 
     def accepted(self, key: GroupKey, position: HandOverPosition) -> bool:
@@ -272,6 +305,7 @@ class ChangeState:
         target.outstanding = [each for each in target.outstanding if each.position > position]
         waiting = {each.position.version for one in self.targets.values() for each in one.outstanding}
         self.cuts = {version: memory for version, memory in self.cuts.items() if version in waiting}
+        self.revision += 1
         return True
 
     def follows(self, handed: HandedOver) -> bool:
@@ -280,41 +314,3 @@ class ChangeState:
         if origin is None:
             return handed.previous == BEGINNING and isinstance(handed.body, Takeover)
         return handed.previous == origin.position
-
-    def takeovers(self, version: int, key: GroupKey) -> list[Takeover]:
-        """The parts of the takeover of one target, in order: a function of the state at the cut."""
-        memory = self.cuts[version]
-        slots = dict(memory.targets)[key]
-        head = (memory.table_version, self.slots_total)
-        found = [Takeover(*head, slots, (), memory.loads)]
-        for section_slots, producers in memory.sections:
-            if common := tuple(sorted(set(section_slots).intersection(slots))):
-                found += (Takeover(*head, common, part) for part in _in_parts(producers))
-        concerned = ((each, tuple(sorted(set(slots).intersection(each.slots)))) for each in memory.deletes)
-        deletes = [replace(each, slots=common) for each, common in concerned if common]
-        found += (Takeover(*head, slots, deletes=part) for part in _batches(deletes, lambda each: len(repr(each))))
-        return found
-
-
-def _in_parts(producers: tuple[MovedProducer, ...]) -> Iterable[tuple[MovedProducer, ...]]:
-    """Producers in parts that fit a message; one with too many messages is in several."""
-    most = TAKEOVER_BYTES_MAX // _IDENTITY_BYTES
-    pieces = (
-        MovedProducer(each.producer, each.batch, each.seen[start : start + most])
-        for each in producers
-        for start in range(0, max(1, len(each.seen)), most)
-    )
-    return _batches(pieces, lambda each: len(each.producer.encode()) + _IDENTITY_BYTES * (1 + len(each.seen)))
-
-
-def _batches(items: Iterable[_Item], size_of: Callable[[_Item], int]) -> Iterable[tuple[_Item, ...]]:
-    # By estimated sizes, and never by encoded ones: whoever appends the next part divides them in the same way.
-    part, size_bytes = list[_Item](), 0
-    for each in items:
-        if part and size_bytes + size_of(each) > TAKEOVER_BYTES_MAX:
-            yield tuple(part)
-            part, size_bytes = [], 0
-        part.append(each)
-        size_bytes += size_of(each)
-    if part:
-        yield tuple(part)

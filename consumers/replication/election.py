@@ -26,7 +26,8 @@ class MemberView:
 
     For this node itself it is the present state, not what its newest status shows.
 
-    `epoch`: that of the newest accepted claim it has read.
+    `epoch`: that of the newest accepted claim it has read. `votes`: whether it counts for a majority; a member that
+    a running first phase adds does not yet.
     """
 
     node: str
@@ -34,13 +35,15 @@ class MemberView:
     alive: bool
     eligible: bool
     epoch: int
+    votes: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class GroupView:
     """What a node knows of one of its groups.
 
-    `members` are in list order, the header first, this node among them.
+    `members` are in list order, the header first. `guest` is this node where it is none of them: it will be one, or
+    it was one until its slots are elsewhere.
 
     `fenced`: this node has not read back a status that it sent less than 3 s ago. `claim_age_ms`: the age of
     the newest accepted claim by the broker's time. `steady_ms`: how long this node has been an eligible
@@ -55,11 +58,12 @@ class GroupView:
     fenced: bool
     steady_ms: int
     take_back_ms: int = TAKE_BACK_MS
+    guest: MemberView | None = None
 
     @property
     def me(self) -> MemberView:
         """This node."""
-        return next(member for member in self.members if member.node == self.node)
+        return self.guest or next(member for member in self.members if member.node == self.node)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,18 +100,19 @@ def decide(view: GroupView) -> Decision:
     # List order instead of the highest version: eligible members have all read the same log to its end, so
     # any of them is as good, and an order that all know needs no message. Two that see different members may
     # both claim; the log decides.
-    first = next(member for member in view.members if member.alive and member.eligible)
-    return _follower(view, first.node == view.node)
+    first = next((member.node for member in view.members if member.alive and member.eligible), "")
+    return _follower(view, first == view.node)
 
 
 def count_online(view: GroupView) -> tuple[int, int]:
-    """(online, members). With an even number of members the log counts as one more, online while it answers."""
-    online = sum(member.alive for member in view.members)
-    if len(view.members) % 2:
-        return online, len(view.members)
+    """(online, members) of those that count. With an even number the log is one more, online while it answers."""
+    voters = [member for member in view.members if member.votes]
+    online = sum(member.alive for member in voters)
+    if len(voters) % 2:
+        return online, len(voters)
     # Two members could never lose one of them if both were needed. The log is the arbitrator that TDengine
     # runs as a process.
-    return online + view.log_answers, len(view.members) + 1
+    return online + view.log_answers, len(voters) + 1
 
 
 def leader_lives(view: GroupView) -> bool:

@@ -32,6 +32,7 @@ from headrace.consumers.replication.admission import (
     log_rejection,
 )
 from headrace.consumers.replication.applied_state import AppliedState
+from headrace.consumers.replication.founding import Founding
 from headrace.consumers.replication.group_health import Event, GroupHealth, State, Use
 from headrace.consumers.replication.group_state import GroupState, LogBase
 from headrace.consumers.replication.hash_chain import CHAIN_INTERVAL
@@ -41,6 +42,7 @@ from headrace.consumers.replication.settings import ReplicationLimits
 from headrace.consumers.replication.store_jobs import JobPool, StoreJobQueue
 from headrace.consumers.store import Store
 from headrace.schemas.errors import HeadraceError
+from headrace.schemas.group_changes import GroupKey
 from headrace.schemas.messages import NO_CHAIN
 from headrace.schemas.payload import PayloadInvalid
 from headrace.schemas.tables import TableSchema
@@ -61,8 +63,7 @@ class Group:
     def __init__(
         self,
         name: str,
-        members: tuple[str, ...],
-        era: int,
+        founding: Founding,
         store: Store,
         tables: TableSchemas,
         limits: ReplicationLimits,
@@ -70,12 +71,12 @@ class Group:
         pool: JobPool | None = None,
     ) -> None:
         self.name = name
-        self.members = members
+        self.birth_key = GroupKey(name, founding.birth)
         self.store = store
         self._tables = tables
         self._limits = limits
         state = GroupState.from_bytes(store.state) if store.state is not None else GroupState()
-        self.replica = Replica(members, state, era=era)
+        self.replica = Replica(founding.members, state, era=founding.birth, gains=founding.gains)
         self._changed = threading.Condition()
         self.health = GroupHealth(self._changed)
         self._table_wait = TableWait(name, tables, limits.schema_wait_s, self.health, lambda: self._stopping)
@@ -107,6 +108,16 @@ class Group:
         """(offset, chain after it) of the remembered records, oldest first; the first represents all before."""
         with self._changed:
             return list(zip(self._offsets, self._chains, strict=True))
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """Its members as its log has decided, the header first."""
+        return self.applied.changes.members
+
+    @property
+    def voters(self) -> tuple[str, ...]:
+        """The members that count for a quorum: those that a running first phase adds do not yet."""
+        return self.applied.changes.voters
 
     @property
     def key(self) -> str:

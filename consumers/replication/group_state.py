@@ -9,7 +9,8 @@ from enum import StrEnum
 
 from headrace.connectors.log.port import UNKNOWN_EPOCH
 from headrace.consumers.replication.change_records import changes_of, changes_record
-from headrace.consumers.replication.change_state import ChangeState, CutMemory
+from headrace.consumers.replication.change_state import ChangeState
+from headrace.consumers.replication.cut_memory import CutMemory
 from headrace.schemas.framing import codec
 from headrace.schemas.group_changes import Barrier, MovedProducer
 from headrace.schemas.messages import NO_CHAIN, Gap, Leadership

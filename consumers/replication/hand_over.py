@@ -6,36 +6,35 @@ no harm to append one again, or from any position on.
 
 from __future__ import annotations
 
-from headrace.consumers.replication.change_state import ChangeState, HandOver
+from collections.abc import Mapping
+
+from headrace.consumers.replication.change_state import HandOver
+from headrace.consumers.replication.cut_memory import CutMemory
 from headrace.schemas.group_changes import GroupKey, HandedBody, HandedDelete, HandedOver, HandedRows
 from headrace.schemas.messages import Delete, Message, Write
 
-
-def due(changes: ChangeState, key: GroupKey) -> list[HandOver]:
-    """What a group must still accept, in order: where a new leader begins."""
-    target = changes.targets.get(key)
-    if target is None:
-        return []
-    before = [target.accepted, *(each.position for each in target.outstanding)]
-    return [
-        HandOver(key, target.topic, transfer, previous)
-        for transfer, previous in zip(target.outstanding, before, strict=False)
-    ]
+Cuts = Mapping[int, CutMemory]
+"""What cuts bring whose takeovers are due, by their versions."""
 
 
-def record_of(origin: GroupKey, changes: ChangeState, wanted: HandOver, message: Message | None) -> HandedOver:
+def record_of(origin: GroupKey, cuts: Cuts, slots_total: int, wanted: HandOver, message: Message | None) -> HandedOver:
     """The record for the group that took slots from `origin`.
 
     `message` is the one at that version in the log of the origin; a part of a takeover needs none.
     """
-    return HandedOver(origin, wanted.transfer.position, wanted.previous, _body(changes, wanted, message))
+    body = _takeover(cuts, slots_total, wanted) if wanted.transfer.rank is None else _late(wanted, message)
+    return HandedOver(origin, wanted.position, wanted.previous, body)
 
 
-def _body(changes: ChangeState, wanted: HandOver, message: Message | None) -> HandedBody:
+def _takeover(cuts: Cuts, slots_total: int, wanted: HandOver) -> HandedBody:
+    position = wanted.position
+    return cuts[position.version].takeovers(wanted.target, slots_total)[position.part]
+
+
+def _late(wanted: HandOver, message: Message | None) -> HandedBody:
     transfer = wanted.transfer
-    if transfer.rank is None:
-        return changes.takeovers(transfer.position.version, wanted.target)[transfer.position.part]
     assert message is not None, transfer
+    assert transfer.rank is not None, transfer
     body = message.body
     # From the log of an earlier holder: the rows keep their producer as they keep their rank.
     if isinstance(body, HandedOver) and isinstance(body.body, HandedRows):

@@ -8,7 +8,7 @@ memory, so every replica does the same.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import InitVar, dataclass, field
 
 from headrace.consumers.replication.actions import (
@@ -25,6 +25,7 @@ from headrace.consumers.replication.actions import (
     Rejection,
     SealNow,
 )
+from headrace.consumers.replication.change_state import HandOver
 from headrace.consumers.replication.group_state import GroupState, LogBase
 from headrace.consumers.replication.hash_chain import next_chain, record_digest
 from headrace.consumers.replication.row_slots import SlotsOf, no_slots
@@ -85,8 +86,9 @@ class LogHasGap(HeadraceError):
 class Replica:
     """State of one group at one node, and how many records it ignored.
 
-    `members` and `era` are those of the group's birth; from the first record on they are replicated state. Not
-    thread-safe: owned by the apply thread.
+    `members`, `era` and `gains` are those of the group's birth: its era is the version of the table that had it
+    first, and its gains are the slots which it has to take over. They must be equal at every member and every
+    start. From the first record on they are replicated state. Not thread-safe: owned by the apply thread.
     """
 
     members: InitVar[tuple[str, ...]]
@@ -95,13 +97,12 @@ class Replica:
     knows_tables: KnowsTables = lambda _offset, _digest, _tables: True
     rejection: Rejection | None = None
     era: InitVar[int] = 1
+    gains: InitVar[Slots] = ()
     slots_of: SlotsOf = no_slots
 
-    def __post_init__(self, members: tuple[str, ...], era: int) -> None:
+    def __post_init__(self, members: tuple[str, ...], era: int, gains: Slots) -> None:
         """Begin with the settings of the birth, also from a state of a build that did not keep them."""
-        changes = self.state.changes
-        if not changes.members:
-            changes.members, changes.era = members, era
+        self.state.changes.found(members, era, gains)
 
     def apply(self, offset: int, value: bytes, headers: tuple[tuple[str, bytes], ...]) -> list[Action]:
         """Take the next record.
@@ -208,7 +209,7 @@ class Replica:
             changes = self.state.changes
             changes.note_delete(Rank(changes.era, version), body)
             # To every group that took slots, with its rank in this log: there it hides only rows of these slots.
-            return [ApplyDelete(version, body), *changes.divide(version, sorted(changes.given))]
+            return [ApplyDelete(version, body), *self._divide(sorted(changes.given))]
         if isinstance(body, HandedOver):
             return self._handed_over(body)
         if isinstance(body, Claim):
@@ -253,7 +254,7 @@ class Replica:
         if known and known.issuperset(slots):
             return self._ignore(Ignored.SUPERSEDED)
         counting = tuple(slot for slot in slots if slot not in known)
-        kept, handed = changes.held(counting), changes.divide(version, counting)
+        kept, handed = changes.held(counting), self._divide(counting)
         if kept == slots:
             return [ApplyWrite(version, write)]
         own: list[Action] = [ApplyRows(version, Rank(changes.era, version), kept, write)] if kept else []
@@ -264,6 +265,9 @@ class Replica:
         # The content follows from the log of the origin, so any of its leaders may append it, a former one too.
         if not changes.follows(handed):
             return self._ignore(Ignored.OUT_OF_ORDER)
+        if isinstance(body, Takeover) and not changes.expects(body):
+            # Its position does not count either: the true one follows what counted before.
+            return self.reject(Ignored.UNEXPECTED, f"no slots come here from {handed.origin.group} with that table")
         origin = changes.note_position(handed)
         if isinstance(body, Takeover):
             origin.section(frozenset(body.slots)).add(body.producers)
@@ -286,7 +290,10 @@ class Replica:
             changes.keep_delete(body)
             own += [ApplyHandedDelete(version, body.rank, kept, body.delete)] if kept else []
         # The slot may have moved on: the rank is kept through any number of groups.
-        return [*own, *changes.divide(version, body.slots, body.rank)]
+        return [*own, *self._divide(body.slots, body.rank)]
+
+    def _divide(self, slots: Iterable[int], rank: Rank | None = None) -> list[HandOver]:
+        return self.state.changes.divide(self.state.version, self.state.offset, slots, rank)
 
     def _barrier(self, barrier: Barrier) -> list[Action]:
         state = self.state
@@ -294,7 +301,7 @@ class Replica:
             return self.reject(Ignored.OUT_OF_ORDER, conflict)
         formal = barrier.phase is BarrierPhase.FORMAL
         if formal:
-            state.changes.cut(state.version, barrier, state.cut_memory(barrier))
+            state.changes.cut(state.version, state.offset, barrier, state.cut_memory(barrier))
         else:
             state.changes.prepare(barrier)
         if state.leader is not None and state.leader.node not in barrier.members:

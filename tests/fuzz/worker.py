@@ -31,6 +31,7 @@ from headrace.consumers.membership.bootstrap import join_cluster
 from headrace.consumers.membership.schema_log import SchemaLog
 from headrace.consumers.replication.actions import ApplyWrite, Ignored
 from headrace.consumers.replication.admission import RowAdmission
+from headrace.consumers.replication.founding import Founding
 from headrace.consumers.replication.group import Group
 from headrace.consumers.replication.heartbeat import StatusWatch
 from headrace.consumers.replication.journal import JournalEntry
@@ -127,7 +128,7 @@ def groups() -> Case:
         values = [value for value in values if not is_gap(value)]
         with tempfile.TemporaryDirectory() as directory:
             store = Store.open(Path(directory), "n1")
-            group = Group("n1", ("n1",), 1, store, tables, ReplicationLimits(), lambda _group, _version: None)
+            group = Group("n1", Founding(("n1",)), store, tables, ReplicationLimits(), lambda _group, _version: None)
             group.start()
             records = [Record("t", offset, number, None, value, HEADERS) for offset, value in enumerate(values)]
             group.enqueue([JournalEntry.of("n1", version, record) for version, record in enumerate(records, start=1)])

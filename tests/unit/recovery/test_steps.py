@@ -18,6 +18,7 @@ from headrace.consumers.recovery.environment import GroupBusy
 from headrace.consumers.recovery.file_copy import RECOVERING, Snapshot, Source, SourceFailed, finish_swap, is_committed
 from headrace.consumers.recovery.gap_search import GapSearch
 from headrace.consumers.recovery.wrong_data import WrongData
+from headrace.consumers.replication.founding import Founding
 from headrace.consumers.replication.group import Group
 from headrace.consumers.replication.group_health import Event, State, Use
 from headrace.consumers.replication.group_state import LogBase
@@ -83,7 +84,7 @@ class FakeNode:
         self.reassigned = 0
         self.opened = Store.open(directory, "g")
         limits = ReplicationLimits()
-        self.group = Group("g", ("n1", "n2", "n3"), 1, self.opened, None, limits, lambda _group, _version: None)
+        self.group = Group("g", Founding(("n1", "n2", "n3")), self.opened, None, limits, lambda _group, _version: None)
         self.groups = {TOPIC: self.group}
 
     def close(self) -> None:

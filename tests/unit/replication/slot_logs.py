@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 
 from headrace.consumers.replication.actions import Action
-from headrace.consumers.replication.hand_over import due, record_of
+from headrace.consumers.replication.change_view import ChangeView
 from headrace.consumers.replication.replica import Replica
 from headrace.schemas.group_changes import (
     Barrier,
@@ -53,19 +53,19 @@ def slots_of(write: Write, slots_total: int) -> Slots:
 class SlotLog:
     """The log of one group with a replica that has applied all of it."""
 
-    def __init__(self, group: str, members: tuple[str, ...], era: int = 1, birth: int = 1) -> None:
+    def __init__(self, group: str, members: tuple[str, ...], era: int = 1, birth: int = 1, gains: Slots = ()) -> None:
         self.key = GroupKey(group, birth)
         self.topic = f"c.forward.{group}.{birth}"
         self.values: list[bytes] = []
         self.actions: list[list[Action]] = []
-        self.birth = members, era
+        self.birth = members, era, gains
         self.replica = self.new_replica()
         self.incarnations = 0
 
     def new_replica(self) -> Replica:
         """A replica that has read nothing."""
-        members, era = self.birth
-        return Replica(members, era=era, slots_of=slots_of)
+        members, era, gains = self.birth
+        return Replica(members, era=era, gains=gains, slots_of=slots_of)
 
     def append(self, body: Body, producer: str | None = None, batch: int = 1, sequence: int = 0) -> list[Action]:
         """One more record; a producer of its own unless one is named."""
@@ -103,11 +103,11 @@ class SlotLog:
 
     def hand_overs(self, to: SlotLog, source: Replica | None = None) -> list[bytes]:
         """The records that a leader with this replica appends to the log of another group, in order."""
-        changes = (source or self.replica).state.changes
+        view = ChangeView.of((source or self.replica).state.changes)
         found = []
-        for each in due(changes, to.key):
-            message = decode_message(self.values[each.transfer.position.version - 1])
-            body = record_of(self.key, changes, each, message)
+        for each in view.due.get(to.key, ()):
+            message = None if each.transfer.rank is None else decode_message(self.values[each.transfer.offset])
+            body = view.record_of(self.key, each, message)
             found.append(encode_message(Message(ProducerPosition("a leader", 1, 0), body)))
         return found
 

@@ -18,6 +18,7 @@ from headrace.consumers.membership.refusal import RefusalNotNeeded, refuse_recor
 from headrace.consumers.membership.schema_log import SchemaLog
 from headrace.consumers.replication.actions import Ignored
 from headrace.consumers.replication.admission import RowAdmission, TableWait
+from headrace.consumers.replication.founding import Founding
 from headrace.consumers.replication.group import Group
 from headrace.consumers.replication.group_health import Aspect, GroupHealth, State
 from headrace.consumers.replication.hash_chain import record_digest
@@ -85,7 +86,7 @@ class Scene:
     def member(self, tables: SchemaLog | None = None) -> Group:
         """A new member that has taken every record of the log so far."""
         store = Store.open(self.directory / f"member-{len(self.groups)}", GROUP)
-        group = Group(GROUP, ("n1",), 1, store, tables or self.tables, LIMITS, lambda _group, _version: None)
+        group = Group(GROUP, Founding(("n1",)), store, tables or self.tables, LIMITS, lambda _group, _version: None)
         self.groups.append(group)
         group.start()
         self.feed(group)
@@ -216,7 +217,9 @@ def test_a_group_seals_by_the_bytes_that_its_rows_take_in_memory(scene: Scene) -
     payload_bytes = bomb(4_000_000)
     for number in range(3):
         scene.append(write_message(payload_bytes, 1, sequence=number))
-    group = Group(GROUP, ("n1",), 1, Store.open(scene.directory / "one", GROUP), scene.tables, LIMITS, lambda *_: None)
+    group = Group(
+        GROUP, Founding(("n1",)), Store.open(scene.directory / "one", GROUP), scene.tables, LIMITS, lambda *_: None
+    )
     scene.groups.append(group)
     group.replica.state.seal_bytes = 10_000_000
     group.start()

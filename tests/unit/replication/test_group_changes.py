@@ -11,7 +11,7 @@ import fastavro
 import pytest
 from fastavro.schema import fingerprint, to_parsing_canonical_form
 
-from headrace.consumers.replication import change_state, producer_section
+from headrace.consumers.replication import cut_memory, producer_section
 from headrace.consumers.replication.actions import (
     ApplyDelete,
     ApplyHandedDelete,
@@ -47,7 +47,7 @@ def donor() -> SlotLog:
 @pytest.fixture
 def taker() -> SlotLog:
     """The group of a node that joins, born with table 2."""
-    log = SlotLog("n6", ("n6", "n1", "n2"), era=2, birth=2)
+    log = SlotLog("n6", ("n6", "n1", "n2"), era=2, birth=2, gains=tuple(range(8)))
     log.claim("n6")
     return log
 
@@ -251,7 +251,7 @@ def test_hand_overs_count_in_order_and_once(donor: SlotLog, taker: SlotLog) -> N
 
 def test_a_delete_goes_to_every_group_that_took_slots(donor: SlotLog, taker: SlotLog) -> None:
     """And applies here. There it concerns the slots that moved, below its rank in the donor's log."""
-    other = SlotLog("n4", ("n4", "n5", "n1"))
+    other = SlotLog("n4", ("n4", "n5", "n1"), era=2, birth=2, gains=(4, 5))
     other.claim("n4")
     donor.barrier(FORMAL, moves={taker: (3,), other: (4, 5)})
     delete = Delete("db", "t", {"a": ("x",)})
@@ -264,7 +264,7 @@ def test_a_delete_goes_to_every_group_that_took_slots(donor: SlotLog, taker: Slo
 
 def test_late_rows_follow_a_slot_through_two_groups_with_their_rank(donor: SlotLog, taker: SlotLog) -> None:
     """Rank and producer are those of the log that first took the rows."""
-    third = SlotLog("n7", ("n7", "n1", "n2"), era=3, birth=3)
+    third = SlotLog("n7", ("n7", "n1", "n2"), era=3, birth=3, gains=(3, 4))
     third.claim("n7")
     cut(donor, taker)
     donor.hand_over(taker)
@@ -281,7 +281,7 @@ def test_late_rows_follow_a_slot_through_two_groups_with_their_rank(donor: SlotL
 
 def test_deletes_move_with_a_slot_for_late_rows_of_earlier_holders(donor: SlotLog, taker: SlotLog) -> None:
     """The files that move bring their own; a row that comes late has none, and must not come back."""
-    third = SlotLog("n7", ("n7", "n1", "n2"), era=3, birth=3)
+    third = SlotLog("n7", ("n7", "n1", "n2"), era=3, birth=3, gains=(3, 4))
     cut(donor, taker)
     donor.hand_over(taker)
     delete = Delete("db", "t", {"key": ("3a",)})
@@ -294,7 +294,7 @@ def test_deletes_move_with_a_slot_for_late_rows_of_earlier_holders(donor: SlotLo
 
 def test_late_rows_go_to_the_next_holder_when_one_ends(donor: SlotLog, taker: SlotLog) -> None:
     """The barrier of the later change names the slots again; their late rows keep the era of the first cut."""
-    third = SlotLog("n7", ("n7", "n1", "n2"), era=3, birth=3)
+    third = SlotLog("n7", ("n7", "n1", "n2"), era=3, birth=3, gains=(3, 4))
     third.claim("n7")
     cut(donor, taker)
     donor.hand_over(taker)
@@ -326,7 +326,7 @@ def test_a_slot_that_comes_back_is_held_from_the_first_proof_on(donor: SlotLog, 
 
 def test_a_takeover_of_an_older_table_does_not_bring_slots_back(donor: SlotLog, taker: SlotLog) -> None:
     """It may arrive after the slots have left again."""
-    third = SlotLog("n7", ("n7", "n1", "n2"), era=3, birth=3)
+    third = SlotLog("n7", ("n7", "n1", "n2"), era=3, birth=3, gains=(3, 4))
     cut(donor, taker)
     late = donor.hand_overs(taker)[0]
     taker.barrier(FORMAL, 2, 3, moves={third: (3, 4)})
@@ -362,7 +362,7 @@ def test_a_takeover_has_as_many_parts_as_it_needs(
     donor: SlotLog, taker: SlotLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Divided by estimated sizes alone, so every leader divides it alike; one producer may be in several parts."""
-    monkeypatch.setattr(change_state, "TAKEOVER_BYTES_MAX", 200)
+    monkeypatch.setattr(cut_memory, "TAKEOVER_BYTES_MAX", 200)
     for number in range(10):
         for sequence in range(10 if number == 3 else 1):
             donor.append(rows_write({"3a": 1}), f"p{number}", 7, sequence)

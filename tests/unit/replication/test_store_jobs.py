@@ -9,6 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from headrace.consumers.replication.founding import Founding
 from headrace.consumers.replication.group import Group
 from headrace.consumers.replication.group_health import Aspect, GroupHealth, State
 from headrace.consumers.replication.group_state import GapRecord, GroupState, LogBase
@@ -195,7 +196,7 @@ def test_a_job_that_did_not_succeed_is_never_shown_as_done(
 def group(tmp_path: Path) -> Iterator[Group]:
     """An empty group without its thread."""
     store, tables = Store.open(tmp_path, "n1"), None
-    made = Group("n1", ("n1",), 1, store, tables, ReplicationLimits(), lambda _group, _version: None, HeldPool())
+    made = Group("n1", Founding(("n1",)), store, tables, ReplicationLimits(), lambda _group, _version: None, HeldPool())
     yield made
     made.stop()
     store.close()

@@ -1,0 +1,88 @@
+"""What a group's log has decided about its members and slots, as other threads see it. Immutable."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from headrace.consumers.replication import hand_over
+from headrace.consumers.replication.change_state import ChangeState, Given, HandOver
+from headrace.consumers.replication.cut_memory import CutMemory
+from headrace.schemas.group_changes import BarrierPhase, GroupKey, HandedOver, HandOverPosition
+from headrace.schemas.messages import Message
+
+_EMPTY: Mapping[Any, Any] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeView:
+    """Members and slots of a group after one record.
+
+    `change`, `phase` and `table_version` are those of the newest barrier that counted; 0 and None before the first.
+    `given` has the slots that other groups hold. `due` is what each of these must still accept, in order, and
+    `accepted` the newest position from each origin that counted here. `added` are the members that a running first
+    phase adds: they count for no quorum yet. `cuts` is what `record_of` needs for takeovers that are due.
+    """
+
+    members: tuple[str, ...] = ()
+    era: int = 0
+    slots_total: int = 0
+    change: int = 0
+    phase: BarrierPhase | None = None
+    table_version: int = 0
+    given: Mapping[int, Given] = field(default_factory=lambda: _EMPTY)
+    due: Mapping[GroupKey, tuple[HandOver, ...]] = field(default_factory=lambda: _EMPTY)
+    accepted: Mapping[GroupKey, HandOverPosition] = field(default_factory=lambda: _EMPTY)
+    added: tuple[str, ...] = ()
+    birth: int = 1
+    cuts: Mapping[int, CutMemory] = field(default_factory=lambda: _EMPTY, repr=False)
+    revision: int = field(default=0, compare=False)
+
+    @classmethod
+    def of(cls, state: ChangeState, before: ChangeView | None = None) -> ChangeView:
+        """The view of a state; `before`, an earlier view of the same state, unless that has changed since."""
+        # Nearly every record changes nothing of it.
+        if before is not None and before.revision == state.revision:
+            return before
+        return cls(
+            members=state.members,
+            era=state.era,
+            slots_total=state.slots_total,
+            change=state.change,
+            phase=state.phase,
+            table_version=state.table_version,
+            given=MappingProxyType(state.given),
+            due=MappingProxyType({key: tuple(each.outstanding) for key, each in state.targets.items()}),
+            accepted=MappingProxyType({key: each.position for key, each in state.origins.items()}),
+            added=state.added,
+            birth=state.birth,
+            cuts=MappingProxyType(state.cuts),
+            revision=state.revision,
+        )
+
+    @property
+    def voters(self) -> tuple[str, ...]:
+        """The members that count for a quorum: those that a running first phase adds do not."""
+        return tuple(member for member in self.members if member not in self.added)
+
+    @property
+    def settled_version(self) -> int:
+        """The newest table version whose second phase, or birth, this group has reached."""
+        if self.phase is None:
+            return self.birth
+        # A change begins when the one before is over, and its table has the next version: the table before its own
+        # counts in its first phase, and after its cancellation.
+        return self.table_version if self.phase is BarrierPhase.FORMAL else self.table_version - 1
+
+    def due_offset(self) -> int | None:
+        """The lowest offset of a record that another group must still accept; None if nothing is due."""
+        return min((each.transfer.offset for due in self.due.values() for each in due[:1]), default=None)
+
+    def record_of(self, origin: GroupKey, wanted: HandOver, message: Message | None) -> HandedOver:
+        """The record for the group that took slots from this one, `origin`.
+
+        `message` is the one at the offset of the transfer; a part of a takeover needs none.
+        """
+        return hand_over.record_of(origin, self.cuts, self.slots_total, wanted, message)
