@@ -105,9 +105,7 @@ class Quorum:
             lagging=lagging,
         )
 
-    def _groups_short(
-        self, statuses: MemberStatuses, written: Mapping[GroupKey, WrittenRecords]
-    ) -> list[GroupKey]:
+    def _groups_short(self, statuses: MemberStatuses, written: Mapping[GroupKey, WrittenRecords]) -> list[GroupKey]:
         """The groups in which fewer than `copies` live members hold what was written."""
         # Only live members count: the status of an offline one is old, its node may be gone with its disk.
         return [
@@ -127,9 +125,7 @@ class Quorum:
         self._voters[group] = found
         return found
 
-    def _member_states(
-        self, statuses: MemberStatuses, group: GroupKey, written: WrittenRecords
-    ) -> dict[str, str]:
+    def _member_states(self, statuses: MemberStatuses, group: GroupKey, written: WrittenRecords) -> dict[str, str]:
         members = dict.fromkeys(node for each in self._electorates(group) for node in each)
         return {node: self._member_state(statuses, group, node, written) for node in members}
 

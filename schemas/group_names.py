@@ -16,6 +16,6 @@ def group_name(key: GroupKey) -> str:
 def parse_group(name: str) -> tuple[str, int]:
     """(header, birth) of a name; birth 0 where it has none."""
     header, separator, birth = name.rpartition("@")
-    if separator and birth.isascii() and birth.isdigit() and 0 < int(birth[:18]):
+    if separator and birth.isascii() and birth.isdigit() and int(birth[:18]) > 0:
         return header, int(birth[:18])
     return name, 0
