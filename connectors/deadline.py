@@ -14,6 +14,7 @@ class Deadline:
     """`timeout_s` from now, on a clock that never jumps."""
 
     def __init__(self, timeout_s: float) -> None:
+        self.timeout_s = timeout_s
         self._end_s = time.monotonic() + timeout_s
 
     def left_s(self) -> float:

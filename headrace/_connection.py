@@ -10,9 +10,8 @@ from headrace.connectors.deadline import Deadline
 from headrace.connectors.log.kafka import KafkaLog
 from headrace.connectors.log.port import ClientSettingsRefused, LogUnavailable
 from headrace.connectors.log.topics import Topics
-from headrace.consumers.membership.bootstrap import read_slot_table
+from headrace.consumers.membership.routing import MembershipRouting, open_routing
 from headrace.consumers.membership.schema_log import SchemaLog
-from headrace.consumers.membership.slot_table import SlotTable
 from headrace.consumers.replication.heartbeat import StatusWatch
 from headrace.producers.cluster import Cluster
 from headrace.schemas.errors import HeadraceError
@@ -34,11 +33,12 @@ def open_cluster(
     with contextlib.ExitStack() as undo, _librdkafka_refusals():
         log = KafkaLog(settings.cluster.bootstrap, settings.kafka)
         undo.callback(log.close)
-        slot_table = _wait_for_slot_table(log, topics, Deadline(timeout_s), on_wait)
+        routing = _wait_for_routing(log, topics, Deadline(timeout_s), on_wait)
+        undo.callback(routing.close)
         tables = SchemaLog(log, topics)
         undo.callback(tables.close)
         tables.refresh()
-        cluster = Cluster(log, topics, slot_table, tables, StatusWatch(log, topics), log.appender())
+        cluster = Cluster(log, topics, routing, tables, StatusWatch(log, topics), log.appender())
         undo.pop_all()
     return cluster
 
@@ -88,24 +88,23 @@ def close_cluster(cluster: Cluster) -> None:
     # The last one is closed first: the appender still flushes while the log exists. One failure does not skip
     # the rest.
     with contextlib.ExitStack() as stack:
-        for part in (cluster.log, cluster.tables, cluster.watch, cluster.appender):
+        for part in (cluster.log, cluster.routing, cluster.tables, cluster.watch, cluster.appender):
             stack.callback(part.close)
 
 
-def _wait_for_slot_table(
+def _wait_for_routing(
     log: KafkaLog, topics: Topics, deadline: Deadline, on_wait: Callable[[str], None]
-) -> SlotTable:
-    while True:
-        try:
-            return read_slot_table(log, topics, max(1.0, deadline.left_s()))
-        except LogUnavailable as error:
-            if deadline.passed():
-                raise LogUnavailable(
-                    f"Kafka at {log.bootstrap} does not answer: {error.message}",
-                    action="check the address and the broker",
-                    retriable=True,
-                ) from error
-            on_wait(f"waiting for Kafka at {log.bootstrap}: {error.message}")
+) -> MembershipRouting:
+    try:
+        return open_routing(
+            log, topics, deadline, lambda error: on_wait(f"waiting for Kafka at {log.bootstrap}: {error.message}")
+        )
+    except LogUnavailable as error:
+        raise LogUnavailable(
+            f"Kafka at {log.bootstrap} does not answer: {error.message}",
+            action="check the address and the broker",
+            retriable=True,
+        ) from error
 
 
 @contextlib.contextmanager

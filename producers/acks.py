@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from headrace.connectors.log.port import Log
 from headrace.connectors.log.topics import Topics
-from headrace.producers.cluster import MemberStatuses, SlotRouting, StatusSource
+from headrace.producers.cluster import MemberStatuses, Routing, StatusSource, groups_of
 from headrace.schemas.errors import HeadraceError, StateUnknown
+from headrace.schemas.group_changes import GroupKey
+from headrace.schemas.group_names import group_name
 from headrace.schemas.receipts import WrittenRecords
 
 
@@ -36,31 +38,32 @@ class QuorumTimeout(StateUnknown):
 class Quorum:
     """Confirms that `copies` members hold what was written.
 
-    Raises QuorumInvalid and QuorumTooLarge on construction.
+    While the members of a group change, so many of those before the change must hold it, and so many of those after
+    it: whether the change is carried out or cancelled, the copies are those of members. Raises QuorumInvalid and
+    QuorumTooLarge on construction.
     """
 
     def __init__(
-        self, log: Log, topics: Topics, slot_table: SlotRouting, watch: StatusSource, copies: int, timeout_ms: int
+        self, log: Log, topics: Topics, routing: Routing, watch: StatusSource, copies: int, timeout_ms: int
     ) -> None:
+        table = routing.newest.table
         if copies < 0:
             raise QuorumInvalid(f"quorum {copies} is negative", action="use 0, 1 or up to the replication")
-        if copies > slot_table.replication:
+        if copies > table.replication:
             raise QuorumTooLarge(
-                f"quorum {copies} is more than the {slot_table.replication} members of a group",
-                action=f"use at most {slot_table.replication}",
+                f"quorum {copies} is more than the {table.replication} members of a group",
+                action=f"use at most {table.replication}",
             )
         self.copies = copies
+        self._log = log
+        self._topics = topics
         self._timeout_ms = timeout_ms
-        self._slot_table = slot_table
+        self._routing = routing
         self._watch = watch
-        self._topic_ids: dict[str, str] = {}
-        # A member may still follow a topic that was deleted and created again under the same name: its
-        # offsets mean other records. So a status counts only with the id that the topic has now, before the
-        # first row is written.
+        self._topic_ids: dict[GroupKey, str] = {}
+        self._voters: dict[GroupKey, tuple[tuple[str, ...], ...]] = {}
         if self.watched:
-            self._topic_ids = {
-                name: log.describe(topics.forward(name, slot_table.birth(name))).topic_id for name in slot_table.headers
-            }
+            self.prepare(groups_of(table))
             watch.start()
 
     @property
@@ -69,7 +72,16 @@ class Quorum:
         # One copy is the log's own: the delivery report with acks=all. With 0 and 1 no status is read at all.
         return self.copies >= 2
 
-    def confirm(self, written: Mapping[str, WrittenRecords], rows: int, unit: str = "rows") -> None:
+    def prepare(self, groups: Iterable[GroupKey]) -> None:
+        """To be called before the first record of a group is written. Raises TopicMissing, LogUnavailable."""
+        # A member may still follow a topic that was deleted and created again under the same name: its offsets mean
+        # other records. So a status counts only with the id that the topic had before the first row is written.
+        for group in groups if self.watched else ():
+            if group not in self._topic_ids:
+                topic = self._topics.forward(group.group, group.birth)
+                self._topic_ids[group] = self._log.describe(topic).topic_id
+
+    def confirm(self, written: Mapping[GroupKey, WrittenRecords], rows: int, unit: str = "rows") -> None:
         """Wait until what was written to each group is durable at enough members. Raises QuorumTimeout."""
         if not self.watched:
             return
@@ -80,7 +92,7 @@ class Quorum:
         short = self._groups_short(statuses, written)
         if not short:
             return
-        lagging = {group: self._member_states(statuses, group, written[group]) for group in short}
+        lagging = {group_name(group): self._member_states(statuses, group, written[group]) for group in short}
         described = "; ".join(
             f"group {group}: {', '.join(f'{node} {state}' for node, state in members.items())}"
             for group, members in lagging.items()
@@ -93,28 +105,39 @@ class Quorum:
             lagging=lagging,
         )
 
-    def _groups_short(self, statuses: MemberStatuses, written: Mapping[str, WrittenRecords]) -> list[str]:
+    def _groups_short(self, statuses: MemberStatuses, written: Mapping[GroupKey, WrittenRecords]) -> list[GroupKey]:
         """The groups in which fewer than `copies` live members hold what was written."""
         # Only live members count: the status of an offline one is old, its node may be gone with its disk.
         return [
             group
             for group, records in written.items()
-            if statuses.durable_copies(group, self._slot_table.group(group), self._topic_ids[group], records)
-            < self.copies
+            if any(
+                statuses.durable_copies(group.group, members, self._topic_ids[group], records) < self.copies
+                for members in self._electorates(group)
+            )
         ]
 
-    def _member_states(self, statuses: MemberStatuses, group: str, written: WrittenRecords) -> dict[str, str]:
-        return {node: self._member_state(statuses, group, node, written) for node in self._slot_table.group(group)}
+    def _electorates(self, group: GroupKey) -> tuple[tuple[str, ...], ...]:
+        """The sets of members of which each must have a quorum, by what the membership log has decided now."""
+        # Looked up at every status: members that left meanwhile count no longer. A group that ended keeps its members
+        # until all that it has was handed over.
+        found = self._routing.newest.voters(group) or self._voters.get(group, ((),))
+        self._voters[group] = found
+        return found
 
-    def _member_state(self, statuses: MemberStatuses, group: str, node: str, written: WrittenRecords) -> str:
-        status = statuses.status(group, node)
+    def _member_states(self, statuses: MemberStatuses, group: GroupKey, written: WrittenRecords) -> dict[str, str]:
+        members = dict.fromkeys(node for each in self._electorates(group) for node in each)
+        return {node: self._member_state(statuses, group, node, written) for node in members}
+
+    def _member_state(self, statuses: MemberStatuses, group: GroupKey, node: str, written: WrittenRecords) -> str:
+        status, topic_id = statuses.status(group.group, node), self._topic_ids[group]
         if status is None:
             return "has sent no status"
-        if not statuses.alive(group, node):
-            return f"is offline since {statuses.silent_ms(group, node) / 1_000:.0f} s"
-        if status.topic_id != self._topic_ids[group]:
+        if not statuses.alive(group.group, node):
+            return f"is offline since {statuses.silent_ms(group.group, node) / 1_000:.0f} s"
+        if status.topic_id != topic_id:
             return "follows another topic of the same name"
-        if statuses.holds(group, node, self._topic_ids[group], written):
+        if statuses.holds(group.group, node, topic_id, written):
             return "holds it"
         reason = f": {status.reason}" if status.reason else ""
         if status.durable_offset < written.offset:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from headrace.connectors.log.port import Appender, Log
 from headrace.connectors.log.topics import Topics
+from headrace.schemas.group_changes import GroupKey
 from headrace.schemas.receipts import WrittenRecords
 from headrace.schemas.records import Status
 from headrace.schemas.tables import Catalogue, DatabaseSchema, FieldType, TableSchema, TimeResolution
@@ -49,6 +50,75 @@ class SlotRouting(Protocol):
     def birth(self, header: str) -> int:
         """The version of the slot table that had a group first."""
         ...
+
+
+def groups_of(table: SlotRouting) -> tuple[GroupKey, ...]:
+    """The groups of a table, each with its birth, in ring order."""
+    return tuple(GroupKey(header, table.birth(header)) for header in table.headers)
+
+
+@dataclass(frozen=True)
+class Route:
+    """What the membership log has decided for writers at one moment.
+
+    `ending` are the groups that the newest change ends, or has ended. `electorates` has the sets of members of the
+    groups whose members change: a copy of each set counts towards a quorum of its own.
+    """
+
+    table: SlotRouting
+    ending: tuple[GroupKey, ...] = ()
+    electorates: Mapping[GroupKey, tuple[tuple[str, ...], ...]] = field(default_factory=dict)
+
+    def holds(self, group: GroupKey) -> bool:
+        """Whether the table has this very group, and not a later one of its header."""
+        return group.group in self.table.headers and self.table.birth(group.group) == group.birth
+
+    def voters(self, group: GroupKey) -> tuple[tuple[str, ...], ...]:
+        """The sets of members that must each have a quorum; none for a group that is no longer known."""
+        changing = self.electorates.get(group)
+        if changing is not None:
+            return changing
+        return (self.table.group(group.group),) if self.holds(group) else ()
+
+
+class Routing(Protocol):
+    """Follows the membership log for writers; implemented by `consumers.membership.routing.MembershipRouting`."""
+
+    @property
+    def newest(self) -> Route:
+        """The newest route that is known; never waits."""
+        ...
+
+    @property
+    def route(self) -> Route:
+        """The newest route for rows that are written now. Raises what keeps this build from following the log."""
+        ...
+
+    def look(self, timeout_s: float) -> Route:
+        """The route after everything that was in the log when this was called.
+
+        Raises as `route`, and LogUnavailable.
+        """
+        ...
+
+    def close(self) -> None:
+        """Stop following."""
+        ...
+
+
+class FixedRouting:
+    """The routing of a cluster whose members do not change."""
+
+    def __init__(self, table: SlotRouting) -> None:
+        self.newest = self.route = Route(table)
+
+    def look(self, timeout_s: float) -> Route:
+        """See Routing."""
+        del timeout_s
+        return self.route
+
+    def close(self) -> None:
+        """See Routing."""
 
 
 class SchemaChanges(Protocol):
@@ -159,11 +229,16 @@ class Cluster:
 
     log: Log
     topics: Topics
-    slot_table: SlotRouting
+    routing: Routing
     tables: SchemaChanges
     watch: StatusSource
     appender: Appender
 
-    def forward_topic(self, group: str) -> str:
+    @property
+    def slot_table(self) -> SlotRouting:
+        """What the membership log has decided now, as far as it was read. Raises as `Routing.route`."""
+        return self.routing.route.table
+
+    def topic_of(self, group: GroupKey) -> str:
         """The forward log of a group: another one for each birth of its header."""
-        return self.topics.forward(group, self.slot_table.birth(group))
+        return self.topics.forward(group.group, group.birth)

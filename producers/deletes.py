@@ -1,14 +1,21 @@
-"""Deletes rows: one message to the log of every group, since a delete may match rows of any slot."""
+"""Deletes rows: one message to the log of every group, since a delete may match rows of any slot.
+
+A group that ends gets it before the others. Where it comes too late there, the others have taken over its rows, and
+their delete hides them; the other way round it would be in no log that the rows follow.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
+from headrace.connectors.deadline import Deadline
+from headrace.connectors.log.port import TopicMissing
 from headrace.producers.acks import Quorum
-from headrace.producers.cluster import Cluster
-from headrace.producers.sender import Sender
-from headrace.producers.writer import WriterSettings
+from headrace.producers.cluster import Cluster, groups_of
+from headrace.producers.sender import Refused, Sender
+from headrace.producers.writer import WriterSettings, offsets_by_name
 from headrace.schemas.errors import HeadraceError
+from headrace.schemas.group_changes import GroupKey
 from headrace.schemas.messages import Delete
 from headrace.schemas.near_names import near_tables
 from headrace.schemas.tables import KEEP_FOREVER_NS, TableSchema
@@ -32,7 +39,7 @@ def delete_rows(
     end_ns: int | None = None,
     settings: WriterSettings | None = None,
 ) -> dict[str, int]:
-    """Hide every matching row written before this call; returns the delete's offset in each group's log.
+    """Hide every matching row written before this call; returns the delete's offset in each group's log, by its name.
 
     A row matches when each tag has one of the given values (an empty value is an absent tag) and start <=
     time < end; None leaves a side open. Raises DeleteInvalid before anything is written, and WriteFailed,
@@ -40,14 +47,67 @@ def delete_rows(
     """
     settings = settings or WriterSettings()
     quorum = Quorum(
-        cluster.log, cluster.topics, cluster.slot_table, cluster.watch, settings.quorum, settings.quorum_timeout_ms
+        cluster.log, cluster.topics, cluster.routing, cluster.watch, settings.quorum, settings.quorum_timeout_ms
     )
     body = delete_message(known_table(cluster, database, table), tags or {}, start_ns, end_ns)
-    sender = Sender(cluster.appender, cluster.forward_topic, UNIT, receipts=quorum.watched)
-    sender.append(sender.encode([(group, body, 1) for group in cluster.slot_table.headers]))
-    offsets = sender.flush(settings.flush_timeout_s)
-    quorum.confirm(sender.written(), len(offsets), UNIT)
-    return offsets
+    sender = Sender(cluster.appender, cluster.topic_of, UNIT, receipts=quorum.watched)
+    deadline = Deadline(settings.flush_timeout_s)
+    while not _sent_to_all(cluster, sender, quorum, body, deadline):
+        pass
+    offsets = sender.newest()
+    # A group that has ended has no members that stay: what it has, the others have by their own record.
+    route = cluster.routing.newest
+    quorum.confirm({key: each for key, each in sender.written().items() if route.voters(key)}, len(offsets), UNIT)
+    return offsets_by_name(offsets)
+
+
+def _sent_to_all(cluster: Cluster, sender: Sender, quorum: Quorum, body: Delete, deadline: Deadline) -> bool:
+    """Whether every group of the newest table has the delete, behind those that end. Raises WriteFailed, WriteUnknown.
+
+    False if a group has ended meanwhile: the others must have it once more, since they had it before its rows.
+    """
+    # Looked at first: a writer that knows a newer table may have written to a group that this process has not seen.
+    route = cluster.routing.look(deadline.left_s())
+    # Of a group that has ended and takes no records any more, the others have everything, or get it as older rows.
+    ending = [group for group in route.ending if route.holds(group) or _exists(cluster, group)]
+    late = _send(sender, quorum, body, ending, deadline)
+    _fail_present(cluster, sender, late, deadline)
+    refused = _send(
+        sender, quorum, body, [group for group in groups_of(route.table) if group not in route.ending], deadline
+    )
+    _fail_present(cluster, sender, refused, deadline)
+    return not refused
+
+
+def _fail_present(cluster: Cluster, sender: Sender, refused: Sequence[Refused], deadline: Deadline) -> None:
+    """Raises WriteFailed for a group that refused the delete and is in the newest table all the same."""
+    newest = cluster.routing.look(deadline.left_s()) if refused else None
+    for each in refused:
+        if newest is not None and newest.holds(each.message.group):
+            sender.fail(each.message, each.error)
+    sender.check()
+
+
+def _send(
+    sender: Sender, quorum: Quorum, body: Delete, groups: Sequence[GroupKey], deadline: Deadline
+) -> Sequence[Refused]:
+    """Append the delete to some groups; those that refused it."""
+    if not groups:
+        return ()
+    quorum.prepare(groups)
+    sender.append(sender.encode([(group, body, 1) for group in groups]), again=True)
+    refused = sender.settled(deadline)
+    sender.check()
+    return refused
+
+
+def _exists(cluster: Cluster, group: GroupKey) -> bool:
+    """Whether the topic of a group that ends is still there."""
+    try:
+        cluster.log.describe(cluster.topic_of(group))
+    except TopicMissing:
+        return False
+    return True
 
 
 def drop_table(cluster: Cluster, database: str, table: str, settings: WriterSettings | None = None) -> dict[str, int]:

@@ -67,6 +67,20 @@ def route(slot_table: SlotRouting, database: DatabaseSchema, schema: TableSchema
     ]
 
 
+def route_again(
+    slot_table: SlotRouting, database: DatabaseSchema, schema: TableSchema, rows: pa.RecordBatch
+) -> list[GroupRows]:
+    """Rows that were routed by another table, by data group; `schema` is that of the row batch."""
+    series = rows.column(0)
+    codes, keys = series.indices.to_numpy(), series.dictionary
+    columns = dict(zip(rows.schema.names[1:], rows.columns[1:], strict=True))
+    owners = _owners(slot_table, database, keys, codes, columns[TIME_COLUMN].to_numpy())
+    return [
+        GroupRows(slot_table.headers[owner], _select(schema, codes, keys, columns, np.flatnonzero(owners == owner)))
+        for owner in np.unique(owners).tolist()
+    ]
+
+
 def encode_writes(
     schema: TableSchema, slot_table_version: int, rows: pa.RecordBatch, compression: str = "zstd"
 ) -> Iterator[Write]:

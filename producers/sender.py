@@ -1,7 +1,8 @@
 """Appends messages to the forward logs of the data groups and tracks the delivery of each.
 
 A delivery report comes later and in another thread. Its result is kept until the next call of the owner: no
-failure is lost, and a message that may be in the log is never reported as failed.
+failure is lost, and a message that may be in the log is never reported as failed. One that its topic refused,
+because the topic is closed or missing, is kept: its group may have ended, and its rows are another group's by now.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from headrace.connectors.deadline import Deadline
-from headrace.connectors.log.port import Appender, AppendUnknown
+from headrace.connectors.log.port import Appender, AppendUnknown, RecordTooLarge, TopicMissing
 from headrace.schemas.errors import HeadraceError, StateUnknown
 from headrace.schemas.framing import format_headers
+from headrace.schemas.group_changes import GroupKey
 from headrace.schemas.message_rules import check_body
 from headrace.schemas.messages import Body, Message, ProducerPosition, encode_message
 from headrace.schemas.receipts import WrittenRecords, receipt_of, value_digest
@@ -44,25 +46,43 @@ class WriteUnknown(AppendUnknown):
         self.rows = rows
 
 
+@dataclass(frozen=True, slots=True)
+class RoutedMessage:
+    """An encoded message for one group."""
+
+    group: GroupKey
+    value: bytes
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A message that is certainly not in the log of its group, since the topic is closed or missing."""
+
+    number: int
+    message: RoutedMessage
+    error: HeadraceError
+
+
 @dataclass(slots=True)
 class _DeliveryState:
     """Delivery of the messages appended so far. Guarded by the condition of its owner."""
 
     open_messages: int = 0
     open_rows: int = 0
-    newest: dict[str, int] = field(default_factory=dict)
+    newest: dict[GroupKey, int] = field(default_factory=dict)
     failed_rows: int = 0
     unknown_rows: int = 0
     first_error: HeadraceError | None = None
+    refused: list[Refused] = field(default_factory=list)
 
-
-@dataclass(frozen=True, slots=True)
-class RoutedMessage:
-    """An encoded message for one group."""
-
-    group: str
-    value: bytes
-    rows: int
+    def fail(self, rows: int, error: HeadraceError) -> None:
+        """Rows have an error, which the owner sees at its next call."""
+        self.first_error = self.first_error or error
+        if isinstance(error, StateUnknown):
+            self.unknown_rows += rows
+        else:
+            self.failed_rows += rows
 
 
 class Sender:
@@ -72,24 +92,25 @@ class Sender:
     """
 
     def __init__(
-        self, appender: Appender, topic_of: Callable[[str], str], unit: str = "rows", *, receipts: bool = False
+        self, appender: Appender, topic_of: Callable[[GroupKey], str], unit: str = "rows", *, receipts: bool = False
     ) -> None:
         """`topic_of` gives the forward log of a group. `unit` is what the messages hold, for error messages;
         `receipts` are needed for a quorum only.
         """
         self.unit = unit
         self._with_receipts = receipts
-        self._written: dict[str, WrittenRecords] = {}
+        self._written: dict[GroupKey, WrittenRecords] = {}
         # A new identity for each sender: batch numbers start at 1, and replicas drop batches below the newest
         # of a producer.
         self.producer = uuid.uuid4().hex
         self._appender = appender
         self._topic_of = topic_of
         self._batch = 0
+        self._appended = 0
         self._state = _DeliveryState()
         self._changed = threading.Condition()
 
-    def encode(self, bodies: Sequence[tuple[str, Body, int]]) -> list[RoutedMessage]:
+    def encode(self, bodies: Sequence[tuple[GroupKey, Body, int]]) -> list[RoutedMessage]:
         """Encode (group, body, rows) of one batch as messages; each call is a newer batch.
 
         Raises MessageInvalid and SchemaError for what replicas would ignore.
@@ -106,14 +127,14 @@ class Sender:
             for number, (group, body, rows) in enumerate(bodies)
         ]
 
-    def append(self, messages: Sequence[RoutedMessage]) -> None:
-        """Queue messages, waiting while the queue is full.
+    def append(self, messages: Sequence[RoutedMessage], *, again: bool = False) -> None:
+        """Queue messages, waiting while the queue is full; `again`: for messages of the call before that were refused.
 
         Raises WriteFailed, counting all that were not queued.
         """
         left = sum(message.rows for message in messages)
         # A new one for each call: a delivery report that comes after an error of an earlier call is not of this one.
-        written = self._written = {}
+        written = self._written = dict(self._written) if again else {}
         for message in messages:
             try:
                 self._append(message, written)
@@ -126,12 +147,33 @@ class Sender:
                 ) from error
             left -= message.rows
 
-    def flush(self, timeout_s: float = FLUSH_TIMEOUT_S) -> dict[str, int]:
+    def flush(self, timeout_s: float = FLUSH_TIMEOUT_S) -> dict[GroupKey, int]:
         """Wait for the delivery report of every message; returns the newest offset of each group.
 
-        Raises WriteFailed, WriteUnknown.
+        Raises WriteFailed, also for messages that were refused, and WriteUnknown.
         """
-        deadline = Deadline(timeout_s)
+        for refused in self.settled(Deadline(timeout_s)):
+            self.fail(refused.message, refused.error)
+        self.check()
+        return self.newest()
+
+    @property
+    def unsettled(self) -> bool:
+        """Whether messages have no delivery report yet, or were refused."""
+        with self._changed:
+            return bool(self._state.open_messages or self._state.refused)
+
+    @property
+    def has_refused(self) -> bool:
+        """Whether messages were refused that `settled` has not returned."""
+        with self._changed:
+            return bool(self._state.refused)
+
+    def settled(self, deadline: Deadline) -> list[Refused]:
+        """Wait for the delivery report of every message; returns those that were refused, in order, each once.
+
+        Raises WriteUnknown when a report is missing in the end.
+        """
         # Sends at once what the appender holds back for a fuller batch (`linger.ms`). The wait itself is on
         # our own reports: the appender is shared, and its flush would wait for other senders too.
         self._appender.flush(0.0)
@@ -139,19 +181,25 @@ class Sender:
             self._changed.wait_for(lambda: self._state.open_messages == 0, deadline.left_s())
             if self._state.open_messages:
                 raise WriteUnknown(
-                    f"{self._state.open_rows:,} {self.unit} were not confirmed in {timeout_s:g} s",
+                    f"{self._state.open_rows:,} {self.unit} were not confirmed in {deadline.timeout_s:g} s",
                     rows=self._state.open_rows,
                     action="check the broker; writing them again is safe",
                 )
-        self.check()
-        return self.newest()
+            refused, self._state.refused = self._state.refused, []
+        # By the order of the calls and not of the reports: of two values of one row the later one must win.
+        return sorted(refused, key=lambda each: each.number)
 
-    def newest(self) -> dict[str, int]:
+    def fail(self, message: RoutedMessage, error: HeadraceError) -> None:
+        """A message that was refused is lost: the next call of its owner raises that."""
+        with self._changed:
+            self._state.fail(message.rows, error)
+
+    def newest(self) -> dict[GroupKey, int]:
         """The newest offset known of each group that was written to."""
         with self._changed:
             return dict(self._state.newest)
 
-    def written(self) -> Mapping[str, WrittenRecords]:
+    def written(self) -> Mapping[GroupKey, WrittenRecords]:
         """What the newest call of `append` wrote to each group, as far as it is delivered."""
         with self._changed:
             return dict(self._written)
@@ -177,21 +225,26 @@ class Sender:
             retriable=error.retriable,
         ) from error
 
-    def _append(self, message: RoutedMessage, written: dict[str, WrittenRecords]) -> None:
+    def _append(self, message: RoutedMessage, written: dict[GroupKey, WrittenRecords]) -> None:
         group, rows = message.group, message.rows
         digest = value_digest(message.value) if self._with_receipts else b""
         # Counted before the call: the report may come, in another thread, before `append` returns.
         with self._changed:
+            self._appended += 1
+            number = self._appended
             self._state.open_messages += 1
             self._state.open_rows += rows
 
         def report(offset: int | None, error: HeadraceError | None) -> None:
             if digest and error is None:
                 self._note_written(written, group, offset, digest)
-            self._report(group, rows, offset, error)
+            self._report(Refused(number, message, error) if error is not None else None, message, offset)
 
         try:
             self._appender.append(self._topic_of(group), message.value, headers=format_headers(), on_delivery=report)
+        except TopicMissing as error:
+            # A client that knows of a missing topic does not queue the record.
+            self._report(Refused(number, message, error), message, None)
         except HeadraceError:
             # A message that was not queued gets no report; without this every later flush would wait for it.
             with self._changed:
@@ -199,7 +252,9 @@ class Sender:
                 self._state.open_rows -= rows
             raise
 
-    def _note_written(self, written: dict[str, WrittenRecords], group: str, offset: int | None, digest: bytes) -> None:
+    def _note_written(
+        self, written: dict[GroupKey, WrittenRecords], group: GroupKey, offset: int | None, digest: bytes
+    ) -> None:
         # An offset that the broker does not report gives a receipt that no member has: nothing is confirmed by it.
         offset = -1 if offset is None else offset
         with self._changed:
@@ -207,18 +262,16 @@ class Sender:
             receipts = (*before.receipts, receipt_of(offset, digest))
             written[group] = WrittenRecords(max(before.offset, offset), receipts)
 
-    def _report(self, group: str, rows: int, offset: int | None, error: HeadraceError | None) -> None:
+    def _report(self, failed: Refused | None, message: RoutedMessage, offset: int | None) -> None:
         with self._changed:
             state = self._state
             state.open_messages -= 1
-            state.open_rows -= rows
-            if error is not None:
-                state.first_error = state.first_error or error
-                if isinstance(error, StateUnknown):
-                    state.unknown_rows += rows
-                else:
-                    state.failed_rows += rows
+            state.open_rows -= message.rows
+            if failed is not None and isinstance(failed.error, RecordTooLarge | TopicMissing):
+                state.refused.append(failed)
+            elif failed is not None:
+                state.fail(message.rows, failed.error)
             elif offset is not None:
-                state.newest[group] = max(state.newest.get(group, -1), offset)
+                state.newest[message.group] = max(state.newest.get(message.group, -1), offset)
             if state.open_messages == 0:
                 self._changed.notify_all()

@@ -2,13 +2,13 @@
 
 The writer extends the table's schema by new columns and reads the change back as accepted. It routes the rows
 to groups, encodes them and sends the messages in order. An error of a message that was not awaited is raised
-by the next call.
+by the next call. It follows the membership log, and works over any number of changes (`routes.py`).
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -19,12 +19,14 @@ from headrace.connectors.formats.interface import FormatOptions, TimeRangeError
 from headrace.connectors.formats.row_rules import check_arrays, check_times
 from headrace.connectors.formats.time_rules import check_resolution
 from headrace.producers.acks import Quorum
-from headrace.producers.cluster import Cluster
+from headrace.producers.cluster import Cluster, SlotRouting
 from headrace.producers.router import MESSAGE_ROWS_MAX, encode_writes, route
-from headrace.producers.sender import EXIT_FLUSH_TIMEOUT_S, FLUSH_TIMEOUT_S, RoutedMessage, Sender
+from headrace.producers.routes import RouteKeeper
+from headrace.producers.sender import EXIT_FLUSH_TIMEOUT_S, FLUSH_TIMEOUT_S, RoutedMessage, Sender, WriteFailed
 from headrace.schemas.errors import HeadraceError
+from headrace.schemas.group_changes import GroupKey
+from headrace.schemas.group_names import group_name
 from headrace.schemas.payload import COMPRESSIONS
-from headrace.schemas.receipts import WrittenRecords
 from headrace.schemas.tables import TIME_COLUMN, DatabaseSchema, FieldType, SchemaError, TableSchema, TimeResolution
 
 # Bounds the encoded copy of a large table. With a quorum each block has to be durable within the timeout, so
@@ -106,12 +108,13 @@ class TableWriter:
         self._quorum = Quorum(
             cluster.log,
             cluster.topics,
-            cluster.slot_table,
+            cluster.routing,
             cluster.watch,
             self._settings.quorum,
             self._settings.quorum_timeout_ms,
         )
-        self._sender = Sender(cluster.appender, cluster.forward_topic, receipts=self._quorum.watched)
+        self._sender = Sender(cluster.appender, cluster.topic_of, receipts=self._quorum.watched)
+        self._routes = RouteKeeper(cluster, self._sender, self._quorum, self._settings.compression)
         self._lock = threading.RLock()
         self._known: tuple[pa.Schema, frozenset[str], TableSchema, DatabaseSchema] | None = None
         self._closed = False
@@ -144,22 +147,22 @@ class TableWriter:
                 self._write_block(schema, database, rows.slice(start, step))
 
     def flush(self) -> dict[str, int]:
-        """Wait for everything written so far; the newest offset of each group.
+        """Wait for everything written so far; the newest offset of each group, by its name with its birth.
 
         Raises WriteFailed, WriteUnknown.
         """
         with self._lock:
-            return self._sender.flush(self._settings.flush_timeout_s)
+            return self._flush(self._settings.flush_timeout_s)
 
     def newest(self) -> dict[str, int]:
         """The newest offset in each group's log that is known to hold rows of this writer."""
-        return self._sender.newest()
+        return offsets_by_name(self._sender.newest())
 
     def close(self) -> dict[str, int]:
         """Flush and take no more rows; a second call does nothing. Raises as `flush`."""
         with self._lock:
             if self._closed:
-                return self._sender.newest()
+                return self.newest()
             self._closed = True
             return self.flush()
 
@@ -175,31 +178,48 @@ class TableWriter:
         self._closed = True
         # The caller has to see the error of the block: delivery errors are added as a note.
         try:
-            self._sender.flush(EXIT_FLUSH_TIMEOUT_S)
+            self._flush(EXIT_FLUSH_TIMEOUT_S)
         except HeadraceError as also:
             error.add_note(f"also: {also}")
 
+    def _flush(self, timeout_s: float) -> dict[str, int]:
+        self._routes.settle(timeout_s)
+        self._sender.check()
+        return self.newest()
+
     def _write_block(self, schema: TableSchema, database: DatabaseSchema, rows: pa.Table) -> None:
+        table = self._routes.route(self._settings.flush_timeout_s).table
         # Encoded as a whole before the first message is sent: a row that is too large leaves nothing of the
         # block in the log.
-        messages = self._encode(schema, database, rows)
+        messages = self._encode(table, schema, database, rows)
+        self._prepare(messages, rows.num_rows)
         self._sender.append(messages)
         self.written.rows += rows.num_rows
         self.written.points += count_points(rows, (name for name, _ in schema.fields))
         if self._quorum.watched:
             self.flush()
             # Only the groups of this block: one that is behind must not delay writes to others.
-            written = self._sender.written()
-            groups = {each.group for each in messages}
-            self._quorum.confirm({group: written.get(group, WrittenRecords()) for group in groups}, rows.num_rows)
+            self._quorum.confirm(self._sender.written(), rows.num_rows)
 
-    def _encode(self, schema: TableSchema, database: DatabaseSchema, rows: pa.Table) -> list[RoutedMessage]:
-        slot_table, compression = self._cluster.slot_table, self._settings.compression
+    def _prepare(self, messages: list[RoutedMessage], rows: int) -> None:
+        try:
+            self._quorum.prepare(each.group for each in messages)
+        except HeadraceError as error:
+            raise WriteFailed(
+                f"{rows:,} rows were not written: {error.message}",
+                rows=rows,
+                action=error.action,
+                retriable=error.retriable,
+            ) from error
+
+    def _encode(
+        self, table: SlotRouting, schema: TableSchema, database: DatabaseSchema, rows: pa.Table
+    ) -> list[RoutedMessage]:
         return self._sender.encode(
             [
-                (part.group, write, write.row_count)
-                for part in route(slot_table, database, schema, rows)
-                for write in encode_writes(schema, slot_table.version, part.rows, compression)
+                (GroupKey(part.group, table.birth(part.group)), write, write.row_count)
+                for part in route(table, database, schema, rows)
+                for write in encode_writes(schema, table.version, part.rows, self._settings.compression)
             ]
         )
 
@@ -253,6 +273,11 @@ def normal_rows(rows: pa.Table, table: str, tags: Collection[str]) -> pa.Table:
     rows = normalise(rows, FormatOptions(table=table, tags=tuple(sorted(tags))))
     check_times(rows)
     return rows
+
+
+def offsets_by_name(offsets: Mapping[GroupKey, int]) -> dict[str, int]:
+    """Offsets of groups by the names that queries take, see `group_names`."""
+    return {group_name(group): offset for group, offset in offsets.items()}
 
 
 def count_points(rows: pa.Table, fields: Iterable[str]) -> int:

@@ -24,7 +24,7 @@ from headrace.consumers.membership.settings import ClusterSettings
 from headrace.consumers.node.node import Node
 from headrace.consumers.node.settings import NodeSettings, ServerSettings
 from headrace.consumers.replication.heartbeat import StatusWatch
-from headrace.producers.cluster import Cluster
+from headrace.producers.cluster import Cluster, FixedRouting
 from headrace.producers.writer import TableWriter
 from headrace.terminal.command import configure_logging
 from headrace.workload.workload import cpu, iot
@@ -85,7 +85,7 @@ def write_readings(log: MemoryLog) -> None:
     """Write the tables of two workloads."""
     topics = Topics("plant")
     tables, watch = SchemaLog(log, topics), StatusWatch(log, topics)
-    shared = Cluster(log, topics, read_slot_table(log, topics), tables, watch, log.appender())
+    shared = Cluster(log, topics, FixedRouting(read_slot_table(log, topics)), tables, watch, log.appender())
     for database, workload in (("fleet", iot(8, duration_s=3_600)), ("servers", cpu(4, duration_s=600))):
         writers = {name: TableWriter(shared, database, name) for name in workload.tables}
         for name, rows in workload.batches(100_000):

@@ -1,32 +1,42 @@
 """All groups of the cluster as one TableSource: those that are in sync here, and the others from their members.
 
-Which groups are read here is decided once for each query, by its fence. A group that is here and not in sync is
-read from another member, like one that is not here: it does not stop answers that others can give.
+Which groups are read here is decided once for each query, by its fence, and so is the slot table under which all of
+them are read. A group that is here and not in sync is read from another member, like one that is not here: it does not
+stop answers that others can give.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 
 from headrace.connectors.clock import Moment
+from headrace.connectors.deadline import Deadline
+from headrace.consumers.query.ended_groups import EndedGroups
+from headrace.consumers.query.hand_overs import HandOvers, Positions, Required, missing
+from headrace.consumers.query.local_fence import LocalFence
 from headrace.consumers.query.planner import column_names
-from headrace.consumers.query.query_errors import NotReady
-from headrace.consumers.query.remote_rows import RemoteRows, RemoteScan
+from headrace.consumers.query.query_errors import NotCaughtUp, NotReady
+from headrace.consumers.query.remote_rows import Placement, RemoteRows, RemoteScan, check_time
 from headrace.consumers.query.scan_request import RemoteScanRequest, wire_schema
 from headrace.consumers.query.stale_reads import not_ready
 from headrace.consumers.query.table_source import (
     GroupScan,
-    LocalFence,
     LocalSource,
     ReadFence,
     Reading,
     ReadTimer,
     refusal_of,
 )
+from headrace.schemas.group_changes import BEGINNING, GroupKey
+from headrace.schemas.group_names import FIRST_BIRTH, group_name, parse_group
 from headrace.schemas.tables import TableSchema
 
+LOOK_WAIT_S = 0.5
+LOOK_PAUSE_S = 0.02
 FETCHES_MAX = 16
 """Groups of other nodes that all queries fetch at the same time; more wait for a thread."""
 
@@ -34,28 +44,95 @@ FETCHES_MAX = 16
 class ClusterFence:
     """The ReadFence of one query: that of the groups that are read here, and what is known of the others.
 
-    `remote` are the groups to fetch. Their members check their own fences behind the last row that they send.
+    The query is answered under the slot table `table`, by its groups `keys`. `remote` are the groups to fetch; their
+    members check their own fences behind the last row that they send. `wanted` is what groups must have accepted from
+    others, and `ended` are groups that the table has no longer, with the offset that the answer contains of each.
     """
 
     as_of: Moment | None = None
 
-    def __init__(self, local: LocalFence, remote: Mapping[str, int]) -> None:
+    def __init__(
+        self, local: LocalFence, remote: Mapping[str, int], table: Placement, keys: Mapping[str, GroupKey]
+    ) -> None:
         """`remote` maps groups to the newest offsets that their members have shown as durable."""
         self.local = local
         self.remote = tuple(remote)
         self.confirmed = {**local.confirmed, **remote}
+        self.table = table
+        self.keys = keys
+        self.wanted: Required = {}
+        self.ended: dict[GroupKey, int] = {}
+        self.gone: set[GroupKey] = set()
 
     def check(self) -> None:
         """See ReadFence. This node must serve, also where all rows are of others: their statuses come to it."""
         self.local.check()
 
+    def require(self, lacking: Mapping[GroupKey, Positions]) -> None:
+        """What groups must have accepted when they are read again."""
+        for target, positions in lacking.items():
+            wanted = self.wanted.setdefault(target, {})
+            for origin, position in positions.items():
+                wanted[origin] = max(position, wanted.get(origin, BEGINNING))
+            if target not in self.keys.values():
+                self.ended.setdefault(target, -1)
+
+
+@dataclass(frozen=True)
+class _Conditions:
+    """What a query reads of one table."""
+
+    schema: TableSchema
+    columns: Sequence[str] | None
+    start_ns: int | None
+    end_ns: int | None
+    tags: Mapping[str, Sequence[str]] | None
+
+    def scanned(self, source: LocalSource, reading: Reading) -> Sequence[GroupScan]:
+        """Scans of the groups here."""
+        return source.scan(
+            self.schema.database,
+            self.schema.table,
+            columns=self.columns,
+            start_ns=self.start_ns,
+            end_ns=self.end_ns,
+            tags=self.tags,
+            reading=reading,
+        )
+
+    def request(self, key: GroupKey, table_version: int, after: int, accepted: Positions) -> RemoteScanRequest:
+        """The scan of one group of other nodes."""
+        schema = self.schema
+        return RemoteScanRequest(
+            *(key.group, schema.database, schema.table, schema.version, self.names, self.start_ns, self.end_ns),
+            {tag: tuple(values) for tag, values in (self.tags or {}).items()},
+            after=after,
+            birth=key.birth,
+            table_version=table_version,
+            accepted=accepted,
+        )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The columns by name."""
+        return tuple(self.columns) if self.columns is not None else column_names(self.schema)
+
 
 class ClusterSource:
     """See TableSource: every row of the cluster, at any node."""
 
-    def __init__(self, local: LocalSource, remote: RemoteRows) -> None:
+    def __init__(
+        self,
+        local: LocalSource,
+        remote: RemoteRows,
+        is_deleted: Callable[[GroupKey], bool] = lambda _key: True,
+        look_soon: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`is_deleted`: whether the topic of a group that has ended is gone. `look_soon` reads the membership log."""
         self.remote = remote
         self._local = local
+        self._ended = EndedGroups(local, remote, is_deleted)
+        self._look_soon = look_soon
         self._threads = ThreadPoolExecutor(FETCHES_MAX, thread_name_prefix="remote-scan")
 
     def close(self) -> None:
@@ -64,9 +141,12 @@ class ClusterSource:
 
     def fence(self, stale_s: float = 0.0) -> ReadFence:
         """See TableSource. An older answer is given only by a node that holds every group."""
-        absent = self._absent()
+        # One table for the whole query, whatever the node follows meanwhile.
+        table = self.remote.placement
+        keys = {group_name(key): key for key in (GroupKey(each, table.birth(each)) for each in table.headers)}
+        absent = self._absent(keys)
         try:
-            return self._fence(whole=not absent)
+            return self._fence(table, keys, whole=not absent)
         except NotReady as error:
             if not stale_s:
                 raise
@@ -75,42 +155,47 @@ class ClusterSource:
                 raise NotReady.because(
                     [error.message, f"an older answer would lack {_groups(absent)}, which this node does not hold"]
                 ) from error
-        return self._local.stale_fence(stale_s)
+        fence = self._local.stale_fence(stale_s)
+        self._check_stale(table.version)
+        return fence
 
-    def _absent(self) -> list[str]:
+    def _absent(self, names: Iterable[str]) -> list[str]:
         """The groups that are not here."""
-        here = {group.name for group in list(self._local.groups.values())}
-        return [name for name in self.remote.placement.headers if name not in here]
+        here = {group.key for group in list(self._local.groups.values())}
+        return [name for name in names if name not in here]
 
-    def _fence(self, *, whole: bool) -> ClusterFence:
+    def _check_stale(self, version: int) -> None:
+        """Raises NotReady while slots change hands: an older answer would have rows twice, or lack some."""
+        groups = list(self._local.groups.values())
+        reached = {group.applied.changes.settled_version for group in groups}
+        read = {group.birth_key: HandOvers.of(group.applied.changes) for group in groups}
+        if (version and reached - {version}) or missing(read):
+            raise NotReady.because(["slots change hands, and an older answer would not have their rows exactly once"])
+
+    def _fence(self, table: Placement, keys: Mapping[str, GroupKey], *, whole: bool) -> ClusterFence:
         """`whole`: all groups are here, so that an older answer is a way out. Raises NotReady."""
         state = self._local.state
-        refusals = {group.name: (topic, refusal_of(state, topic)) for topic, group in list(self._local.groups.items())}
+        refusals = {group.key: (topic, refusal_of(state, topic)) for topic, group in list(self._local.groups.items())}
         reasons, remote = list(state.refusals()), dict[str, int]()
-        headers = self.remote.placement.headers
-        for name in () if reasons else headers:
+        for name, key in () if reasons else keys.items():
             _, refusal = refusals.get(name, ("", _absence(name)))
-            if refusal and (serving := self.remote.serving(name)):
+            if refusal and (serving := self.remote.serving(key.group)):
                 remote[name] = max(each.durable_offset for each in serving)
             elif refusal:
                 reasons.append(refusal)
         if reasons:
             raise not_ready(state, reasons) if whole else NotReady.because(reasons)
-        return ClusterFence(
-            LocalFence(
-                self._local.groups,
-                state,
-                # A group that the slot table has no longer is on its way out.
-                [topic for name, (topic, _) in refusals.items() if name in headers and name not in remote],
-            ),
-            remote,
-        )
+        # A group that the slot table has no longer is on its way out.
+        topics = [topic for name, (topic, _) in refusals.items() if name in keys and name not in remote]
+        return ClusterFence(LocalFence(self._local.groups, state, topics, table.version), remote, table, keys)
 
     def tables(self) -> Sequence[tuple[str, str]]:
         """See TableSource. A node that does not hold every group lists dropped tables as well."""
         # Others may have rows that were written since the drop, and a table that is missing here would be an error
         # for the client that wrote them.
-        return self._local.known_tables() if self._absent() else self._local.tables()
+        table = self.remote.placement
+        names = [group_name(GroupKey(each, table.birth(each))) for each in table.headers]
+        return self._local.known_tables() if self._absent(names) else self._local.tables()
 
     def schema(self, database: str, table: str) -> TableSchema:
         """See TableSource."""
@@ -128,39 +213,102 @@ class ClusterSource:
         reading: Reading,
     ) -> Sequence[GroupScan]:
         """See TableSource. The groups of other nodes are fetched at once, while those here are scanned."""
-        fence, schema = reading.fence, self.schema(database, table)
-        wanted = tuple(columns) if columns is not None else column_names(schema)
-        fetches, timer = list[Future[RemoteScan]](), _SharedTimer(reading.timer)
+        conditions = _Conditions(self.schema(database, table), columns, start_ns, end_ns, tags)
+        fence = reading.fence
+        if not isinstance(fence, ClusterFence):
+            scans = conditions.scanned(self._local, reading)
+            with ExitStack() as opened:
+                for each in scans:
+                    opened.push(each)
+                self._check_stale(self.remote.placement.version)
+                opened.pop_all()
+            return scans
+        while True:
+            self._await_local(fence, reading)
+            found = self._scan(fence, conditions, reading)
+            if found is not None:
+                return found
+            check_time(reading.timer)
+
+    def _await_local(self, fence: ClusterFence, reading: Reading) -> None:
+        """Wait for what groups here must have accepted, also from each other. Raises NotCaughtUp."""
+        fence.require(missing({group.birth_key: HandOvers.of(group.applied.changes) for group in fence.local.groups}))
+        wanted = {group_name(key): positions for key, positions in fence.wanted.items()}
+        if not self._local.wait_accepted(fence.local, wanted, reading.timer.left_s):
+            check_time(reading.timer)
+            raise NotCaughtUp(
+                "this node has not received the rows of slots that changed hands in the time of the query",
+                action="retry, or ask another node",
+                retriable=True,
+            )
+
+    def _scan(self, fence: ClusterFence, conditions: _Conditions, reading: Reading) -> Sequence[GroupScan] | None:
+        """The scans of all groups; None if one of them had not accepted yet what another one had handed over."""
+        fetches, timer = dict[GroupKey, Future[RemoteScan]](), _SharedTimer(reading.timer)
         with ExitStack() as opened:
-            opened.callback(_discard, fetches)
+            opened.callback(_discard, fetches.values())
             opened.callback(timer.abandon)
-            for group in fence.remote if isinstance(fence, ClusterFence) else ():
-                narrowed = {tag: tuple(values) for tag, values in (tags or {}).items()}
-                request = RemoteScanRequest(
-                    *(group, database, table, schema.version, wanted, start_ns, end_ns, narrowed),
-                    after=reading.after.get(group, -1),
+            for name in fence.remote:
+                key = fence.keys[name]
+                request = conditions.request(
+                    key, fence.table.version, reading.after.get(name, -1), fence.wanted.get(key, {})
                 )
-                fetches.append(self._threads.submit(self.remote.scan, request, wire_schema(schema, wanted), timer))
-            scans = [
-                opened.enter_context(scan)
-                for scan in self._local.scan(
-                    database,
-                    table,
-                    columns=columns,
-                    start_ns=start_ns,
-                    end_ns=end_ns,
-                    tags=tags,
-                    reading=_here(reading),
-                )
-            ]
-            scans += [fetch.result() for fetch in fetches]
+                schema = wire_schema(conditions.schema, conditions.names)
+                fetches[key] = self._threads.submit(self.remote.scan, request, schema, timer)
+            # Before the rows are read: they have at least what was accepted by now.
+            read = {group.birth_key: HandOvers.of(group.applied.changes) for group in fence.local.groups}
+            read |= self._ask_ended(fence, conditions, reading)
+            scans = [opened.enter_context(scan) for scan in conditions.scanned(self._local, _here(reading))]
+            read |= {key: fetch.result().hand_overs for key, fetch in fetches.items()}
+            lacking = {target: each for target, each in missing(read).items() if target not in fence.gone}
+            if lacking:
+                fence.require(lacking)
+                return None
+            scans += [fetch.result() for fetch in fetches.values()]
             # From here the caller closes them; an error before this line closes those that are open.
             opened.pop_all()
         return scans
 
+    def _ask_ended(self, fence: ClusterFence, conditions: _Conditions, reading: Reading) -> dict[GroupKey, HandOvers]:
+        """What the groups that the table has no longer have handed over, as far as the answer depends on it."""
+        for name, offset in reading.after.items():
+            if name not in fence.keys:
+                header, birth = parse_group(name)
+                key = GroupKey(header, birth or FIRST_BIRTH)
+                fence.ended[key] = max(offset, fence.ended.get(key, -1))
+        found = dict[GroupKey, HandOvers]()
+        for key, offset in fence.ended.items():
+            request = conditions.request(key, 0, offset, fence.wanted.get(key, {}))
+            hand_overs = self._ended.hand_overs(key, request, conditions.schema, reading.timer)
+            if hand_overs is None:
+                fence.gone.add(key)
+            else:
+                found[key] = hand_overs
+        return found
+
     def wait_for(self, reading: Reading) -> bool:
         """See TableSource."""
         return self._local.wait_for(_here(reading))
+
+    def named(self, after: Mapping[str, int]) -> Mapping[str, int]:
+        """See TableSource. A bare name is that of a first birth, or of the group that has the header now."""
+        table, found = self.remote.placement, dict[str, int]()
+        for name, offset in after.items():
+            header, birth = parse_group(name)
+            present = table.birth(header) if header in table.headers else FIRST_BIRTH
+            named = group_name(GroupKey(header, birth or present))
+            found[named] = max(offset, found.get(named, -1))
+        return found
+
+    def plans_again(self, fence: ReadFence, timeout_s: float) -> bool:
+        """See TableSource."""
+        if not isinstance(fence, ClusterFence) or timeout_s <= 0:
+            return False
+        self._look_soon()
+        deadline = Deadline(min(timeout_s, LOOK_WAIT_S))
+        while self.remote.placement.version == fence.table.version and not deadline.passed():
+            time.sleep(min(LOOK_PAUSE_S, deadline.left_s()))
+        return True
 
 
 class _SharedTimer:
@@ -208,7 +356,7 @@ def _here(reading: Reading) -> Reading:
     return Reading(fence.local, reading.after, reading.timer) if isinstance(fence, ClusterFence) else reading
 
 
-def _discard(fetches: Sequence[Future[RemoteScan]]) -> None:
+def _discard(fetches: Collection[Future[RemoteScan]]) -> None:
     """Release the rows of fetches that nobody takes, also of those that still run."""
     for fetch in fetches:
         fetch.cancel()

@@ -7,6 +7,7 @@ runs in a `session` over scans of the source.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,15 +18,22 @@ from typing import Any
 
 import duckdb
 
+from headrace.connectors.deadline import Deadline
 from headrace.consumers.query.database import LockedDatabase
 from headrace.consumers.query.parameters import BoundStatement
 from headrace.consumers.query.planner import ScanPlan, plan_scans
-from headrace.consumers.query.query_errors import NotCaughtUp, QueryInvalid, QueryTimeout, TooManyQueries
+from headrace.consumers.query.query_errors import (
+    NotCaughtUp,
+    QueryInvalid,
+    QueryTimeout,
+    SlotNotHeld,
+    TooManyQueries,
+)
 from headrace.consumers.query.result_stream import Interrupter, ResultStream
 from headrace.consumers.query.session import Session, bare_tables, qualified, show_table
 from headrace.consumers.query.settings import QuerySettings
 from headrace.consumers.query.table_names import TableKey, resolve
-from headrace.consumers.query.table_source import GroupScan, Reading, TableSource
+from headrace.consumers.query.table_source import GroupScan, ReadFence, Reading, TableSource
 from headrace.consumers.store import StoreError
 from headrace.schemas.tables import TableSchema
 
@@ -48,6 +56,18 @@ class QueryStatistics:
     planning_seconds: float = 0.0
     running_seconds: float = 0.0
     stale: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """What a caller of `QueryEngine.query` asks for."""
+
+    sql: str
+    after: Mapping[str, int]
+    row_limit: int | None
+    stale_s: float
+    on_start: Callable[[Callable[[], None]], None] | None
+    parameters: Mapping[str, Any]
 
 
 class QueryEngine:
@@ -88,7 +108,7 @@ class QueryEngine:
     ) -> ResultStream:
         """Start a query and return when its first rows are there. The caller closes the result.
 
-        `after` maps groups to log offsets that the result must contain. `timeout_ms` bounds the whole query,
+        `after` maps groups (see `group_names`) to log offsets that the result must contain. `timeout_ms` bounds the whole query,
         including the reading of its result. `row_limit` cuts the result. A node that does not serve answers from what
         it has if that is at most `stale_s` old; None = `query.stale_max_s`. `on_start` receives a function that
         cancels the query from any thread. `parameters` are the values of the names that the SQL writes as
@@ -97,10 +117,9 @@ class QueryEngine:
         resources = self._take_permit()
         started_s = time.monotonic()
         stale_s = self.settings.stale_max_s if stale_s is None else stale_s
+        wanted = _Wanted(sql, after or {}, row_limit, stale_s, on_start, parameters or {})
         try:
-            result = self._start(
-                resources, sql, after or {}, timeout_ms, row_limit, stale_s, on_start, parameters or {}
-            )
+            result = self._planned(resources, wanted, timeout_ms)
         except BaseException as error:
             resources.close()
             self._count(failed=1, timed_out=isinstance(error, QueryTimeout))
@@ -141,22 +160,33 @@ class QueryEngine:
             for name, amount in amounts.items():
                 setattr(self.statistics, name, getattr(self.statistics, name) + amount)
 
-    def _start(
-        self,
-        resources: ExitStack,
-        sql: str,
-        after: Mapping[str, int],
-        timeout_ms: int | None,
-        row_limit: int | None,
-        stale_s: float,
-        on_start: Callable[[Callable[[], None]], None] | None,
-        parameters: Mapping[str, Any],
-    ) -> ResultStream:
+    def _planned(self, resources: ExitStack, wanted: _Wanted, timeout_ms: int | None) -> ResultStream:
+        """Start a query, again while slots change hands under it, within its time."""
         timeout_ms = min(timeout_ms or self.settings.timeout_ms, self.settings.timeout_ms)
-        now_us = self._clock_ns() // 1_000
-        memory_limit_mb = self.settings.memory_limit_mb
-        # Before anything is read: an answer must contain all that was confirmed until now.
-        fence = self._source.fence(stale_s)
+        deadline, now_us = Deadline(timeout_ms / 1_000), self._clock_ns() // 1_000
+        while True:
+            # Before anything is read: an answer must contain all that was confirmed until now.
+            fence, attempt = self._source.fence(wanted.stale_s), ExitStack()
+            try:
+                left_ms = max(1, min(timeout_ms, math.ceil(deadline.left_s() * 1_000)))
+                result = self._start(attempt, wanted, fence, left_ms, now_us)
+            except SlotNotHeld:
+                # Nothing of it was shown to anybody.
+                attempt.close()
+                if not self._source.plans_again(fence, deadline.left_s()):
+                    raise
+            except BaseException:
+                attempt.close()
+                raise
+            else:
+                resources.push(attempt)
+                result.hold(resources)
+                return result
+
+    def _start(
+        self, resources: ExitStack, wanted: _Wanted, fence: ReadFence, timeout_ms: int, now_us: int
+    ) -> ResultStream:
+        memory_limit_mb, row_limit = self.settings.memory_limit_mb, wanted.row_limit
         session = Session(
             self.database,
             resources,
@@ -167,12 +197,12 @@ class QueryEngine:
             now_us,
             self.on_unreadable,
         )
-        if on_start is not None:
-            on_start(session.timer.cancel)
+        if wanted.on_start is not None:
+            wanted.on_start(session.timer.cancel)
         # Checked before the wait: SQL that cannot run is refused at once, not after the offsets have come.
-        bound = session.bind(session.check(sql), parameters)
+        bound = session.bind(session.check(wanted.sql), wanted.parameters)
         statement = bound.statement
-        reading = Reading(fence, _newest(after, fence.confirmed), session.timer)
+        reading = Reading(fence, _newest(self._source.named(wanted.after), fence.confirmed), session.timer)
         self._wait_for(reading)
         if statement.show:
             session.register(
@@ -182,7 +212,7 @@ class QueryEngine:
         return self._run(session, resources, bound, row_limit, reading)
 
     def _wait_for(self, reading: Reading) -> None:
-        if reading.after and not self._source.wait_for(reading):
+        if not self._source.wait_for(reading):
             raise NotCaughtUp.to(reading.after)
 
     def _run(

@@ -18,12 +18,16 @@ from typing import Protocol
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headrace.connectors.deadline import Deadline
 from headrace.consumers.query.engine import QueryEngine
+from headrace.consumers.query.hand_overs import HandOvers
+from headrace.consumers.query.local_fence import LocalFence
 from headrace.consumers.query.query_errors import NotCaughtUp, QueryError, SlotNotHeld, TooManyScans
 from headrace.consumers.query.result_stream import ResultStream
 from headrace.consumers.query.scan_request import RemoteScanRequest, wire_schema
 from headrace.consumers.query.session import Session, literal, quoted
-from headrace.consumers.query.table_source import LocalFence, LocalSource, Reading
+from headrace.consumers.query.table_source import LocalSource, Reading
+from headrace.consumers.replication.group import Group
 from headrace.consumers.replication.group_health import State
 from headrace.consumers.store import StoreError
 from headrace.schemas.tables import TIME_COLUMN, TableSchema
@@ -76,10 +80,7 @@ class GroupScanner:
 
     def _open(self, request: RemoteScanRequest) -> RunningScan:
         present = list(self._source.groups.items())
-        topic = next(
-            (key for key, group in present if group.name == request.group and not group.health.holds(State.LEAVING)),
-            None,
-        )
+        topic = next((key for key, group in present if _is_wanted(group, request)), None)
         if topic is None:
             raise SlotNotHeld.of(request.group, self._node)
         if not self._permits.acquire(blocking=False):
@@ -90,7 +91,7 @@ class GroupScanner:
         resources = ExitStack()
         resources.callback(self._release, time.monotonic())
         try:
-            fence = LocalFence(self._source.groups, self._source.state, [topic])
+            fence = LocalFence(self._source.groups, self._source.state, [topic], request.table_version)
             schema = self._schema(request)
             session = self._session(resources, request, fence)
             return RunningScan(resources, session, request, schema, fence, self._source, self._end)
@@ -156,6 +157,7 @@ class RunningScan:
         self._fence = fence
         self._source = source
         self._on_end = on_end
+        self.hand_overs = HandOvers()
         self._lock = threading.Lock()
         self._ended = False
         self._batches: Iterator[pa.RecordBatch] | None = None
@@ -181,13 +183,20 @@ class RunningScan:
 
     def _run(self) -> Iterator[pa.RecordBatch]:
         request, timer = self._request, self._session.timer
-        after = {request.group: max(request.after, self._fence.confirmed[request.group])}
-        if not self._source.wait(self._fence, after, min(timer.left_s, request.wait_ms / 1_000)):
+        ((name, confirmed),) = self._fence.confirmed.items()
+        after = {name: max(request.after, confirmed)}
+        deadline = Deadline(min(timer.left_s, request.wait_ms / 1_000))
+        waited = self._source.wait(self._fence, after, deadline.left_s())
+        if not waited or not self._source.wait_accepted(self._fence, {name: request.accepted}, deadline.left_s()):
             raise NotCaughtUp(
-                f"it did not reach offset {after[request.group]} of group {request.group} in {request.wait_ms} ms",
+                f"it did not reach offset {after[name]} of group {request.group}, of slot table "
+                f"{request.table_version}, in {request.wait_ms} ms",
                 action="retry, or ask another node",
                 retriable=True,
             )
+        # Before the rows are read: they have at least what was accepted by now.
+        [group] = self._fence.groups
+        self.hand_overs = HandOvers.of(group.applied.changes)
         result = self._result(Reading(self._fence, after, timer))
         for batch in result.batches():
             yield self._wire(batch)
@@ -240,6 +249,12 @@ class RunningScan:
         return pa.RecordBatch.from_arrays(
             [column.cast(field.type) for field, column in zip(self.schema, columns, strict=True)], schema=self.schema
         )
+
+
+def _is_wanted(group: Group, request: RemoteScanRequest) -> bool:
+    """Whether a group is the one that a scan asks for; an asker that names no birth means the one there is."""
+    wanted = group.key == request.name if request.birth else group.name == request.group
+    return wanted and not group.health.holds(State.LEAVING)
 
 
 def _among(tag: str, values: Sequence[str]) -> str:

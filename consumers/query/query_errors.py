@@ -116,6 +116,19 @@ class SlotNotHeld(QueryError):
         return cls(f"group {group} has left this node", action="retry, or ask a member of the group", retriable=True)
 
 
+class SlotsMoved(SlotNotHeld):
+    """A group has reached a newer slot table than the one that a query was planned with: it must be planned again."""
+
+    @classmethod
+    def to(cls, group: str, reached: int, planned: int) -> SlotsMoved:
+        """The error of a query that was planned with table `planned`, while its group has reached `reached`."""
+        return cls(
+            f"group {group} has reached slot table {reached}, and the query was planned with table {planned}",
+            action="retry: the node that was asked reads the newer table in a moment",
+            retriable=True,
+        )
+
+
 class TooManyScans(QueryError):
     """As many scans for other nodes run as the node allows at a time."""
 

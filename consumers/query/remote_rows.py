@@ -7,6 +7,7 @@ dies in the middle be replaced by another one without a wrong row. `query.remote
 from __future__ import annotations
 
 import itertools
+import json
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -19,15 +20,17 @@ import pyarrow as pa
 
 from headrace.connectors.deadline import Deadline
 from headrace.connectors.http import NodeRefused, NodeUnreachable, request_node
+from headrace.consumers.query.hand_overs import HandOvers
 from headrace.consumers.query.query_errors import (
     GroupUnavailable,
     QueryCancelled,
     QueryError,
     QueryMemory,
     QueryTimeout,
+    SlotsMoved,
 )
 from headrace.consumers.query.scan_request import SCAN_ROUTE, RemoteScanRequest
-from headrace.consumers.query.scan_stream import SchemaAhead, error_of, read_scan
+from headrace.consumers.query.scan_stream import HAND_OVERS, ScanCut, SchemaAhead, error_of, read_scan
 from headrace.consumers.query.table_source import ReadTimer
 from headrace.schemas.records import Role, Status
 from headrace.schemas.tables import TIME_COLUMN
@@ -49,6 +52,10 @@ class Members(Protocol):
         """The newest statuses of the members of a group that are alive, in the order given."""
         ...
 
+    def holders(self, group: str) -> list[Status]:
+        """The newest statuses of every node that is alive and holds a group of this name, a member or not."""
+        ...
+
 
 class Placement(Protocol):
     """Which nodes hold which groups; see `consumers.membership.slot_table.SlotTable`."""
@@ -58,8 +65,17 @@ class Placement(Protocol):
         """All data groups, by the name of their header."""
         ...
 
+    @property
+    def version(self) -> int:
+        """The version of the slot table; 0: groups are read under whichever they have."""
+        ...
+
     def group(self, header: str) -> tuple[str, ...]:
         """The members of a group."""
+        ...
+
+    def birth(self, header: str) -> int:
+        """The version of the slot table that had a group first."""
         ...
 
 
@@ -89,8 +105,9 @@ class RemoteScan:
 
     files: Sequence[Path] = ()
 
-    def __init__(self, table: pa.Table, release: Callable[[], None]) -> None:
+    def __init__(self, table: pa.Table, release: Callable[[], None], hand_overs: HandOvers | None = None) -> None:
         self.table = table
+        self.hand_overs = hand_overs or HandOvers()
         self._release = release
 
     def __enter__(self) -> Self:
@@ -120,7 +137,13 @@ class RemoteRows:
 
     def serving(self, group: str) -> list[Status]:
         """The other members of a group that may answer: online, in sync, in a role, and with an address."""
-        found = self._members.live(group, self.placement.group(group))
+        return self._serving(self._members.live(group, self.placement.group(group)))
+
+    def holders(self, group: str) -> list[Status]:
+        """The other nodes that may answer for a group that the slot table need not have any more."""
+        return self._serving(self._members.holders(group))
+
+    def _serving(self, found: Iterable[Status]) -> list[Status]:
         return [
             each
             for each in found
@@ -128,12 +151,17 @@ class RemoteRows:
         ]
 
     def scan(self, request: RemoteScanRequest, schema: pa.Schema, timer: ReadTimer) -> RemoteScan:
-        """The rows of a group. Raises GroupUnavailable, QueryTimeout, QueryCancelled, QueryMemory."""
+        """The rows of a group.
+
+        Raises GroupUnavailable, QueryTimeout, QueryCancelled, QueryMemory, and SlotsMoved for a query that must be
+        planned again, with a newer slot table.
+        """
         patience, reasons = Deadline(PATIENCE_S), dict[str, str]()
         while True:
             for member in self._in_order(request):
                 if (found := self._ask(member, request, schema, timer, reasons)) is not None:
                     return found
+            self._check_table(request)
             # A member that was just lost, or lags, may be replaced or catch up in a moment.
             if patience.passed():
                 self._count(failed=1)
@@ -141,6 +169,11 @@ class RemoteRows:
                 raise GroupUnavailable.because(request.group, shown or ["none is online and in sync"])
             time.sleep(min(PAUSE_S, timer.left_s))
             check_time(timer)
+
+    def _check_table(self, request: RemoteScanRequest) -> None:
+        version = self.placement.version
+        if request.table_version and version > request.table_version:
+            raise SlotsMoved.to(request.group, version, request.table_version)
 
     def _ask(
         self, member: Status, request: RemoteScanRequest, schema: pa.Schema, timer: ReadTimer, reasons: dict[str, str]
@@ -155,17 +188,18 @@ class RemoteRows:
             share.release()
             # The end of the query's own time shows as a connection that was cut.
             check_time(timer)
-            if not isinstance(error, QueryError) or isinstance(error, QueryMemory):
+            if not isinstance(error, QueryError) or isinstance(error, QueryMemory | SlotsMoved):
                 raise
             self._count(tried_again=1)
             reasons[member.node] = f"{_verb(error)}: {error.message}"
             return None
         self._count(answered=1, rows=table.num_rows)
-        return RemoteScan(_local_form(table), share.release)
+        return RemoteScan(_local_form(table), share.release, hand_overs_of(table))
 
     def _in_order(self, request: RemoteScanRequest) -> list[Status]:
         """The members to ask, each query another one first; those behind what it must see come last."""
-        found = self.serving(request.group)
+        # A request without a table is for a group that has ended: whoever still holds it may answer.
+        found = self.serving(request.group) if request.table_version else self.holders(request.group)
         turn = next(self._turns) % max(1, len(found))
         return sorted(found[turn:] + found[:turn], key=lambda each: each.durable_offset < request.after)
 
@@ -221,6 +255,15 @@ def fetch_rows(
         return read_scan(answer.stream, schema, reserve)
 
 
+def hand_overs_of(table: pa.Table) -> HandOvers:
+    """The hand-overs that came with rows, see `read_scan`. Raises ScanCut."""
+    metadata = table.schema.metadata or {}
+    try:
+        return HandOvers.parse(json.loads(metadata.get(HAND_OVERS, b"{}")))
+    except ValueError as error:
+        raise ScanCut.because(str(error)) from error
+
+
 def check_time(timer: ReadTimer) -> None:
     """Raises QueryTimeout or QueryCancelled for a query whose time is over."""
     if timer.cancelled:
@@ -235,6 +278,8 @@ def _verb(error: QueryError) -> str:
 
 def _local_form(table: pa.Table) -> pa.Table:
     """The rows with `time` as integers, like those of this node: tables of one form are read as one."""
+    # Without what came beside the rows: tables of one schema are read as one.
+    table = table.replace_schema_metadata(None)
     position = table.schema.get_field_index(TIME_COLUMN)
     if position < 0:
         return table

@@ -167,6 +167,10 @@ class ResultStream:
         self._lock = threading.Lock()
         self._closed = False
 
+    def hold(self, resources: ExitStack) -> None:
+        """Close these resources at the end, and not those that it was made with."""
+        self._resources = resources
+
     def batches(self) -> Iterator[pa.RecordBatch]:
         """The rows, in the order of the query.
 

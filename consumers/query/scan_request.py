@@ -8,7 +8,10 @@ from typing import Any
 
 import pyarrow as pa
 
+from headrace.consumers.query.hand_overs import from_list, to_list
 from headrace.consumers.query.query_errors import QueryError
+from headrace.schemas.group_changes import GroupKey, HandOverPosition
+from headrace.schemas.group_names import FIRST_BIRTH, group_name
 from headrace.schemas.tables import TIME_COLUMN, FieldType, TableSchema
 
 SCAN_ROUTE = "/api/v1/scan"
@@ -27,7 +30,8 @@ class RemoteScanRequest:
 
     `version` is that of the asker's schema: the answer is of this one or a newer one. `after` is a log offset that
     the answer contains, -1 for none. `timeout_ms` is what is left of the query's time, and `wait_ms` the most of it
-    to wait for `after`.
+    to wait for `after`. `birth` is that of the group, 0 for any. The answer is that of slot table `table_version`,
+    0 for any, and has what the group must have `accepted`, by the origin of the hand-over.
     """
 
     group: str
@@ -41,6 +45,14 @@ class RemoteScanRequest:
     after: int = -1
     timeout_ms: int = 1
     wait_ms: int = 1
+    birth: int = 0
+    table_version: int = 1
+    accepted: Mapping[GroupKey, HandOverPosition] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """The name of the group with its birth."""
+        return group_name(GroupKey(self.group, self.birth or FIRST_BIRTH))
 
     def document(self) -> dict[str, Any]:
         """The request as JSON values."""
@@ -48,14 +60,22 @@ class RemoteScanRequest:
         return {name: getattr(self, name) for name in _TEXTS + _NUMBERS + _TIMES} | {
             "columns": list(self.columns),
             "tags": {tag: list(values) for tag, values in tags.items()},
+            **self._changes(),
         }
+
+    def _changes(self) -> dict[str, Any]:
+        """What a build knows only in a cluster whose members have changed; others refuse unknown parameters."""
+        found: dict[str, Any] = {} if self.birth in (0, FIRST_BIRTH) else {"birth": self.birth}
+        if self.table_version != 1:
+            found["table_version"] = self.table_version
+        return found | ({"accepted": to_list(self.accepted)} if self.accepted else {})
 
     @classmethod
     def parse(cls, document: Any) -> RemoteScanRequest:
         """The inverse of `document`. Raises ScanInvalid, which names what is wrong."""
         if not isinstance(document, dict):
             raise ScanInvalid("the body is not a JSON object")
-        if unknown := sorted(set(document) - {*_TEXTS, *_NUMBERS, *_TIMES, "columns", "tags"}):
+        if unknown := sorted(set(document) - {*_TEXTS, *_NUMBERS, *_TIMES, *_CHANGES, "columns", "tags"}):
             raise ScanInvalid(f"there is no parameter {unknown[0]!r}")
         for name in _TEXTS:
             if not isinstance(document.get(name), str) or not document[name]:
@@ -69,7 +89,20 @@ class RemoteScanRequest:
         if not isinstance(tags, dict) or not all(_are_texts(values) for values in tags.values()):
             raise ScanInvalid("tags does not map names to lists of values")
         given: dict[str, Any] = {name: document.get(name) for name in _TEXTS + _NUMBERS + _TIMES}
+        given |= _parsed_changes(document)
         return cls(**given, columns=tuple(columns), tags={tag: tuple(values) for tag, values in tags.items()})
+
+
+def _parsed_changes(document: dict[str, Any]) -> dict[str, Any]:
+    # An asker of an earlier build names no birth: it means any.
+    found = {name: document.get(name, default) for name, default in (("birth", 0), ("table_version", 1))}
+    for name, value in found.items():
+        if not _is_int64(value) or value < 0:
+            raise ScanInvalid(f"{name} is not a whole number")
+    try:
+        return found | {"accepted": from_list(document.get("accepted", []))}
+    except ValueError as error:
+        raise ScanInvalid(f"accepted: {error}") from error
 
 
 def wire_schema(schema: TableSchema, columns: tuple[str, ...]) -> pa.Schema:
@@ -84,6 +117,7 @@ def wire_schema(schema: TableSchema, columns: tuple[str, ...]) -> pa.Schema:
 _TEXTS = ("group", "database", "table")
 _NUMBERS = ("version", "after", "timeout_ms", "wait_ms")
 _TIMES = ("start_ns", "end_ns")
+_CHANGES = ("birth", "table_version", "accepted")
 
 
 def _is_int64(value: object) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import http.client
 import io
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pyarrow as pa
@@ -22,6 +22,7 @@ from headrace.schemas.errors import HeadraceError
 MEDIA_TYPE = "application/vnd.apache.arrow.stream"
 COMPRESSION = "lz4"
 _MARK, _ROWS, _ERROR = b"headrace.scan", b"rows", b"error"
+HAND_OVERS = b"headrace.hand_overs"
 _WAITING, _END, _FAILED = b"waiting", b"end", b"failed"
 
 
@@ -54,9 +55,12 @@ class ScanEncoder:
         self._writer.write_batch(batch)
         return self._taken()
 
-    def end(self) -> bytes:
-        """There are no more rows, and the member has served until now."""
-        return self._mark({_MARK: _END, _ROWS: str(self._rows).encode()}) + self._closed()
+    def end(self, hand_overs: Mapping[str, Any] | None = None) -> bytes:
+        """There are no more rows, and the member has served until now; `hand_overs` see HandOvers.document."""
+        marks = {_MARK: _END, _ROWS: str(self._rows).encode()}
+        if hand_overs:
+            marks[HAND_OVERS] = json.dumps(hand_overs).encode()
+        return self._mark(marks) + self._closed()
 
     def failed(self, error: HeadraceError) -> bytes:
         """The scan ended early."""
@@ -81,7 +85,8 @@ class ScanEncoder:
 def read_scan(stream: Any, schema: pa.Schema, reserve: Callable[[int], None]) -> pa.Table:
     """All rows of an answer, or the error that ended it; `reserve` is called with the bytes of each batch first.
 
-    `stream` is read like a file. Raises ScanCut, SchemaAhead, and the error that the member sent.
+    Its hand-overs, if it has any, are in the metadata of the table's schema. `stream` is read like a file.
+    Raises ScanCut, SchemaAhead, and the error that the member sent.
     """
     batches: list[pa.RecordBatch] = []
     try:
@@ -91,7 +96,9 @@ def read_scan(stream: Any, schema: pa.Schema, reserve: Callable[[int], None]) ->
                 batch, metadata = reader.read_next_batch_with_custom_metadata()
                 mark = metadata[_MARK] if metadata is not None and _MARK in metadata else b""
                 if mark == _END:
-                    return _complete(batches, schema, metadata[_ROWS])
+                    table = _complete(batches, schema, metadata[_ROWS])
+                    has_more = HAND_OVERS in metadata
+                    return table.replace_schema_metadata({HAND_OVERS: metadata[HAND_OVERS]}) if has_more else table
                 if mark == _FAILED:
                     raise error_of(json.loads(metadata[_ERROR]))
                 if not mark:

@@ -46,7 +46,7 @@ class StaleFence:
         # The moment first: everything that is looked at, waited for and read later is at least as new.
         moment = state.as_of()
         try:
-            self.confirmed = {group.name: state.durable_offset(topic) for topic, group in self._began_with.items()}
+            self.confirmed = {group.key: state.durable_offset(topic) for topic, group in self._began_with.items()}
         except GroupNotHere as error:
             raise NotReady.because([error.message]) from error
         if moment is None or state.objections() or moment.age_s > within_s:

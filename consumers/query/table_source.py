@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,13 +16,21 @@ import pyarrow as pa
 
 from headrace.connectors.clock import Moment
 from headrace.connectors.deadline import Deadline
-from headrace.consumers.query.query_errors import AnswerStale, NotReady, SlotNotHeld
-from headrace.consumers.query.stale_reads import DataState, StaleFence, not_ready
+from headrace.consumers.query.hand_overs import Positions
+from headrace.consumers.query.local_fence import LocalFence, ServingState
+from headrace.consumers.query.query_errors import NotReady, SlotNotHeld, SlotsMoved
+from headrace.consumers.query.stale_reads import StaleFence
+from headrace.consumers.query.touched_slots import touched
 from headrace.consumers.replication.group import Group
 from headrace.consumers.replication.group_health import State
 from headrace.consumers.replication.group_registry import GroupNotHere
 from headrace.consumers.store import StoreRetired, TableUnknown
+from headrace.schemas.group_changes import BEGINNING, GroupKey
+from headrace.schemas.group_names import group_name, parse_group
 from headrace.schemas.tables import Catalogue, TableSchema
+
+SLOTS_SHOWN = 5
+"""Slots that an error names."""
 
 
 class GroupScan(AbstractContextManager[Any], Protocol):
@@ -48,7 +57,7 @@ class ReadFence(Protocol):
 
     @property
     def confirmed(self) -> Mapping[str, int]:
-        """By group, the newest log offset that the node had confirmed to anybody: an answer contains it."""
+        """By group (see `group_names`), the newest log offset that the node had confirmed to anybody: an answer contains it."""
         ...
 
     @property
@@ -136,73 +145,47 @@ class TableSource(Protocol):
     def wait_for(self, reading: Reading) -> bool:
         """Wait until the groups of this process have applied their logs up to `reading.after`; False when its time
         is over. Other groups are waited for by their scans.
+
+        Raises SlotNotHeld, as `scan` does, for a query that must be planned again.
         """
         ...
 
-
-class ServingState(DataState, Protocol):
-    """Whether a node serves; see `consumers.node.readiness`."""
-
-    @property
-    def fencings(self) -> int:
-        """How often the node was fenced; see `consumers.replication.heartbeat`."""
+    def named(self, after: Mapping[str, int]) -> Mapping[str, int]:
+        """Offsets by group as a client names them, by the names of `ReadFence.confirmed`."""
         ...
 
-    def refusals(self) -> Sequence[str]:
-        """Why the node serves no group at all, whatever their states."""
-        ...
-
-    def refusal(self, topic: str) -> str:
-        """Why one group does not serve while the node itself may, empty when it does."""
+    def plans_again(self, fence: ReadFence, timeout_s: float) -> bool:
+        """Whether a query that SlotNotHeld ended may be planned again with a new fence; waits for a reason to."""
         ...
 
 
-class LocalFence:
-    """The ReadFence of one query at this node, for `groups` that are here."""
+class PulledSlots(Protocol):
+    """Which data of slots that groups here have gained is still on its way; implemented by the puller of files."""
 
-    as_of: Moment | None = None
+    def pulling(self, group: str) -> frozenset[int]:
+        """The slots of a group here whose data has not all arrived; empty when no change runs.
 
-    def __init__(self, groups: Mapping[str, Group], state: ServingState, topics: Collection[str] | None = None) -> None:
-        """Of all groups, or those of `topics`. Raises NotReady."""
-        # Before the check: a node that is fenced and back between the two has another number at the end.
-        self._fencings = state.fencings
-        self._state = state
-        self._groups = groups
-        try:
-            self._began_with = {topic: groups[topic] for topic in (list(groups) if topics is None else topics)}
-            self.confirmed = {group.name: state.durable_offset(topic) for topic, group in self._began_with.items()}
-            reasons = [*state.refusals()] or [reason for topic in self._began_with if (reason := state.refusal(topic))]
-        except GroupNotHere as error:
-            raise NotReady.because([error.message]) from error
-        if reasons:
-            raise not_ready(state, reasons)
+        It has a gained slot from the moment on at which the group is settled at the table that gives it the slot.
+        """
+        ...
 
-    @property
-    def topics(self) -> Collection[str]:
-        """The groups that it is of, by forward topic."""
-        return self._began_with.keys()
+    def wait_until_pulled(self, group: str, slots: Collection[int], timeout_s: float) -> bool:
+        """Whether the data of these slots arrives in time; they come first meanwhile."""
+        ...
 
-    @property
-    def groups(self) -> Sequence[Group]:
-        """The groups that it is of, each with the data that it has now."""
-        return [self._groups.get(topic, group) for topic, group in self._began_with.items()]
 
-    def check(self) -> None:
-        """See ReadFence. Rows of a group that leaves this node meanwhile are as right as when they were read."""
-        stays = {topic: group for topic, group in self._began_with.items() if not group.health.leaves_sound}
-        try:
-            self._check(stays)
-        except GroupNotHere as error:
-            raise AnswerStale.because(error.message) from error
+class NothingPulled:
+    """The PulledSlots of a node that takes no data from others."""
 
-    def _check(self, stays: Mapping[str, Group]) -> None:
-        reasons = [*self._state.refusals()] or [reason for topic in stays if (reason := self._state.refusal(topic))]
-        # A process that was stopped and is back may have read its heartbeat again before it came here.
-        if reasons or self._state.fencings != self._fencings:
-            raise AnswerStale.because("; ".join(reasons) or "it was stopped, or cut off from Kafka, for a moment")
-        for topic, group in stays.items():
-            if self._groups[topic] is not group:
-                raise AnswerStale.because(f"group {group.name} recovered, its files were replaced")
+    def pulling(self, group: str) -> frozenset[int]:
+        """See PulledSlots."""
+        del group
+        return frozenset()
+
+    def wait_until_pulled(self, group: str, slots: Collection[int], timeout_s: float) -> bool:
+        """See PulledSlots."""
+        del group, slots, timeout_s
+        return True
 
 
 class LocalSource:
@@ -210,6 +193,7 @@ class LocalSource:
 
     def __init__(self, groups: Mapping[str, Group], catalogue: Catalogue, state: ServingState) -> None:
         """`groups` by forward topic; a group that recovers is replaced there."""
+        self.pulled: PulledSlots = NothingPulled()
         self.groups = groups
         self.state = state
         self._catalogue = catalogue
@@ -262,10 +246,12 @@ class LocalSource:
         tags: Mapping[str, Sequence[str]] | None,
         reading: Reading,
     ) -> Sequence[GroupScan]:
-        """See TableSource."""
+        """See TableSource. Raises NotReady while the data of slots that it may read has not arrived."""
         scans: list[GroupScan] = []
+        fence = reading.fence
         with ExitStack() as opened:
-            for group in self._groups_of(reading.fence):
+            for group in self._groups_of(fence):
+                self._await_data(group, database, start_ns, end_ns, reading.timer)
                 # Rows are routed by series, so a group that got no series of a table does not know it.
                 try:
                     scan = group.store.scan(
@@ -276,6 +262,8 @@ class LocalSource:
                 except StoreRetired as error:
                     raise SlotNotHeld.left(group.name) from error
                 scans.append(opened.enter_context(scan))
+                # Behind it: what was opened has the rows of this moment, or of one before it.
+                self._check_table(group, fence)
             # From here the caller closes them; an error before this line closes those that are open.
             opened.pop_all()
         return scans
@@ -285,18 +273,68 @@ class LocalSource:
         return self.wait(reading.fence, reading.after, reading.timer.left_s)
 
     def wait(self, fence: ReadFence, after: Mapping[str, int], timeout_s: float) -> bool:
-        """Whether the groups of a fence reach their offsets in time. Raises SlotNotHeld for one that leaves."""
-        deadline = Deadline(timeout_s)
+        """Whether the groups of a fence reach its slot table, and their offsets, in time.
+
+        Raises SlotNotHeld for one that leaves, or has a newer table.
+        """
+        deadline, version = Deadline(timeout_s), fence.table_version if isinstance(fence, LocalFence) else 0
         for group in self._groups_of(fence):
-            if group.name in after and not group.wait_for_offset(after[group.name], deadline.left_s()):
+
+            def reached(group: Group = group) -> bool:
+                applied = group.applied
+                return applied.offset >= after.get(group.key, -1) and (
+                    not version or applied.changes.settled_version >= version
+                )
+
+            if not group.wait_for(reached, deadline.left_s()):
                 if group.health.holds(State.LEAVING):
                     raise SlotNotHeld.left(group.name)
                 return False
+            self._check_table(group, fence)
         return True
+
+    def wait_accepted(self, fence: ReadFence, wanted: Mapping[str, Positions], timeout_s: float) -> bool:
+        """Whether the groups of a fence accept in time what others hand over to them, by group and origin."""
+        deadline = Deadline(timeout_s)
+        waiting = ((group, wanted[group.key]) for group in self._groups_of(fence) if wanted.get(group.key))
+        return all(group.wait_for(partial(_has_accepted, group, each), deadline.left_s()) for group, each in waiting)
+
+    def _check_table(self, group: Group, fence: ReadFence) -> None:
+        version = fence.table_version if isinstance(fence, LocalFence) else 0
+        settled = group.applied.changes.settled_version
+        if version and settled > version:
+            raise SlotsMoved.to(group.name, settled, version)
+
+    def _await_data(
+        self, group: Group, database: str, start_ns: int | None, end_ns: int | None, timer: ReadTimer
+    ) -> None:
+        """Wait for the data of slots that a scan may read; for them only, and before that of others."""
+        slots, schema = self.pulled.pulling(group.name), self._catalogue.databases.get(database)
+        if not slots or schema is None:
+            return
+        wanted = touched(slots, group.applied.changes.slots_total, schema, start_ns, end_ns)
+        if wanted and not self.pulled.wait_until_pulled(group.name, wanted, timer.left_s):
+            shown = ", ".join(map(str, sorted(wanted)[:SLOTS_SHOWN]))
+            more = f" and {len(wanted) - SLOTS_SHOWN} more" if len(wanted) > SLOTS_SHOWN else ""
+            raise NotReady.because([f"group {group.name} still receives the data of slots {shown}{more}"])
+
+    def named(self, after: Mapping[str, int]) -> Mapping[str, int]:
+        """See TableSource."""
+        return {group_name(GroupKey(*parse_group(name))) if "@" in name else name: at for name, at in after.items()}
+
+    def plans_again(self, fence: ReadFence, timeout_s: float) -> bool:
+        """See TableSource."""
+        del fence, timeout_s
+        return False
 
     def _groups_of(self, fence: ReadFence) -> Sequence[Group]:
         """The groups that a fence is of: never others, whose data nobody would check at the end."""
         return fence.groups if isinstance(fence, LocalFence) else list(self.groups.values())
+
+
+def _has_accepted(group: Group, wanted: Positions) -> bool:
+    accepted = group.applied.changes.accepted
+    return all(accepted.get(origin, BEGINNING) >= position for origin, position in wanted.items())
 
 
 def refusal_of(state: ServingState, topic: str) -> str:

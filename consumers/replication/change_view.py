@@ -22,7 +22,8 @@ class ChangeView:
 
     `change`, `phase` and `table_version` are those of the newest barrier that counted; 0 and None before the first.
     `given` has the slots that other groups hold. `due` is what each of these must still accept, in order, and
-    `accepted` the newest position from each origin that counted here. `added` are the members that a running first
+    `accepted` the newest position from each origin that counted here. `handed` is what this group knows each of those
+    that took slots to have accepted. `added` are the members that a running first
     phase adds: they count for no quorum yet. `cuts` is what `record_of` needs for takeovers that are due.
     """
 
@@ -37,6 +38,7 @@ class ChangeView:
     accepted: Mapping[GroupKey, HandOverPosition] = field(default_factory=lambda: _EMPTY)
     added: tuple[str, ...] = ()
     birth: int = 1
+    handed: Mapping[GroupKey, HandOverPosition] = field(default_factory=lambda: _EMPTY)
     cuts: Mapping[int, CutMemory] = field(default_factory=lambda: _EMPTY, repr=False)
     revision: int = field(default=0, compare=False)
 
@@ -58,6 +60,7 @@ class ChangeView:
             accepted=MappingProxyType({key: each.position for key, each in state.origins.items()}),
             added=state.added,
             birth=state.birth,
+            handed=MappingProxyType({key: each.accepted for key, each in state.targets.items()}),
             cuts=MappingProxyType(state.cuts),
             revision=state.revision,
         )

@@ -254,6 +254,10 @@ class Heartbeat:
         """The newest statuses of the members of a group that are alive, in the order given."""
         return self.detector.live(group, members)
 
+    def holders(self, group: str) -> list[Status]:
+        """The newest statuses of every node that is alive and holds a group of this name, a member or not."""
+        return [each for each in self.detector.online() if each.group == group]
+
     @property
     def fenced(self) -> bool:
         """Whether this node must not serve: its newest status was not read back, or was sent too long ago."""

@@ -286,6 +286,7 @@ _STATUSES = {
     "TooManyScans": 503,
     "GroupUnavailable": 503,
     "SlotNotHeld": 409,
+    "SlotsMoved": 409,
     "GroupNotHere": 409,
     "SegmentUnreadable": 500,
     "QueryError": 503,

@@ -25,7 +25,7 @@ from headrace.connectors.kafka.broker import EmbeddedBroker
 from headrace.connectors.kafka.jars import resolve_jars
 from headrace.connectors.log.kafka import KafkaLog
 from headrace.connectors.log.topics import Topics
-from headrace.consumers.membership.bootstrap import read_slot_table
+from headrace.consumers.membership.routing import MembershipRouting
 from headrace.consumers.membership.schema_log import SchemaLog
 from headrace.consumers.replication.heartbeat import StatusWatch
 from headrace.local_cluster import LocalCluster
@@ -145,12 +145,13 @@ def connected(bootstrap: str, cluster: str) -> Iterator[Cluster]:
     with contextlib.ExitStack() as stack:
         log, topics = KafkaLog(bootstrap), Topics(cluster)
         stack.callback(log.close)
-        slot_table, tables = read_slot_table(log, topics), SchemaLog(log, topics)
+        routing, tables = MembershipRouting(log, topics), SchemaLog(log, topics)
+        stack.callback(routing.close)
         stack.callback(tables.close)
         watch, appender = StatusWatch(log, topics), log.appender()
         stack.callback(watch.close)
         stack.callback(appender.close)
-        yield Cluster(log, topics, slot_table, tables, watch, appender)
+        yield Cluster(log, topics, routing, tables, watch, appender)
 
 
 def seal(local: LocalCluster, offsets: Mapping[str, int]) -> None:

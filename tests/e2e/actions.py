@@ -22,6 +22,7 @@ from headrace.connectors.log.kafka import KafkaLog
 from headrace.connectors.log.topics import Topics
 from headrace.consumers.integrity.verify import exit_code
 from headrace.consumers.membership.bootstrap import read_slot_table
+from headrace.consumers.membership.routing import MembershipRouting
 from headrace.consumers.membership.schema_log import SchemaLog
 from headrace.consumers.replication.heartbeat import StatusWatch
 from headrace.local_cluster import LocalCluster, probe
@@ -93,7 +94,7 @@ def connected(cluster: LocalCluster) -> Iterator[Cluster]:
     shared = Cluster(
         log,
         topics,
-        read_slot_table(log, topics),
+        MembershipRouting(log, topics),
         SchemaLog(log, topics),
         StatusWatch(log, topics),
         log.appender(),
@@ -102,6 +103,7 @@ def connected(cluster: LocalCluster) -> Iterator[Cluster]:
         yield shared
     finally:
         shared.watch.close()
+        shared.routing.close()
         shared.tables.close()
         shared.appender.close()
         log.close()

@@ -27,7 +27,7 @@ from headrace.consumers.node.settings import NodeSettings, ServerSettings, Store
 from headrace.consumers.replication.group import Group
 from headrace.consumers.replication.group_health import State
 from headrace.consumers.replication.heartbeat import StatusWatch
-from headrace.producers.cluster import Cluster
+from headrace.producers.cluster import Cluster, FixedRouting
 from headrace.producers.deletes import delete_rows
 from headrace.producers.writer import TableWriter, WriterSettings
 from headrace.schemas.records import Role
@@ -129,7 +129,7 @@ class NodeMachine(RuleBasedStateMachine):
         self.shared = Cluster(
             self.log,
             topics,
-            read_slot_table(self.log, topics),
+            FixedRouting(read_slot_table(self.log, topics)),
             SchemaLog(self.log, topics),
             StatusWatch(self.log, topics),
             self.log.appender(),

@@ -38,7 +38,7 @@ from headrace.consumers.replication.journal import JournalEntry
 from headrace.consumers.replication.replica import LogHasGap, Replica
 from headrace.consumers.replication.settings import ReplicationLimits
 from headrace.consumers.store import Store, TableUnknown
-from headrace.producers.cluster import Cluster
+from headrace.producers.cluster import Cluster, FixedRouting
 from headrace.producers.writer import TableWriter, WriterSettings
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.framing import format_headers
@@ -164,7 +164,7 @@ class WrittenRows:
         table = join_cluster(self._log, TOPICS, Create(("n1",), 1, 100))
         tables = SchemaLog(self._log, TOPICS)
         watch = StatusWatch(self._log, TOPICS)
-        self._cluster = Cluster(self._log, TOPICS, table, tables, watch, self._log.appender())
+        self._cluster = Cluster(self._log, TOPICS, FixedRouting(table), tables, watch, self._log.appender())
         self._tables = tables
 
     def write(self, rows: pa.Table, tags: Sequence[str], table: str) -> None:

@@ -11,8 +11,10 @@ from headrace.consumers.node.settings import StoreSection
 from headrace.consumers.replication.failure_detector import RECEIPTS_KEPT, FailureDetector
 from headrace.consumers.replication.heartbeat import StatusReader
 from headrace.producers.acks import Quorum, QuorumTimeout
+from headrace.producers.cluster import FixedRouting
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.framing import format_headers
+from headrace.schemas.group_changes import GroupKey
 from headrace.schemas.messages import Delete, Message, ProducerPosition, encode_message
 from headrace.schemas.receipts import WrittenRecords, receipt_of, value_digest
 from tests.sim import rows
@@ -149,7 +151,8 @@ class Simulation:
         slots: Any = SimSlotTable(self.members)
         self.watch = Watch(self.log, NodeClock(self.world, 0))
         self.quorums = {
-            copies: Quorum(self.log, TOPICS, slots, self.watch, copies, 0) for copies in range(1, len(self.members) + 1)
+            copies: Quorum(self.log, TOPICS, FixedRouting(slots), self.watch, copies, 0)
+            for copies in range(1, len(self.members) + 1)
         }
         self.topic_id = self.truth.topic_id
         for writer in rows.WRITERS:
@@ -217,7 +220,7 @@ class Simulation:
 
     def _confirm_one(self, pending: Pending) -> None:
         try:
-            self.quorums[pending.quorum].confirm({GROUP: pending.written}, 1)
+            self.quorums[pending.quorum].confirm({GroupKey(GROUP, 1): pending.written}, 1)
         except StillWaiting:
             return
         except QuorumTimeout:

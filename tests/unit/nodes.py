@@ -23,7 +23,7 @@ from headrace.consumers.recovery.file_copy import digest_of
 from headrace.consumers.replication import leader_tasks
 from headrace.consumers.replication.heartbeat import StatusWatch
 from headrace.consumers.store import TableUnknown
-from headrace.producers.cluster import Cluster
+from headrace.producers.cluster import Cluster, FixedRouting
 from headrace.producers.writer import TableWriter
 from headrace.schemas.errors import HeadraceError
 from tests.waiting import eventually
@@ -99,7 +99,7 @@ class Nodes:
         shared = Cluster(
             self.log,
             self.topics,
-            read_slot_table(self.log, self.topics),
+            FixedRouting(read_slot_table(self.log, self.topics)),
             tables,
             StatusWatch(self.log, self.topics),
             self.log.appender(),

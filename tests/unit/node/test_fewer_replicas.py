@@ -28,7 +28,7 @@ from headrace.consumers.query.query_errors import (
 from headrace.consumers.query.scan_request import RemoteScanRequest
 from headrace.consumers.replication.group_health import Event
 from headrace.consumers.replication.heartbeat import StatusWatch
-from headrace.producers.cluster import Cluster
+from headrace.producers.cluster import Cluster, FixedRouting
 from headrace.producers.deletes import delete_rows
 from headrace.producers.writer import TableWriter, WriterSettings
 from tests.unit.nodes import Nodes, running_nodes, sealed_by_any
@@ -48,7 +48,7 @@ def connected(nodes: Nodes) -> Iterator[Cluster]:
     log, topics = nodes.log, nodes.topics
     tables, watch, appender = SchemaLog(log, topics), StatusWatch(log, topics), log.appender()
     try:
-        yield Cluster(log, topics, read_slot_table(log, topics), tables, watch, appender)
+        yield Cluster(log, topics, FixedRouting(read_slot_table(log, topics)), tables, watch, appender)
     finally:
         watch.close()
         tables.close()

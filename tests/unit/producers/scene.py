@@ -14,7 +14,7 @@ from headrace.connectors.log.topics import Topics
 from headrace.consumers.membership.bootstrap import join_cluster
 from headrace.consumers.membership.schema_log import SchemaLog
 from headrace.consumers.replication.heartbeat import StatusWatch
-from headrace.producers.cluster import Cluster
+from headrace.producers.cluster import Cluster, FixedRouting
 from headrace.producers.writer import TableWriter, WriterSettings
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.messages import Message, Write, decode_message
@@ -30,7 +30,7 @@ DAY_NS = 86_400_000_000_000
 
 def status_of(**given_fields: Any) -> Status:
     """A status with the given fields and neutral values for the rest."""
-    neutral = {"str": "", "int": 0, "bool": True, "bytes": bytes(16), "Role": Role.FOLLOWER}
+    neutral = {"str": "", "int": 0, "bool": True, "bytes": bytes(16), "Role": Role.FOLLOWER, "tuple[Acceptance, ...]": ()}
     return Status(**{field.name: given_fields.get(field.name, neutral[str(field.type)]) for field in fields(Status)})
 
 
@@ -149,7 +149,7 @@ class open_scene:  # noqa: N801
         slot_table = join_cluster(log, TOPICS, Create(NODES, 3, 10_000))
         self.watch = StatusWatch(log, TOPICS)
         self.tables = SchemaLog(log, TOPICS)
-        return Scene(log, Cluster(log, TOPICS, slot_table, self.tables, self.watch, log.appender()))
+        return Scene(log, Cluster(log, TOPICS, FixedRouting(slot_table), self.tables, self.watch, log.appender()))
 
     def __exit__(self, *_: object) -> None:
         self.watch.close()

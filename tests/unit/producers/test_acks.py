@@ -10,6 +10,7 @@ import pytest
 from headrace.producers.acks import QuorumInvalid, QuorumTimeout, QuorumTooLarge
 from headrace.producers.sender import Sender
 from headrace.schemas.errors import HeadraceError
+from headrace.schemas.group_changes import GroupKey
 from headrace.schemas.messages import Delete
 from headrace.schemas.receipts import WrittenRecords, receipt_of, value_digest
 from tests.unit.producers.scene import (
@@ -102,13 +103,13 @@ def test_a_log_that_was_cut_gives_no_quorum_by_what_members_had_of_it(scene: Sce
 
 def test_what_an_earlier_call_wrote_is_not_asked_for_again(scene: Scene) -> None:
     """A block that was not confirmed is reported once; the next one needs the receipts of its own records."""
-    sender = Sender(scene.cluster.appender, TOPICS.forward, receipts=True)
+    sender = Sender(scene.cluster.appender, scene.cluster.topic_of, receipts=True)
     for offset in (0, 1):
-        [message] = sender.encode([("n1", Delete("db", "t", {}, None, None), 1)])
+        [message] = sender.encode([(GroupKey("n1", 1), Delete("db", "t", {}, None, None), 1)])
         sender.append([message])
         sender.flush()
         receipts = (receipt_of(offset, value_digest(message.value)),)
-        assert {"n1": WrittenRecords(offset, receipts)} == sender.written()
+        assert {GroupKey("n1", 1): WrittenRecords(offset, receipts)} == sender.written()
 
 
 def test_an_offset_that_the_broker_does_not_report_confirms_nothing(scene: Scene) -> None:

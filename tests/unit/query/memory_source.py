@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 
 from headrace.connectors.clock import Moment
 from headrace.consumers.query.query_errors import AnswerStale, NotReady
-from headrace.consumers.query.table_source import Reading
+from headrace.consumers.query.table_source import ReadFence, Reading
 from headrace.schemas.tables import FieldType, TableSchema
 
 
@@ -119,6 +119,14 @@ class MemorySource:
     def wait_for(self, reading: Reading) -> bool:
         """Rows are in memory before any query."""
         return True
+
+    def named(self, after: Mapping[str, int]) -> Mapping[str, int]:
+        """Names are as they are."""
+        return after
+
+    def plans_again(self, fence: ReadFence, timeout_s: float) -> bool:
+        """Slots never move."""
+        return False
 
     def all_rows(self, database: str, table: str) -> pa.Table:
         """Every row of a table under its newest schema, as the view must show it."""

@@ -19,6 +19,7 @@ from starlette.routing import Route
 from headrace.connectors.clock import Moment, SystemClock
 from headrace.consumers.query import remote_rows
 from headrace.consumers.query.cluster_source import ClusterFence, ClusterSource
+from headrace.consumers.query.local_fence import LocalFence
 from headrace.consumers.query.query_errors import (
     GroupUnavailable,
     NotReady,
@@ -32,9 +33,11 @@ from headrace.consumers.query.remote_rows import RemoteRows, fetch_rows
 from headrace.consumers.query.result_stream import Interrupter, QueryTimer
 from headrace.consumers.query.scan_request import SCAN_ROUTE, RemoteScanRequest
 from headrace.consumers.query.scan_stream import ScanCut, ScanEncoder
-from headrace.consumers.query.table_source import LocalFence, LocalSource, Reading, ReadTimer
+from headrace.consumers.query.table_source import LocalSource, Reading, ReadTimer
+from headrace.consumers.replication.applied_state import AppliedState
 from headrace.consumers.replication.group_health import GroupHealth
 from headrace.consumers.serve.server import Server
+from headrace.schemas.group_changes import GroupKey
 from headrace.schemas.records import Role, Status
 from headrace.schemas.tables import Catalogue
 from tests.unit.statuses import STATUS
@@ -69,9 +72,16 @@ class Members:
         self.statuses = {name: status(name) for name in answers}
         self.asked: list[str] = []
         self.headers: tuple[str, ...] = ("g",)
+        self.version = 1
 
     def group(self, header: str) -> tuple[str, ...]:
         return tuple(self.statuses)
+
+    def birth(self, header: str) -> int:
+        return 1
+
+    def holders(self, group: str) -> list[Status]:
+        return list(self.statuses.values())
 
     def live(self, group: str, members: Iterable[str]) -> list[Status]:
         return [self.statuses[name] for name in members]
@@ -335,11 +345,13 @@ class Group:
     """A group with a name."""
 
     def __init__(self, name: str) -> None:
-        self.name = name
+        self.name = self.key = name
+        self.birth_key = GroupKey(name, 1)
         self.health = GroupHealth(threading.Condition())
+        self.applied = AppliedState(offset=3)
 
-    def wait_for_offset(self, offset: int, timeout_s: float) -> bool:
-        return offset <= 3
+    def wait_for(self, condition: Callable[[], bool], timeout_s: float) -> bool:
+        return condition()
 
 
 @contextmanager

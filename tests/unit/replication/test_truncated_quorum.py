@@ -12,7 +12,7 @@ from headrace.consumers.membership.bootstrap import read_slot_table
 from headrace.consumers.membership.schema_log import SchemaLog
 from headrace.consumers.replication.heartbeat import StatusWatch
 from headrace.producers.acks import QuorumTimeout
-from headrace.producers.cluster import Cluster
+from headrace.producers.cluster import Cluster, FixedRouting
 from headrace.producers.writer import TableWriter, WriterSettings
 from headrace.schemas.tables import TimeResolution
 from tests.unit.nodes import Nodes, running_nodes
@@ -43,8 +43,8 @@ def test_a_truncated_log_gives_no_quorum(three: Nodes) -> None:
         return TableWriter(cluster, "plant", "pumps", settings)
 
     tables, watch = SchemaLog(three.log, three.topics), StatusWatch(three.log, three.topics)
-    slot_table = read_slot_table(three.log, three.topics)
-    cluster = Cluster(three.log, three.topics, slot_table, tables, watch, three.log.appender())
+    routing = FixedRouting(read_slot_table(three.log, three.topics))
+    cluster = Cluster(three.log, three.topics, routing, tables, watch, three.log.appender())
     try:
         patient, hasty = writer(30_000), writer(500)
         for number in range(12):
