@@ -35,7 +35,7 @@ from headrace.schemas.membership_records import Change, MembershipChange
 from headrace.schemas.presence import Presence
 from headrace.schemas.records import encode_membership, format_of_membership
 
-CHANGES_CARRIED_OUT = False
+CHANGES_CARRIED_OUT = True
 """Whether the nodes of this build carry out a change: take and give members, and move slots."""
 TURN_S = 0.25
 READ_BACK_TIMEOUT_S = 5.0

@@ -29,6 +29,7 @@ from headrace.consumers.membership.placement import joining_reason
 from headrace.consumers.membership.schema_history import HISTORY_FILE
 from headrace.consumers.membership.schema_log import SchemaLog
 from headrace.consumers.membership.slot_table import SlotTable
+from headrace.consumers.migration.change_tasks import ChangeTasks
 from headrace.consumers.node.cluster_join import groups_at_start, join, read_membership_log
 from headrace.consumers.node.data_directory import DataDirectoryUnusable, Identity
 from headrace.consumers.node.exile import NodeExiled
@@ -178,6 +179,9 @@ class Node:
         self.leader_tasks = LeaderTasks(
             log, groups, settings.store, self.readiness, self.heartbeat, self.schema_log, trimmer
         )
+        self.leader_tasks.change_tasks = ChangeTasks(
+            log, self.topics, self._follower, self.heartbeat, self.leader_tasks
+        )
         self.readiness.decision = self.leader_tasks.decision
         environment = NodeRecoveryEnvironment(self._local, self.log_consumer, self.readiness, self.heartbeat)
         copies = ThreadPoolExecutor(settings.store.recoveries_max, thread_name_prefix="recovery-copy")
@@ -221,6 +225,7 @@ class Node:
         segments = create_directories(self.directory / SEGMENTS_DIRECTORY)
         self.engine = QueryEngine(self.source, [segments], settings, on_unreadable=self.scrubber.scrub_now)
         self.migration = SlotMigration(self)
+        local.pulled = self.migration.puller
         self.scanner = GroupScanner(self.name, local, self.schema_log, self.engine)
 
     def _start_threads(self) -> None:
