@@ -96,6 +96,13 @@ class ClusterChanges:
         """What the membership log has decided, as far as it was read."""
         return self._follower.state
 
+    def waits_to_join(self, node: str) -> bool:
+        """Whether a node is online that is not in the slot table."""
+        self._look()
+        table = self.state.table
+        outside = table is not None and node not in table.nodes
+        return outside and any(each.node == node for each in self._statuses.detector.presences())
+
     def begin(self, request: Mapping[str, Any], timeout_s: float = ANSWER_TIMEOUT_S) -> Outcome:
         """Begin a change, or the result of the request with this id.
 

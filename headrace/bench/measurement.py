@@ -125,13 +125,16 @@ def running_broker(directory: Path) -> Iterator[EmbeddedBroker]:
 
 
 @contextlib.contextmanager
-def running_cluster(directory: Path, broker: EmbeddedBroker, nodes: int, **environment: str) -> Iterator[LocalCluster]:
+def running_cluster(
+    directory: Path, broker: EmbeddedBroker, nodes: int, *, replication: int = 0, **environment: str
+) -> Iterator[LocalCluster]:
     """A ready cluster on a broker that runs, named after its directory; `store_seal_rows="100"` sets
-    HEADRACE__STORE__SEAL_ROWS.
+    HEADRACE__STORE__SEAL_ROWS. `replication` 0 = all nodes.
     """
     # Only the first underscore separates section and key.
     variables = {f"HEADRACE__{key.replace('_', '__', 1).upper()}": value for key, value in environment.items()}
     local = LocalCluster(directory, directory.name, nodes, variables, broker.status().bootstrap or "")
+    local.file.replication = replication
     try:
         local.start()
         yield local

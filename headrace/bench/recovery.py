@@ -154,7 +154,7 @@ def _measure_files(directory: Path, broker: EmbeddedBroker, settings: Mapping[st
             note(f"files: round {number} of {rounds}" if number else "files: warming up")
             taken = _copy_from_member(local)
             check_node(local.url("n2"), DATABASE, TABLE, TAGS, expected)
-            rate = _copy_plainly(local.data_directory("n1") / "segments", directory / "plain")
+            rate = copy_plainly(local.data_directory("n1") / "segments", directory / "plain")
             if number:
                 copied.append(taken)
                 plain.append(rate)
@@ -221,7 +221,7 @@ def _stamp(line: str) -> datetime:
     return datetime.fromisoformat(found.group(1))
 
 
-def _copy_plainly(source: Path, target: Path) -> float:
+def copy_plainly(source: Path, target: Path) -> float:
     """Copy every file below a directory and sync it: MB/s."""
     files = [path for path in source.rglob("*") if path.is_file()]
     os.sync()

@@ -15,6 +15,7 @@ BENCHES = {
     "ingest": "headrace.bench.ingest",
     "replication": "headrace.bench.replication",
     "recovery": "headrace.bench.recovery",
+    "migrate": "headrace.bench.migrate",
     "wal": "headrace.bench.wal",
     "spark": "headrace.bench.spark_ingest",
 }

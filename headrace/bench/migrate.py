@@ -1,0 +1,257 @@
+"""`headrace bench migrate`: what a node that joins costs those who write meanwhile, and how fast its data arrives.
+
+One run: three nodes with sealed days of data get a fourth, which takes a quarter of the slots, while a writer
+writes as fast as it can. The pause is the acknowledgement time of its blocks during the change, minus their median
+before. The limit is a plain copy, with a sync each, of the files that arrived. All rows are read back and compared.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pyarrow as pa
+
+from headrace.bench.content import read_checksums, tag_names, written_checksums
+from headrace.bench.measurement import (
+    DATABASE,
+    Note,
+    chosen,
+    connected,
+    percentiles,
+    ratio,
+    ratio_text,
+    running_broker,
+    running_cluster,
+    settings_text,
+    silent,
+    versions,
+)
+from headrace.bench.recovery import copy_plainly
+from headrace.cluster_change import ClusterChanges
+from headrace.connectors.deadline import Deadline
+from headrace.connectors.log.kafka import KafkaLog
+from headrace.connectors.log.topics import Topics
+from headrace.local_cluster import LocalCluster
+from headrace.node_process import NodeProcess
+from headrace.producers.cluster import Cluster
+from headrace.producers.writer import TableWriter
+from headrace.schemas.errors import HeadraceError
+from headrace.workload import cpu
+
+OPTIONS = {"hosts": 1_000, "rows": 8_000_000, "days": 40, "block_rows": 20_000, "before_s": 10.0, "seed": 1, "dir": ""}
+START_NS = 1_700_000_000_000_000_000
+DAY_NS = 86_400_000_000_000
+NODES = 3
+SEALED, LIVE = "sealed", "live"
+PAUSE_P99_MS_MOST = 20.0
+COPY_RATIO_MOST = 1.5
+INGEST_RATIO_LEAST = 0.9
+CHANGE_TIMEOUT_S = 900.0
+JOIN_TIMEOUT_S = 30.0
+
+
+class WriterFailed(HeadraceError):
+    """The writer that measures the pause ended early."""
+
+
+@dataclass(slots=True)
+class Blocks:
+    """The blocks of the writer: the moment of each, its milliseconds until acknowledged, and the rows of all."""
+
+    moments_s: list[float] = field(default_factory=list)
+    taken_ms: list[float] = field(default_factory=list)
+    written: list[pa.Table] = field(default_factory=list)
+    failure: Exception | None = None
+
+    def between(self, begin_s: float, end_s: float) -> list[float]:
+        """The times of blocks that were acknowledged between two moments."""
+        pairs = zip(self.moments_s, self.taken_ms, strict=True)
+        return [taken for moment, taken in pairs if begin_s <= moment < end_s]
+
+
+def run(options: Mapping[str, str], note: Note = silent) -> dict[str, Any]:
+    """Options: hosts, rows (sealed), days, block_rows, before_s, seed, dir. Raises WriterFailed."""
+    settings = chosen(options, OPTIONS)
+    directory = Path(tempfile.mkdtemp(prefix="headrace-migrate-", dir=settings.pop("dir") or None))
+    try:
+        with (
+            running_broker(directory / "broker") as broker,
+            running_cluster(directory / "grow", broker, NODES, replication=1) as local,
+            connected(local.bootstrap, local.cluster) as cluster,
+        ):
+            note(f"writing {settings['rows']:,} rows over {settings['days']} days")
+            sealed = _fill(cluster, settings)
+            _seal(local)
+            return _measure(local, cluster, sealed, settings, note) | {"settings": settings, "versions": versions()}
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def table(result: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
+    """The result as rows for people."""
+    pause, bars = result["write_pause_ms"], result["bars"]
+    return [
+        *settings_text(result),
+        ("write pause", f"p50 {pause['p50']:.1f} ms, p99 {pause['p99']:.1f} ms, bar {PAUSE_P99_MS_MOST:g}"),
+        ("ingest during the change", f"{result['ingest_ratio']:.2f} of before, bar {INGEST_RATIO_LEAST:g}"),
+        ("the whole change", f"{result['seconds']:.1f} s, migrating {result['migrating_seconds']:.1f} s"),
+        ("plain copy with sync", f"{result['copy_seconds']:.2f} s of {result['bytes_moved'] / 1e6:,.0f} MB"),
+        ("migrating over plain copy", ratio_text(bars["ratio"])),
+        ("rows lost, double", f"{result['rows_lost']}, {result['rows_double']}"),
+    ]
+
+
+def _fill(cluster: Cluster, settings: Mapping[str, Any]) -> list[pa.Table]:
+    """Write the sealed table, day by day; returns its rows."""
+    each = settings["rows"] // settings["days"]
+    rows = cpu(
+        hosts=settings["hosts"], start_ns=START_NS, duration_s=each // settings["hosts"] * 10, seed=settings["seed"]
+    )
+    day = rows.read("cpu")
+    written = []
+    with TableWriter(cluster, DATABASE, SEALED) as writer:
+        for number in range(settings["days"]):
+            written.append(_shifted(day, number))
+            writer.write(written[-1], tag_names(day))
+    return written
+
+
+def _shifted(rows: pa.Table, days: int) -> pa.Table:
+    """The same rows some days later."""
+    place = rows.schema.get_field_index("time")
+    column = rows.column("time")
+    later = pa.array(column.cast(pa.int64()).to_numpy() + days * DAY_NS).cast(column.type)
+    return rows.set_column(place, rows.schema.field("time"), later)
+
+
+def _seal(local: LocalCluster) -> None:
+    from headrace.admin_client import AdminClient
+    from headrace.consumers.membership.bootstrap import read_slot_table
+
+    log, topics = KafkaLog(local.bootstrap), Topics(local.cluster)
+    with closing(log), closing(AdminClient(log, topics, read_slot_table(log, topics))) as admin:
+        admin.seal_all(CHANGE_TIMEOUT_S, lambda _line: None)
+
+
+def _measure(
+    local: LocalCluster, cluster: Cluster, sealed: list[pa.Table], settings: Mapping[str, Any], note: Note
+) -> dict[str, Any]:
+    name = f"n{NODES + 1}"
+    local.file.nodes.append(NodeProcess(name, ""))
+    local.start_node(name)
+    blocks = Blocks()
+    phases: dict[str, float] = {}
+    with _writing(cluster, blocks, settings):
+        note(f"writing alone for {settings['before_s']:g} s")
+        time.sleep(settings["before_s"])
+        began_s = time.monotonic()
+        note(f"adding {name}")
+        result = _add(local, name, phases)
+        ended_s = time.monotonic()
+        time.sleep(1.0)
+    if blocks.failure is not None:
+        raise WriterFailed(f"the writer ended: {blocks.failure}") from blocks.failure
+    local.wait_ready()
+    before = blocks.between(began_s - settings["before_s"] / 2, began_s)
+    during = blocks.between(began_s, ended_s)
+    usual_ms = median(before)
+    copied = local.data_directory(name) / "segments"
+    size = sum(path.stat().st_size for path in copied.rglob("*.parquet"))
+    note("copying the same files plainly")
+    copy_s = size / 1e6 / copy_plainly(copied, local.directory / "plain")
+    lost, double = _compared(local, sealed, blocks)
+    migrating_s = ended_s - phases.get("migrating", ended_s)
+    return {
+        "write_pause_ms": percentiles([max(0.0, each - usual_ms) for each in during]),
+        "usual_ms": usual_ms,
+        "ingest_ratio": (len(during) / (ended_s - began_s)) / (len(before) / (settings["before_s"] / 2)),
+        "seconds": ended_s - began_s,
+        "migrating_seconds": migrating_s,
+        "copy_seconds": copy_s,
+        "bytes_moved": size,
+        "slots_moved": result["slots_moved"],
+        "ratio": migrating_s / copy_s,
+        "bars": {"ratio": ratio([migrating_s], [copy_s])},
+        "rows_lost": lost,
+        "rows_double": double,
+    }
+
+
+def _add(local: LocalCluster, name: str, phases: dict[str, float]) -> dict[str, Any]:
+    log = KafkaLog(local.bootstrap)
+    with closing(log), closing(ClusterChanges(log, Topics(local.cluster))) as changes:
+        request = {"id": uuid.uuid4().hex, "kind": "add", "node": name}
+        deadline = Deadline(JOIN_TIMEOUT_S)
+        while not changes.waits_to_join(name) and not deadline.passed():
+            time.sleep(0.1)
+        changes.begin(request)
+        return changes.follow(
+            request["id"],
+            lambda change: _note_phase(phases, change["phase"]),
+            CHANGE_TIMEOUT_S,
+        ).document()
+
+
+def _note_phase(phases: dict[str, float], phase: str) -> None:
+    phases.setdefault(phase, time.monotonic())
+
+
+@contextmanager
+def _writing(cluster: Cluster, blocks: Blocks, settings: Mapping[str, Any]) -> Iterator[None]:
+    """Write blocks, one after the other, while the body runs."""
+    stopping = threading.Event()
+    thread = threading.Thread(target=_write, args=(cluster, blocks, settings, stopping), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stopping.set()
+        thread.join()
+
+
+def _write(cluster: Cluster, blocks: Blocks, settings: Mapping[str, Any], stopping: threading.Event) -> None:
+    hosts = settings["hosts"]
+    rows = cpu(
+        hosts=hosts, start_ns=START_NS, duration_s=max(1, settings["block_rows"] // hosts) * 10, seed=settings["seed"]
+    ).read("cpu")
+    try:
+        with TableWriter(cluster, DATABASE, LIVE) as writer:
+            number = 0
+            while not stopping.is_set():
+                # Another day each, so that the blocks fall into all groups.
+                block = _shifted(rows, number)
+                begun = time.perf_counter()
+                writer.write(block, tag_names(block))
+                writer.flush()
+                blocks.taken_ms.append((time.perf_counter() - begun) * 1_000)
+                blocks.moments_s.append(time.monotonic())
+                blocks.written.append(block)
+                number += 1
+    except Exception as error:
+        blocks.failure = error
+
+
+def _compared(local: LocalCluster, sealed: list[pa.Table], blocks: Blocks) -> tuple[int, int]:
+    """Rows that an answer lacks, and rows that it has twice or otherwise than written."""
+    lost = double = 0
+    for name, written in ((SEALED, sealed), (LIVE, blocks.written)):
+        tags = tag_names(written[0])
+        wanted = {row["series"]: row for row in written_checksums(written).to_pylist()}
+        found = {row["series"]: row for row in read_checksums(local.url("n1"), DATABASE, name, tags).to_pylist()}
+        for series in wanted.keys() | found.keys():
+            want, have = (each.get(series, {"rows": 0}) for each in (wanted, found))
+            lost += max(0, want["rows"] - have["rows"])
+            double += max(0, have["rows"] - want["rows"])
+            # As many rows with other values: a row was replaced by a wrong one.
+            double += int(want["rows"] == have["rows"] and want != have)
+    return lost, double
