@@ -211,7 +211,7 @@ class SlotPuller:
             reached=changes.settled_version >= change.table.version,
             listing=listing,
             missing=tuple(missing.values()),
-            settled=not missing and is_settled(pull, group),
+            settled=listing is not None and not missing and is_settled(pull, group),
             awaited=len(awaited),
             accepted=changes.accepted.get(pair.donor, BEGINNING),
             leads=self._environment.leads(topic),
