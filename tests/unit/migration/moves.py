@@ -69,7 +69,7 @@ def slot_of_row(table: str, tags: Mapping[str, str], at: int) -> int:
     return slot_of("plant", bucket, at // DATABASE.slice_ns, SLOTS)
 
 
-def random_rows(seed: int, count: int = 300, hosts: int = 6, hours: int = 8) -> list[Row]:
+def random_rows(seed: int, count: int = 300, hosts: int = 6, hours: int = 16) -> list[Row]:
     """Rows of some hosts and hours; no two have one time."""
     chosen = random.Random(seed)
     times = chosen.sample(range(hours * 1_000), count)
@@ -317,6 +317,10 @@ class Moves:
         for header, part in by_group.items():
             payload = encode_rows(row_batch(TABLES[table], part)).to_pybytes()
             self.append(topic_of(GroupKey(header, 1)), Write("plant", table, 1, 1, len(part), payload))
+
+    def bodies(self, key: GroupKey) -> list[Body]:
+        """Every record of a group's log."""
+        return [decode_message(value).body for value, _ in self.logs[topic_of(key)]]
 
     def delete(self, table: str, host: str, start_ns: int, end_ns: int) -> None:
         """Delete the rows of a host from all groups."""
