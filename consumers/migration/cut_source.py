@@ -229,7 +229,8 @@ class PresentFiles:
 
     def look(self, group: Group) -> dict[str, SegmentEntry]:
         """All files of a group by their content, as of now."""
-        entries = {entry.content_digest: entry for entry in group.store.segments()}
+        present = (*group.store.segments(), *(entry for entry in group.store.cut_files() if not entry.awaited))
+        entries = {entry.content_digest: entry for entry in present}
         self._known[group.key] = (group, entries)
         return entries
 

@@ -148,12 +148,13 @@ class FilePuller:
     def _attempt(self, file: WantedFile) -> float:
         """Fetch and attach one file; the seconds to wait before it is tried again, 0 if it is not due any more."""
         # The list of what is due may be older than the end of an earlier attempt.
-        if all(entry.content_digest != file.entry.content_digest for entry in file.group.store.awaited()):
+        store, digest = file.group.store, file.entry.content_digest
+        if all(each.content_digest != digest for each in (*store.awaited(), *store.cut_files()) if each.awaited):
             return 0.0
         try:
             sender = self._stage(file)
             try:
-                attached = file.group.store.attach(file.entry.content_digest)
+                attached = store.attach(digest)
             except StagedFileInvalid as error:
                 self._distrust(file, sender, error)
                 return RETRY_S

@@ -257,7 +257,8 @@ class SlotPuller:
         """What groups of this node await, the most urgent first."""
         found: list[tuple[bool, WantedFile]] = []
         for topic, group in self._environment.groups.items():
-            awaited = group.store.awaited()
+            # Those of slots that have left again too: else this member could never list them.
+            awaited = [*group.store.awaited(), *(entry for entry in group.store.cut_files() if entry.awaited)]
             if not awaited:
                 self.files.sweep(topic, group)
                 continue

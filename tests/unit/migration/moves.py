@@ -17,7 +17,6 @@ from headrace.consumers.membership.slot_table import SlotTable
 from headrace.consumers.migration.cut_listing import led_by
 from headrace.consumers.migration.cut_source import CutSource, OwnCut, PeerCut, PresentFiles
 from headrace.consumers.migration.puller import SlotPuller
-from headrace.consumers.replication.actions import Action, CutSlots
 from headrace.consumers.replication.founding import Founding
 from headrace.consumers.replication.group import Group
 from headrace.consumers.replication.journal import JournalEntry
@@ -26,7 +25,7 @@ from headrace.consumers.replication.settings import ReplicationLimits
 from headrace.consumers.replication.store_jobs import JobStep
 from headrace.consumers.serve.cut_service import CutService, cut_routes
 from headrace.consumers.serve.server import Server
-from headrace.consumers.store import Slots, Store
+from headrace.consumers.store import Store
 from headrace.schemas.framing import format_headers
 from headrace.schemas.group_changes import Barrier, BarrierPhase, GroupKey, MovedTo
 from headrace.schemas.membership_records import ChangeKind, SlotDone
@@ -150,17 +149,6 @@ class StepClock:
         return int(self.now_s * 1e9)
 
 
-class CuttingGroup(Group):
-    """A group that holds the slots of a cut."""
-
-    def _act(self, action: Action) -> None:
-        if isinstance(action, CutSlots):
-            slots = frozenset(slot for each in action.moves for slot in each.slots)
-            self.store.hold(Slots(slots, SLOTS))
-        else:
-            super()._act(action)
-
-
 class MovingNode:
     """One node: its groups, the server of its cuts, and its puller. It is the PullEnvironment of the puller."""
 
@@ -232,7 +220,7 @@ class MovingNode:
         """A group with what the directory has of it, and then all of its log."""
         name = key.group if key.birth == 1 else f"{key.group}@{key.birth}"
         store = Store.open(self.moves.directory / self.node, name, SETTINGS)
-        self.groups[topic_of(key)] = CuttingGroup(
+        self.groups[topic_of(key)] = Group(
             key.group, founding, store, FixedTables(), LIMITS, lambda _group, _version: None, InlineJobs()
         )
         self.follow(topic_of(key))
