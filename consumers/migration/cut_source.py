@@ -119,7 +119,7 @@ class PeerCut:
         try:
             document = call_node(url, timeout_s=LISTING_TIMEOUT_S)
         except NodeRefused as error:
-            raise _refused(error) from error
+            raise _refused(self.name, error) from error
         except NodeUnreachable as error:
             raise SourceFailed(error.message, retriable=True) from error
         return checked(document, pair, table_version, self._origin)
@@ -150,7 +150,7 @@ class PeerCut:
                     if size > SERIES_BYTES_MAX:
                         raise SourceCorrupt(f"{self.name} sends a series file of more than {SERIES_BYTES_MAX} bytes")
         except NodeRefused as error:
-            raise _refused(error) from error
+            raise _refused(self.name, error) from error
         except (NodeUnreachable, AnswerCut) as error:
             raise SourceFailed(f"{self.name} failed while it sent a series file: {error}", retriable=True) from error
         data = b"".join(parts)
@@ -161,7 +161,7 @@ class PeerCut:
             with request_node(self._file_url(entry, SEGMENT_PART, offset), timeout_s=ANSWER_TIMEOUT_S) as answer:
                 yield from answer.views()
         except NodeRefused as error:
-            raise _refused(error) from error
+            raise _refused(self.name, error) from error
         except (NodeUnreachable, AnswerCut) as error:
             raise SourceFailed(f"{self.name} failed while it sent {entry.name}: {error}", retriable=True) from error
 
@@ -229,7 +229,8 @@ class PresentFiles:
 
     def look(self, group: Group) -> dict[str, SegmentEntry]:
         """All files of a group by their content, as of now."""
-        entries = {entry.content_digest: entry for entry in group.store.segments()}
+        present = (*group.store.segments(), *(entry for entry in group.store.cut_files() if not entry.awaited))
+        entries = {entry.content_digest: entry for entry in present}
         self._known[group.key] = (group, entries)
         return entries
 
@@ -253,5 +254,7 @@ def _checked_series(data: bytes, digest: str, entry: SegmentEntry, node: str) ->
     return found
 
 
-def _refused(error: NodeRefused) -> CutRefused:
-    return CutRefused(error.message, kind=str(error.document.get("kind", "")))
+def _refused(node: str, error: NodeRefused) -> CutRefused:
+    # Without the address, which an operator reads elsewhere: several nodes are named in one line.
+    message = str(error.document.get("message", "")) or error.message
+    return CutRefused(f"{node}: {message}", kind=str(error.document.get("kind", "")))

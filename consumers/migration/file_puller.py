@@ -118,7 +118,7 @@ class FilePuller:
     def stop(self) -> None:
         """Begin no more fetches."""
         with self._lock:
-            self._stopped, self._due = True, []
+            self._stopped = True
 
     def _work(self) -> None:
         while (file := self._next()) is not None:
@@ -137,7 +137,7 @@ class FilePuller:
         """The most urgent file that nobody fetches now; None ends the worker."""
         now_s = self._clock.monotonic_s()
         with self._lock:
-            for file in self._due if now_s >= self._resume_s else ():
+            for file in self._due if now_s >= self._resume_s and not self._stopped else ():
                 if file.key not in self._active and now_s >= self._retry_at_s.get(file.key, 0.0):
                     self._active.add(file.key)
                     self._due = [each for each in self._due if each.key != file.key]
@@ -148,12 +148,13 @@ class FilePuller:
     def _attempt(self, file: WantedFile) -> float:
         """Fetch and attach one file; the seconds to wait before it is tried again, 0 if it is not due any more."""
         # The list of what is due may be older than the end of an earlier attempt.
-        if all(entry.content_digest != file.entry.content_digest for entry in file.group.store.awaited()):
+        store, digest = file.group.store, file.entry.content_digest
+        if all(each.content_digest != digest for each in (*store.awaited(), *store.cut_files()) if each.awaited):
             return 0.0
         try:
             sender = self._stage(file)
             try:
-                attached = file.group.store.attach(file.entry.content_digest)
+                attached = store.attach(digest)
             except StagedFileInvalid as error:
                 self._distrust(file, sender, error)
                 return RETRY_S

@@ -38,7 +38,7 @@ class PullFigures:
 def figures_of(
     pulls: Sequence[Pull], faults: Mapping[GroupKey, str], bytes_per_second: float, counts: FetchCounts
 ) -> PullFigures:
-    """The figures of all pairs of a node; `faults` are by the group that gained slots."""
+    """The figures of all pairs of a node; `faults` are why files do not arrive, by the group that gained slots."""
     reasons: dict[str, list[str]] = {}
     for pull in pulls:
         if pull.decision.state is not PullState.REPORTED:
@@ -58,5 +58,6 @@ def figures_of(
 def _reason(pull: Pull, fault: str) -> str:
     state, slots = pull.decision.state, len(pull.pair.slots)
     done = f", {pull.bytes_done / 1e6:.1f} of {pull.bytes_total / 1e6:.1f} MB" if pull.listing is not None else ""
-    why = pull.refusal if state is PullState.LISTING else fault
+    why = pull.refusal if state in (PullState.LISTING, PullState.LOADING) else ""
+    why = fault if state is PullState.FETCHING else why
     return f"pulling {slots} slots of group {pull.pair.donor.group}: {state}{done}{f'; {why}' if why else ''}"

@@ -72,7 +72,6 @@ class SlotPuller:
         self._attached: tuple[int, dict[str, frozenset[int]]] = (0, {})
         self._gained: dict[tuple[int, str], frozenset[int]] = {}
         self._reporting: tuple[frozenset[int], float] = (frozenset(), 0.0)
-        self._report_fault = ""
         self._urgent: Counter[tuple[str, int]] = Counter()
         self._changed = threading.Condition()
 
@@ -147,7 +146,7 @@ class SlotPuller:
     def figures(self) -> PullFigures:
         """The figures now."""
         pulls, topic = list(self._pulls.values()), self._environment.topic
-        faults = {pull.pair.target: self.files.fault(topic(pull.pair.target)) or self._report_fault for pull in pulls}
+        faults = {pull.pair.target: self.files.fault(topic(pull.pair.target)) for pull in pulls}
         return figures_of(pulls, faults, self.rate.per_second, self.files)
 
     # The thread.
@@ -177,7 +176,7 @@ class SlotPuller:
         if number == self._number:
             return
         self._number = number
-        self._reporting, self._report_fault = (frozenset(), 0.0), ""
+        self._reporting = frozenset(), 0.0
         node = self._environment.node
         pairs = pairs_of(change, node)
         self._pulls = {pair: Pull(pair, donors_of(change, pair, node)) for pair in pairs} if change else {}
@@ -211,7 +210,7 @@ class SlotPuller:
             reached=changes.settled_version >= change.table.version,
             listing=listing,
             missing=tuple(missing.values()),
-            settled=not missing and is_settled(pull, group),
+            settled=listing is not None and not missing and is_settled(pull, group),
             awaited=len(awaited),
             accepted=changes.accepted.get(pair.donor, BEGINNING),
             leads=self._environment.leads(topic),
@@ -258,7 +257,8 @@ class SlotPuller:
         """What groups of this node await, the most urgent first."""
         found: list[tuple[bool, WantedFile]] = []
         for topic, group in self._environment.groups.items():
-            awaited = group.store.awaited()
+            # Those of slots that have left again too: else this member could never list them.
+            awaited = [*group.store.awaited(), *(entry for entry in group.store.cut_files() if entry.awaited)]
             if not awaited:
                 self.files.sweep(topic, group)
                 continue
@@ -291,9 +291,9 @@ class SlotPuller:
             return
         try:
             self._environment.report(SlotDone(change.number, self._environment.node, tuple(slots)))
-            self._reporting, self._report_fault = (frozenset(slots), now_s + READ_BACK_TIMEOUT_S), ""
+            self._reporting = frozenset(slots), now_s + READ_BACK_TIMEOUT_S
         except HeadraceError as error:
-            self._reporting, self._report_fault = (frozenset(slots), now_s + RETRY_S), error.message
+            self._reporting = frozenset(slots), now_s + RETRY_S
             _log.warning("slots not reported", error=str(error))
 
 

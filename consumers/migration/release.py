@@ -39,7 +39,6 @@ class SlotRelease:
         """`groups` by forward topic."""
         self._groups = groups
         self._state = state
-        self._clean: dict[str, tuple[Group, frozenset[int]]] = {}
         self._task = PeriodicTask("slot-release", TURN_S, self.turn)
 
     def start(self) -> None:
@@ -53,17 +52,11 @@ class SlotRelease:
     def turn(self) -> None:
         """Order the release of what may go and is here. A release that a crash has undone is ordered again."""
         state = self._state()
-        for topic, group in self._groups.items():
+        for group in self._groups.values():
             changes = group.applied.changes
-            slots = releasable(state, group.name, changes)
-            # Of what was looked through, nothing comes again: a slot that is given is neither written nor loaded.
-            if not slots or self._clean.get(topic) == (group, slots) or group.store.pending_jobs():
+            given = Slots(releasable(state, group.name, changes), changes.slots_total)
+            if not given.numbers or group.store.pending_jobs() or group.health.holds(State.STOPPED, State.LEAVING):
                 continue
-            given = Slots(slots, changes.slots_total)
-            here = [entry for entry in (*group.store.segments(), *group.store.awaited()) if given.hold_segment(entry)]
-            if not here:
-                self._clean[topic] = (group, slots)
-            elif not group.health.holds(State.STOPPED, State.LEAVING):
-                _log.info("slots released", group=group.name, slots=len(slots), files=len(here))
-                group.release(given)
-        self._clean = {topic: known for topic, known in self._clean.items() if topic in self._groups}
+            if files := [entry for entry in group.store.cut_files() if given.hold_segment(entry)]:
+                _log.info("slots released", group=group.name, slots=len(given.numbers), files=len(files))
+                group.release(given.numbers)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
@@ -18,7 +18,7 @@ from headrace.consumers.replication.group_health import Event, GroupHealth
 from headrace.consumers.replication.group_state import GroupState
 from headrace.consumers.replication.hash_chain import content_digest
 from headrace.consumers.replication.settings import ReplicationLimits
-from headrace.consumers.store import JobSuperseded, SealJob, Slots, Store, StoreDamaged, StoreJob
+from headrace.consumers.store import JobSuperseded, SealJob, Store, StoreDamaged, StoreJob
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.messages import NO_CHAIN
 
@@ -87,8 +87,7 @@ class JobThread:
 class StoreJobQueue:
     """Owned by the applying thread; the properties may be read by any.
 
-    A job that waits, or cannot succeed, is reported to the group's health. `releases` are slots whose files go
-    between two records; any thread adds to them.
+    A job that waits, or cannot succeed, is reported to the group's health.
     """
 
     def __init__(
@@ -116,7 +115,6 @@ class StoreJobQueue:
         self._version = state.frontier
         self._open = 0
         self._stopping = False
-        self.releases: deque[Slots] = deque()
         self.sealed_version = state.frontier
         self.sealed_offset = state.offset
         self.sealed_log_bytes = state.log_bytes
@@ -160,23 +158,15 @@ class StoreJobQueue:
         with self._changed:
             self._version = job.version
             self._open += 1
-        self._run(job)
+        self._queue(job, counted=True)
 
-    def release_next(self, version: int, given: Collection[int]) -> None:
-        """Run the oldest release that was ordered, behind the record at `version`; `given` are not held here now."""
-        if self._stopping or not self.releases:
-            return
-        slots = self.releases.popleft()
-        # Not at the version of the record, whose seal may be frozen: the next one has this version at least.
-        job = self._store.release(version + 1, Slots(slots.numbers.intersection(given), slots.total))
-        # The version that members compare stays: it is that of a record, and these files are no part of it.
-        with self._changed:
-            self._open += 1
-        self._run(job)
+    def submit_aside(self, job: StoreJob) -> None:
+        """Run a job that changes nothing of what members compare, so it counts for no version."""
+        self._queue(job, counted=False)
 
-    def _run(self, job: StoreJob) -> None:
+    def _queue(self, job: StoreJob, counted: bool) -> None:
         self.wait_for_room()
-        self._pending.append(self._pool.submit(lambda: self._turn(job)))
+        self._pending.append(self._pool.submit(lambda: self._turn(job, counted)))
 
     def wait_for_room(self) -> None:
         """Wait while more jobs than the limit are unfinished."""
@@ -206,7 +196,7 @@ class StoreJobQueue:
         self.cancel()
         self._pool.shutdown()
 
-    def _turn(self, job: StoreJob) -> float | None:
+    def _turn(self, job: StoreJob, counted: bool) -> float | None:
         """One attempt at a job. Returns the seconds until the next one, None when there is none."""
         # A job that is given up is counted as open still: the version must not be shown as stored while its files
         # are missing.
@@ -229,7 +219,7 @@ class StoreJobQueue:
             self._fail(job, repr(error))
             _log.exception("storing failed", group=self._group)
             return None
-        self._done(job)
+        self._done(job, counted)
         return None
 
     def _wait(self, job: StoreJob, reason: str) -> float:
@@ -243,7 +233,7 @@ class StoreJobQueue:
             _log.error("group stopped", group=self._group, reason=error, version=job.version)
         self.cancel()
 
-    def _done(self, job: StoreJob) -> None:
+    def _done(self, job: StoreJob, counted: bool) -> None:
         if self._health.report(Event.STORE):
             _log.info("storing resumed", group=self._group, version=job.version)
         if isinstance(job, SealJob):
@@ -253,7 +243,7 @@ class StoreJobQueue:
         size_bytes = _size_of(self._store)
         with self._changed:
             self.size_bytes = size_bytes
-            self._open -= 1
+            self._open -= counted
 
 
 def _size_of(store: Store) -> int:

@@ -1,0 +1,346 @@
+"""Slots come to every member of the group that gained them, with all of their rows, whatever happens on the way."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from headrace.connectors.files import Buffer
+from headrace.consumers.membership.changes import MembershipState
+from headrace.consumers.migration.cut_source import PeerCut
+from headrace.consumers.migration.pull_rate import PullRate
+from headrace.consumers.migration.release import SlotRelease, releasable
+from headrace.consumers.recovery.file_copy import SourceFailed
+from headrace.consumers.recovery.progress import TransferStopped
+from headrace.consumers.store import SegmentEntry, Store, StoreFull
+from headrace.consumers.store.segment_files import SegmentFiles
+from headrace.schemas.group_changes import GroupKey
+from headrace.schemas.messages import Load, load_identity
+from headrace.schemas.series import slot_of
+from tests.unit.migration.moves import CHANGE, GAINED, TABLE, TABLES, TARGET, Moves, StepClock, topic_of
+from tests.unit.nodes import corrupt
+from tests.unit.store.builders import Row, contents, expected
+from tests.unit.store.test_deletes import last
+
+
+class Killed(BaseException):
+    """The process ends here. Not an `Exception`: nothing in the code under test may handle it."""
+
+
+def newest(rows: list[Row]) -> list[Row]:
+    """The last row of each series."""
+    found: dict[str, Row] = {}
+    for row in sorted(rows, key=lambda each: each[1]):
+        found[row[0]["host"]] = row
+    return list(found.values())
+
+
+def has_all(moves: Moves, store: Store) -> None:
+    """A store has exactly the rows of the slots that moved, and their last rows."""
+    for table, schema in TABLES.items():
+        rows = moves.moved_rows(table)
+        assert rows
+        assert expected(rows) == contents(store, schema)
+
+
+def finished(moves: Moves) -> None:
+    """The change has ended, and every member has everything."""
+    assert None is moves.state.change
+    for member in TABLE.group("n4"):
+        store = moves.nodes[member].target.store
+        assert [] == store.awaited()
+        has_all(moves, store)
+        assert expected(newest(moves.moved_rows("cpu"))) == last(store)
+        assert [] == list(store.staging_directory.glob("*"))
+
+
+def test_every_member_gets_every_row_of_the_slots(moves: Moves) -> None:
+    """With deletes and last rows. The change ends only when all takeovers are accepted."""
+    moves.turns(count=10)
+    assert [] == moves.reports
+    assert all(frozenset() == moves.nodes[member].puller.pulling("n4") for member in TABLE.group("n4"))
+    moves.hand_over()
+    moves.turns(count=10)
+    finished(moves)
+
+
+def test_a_member_of_both_groups_links_and_deletes_nothing(moves: Moves) -> None:
+    """Its files of the donor are the same inodes, and the donor has them still. Nobody is asked over HTTP for them."""
+    moves.turns(count=3)
+    node, links = moves.nodes["n3"], 0
+    for donor in ("n1", "n3"):
+        store = node.groups[f"c.forward.{donor}.1"].store
+        given = {entry.content_digest: entry for entry in store.cut_files()}
+        for entry in node.target.store.segments():
+            if (former := given.get(entry.content_digest)) is not None:
+                paths = (store.segments_directory / former.name, node.target.store.segments_directory / entry.name)
+                assert paths[0].stat().st_ino == paths[1].stat().st_ino
+                links += 1
+    assert links > 1
+    assert 0 < node.puller.rate.received_bytes < moves.nodes["n4"].puller.rate.received_bytes
+
+
+def test_members_ask_different_members_of_the_donor_first(moves: Moves) -> None:
+    """Member number i begins with number i of the donor, and a node that has the donor's group with itself."""
+    moves.turns(count=3)
+    assert {"n4": {"n4", "n2", "n1", "n3"}, "n3": {"n3", "n1"}} == {
+        member: {node for asking, node in moves.asked if asking == member} for member in ("n4", "n3")
+    }
+
+
+@pytest.mark.parametrize("leader", ["n4", "n3"])
+def test_a_pull_continues_after_a_kill_at_any_step(moves: Moves, monkeypatch: pytest.MonkeyPatch, leader: str) -> None:
+    """Both members are killed again and again, and the other one leads after each kill. No load counts twice."""
+    chosen, left = random.Random(leader), [0]
+
+    def step() -> None:
+        left[0] -= 1
+        if left[0] == 0:
+            raise Killed
+
+    rename, link, unlink = os.rename, os.link, os.unlink
+    monkeypatch.setattr(os, "rename", lambda *paths: (step(), rename(*paths), step()))
+    monkeypatch.setattr(os, "link", lambda *paths, **rest: (step(), link(*paths, **rest), step()))
+    monkeypatch.setattr(os, "unlink", lambda *paths, **rest: (step(), unlink(*paths, **rest), step()))
+    moves.on_step = step
+    moves.hand_over()
+    moves.lead(TARGET, leader)
+    kills = 0
+    for attempt in range(60):
+        left[0] = chosen.randrange(1, 14)
+        member = chosen.choice(TABLE.group("n4"))
+        try:
+            moves.turns(member, count=3)
+        except Killed:
+            kills += 1
+            left[0] = 0
+            moves.nodes[member].restart(TARGET, moves.founding)
+            if attempt % 3 == 0:
+                moves.lead(TARGET, chosen.choice(TABLE.group("n4")))
+    left[0] = 0
+    moves.turns(count=12)
+    assert kills > 5
+    finished(moves)
+    loaded = [body for body in moves.bodies(TARGET) if isinstance(body, Load)]
+    catalogue = moves.nodes["n4"].target.store.segments()
+    assert len(catalogue) == len({load_identity(load) for load in loaded})
+
+
+def donor_file(moves: Moves, node: str, donor: str) -> tuple[Path, SegmentEntry]:
+    """The largest file that a node's copy of a donor gives."""
+    store = moves.nodes[node].groups[topic_of(GroupKey(donor, 1))].store
+    entry = max(store.cut_files(), key=lambda each: each.size_bytes)
+    return store.segments_directory / entry.name, entry
+
+
+def slot_of_entry(entry: SegmentEntry) -> int:
+    """The slot of a file."""
+    return slot_of(entry.database, entry.bucket, entry.slice_number, TABLE.slots)
+
+
+def test_bytes_that_are_not_those_of_the_catalogue_are_never_attached(moves: Moves) -> None:
+    """The other member of the donor gives the file, and the one that sent it is not asked for it again soon."""
+    path, entry = donor_file(moves, "n1", "n2")
+    corrupt(path)
+    moves.hand_over()
+    # Member 0 of the new group asks member 0 of the donor: only without it n1 is asked first.
+    moves.nodes["n2"].leave()
+    moves.turns("n4", count=3)
+    node = moves.nodes["n4"]
+    assert entry.content_digest in {each.content_digest for each in node.target.store.awaited()}
+    assert "n1 has sent wrong bytes" in node.puller.reason("n4")
+    assert node.puller.files.errors
+    moves.nodes["n2"].serve()
+    moves.turns(count=6)
+    finished(moves)
+
+
+def test_a_linked_file_that_rotted_is_fetched_from_another_node(moves: Moves) -> None:
+    """The digest of the catalogue decides at the link, too."""
+    path, _ = donor_file(moves, "n3", "n3")
+    corrupt(path)
+    moves.hand_over()
+    moves.turns(count=6)
+    finished(moves)
+
+
+@pytest.mark.parametrize("cut_at", [1, 900])
+def test_a_donor_that_disappears_in_the_middle_is_replaced(
+    moves: Moves, monkeypatch: pytest.MonkeyPatch, cut_at: int
+) -> None:
+    """The next one continues at the byte: nothing that was received is sent again."""
+    moves.hand_over()
+    sent: dict[str, list[tuple[int, int]]] = {}
+    whole = PeerCut._bytes
+
+    def failing(source: PeerCut, entry: SegmentEntry, offset: int) -> Iterator[Buffer]:
+        parts = sent.setdefault(entry.name, [])
+        data = b"".join(map(bytes, whole(source, entry, offset)))
+        if source.name == "n2":
+            parts.append((offset, cut_at))
+            yield data[:cut_at]
+            raise SourceFailed("it is gone", retriable=True)
+        parts.append((offset, len(data)))
+        yield data
+
+    monkeypatch.setattr(PeerCut, "_bytes", failing)
+    moves.turns("n4", count=4)
+    moves.turns(count=4)
+    finished(moves)
+    resumed = [(parts[0], parts[1]) for parts in sent.values() if len(parts) > 1]
+    assert resumed
+    assert all(first == (0, cut_at) and cut_at == begin for first, (begin, _) in resumed)
+
+
+def test_a_full_disk_is_waited_for_and_named(moves: Moves, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither files nor the change are lost, and it continues when there is space."""
+    moves.hand_over()
+    full, real = [True], SegmentFiles.link
+
+    def link(files: SegmentFiles, name: str, source: Path) -> None:
+        if full[0]:
+            raise StoreFull(f"{name} cannot be written: No space left on device")
+        real(files, name, source)
+
+    monkeypatch.setattr(SegmentFiles, "link", link)
+    moves.turns(count=4)
+    for member in TABLE.group("n4"):
+        puller = moves.nodes[member].puller
+        assert "the disk is full" in puller.reason("n4")
+        assert puller.figures().bytes_done == 0 < puller.figures().bytes_total
+    received = moves.nodes["n4"].puller.rate.received_bytes
+    full[0] = False
+    moves.turns(count=6)
+    finished(moves)
+    assert received <= moves.nodes["n4"].puller.rate.received_bytes
+    assert "" == moves.nodes["n4"].puller.reason("n4")
+
+
+def test_slots_are_pulled_until_their_files_are_attached(moves: Moves) -> None:
+    """A scan waits for its slots, which come first; those of other groups are not waited for."""
+    node = moves.nodes["n4"]
+    assert frozenset(GAINED) == node.puller.pulling("n4")
+    assert frozenset() == node.puller.pulling("n1")
+    assert not node.puller.wait_until_pulled("n4", GAINED, 0.0)
+    assert node.puller.wait_until_pulled("n4", {0, 1}, 0.0)
+    found: list[bool] = []
+    waiting = threading.Thread(target=lambda: found.append(node.puller.wait_until_pulled("n4", GAINED[:2], 60.0)))
+    waiting.start()
+    moves.turns("n4", count=4)
+    waiting.join()
+    assert [True] == found
+    assert frozenset() == node.puller.pulling("n4")
+
+
+def test_urgent_slots_come_first(moves: Moves) -> None:
+    """Whatever order their files have in the catalogue."""
+    node = moves.nodes["n4"]
+    node.puller.files.stop()
+    moves.turns("n4", count=4)
+    wanted = slot_of_entry(node.target.store.awaited()[-1])
+    with node.puller._urgently("n4", frozenset({wanted})):
+        due = node.puller._due_files()
+    assert wanted == slot_of_entry(due[0].entry)
+    assert wanted != slot_of_entry(node.puller._due_files()[0].entry)
+
+
+def test_a_node_that_is_behind_in_the_membership_log_does_not_answer_for_slots_that_it_does_not_know(
+    moves: Moves,
+) -> None:
+    """Its group has the new table already, so any slot may be one that came."""
+    moves.state = MembershipState(records=1, table=CHANGE.base)
+    assert frozenset(range(TABLE.slots)) == moves.nodes["n4"].puller.pulling("n4")
+
+
+def test_files_that_are_awaited_after_the_change_come_from_the_group_itself(moves: Moves) -> None:
+    """A member lost its data when the donors had released theirs."""
+    moves.hand_over()
+    moves.turns(count=6)
+    finished(moves)
+    for node in moves.nodes.values():
+        SlotRelease(node.groups, lambda: moves.state).turn()
+        for topic in node.groups:
+            node.follow(topic)
+    n4 = moves.nodes["n4"]
+    n4.groups.pop(topic_of(TARGET)).store.close()
+    shutil.rmtree(moves.directory / "n4")
+    n4.puller = n4.new_puller()
+    n4.open(TARGET, moves.founding)
+    assert n4.target.store.awaited()
+    assert n4.puller.pulling("n4")
+    moves.turns("n4", count=3)
+    assert frozenset() == n4.puller.pulling("n4")
+    finished(moves)
+
+
+def test_donors_release_what_they_gave_when_the_change_has_ended(moves: Moves) -> None:
+    """Only their own files; a reader keeps those that it reads. A slot that is running is kept."""
+    n1 = moves.nodes["n1"].groups[topic_of(GroupKey("n1", 1))]
+    release = SlotRelease(moves.nodes["n1"].groups, lambda: moves.state)
+    _, entry = donor_file(moves, "n1", "n1")
+    before = contents(n1.store)
+    release.turn()
+    moves.nodes["n1"].follow(topic_of(GroupKey("n1", 1)))
+    n1.turn()
+    assert entry in n1.store.cut_files()
+    moves.hand_over()
+    moves.turns(count=6)
+    assert {14, 15} == releasable(moves.state, "n1", n1.applied.changes)
+    moved = {key for row in moves.moved_rows("cpu") for key in expected([row])}
+    with n1.store.scan("plant", "cpu") as scan:
+        version = n1.store_jobs.version
+        release.turn()
+        n1.turn()
+        assert [] == n1.store.cut_files()
+        assert all(path.exists() for path in scan.files)
+    assert before == contents(n1.store)
+    assert moved.isdisjoint(before)
+    assert version == n1.store_jobs.version
+    # The log continues behind it, at the next version.
+    moves.lead(GroupKey("n1", 1), "n1")
+    assert "" == n1.health.reason
+    finished(moves)
+
+
+class CountedPause:
+    """A clock that waits pass on."""
+
+    def __init__(self, clock: StepClock) -> None:
+        self.clock = clock
+        self.stopped = False
+
+    def wait(self, timeout: float) -> bool:
+        """See Pause."""
+        self.clock.now_s += timeout
+        return self.stopped
+
+
+def test_the_rate_limit_holds_for_all_fetches_together() -> None:
+    """In bytes over time, whatever the sizes of chunks are; a pause saves nothing up, and a stop ends the wait."""
+    clock = StepClock()
+    pause = CountedPause(clock)
+    rate, begun_s = PullRate(1_000, pause, clock), clock.now_s
+    for size in (1, 999, 4_000, 5_000):
+        rate.received(size)
+    assert 10.0 == pytest.approx(clock.now_s - begun_s)
+    clock.now_s += 100.0
+    rate.received(3_000)
+    assert 113.0 == pytest.approx(clock.now_s - begun_s)
+    assert (13_000, 300.0) == (rate.received_bytes, pytest.approx(rate.per_second))
+    pause.stopped = True
+    with pytest.raises(TransferStopped):
+        rate.received(1)
+
+
+def test_without_a_limit_nothing_waits() -> None:
+    """0 is no limit."""
+    clock = StepClock()
+    rate = PullRate(0, CountedPause(clock), clock)
+    rate.received(10**12)
+    assert 100.0 == clock.now_s
