@@ -34,13 +34,17 @@ from tests.unit.replication.slot_logs import rows_write
 
 NAMES = tuple(f"n{number}" for number in range(1, 7))
 REPLICATION = 2
-FAULT_MS = 18_000
+FAULT_MS = 20_000
 HEAL_MS = 90_000
 STEP_MS = (150, 700)
 WRITE_MS = (80, 500)
-OPERATOR_MS = (400, 1_500)
-FAULTS_PER_STEP = 0.02
-BEGIN, CANCEL, DELETE = 0.6, 0.08, 0.2
+OPERATOR_MS = (200, 900)
+FAULTS_PER_STEP, KILLED_INSIDE, STOPPED_INSIDE = 0.02, 0.02, 0.03
+FAULTY = 0.2
+"""The share of nodes whose appends may fail in a calm schedule."""
+CALM = 0.5
+"""The share of schedules with a tenth of the faults: they have more changes."""
+BEGIN, CANCEL, DELETE = 0.8, 0.02, 0.25
 TABLES_KNOWN = 3
 """A writer has one of so many newest tables."""
 _decoded = cache(decode_message)
@@ -63,6 +67,7 @@ class MigrationSimulation:
         self._needed: dict[tuple[str, str, int], bool | None] = {}
         self._runs = 0
         self._healed = False
+        self._faults = 0.1 if self.world.random.random() < CALM else 1.0
         members = NAMES[: self.world.random.choice((3, 3, 4))]
         self._decide(Create(members, REPLICATION, SLOTS))
         self._decide(MetadataClaim(Leadership(1, members[0], "metadata")))
@@ -161,7 +166,7 @@ class MigrationSimulation:
     def _start(self, name: str, kept: dict[str, int]) -> None:
         self._runs += 1
         node = self.nodes[name] = MigrationNode(self, name, self._runs, kept)
-        node.log.faulty = not self._healed
+        node.log.faulty = not self._healed and self.world.random.random() < self._faults + FAULTY
         node.log.on_step = lambda _call: self._inside(node)
         self.world.after(self.world.random.uniform(1, STEP_MS[1]), lambda: self._step(node))
 
@@ -176,7 +181,7 @@ class MigrationSimulation:
             return
         if node.alive:
             self.world.after(self.world.random.uniform(*STEP_MS), lambda: self._step(node))
-            if not self._healed and self.world.random.random() < FAULTS_PER_STEP:
+            if not self._healed and self.world.random.random() < FAULTS_PER_STEP * self._faults:
                 self._fault(node)
 
     def needs(self, node: str, group: TrueGroup, state: MembershipState) -> bool:
@@ -218,9 +223,9 @@ class MigrationSimulation:
             return
         chance = self.world.random
         dice = chance.random()
-        if dice < 0.02:
+        if dice < KILLED_INSIDE * self._faults:
             raise Crash
-        if dice < 0.05 and self.world.may_stop:
+        if dice < (KILLED_INSIDE + STOPPED_INSIDE) * self._faults and self.world.may_stop:
             self.world.note(f"{node.name} is stopped")
             self.world.stand_still(chance.uniform(500, 7_000))
             if not node.alive:
@@ -281,14 +286,16 @@ class MigrationSimulation:
 
     def _begin(self, leader: Leadership) -> None:
         chance, table = self.world.random, self.table
-        kind = chance.choice((ChangeKind.ADD, ChangeKind.REMOVE, ChangeKind.BALANCE))
+        joined = [node for node in table.nodes if table.birth(node) > 1]
+        wanted = ChangeKind.REMOVE if len(joined) > 1 else ChangeKind.ADD
+        kind = chance.choice((wanted, wanted, ChangeKind.ADD, ChangeKind.REMOVE, ChangeKind.BALANCE))
         spare = [name for name in NAMES if name not in table.nodes and not self._still_there(name)]
         if kind is ChangeKind.ADD and spare:
             node = chance.choice(spare)
             after = table.add_node(node)
         elif kind is ChangeKind.REMOVE and len(table.nodes) > REPLICATION + 1:
             # Mostly one that has joined: others have given it slots, for which late records come.
-            node = chance.choice([each for each in table.nodes if table.birth(each) > 1] or table.nodes)
+            node = chance.choice(joined or table.nodes)
             after = table.remove_node(node)
         else:
             kind, node, after = ChangeKind.BALANCE, "", table.balance(ByteBalancer([chance.randint(1, 1_000) for _ in range(SLOTS)]))
