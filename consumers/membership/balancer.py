@@ -130,11 +130,14 @@ class ByteBalancer:
     def _even_out(self, owners: Owners, nodes: int, joiner: int | None = None) -> Moves:
         moved, loads, moves = owners.copy(), self._loads(owners, nodes), Moves()
         mean, exhausted = sum(loads) / nodes, set[int]()
+        # A group of data either gives or takes in one change: its log could not have both in one order.
+        gave, took = set[int](), set[int]()
         while True:
-            taker = loads.index(min(loads)) if joiner is None else joiner
+            takers = [node for node in range(nodes) if node not in gave]
+            taker = min(takers, key=lambda node: (loads[node], node)) if joiner is None else joiner
             # Donors of a joiner may differ among themselves: that is for a balance.
             most = max(loads) if joiner is None else mean
-            givers = [node for node in range(nodes) if node != taker and node not in exhausted]
+            givers = [node for node in range(nodes) if node != taker and node not in exhausted | took]
             if not givers or most - loads[taker] <= self._tolerance * mean:
                 # A slot may have come back to where it was.
                 return {slot: owner for slot, owner in moves.items() if owners[slot] != owner}
@@ -144,6 +147,8 @@ class ByteBalancer:
                 exhausted.add(giver)
                 continue
             weight = int(self._weights[slot])
+            gave.add(giver)
+            took.add(taker)
             moved[slot], moves[slot] = taker, taker
             loads[giver] -= weight
             loads[taker] += weight

@@ -71,7 +71,8 @@ class MembershipState:
 
     `records` counts all that were read, `changes` the accepted ones. `removed` are the former nodes that have
     not joined again, `exiles` those of them that have nothing left to do, each with the number of its record.
-    `requests` are (request id, outcome), the newest last.
+    `requests` are (request id, outcome), the newest last. `formal_change` is the number of the change that led to
+    `table`. A later one that does not run was cancelled.
 
     `founders` has every group of the table, and every one of `ended`: the groups that ended, with their last members.
     Such a group stays until its node is exiled, so that a restart opens the same groups.
@@ -86,6 +87,7 @@ class MembershipState:
     removed: tuple[str, ...] = ()
     exiles: Mapping[str, int] = field(default_factory=dict)
     requests: tuple[tuple[str, Outcome], ...] = ()
+    formal_change: int = 0
     founders: Mapping[GroupBirth, Founding] = field(default_factory=dict)
     ended: Mapping[GroupBirth, tuple[str, ...]] = field(default_factory=dict)
 
@@ -257,6 +259,7 @@ def _formal(state: MembershipState, formal: Formal) -> Decided:
     leader = None if leader is not None and leader.node not in change.table.nodes else leader
     founders = _founders(state, change.table)
     state = replace(state, founders=founders, removed=removed, exiles=exiles, leader=leader)
+    state = replace(state, formal_change=change.number)
     return _with(state, replace(change, formal=True)), Verdict.ACCEPTED
 
 
@@ -374,4 +377,6 @@ def _moves_follow(after: SlotTable, kind: ChangeKind, node: str) -> bool:
         return after.ended == () and all(after.holder(slot) == node for slot, _ in after.moved)
     if kind is ChangeKind.REMOVE:
         return all(previous == node for _, previous in after.moved)
-    return bool(after.moved) and node == ""
+    # The barriers of a group that gives and takes in one change would count in no log.
+    givers = {previous for _, previous in after.moved}
+    return bool(after.moved) and node == "" and givers.isdisjoint(after.holder(slot) for slot, _ in after.moved)

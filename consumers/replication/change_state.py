@@ -7,7 +7,7 @@ what this group accepted from others.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from headrace.consumers.replication.cut_memory import CutMemory
@@ -184,7 +184,21 @@ class ChangeState:
             return f"the slots of change {self.change} have not left the group"
         if self._new_moves(barrier) and (barrier.gains or barrier.table_version <= self.era):
             return "a group that takes slots gives up none in the same change"
+        if barrier.phase is BarrierPhase.FORMAL and (waiting := self._not_accepted(barrier)):
+            return f"{waiting} has not accepted all records for slots that get another holder"
         return None
+
+    def _not_accepted(self, barrier: Barrier) -> str:
+        """The group that must accept something for a slot which the barrier brings back, or gives another holder."""
+        # That group may end with this change. What it had not accepted before its log is closed would be lost.
+        changed = {slot for each in barrier.moves for slot in each.slots if slot in self.given}.union(barrier.gains)
+        found = (
+            each.target.group
+            for target in self.targets.values()
+            for each in target.outstanding
+            if not changed.isdisjoint(concerned_slots(each, self.cuts))
+        )
+        return next(found, "") if changed else ""
 
     @property
     def _waits_for_cut(self) -> bool:
@@ -267,7 +281,14 @@ class ChangeState:
         # of an older table may come late.
         running = self.phase is BarrierPhase.PRE and takeover.table_version == self.table_version
         coming = frozenset(self.gains if running else ())
-        return all(slot in coming or self.gained.get(slot, 0) >= takeover.table_version for slot in takeover.slots)
+        # An earlier holder renames these when the one ends to which it gave them: then they are here already.
+        reached = takeover.table_version <= self.table_version
+        return all(
+            slot in coming
+            or self.gained.get(slot, 0) >= takeover.table_version
+            or (reached and slot in self.gained and slot not in self.given)
+            for slot in takeover.slots
+        )
 
     def take(self, takeover: Takeover) -> None:
         """Slots come from their former holder."""
@@ -343,3 +364,10 @@ class ChangeState:
         if origin is None:
             return handed.previous == BEGINNING and isinstance(handed.body, Takeover)
         return handed.previous == origin.position
+
+
+def concerned_slots(due: HandOver, cuts: Mapping[int, CutMemory]) -> Slots:
+    """The slots of what a group must accept."""
+    if due.transfer.rank is not None:
+        return due.transfer.slots
+    return dict(cuts[due.position.version].targets)[due.target]

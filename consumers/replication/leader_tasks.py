@@ -10,17 +10,24 @@ import threading
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import structlog
 
 from headrace.connectors.clock import SYSTEM_CLOCK, Clock
 from headrace.connectors.log.port import STOP_FLUSH_S, Log
 from headrace.connectors.periodic import LOG_JOIN_TIMEOUT_S
-from headrace.consumers.replication.election import Decision, GroupView, decide
+from headrace.consumers.replication.election import Decision, decide
 from headrace.consumers.replication.failure_detector import OFFLINE_MS
 from headrace.consumers.replication.group import Group
 from headrace.consumers.replication.heartbeat import Heartbeat
+from headrace.consumers.replication.leader_parts import (
+    GroupChangeTasks,
+    GroupViews,
+    LeaderRecord,
+    NoChangeTasks,
+    TableRetention,
+)
 from headrace.consumers.replication.settings import SealPolicy
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.framing import format_headers
@@ -56,22 +63,6 @@ class LeadershipForeign(HeadraceError):
     """A record under the leadership of another node or run; it was not appended."""
 
 
-class GroupViews(Protocol):
-    """What this node knows of its groups; see `consumers.node.readiness`."""
-
-    def view(self, topic: str, steady_ms: int) -> GroupView:
-        """The view of a group for the role decision."""
-        ...
-
-
-class TableRetention(Protocol):
-    """The retention of tables; see `consumers.membership.schema_log`."""
-
-    def retention_ns(self, database: str, table: str) -> int | None:
-        """How long a table keeps its rows, None when it keeps everything."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class _PendingAppend:
     """(epoch, frontier) of the log at the newest append, and until when to wait for the log to show others."""
@@ -83,7 +74,7 @@ class _PendingAppend:
 class LeaderTasks:
     """The thread that claims, seals and does a leader's upkeep. `decision` may be called by any thread.
 
-    `turn` is one step of it, after `prepare`.
+    `turn` is one step of it, after `prepare`. `change_tasks` are set by a node that takes part in changes.
     """
 
     def __init__(
@@ -107,6 +98,7 @@ class LeaderTasks:
         self._heartbeat = heartbeat
         self._tables = tables
         self._trimmer = trimmer
+        self.change_tasks: GroupChangeTasks = NoChangeTasks()
         # A group without an entry in these has come since the newest turn, and is due at the next one.
         self._upkeep_after_s: dict[str, float] = {}
         self._batch = 0
@@ -143,6 +135,7 @@ class LeaderTasks:
             # All that it waits for is the log, and its records may be lost: the next leader decides anew.
             self._thread.join(LOG_JOIN_TIMEOUT_S)
             self._appender.close(STOP_FLUSH_S)
+            self.change_tasks.close()
 
     def decision(self, topic: str) -> Decision:
         """The newest decision on the group of a topic.
@@ -169,6 +162,7 @@ class LeaderTasks:
         for known in (*kept, self._unsealed_since_s, self._follower_since_s):
             known.pop(topic, None)
         self._trimmer.forget(topic)
+        self.change_tasks.forget(topic)
 
     def seal(self, topic: str) -> None:
         """Append a Seal now.
@@ -224,6 +218,8 @@ class LeaderTasks:
             self._heartbeat.send_now()
         pending, now = self._pending.get(topic, _PendingAppend()), (group.applied.epoch, group.applied.frontier)
         old = self._is_old(topic, group)
+        if decision.role is not Role.LEADER:
+            self.change_tasks.forget(topic)
         # One append at a time. A delivery report proves nothing (the record may be delivered and not count),
         # so only a changed epoch or frontier ends the wait, and a lost append is repeated after the timeout.
         if pending.before == now and self._clock.monotonic_s() < pending.until_s:
@@ -236,7 +232,7 @@ class LeaderTasks:
         elif old:
             self._pending[topic] = _PendingAppend(now, self._clock.monotonic_s() + READ_BACK_TIMEOUT_S)
             self._append_seal(topic, group, decision.leadership)
-        else:
+        elif not self.change_tasks.turn(topic, group, decision.leadership):
             self._upkeep(topic, group, decision.leadership)
 
     def _upkeep(self, topic: str, group: Group, leadership: Leadership) -> None:
@@ -249,7 +245,7 @@ class LeaderTasks:
         by_name = {entry.name: entry for entry in entries}
         for plan in group.store.plan_compaction()[:COMPACTIONS_MAX]:
             if first := by_name.get(plan.inputs[0]):
-                self._append(topic, Compact(leadership, first.database, first.table, plan.inputs))
+                self.append(topic, Compact(leadership, first.database, first.table, plan.inputs))
         now_ns = retention_time_ns(self._clock.wall_ns(), self._heartbeat.detector.newest_ms)
         for database, table in sorted({(entry.database, entry.table) for entry in entries}):
             before_ns = expired_before(self._tables.retention_ns(database, table), now_ns)
@@ -259,7 +255,7 @@ class LeaderTasks:
             )
             # Whole slices only: a Drop that hides no slice would be a record every five seconds for nothing.
             if before_ns is not None and known is not None and oldest_ns < before_ns // known.slice_ns * known.slice_ns:
-                self._append(topic, Drop(leadership, database, table, before_ns))
+                self.append(topic, Drop(leadership, database, table, before_ns))
         self._trimmer.trim(topic, group)
 
     def _decide(self, topic: str, current: bool) -> Decision:
@@ -286,12 +282,12 @@ class LeaderTasks:
 
     def _append_claim(self, topic: str, group: Group, leadership: Leadership) -> None:
         _log.info("claiming", group=group.name, epoch=leadership.epoch)
-        self._append(topic, Claim(leadership, _anchor(group), self._policy.seal_rows, self._policy.seal_bytes))
+        self.append(topic, Claim(leadership, _anchor(group), self._policy.seal_rows, self._policy.seal_bytes))
 
     def _append_seal(self, topic: str, group: Group, leadership: Leadership) -> None:
-        self._append(topic, Seal(leadership, _anchor(group)))
+        self.append(topic, Seal(leadership, _anchor(group)))
 
-    def _append(self, topic: str, body: Seal | Drop | Compact | Claim) -> None:
+    def append(self, topic: str, body: LeaderRecord) -> None:
         """Append a record of a leader. Raises LeadershipForeign, and the errors of the log."""
         # The last gate, whatever decided: replicas cannot see who appended a record, only whose leadership it names.
         by = body.leadership

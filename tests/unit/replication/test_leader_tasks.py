@@ -136,7 +136,7 @@ def test_nothing_is_appended_under_another_name(leadership: Leadership) -> None:
     """Node and incarnation of a record are those of the process that appends it."""
     scene = Scene(leader=MINE, epoch=1, applied=MINE)
     with pytest.raises(LeadershipForeign):
-        scene.tasks._append(TOPIC, Seal(leadership, Anchor(0, 0, bytes(16))))
+        scene.tasks.append(TOPIC, Seal(leadership, Anchor(0, 0, bytes(16))))
     assert [] == scene.appended()
 
 

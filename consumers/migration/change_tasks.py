@@ -1,0 +1,220 @@
+"""What the leader of a group does for a change of members: barriers, the report of the first phase, hand-over.
+
+What to append is decided in `barriers.py` and `hand_over_sender.py`. This shell appends one record to a group's log
+at a time, and waits until the group has read it back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import structlog
+
+from headrace.connectors.clock import SYSTEM_CLOCK, Clock
+from headrace.connectors.log.port import STOP_FLUSH_S, Appender, Log
+from headrace.connectors.log.topics import Topics
+from headrace.consumers.membership.changes import MembershipState
+from headrace.consumers.membership.running_change import RunningChange
+from headrace.consumers.migration.barriers import barrier_due, pre_done_due
+from headrace.consumers.migration.hand_over_sender import HandOverSender
+from headrace.consumers.replication.change_view import ChangeView
+from headrace.consumers.replication.failure_detector import FailureDetector
+from headrace.consumers.replication.group import Group
+from headrace.consumers.replication.leader_parts import LeaderRecord
+from headrace.schemas.errors import HeadraceError
+from headrace.schemas.framing import format_headers
+from headrace.schemas.group_changes import Barrier, GroupKey, HandOverAccepted, HandOverPosition
+from headrace.schemas.membership_records import PreDone
+from headrace.schemas.messages import Anchor, Leadership
+from headrace.schemas.records import Status, encode_membership, format_of_membership
+
+READ_BACK_TIMEOUT_S = 5.0
+"""A record that was not read back in this time was lost or did not count; it is appended again if it is due."""
+ACCEPTED_INTERVAL_S = 0.5
+"""Between two notes of what a next holder has accepted: late records may come one by one for long."""
+_log = structlog.get_logger(__name__)
+
+
+class MembershipStates(Protocol):
+    """What the membership log has decided, as far as this node has read it; see `MetadataGroup`."""
+
+    @property
+    def state(self) -> MembershipState:
+        """The newest state."""
+        ...
+
+
+class Heartbeats(Protocol):
+    """The statuses of nodes; see `consumers.replication.heartbeat.Heartbeat`."""
+
+    node: str
+    incarnation: str
+    detector: FailureDetector
+
+
+class LeaderRecords(Protocol):
+    """Appends records under a leadership; see `LeaderTasks`."""
+
+    def append(self, topic: str, body: LeaderRecord) -> None:
+        """Append a record of a leader. Raises LeadershipForeign, and the errors of the log."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Appended:
+    """The newest record in a group's log, and until when to wait for the group to show it."""
+
+    record: Barrier | HandOverAccepted
+    until_s: float
+
+    def is_read(self, view: ChangeView) -> bool:
+        """Whether the group shows it, or something newer."""
+        record = self.record
+        if isinstance(record, Barrier):
+            return (view.change, view.phase) == (record.change, record.phase) or view.change > record.change
+        return all(record.position != each.position for each in view.due.get(record.target, ()))
+
+
+class ChangeTasks:
+    """The part of the leader tasks that carries out changes; see `GroupChangeTasks`. Owned by their thread."""
+
+    def __init__(
+        self,
+        log: Log,
+        topics: Topics,
+        membership: MembershipStates,
+        heartbeats: Heartbeats,
+        records: LeaderRecords,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self._log = log
+        self._topics = topics
+        self._membership = membership
+        self._heartbeats = heartbeats
+        self._records = records
+        self._clock = clock
+        self._appended: dict[str, _Appended] = {}
+        self._accepted_after_s: dict[str, float] = {}
+        self._reported: dict[str, tuple[int, float]] = {}
+        self._senders: dict[str, HandOverSender] = {}
+        self._appender: Appender | None = None
+        self._reports = 0
+
+    def turn(self, topic: str, group: Group, leadership: Leadership) -> bool:
+        """See GroupChangeTasks."""
+        view, key = group.applied.changes, group.birth_key
+        state, now_s = self._membership.state, self._clock.monotonic_s()
+        appended = self._appended.get(topic)
+        waits = appended is not None and not appended.is_read(view) and now_s < appended.until_s
+        if not waits and (due := barrier_due(state, key, view, self._topics)) is not None:
+            _log.info("barrier", group=group.name, change=due.change, phase=str(due.phase))
+            applied = group.applied
+            anchor = Anchor(applied.offset, applied.version, applied.chain)
+            self._append(topic, due.record(leadership, anchor))
+            return True
+        if (change := pre_done_due(state, key, view)) is not None:
+            self._report(topic, group, leadership, change)
+        else:
+            self._reported.pop(topic, None)
+        return self._hand_over(topic, key, view, leadership, waits=waits) or waits
+
+    def forget(self, topic: str) -> None:
+        """See GroupChangeTasks."""
+        self._appended.pop(topic, None)
+        self._accepted_after_s.pop(topic, None)
+        self._reported.pop(topic, None)
+        sender = self._senders.pop(topic, None)
+        if sender is not None:
+            sender.close()
+        if not self._reported and self._appender is not None:
+            self._close_appender(0.0)
+
+    def close(self) -> None:
+        """See GroupChangeTasks."""
+        for topic in list(self._senders):
+            self.forget(topic)
+        self._close_appender(STOP_FLUSH_S)
+
+    def _close_appender(self, flush_s: float) -> None:
+        appender, self._appender = self._appender, None
+        if appender is not None:
+            appender.close(flush_s)
+
+    def _append(self, topic: str, record: Barrier | HandOverAccepted) -> None:
+        # Before the append: one that raises may be in the log all the same.
+        self._appended[topic] = _Appended(record, self._clock.monotonic_s() + READ_BACK_TIMEOUT_S)
+        self._records.append(topic, record)
+
+    def _hand_over(
+        self, topic: str, key: GroupKey, view: ChangeView, leadership: Leadership, *, waits: bool
+    ) -> bool:
+        """Send what is due to other groups, and note what they have accepted; whether a note was appended."""
+        if not any(view.due.values()):
+            sender = self._senders.pop(topic, None)
+            if sender is not None:
+                sender.close()
+            return False
+        accepted = self._sender(topic, key).turn(view)
+        now_s = self._clock.monotonic_s()
+        if accepted is None or waits or now_s < self._accepted_after_s.get(topic, 0.0):
+            return False
+        self._accepted_after_s[topic] = now_s + ACCEPTED_INTERVAL_S
+        target, position = accepted
+        self._append(topic, HandOverAccepted(leadership, target, position))
+        return True
+
+    def _sender(self, topic: str, key: GroupKey) -> HandOverSender:
+        if topic not in self._senders:
+            producer = f"{self._heartbeats.node}/{self._heartbeats.incarnation}/hand-over"
+            self._senders[topic] = HandOverSender(
+                self._log, topic, key, producer, self._heartbeats.detector, self._clock
+            )
+        return self._senders[topic]
+
+    def _report(self, topic: str, group: Group, leadership: Leadership, change: RunningChange) -> None:
+        """Append that the group has its members of the first phase, once those that it adds follow."""
+        number, until_s = self._reported.get(topic, (0, 0.0))
+        if number == change.number and self._clock.monotonic_s() < until_s:
+            return
+        if not self._new_members_follow(group, change):
+            return
+        done = PreDone(change.number, group.name, leadership.node, leadership.epoch, group.applied.version)
+        self._reports += 1
+        # Unlike those of the metadata group, which waits for the records of its own names.
+        writer = f"{self._heartbeats.node}/{self._heartbeats.incarnation}/pre-done/{self._reports}"
+        self._reported[topic] = change.number, self._clock.monotonic_s() + READ_BACK_TIMEOUT_S
+        if self._appender is None:
+            self._appender = self._log.appender()
+        _log.info("first phase done", group=group.name, change=change.number)
+        self._appender.append(
+            self._topics.membership,
+            encode_membership(writer, done),
+            headers=format_headers(format_of_membership(done)),
+            on_delivery=_note_delivery,
+        )
+
+    def _new_members_follow(self, group: Group, change: RunningChange) -> bool:
+        """Whether every member that the change adds is in sync behind the barrier of its first phase."""
+        detector = self._heartbeats.detector
+        own = detector.status(group.name, self._heartbeats.node)
+        before = change.base.group(group.name)
+        added = [node for node in change.pre_members(group.name) if node not in before]
+        statuses = detector.live(group.name, added)
+        return (
+            own is not None
+            and len(statuses) == len(added)
+            and all(_follows(status, own.topic_id, change) for status in statuses)
+        )
+
+
+def _follows(status: Status, topic_id: str, change: RunningChange) -> bool:
+    # Another data directory may have the name of the node that joins.
+    right = status.node != change.node or status.store == change.store
+    in_sync = status.eligible and not status.log_lost and status.durable_offset >= 0
+    return right and in_sync and status.topic_id == topic_id and status.change >= change.number
+
+
+def _note_delivery(_offset: int | None, error: HeadraceError | None) -> None:
+    if error is not None:
+        _log.debug("first phase not reported", error=str(error))
