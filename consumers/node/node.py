@@ -188,6 +188,15 @@ class Node:
         self.supervisor = RecoverySupervisor(log, environment, settings.store, copies, SYSTEM_CLOCK)
         self.divergence_monitor = DivergenceMonitor(log, environment, self.readiness, self.supervisor, SYSTEM_CLOCK)
         self.scrubber = Scrubber(groups, settings.store, self.supervisor, SYSTEM_CLOCK)
+        self._build_placement()
+        self._requests = GroupRequests(
+            groups, self.identity, self.readiness, self.leader_tasks, self.supervisor, self.snapshots, self.schema_log
+        )
+        self._snapshot_expiry = PeriodicTask("snapshot-expiry", SNAPSHOT_EXPIRY_INTERVAL_S, self.snapshots.expire)
+        self._build_queries()
+
+    def _build_placement(self) -> None:
+        log = self.log
         lifecycle = GroupLifecycle(
             log,
             self.cluster_topics,
@@ -205,15 +214,10 @@ class Node:
             self.readiness,
             EndedTopics(log, self.topics),
             self.cluster_topics,
-            GroupEnding(log, self.topics, groups, self.log_consumer, self.leader_tasks),
+            GroupEnding(log, self.topics, self.groups, self.log_consumer, self.leader_tasks),
         )
         self.placement.on_table, self.placement.on_exile = self._use_table, self._exile
         self.log_monitor.may_be_gone = self.placement.may_be_gone
-        self._requests = GroupRequests(
-            groups, self.identity, self.readiness, self.leader_tasks, self.supervisor, self.snapshots, self.schema_log
-        )
-        self._snapshot_expiry = PeriodicTask("snapshot-expiry", SNAPSHOT_EXPIRY_INTERVAL_S, self.snapshots.expire)
-        self._build_queries()
 
     def _build_queries(self) -> None:
         settings = self.settings.query

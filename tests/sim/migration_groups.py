@@ -34,7 +34,7 @@ class ClosableLog(MemoryLog):
 
     def store(self, topic: str, value: bytes, key: bytes | None, headers: Headers) -> int:
         """Append one record; its offset. What comes too late is lost, whatever report its sender gets."""
-        if topic in self.closed:
+        if topic in self.closed or topic not in self._topics:
             return -1
         return super().store(topic, value, key, headers)
 

@@ -41,6 +41,9 @@ STATUS_MS = 700
 CLAIM_AGAIN_MS = 2_000
 SLOTS_DONE = 0.5
 """The chance that a node reports, in a step, slots that have arrived."""
+REPEATED = 0.15
+"""The chance that a leader's record comes once more, later."""
+REPEATED_MS_MAX = 12_000
 SEAL_ROWS, SEAL_BYTES = 1_000_000, 1 << 40
 
 
@@ -116,10 +119,17 @@ class MigrationNode:
     def append(self, topic: str, body: LeaderRecord) -> None:
         """See LeaderRecords."""
         self._batch += 1
-        message = Message(ProducerPosition(self.incarnation, self._batch, 0), body)
-        self._appender.append(
-            topic, encode_message(message), headers=format_headers(format_of(body)), on_delivery=lambda *_: None
-        )
+        value = encode_message(Message(ProducerPosition(self.incarnation, self._batch, 0), body))
+        headers = format_headers(format_of(body))
+        self._appender.append(topic, value, headers=headers, on_delivery=lambda *_: None)
+        # The replicas drop a repeat of a message. One of another number is a new one, as from a leader that repeats
+        # what it has not read back in time, and whose first record comes after the second.
+        if self.log.faulty and self.world.random.random() < REPEATED:
+            self._batch += 1
+            again = encode_message(Message(ProducerPosition(f"{self.incarnation}/again/{self._batch}", 1, 0), body))
+            memory = self.simulation.memory
+            delay_ms = self.world.random.uniform(1, REPEATED_MS_MAX)
+            self.world.after(delay_ms, lambda: memory.store(topic, again, None, headers))
 
     def step(self) -> None:
         """One step of every thread of the node."""
@@ -193,7 +203,8 @@ class MigrationNode:
             return
         group.claimed_ms = self.world.now_ms
         anchor = Anchor(applied.offset, applied.version, applied.chain)
-        self.append(topic, Claim(Leadership(applied.epoch + 1, self.name, self.incarnation), anchor, SEAL_ROWS, SEAL_BYTES))
+        wanted = Leadership(applied.epoch + 1, self.name, self.incarnation)
+        self.append(topic, Claim(wanted, anchor, SEAL_ROWS, SEAL_BYTES))
 
     def _drain(self, topic: str, group: SimGroup) -> None:
         """A member of a group whose log is closed hands over what is in it, and deletes the log then."""

@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+from functools import cache
+from unittest.mock import patch
+
 from headrace.consumers.membership.balancer import ByteBalancer
 from headrace.consumers.membership.changes import MembershipState, Verdict
 from headrace.consumers.membership.running_change import Phase, RunningChange
 from headrace.consumers.membership.slot_table import SlotTable
+from headrace.consumers.migration import hand_over_sender
+from headrace.consumers.replication import replica
 from headrace.consumers.replication.founding import Founding
 from headrace.schemas.framing import BASE_FORMAT, format_headers
 from headrace.schemas.group_changes import BarrierPhase, GroupKey
 from headrace.schemas.membership_records import Cancel, Change, ChangeKind, Formal, MembershipChange, MetadataClaim
-from headrace.schemas.messages import Delete, Leadership, Message, ProducerPosition, Write, encode_message
+from headrace.schemas.messages import (
+    Delete,
+    Leadership,
+    Message,
+    ProducerPosition,
+    Write,
+    decode_message,
+    encode_message,
+)
 from headrace.schemas.records import Create, Status, encode_membership, format_of_membership
+from tests.sim import migration_groups
 from tests.sim.membership_log import MemberLog
 from tests.sim.migration_groups import KEYS, SLOTS, ClosableLog, TrueGroup, TrueGroups
 from tests.sim.migration_node import TOPICS, MigrationNode
@@ -20,15 +34,20 @@ from tests.unit.replication.slot_logs import rows_write
 
 NAMES = tuple(f"n{number}" for number in range(1, 7))
 REPLICATION = 2
-FAULT_MS = 30_000
+FAULT_MS = 20_000
 HEAL_MS = 90_000
 STEP_MS = (150, 700)
 WRITE_MS = (80, 500)
-OPERATOR_MS = (400, 1_500)
-FAULTS_PER_STEP = 0.02
-BEGIN, CANCEL, DELETE = 0.6, 0.08, 0.2
+OPERATOR_MS = (200, 900)
+FAULTS_PER_STEP, KILLED_INSIDE, STOPPED_INSIDE = 0.02, 0.02, 0.03
+FAULTY = 0.2
+"""The share of nodes whose appends may fail in a calm schedule."""
+CALM = 0.5
+"""The share of schedules with a tenth of the faults: they have more changes."""
+BEGIN, CANCEL, DELETE = 0.8, 0.02, 0.25
 TABLES_KNOWN = 3
 """A writer has one of so many newest tables."""
+_decoded = cache(decode_message)
 
 
 class MigrationSimulation:
@@ -45,8 +64,10 @@ class MigrationSimulation:
         self.ended: list[tuple[int, Phase]] = []
         self._writers = MemberLog(self.world, self.memory, "writers")
         self._values = 0
+        self._needed: dict[tuple[str, str, int], bool | None] = {}
         self._runs = 0
         self._healed = False
+        self._faults = 0.1 if self.world.random.random() < CALM else 1.0
         members = NAMES[: self.world.random.choice((3, 3, 4))]
         self._decide(Create(members, REPLICATION, SLOTS))
         self._decide(MetadataClaim(Leadership(1, members[0], "metadata")))
@@ -70,6 +91,16 @@ class MigrationSimulation:
 
     def run(self) -> None:
         """Inject faults for a while, then heal the world. Raises InvariantBroken."""
+        # Every record is decoded for the replica, for what is expected and for whoever hands it over.
+        with (
+            patch.object(replica, "decode_message", _decoded),
+            patch.object(migration_groups, "decode_message", _decoded),
+            patch.object(hand_over_sender, "decode_message", _decoded),
+        ):
+            self._run()
+            _decoded.cache_clear()
+
+    def _run(self) -> None:
         world, chance = self.world, self.world.random
         world.after(chance.uniform(*WRITE_MS), self._write)
         world.after(chance.uniform(*OPERATOR_MS), self._operate)
@@ -135,7 +166,7 @@ class MigrationSimulation:
     def _start(self, name: str, kept: dict[str, int]) -> None:
         self._runs += 1
         node = self.nodes[name] = MigrationNode(self, name, self._runs, kept)
-        node.log.faulty = not self._healed
+        node.log.faulty = not self._healed and self.world.random.random() < self._faults + FAULTY
         node.log.on_step = lambda _call: self._inside(node)
         self.world.after(self.world.random.uniform(1, STEP_MS[1]), lambda: self._step(node))
 
@@ -150,11 +181,19 @@ class MigrationSimulation:
             return
         if node.alive:
             self.world.after(self.world.random.uniform(*STEP_MS), lambda: self._step(node))
-            if not self._healed and self.world.random.random() < FAULTS_PER_STEP:
+            if not self._healed and self.world.random.random() < FAULTS_PER_STEP * self._faults:
                 self._fault(node)
 
     def needs(self, node: str, group: TrueGroup, state: MembershipState) -> bool:
         """Whether a node that has read so much holds a group: it joins it, is in it, or reads it to its end."""
+        name = node, group.topic, state.records
+        if name not in self._needed:
+            self._needed[name] = self._needs(node, group, state)
+        needed = self._needed[name]
+        return node in group.newest.changes.members if needed is None else needed
+
+    def _needs(self, node: str, group: TrueGroup, state: MembershipState) -> bool | None:
+        """None for a group that has ended: its members read it to its end."""
         change, table, header = state.change, state.table, group.key.group
         if table is None:
             return False
@@ -163,8 +202,7 @@ class MigrationSimulation:
             return True
         if change is not None and _is_of(change.base, group.key):
             return node in change.pre_members(header)
-        ended = group.key.birth <= table.version and not _is_of(table, group.key)
-        return ended and node in group.newest.changes.members
+        return None if group.key.birth <= table.version and not _is_of(table, group.key) else False
 
     def delete(self, topic: str) -> None:
         """A member has handed over everything that was in a closed log."""
@@ -185,9 +223,9 @@ class MigrationSimulation:
             return
         chance = self.world.random
         dice = chance.random()
-        if dice < 0.02:
+        if dice < KILLED_INSIDE * self._faults:
             raise Crash
-        if dice < 0.05 and self.world.may_stop:
+        if dice < (KILLED_INSIDE + STOPPED_INSIDE) * self._faults and self.world.may_stop:
             self.world.note(f"{node.name} is stopped")
             self.world.stand_still(chance.uniform(500, 7_000))
             if not node.alive:
@@ -248,13 +286,16 @@ class MigrationSimulation:
 
     def _begin(self, leader: Leadership) -> None:
         chance, table = self.world.random, self.table
-        kind = chance.choice((ChangeKind.ADD, ChangeKind.ADD, ChangeKind.REMOVE, ChangeKind.REMOVE, ChangeKind.BALANCE))
+        joined = [node for node in table.nodes if table.birth(node) > 1]
+        wanted = ChangeKind.REMOVE if len(joined) > 1 else ChangeKind.ADD
+        kind = chance.choice((wanted, wanted, ChangeKind.ADD, ChangeKind.REMOVE, ChangeKind.BALANCE))
         spare = [name for name in NAMES if name not in table.nodes and not self._still_there(name)]
         if kind is ChangeKind.ADD and spare:
             node = chance.choice(spare)
             after = table.add_node(node)
         elif kind is ChangeKind.REMOVE and len(table.nodes) > REPLICATION + 1:
-            node = chance.choice(table.nodes)
+            # Mostly one that has joined: others have given it slots, for which late records come.
+            node = chance.choice(joined or table.nodes)
             after = table.remove_node(node)
         else:
             kind, node, after = ChangeKind.BALANCE, "", table.balance(ByteBalancer([chance.randint(1, 1_000) for _ in range(SLOTS)]))
@@ -274,8 +315,11 @@ class MigrationSimulation:
             return
         groups = [group for group in self.truth.groups.values() if not group.deleted]
         staying = [group for group in groups if _is_of(self.table, group.key)]
-        if all(group.newest.changes.settled_version >= self.table.version for group in staying):
+        if self._all_settled(staying):
             self.memory.closed.update(group.topic for group in groups if group not in staying)
+
+    def _all_settled(self, groups: list[TrueGroup]) -> bool:
+        return all(group.newest.changes.settled_version >= self.table.version for group in groups)
 
     # Writers.
 

@@ -44,6 +44,7 @@ PURE_MODULES = (
     "consumers/membership/balancer.py",
     "consumers/membership/changes.py",
     "consumers/membership/cluster_report.py",
+    "consumers/membership/ending.py",
     "consumers/membership/group_changes.py",
     "consumers/membership/groups.py",
     "consumers/membership/metadata_leader.py",

@@ -1,0 +1,112 @@
+"""The rules by which a change of members is carried out, each broken on purpose."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+from headrace.consumers.migration import barriers, change_tasks, hand_over_sender
+from headrace.consumers.migration.change_tasks import ChangeTasks
+from headrace.consumers.migration.hand_over_sender import HandOverSender
+from headrace.consumers.replication.change_state import ChangeState, HandOver
+from headrace.consumers.replication.change_view import ChangeView
+from headrace.schemas.group_changes import Barrier, GroupKey, HandedOver, HandOverPosition, Takeover
+from headrace.schemas.messages import Message
+from tests.sim.migration_simulation import MigrationSimulation
+
+Break = Callable[[pytest.MonkeyPatch], None]
+
+
+@dataclass(frozen=True)
+class MigrationRule:
+    """A rule, and how it is broken."""
+
+    rule: str
+    breaks: Break
+
+
+def _name_the_accepted_one(patch: pytest.MonkeyPatch) -> None:
+    record_of = ChangeView.record_of
+
+    def broken(self: ChangeView, origin: GroupKey, wanted: HandOver, message: Message | None) -> HandedOver:
+        handed = record_of(self, origin, wanted, message)
+        return replace(handed, previous=self.due[wanted.target][0].previous)
+
+    patch.setattr(ChangeView, "record_of", broken)
+
+
+def _take_hand_overs_in_any_order(patch: pytest.MonkeyPatch) -> None:
+    def broken(self: ChangeState, handed: HandedOver) -> bool:
+        return handed.origin in self.origins or isinstance(handed.body, Takeover)
+
+    patch.setattr(ChangeState, "follows", broken)
+
+
+def _report_before_new_members_follow(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(ChangeTasks, "_new_members_follow", lambda *_: True)
+
+
+def _count_barriers_whenever_they_come(patch: pytest.MonkeyPatch) -> None:
+    conflict = ChangeState.conflict
+
+    def broken(self: ChangeState, barrier: Barrier) -> str | None:
+        return None if barrier.change <= self.change else conflict(self, barrier)
+
+    patch.setattr(ChangeState, "conflict", broken)
+
+
+def _change_holders_of_slots_at_once(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(ChangeState, "_not_accepted", lambda *_: "")
+    patch.setattr(barriers, "concerned_slots", lambda *_: ())
+
+
+def _note_what_was_sent_as_accepted(patch: pytest.MonkeyPatch) -> None:
+    def broken(self: Any, key: GroupKey, _topic_id: str) -> HandOverPosition:
+        newest: HandOverPosition = self._targets[key].sent.newest
+        return newest
+
+    patch.setattr(HandOverSender, "_accepted_by", broken)
+
+
+def _send_once(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(hand_over_sender, "SEND_AGAIN_S", 1e9)
+
+
+def _append_barriers_once(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(change_tasks, "READ_BACK_TIMEOUT_S", 1e9)
+
+
+def _leave_cancelled_changes(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(barriers, "_settling", lambda *_: None)
+
+
+def _ignore_renamed_slots(patch: pytest.MonkeyPatch) -> None:
+    def broken(self: ChangeState, takeover: Takeover) -> bool:
+        coming = self.gains if takeover.table_version == self.table_version else ()
+        return all(
+            slot in coming or self.gained.get(slot, 0) >= takeover.table_version for slot in takeover.slots
+        )
+
+    patch.setattr(ChangeState, "expects", broken)
+
+
+def _close_logs_at_the_end_of_the_change(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(MigrationSimulation, "_all_settled", lambda *_: True)
+
+
+MIGRATION_RULES = (
+    MigrationRule("a hand-over names the one before it", _name_the_accepted_one),
+    MigrationRule("a hand-over counts behind the one before it only", _take_hand_overs_in_any_order),
+    MigrationRule("the first phase is reported when new members follow", _report_before_new_members_follow),
+    MigrationRule("a barrier counts once, and none of an older change", _count_barriers_whenever_they_come),
+    MigrationRule("slots get another holder when all is accepted", _change_holders_of_slots_at_once),
+    MigrationRule("accepted is what members show", _note_what_was_sent_as_accepted),
+    MigrationRule("what is not accepted is sent again", _send_once),
+    MigrationRule("what is not read back is appended again", _append_barriers_once),
+    MigrationRule("what a log has begun is ended", _leave_cancelled_changes),
+    MigrationRule("slots that are here may be renamed", _ignore_renamed_slots),
+    MigrationRule("a log is closed when all groups have the new table", _close_logs_at_the_end_of_the_change),
+)
