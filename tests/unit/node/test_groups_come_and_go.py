@@ -23,6 +23,7 @@ from headrace.consumers.node.group_lifecycle import GroupHeld
 from headrace.consumers.node.node import Node
 from headrace.consumers.query.query_errors import SlotNotHeld
 from headrace.consumers.recovery.environment import GroupBusy
+from headrace.consumers.replication.change_view import ChangeView
 from headrace.producers.writer import TableWriter, WriterSettings
 from headrace.schemas.records import Role
 from tests.unit.node.test_fewer_replicas import connected, scan_of
@@ -48,6 +49,7 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
         write(nodes, "wells")
         nodes.seal_and_trim()
         nodes.start("n0")
+        patch.setattr(ChangeView, "settled_version", property(lambda _view: SETTLED[0]))
         yield nodes
 
 
@@ -94,6 +96,8 @@ def resources(node: Node) -> tuple[list[str], int]:
 
 
 VERSIONS = itertools.count(2)
+SETTLED = [1]
+"""The newest table that a node follows here. No barrier is in any log: all groups count as if they had reached it."""
 JOINED = SlotTable.create(NAMES, 2, 60).add_node("n0")
 LEFT = JOINED.remove_node("n0")
 
@@ -101,6 +105,7 @@ LEFT = JOINED.remove_node("n0")
 def following(table: SlotTable, *nodes: Node) -> SlotTable:
     """Let nodes follow a table, as a newer one than all before."""
     newest = replace(table, version=next(VERSIONS))
+    SETTLED[0] = newest.version
     for node in nodes:
         node.follow(newest)
     return newest
