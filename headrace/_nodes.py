@@ -35,6 +35,11 @@ class NodeDirectory:
         """This node answered: it is asked first from now on."""
         self._answered = url
 
+    def note_failure(self, url: str) -> None:
+        """This node gave no answer: it may have left the cluster, and is not asked first any more."""
+        if self._answered == url:
+            self._answered = ""
+
     def urls(self, deadline: Deadline) -> list[str]:
         """URLs of nodes to ask: the one that answered last, those that were named, those that serve most groups.
 

@@ -23,11 +23,12 @@ from headrace._parameters import query_parameters
 from headrace.connectors.deadline import Deadline
 from headrace.connectors.http import AnswerCut, NodeRefused, NodeUnreachable
 from headrace.consumers.query.query_errors import QueryError
-from headrace.producers.cluster import Cluster
+from headrace.producers.cluster import Cluster, groups_of
 from headrace.producers.deletes import delete_rows, drop_table, known_table, no_table, set_retention
 from headrace.producers.writer import TableWriter, WriterInvalid, WriterSettings, normal_rows
 from headrace.schemas.durations import DURATION_S_MAX, duration_s
 from headrace.schemas.errors import HeadraceError
+from headrace.schemas.group_names import FIRST_BIRTH, group_name, parse_group
 from headrace.schemas.tables import TIME_COLUMN, TableSchema, TimeResolution
 from headrace.settings import Settings, load_settings
 
@@ -165,7 +166,7 @@ class Client:
         """
         stale_s = self._stale_s(stale, stale_ok)
         # The node answers when it has applied these offsets: clients read their own writes at every node.
-        after, values = self.flush(), query_parameters(parameters)
+        after, values = self._named(self.flush()), query_parameters(parameters)
         deadline = Deadline(FIND_TIMEOUT_S)
         while True:
             failure: HeadraceError | None = None
@@ -181,6 +182,7 @@ class Client:
                     if not error.retriable:
                         raise
                     failure = error
+                    self._nodes.note_failure(url)
                     continue
                 if not node:
                     self._nodes.note_answer(url)
@@ -213,7 +215,8 @@ class Client:
     def flush(self) -> dict[str, int]:
         """Wait for everything that this client wrote; the newest offset in each group's log.
 
-        Raises WriteFailed, WriteUnknown.
+        A group has the name of its header, and `@` with its birth unless that is the first one. Raises WriteFailed,
+        WriteUnknown.
         """
         with self._lock:
             writers = list(self._writers)
@@ -254,6 +257,16 @@ class Client:
     @property
     def _cluster(self) -> Cluster:
         return self._connection.cluster
+
+    def _named(self, offsets: Mapping[str, int]) -> Mapping[str, int]:
+        """Offsets by names of groups that mean no later group of the same header."""
+        if not self._connection.is_open:
+            return offsets
+        present = {group_name(key) for key in groups_of(self._cluster.routing.newest.table)}
+        return {
+            name if name in present or parse_group(name)[1] else f"{name}@{FIRST_BIRTH}": offset
+            for name, offset in offsets.items()
+        }
 
     def _stale_s(self, stale: float | str | timedelta | None, stale_ok: bool) -> float | None:
         if stale is not None:

@@ -11,16 +11,18 @@ import time
 from dataclasses import dataclass
 
 from headrace.connectors.log.kafka import KafkaLog
-from headrace.connectors.log.port import Log
+from headrace.connectors.log.port import Log, TopicMissing
 from headrace.connectors.log.topics import Topics
-from headrace.consumers.membership.bootstrap import read_slot_table
+from headrace.consumers.membership.bootstrap import read_membership
+from headrace.consumers.membership.changes import MembershipState
+from headrace.consumers.membership.routing import route_of
 from headrace.consumers.membership.schema_log import SchemaLog
 from headrace.consumers.membership.slot_table import SlotTable
 from headrace.pipeline.job import IngestJob
+from headrace.schemas.group_changes import GroupKey
 from headrace.schemas.tables import DatabaseSchema, FieldType
 
-# Tasks follow each other within a fraction of a second; reading both logs for each would dominate.
-SLOT_TABLE_AGE_S_MAX = 30.0
+# Tasks follow each other within a fraction of a second; reading the log for each would dominate.
 TABLES_AGE_S_MAX = 1.0
 
 _accesses: dict[tuple[str, str, tuple[tuple[str, str], ...]], ClusterAccess] = {}
@@ -41,19 +43,34 @@ class ClusterAccess:
         self._log = log
         self._topics = topics
         self._slot_table: SlotTable | None = None
-        self._slot_table_read_s = 0.0
+        self._membership: tuple[str, int, MembershipState] | None = None
         self._tables_read_s = 0.0
         self.tables = SchemaLog(log, topics)
 
-    def begin_task(self) -> None:
-        """Read again what may have changed since an earlier task."""
+    def begin_task(self, slot_table: SlotTable | None = None) -> None:
+        """Take the slot table of the task's micro-batch, or the newest; read what may have changed otherwise."""
         now_s = time.monotonic()
-        if self._slot_table is None or now_s - self._slot_table_read_s > SLOT_TABLE_AGE_S_MAX:
-            self._slot_table = read_slot_table(self._log, self._topics)
-            self._slot_table_read_s = now_s
+        self._slot_table = slot_table or self.newest_table()
         if now_s - self._tables_read_s > TABLES_AGE_S_MAX:
             self.tables.refresh()
             self._tables_read_s = now_s
+
+    def newest_table(self) -> SlotTable:
+        """The table by which rows are routed now. Raises NoCluster, FormatTooNew, LogUnavailable."""
+        topic = self._log.describe(self._topics.membership)
+        if self._membership is None or self._membership[:2] != (topic.topic_id, topic.end):
+            _, state = read_membership(self._log, self._topics)
+            self._membership = topic.topic_id, topic.end, state
+        table = route_of(self._membership[2], self._has_topic).table
+        assert isinstance(table, SlotTable), table
+        return table
+
+    def _has_topic(self, group: GroupKey) -> bool:
+        try:
+            self._log.describe(self._topics.forward(group.group, group.birth))
+        except TopicMissing:
+            return False
+        return True
 
     @property
     def slot_table(self) -> SlotTable:

@@ -30,6 +30,7 @@ from headrace.connectors.log.topic_settings import DEAD_LETTERS, created_with
 from headrace.connectors.log.topics import Topics, dlq
 from headrace.consumers.membership.bootstrap import read_slot_table
 from headrace.consumers.membership.schema_log import SchemaLog
+from headrace.pipeline.batch_table import BatchTables, has_ended
 from headrace.pipeline.checkpoint import local_folder, make_batch_durable
 from headrace.pipeline.cluster_access import cluster_access
 from headrace.pipeline.failures import QueryFailed, SparkTransientFault, explain
@@ -176,7 +177,7 @@ def forward_writer(
     Tasks add to `counts`.
     """
     folder = local_folder(checkpoint) if is_local(raw.sparkSession) else None
-    raw_topic = RawTopic(job.topic, checkpoint)
+    raw_topic, tables = RawTopic(job.topic, checkpoint), BatchTables(checkpoint)
 
     def forward(planned: DataFrame, batch: int) -> None:
         query, ranges = query_id(planned, batch), planned_offset_ranges(planned, job.topic)
@@ -185,11 +186,19 @@ def forward_writer(
         if folder is not None:
             make_batch_durable(folder, batch)
         raw_topic.check(cluster_access(job).topic_id(job.topic))
-        # One task per range: a range is the part of one partition, and its rows have to keep their order.
-        function = task_function(job, counts, query, batch, ranges)
-        numbers = planned.sparkSession.range(0, len(ranges), 1, len(ranges))
-        records = numbers.mapInArrow(function, RECORD_DDL)  # type: ignore[arg-type]
-        records.write.format("kafka").options(**_sink_options(job)).save()
+        while True:
+            table = tables.of(batch, cluster_access(job).newest_table())
+            # One task per range: a range is the part of one partition, and its rows have to keep their order.
+            function = task_function(job, counts, query, batch, ranges, table.to_bytes())
+            numbers = planned.sparkSession.range(0, len(ranges), 1, len(ranges))
+            records = numbers.mapInArrow(function, RECORD_DDL)  # type: ignore[arg-type]
+            try:
+                records.write.format("kafka").options(**_sink_options(job)).save()
+                break
+            except Exception:
+                # A group that ends refuses rows from some moment on: they belong to others by then.
+                if not has_ended(table, cluster_access(job).newest_table()):
+                    raise
         # Once more: of a topic that was created again meanwhile no offset is committed.
         raw_topic.check(cluster_access(job).topic_id(job.topic))
 

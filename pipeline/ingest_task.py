@@ -19,6 +19,7 @@ from pyspark import Accumulator
 from headrace.connectors.formats.interface import LINE_COLUMN, MESSAGE_COLUMN, REJECTED_MESSAGES, ParseResult
 from headrace.connectors.formats.parser import parse_messages
 from headrace.connectors.formats.time_rules import TimeRules
+from headrace.consumers.membership.slot_table import SlotTable
 from headrace.pipeline.cluster_access import ClusterAccess, cluster_access
 from headrace.pipeline.ingest_progress import REASONS_MAX, Counts, TaskCounts
 from headrace.pipeline.job import IngestJob
@@ -47,18 +48,24 @@ RecordBatches = Iterator[pa.RecordBatch]
 
 
 def task_function(
-    job: IngestJob, counts: Accumulator[TaskCounts], query: str, batch: int, ranges: Sequence[OffsetRange]
+    job: IngestJob,
+    counts: Accumulator[TaskCounts],
+    query: str,
+    batch: int,
+    ranges: Sequence[OffsetRange],
+    slot_table: bytes,
 ) -> Callable[[RecordBatches], RecordBatches]:
     """The function for `mapInArrow`: indices of ranges in, `RECORD_SCHEMA` out. It closes over plain values,
     since Spark pickles it.
 
-    `query` and `batch` name the micro-batch of a streaming query: producer and batch of the messages.
+    `query` and `batch` name the micro-batch of a streaming query: producer and batch of the messages. All its tasks
+    route rows by one slot table.
     """
 
     def forward(indices: RecordBatches) -> RecordBatches:
         forget_archives()
         access = cluster_access(job)
-        access.begin_task()
+        access.begin_task(SlotTable.from_bytes(slot_table))
         reader = offset_range_reader(job)
         for batch_of_indices in indices:
             for index in batch_of_indices.column(0).to_pylist():

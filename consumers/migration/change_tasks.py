@@ -24,7 +24,7 @@ from headrace.consumers.replication.group import Group
 from headrace.consumers.replication.leader_parts import LeaderRecord
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.framing import format_headers
-from headrace.schemas.group_changes import Barrier, GroupKey, HandOverAccepted, HandOverPosition
+from headrace.schemas.group_changes import Barrier, GroupKey, HandOverAccepted
 from headrace.schemas.membership_records import PreDone
 from headrace.schemas.messages import Anchor, Leadership
 from headrace.schemas.records import Status, encode_membership, format_of_membership

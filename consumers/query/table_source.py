@@ -26,7 +26,7 @@ from headrace.consumers.replication.group_health import State
 from headrace.consumers.replication.group_registry import GroupNotHere
 from headrace.consumers.store import StoreRetired, TableUnknown
 from headrace.schemas.group_changes import BEGINNING, GroupKey
-from headrace.schemas.group_names import group_name, parse_group
+from headrace.schemas.group_names import FIRST_BIRTH, group_name, parse_group
 from headrace.schemas.tables import Catalogue, TableSchema
 
 SLOTS_SHOWN = 5
@@ -320,7 +320,8 @@ class LocalSource:
 
     def named(self, after: Mapping[str, int]) -> Mapping[str, int]:
         """See TableSource."""
-        return {group_name(GroupKey(*parse_group(name))) if "@" in name else name: at for name, at in after.items()}
+        pairs = ((parse_group(name), offset) for name, offset in after.items())
+        return {group_name(GroupKey(header, birth or FIRST_BIRTH)): offset for (header, birth), offset in pairs}
 
     def plans_again(self, fence: ReadFence, timeout_s: float) -> bool:
         """See TableSource."""

@@ -239,7 +239,7 @@ def scan_of(node: Node, table: str, **changed: Any) -> RemoteScanRequest:
     group = next(iter(node.groups.values())).name
     version = node.source.schema("plant", table).version
     request = RemoteScanRequest(
-        group, "plant", table, version, ("time",), None, None, timeout_ms=20_000, wait_ms=10_000
+        *(group, "plant", table, version, ("time",), None, None), timeout_ms=20_000, wait_ms=10_000, table_version=0
     )
     return replace(request, **changed)
 

@@ -26,6 +26,7 @@ from headrace.consumers.node.group_lifecycle import GroupHeld
 from headrace.consumers.node.node import Node
 from headrace.consumers.query.query_errors import SlotNotHeld
 from headrace.consumers.recovery.environment import GroupBusy
+from headrace.consumers.replication.change_view import ChangeView
 from headrace.producers.writer import TableWriter, WriterSettings
 from headrace.schemas.framing import format_headers
 from headrace.schemas.group_changes import Barrier, BarrierPhase
@@ -57,6 +58,7 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
         # The table of the log stays the first one: what a node holds is set by each test.
         for node in nodes.running.values():
             node.placement.stop()
+        patch.setattr(ChangeView, "settled_version", property(lambda _view: SETTLED[0]))
         yield nodes
 
 
@@ -103,12 +105,15 @@ def resources(node: Node) -> tuple[list[str], int]:
 
 
 VERSIONS = itertools.count(2)
+SETTLED = [1]
+"""The newest table that a node follows here. No barrier is in any log: all groups count as if they had reached it."""
 JOINED = SlotTable.create(NAMES, 2, 60).add_node("n0")
 LEFT = JOINED.remove_node("n0")
 
 
 def following(table: SlotTable, *nodes: Node) -> SlotTable:
     """Let nodes hold the groups that a table gives them."""
+    SETTLED[0] = table.version
     for node in nodes:
         follow(node, table)
     return table
