@@ -24,7 +24,7 @@ from headrace.connectors.files import create_directories, write_atomically
 from headrace.connectors.http import NodeRefused, NodeUnreachable, call_node
 from headrace.connectors.kafka.broker import BrokerAlreadyRunning, BrokerPortInUse, EmbeddedBroker, NotABrokerDirectory
 from headrace.connectors.kafka.broker_process import port_is_free
-from headrace.node_process import NodeProcess, ask_to_end, is_stopped
+from headrace.node_process import NodeProcess, ask_to_end, is_stopped, reports_removal
 from headrace.schemas.errors import HeadraceError
 
 FILE_NAME = "cluster.json"
@@ -147,7 +147,7 @@ class LocalCluster:
             if self._own_broker:
                 self._start_broker(started, on_progress)
             for node in self.file.nodes:
-                if not self._alive(node):
+                if not self._alive(node) and not node.removed:
                     on_progress(f"starting node {node.name}")
                     started.append(node.name)
                     self.start_node(node.name, on_progress=on_progress)
@@ -222,7 +222,7 @@ class LocalCluster:
         with (self.directory / f"{name}.log").open("ab") as log:
             child = self.launch(command, log)
         self._children[child.pid] = child
-        node.pid = child.pid
+        node.pid, node.removed = child.pid, False
         self._save()
 
     def launch(self, command: Sequence[str], log: IO[bytes]) -> Child:
@@ -248,17 +248,19 @@ class LocalCluster:
         timeout_s: float = START_TIMEOUT_S,
         on_progress: Progress = _quiet,
     ) -> None:
-        """Wait until nodes serve all their groups. Raises NodeDied, NotReady."""
+        """Wait until nodes serve all their groups; one that was removed is not waited for. Raises NodeDied, NotReady."""
         deadline = Deadline(timeout_s)
         for node in self.file.nodes:
-            if names is None or node.name in names:
+            if not node.removed and (names is None or node.name in names):
                 self._wait_ready(node, deadline, on_progress)
 
     def _wait_ready(self, node: NodeProcess, deadline: Deadline, on_progress: Progress) -> None:
-        reasons: Any = "no answer"
-        note_due, timeout_s = Deadline(NOTE_INTERVAL_S), deadline.left_s()
+        note_due, timeout_s, reasons = Deadline(NOTE_INTERVAL_S), deadline.left_s(), "no answer"
         while not deadline.passed():
             if not self._alive(node):
+                if self._was_removed(node):
+                    on_progress(f"node {node.name} was removed from the cluster and has ended")
+                    return
                 raise NodeDied(f"node {node.name} ended: {self.log_tail(node.name)}", action=f"see {node.name}.log")
             ready, reasons = probe(f"http://{node.http}/health/ready")
             if ready:
@@ -294,7 +296,8 @@ class LocalCluster:
                 on_progress(f"node {name} did not end within {STOP_TIMEOUT_S:.0f} s and is killed; its data is safe")
                 os.kill(node.pid, signal.SIGKILL)
                 self._await_end(node, STOP_TIMEOUT_S)
-        node.pid = 0
+        # One that was removed may be started again: it ends by itself, or joins with an empty directory.
+        node.pid, node.removed = 0, False
         self._save()
 
     def wipe(self, name: str) -> None:
@@ -338,6 +341,13 @@ class LocalCluster:
         # `poll` reaps a child that ended. Until then its /proc entry remains, and its pid looks alive.
         child = self._children.get(node.pid)
         return child.poll() is None if child is not None else node.running
+
+    def _was_removed(self, node: NodeProcess) -> bool:
+        """Whether a node has ended because it was removed; noted for later calls."""
+        child = self._children.get(node.pid)
+        node.removed = child is not None and child.poll() == 0 and reports_removal(self.directory, node.name)
+        self._save()
+        return node.removed
 
     def _await_end(self, node: NodeProcess, timeout_s: float, on_progress: Progress = _quiet) -> bool:
         deadline, note_due = Deadline(timeout_s), Deadline(NOTE_INTERVAL_S)

@@ -8,14 +8,21 @@ import signal
 from dataclasses import dataclass
 from pathlib import Path
 
+LOG_LINES = 20
+"""Lines of a log that a node may write behind the reason of its end."""
+
 
 @dataclass(slots=True)
 class NodeProcess:
-    """One node: its process (0 = not running) and the address it serves on."""
+    """One node: its process (0 = not running) and the address it serves on.
+
+    `removed`: it ended by itself, because it was removed from its cluster.
+    """
 
     name: str
     http: str
     pid: int = 0
+    removed: bool = False
 
     @property
     def running(self) -> bool:
@@ -38,6 +45,12 @@ def is_stopped(pid: int) -> bool:
     except (FileNotFoundError, ProcessLookupError):
         return False
     return {thread.rpartition(")")[2].split()[0] for thread in threads} <= {"T", "Z"}
+
+
+def reports_removal(directory: Path, name: str) -> bool:
+    """Whether a node's log ends with the line by which it reports its removal; see `consumers/node/exile.py`."""
+    lines = (directory / f"{name}.log").read_text(errors="replace").splitlines()[-LOG_LINES:]
+    return any(line.startswith(f"node {name} was removed from cluster ") for line in lines)
 
 
 def _is_node(pid: int, name: str) -> bool:

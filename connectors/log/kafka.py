@@ -30,6 +30,7 @@ from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-d
 from headrace.connectors.deadline import Deadline
 from headrace.connectors.log import kafka_topics
 from headrace.connectors.log.client_check import check_client_settings
+from headrace.connectors.log.closing import close_topic
 from headrace.connectors.log.kafka_admin import ANSWER_TIMEOUT_S, REQUEST_TIMEOUT_S, KafkaAdmin
 from headrace.connectors.log.kafka_appender import KafkaAppender
 from headrace.connectors.log.kafka_errors import DENIED, REFUSED, log_error, read_error
@@ -87,6 +88,15 @@ class KafkaLog:
     def configure(self, topic: str, settings: Mapping[str, str]) -> None:
         """See Log."""
         self._admin.call(topic, lambda client: kafka_topics.configure(client, topic, settings), exists=False)
+
+    def close_topic(self, topic: str) -> int:
+        """See Log."""
+        return close_topic(self, topic)
+
+    def delete_topic(self, topic: str) -> None:
+        """See Log."""
+        with contextlib.suppress(TopicMissing):
+            self._admin.call(topic, lambda client: kafka_topics.delete_topic(client, topic), exists=False)
 
     def _await_topic(self, topic: str) -> None:
         """Wait until the topic is visible: a broker may report it as missing right after its creation."""

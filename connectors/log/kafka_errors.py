@@ -122,7 +122,7 @@ def log_error(error: KafkaError, topic: str) -> HeadraceError:
     if error.code() in MISSING:
         return TopicMissing(
             f"topic {topic} does not exist",
-            action="check the cluster's name; topics of a cluster are never deleted by us",
+            action="check the cluster's name; the topic of a group is deleted only when its node is removed",
         )
     if error.code() in TRUNCATED:
         return LogTruncated(f"topic {topic} does not hold the offset asked for: {error.str()}")

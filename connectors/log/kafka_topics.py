@@ -1,4 +1,4 @@
-"""Requests to Kafka that create and configure topics."""
+"""Requests to Kafka that create, configure and delete topics."""
 
 from __future__ import annotations
 
@@ -33,6 +33,19 @@ def create_topic(client: AdminClient, topic: str, settings: Mapping[str, str], c
                 f"Kafka cannot hold {copies} copies of topic {topic}: {error.args[0].str()}",
                 action="start more brokers, or set cluster.topic_replication_factor",
                 retriable=True,
+            ) from error
+        raise
+
+
+def delete_topic(client: AdminClient, topic: str) -> None:
+    """Delete a topic. Raises KafkaException, TopicSettingsRefused."""
+    try:
+        client.delete_topics([topic], request_timeout=REQUEST_TIMEOUT_S)[topic].result(ANSWER_TIMEOUT_S)
+    except KafkaException as error:
+        if error.args[0].code() in {KafkaError.TOPIC_DELETION_DISABLED, *_REFUSED}:
+            raise TopicSettingsRefused(
+                f"Kafka refuses to delete topic {topic}: {error.args[0].str()}",
+                action="set delete.topic.enable=true on its brokers, or delete the topic another way",
             ) from error
         raise
 

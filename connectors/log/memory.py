@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from headrace.connectors.deadline import Deadline
+from headrace.connectors.log import closing
 from headrace.connectors.log.kafka_settings import RECORD_BYTES_MAX
 from headrace.connectors.log.port import (
     CLOSE_FLUSH_S,
@@ -101,8 +102,12 @@ class MemoryLog:
                 raise AccessDenied(f"the log refuses this account the settings of topic {topic}", topic=topic)
             found.settings.update(settings)
 
+    def close_topic(self, topic: str) -> int:
+        """See Log."""
+        return closing.close_topic(self, topic)
+
     def delete_topic(self, topic: str) -> None:
-        """Delete a topic, as an operator might under a running node."""
+        """See Log."""
         with self._changed:
             self._topics.pop(topic, None)
             self._changed.notify_all()
@@ -174,10 +179,9 @@ class MemoryLog:
         """Append one record; its offset."""
         with self._changed:
             found = self.topic(topic)
-            if len(value) > self._record_bytes_max:
-                raise RecordTooLarge(
-                    f"a record of {len(value)} bytes is above the {self._record_bytes_max} that {topic} takes"
-                )
+            limit = self._record_bytes_max if found.settings.get(closing.SIZE_SETTING) != closing.CLOSED_BYTES else -1
+            if len(value) > limit:
+                raise RecordTooLarge(f"a record of {len(value)} bytes is above the {max(0, limit)} that {topic} takes")
             offset = found.end
             stamps = offset, self._clock_ms()
             found.records.append(Record(topic, *stamps, key, bytes(value), tuple(headers), found.leader_epoch))

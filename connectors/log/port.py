@@ -246,6 +246,21 @@ class Log(Protocol):
         """
         ...
 
+    def close_topic(self, topic: str) -> int:
+        """Refuse every further record, whoever appends it, and return the end of the topic, which is then final.
+
+        Adds at most some probes of its own, which no build decodes. Can be repeated; `configure` opens the topic again.
+        Raises TopicMissing, AccessDenied, TopicSettingsRefused, LogUnavailable.
+        """
+        ...
+
+    def delete_topic(self, topic: str) -> None:
+        """Delete a topic with all its records; one that is missing is left so.
+
+        Raises AccessDenied, TopicSettingsRefused, LogUnavailable.
+        """
+        ...
+
     def appender(self) -> Appender:
         """A new appender."""
         ...

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from headrace.connectors.log.closing import CLOSED_BYTES
 from headrace.connectors.log.kafka_settings import RECORD_BYTES_MAX
 from headrace.schemas.messages import MESSAGE_BYTES_MAX
 
@@ -25,17 +26,22 @@ class TopicSetting:
     """One setting of a topic: the value it is created with, and what else is right.
 
     `minimum`: also any value from it on, or none (-1). `free`: anything, the user may change it. `why`: what a
-    wrong value does.
+    wrong value does. `closed` is the value of a topic that was closed on purpose: nobody corrects it.
     """
 
     value: str
     why: str = ""
     minimum: int | None = None
     free: bool = False
+    closed: str = ""
 
     def allows(self, found: str) -> bool:
         """Whether a topic may have this value."""
-        if self.free or sorted(found.split(",")) == sorted(self.value.split(",")):
+        if (
+            self.free
+            or (self.closed and found == self.closed)
+            or sorted(found.split(",")) == sorted(self.value.split(","))
+        ):
             return True
         return self.minimum is not None and (found == _UNLIMITED or int(found) >= self.minimum)
 
@@ -54,7 +60,10 @@ FORWARD: TopicSettings = MappingProxyType(
     {
         **_KEPT,
         "max.message.bytes": TopicSetting(
-            str(RECORD_BYTES_MAX), "large writes are refused", MESSAGE_BYTES_MAX + ENVELOPE_BYTES_MAX
+            str(RECORD_BYTES_MAX),
+            "large writes are refused",
+            MESSAGE_BYTES_MAX + ENVELOPE_BYTES_MAX,
+            closed=CLOSED_BYTES,
         ),
     }
 )

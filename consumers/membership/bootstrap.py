@@ -9,12 +9,15 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterable
 
+import structlog
+
 from headrace.connectors.log.append import append_one
 from headrace.connectors.log.port import Log, Record, TopicMissing, read_to_end
 from headrace.connectors.log.topic_settings import FORWARD, MEMBERSHIP, STATUS, TABLE
 from headrace.connectors.log.topics import Topics
 from headrace.consumers.membership.changes import MembershipState
 from headrace.consumers.membership.cluster_topics import ClusterTopics
+from headrace.consumers.membership.requests import SettingsDiffer
 from headrace.consumers.membership.ring import ClusterInvalid
 from headrace.consumers.membership.slot_table import SlotTable
 from headrace.schemas.errors import HeadraceError
@@ -22,14 +25,11 @@ from headrace.schemas.framing import check_format
 from headrace.schemas.records import Create, encode_membership
 
 READ_TIMEOUT_S = 30.0
+_log = structlog.get_logger(__name__)
 
 
 class NoCluster(HeadraceError):
     """No cluster of that name exists on this Kafka."""
-
-
-class ClusterDiffers(HeadraceError):
-    """A node with other settings than those the cluster was created with; names each setting."""
 
 
 def read_membership(log: Log, topics: Topics, timeout_s: float = READ_TIMEOUT_S) -> tuple[SlotTable, MembershipState]:
@@ -71,7 +71,7 @@ def join_cluster(
     `create` has the settings of a new cluster, with `node` among its nodes. The nodes of a cluster that exists are
     those of its table; its replication and slots must be those of `create`, the replication unless
     `any_replication`. Creates the cluster's topics, see ClusterTopics. Raises ClusterInvalid for settings no
-    cluster can have, ClusterDiffers when it was created with others, TopicUnsuitable, TopicMissing for a lost
+    cluster can have, SettingsDiffer when it was created with others, TopicUnsuitable, TopicMissing for a lost
     table log.
     """
     if not _exists(log, topics, timeout_s):
@@ -135,8 +135,10 @@ def _check_same(table: SlotTable, create: Create, cluster: str, *, any_replicati
         )
         if have != want
     ]
+    if set(create.nodes) != set(table.nodes):
+        _log.info("nodes of the settings ignored", settings=create.nodes, cluster=table.nodes)
     if differing:
-        raise ClusterDiffers(
+        raise SettingsDiffer(
             f"cluster {cluster!r} was created with other settings: {'; '.join(differing)}",
             action="start this node with the cluster's settings",
         )

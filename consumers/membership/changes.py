@@ -7,12 +7,15 @@ with the verdict before it does what follows. docs/internals/membership.md has t
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
+from headrace.consumers.membership.group_changes import GroupBirth
 from headrace.consumers.membership.ring import ClusterInvalid, is_node_id
 from headrace.consumers.membership.running_change import Phase, RunningChange, SlotState, bits_of
 from headrace.consumers.membership.slot_table import SlotTable
+from headrace.consumers.replication.founding import Founding
 from headrace.schemas.framing import FrameInvalid
 from headrace.schemas.membership_records import (
     Cancel,
@@ -30,6 +33,8 @@ from headrace.schemas.records import HASH_NAME, Create, MembershipRecord, decode
 
 REQUESTS_KEPT = 1_000
 """Requests whose results are kept: a request that is sent again much later would be another one."""
+ENDED_MAX = 16
+"""Groups that ended and whose topics are not gone yet. Another removal waits."""
 
 
 class Verdict(StrEnum):
@@ -65,8 +70,12 @@ class MembershipState:
     """What the membership log has decided so far.
 
     `records` counts all that were read, `changes` the accepted ones. `removed` are the former nodes that have
-    not joined again, `exiled` those of them that have nothing left to do. `requests` are (request id, outcome), the newest
-    last. `formal_change` is the number of the change that led to `table`. A later one that does not run was cancelled.
+    not joined again, `exiles` those of them that have nothing left to do, each with the number of its record.
+    `requests` are (request id, outcome), the newest last. `formal_change` is the number of the change that led to
+    `table`. A later one that does not run was cancelled.
+
+    `founders` has every group of the table, and every one of `ended`: the groups that ended, with their last members.
+    Such a group stays until its node is exiled, so that a restart opens the same groups.
     """
 
     records: int = 0
@@ -76,9 +85,16 @@ class MembershipState:
     changes: int = 0
     change: RunningChange | None = None
     removed: tuple[str, ...] = ()
-    exiled: tuple[str, ...] = ()
+    exiles: Mapping[str, int] = field(default_factory=dict)
     requests: tuple[tuple[str, Outcome], ...] = ()
     formal_change: int = 0
+    founders: Mapping[GroupBirth, Founding] = field(default_factory=dict)
+    ended: Mapping[GroupBirth, tuple[str, ...]] = field(default_factory=dict)
+
+    @property
+    def exiled(self) -> tuple[str, ...]:
+        """The removed nodes that have nothing left to do."""
+        return tuple(self.exiles)
 
     def apply_value(self, value: bytes) -> tuple[MembershipState, Verdict]:
         """The state after the next record of the log."""
@@ -147,7 +163,20 @@ def _create(state: MembershipState, create: Create) -> Decided:
         table = SlotTable.create(create.nodes, create.replication, create.slots)
     except ClusterInvalid:
         return state, Verdict.INVALID
-    return replace(state, table=table), Verdict.ACCEPTED
+    return replace(state, table=table, founders=_founders(state, table)), Verdict.ACCEPTED
+
+
+def _founders(state: MembershipState, table: SlotTable) -> dict[GroupBirth, Founding]:
+    """The founding of each group of a table that counts from now on, and of those that ended."""
+    gains: dict[str, list[int]] = {}
+    for slot, _ in table.moved:
+        gains.setdefault(table.holder(slot), []).append(slot)
+    found = {birth: state.founders[birth] for birth in state.ended}
+    for header in table.headers:
+        birth = GroupBirth(header, table.birth(header))
+        new = Founding(table.group(header), birth.birth, tuple(gains.get(header, ())))
+        found[birth] = state.founders.get(birth, new)
+    return found
 
 
 def _claim(state: MembershipState, table: SlotTable, claim: MetadataClaim) -> Decided:
@@ -172,11 +201,22 @@ def _change(state: MembershipState, table: SlotTable, change: Change) -> Decided
         return state, Verdict.OLD_TABLE
     if not change.request or not follows(table, after, change.kind, change.node):
         return state, Verdict.INVALID
+    if unfinished_ends(state, change.kind, change.node):
+        return state, Verdict.TOO_EARLY
     number = state.changes + 1
     running = RunningChange(number, change.request, change.kind, change.node, change.store, table, after)
     requests = (*state.requests, (change.request, Outcome(number, after.version, running.phase)))
     state = replace(state, changes=number, change=running, requests=requests[-REQUESTS_KEPT:])
     return state, Verdict.ACCEPTED
+
+
+def unfinished_ends(state: MembershipState, kind: ChangeKind, node: str) -> tuple[GroupBirth, ...]:
+    """The ended groups that a change of this kind must wait for."""
+    # Statuses name a group by its header alone, so a node never has two births of one header.
+    if kind is ChangeKind.ADD:
+        return tuple(birth for birth in state.ended if birth.header == node)
+    # What a restart needs of them is bounded.
+    return tuple(state.ended) if kind is ChangeKind.REMOVE and len(state.ended) >= ENDED_MAX else ()
 
 
 def _running(state: MembershipState, number: int) -> tuple[RunningChange | None, Verdict]:
@@ -207,17 +247,18 @@ def _formal(state: MembershipState, formal: Formal) -> Decided:
         return state, Verdict.REPEATED
     if change.groups_waiting:
         return state, Verdict.TOO_EARLY
-    node = change.node
+    # A former node that joins again is one of the cluster.
+    removed = tuple(each for each in state.removed if each != change.node)
+    exiles = {each: number for each, number in state.exiles.items() if each != change.node}
     if change.kind is ChangeKind.REMOVE:
-        removed, exiled = (*state.removed, node), state.exiled
-    else:
-        # A former node that joins again is one of the cluster.
-        removed = tuple(each for each in state.removed if each != node)
-        exiled = tuple(each for each in state.exiled if each != node)
+        removed = (*removed, change.node)
+    ended = {GroupBirth(*each): change.base.group(each[0]) for each in change.table.ended}
+    state = replace(state, table=change.table, ended={**state.ended, **ended})
     leader = state.leader
     # The node that leaves leads nothing from here on. The epoch stays, so that the next claim is one higher.
     leader = None if leader is not None and leader.node not in change.table.nodes else leader
-    state = replace(state, table=change.table, removed=removed, exiled=exiled, leader=leader)
+    founders = _founders(state, change.table)
+    state = replace(state, founders=founders, removed=removed, exiles=exiles, leader=leader)
     state = replace(state, formal_change=change.number)
     return _with(state, replace(change, formal=True)), Verdict.ACCEPTED
 
@@ -249,13 +290,20 @@ def _cancel(state: MembershipState, cancel: Cancel) -> Decided:
 
 
 def _exile(state: MembershipState, exile: Exile) -> Decided:
-    if exile.node in state.exiled:
+    if exile.node in state.exiles:
         return state, Verdict.REPEATED
     # A node hands over what it has until its slots are done elsewhere.
     leaving = state.change is not None and state.change.node == exile.node
     if exile.node not in state.removed or leaving:
         return state, Verdict.NOT_DUE
-    return replace(state, exiled=(*state.exiled, exile.node)), Verdict.ACCEPTED
+    # Whoever appends it has seen that the topic of its group is gone.
+    gone = [birth for birth in state.ended if birth.header == exile.node]
+    return replace(
+        state,
+        exiles={**state.exiles, exile.node: state.records},
+        ended={birth: members for birth, members in state.ended.items() if birth not in gone},
+        founders={birth: founding for birth, founding in state.founders.items() if birth not in gone},
+    ), Verdict.ACCEPTED
 
 
 def _with(state: MembershipState, change: RunningChange) -> MembershipState:

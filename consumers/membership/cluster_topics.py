@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 import structlog
 
+from headrace.connectors.log.closing import CLOSED_BYTES, SIZE_SETTING
 from headrace.connectors.log.port import (
     AccessDenied,
     Log,
@@ -78,6 +79,12 @@ class ClusterTopics:
                 action="delete the topic, it is empty, and start the node again: it creates it",
             )
 
+    def forget(self, topic: str) -> None:
+        """Check a topic no longer: its group has ended."""
+        with self._lock:
+            self._needed.pop(topic, None)
+            self._remarked.pop(topic, None)
+
     def check(self) -> None:
         """Correct what has changed since, and renew the warnings. Raises LogUnavailable."""
         with self._lock:
@@ -132,6 +139,8 @@ class ClusterTopics:
         """What is allowed and still dangerous."""
         if found.settings is None:
             yield "settings could not be checked (this account needs the right DescribeConfigs on the topic)"
+        if (found.settings or {}).get(SIZE_SETTING) == CLOSED_BYTES:
+            yield f"closed, so nobody can write to it ({SIZE_SETTING} is {CLOSED_BYTES}; raise it unless its group ends)"
         if found.partitions > 1:
             yield f"{found.partitions} partitions, of which only partition 0 is read and written"
         copies, min_insync = found.replication_factor, int((found.settings or {}).get(MIN_INSYNC, "0"))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Protocol
+
+from headrace.consumers.replication.founding import Founding
 
 FIRST_BIRTH = 1
 
@@ -52,13 +54,14 @@ class GroupChanges:
     closed: tuple[GroupBirth, ...] = ()
 
 
-def groups_at(table: GroupPlacement, node: str) -> dict[GroupBirth, tuple[str, ...]]:
-    """The groups of a node with their members, in ring order; none for a node that is not in the table."""
+def groups_at(table: GroupPlacement, node: str) -> dict[GroupBirth, Founding]:
+    """The groups of a node in a first table, in ring order; none for a node that is not in the table."""
     headers = table.groups_of(node) if node in table.nodes else ()
-    return {GroupBirth(header, table.birth(header)): table.group(header) for header in headers}
+    births = [GroupBirth(header, table.birth(header)) for header in headers]
+    return {each: Founding(table.group(each.header), each.birth) for each in births}
 
 
-def group_changes(present: Collection[GroupBirth], wanted: Mapping[GroupBirth, tuple[str, ...]]) -> GroupChanges:
+def group_changes(present: Collection[GroupBirth], wanted: Collection[GroupBirth]) -> GroupChanges:
     """The changes from the groups that are present to those that are wanted.
 
     A group that was born again is another group: the old one is closed and the new one opened.

@@ -14,7 +14,7 @@ from pathlib import Path
 import structlog
 
 from headrace.connectors.clock import SYSTEM_CLOCK, Clock
-from headrace.connectors.deadline import GracePeriod
+from headrace.connectors.deadline import Deadline, GracePeriod
 from headrace.connectors.log.port import Log, LogUnavailable, Reader, Record, TopicMissing, read_to_end
 from headrace.consumers.membership.changes import MembershipState, Verdict
 from headrace.consumers.membership.schema_history import SchemaHistory
@@ -101,6 +101,26 @@ class MembershipFollower:
     def look_soon(self) -> None:
         """Look at the next turn, and not an interval after the look before."""
         self._look_at_s = 0.0
+
+    def read_all(self, timeout_s: float = READ_TIMEOUT_S) -> MembershipState:
+        """Read the log to its end, and return what it has decided: a start waits for it, before `turn` is called.
+
+        Raises FormatTooNew, MembershipLogLost, TopicMissing, LogUnavailable.
+        """
+        deadline = Deadline(timeout_s)
+        while not self.caught_up:
+            try:
+                self._look([], self._clock.monotonic_s())
+            except HeadraceError:
+                self._close_reader()
+                raise
+            if deadline.passed() and not self.caught_up:
+                raise LogUnavailable(
+                    f"topic {self._topic} was not read to its end in {timeout_s:g} s",
+                    action="check the broker",
+                    retriable=True,
+                )
+        return self.state
 
     def turn(self) -> list[ReadRecord]:
         """Take what has arrived, if a look is due. Errors are noted in `stopped`, `lost` and `fault`."""

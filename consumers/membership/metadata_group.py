@@ -18,6 +18,7 @@ from headrace.connectors.log.port import AppendUnknown, Log
 from headrace.connectors.periodic import LOG_JOIN_TIMEOUT_S, PeriodicTask
 from headrace.consumers.membership.change_requests import ChangeRequests, NotMetadataLeader
 from headrace.consumers.membership.changes import MembershipState
+from headrace.consumers.membership.ended_topics import EndedTopics
 from headrace.consumers.membership.membership_follower import MembershipFollower
 from headrace.consumers.membership.metadata_leader import (
     MetadataDecision,
@@ -25,6 +26,7 @@ from headrace.consumers.membership.metadata_leader import (
     Situation,
     decide_metadata,
 )
+from headrace.consumers.membership.placement import closable_ends
 from headrace.consumers.membership.requests import NodesView, nodes_view
 from headrace.consumers.membership.slot_table import SlotTable
 from headrace.consumers.replication.failure_detector import FailureDetector
@@ -84,7 +86,9 @@ class MetadataGroup:
         heartbeats: Heartbeats,
         settings: StartSettings,
         clock: Clock = SYSTEM_CLOCK,
+        ended: EndedTopics | None = None,
     ) -> None:
+        self._ended = ended
         self._log = log
         self._topic = topic
         self._heartbeats = heartbeats
@@ -221,7 +225,17 @@ class MetadataGroup:
             pending=self._pending is not None,
             wanted=self.requests.wanted,
             cancel=self.requests.cancelled,
+            lingering=self._lingering(),
         )
+
+    def _lingering(self) -> frozenset[str]:
+        """The removed nodes whose groups still have their topics."""
+        # Every node looks: a leader that has just begun must know it before its first decision.
+        ended = closable_ends(self.state)
+        if self._ended is None or not ended:
+            return frozenset()
+        gone = self._ended.gone(ended)
+        return frozenset(birth.header for birth in ended if birth not in gone)
 
     def _note_read(self, writer: str) -> None:
         if self._pending is not None and self._pending.writer == writer:

@@ -69,7 +69,7 @@ class MetadataView:
     `present` are the live nodes by their own reports, the newest first. `eligible`: this node has read the
     membership log to its end and follows it. `claim_age_ms` and `fenced` as in `GroupView`. `pending`: a record of
     this node was appended and not read back yet. `cancel` is the number of the change that an operator ends, 0
-    without one.
+    without one. `lingering` are removed nodes whose former group still has its topic.
     """
 
     state: MembershipState
@@ -84,6 +84,7 @@ class MetadataView:
     pending: bool = False
     wanted: WantedChange | None = None
     cancel: int = 0
+    lingering: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +132,8 @@ def _lead(view: MetadataView, leadership: Leadership) -> MetadataDecision:
     change = view.state.change
     if change is not None and not change.formal and view.cancel == change.number:
         return MetadataDecision(Situation.CANCELLING, leads=True, record=Cancel(leadership, change.number))
-    for node in due_exiles(view.state):
+    # Its group hands over late records until its topic is gone, and the last member may be this very node.
+    for node in (each for each in due_exiles(view.state) if each not in view.lingering):
         return MetadataDecision(Situation.EXILING, leads=True, record=Exile(leadership, node))
     if change is not None and not change.formal and not change.groups_waiting:
         return MetadataDecision(Situation.COMPLETING, leads=True, record=Formal(leadership, change.number))

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from headrace.connectors.http import NodeUnreachable
 from headrace.consumers.membership.balancer import Balancer
-from headrace.consumers.membership.changes import MembershipState
+from headrace.consumers.membership.changes import MembershipState, unfinished_ends
 from headrace.consumers.membership.ring import NodeExists, RingNode
 from headrace.consumers.membership.running_change import Phase, RunningChange
 from headrace.consumers.membership.slot_table import SlotTable
@@ -128,6 +128,7 @@ def plan_change(
     assert table is not None, "a request for a change of no cluster"
     _check_idle(state)
     node = request.node_id
+    _check_ended(state, request)
     if request.kind is ChangeKind.ADD:
         after = table.add_node(request.node, balancer)
     elif request.kind is ChangeKind.REMOVE:
@@ -188,6 +189,16 @@ def _check_idle(state: MembershipState) -> None:
         action="wait for its end",
         retriable=True,
     )
+
+
+def _check_ended(state: MembershipState, request: ChangeRequest) -> None:
+    if ended := unfinished_ends(state, request.kind, request.node_id):
+        names = ", ".join(f"{birth.header} (birth {birth.birth})" for birth in ended)
+        raise MigrationUnfinished(
+            f"groups that ended are not gone yet: {names}",
+            action="wait until their topics are deleted; a majority of their members must be online",
+            retriable=True,
+        )
 
 
 def _left(change: RunningChange) -> str:

@@ -56,7 +56,8 @@ class Identity:
 
     `topics`: its id when the data was stored. `wrong`: why the group's data is not that of its log and must
     be replaced. `gaps`: the accepted gap of a log that lost records (see
-    headrace.consumers.recovery.log_gap).
+    headrace.consumers.recovery.log_gap). `born`: how many membership records there were when the directory was new,
+    -1 while it is.
     """
 
     cluster: str
@@ -65,6 +66,7 @@ class Identity:
     topics: dict[str, str]
     wrong: dict[str, str] = field(default_factory=dict)
     gaps: dict[str, dict[str, Any]] = field(default_factory=dict)
+    born: int = 0
 
     @classmethod
     def load(cls, directory: Path, cluster: str, node: str) -> Identity:
@@ -74,7 +76,7 @@ class Identity:
         """
         path = directory / IDENTITY_FILE
         if not path.exists():
-            return cls(cluster, node, uuid.uuid4().hex, {})
+            return cls(cluster, node, uuid.uuid4().hex, {}, born=-1)
         try:
             content = json.loads(path.read_bytes())
             if content["format"] != DIRECTORY_FORMAT:
@@ -82,10 +84,10 @@ class Identity:
                     f"data directory {directory} has format {content['format']}, this build reads {DIRECTORY_FORMAT}",
                     action="use the build that wrote it, or another directory",
                 )
-            # `wrong` and `gaps` came later: a directory of an earlier build has neither.
+            # The others came later: a directory of an earlier build has none of them.
             topics, wrong = dict(content["topics"]), dict(content.get("wrong", {}))
-            gaps = dict(content.get("gaps", {}))
-            found = cls(content["cluster"], content["node"], content["store"], topics, wrong, gaps)
+            gaps, born = dict(content.get("gaps", {})), int(content.get("born", 0))
+            found = cls(content["cluster"], content["node"], content["store"], topics, wrong, gaps, born)
         except (ValueError, KeyError, TypeError) as error:
             raise DataDirectoryDamaged(
                 f"{path} is damaged: {error!r}",
@@ -118,5 +120,6 @@ class Identity:
             "topics": self.topics,
             "wrong": self.wrong,
             "gaps": self.gaps,
+            "born": self.born,
         }
         write_atomically(directory / IDENTITY_FILE, json.dumps(content, indent=1, sort_keys=True).encode())

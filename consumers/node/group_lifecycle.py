@@ -1,4 +1,4 @@
-"""Lets groups come and go in a running node, as its slot table has them (docs/internals/membership.md).
+"""Lets groups come and go in a running node, as its placement has them (docs/internals/membership.md).
 
 `follow` is one step that waits for nothing but the record and the store job under way: whoever calls it calls it
 again after GroupBusy. The passes of a closing, each with the crash that it answers:
@@ -6,7 +6,7 @@ again after GroupBusy. The passes of a closing, each with the crash that it answ
 1. The group is `leaving`: it takes no records, reads, or leadership, and its status is that of no copy. Nothing is
    written, so the next start finds the group.
 2. Its threads end, and its store takes no new readers. What the journal holds beyond the store is applied again by
-   the next start, if the table has the group then.
+   the next start, if the group is wanted then.
 3. Its partition of the journal is cut, durably. A crash before it: the next start cuts the partitions of groups that
    are not its own. Its directories stay until `delete` (see `group_deletion`).
 
@@ -16,15 +16,15 @@ Opening writes the id of the topic before any data. A crash behind that leaves a
 from __future__ import annotations
 
 import threading
+from collections.abc import Collection, Mapping
 
 import structlog
 
-from headrace.connectors.log.port import Log
+from headrace.connectors.log.port import Log, TopicMissing
 from headrace.connectors.log.topic_settings import FORWARD
 from headrace.consumers.membership.cluster_topics import ClusterTopics
-from headrace.consumers.membership.group_changes import GroupBirth, GroupChanges, group_changes, groups_at
-from headrace.consumers.membership.slot_table import SlotTable
-from headrace.consumers.node.local_groups import LocalGroups, joining_reason
+from headrace.consumers.membership.group_changes import GroupBirth, GroupChanges, group_changes
+from headrace.consumers.node.local_groups import LocalGroups
 from headrace.consumers.node.readiness import Readiness
 from headrace.consumers.recovery.coordinator import RecoveryCoordinator
 from headrace.consumers.recovery.environment import GroupBusy
@@ -66,33 +66,36 @@ class GroupLifecycle:
         self._coordinator = coordinator
         self._heartbeat = heartbeat
         self._step = threading.Lock()
-        self._version = 0
-        self._wanted: dict[GroupBirth, tuple[str, ...]] | None = None
+        self._wanted: Mapping[GroupBirth, Founding] | None = None
         self._reserved: set[str] = set()
 
-    def follow(self, table: SlotTable) -> GroupChanges:
-        """Open and close groups as a slot table has them; an older one than before changes nothing.
+    @property
+    def present(self) -> list[GroupBirth]:
+        """The groups that are here, those that leave included."""
+        births = self._local.births
+        return [births[topic] for topic in self._local.groups if topic in births]
 
-        Returns what was done. Raises GroupBusy while something is left to do, the errors of the log, StoreError and
-        OSError: the same call continues.
+    def follow(self, wanted: Mapping[GroupBirth, Founding], ended: Collection[GroupBirth] = ()) -> GroupChanges:
+        """Open and close groups until exactly those that are wanted are here.
+
+        `ended` are groups whose topics may be gone: none of these is created. Returns what was done. Raises GroupBusy
+        while something is left to do, the errors of the log, StoreError and OSError: the same call continues.
         """
         with self._step:
-            if table.version < self._version:
-                return GroupChanges()
-            node = self._local.identity.node
-            self._version, self._wanted = table.version, groups_at(table, node)
-            changes, busy = self._step_to(self._wanted)
-            self._local.joining = self._readiness.joining = joining_reason(node, table)
+            self._wanted = wanted
+            changes, busy = self._step_to(wanted, ended)
             self._heartbeat.send_now()
             if busy:
                 raise GroupBusy("; ".join(busy), retriable=True)
             return changes
 
-    def _step_to(self, wanted: dict[GroupBirth, tuple[str, ...]]) -> tuple[GroupChanges, list[str]]:
+    def _step_to(
+        self, wanted: Mapping[GroupBirth, Founding], ended: Collection[GroupBirth]
+    ) -> tuple[GroupChanges, list[str]]:
         """What was done, and what keeps the rest from being done now."""
         groups, births, busy = self._local.groups, self._local.births, list[str]()
         changes = group_changes({births[topic] for topic in groups}, wanted)
-        # A group that was leaving when the table got it back is closed first: it may have lost a part of itself.
+        # A group that was leaving when it became wanted again is closed first: it may have lost a part of itself.
         leaving = [topic for topic, group in groups.items() if group.health.holds(State.LEAVING)]
         closing = [(topic, births[topic]) for topic in groups if births[topic] in changes.closed or topic in leaving]
         closed, opened = list[GroupBirth](), list[GroupBirth]()
@@ -104,22 +107,27 @@ class GroupLifecycle:
         # One life of a header at a time: statuses name the header alone.
         held = {births[topic].header for topic in groups}
         for birth in wanted:
-            if birth.header not in held:
-                self._open(birth, wanted[birth])
+            if birth.header in held:
+                continue
+            try:
+                self._open(birth, wanted[birth], create=birth not in ended)
                 opened.append(birth)
+            except TopicMissing as error:
+                busy.append(f"group {birth.header} is not opened: {error}")
         return GroupChanges(tuple(opened), tuple(closed)), busy
 
-    def _open(self, birth: GroupBirth, members: tuple[str, ...]) -> None:
+    def _open(self, birth: GroupBirth, founding: Founding, *, create: bool) -> None:
         topic = self._local.topics.forward(birth.header, birth.birth)
-        self._topics.ensure({topic: FORWARD})
-        topic, group = self._local.add(birth, Founding(members, birth.birth), self._log.describe(topic))
+        if create:
+            self._topics.ensure({topic: FORWARD})
+        topic, group = self._local.add(birth, founding, self._log.describe(topic))
         # All that is known of it comes first: from the moment at which the registry has it, every thread asks.
         self._log_consumer.admit(topic, self._local.cursors[topic], self._local.receipts[topic])
         self._readiness.admit(topic, self._local.ends[topic])
         group.start()
         self._local.groups.put(topic, group)
         self._log_consumer.rejoin(topic, None)
-        _log.info("group opened", group=group.key, members=members, version=group.version)
+        _log.info("group opened", group=group.key, members=group.members, version=group.version)
 
     def _close(self, topic: str, group: Group) -> str:
         """One attempt to close a group; returns what it waits for, empty once it is closed."""
@@ -166,7 +174,7 @@ class GroupLifecycle:
             if birth in wanted or topic in self._local.groups:
                 raise GroupHeld(
                     f"group {birth.header} belongs to node {self._local.identity.node}",
-                    action="its data is deleted once the slot table has the group elsewhere",
+                    action="its data is deleted once the change that takes the group away has ended",
                 )
             self._local.delete(topic)
             _log.info("data of a closed group deleted", group=birth.key)

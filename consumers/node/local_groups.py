@@ -10,7 +10,7 @@ import errno
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ import structlog
 
 from headrace.connectors.log.port import Log, TopicState
 from headrace.connectors.log.topics import Topics
-from headrace.consumers.membership.group_changes import GroupBirth, GroupPlacement, groups_at
+from headrace.consumers.membership.group_changes import GroupBirth
 from headrace.consumers.membership.schema_log import SchemaLog
 from headrace.consumers.node.data_directory import Identity, set_aside
 from headrace.consumers.node.group_deletion import decide, finish_deletion, finish_deletions, is_decided
@@ -52,15 +52,14 @@ _log = structlog.get_logger(__name__)
 class LocalGroups:
     """Owns the journal and the groups of one node, by forward topic.
 
-    `open_group` is also called when a group was replaced, `add` and `remove` when one comes or goes. `joining` is why
-    the node has no groups at all, empty for a node of the slot table.
+    `open_group` is also called when a group was replaced, `add` and `remove` when one comes or goes.
     """
 
     def __init__(
         self,
         directory: Path,
         identity: Identity,
-        slot_table: GroupPlacement,
+        wanted: Mapping[GroupBirth, Founding],
         topics: Topics,
         schema_log: SchemaLog,
         heartbeat: Heartbeat,
@@ -74,10 +73,8 @@ class LocalGroups:
         self._settings = settings
         self._foundings: dict[str, Founding] = {}
         self.births: dict[str, GroupBirth] = {}
-        # A node that is not in the table holds nothing.
-        self.joining = joining_reason(identity.node, slot_table)
-        for birth, members in groups_at(slot_table, identity.node).items():
-            self._place(birth, Founding(members, birth.birth))
+        for birth, founding in wanted.items():
+            self._place(birth, founding)
         self._opened = ExitStack()
         self._open_groups: list[Group] = []
         # `node.json` is written under it, by whichever thread.
@@ -120,8 +117,6 @@ class LocalGroups:
 
         `receipts` are of the newest records that only the journal holds.
         """
-        if self.joining:
-            _log.warning("joining", reason=self.joining)
         # Before any store is opened: a crash in the middle of a deletion or a swap leaves a group with a part of its
         # files, or with those of two stores.
         self._forget_topics(finish_deletions(self.directory))
@@ -255,6 +250,11 @@ class LocalGroups:
         self._forget_topics([directory])
         finish_deletion(self.directory, directory)
 
+    def left(self, wanted: Collection[GroupBirth]) -> list[GroupBirth]:
+        """The groups that are closed and not wanted, and that have left something on the disk."""
+        found = (self.topics.group_of(topic) for topic in self.identity.topics if topic not in self.births)
+        return sorted(birth for each in found if each and (birth := GroupBirth(*each)) not in wanted)
+
     def close(self) -> None:
         """Stop the groups and close their stores and the journal."""
         for group in self._open_groups[::-1]:
@@ -342,16 +342,6 @@ class LocalGroups:
             # The records are in segments: a journal that keeps them longer costs space and nothing else.
             _log.warning("journal keeps sealed records", group=key, error=str(error))
         self._heartbeat.send_now()
-
-
-def joining_reason(node: str, table: GroupPlacement) -> str:
-    """Why a node that is not in the slot table serves nothing, empty for one that is."""
-    if node in table.nodes:
-        return ""
-    return (
-        f"joining: node {node} is not among the nodes of the cluster, {', '.join(table.nodes)}, and holds no group; "
-        "this version cannot add a node to a cluster"
-    )
 
 
 def _noted(entries: Iterable[JournalEntry], receipts: deque[bytes]) -> Iterator[JournalEntry]:

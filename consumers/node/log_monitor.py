@@ -6,7 +6,7 @@ schema log, and commits the node's offsets for lag tools.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 import structlog
@@ -37,7 +37,8 @@ _log = structlog.get_logger(__name__)
 class LogMonitor:
     """Two threads, one follows the schema log.
 
-    `turn` and `schema_turn` are one step of each.
+    `turn` and `schema_turn` are one step of each. `may_be_gone(topic)`: whether a missing topic is no loss, since its
+    group has ended.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class LogMonitor:
         self._readiness = readiness
         self._absence = GracePeriod(clock.monotonic_s)
         self._cluster_topics = cluster_topics
+        self.may_be_gone: Callable[[str], bool] = lambda _topic: False
         self._schema_fault = ""
         self._held_back_end: dict[str, int] = {}
         self._turns = 0
@@ -133,7 +135,7 @@ class LogMonitor:
         except TopicMissing as error:
             # A lost log stops its group for good, and a broker that has just started knows no topic for a
             # moment.
-            if self._absence.missing(topic):
+            if self._absence.missing(topic) and not self.may_be_gone(topic):
                 group.mark_log_lost(f"{error}; {lost_log_choices(group.name)}, once there is such a topic again")
             return
         except LogUnavailable:

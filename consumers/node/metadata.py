@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from headrace.connectors.log.port import Log
 from headrace.connectors.log.topics import Topics
-from headrace.consumers.membership.membership_follower import HISTORY_FILE, MembershipFollower
+from headrace.consumers.membership.ended_topics import EndedTopics
+from headrace.consumers.membership.membership_follower import MembershipFollower
 from headrace.consumers.membership.metadata_group import MetadataGroup, StartSettings
-from headrace.consumers.membership.slot_table import SlotTable
 from headrace.consumers.node.data_directory import Identity
 from headrace.consumers.node.readiness import Readiness
 from headrace.consumers.node.settings import ServerSettings
@@ -18,17 +18,18 @@ def metadata_group(
     topics: Topics,
     settings: ServerSettings,
     identity: Identity,
-    slot_table: SlotTable,
+    follower: MembershipFollower,
     heartbeat: Heartbeat,
     readiness: Readiness,
 ) -> MetadataGroup:
-    """The node's part in the metadata group, not started."""
-    directory = settings.node.data_directory
+    """The node's part in the metadata group, not started; `follower` has read the log to its end."""
+    table = follower.state.table
+    assert table is not None, "a node without a cluster"
     # A node that was started without a number of copies takes that of the cluster.
-    replication = settings.node.replication or slot_table.replication
+    replication = settings.node.replication or table.replication
     started = StartSettings(identity.store, replication, settings.cluster.slots)
-    follower = MembershipFollower(log, topics.membership, directory / HISTORY_FILE)
-    group = MetadataGroup(log, topics.membership, follower, heartbeat, started)
+    ended = EndedTopics(log, topics)
+    group = MetadataGroup(log, topics.membership, follower, heartbeat, started, ended=ended)
     heartbeat.presence = lambda: group.presence(readiness.http_address)
     readiness.membership_failure = lambda: group.failure
     return group

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from headrace.connectors.clock import SYSTEM_CLOCK, Moment
-from headrace.connectors.deadline import Deadline
 from headrace.connectors.files import DirectoryLock, create_directories
 from headrace.connectors.log.kafka import KafkaLog
 from headrace.connectors.log.port import Log
@@ -25,18 +24,22 @@ from headrace.connectors.periodic import PeriodicTask
 from headrace.consumers.integrity.divergence_monitor import DivergenceMonitor
 from headrace.consumers.integrity.scrubber import Scrubber
 from headrace.consumers.membership.cluster_topics import ClusterTopics, TopicCopies
-from headrace.consumers.membership.group_changes import GroupBirth
+from headrace.consumers.membership.ended_topics import EndedTopics
+from headrace.consumers.membership.placement import joining_reason
 from headrace.consumers.membership.schema_history import HISTORY_FILE
 from headrace.consumers.membership.schema_log import SchemaLog
 from headrace.consumers.membership.slot_table import SlotTable
-from headrace.consumers.node.cluster_join import join
+from headrace.consumers.node.cluster_join import groups_at_start, join, read_membership_log
 from headrace.consumers.node.data_directory import DataDirectoryUnusable, Identity
+from headrace.consumers.node.exile import NodeExiled
+from headrace.consumers.node.group_ending import GroupEnding
 from headrace.consumers.node.group_lifecycle import GroupLifecycle
 from headrace.consumers.node.http_address import HttpAddress
 from headrace.consumers.node.kafka_wait import KafkaWait
 from headrace.consumers.node.local_groups import LocalGroups
 from headrace.consumers.node.log_monitor import LogMonitor
 from headrace.consumers.node.metadata import metadata_group
+from headrace.consumers.node.placement_task import PlacementTask
 from headrace.consumers.node.readiness import Readiness
 from headrace.consumers.node.recovery_environment import NodeRecoveryEnvironment
 from headrace.consumers.node.requests import GroupRequests
@@ -48,7 +51,6 @@ from headrace.consumers.query.engine import QueryEngine
 from headrace.consumers.query.group_scanner import GroupScanner
 from headrace.consumers.query.remote_rows import RemoteRows
 from headrace.consumers.query.table_source import LocalSource
-from headrace.consumers.recovery.environment import GroupBusy
 from headrace.consumers.recovery.file_copy import Snapshot
 from headrace.consumers.recovery.supervisor import RecoverySupervisor
 from headrace.consumers.replication.election import TAKE_BACK_MS
@@ -65,8 +67,6 @@ from headrace.consumers.store.store_directory import SEGMENTS_DIRECTORY
 from headrace.schemas.records import Role
 
 SNAPSHOT_EXPIRY_INTERVAL_S = 1.0
-FOLLOW_TIMEOUT_S = 60.0
-FOLLOW_RETRY_S = 0.05
 
 
 class Node:
@@ -97,6 +97,9 @@ class Node:
         self._consumer_group = f"headrace-{settings.cluster.name}-{settings.node.id}"
         self._opened = ExitStack()
         self._stopping = threading.Event()
+        # Why the process is to end, once the node was removed from its cluster and nothing is left for it to do.
+        self.exile: NodeExiled | None = None
+        self.on_exile: Callable[[], None] = lambda: None
 
     # Start-up, bottom up.
 
@@ -128,13 +131,17 @@ class Node:
         self.slot_table = kafka.await_answer(
             lambda: join(self.log, self.cluster_topics, settings, self._stopping, has_data=has_data)
         )
+        self._follower = kafka.await_answer(lambda: read_membership_log(self.log, settings, self.identity))
+        self._opened.callback(self._follower.close)
+        state = self._follower.state
+        self.slot_table = state.table or self.slot_table
         self.schema_log = SchemaLog(self.log, self.topics, directory / HISTORY_FILE)
         self._opened.callback(self.schema_log.close)
         kafka.await_answer(lambda: self.schema_log.refresh(settings.node.startup_timeout_s))
         self._local = LocalGroups(
             directory,
             self.identity,
-            self.slot_table,
+            kafka.await_answer(lambda: groups_at_start(self.log, self.topics, state, self.name)),
             self.topics,
             self.schema_log,
             self.heartbeat,
@@ -158,18 +165,12 @@ class Node:
         self.readiness = Readiness(
             self.identity, groups, self.log_consumer, self.heartbeat, self._local.ends, TAKE_BACK_MS
         )
-        self.readiness.joining = self._local.joining
+        self.readiness.joining = joining_reason(self._follower.state, self.name)
         self.metadata = metadata_group(
-            log, self.topics, settings, self.identity, self.slot_table, self.heartbeat, self.readiness
+            log, self.topics, settings, self.identity, self._follower, self.heartbeat, self.readiness
         )
         self.log_monitor = LogMonitor(
-            log,
-            self.schema_log,
-            groups,
-            self.identity,
-            self.log_consumer,
-            self.readiness,
-            self.cluster_topics,
+            log, self.schema_log, groups, self.identity, self.log_consumer, self.readiness, self.cluster_topics
         )
         trimmer = LogTrimmer(log, self.heartbeat, settings.store.log_keep_records)
         self.leader_tasks = LeaderTasks(
@@ -181,7 +182,16 @@ class Node:
         self.supervisor = RecoverySupervisor(log, environment, settings.store, copies, SYSTEM_CLOCK)
         self.divergence_monitor = DivergenceMonitor(log, environment, self.readiness, self.supervisor, SYSTEM_CLOCK)
         self.scrubber = Scrubber(groups, settings.store, self.supervisor, SYSTEM_CLOCK)
-        self._lifecycle = GroupLifecycle(
+        self._build_placement()
+        self._requests = GroupRequests(
+            groups, self.identity, self.readiness, self.leader_tasks, self.supervisor, self.snapshots, self.schema_log
+        )
+        self._snapshot_expiry = PeriodicTask("snapshot-expiry", SNAPSHOT_EXPIRY_INTERVAL_S, self.snapshots.expire)
+        self._build_queries()
+
+    def _build_placement(self) -> None:
+        log = self.log
+        lifecycle = GroupLifecycle(
             log,
             self.cluster_topics,
             self._local,
@@ -191,11 +201,17 @@ class Node:
             self.supervisor.coordinator,
             self.heartbeat,
         )
-        self._requests = GroupRequests(
-            groups, self.identity, self.readiness, self.leader_tasks, self.supervisor, self.snapshots, self.schema_log
+        self.placement = PlacementTask(
+            self._follower,
+            lifecycle,
+            self._local,
+            self.readiness,
+            EndedTopics(log, self.topics),
+            self.cluster_topics,
+            GroupEnding(log, self.topics, self.groups, self.log_consumer, self.leader_tasks, self.heartbeat),
         )
-        self._snapshot_expiry = PeriodicTask("snapshot-expiry", SNAPSHOT_EXPIRY_INTERVAL_S, self.snapshots.expire)
-        self._build_queries()
+        self.placement.on_table, self.placement.on_exile = self._use_table, self._exile
+        self.log_monitor.may_be_gone = self.placement.may_be_gone
 
     def _build_queries(self) -> None:
         settings = self.settings.query
@@ -215,6 +231,7 @@ class Node:
             self.heartbeat.start()
             self.metadata.start()
             self.leader_tasks.start()
+            self.placement.start()
             self.supervisor.start()
             self.divergence_monitor.start()
             self.scrubber.start()
@@ -245,8 +262,9 @@ class Node:
         elif self._reserved is not None:
             self._reserved.close()
         if self.started:
-            for waiting in (self.divergence_monitor, self.log_monitor, self.metadata):
+            for waiting in (self.placement, self.divergence_monitor, self.log_monitor, self.metadata):
                 waiting.request_stop()
+            self.placement.stop()
             self.engine.close()
             self.source.close()
             self.scrubber.stop()
@@ -265,29 +283,15 @@ class Node:
         self._opened.close()
         self.log.close()
 
-    # Groups that come and go, see GroupLifecycle.
+    # What the membership log decides, see PlacementTask.
 
-    def follow(self, table: SlotTable, timeout_s: float = FOLLOW_TIMEOUT_S) -> None:
-        """Open and close groups as a slot table has them, and route queries by it.
-
-        Raises GroupBusy when that took longer: the same call continues. An older table changes nothing.
-        """
-        if table.version < self.slot_table.version:
-            return
+    def _use_table(self, table: SlotTable) -> None:
+        """Route queries by a newer slot table."""
         self.slot_table = self.source.remote.placement = table
-        deadline = Deadline(timeout_s)
-        while True:
-            try:
-                self._lifecycle.follow(table)
-                return
-            except GroupBusy:
-                if deadline.passed():
-                    raise
-            self._stopping.wait(FOLLOW_RETRY_S)
 
-    def delete_group(self, birth: GroupBirth) -> None:
-        """Delete the directories of a group that was closed. Raises GroupHeld, OSError."""
-        self._lifecycle.delete(birth)
+    def _exile(self) -> None:
+        self.exile = self.exile or NodeExiled.of(self.cluster, self.name, self.directory)
+        self.on_exile()
 
     # Requests, see GroupRequests.
 

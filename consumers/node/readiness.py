@@ -35,8 +35,9 @@ class Readiness:
     """Answers for all groups of one node.
 
     `decision(topic)` and `http_address` are set once the leader tasks and the server exist. `joining` is why the node
-    has no groups at all, empty for a node of the cluster's slot table. `membership_failure()` is why changes of the
-    cluster no longer reach it.
+    has no groups at all, empty for a node of the cluster's slot table. `missing` names groups of the table that are
+    not open here, `surplus` are the topics of those that are here for a running change alone. `membership_failure()`
+    is why changes of the cluster no longer reach it.
     """
 
     def __init__(
@@ -68,6 +69,8 @@ class Readiness:
         self.decision: Callable[[str], Decision] = lambda _topic: Decision(Role.UNSYNCED, False, "no role yet")
         self.http_address = ""
         self.joining = ""
+        self.missing = ""
+        self.surplus: frozenset[str] = frozenset()
         self.membership_failure: Callable[[], str] = lambda: ""
 
     def end(self, topic: str) -> int:
@@ -173,7 +176,10 @@ class Readiness:
 
     def ready(self) -> tuple[bool, list[str]]:
         """Whether every group here serves, and the reasons why not."""
-        reasons = self.refusals() or [reason for topic in list(self._groups) if (reason := self._refusal_now(topic))]
+        counted = [topic for topic in self._groups if topic not in self.surplus]
+        reasons = self.refusals() or [reason for topic in counted if (reason := self._refusal_now(topic))]
+        if self.missing:
+            reasons.append(self.missing)
         return not reasons, reasons
 
     def _refusal_now(self, topic: str) -> str:

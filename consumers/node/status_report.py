@@ -213,7 +213,7 @@ def group_status(node: NodeParts, topic: str, group: Group) -> GroupStatus:
         "segment_bytes": sum(entry.size_bytes for entry in segments),
         "ignored": {str(why): count for why, count in sorted(group.replica.ignored.items())},
         "members": list(group.members),
-        "slots": len(node.slot_table.slots_of(group.name)),
+        "slots": node.slot_table.slot_counts().get(group.name, 0),
     }
 
 

@@ -36,7 +36,7 @@ class ChangeView:
     due: Mapping[GroupKey, tuple[HandOver, ...]] = field(default_factory=lambda: _EMPTY)
     accepted: Mapping[GroupKey, HandOverPosition] = field(default_factory=lambda: _EMPTY)
     added: tuple[str, ...] = ()
-    birth: int = 1
+    settled: int = 1
     cuts: Mapping[int, CutMemory] = field(default_factory=lambda: _EMPTY, repr=False)
     revision: int = field(default=0, compare=False)
 
@@ -57,7 +57,7 @@ class ChangeView:
             due=MappingProxyType({key: tuple(each.outstanding) for key, each in state.targets.items()}),
             accepted=MappingProxyType({key: each.position for key, each in state.origins.items()}),
             added=state.added,
-            birth=state.birth,
+            settled=state.settled_version,
             cuts=MappingProxyType(state.cuts),
             revision=state.revision,
         )
@@ -70,11 +70,7 @@ class ChangeView:
     @property
     def settled_version(self) -> int:
         """The newest table version whose second phase, or birth, this group has reached."""
-        if self.phase is None:
-            return self.birth
-        # A change begins when the one before is over, and its table has the next version: the table before its own
-        # counts in its first phase, and after its cancellation.
-        return self.table_version if self.phase is BarrierPhase.FORMAL else self.table_version - 1
+        return self.settled
 
     def due_offset(self) -> int | None:
         """The lowest offset of a record that another group must still accept; None if nothing is due."""

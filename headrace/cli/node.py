@@ -85,10 +85,13 @@ def run(
 
 
 def _run_until_stopped(running: Node, output: Output) -> None:
-    """Start a node and serve until a signal comes; the node is stopped in any case."""
+    """Start a node and serve until a signal comes, or it was removed; the node is stopped in any case."""
+    from headrace.consumers.node.exile import NodeExiled
+
     starting, stopping = threading.Event(), threading.Event()
     starting.set()
     _on_signals(starting, stopping)
+    running.on_exile = stopping.set
     try:
         running.start(output.note)
         running.serve()
@@ -98,6 +101,11 @@ def _run_until_stopped(running: Node, output: Output) -> None:
         # Freed memory is kept for the next seal (`keep_freed`); an idle node returns it to the system.
         while not stopping.wait(GIVE_BACK_INTERVAL_S):
             give_back()
+        if running.exile is not None:
+            output.note(str(running.exile))
+    except NodeExiled as exile:
+        # No failure: a supervisor must not start it again and again.
+        output.note(str(exile))
     except _StoppedEarly as stopped:
         output.note(f"node {running.name} was stopped before it served")
         if stopped.number == signal.SIGINT:

@@ -127,6 +127,8 @@ def _show(output: Output, local: LocalCluster, started: Sequence[str], directory
     from headrace.local_cluster import KAFKA
 
     def state(name: str) -> str:
+        if name != KAFKA and local.node(name).removed:
+            return "removed"
         return "started" if name in started else "was running"
 
     kafka = (KAFKA, local.bootstrap, local.broker_pid, state(KAFKA))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 
 import pytest
 
 from headrace.connectors.kafka.broker import BrokerInfo, EmbeddedBroker
+from headrace.connectors.log.closing import SIZE_SETTING, is_closed
 from headrace.connectors.log.kafka import KafkaLog
+from headrace.connectors.log.kafka_settings import RECORD_BYTES_MAX
 from headrace.connectors.log.memory import MemoryLog
 from headrace.connectors.log.port import (
     Log,
@@ -149,6 +152,63 @@ def test_creating_a_topic_twice_keeps_it(log: Log, cluster_name: str) -> None:
     before = log.describe(cluster_name)
     log.create_topic(cluster_name, {})
     assert before == log.describe(cluster_name)
+
+
+def test_a_closed_topic_has_all_that_was_acknowledged_and_takes_nothing_more(log: Log, cluster_name: str) -> None:
+    """Writers run while it is closed. Its end is final, until it is opened again; a topic created after its deletion
+    is another one.
+    """
+    log.create_topic(cluster_name, {})
+    acknowledged: list[int] = []
+    refused = threading.Event()
+
+    def write_until_refused() -> None:
+        try:
+            while True:
+                acknowledged.extend(append(log, cluster_name, [b"a", b"b"]))
+        except RecordTooLarge:
+            refused.set()
+
+    writers = [threading.Thread(target=write_until_refused, daemon=True) for _ in range(2)]
+    for writer in writers:
+        writer.start()
+    eventually(lambda: len(acknowledged) > 4, "acknowledged records")
+    end = log.close_topic(cluster_name)
+    assert refused.wait(20)
+    for writer in writers:
+        writer.join(20)
+    read = [record.offset for record in read_to_end(log, cluster_name, timeout_s=20)]
+    assert (set(), end) == (set(acknowledged) - set(read), log.describe(cluster_name).end)
+    assert (end, True) == (log.close_topic(cluster_name), is_closed(log, cluster_name))
+
+    log.configure(cluster_name, {SIZE_SETTING: str(RECORD_BYTES_MAX)})
+    eventually(lambda: accepts(log, cluster_name), "a topic that is open again")
+    assert log.close_topic(cluster_name) > end
+    topic_id = log.describe(cluster_name).topic_id
+    log.delete_topic(cluster_name)
+    eventually(lambda: is_missing(log, cluster_name), "a deleted topic")
+    log.delete_topic(cluster_name)
+    with pytest.raises(TopicMissing):
+        log.close_topic(cluster_name)
+    log.create_topic(cluster_name, {})
+    assert topic_id != log.describe(cluster_name).topic_id
+
+
+def accepts(log: Log, topic: str) -> bool:
+    """Whether a topic takes a record."""
+    try:
+        return bool(append(log, topic, [b"again"]))
+    except RecordTooLarge:
+        return False
+
+
+def is_missing(log: Log, topic: str) -> bool:
+    """Whether a topic does not exist."""
+    try:
+        log.describe(topic)
+    except TopicMissing:
+        return True
+    return False
 
 
 def test_gaps_in_offsets_leave_no_gap_in_the_records() -> None:

@@ -7,12 +7,14 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from headrace.connectors.log.closing import CLOSED_BYTES, SIZE_SETTING
 from headrace.connectors.log.port import (
     Headers,
     LogTruncated,
     LogUnavailable,
     OnDelivery,
     Record,
+    RecordTooLarge,
     RecordUndeliverable,
     TopicConfiguration,
     TopicMissing,
@@ -144,7 +146,12 @@ class SimBroker:
         self, topic: str, value: bytes, key: bytes | None, headers: Headers, on_delivery: OnDelivery | None
     ) -> None:
         """Append a record now."""
-        found = self.topics[topic]
+        found = self.topics.get(topic)
+        if found is None or found.settings.get(SIZE_SETTING) == CLOSED_BYTES:
+            refusal = RecordTooLarge(f"topic {topic} is closed") if found else TopicMissing(f"no topic {topic}")
+            if on_delivery is not None:
+                on_delivery(None, refusal)
+            return
         # Gaps in the offsets, as Kafka's transaction markers leave them: no version follows from an offset.
         if self.world.random.random() < OFFSETS_SKIPPED:
             found.end += self.world.random.randint(1, 3)
@@ -188,6 +195,16 @@ class SimLog:
         """See Log."""
         self.step("configure")
         self.answer(topic).settings.update(settings)
+
+    def close_topic(self, topic: str) -> int:
+        """See Log; the only broker has the setting at once."""
+        self.configure(topic, {SIZE_SETTING: CLOSED_BYTES})
+        return self.describe(topic).end
+
+    def delete_topic(self, topic: str) -> None:
+        """See Log."""
+        self.step("delete_topic")
+        self.broker.topics.pop(topic, None)
 
     def answer(self, topic: str) -> SimTopic:
         """A topic. Raises TopicMissing, and LogUnavailable for a client that is cut off."""

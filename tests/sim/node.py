@@ -13,6 +13,7 @@ from headrace.connectors.log.topic_settings import FORWARD, STATUS
 from headrace.consumers.integrity.divergence_monitor import DivergenceMonitor
 from headrace.consumers.integrity.scrubber import Scrubber
 from headrace.consumers.membership.cluster_topics import ClusterTopics
+from headrace.consumers.membership.group_changes import groups_at
 from headrace.consumers.node.data_directory import Identity
 from headrace.consumers.node.local_groups import LocalGroups
 from headrace.consumers.node.log_monitor import LogMonitor
@@ -179,7 +180,8 @@ class ClusterNode:
         )
         schemas: Any = SimSchemas(self.simulation.retention_ns)
         slots: Any = SimSlotTable(self.simulation.members)
-        local = LocalGroups(directory, self.identity, slots, TOPICS, schemas, self.heartbeat, settings)
+        wanted = groups_at(slots, self.name)
+        local = LocalGroups(directory, self.identity, wanted, TOPICS, schemas, self.heartbeat, settings)
         topics = ClusterTopics(self.log)
         topics.ensure({TOPIC: FORWARD, TOPICS.status: STATUS})
         local.check_topics(self.log)

@@ -7,7 +7,8 @@ import pytest
 from headrace.connectors.log.memory import MemoryLog
 from headrace.connectors.log.port import TopicMissing
 from headrace.connectors.log.topics import Topics
-from headrace.consumers.membership.bootstrap import ClusterDiffers, join_cluster
+from headrace.consumers.membership.bootstrap import join_cluster
+from headrace.consumers.membership.requests import SettingsDiffer
 from headrace.consumers.membership.ring import ClusterInvalid
 from headrace.schemas.records import Create
 
@@ -39,7 +40,7 @@ def test_another_replication_or_slot_count_is_refused_by_name(
     log: MemoryLog, replication: int, slots: int, named: str
 ) -> None:
     """They belong to the birth, and never change."""
-    with pytest.raises(ClusterDiffers, match=named):
+    with pytest.raises(SettingsDiffer, match=named):
         join_cluster(log, TOPICS, Create(BIRTH.nodes, replication, slots), node="n1")
 
 

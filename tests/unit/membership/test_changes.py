@@ -8,10 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.consumers.membership import changes
 from headrace.consumers.membership.changes import REQUESTS_KEPT, MembershipState, Verdict, follows
+from headrace.consumers.membership.group_changes import GroupBirth
 from headrace.consumers.membership.ring import RingNode
 from headrace.consumers.membership.running_change import Phase, SlotState
 from headrace.consumers.membership.slot_table import SlotTable
+from headrace.consumers.replication.founding import Founding
 from headrace.schemas.membership_records import (
     Cancel,
     Change,
@@ -315,6 +318,50 @@ def test_a_removed_node_is_exiled_after_its_slots_are_elsewhere() -> None:
     assert ((), ()) == (state.removed, state.exiled)
 
 
+def test_groups_have_their_founders_as_long_as_a_node_may_open_them() -> None:
+    """Those of the birth, whoever has joined or left since: a replica begins with them whenever its node opens it.
+
+    A group that has ended is kept, with its last members, until its node is exiled; only then may the node join again.
+    """
+    state = began()
+    first = dict(state.founders)
+    assert {GroupBirth(node): Founding(BASE.group(node)) for node in NODES} == first
+    state = run(state, change(state, ChangeKind.ADD, JOINER))
+    assert first == state.founders
+    state = run(state, *pre_done(state))
+    assert first == run(state, Cancel(FIRST, 1)).founders
+    state = run(state, Formal(FIRST, 1))
+    joined = GroupBirth(JOINER, 2)
+    gains = tuple(slot for slot, _ in table_of(state).moved)
+    added = {joined: Founding((JOINER, "plant-3", "plant-4"), 2, gains)}
+    assert first | added == state.founders
+    state = whole(run(state, *slots_done(state)), ChangeKind.REMOVE, "plant-3", "r2")
+    assert (first | added, {GroupBirth("plant-3")}) == (state.founders, set(state.ended))
+    assert ("plant-3", "plant-4", "plant-5") == state.ended[GroupBirth("plant-3")]
+    again = change(state, ChangeKind.ADD, "plant-3", "r3")
+    assert Verdict.TOO_EARLY == verdict(state, again)
+    # Another change need not wait: both groups are kept.
+    later = whole(state, ChangeKind.REMOVE, "plant-5", "r4")
+    assert {GroupBirth("plant-3"), GroupBirth("plant-5")} == set(later.ended)
+    assert set(first | added) == set(later.founders)
+    state = run(state, Exile(FIRST, "plant-3"))
+    assert ({}, {"plant-3": state.records}) == (state.ended, state.exiles)
+    assert GroupBirth("plant-3") not in state.founders
+    state = run(state, change(state, ChangeKind.ADD, "plant-3", "r3"), *pre_done(run(state, again)), Formal(FIRST, 3))
+    reborn = state.founders[GroupBirth("plant-3", 4)]
+    assert (table_of(state).group("plant-3"), 4) == (reborn.members, reborn.birth)
+
+
+def test_ended_groups_do_not_grow_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A removal waits while too many of them have not gone; a join and a balance do not."""
+    monkeypatch.setattr(changes, "ENDED_MAX", 1)
+    state = whole(began(), ChangeKind.REMOVE, "plant-3")
+    assert Verdict.TOO_EARLY == verdict(state, change(state, ChangeKind.REMOVE, "plant-5", "r2"))
+    assert Verdict.ACCEPTED == verdict(state, change(state, ChangeKind.ADD, JOINER, "r3"))
+    state = run(state, Exile(FIRST, "plant-3"))
+    assert Verdict.ACCEPTED == verdict(state, change(state, ChangeKind.REMOVE, "plant-5", "r2"))
+
+
 def test_slots_move_while_nobody_joins() -> None:
     """A balance has one phase for the groups, whose members stay, and needs something to move."""
     state = began()
@@ -427,6 +474,10 @@ def test_any_log_gives_every_reader_one_state(order: list[int], orderly: bool) -
             version = table.version
             assert 60 == sum(table.slot_counts().values())
             assert state.change is None or state.change.table.version in (version, version + 1)
+            births = {GroupBirth(header, table.birth(header)) for header in table.headers}
+            assert set(state.founders) == births | set(state.ended)
+            assert not births.intersection(state.ended)
+            assert len({birth.header for birth in state.founders}) == len(state.founders)
     again = MembershipState()
     for record in records:
         again, _ = again.apply_value(encode_membership("another reader", record))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from headrace.connectors.log.closing import CLOSED_BYTES, SIZE_SETTING
 from headrace.connectors.log.memory import MemoryLog
 from headrace.connectors.log.topic_settings import FORWARD, STATUS, TABLE, TopicSettings, created_with
 from headrace.connectors.log.topics import Topics
@@ -50,6 +51,22 @@ def test_a_topic_made_before_is_corrected(topic: str, name: str, value: str) -> 
     join(log)
     kind: TopicSettings = STATUS if topic == "c.status" else FORWARD if "forward" in topic else TABLE
     assert created_with(kind)[name] == settings_of(log, topic)[name]
+
+
+def test_a_closed_topic_stays_closed() -> None:
+    """Its group ends, and another node may not know that yet: a check of its settings must not open it. It is a
+    warning until this node knows as well.
+    """
+    log = MemoryLog()
+    cluster_topics, topic = join(log), TOPICS.forward("n1")
+    log.close_topic(topic)
+    cluster_topics.check()
+    assert CLOSED_BYTES == settings_of(log, topic)[SIZE_SETTING]
+    (warning,) = cluster_topics.warnings
+    assert warning.startswith(f"{topic}: closed, so nobody can write to it")
+    cluster_topics.forget(topic)
+    cluster_topics.check()
+    assert () == cluster_topics.warnings
 
 
 def test_a_topic_that_may_not_be_changed_is_refused_by_name() -> None:

@@ -26,7 +26,7 @@ def test_a_node_gets_exactly_the_groups_of_the_table() -> None:
             assert set(wanted) == present[node]
             assert {group.header for group in wanted} == set(table.groups_of(node) if node in table.nodes else ())
             assert all(group.birth == table.birth(group.header) for group in wanted)
-            assert all(node in members for members in wanted.values())
+            assert all(node in founding.members for founding in wanted.values())
             assert GroupChanges() == group_changes(present[node], wanted)
 
 

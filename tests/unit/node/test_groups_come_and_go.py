@@ -1,4 +1,4 @@
-"""Groups come and go in running nodes: what a changed slot table makes of them, without a restart."""
+"""Groups come and go in running nodes, without a restart: `test_placement.py` has the changes that lead to it."""
 
 from __future__ import annotations
 
@@ -6,17 +6,20 @@ import itertools
 import os
 import shutil
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 import httpx
 import pyarrow as pa
 import pytest
 
-from headrace.consumers.membership.group_changes import GroupBirth
+from headrace.connectors.deadline import Deadline
+from headrace.consumers.membership.changes import MembershipState
+from headrace.consumers.membership.group_changes import GroupBirth, groups_at
+from headrace.consumers.membership.placement import joining_reason
 from headrace.consumers.membership.slot_table import SlotTable
 from headrace.consumers.node import group_deletion, local_groups
 from headrace.consumers.node.group_lifecycle import GroupHeld
@@ -24,6 +27,9 @@ from headrace.consumers.node.node import Node
 from headrace.consumers.query.query_errors import SlotNotHeld
 from headrace.consumers.recovery.environment import GroupBusy
 from headrace.producers.writer import TableWriter, WriterSettings
+from headrace.schemas.framing import format_headers
+from headrace.schemas.group_changes import Barrier, BarrierPhase
+from headrace.schemas.messages import Anchor, Message, ProducerPosition, encode_message
 from headrace.schemas.records import Role
 from tests.unit.node.test_fewer_replicas import connected, scan_of
 from tests.unit.nodes import Nodes, running_nodes
@@ -48,6 +54,9 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
         write(nodes, "wells")
         nodes.seal_and_trim()
         nodes.start("n0")
+        # The table of the log stays the first one: what a node holds is set by each test.
+        for node in nodes.running.values():
+            node.placement.stop()
         yield nodes
 
 
@@ -99,11 +108,50 @@ LEFT = JOINED.remove_node("n0")
 
 
 def following(table: SlotTable, *nodes: Node) -> SlotTable:
-    """Let nodes follow a table, as a newer one than all before."""
-    newest = replace(table, version=next(VERSIONS))
+    """Let nodes hold the groups that a table gives them."""
     for node in nodes:
-        node.follow(newest)
-    return newest
+        follow(node, table)
+    return table
+
+
+def follow(node: Node, table: SlotTable, timeout_s: float = 60.0) -> None:
+    """Open and close groups until it is done. Raises GroupBusy when that takes longer."""
+    node.placement.on_table(table)
+    deadline = Deadline(timeout_s)
+    while True:
+        try:
+            node.placement.lifecycle.follow(groups_at(table, node.name))
+            break
+        except GroupBusy:
+            if deadline.passed():
+                raise
+        time.sleep(0.02)
+    node.readiness.joining = joining_reason(MembershipState(table=table), node.name)
+
+
+def agree(nodes: Nodes, *members: str) -> None:
+    """Let the log of group n1 decide on its members."""
+    topic, version = nodes.topics.forward("n1"), next(VERSIONS)
+
+    def known() -> set[tuple[str, ...]]:
+        return {node.groups[topic].members for node in nodes.running.values() if topic in node.groups}
+
+    def agreed() -> bool:
+        for node in nodes.running.values():
+            if topic in node.groups and node.role(topic) is Role.LEADER and members != node.groups[topic].members:
+                nodes.log.store(topic, barrier_of(node, topic, version, members), None, format_headers(3))
+        return {members} == known()
+
+    eventually(agreed, f"{members} instead of {known()}")
+
+
+def barrier_of(node: Node, topic: str, version: int, members: tuple[str, ...]) -> bytes:
+    """The record by which the leader of a group changes its members."""
+    applied = node.groups[topic].applied
+    assert applied.leader is not None
+    anchor = Anchor(applied.offset, applied.version, applied.chain)
+    barrier = Barrier(applied.leader, anchor, version, BarrierPhase.FORMAL, version, 60, members)
+    return encode_message(Message(ProducerPosition(f"barriers-{version}", 1, 0), barrier))
 
 
 def ready(*nodes: Node) -> None:
@@ -122,6 +170,7 @@ def test_a_group_is_opened_and_closed_under_queries_and_writers(nodes: Nodes) ->
     assert set() == held(joiner)
     joined = following(JOINED, joiner)
     assert {"n1", "n0@2"} == held(joiner)
+    agree(nodes, "n1", "n0", "n4")
     assert not joiner.ready()[0], "ready before it has the data"
     ready(joiner)
     assert ROWS == rows_at(joiner, "wells")
@@ -134,7 +183,7 @@ def test_a_group_is_opened_and_closed_under_queries_and_writers(nodes: Nodes) ->
     with ThreadPoolExecutor(1) as pool:
         refused = pool.submit(waiting.next)
         with pytest.raises(GroupBusy, match="group n1 is closed once queries that read its files have ended"):
-            giver.follow(joined, timeout_s=1.0)
+            follow(giver, joined, timeout_s=1.0)
         with pytest.raises(SlotNotHeld, match="group n1 has left this node"):
             refused.result(30)
     waiting.close()
@@ -142,14 +191,15 @@ def test_a_group_is_opened_and_closed_under_queries_and_writers(nodes: Nodes) ->
     while scan.next() is not None:
         pass
     scan.close()
-    giver.follow(joined)
+    follow(giver, joined)
     assert {"n4", "n0@2"} == held(giver)
+    agree(nodes, "n1", "n0")
     with pytest.raises(SlotNotHeld, match="does not hold group n1"):
         giver.scanner.open(scan_of(joiner, "wells", group="n1"))
     assert 'group="n1"' not in httpx.get(f"{giver.http_address}/metrics").text
     eventually(lambda: nodes.running["n1"].role(topic) is Role.LEADER, "n1, which leads the group alone by now")
     for node in nodes.running.values():
-        node.follow(joined)
+        follow(node, joined)
         ready(node)
         assert ROWS == rows_at(node, "wells")
 
@@ -159,15 +209,16 @@ def test_again_and_again_leaves_nothing_behind(nodes: Nodes) -> None:
     still answers. Data is deleted in a step of its own, and never that of a group which the table names.
     """
     node, old, new = nodes.running["n4"], GroupBirth("n1"), GroupBirth("n0", 2)
+    agree(nodes, "n1", "n0", "n4")
     following(JOINED, node)
     before = resources(node)
     for turn in range(ROUNDS):
-        older = following(LEFT, node)
+        following(LEFT, node)
         assert {"n4", "n1"} == held(node)
         with pytest.raises(GroupHeld, match="group n1 belongs to node n4"):
-            node.delete_group(old)
+            node.placement.lifecycle.delete(old)
         if turn == 1:
-            node.delete_group(new)
+            node.placement.lifecycle.delete(new)
             assert [] == on_disk(node, new.key)
         # The next change may come while the group still recovers.
         if turn == 2:
@@ -175,11 +226,9 @@ def test_again_and_again_leaves_nothing_behind(nodes: Nodes) -> None:
             assert ROWS == rows_at(node, "wells")
         following(JOINED, node)
         assert {"n4", "n0@2"} == held(node)
-        node.follow(older)
-        assert {"n4", "n0@2"} == held(node), "an older table changed something"
         assert {"index/n1", "segments/n1"} <= set(on_disk(node, old.key))
-        node.delete_group(old)
-        node.delete_group(old)
+        node.placement.lifecycle.delete(old)
+        node.placement.lifecycle.delete(old)
         assert [] == on_disk(node, old.key)
         assert nodes.topics.forward("n1") not in node.identity.topics
     eventually(lambda: before == resources(node), f"{before}, and now {resources(node)}")
@@ -189,6 +238,7 @@ def test_again_and_again_leaves_nothing_behind(nodes: Nodes) -> None:
 def test_a_node_that_holds_nothing_any_more_is_joining(nodes: Nodes) -> None:
     """It is not ready and refuses queries by name; once it has groups again, it serves."""
     node = nodes.running["n0"]
+    agree(nodes, "n1", "n0")
     following(LEFT, node)
     assert set() == held(node)
     assert node.ready() == (False, [node.readiness.joining])
@@ -196,7 +246,7 @@ def test_a_node_that_holds_nothing_any_more_is_joining(nodes: Nodes) -> None:
     refused = httpx.post(f"{node.http_address}/api/v1/query", json=sql, timeout=60)
     assert (503, "NotReady") == (refused.status_code, refused.json()["error"]["kind"])
     for birth in (GroupBirth("n1"), GroupBirth("n0", 2)):
-        node.delete_group(birth)
+        node.placement.lifecycle.delete(birth)
     assert {} == node.identity.topics
     following(JOINED, node)
     ready(node)
@@ -217,6 +267,7 @@ def test_a_kill_leaves_the_group_or_nothing(
     """
     node, topic = nodes.running["n4"], nodes.topics.forward("n1")
     following(LEFT, node)
+    agree(nodes, "n1", "n0", "n4")
     ready(node)
     version, other = node.groups[topic].version, node.groups[nodes.topics.forward("n4")].version
     place = {"remove": node.journal, "rename_durably": group_deletion, "finish_deletion": local_groups}
@@ -230,7 +281,7 @@ def test_a_kill_leaves_the_group_or_nothing(
         with suppress(Killed):
             following(JOINED, node)
             if step in place:
-                node.delete_group(GroupBirth("n1"))
+                node.placement.lifecycle.delete(GroupBirth("n1"))
         shutil.copytree(node.directory, tmp_path / "n4")
     settings = nodes.settings("n4")
     copied = settings.node.model_copy(update={"data_dir": str(tmp_path / "n4")})
@@ -245,5 +296,5 @@ def test_a_kill_leaves_the_group_or_nothing(
     finally:
         started.stop()
     following(JOINED, node)
-    node.delete_group(GroupBirth("n1"))
+    node.placement.lifecycle.delete(GroupBirth("n1"))
     assert [] == on_disk(node, "n1")

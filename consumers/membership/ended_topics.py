@@ -1,0 +1,61 @@
+"""Whether the topics of groups that ended are gone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from headrace.connectors.clock import SYSTEM_CLOCK, Clock
+from headrace.connectors.deadline import GracePeriod
+from headrace.connectors.log.port import Log, TopicMissing
+from headrace.connectors.log.topics import Topics
+from headrace.consumers.membership.group_changes import GroupBirth
+from headrace.schemas.errors import HeadraceError
+
+LOOK_INTERVAL_S = 1.0
+
+
+class EndedTopics:
+    """Looks for the topics of ended groups. Owned by one thread."""
+
+    def __init__(self, log: Log, topics: Topics, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._log = log
+        self._topics = topics
+        self._clock = clock
+        self._absence = GracePeriod(clock.monotonic_s)
+        self._gone: set[GroupBirth] = set()
+        self._look_at_s = 0.0
+
+    def missing(self, births: Iterable[GroupBirth]) -> frozenset[GroupBirth]:
+        """Those whose topics the log reports as missing right now, perhaps because it has just started.
+
+        Raises LogUnavailable.
+        """
+        return frozenset(birth for birth in births if self._is_missing(birth))
+
+    def gone(self, births: Iterable[GroupBirth]) -> frozenset[GroupBirth]:
+        """Those whose topics were missing for long enough. It looks once an interval, and never raises."""
+        # What is gone stays so: a later topic of the name would be another log.
+        wanted = frozenset(births)
+        self._gone &= wanted
+        if self._clock.monotonic_s() >= self._look_at_s:
+            self._look_at_s = self._clock.monotonic_s() + LOOK_INTERVAL_S
+            self._gone |= {birth for birth in wanted - self._gone if self._is_gone(birth)}
+        return frozenset(self._gone)
+
+    def _is_gone(self, birth: GroupBirth) -> bool:
+        topic = self._topics.forward(birth.header, birth.birth)
+        try:
+            missing = self._is_missing(birth)
+        except HeadraceError:
+            self._absence.unknown(topic)
+            return False
+        if not missing:
+            self._absence.present(topic)
+        return missing and self._absence.missing(topic)
+
+    def _is_missing(self, birth: GroupBirth) -> bool:
+        try:
+            self._log.describe(self._topics.forward(birth.header, birth.birth))
+        except TopicMissing:
+            return True
+        return False

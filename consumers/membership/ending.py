@@ -1,0 +1,47 @@
+"""What a member of a group that ended does, until the topic of the group is deleted. Pure.
+
+Kafka acknowledges records into a topic until its deletion. So nobody deletes a topic before it refuses every record,
+and before all of it was handed over. docs/internals/membership.md has the situations as a table, which a test reads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Ending(StrEnum):
+    """Where a group that ended is, as one member sees it; the first that holds, in this order."""
+
+    FOLLOWING = "following"
+    CLOSING = "closing"
+    DRAINING = "draining"
+    HANDING_OVER = "handing over"
+    DELETING = "deleting"
+
+
+@dataclass(frozen=True, slots=True)
+class EndingView:
+    """What a member knows of its group, whose change has ended.
+
+    `acts`: this node leads the group, or it is the one that may claim. `end` is the final end of the topic, None
+    unless this node has closed it. `applied`: the offset behind all that was read and applied. `due`: other groups do
+    not show that they have accepted every record of the log, as far as it was applied.
+    """
+
+    acts: bool
+    end: int | None
+    applied: int
+    due: bool
+
+
+def decide_ending(view: EndingView) -> Ending:
+    """What this node does now."""
+    if not view.acts:
+        return Ending.FOLLOWING
+    # Also while records are due: a late writer may never pause.
+    if view.end is None:
+        return Ending.CLOSING
+    if view.applied < view.end:
+        return Ending.DRAINING
+    return Ending.HANDING_OVER if view.due else Ending.DELETING

@@ -1,0 +1,81 @@
+"""Which groups a node holds, by what the membership log has decided. Pure.
+
+docs/internals/membership.md has the rules as a table. A node holds more groups than the table gives it while a
+change runs: its files are fetched, and late records of its groups are handed over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from headrace.consumers.membership.changes import MembershipState
+from headrace.consumers.membership.group_changes import GroupBirth
+from headrace.consumers.membership.running_change import RunningChange
+from headrace.consumers.membership.slot_table import SlotTable
+from headrace.consumers.replication.founding import Founding
+from headrace.schemas.membership_records import ChangeKind
+
+NONE_GONE: frozenset[GroupBirth] = frozenset()
+
+
+def wanted_groups(
+    state: MembershipState, node: str, gone: Collection[GroupBirth] = NONE_GONE
+) -> dict[GroupBirth, Founding]:
+    """The groups that a node opens and keeps, each with its founding; those of the table come first, in ring order.
+
+    `gone` are groups that ended and whose topics were deleted.
+    """
+    if state.table is None:
+        return {}
+    found = groups_of_table(state.table, node)
+    if state.change is not None:
+        found += _groups_of_change(state.change, node)
+    found += sorted(birth for birth, members in state.ended.items() if node in members and birth not in gone)
+    ended = set(gone).intersection(state.ended)
+    return {birth: state.founders[birth] for birth in dict.fromkeys(found) if birth not in ended}
+
+
+def groups_of_table(table: SlotTable, node: str) -> list[GroupBirth]:
+    """The groups of which a node is a member by a table, in ring order."""
+    headers = table.groups_of(node) if node in table.nodes else ()
+    return [GroupBirth(header, table.birth(header)) for header in headers]
+
+
+def _groups_of_change(change: RunningChange, node: str) -> list[GroupBirth]:
+    """The groups of the old table that a node has, or gets in the first phase: until the change ends, it keeps them."""
+    base = change.base
+    return [
+        GroupBirth(header, base.birth(header))
+        for header in base.headers
+        # The members of the first phase contain those of before.
+        if node in change.pre_members(header)
+    ]
+
+
+def closable_ends(state: MembershipState) -> list[GroupBirth]:
+    """The groups that ended and hand over nothing but late records any more: their changes have ended."""
+    running = state.change.table.ended if state.change is not None else ()
+    return sorted(birth for birth in state.ended if (birth.header, birth.birth) not in running)
+
+
+def joining_reason(state: MembershipState, node: str) -> str:
+    """Why a node that is not in the slot table serves nothing, empty for one that is."""
+    table, change = state.table, state.change
+    if table is None or node in table.nodes:
+        return ""
+    if change is not None and change.kind is ChangeKind.ADD and change.node == node:
+        return f"joining: change {change.number} adds node {node}, which serves from the new table on"
+    if node in state.removed and node not in state.exiles:
+        return f"joining: node {node} was removed from the cluster and hands over what is left"
+    return (
+        f"joining: node {node} is not among the nodes of the cluster, {', '.join(table.nodes)}, and holds no group; "
+        f"headrace cluster add {node} adds it"
+    )
+
+
+def is_exiled(state: MembershipState, node: str, born: int) -> bool:
+    """Whether a node was removed for good; `born` is how many membership records were read when its data began.
+
+    An empty data directory under the id of a removed node is another one, which may join.
+    """
+    return state.exiles.get(node, 0) > born

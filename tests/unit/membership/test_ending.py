@@ -1,0 +1,97 @@
+"""What a member of a group that ended does: nothing that was acknowledged goes with its topic."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from headrace.consumers.membership.ending import Ending, EndingView, decide_ending
+
+DOCUMENT = Path(__file__).resolve().parents[3] / "docs/internals/membership.md"
+
+
+@pytest.mark.parametrize(
+    ("view", "expected"),
+    [
+        (EndingView(acts=False, end=9, applied=9, due=False), Ending.FOLLOWING),
+        # A late writer may never pause: records that are due do not keep the topic open.
+        (EndingView(acts=True, end=None, applied=3, due=True), Ending.CLOSING),
+        (EndingView(acts=True, end=None, applied=9, due=False), Ending.CLOSING),
+        (EndingView(acts=True, end=9, applied=8, due=False), Ending.DRAINING),
+        (EndingView(acts=True, end=9, applied=9, due=True), Ending.HANDING_OVER),
+        (EndingView(acts=True, end=9, applied=9, due=False), Ending.DELETING),
+    ],
+)
+def test_each_situation(view: EndingView, expected: Ending) -> None:
+    """The first that holds."""
+    assert expected is decide_ending(view)
+
+
+def test_nothing_is_deleted_early() -> None:
+    """Only what is closed, drained and handed over goes, and only by a member that acts."""
+    for acts, end, applied, due in itertools.product((False, True), (None, 5), (4, 5, 6), (False, True)):
+        view = EndingView(acts, end, applied, due)
+        deletes = acts and end is not None and applied >= end and not due
+        assert deletes is (decide_ending(view) is Ending.DELETING), view
+
+
+@dataclass
+class Member:
+    """What one member has read of the log, and the end that it has seen as final."""
+
+    applied: int = 0
+    end: int | None = None
+
+
+@dataclass
+class Topic:
+    """The log of an ended group, and how far another group has accepted it."""
+
+    closed: bool = False
+    deleted: bool = False
+    end: int = 0
+    accepted: int = 0
+
+
+def test_no_acknowledged_record_is_lost() -> None:
+    """Two members act in every order with a writer that never pauses, and read in between. The topic goes, and all
+    that it took was accepted.
+    """
+    for order in itertools.product(("write", "read a", "read b", "act a", "act b"), repeat=6):
+        topic = Topic()
+        members = {"a": Member(), "b": Member()}
+        for step in (*order, *(("write", "act a", "read a") * 4)):
+            if not topic.deleted:
+                run_step(topic, members.get(step[-1]), step)
+        assert (True, topic.end) == (topic.deleted, topic.accepted), order
+
+
+def run_step(topic: Topic, member: Member | None, step: str) -> None:
+    """A write, or what a member reads or does."""
+    if member is None:
+        topic.end += not topic.closed
+    elif step.startswith("read"):
+        member.applied = topic.end
+    else:
+        act(topic, member)
+
+
+def act(topic: Topic, member: Member) -> None:
+    """One step of a member that acts."""
+    ending = decide_ending(EndingView(True, member.end, member.applied, topic.accepted < member.applied))
+    if ending is Ending.CLOSING:
+        topic.closed, member.end = True, topic.end
+    elif ending is Ending.HANDING_OVER:
+        topic.accepted = max(topic.accepted, member.applied)
+    elif ending is Ending.DELETING:
+        topic.deleted = True
+
+
+def test_the_situations_are_documented() -> None:
+    """docs/internals/membership.md has them in their order, and no other."""
+    table = DOCUMENT.read_text("utf-8").split("| situation | holds if | does |\n|---|---|---|\n")[1].split("\n\n")[0]
+    assert [str(each) for each in Ending] == re.findall(r"^\| (\w[\w ]*) \|", table, re.MULTILINE)
