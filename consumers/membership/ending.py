@@ -14,10 +14,9 @@ class Ending(StrEnum):
     """Where a group that ended is, as one member sees it; the first that holds, in this order."""
 
     FOLLOWING = "following"
-    HANDING_OVER = "handing over"
-    REOPENING = "reopening"
     CLOSING = "closing"
     DRAINING = "draining"
+    HANDING_OVER = "handing over"
     DELETING = "deleting"
 
 
@@ -25,26 +24,24 @@ class Ending(StrEnum):
 class EndingView:
     """What a member knows of its group, whose change has ended.
 
-    `acts`: this node leads the group, or it is the one that may claim. `due`: other groups must still accept records
-    of the log as far as it was applied. `closed`: the topic has the setting of a closed one. `end` is its final end,
-    None unless this node has closed it. `applied`: the offset behind all that was read and applied.
+    `acts`: this node leads the group, or it is the one that may claim. `end` is the final end of the topic, None
+    unless this node has closed it. `applied`: the offset behind all that was read and applied. `due`: other groups do
+    not show that they have accepted every record of the log, as far as it was applied.
     """
 
     acts: bool
-    due: bool
-    closed: bool
     end: int | None
     applied: int
+    due: bool
 
 
 def decide_ending(view: EndingView) -> Ending:
     """What this node does now."""
     if not view.acts:
         return Ending.FOLLOWING
-    if view.due:
-        # A closed topic takes no claim, and no record that the target has accepted something. So it is opened again:
-        # that loses nothing, and writers have had more time to read the new table.
-        return Ending.REOPENING if view.closed else Ending.HANDING_OVER
-    if view.end is None or not view.closed:
+    # Also while records are due: a late writer may never pause.
+    if view.end is None:
         return Ending.CLOSING
-    return Ending.DELETING if view.applied >= view.end else Ending.DRAINING
+    if view.applied < view.end:
+        return Ending.DRAINING
+    return Ending.HANDING_OVER if view.due else Ending.DELETING

@@ -9,14 +9,16 @@ from collections.abc import Iterable
 
 import structlog
 
-from headrace.connectors.log.closing import SIZE_SETTING, is_closed
+from headrace.connectors.clock import SYSTEM_CLOCK
 from headrace.connectors.log.port import Log, TopicMissing
-from headrace.connectors.log.topic_settings import FORWARD
 from headrace.connectors.log.topics import Topics
 from headrace.consumers.membership.ending import Ending, EndingView, decide_ending
 from headrace.consumers.membership.group_changes import GroupBirth
+from headrace.consumers.migration.hand_over_sender import HandOverSender
+from headrace.consumers.replication.change_view import ChangeView
 from headrace.consumers.replication.group import Group
 from headrace.consumers.replication.group_registry import GroupNotHere, GroupRegistry
+from headrace.consumers.replication.heartbeat import Heartbeat
 from headrace.consumers.replication.leader_tasks import LeaderTasks
 from headrace.consumers.replication.log_consumer import LogConsumer
 from headrace.schemas.errors import HeadraceError
@@ -29,60 +31,89 @@ class GroupEnding:
     """The steps of one node for the groups that ended. Owned by one thread."""
 
     def __init__(
-        self, log: Log, topics: Topics, groups: GroupRegistry, log_consumer: LogConsumer, leader_tasks: LeaderTasks
+        self,
+        log: Log,
+        topics: Topics,
+        groups: GroupRegistry,
+        log_consumer: LogConsumer,
+        leader_tasks: LeaderTasks,
+        heartbeat: Heartbeat,
     ) -> None:
         self._log = log
         self._topics = topics
         self._groups = groups
         self._log_consumer = log_consumer
         self._leader_tasks = leader_tasks
+        self._heartbeat = heartbeat
         self._ends: dict[str, int] = {}
+        self._senders: dict[str, HandOverSender] = {}
         self._faults: dict[str, str] = {}
 
     def turn(self, ended: Iterable[GroupBirth]) -> None:
         """One step of each of these groups that is here. Their changes have ended."""
-        for birth in ended:
-            topic = self._topics.forward(birth.header, birth.birth)
+        topics = [self._topics.forward(birth.header, birth.birth) for birth in ended]
+        for topic in topics:
             try:
                 self._step(topic, self._groups[topic])
                 self._faults.pop(topic, None)
             except (GroupNotHere, TopicMissing):
                 # Deleted, by this node or another member, or closed here a moment ago.
-                self._ends.pop(topic, None)
+                self._forget(topic)
             except HeadraceError as error:
                 if self._faults.get(topic) != str(error):
-                    _log.warning("group not ended", group=birth.key, error=str(error))
+                    _log.warning("group not ended", topic=topic, error=str(error))
                 self._faults[topic] = str(error)
+        for topic in {*self._ends, *self._senders}.difference(topics):
+            self._forget(topic)
+
+    def close(self) -> None:
+        """Release what was opened."""
+        for topic in list(self._senders):
+            self._forget(topic)
+
+    def _forget(self, topic: str) -> None:
+        self._ends.pop(topic, None)
+        if (sender := self._senders.pop(topic, None)) is not None:
+            sender.close()
 
     def _step(self, topic: str, group: Group) -> None:
-        ending = decide_ending(self._view(topic, group))
-        if ending is Ending.CLOSING:
+        changes = group.applied.changes
+        ending = decide_ending(self._view(topic, group, changes))
+        if ending is Ending.FOLLOWING:
+            self._forget(topic)
+        elif ending is Ending.CLOSING:
             self._ends[topic] = self._log.close_topic(topic)
             _log.info("topic of an ended group closed", group=group.key, end=self._ends[topic])
-        elif ending is Ending.REOPENING:
-            self._ends.pop(topic, None)
-            self._log.configure(topic, {SIZE_SETTING: FORWARD[SIZE_SETTING].value})
-            _log.info("topic of an ended group opened again: records are due", group=group.key)
+        elif ending is Ending.HANDING_OVER:
+            # Without a leadership: a closed log takes no claim. Repeats of what the leader has sent are ignored.
+            self._sender(topic, group).turn(changes)
         elif ending is Ending.DELETING:
             self._delete(topic, group)
 
     def _delete(self, topic: str, group: Group) -> None:
-        # Once more: another member may have opened it since.
+        # Once more: somebody who does not know of the end may have corrected the setting.
         end = self._log.close_topic(topic)
         if end == self._ends.pop(topic):
             self._log.delete_topic(topic)
             _log.info("topic of an ended group deleted", group=group.key, end=end)
 
-    def _view(self, topic: str, group: Group) -> EndingView:
+    def _view(self, topic: str, group: Group, changes: ChangeView) -> EndingView:
         decision = self._leader_tasks.decision(topic)
-        acts = decision.role is Role.LEADER or decision.claim
-        # Behind what was read in this order: a record that is not applied yet may be due.
+        # In this order: what is applied behind the records of the view may be due as well.
         position, durable = self._log_consumer.position(topic), self._log_consumer.durable_offset(topic)
         applied = group.applied
+        sender = self._senders.get(topic)
+        due = any(changes.due.values()) and (sender is None or not sender.handed_over(changes))
         return EndingView(
-            acts=acts,
-            due=any(applied.changes.due.values()),
-            closed=acts and is_closed(self._log, topic),
+            acts=decision.role is Role.LEADER or decision.claim,
             end=self._ends.get(topic),
-            applied=position if applied.offset >= durable else applied.offset + 1,
+            applied=position if applied.offset >= durable and applied.changes is changes else 0,
+            due=due,
         )
+
+    def _sender(self, topic: str, group: Group) -> HandOverSender:
+        if topic not in self._senders:
+            producer = f"{self._heartbeat.node}/{self._heartbeat.incarnation}/ending"
+            statuses = self._heartbeat.detector
+            self._senders[topic] = HandOverSender(self._log, topic, group.birth_key, producer, statuses, SYSTEM_CLOCK)
+        return self._senders[topic]

@@ -214,7 +214,7 @@ class Node:
             self.readiness,
             EndedTopics(log, self.topics),
             self.cluster_topics,
-            GroupEnding(log, self.topics, self.groups, self.log_consumer, self.leader_tasks),
+            GroupEnding(log, self.topics, self.groups, self.log_consumer, self.leader_tasks, self.heartbeat),
         )
         self.placement.on_table, self.placement.on_exile = self._use_table, self._exile
         self.log_monitor.may_be_gone = self.placement.may_be_gone

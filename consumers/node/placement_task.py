@@ -86,6 +86,8 @@ class PlacementTask:
     def stop(self) -> None:
         """Stop after the current turn."""
         self._task.stop()
+        if not self._task.alive:
+            self._ending.close()
 
     def turn(self) -> None:
         """Follow the newest state of the membership log."""
