@@ -113,7 +113,7 @@ class HandOverSender:
                 self._note_failure(target, key, str(error))
                 continue
             accepted = accepted or (position and (key, position))
-        return accepted
+            accepted = accepted or (None if position is None else (key, position))
 
     def handed_over(self, view: ChangeView) -> bool:
         """Whether the members of every next holder show that they have all that was due in the newest turn.
