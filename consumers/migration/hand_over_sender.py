@@ -112,8 +112,8 @@ class HandOverSender:
             except HeadraceError as error:
                 self._note_failure(target, key, str(error))
                 continue
-            accepted = accepted or (position and (key, position))
             accepted = accepted or (None if position is None else (key, position))
+        return accepted
 
     def handed_over(self, view: ChangeView) -> bool:
         """Whether the members of every next holder show that they have all that was due in the newest turn.
