@@ -36,6 +36,7 @@ from headrace.consumers.node.group_ending import GroupEnding
 from headrace.consumers.node.group_lifecycle import GroupLifecycle
 from headrace.consumers.node.http_address import HttpAddress
 from headrace.consumers.node.kafka_wait import KafkaWait
+from headrace.consumers.node.leading import leader_tasks
 from headrace.consumers.node.local_groups import LocalGroups
 from headrace.consumers.node.log_monitor import LogMonitor
 from headrace.consumers.node.metadata import metadata_group
@@ -56,7 +57,7 @@ from headrace.consumers.recovery.supervisor import RecoverySupervisor
 from headrace.consumers.replication.election import TAKE_BACK_MS
 from headrace.consumers.replication.health import Progress
 from headrace.consumers.replication.heartbeat import Heartbeat
-from headrace.consumers.replication.leader_tasks import LeaderTasks, LogTrimmer, new_incarnation
+from headrace.consumers.replication.leader_tasks import new_incarnation
 from headrace.consumers.replication.log_consumer import LogConsumer
 from headrace.consumers.replication.settings import ReplicationLimits
 from headrace.consumers.serve.app import create_app
@@ -172,11 +173,9 @@ class Node:
         self.log_monitor = LogMonitor(
             log, self.schema_log, groups, self.identity, self.log_consumer, self.readiness, self.cluster_topics
         )
-        trimmer = LogTrimmer(log, self.heartbeat, settings.store.log_keep_records)
-        self.leader_tasks = LeaderTasks(
-            log, groups, settings.store, self.readiness, self.heartbeat, self.schema_log, trimmer
+        self.leader_tasks = leader_tasks(
+            log, self.topics, groups, settings.store, self.readiness, self.heartbeat, self.schema_log, self.metadata
         )
-        self.readiness.decision = self.leader_tasks.decision
         environment = NodeRecoveryEnvironment(self._local, self.log_consumer, self.readiness, self.heartbeat)
         copies = ThreadPoolExecutor(settings.store.recoveries_max, thread_name_prefix="recovery-copy")
         self.supervisor = RecoverySupervisor(log, environment, settings.store, copies, SYSTEM_CLOCK)

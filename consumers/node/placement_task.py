@@ -124,6 +124,7 @@ class PlacementTask:
         busy = self._follow(table, wanted, state)
         for birth in self._local.left(wanted):
             self.lifecycle.delete(birth)
+        self._ending.table = table
         self._ending.turn(ends)
         exiled = is_exiled(state, self._node, self._local.identity.born)
         if exiled:

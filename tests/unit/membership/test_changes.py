@@ -416,6 +416,20 @@ def test_a_joiner_takes_and_nobody_else_gains() -> None:
     assert not follows(BASE, replace(ADDED, slot_headers=tuple(headers), moved=moved), ChangeKind.ADD, JOINER)
 
 
+def test_no_group_gives_and_takes_in_a_balance() -> None:
+    """Its log would have both in one order, and its barriers would not count."""
+
+    def table_with(moves: dict[int, str]) -> SlotTable:
+        headers = [BASE.nodes.index(moves.get(slot, BASE.holder(slot))) for slot in range(BASE.slots)]
+        moved = tuple((slot, BASE.holder(slot)) for slot in sorted(moves))
+        return replace(BASE, version=2, slot_headers=tuple(headers), moved=moved)
+
+    first, second, third = (BASE.slots_of(header)[0] for header in BASE.nodes[:3])
+    one_way = {first: BASE.nodes[1], third: BASE.nodes[1]}
+    assert follows(BASE, table_with(one_way), ChangeKind.BALANCE, "")
+    assert not follows(BASE, table_with({**one_way, second: BASE.nodes[3]}), ChangeKind.BALANCE, "")
+
+
 def test_changes_without_a_table_or_a_request_are_ignored() -> None:
     """Bytes of no table, and a request without an id, whose repeats nobody could know."""
     state = began()

@@ -1,0 +1,96 @@
+"""Slots that change hands a second time, while the group that has them has not accepted everything."""
+
+from __future__ import annotations
+
+import pytest
+
+from headrace.consumers.replication.actions import Ignored
+from headrace.schemas.group_changes import BarrierPhase, GroupKey, HandOverAccepted
+from tests.unit.replication.slot_logs import SlotLog, rows_write
+
+PRE, FORMAL = BarrierPhase.PRE, BarrierPhase.FORMAL
+
+
+@pytest.fixture
+def donor() -> SlotLog:
+    """It gave slots 3 and 4 to a node that joined with table 2, which has accepted the takeover."""
+    log = SlotLog("n1", ("n1", "n2"))
+    log.claim("n1")
+    log.barrier(FORMAL, moves={joiner(): (3, 4)})
+    return log
+
+
+def joiner() -> SlotLog:
+    """The group of the node that joined, and that leaves with table 3."""
+    log = SlotLog("n6", ("n6", "n1"), era=2, birth=2, gains=(3, 4))
+    log.claim("n6")
+    return log
+
+
+def test_a_slot_gets_its_next_holder_when_the_present_one_has_accepted_everything(donor: SlotLog) -> None:
+    """The present one may end with the change, and nobody could hand over to its closed log."""
+    taker, third = joiner(), SlotLog("n7", ("n7", "n1"), era=2, birth=2, gains=(5,))
+    donor.hand_over(taker)
+    donor.append(rows_write({"3a": 1}))
+    donor.barrier(PRE, 2, 3, moves={third: (3, 4)})
+    donor.barrier(FORMAL, 2, 3, moves={third: (3, 4)})
+    assert (PRE, GroupKey("n6", 2)) == (donor.replica.state.changes.phase, donor.replica.state.changes.given[3].target)
+    assert donor.replica.rejection is not None
+    assert "n6 has not accepted" in donor.replica.rejection.error
+    donor.hand_over(taker)
+    donor.barrier(FORMAL, 2, 3, moves={third: (3, 4)})
+    assert (FORMAL, third.key) == (donor.replica.state.changes.phase, donor.replica.state.changes.given[3].target)
+
+
+def test_a_takeover_that_is_not_noted_as_accepted_holds_a_slot_back(donor: SlotLog) -> None:
+    """Else it would be due for ever, to a group that does not exist."""
+    donor.barrier(PRE, 2, 3, gains=(3, 4))
+    donor.barrier(FORMAL, 2, 3, gains=(3, 4))
+    assert PRE is donor.replica.state.changes.phase
+    leader = donor.replica.state.leader
+    assert leader is not None
+    newest = donor.replica.state.changes.targets[GroupKey("n6", 2)].newest
+    donor.append(HandOverAccepted(leader, GroupKey("n6", 2), newest))
+    donor.barrier(FORMAL, 2, 3, gains=(3, 4))
+    assert FORMAL is donor.replica.state.changes.phase
+
+
+def test_late_records_for_other_slots_hold_nothing_back(donor: SlotLog) -> None:
+    """Only what concerns a slot of the barrier is waited for."""
+    taker, third = joiner(), SlotLog("n7", ("n7", "n1"), era=3, birth=3, gains=(0,))
+    donor.hand_over(taker)
+    donor.append(rows_write({"4a": 1}))
+    donor.barrier(FORMAL, 2, 3, moves={third: (0,)})
+    assert FORMAL is donor.replica.state.changes.phase
+
+
+def test_an_earlier_holder_renames_slots_that_are_here(donor: SlotLog) -> None:
+    """The group that gave them ends. What comes late goes here directly, with the rank of the first log."""
+    taker, third = joiner(), SlotLog("n7", ("n7", "n1"), era=3, birth=3, gains=(3, 4))
+    third.claim("n7")
+    donor.hand_over(taker)
+    taker.barrier(FORMAL, 2, 3, moves={third: (3, 4)})
+    taker.hand_over(third)
+    donor.barrier(PRE, 3, 4, moves={third: (3, 4)})
+    donor.barrier(FORMAL, 3, 4, moves={third: (3, 4)})
+    # Before the group has read of the change, nothing shows that it is one.
+    assert [[]] == [third.append_value(each) for each in donor.hand_overs(third)]
+    assert 1 == third.replica.ignored[Ignored.UNEXPECTED]
+    third.barrier(PRE, 3, 4)
+    donor.append(rows_write({"3a": 1}))
+    [_, rows] = donor.hand_over(third)
+    assert [(3,)] == [action.slots for action in rows if hasattr(action, "slots")]
+    assert not donor.replica.state.changes.targets[third.key].outstanding
+
+
+def test_a_slot_that_was_never_here_cannot_be_renamed(donor: SlotLog) -> None:
+    """Whoever can append to a log gives the group no slot of another one."""
+    third = SlotLog("n7", ("n7", "n1"), era=3, birth=3, gains=(5,))
+    third.claim("n7")
+    third.barrier(PRE, 3, 4)
+    donor.hand_over(joiner())
+    donor.barrier(FORMAL, 3, 4, moves={third: (3, 4)})
+    for each in donor.hand_overs(third):
+        third.append_value(each)
+    assert 1 == third.replica.ignored[Ignored.UNEXPECTED]
+    assert {} == third.replica.state.changes.origins
