@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,12 +13,15 @@ from headrace.connectors.log.memory import MemoryLog
 from headrace.connectors.log.port import RecordTooLarge, TopicMissing
 from headrace.connectors.log.topics import Topics
 from headrace.consumers.membership.group_changes import GroupBirth
+from headrace.consumers.membership.slot_table import SlotTable
 from headrace.consumers.node import group_ending
 from headrace.consumers.node.group_ending import GroupEnding
 from headrace.consumers.replication.election import Decision
+from headrace.consumers.replication.failure_detector import FailureDetector
 from headrace.consumers.replication.group_registry import ByTopic
 from headrace.schemas.group_changes import GroupKey
 from headrace.schemas.records import Role
+from tests.unit.statuses import STATUS
 
 TOPICS = Topics("c")
 BIRTH = GroupBirth("n3", 2)
@@ -62,7 +66,8 @@ class Scene:
         self.groups: Any = ByTopic({TOPIC: self.group})
         consumer: Any = SimpleNamespace(position=lambda _: self.read, durable_offset=lambda _: self.read - 1)
         tasks: Any = SimpleNamespace(decision=lambda _: self.decision)
-        heartbeat: Any = SimpleNamespace(node="n3", incarnation="a", detector=None)
+        heartbeat: Any = SimpleNamespace(node="n3", incarnation="a", detector=FailureDetector())
+        self.detector = heartbeat.detector
         self.ending = GroupEnding(self.log, TOPICS, self.groups, consumer, tasks, heartbeat)
 
     def turn(self, turns: int = 1) -> None:
@@ -116,6 +121,19 @@ def test_it_is_closed_drained_and_deleted() -> None:
     assert not scene.exists
     # Until the membership log forgets the group.
     scene.turn(3)
+
+
+def test_it_stays_open_until_every_group_has_the_new_table() -> None:
+    """A group behind it may still hand late records over to the one that ended."""
+    scene = Scene()
+    scene.ending.table = SlotTable.create(("n1",), 1, 8, version=4)
+    behind = replace(STATUS, group="n1", node="n1", settled=3)
+    scene.detector.observe(1_000, behind)
+    scene.turn(3)
+    assert not is_closed(scene.log, TOPIC)
+    scene.detector.observe(1_001, replace(behind, settled=4))
+    scene.turn(2)
+    assert not scene.exists
 
 
 def test_what_is_due_is_handed_over_first(senders: list[Sender]) -> None:
