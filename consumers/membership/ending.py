@@ -6,8 +6,12 @@ and before all of it was handed over. docs/internals/membership.md has the situa
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
+
+from headrace.consumers.membership.slot_table import SlotTable
+from headrace.schemas.records import Status
 
 
 class Ending(StrEnum):
@@ -45,3 +49,12 @@ def decide_ending(view: EndingView) -> Ending:
     if view.applied < view.end:
         return Ending.DRAINING
     return Ending.HANDING_OVER if view.due else Ending.DELETING
+
+
+def all_settled(table: SlotTable, statuses: Iterable[Status]) -> bool:
+    """Whether a member of every group of a table has shown that the group has reached it.
+
+    Before that a group may have late records for one that ended, and that group must accept them.
+    """
+    reached = {status.group for status in statuses if status.settled >= table.version}
+    return reached.issuperset(table.headers)

@@ -12,8 +12,9 @@ import structlog
 from headrace.connectors.clock import SYSTEM_CLOCK
 from headrace.connectors.log.port import Log, TopicMissing
 from headrace.connectors.log.topics import Topics
-from headrace.consumers.membership.ending import Ending, EndingView, decide_ending
+from headrace.consumers.membership.ending import Ending, EndingView, all_settled, decide_ending
 from headrace.consumers.membership.group_changes import GroupBirth
+from headrace.consumers.membership.slot_table import SlotTable
 from headrace.consumers.migration.hand_over_sender import HandOverSender
 from headrace.consumers.replication.change_view import ChangeView
 from headrace.consumers.replication.group import Group
@@ -28,7 +29,10 @@ _log = structlog.get_logger(__name__)
 
 
 class GroupEnding:
-    """The steps of one node for the groups that ended. Owned by one thread."""
+    """The steps of one node for the groups that ended. Owned by one thread.
+
+    `table` is the newest one: no topic is closed before all its groups have reached it.
+    """
 
     def __init__(
         self,
@@ -48,6 +52,7 @@ class GroupEnding:
         self._ends: dict[str, int] = {}
         self._senders: dict[str, HandOverSender] = {}
         self._faults: dict[str, str] = {}
+        self.table: SlotTable | None = None
 
     def turn(self, ended: Iterable[GroupBirth]) -> None:
         """One step of each of these groups that is here. Their changes have ended."""
@@ -81,7 +86,7 @@ class GroupEnding:
         ending = decide_ending(self._view(topic, group, changes))
         if ending is Ending.FOLLOWING:
             self._forget(topic)
-        elif ending is Ending.CLOSING:
+        elif ending is Ending.CLOSING and self._nothing_comes:
             self._ends[topic] = self._log.close_topic(topic)
             _log.info("topic of an ended group closed", group=group.key, end=self._ends[topic])
         elif ending is Ending.HANDING_OVER:
@@ -89,6 +94,12 @@ class GroupEnding:
             self._sender(topic, group).turn(changes)
         elif ending is Ending.DELETING:
             self._delete(topic, group)
+
+    @property
+    def _nothing_comes(self) -> bool:
+        """Whether no other group hands over to one that ended: each has renamed those slots in its second phase."""
+        received = self._heartbeat.detector.received
+        return self.table is None or all_settled(self.table, [each.status for each in list(received.values())])
 
     def _delete(self, topic: str, group: Group) -> None:
         # Once more: somebody who does not know of the end may have corrected the setting.

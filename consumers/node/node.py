@@ -29,7 +29,6 @@ from headrace.consumers.membership.placement import joining_reason
 from headrace.consumers.membership.schema_history import HISTORY_FILE
 from headrace.consumers.membership.schema_log import SchemaLog
 from headrace.consumers.membership.slot_table import SlotTable
-from headrace.consumers.migration.change_tasks import ChangeTasks
 from headrace.consumers.node.cluster_join import groups_at_start, join, read_membership_log
 from headrace.consumers.node.data_directory import DataDirectoryUnusable, Identity
 from headrace.consumers.node.exile import NodeExiled
@@ -37,6 +36,7 @@ from headrace.consumers.node.group_ending import GroupEnding
 from headrace.consumers.node.group_lifecycle import GroupLifecycle
 from headrace.consumers.node.http_address import HttpAddress
 from headrace.consumers.node.kafka_wait import KafkaWait
+from headrace.consumers.node.leading import leader_tasks
 from headrace.consumers.node.local_groups import LocalGroups
 from headrace.consumers.node.log_monitor import LogMonitor
 from headrace.consumers.node.metadata import metadata_group
@@ -59,7 +59,7 @@ from headrace.consumers.recovery.supervisor import RecoverySupervisor
 from headrace.consumers.replication.election import TAKE_BACK_MS
 from headrace.consumers.replication.health import Progress
 from headrace.consumers.replication.heartbeat import Heartbeat
-from headrace.consumers.replication.leader_tasks import LeaderTasks, LogTrimmer, new_incarnation
+from headrace.consumers.replication.leader_tasks import new_incarnation
 from headrace.consumers.replication.log_consumer import LogConsumer
 from headrace.consumers.replication.settings import ReplicationLimits
 from headrace.consumers.serve.app import create_app
@@ -175,14 +175,9 @@ class Node:
         self.log_monitor = LogMonitor(
             log, self.schema_log, groups, self.identity, self.log_consumer, self.readiness, self.cluster_topics
         )
-        trimmer = LogTrimmer(log, self.heartbeat, settings.store.log_keep_records)
-        self.leader_tasks = LeaderTasks(
-            log, groups, settings.store, self.readiness, self.heartbeat, self.schema_log, trimmer
+        self.leader_tasks = leader_tasks(
+            log, self.topics, groups, settings.store, self.readiness, self.heartbeat, self.schema_log, self.metadata
         )
-        self.leader_tasks.change_tasks = ChangeTasks(
-            log, self.topics, self._follower, self.heartbeat, self.leader_tasks
-        )
-        self.readiness.decision = self.leader_tasks.decision
         environment = NodeRecoveryEnvironment(self._local, self.log_consumer, self.readiness, self.heartbeat)
         copies = ThreadPoolExecutor(settings.store.recoveries_max, thread_name_prefix="recovery-copy")
         self.supervisor = RecoverySupervisor(log, environment, settings.store, copies, SYSTEM_CLOCK)

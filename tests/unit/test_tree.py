@@ -54,6 +54,7 @@ PURE_MODULES = (
     "consumers/membership/running_change.py",
     "consumers/membership/slot_table.py",
     "consumers/membership/slot_table_bytes.py",
+    "consumers/migration/barriers.py",
     "consumers/migration/cut_listing.py",
     "consumers/migration/slot_pull.py",
     "consumers/query/planner.py",

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
-from headrace.consumers.membership.ending import Ending, EndingView, decide_ending
+from headrace.consumers.membership.ending import Ending, EndingView, all_settled, decide_ending
+from headrace.consumers.membership.slot_table import SlotTable
+from tests.unit.statuses import STATUS
 
 DOCUMENT = Path(__file__).resolve().parents[3] / "docs/internals/membership.md"
 
@@ -95,3 +97,13 @@ def test_the_situations_are_documented() -> None:
     """docs/internals/membership.md has them in their order, and no other."""
     table = DOCUMENT.read_text("utf-8").split("| situation | holds if | does |\n|---|---|---|\n")[1].split("\n\n")[0]
     assert [str(each) for each in Ending] == re.findall(r"^\| (\w[\w ]*) \|", table, re.MULTILINE)
+
+
+def test_a_topic_is_closed_only_when_every_group_has_the_new_table() -> None:
+    """Before its second phase a group may have late records for one that ends. One member that shows it is enough."""
+    table = SlotTable.create(("n1", "n2", "n3"), 2, 8, version=4)
+    shown = [replace(STATUS, group=group, node=node, settled=4) for group, node in (("n1", "n2"), ("n2", "n2"))]
+    behind = replace(STATUS, group="n3", node="n3", settled=3)
+    assert not all_settled(table, shown)
+    assert not all_settled(table, [*shown, behind])
+    assert all_settled(table, [*shown, behind, replace(behind, node="n1", settled=4)])

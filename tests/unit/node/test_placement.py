@@ -18,6 +18,7 @@ from headrace.consumers.membership.metadata_group import StartSettings
 from headrace.consumers.membership.requests import ChangeRequest
 from headrace.consumers.membership.ring import NodeExists
 from headrace.consumers.membership.running_change import Phase, RunningChange
+from headrace.consumers.migration.change_tasks import ChangeTasks
 from headrace.consumers.node import metadata
 from headrace.consumers.node.exile import NodeExiled
 from headrace.consumers.node.node import Node
@@ -38,6 +39,8 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(metadata, "StartSettings", partial(StartSettings, changes=True))
         patch.setattr(deadline, "GONE_AFTER_S", 0.5)
+        # Each phase lasts as long as the test wants.
+        patch.setattr(ChangeTasks, "turn", lambda *_: False)
         with running_nodes(tmp_path_factory.mktemp("three"), patch, NAMES, replication=2) as nodes:
             yield nodes
 
