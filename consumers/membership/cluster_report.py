@@ -146,16 +146,23 @@ class ClusterReport:
             "bytes_total": _total(sizes[slot] for slot in moved),
             # One reading of the log has no rate.
             "eta_s": UNKNOWN,
-            "waiting_for": _waiting_for(change),
+            "waiting_for": self._waiting_for(change),
         }
 
+    def _waiting_for(self, change: RunningChange) -> Sequence[str]:
+        if change.groups_waiting:
+            return [f"group {header}" for header in change.groups_waiting]
+        if not change.formal:
+            return ["leader of the metadata group"]
+        return [
+            f"node {member}: {count} slots of group {header}{self._reason(header, member)}"
+            for header, member, count in change.members_waiting()
+        ]
 
-def _waiting_for(change: RunningChange) -> Sequence[str]:
-    if change.groups_waiting:
-        return [f"group {header}" for header in change.groups_waiting]
-    if not change.formal:
-        return ["leader of the metadata group"]
-    return [f"node {member}: {count} slots of group {header}" for header, member, count in change.members_waiting()]
+    def _reason(self, header: str, member: str) -> str:
+        """What a member names as the cause, behind a comma; empty when it is offline, or names none."""
+        found = next((each.reason for each in self._members(header) if each.node == member), "")
+        return f", {found}" if found else ""
 
 
 def _total(sizes: Iterable[int]) -> int:

@@ -50,7 +50,7 @@ class CutListing:
         """The loads by what each counts once by."""
         return {load_identity(load): load for load in self.loads}
 
-    @property
+    @cached_property
     def size_bytes(self) -> int:
         """Bytes of all files, as the donor has them."""
         return sum(load.size_bytes for load in self.loads)
@@ -76,10 +76,11 @@ class CutListing:
                 check_body(load)
         except (KeyError, TypeError, ValueError, HeadraceError) as error:
             raise ListingInvalid(f"a list of a cut cannot be read: {error!r}", retriable=True) from error
+        if min(table_version, version, parts, total) < 1:
+            raise ListingInvalid("a list has numbers of no cut", retriable=True)
         held = frozenset(slots)
-        outside = [each for each in loads if _slot(each, total) not in held]
-        if min(table_version, version, parts, total) < 1 or outside:
-            raise ListingInvalid("a list of a cut has files of other slots, or numbers of no cut", retriable=True)
+        if any(_slot(each, total) not in held for each in loads):
+            raise ListingInvalid("a list of a cut has files of other slots", retriable=True)
         return cls(table_version, version, parts, slots, total, loads)
 
 

@@ -55,7 +55,10 @@ _log = structlog.get_logger(__name__)
 
 
 class SlotPuller:
-    """The thread that pulls slots; `turn` is one step of it. All other names are for any thread."""
+    """The thread that pulls slots; `turn` is one step of it. All other names are for any thread.
+
+    `figures` are those of the newest turn.
+    """
 
     def __init__(
         self, environment: PullEnvironment, limits: ReplicationLimits, pool: Executor, clock: Clock = SYSTEM_CLOCK
@@ -74,6 +77,7 @@ class SlotPuller:
         self._reporting: tuple[frozenset[int], float] = (frozenset(), 0.0)
         self._urgent: Counter[tuple[str, int]] = Counter()
         self._changed = threading.Condition()
+        self.figures = PullFigures()
 
     def start(self) -> None:
         """Begin."""
@@ -141,13 +145,7 @@ class SlotPuller:
 
     def reason(self, group: str) -> str:
         """What the data of a group's slots waits for, empty when nothing is pulled."""
-        return self.figures().reasons.get(group, "")
-
-    def figures(self) -> PullFigures:
-        """The figures now."""
-        pulls, topic = list(self._pulls.values()), self._environment.topic
-        faults = {pull.pair.target: self.files.fault(topic(pull.pair.target)) for pull in pulls}
-        return figures_of(pulls, faults, self.rate.per_second, self.files)
+        return self.figures.reasons.get(group, "")
 
     # The thread.
 
@@ -169,6 +167,9 @@ class SlotPuller:
         self.files.want(self._due_files())
         if change is not None:
             self._report(change, now_s)
+        pulls, topic = list(self._pulls.values()), self._environment.topic
+        faults = {pull.pair.target: self.files.fault(topic(pull.pair.target)) for pull in pulls}
+        self.figures = figures_of(pulls, faults, self.rate.per_second, self.files)
 
     def _follow(self, change: RunningChange | None) -> None:
         """Forget the pairs of a change that has ended, and begin with those of the one that runs."""

@@ -180,7 +180,7 @@ def node_figures(node: NodeParts) -> NodeFigures:
         remote=replace(node.source.remote.statistics),
         metadata_leads=node.metadata.leads,
         metadata_epoch=node.metadata.state.epoch,
-        migration=node.migration.puller.figures(),
+        migration=node.migration.puller.figures,
     )
 
 

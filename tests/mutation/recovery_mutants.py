@@ -299,8 +299,8 @@ RECOVERY = (
     Mutant(
         "partial_file_of_another_source_blames_this_one",
         "recovery/file_copy.py",
-        "        begun and _complete(source, snapshot, file, partial, observer)\n",
-        "        False\n",
+        " and not (begun and _complete(read, file, partial, observer)):\n",
+        ":\n",
         (COPY,),
     ),
     Mutant(

@@ -6,7 +6,8 @@ import os
 import random
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -23,9 +24,20 @@ from headrace.consumers.store.segment_files import SegmentFiles
 from headrace.schemas.group_changes import GroupKey
 from headrace.schemas.messages import Load, load_identity
 from headrace.schemas.series import slot_of
-from tests.unit.migration.moves import CHANGE, GAINED, TABLE, TABLES, TARGET, Moves, StepClock, topic_of
+from tests.unit.migration.moves import (
+    BASE,
+    CHANGE,
+    GAINED,
+    TABLE,
+    TABLES,
+    TARGET,
+    Moves,
+    StepClock,
+    random_rows,
+    topic_of,
+)
 from tests.unit.nodes import corrupt
-from tests.unit.store.builders import Row, contents, expected
+from tests.unit.store.builders import HOUR_NS, Row, contents, expected
 from tests.unit.store.test_deletes import last
 
 
@@ -45,7 +57,6 @@ def has_all(moves: Moves, store: Store) -> None:
     """A store has exactly the rows of the slots that moved, and their last rows."""
     for table, schema in TABLES.items():
         rows = moves.moved_rows(table)
-        assert rows
         assert expected(rows) == contents(store, schema)
 
 
@@ -132,6 +143,31 @@ def test_a_pull_continues_after_a_kill_at_any_step(moves: Moves, monkeypatch: py
     assert len(catalogue) == len({load_identity(load) for load in loaded})
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_data_arrives_whatever_comes_first(tmp_path: Path, seed: int) -> None:
+    """Random rows and deletes. Donors that have not cut or do not answer are asked again; takeovers come at any time."""
+    chosen, moves = random.Random(seed), Moves(tmp_path)
+    for table, schema in TABLES.items():
+        moves.write(table, random_rows(seed, chosen.randrange(50, 300), hours=chosen.randrange(9, 30)))
+        for _ in range(chosen.randrange(4)):
+            start, end = sorted(chosen.sample(range(20 * HOUR_NS), 2))
+            moves.delete(schema.table, f"h{chosen.randrange(6)}", start, end)
+    steps: list[Callable[[], object]] = [partial(moves.cut_one, header) for header in BASE.headers]
+    steps += [node.serve for node in moves.nodes.values()]
+    steps += [moves.open_target, moves.hand_over]
+    chosen.shuffle(steps)
+    try:
+        for step in steps:
+            step()
+            moves.turns(count=chosen.randrange(3))
+            assert [] == moves.reports or moves.state.change is not None
+        moves.hand_over()
+        moves.turns(count=8)
+        finished(moves)
+    finally:
+        moves.close()
+
+
 def donor_file(moves: Moves, node: str, donor: str) -> tuple[Path, SegmentEntry]:
     """The largest file that a node's copy of a donor gives."""
     store = moves.nodes[node].groups[topic_of(GroupKey(donor, 1))].store
@@ -213,7 +249,7 @@ def test_a_full_disk_is_waited_for_and_named(moves: Moves, monkeypatch: pytest.M
     for member in TABLE.group("n4"):
         puller = moves.nodes[member].puller
         assert "the disk is full" in puller.reason("n4")
-        assert puller.figures().bytes_done == 0 < puller.figures().bytes_total
+        assert puller.figures.bytes_done == 0 < puller.figures.bytes_total
     received = moves.nodes["n4"].puller.rate.received_bytes
     full[0] = False
     moves.turns(count=6)

@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from headrace.consumers.migration.pull_figures import PullFigures
 from headrace.consumers.query.engine import QuerySettings, QueryStatistics
 from headrace.consumers.query.group_scanner import ScanStatistics
 from headrace.consumers.query.remote_rows import RemoteStatistics
@@ -102,6 +103,7 @@ class MeasuredNode:
             remote=RemoteStatistics(8, 1, 2, 9_000, 512),
             metadata_leads=True,
             metadata_epoch=4,
+            migration=PullFigures(3, 6, 1_000, 4_000, 250.5, 7, 2),
         )
 
 
