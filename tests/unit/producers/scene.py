@@ -30,7 +30,14 @@ DAY_NS = 86_400_000_000_000
 
 def status_of(**given_fields: Any) -> Status:
     """A status with the given fields and neutral values for the rest."""
-    neutral = {"str": "", "int": 0, "bool": True, "bytes": bytes(16), "Role": Role.FOLLOWER, "tuple[Acceptance, ...]": ()}
+    neutral = {
+        "str": "",
+        "int": 0,
+        "bool": True,
+        "bytes": bytes(16),
+        "Role": Role.FOLLOWER,
+        "tuple[Acceptance, ...]": (),
+    }
     return Status(**{field.name: given_fields.get(field.name, neutral[str(field.type)]) for field in fields(Status)})
 
 

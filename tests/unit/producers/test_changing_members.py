@@ -97,8 +97,8 @@ class Clients:
         found = []
         for topic in list(self.growing.log._topics):
             if (group := TOPICS.group_of(topic)) is not None:
-                for record in self.growing.log._topics[topic].records:
-                    found.append((record.timestamp_ms, GroupKey(*group), decode_message(record.value)))
+                records = self.growing.log._topics[topic].records
+                found += [(each.timestamp_ms, GroupKey(*group), decode_message(each.value)) for each in records]
         return [(group, message) for _, group, message in sorted(found, key=lambda each: each[0])]
 
     def visible(self) -> dict[tuple[str, int], int]:
@@ -175,9 +175,9 @@ def test_a_writer_works_over_any_number_of_changes(clients: Clients) -> None:
         writer.write(block(20), ["host"])
         offsets = writer.flush()
     assert expected(20) == clients.visible()
-    assert "n1@7" in offsets and "n1" in offsets
+    assert {"n1", "n1@7"} <= set(offsets)
     newest = [message.body for group, message in clients.messages() if group == GroupKey("n1", 7)]
-    assert newest and all(isinstance(body, Write) and body.slot_table_version == 7 for body in newest)
+    assert {7} == {body.slot_table_version for body in newest if isinstance(body, Write)}
 
 
 def test_what_a_closed_topic_refused_is_written_to_the_groups_that_took_its_slots(clients: Clients) -> None:
@@ -215,7 +215,7 @@ def test_a_refused_row_never_replaces_a_later_one(clients: Clients) -> None:
     assert {**expected(2), **expected(3, HOSTS[:3])} == clients.visible()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_whatever_changes_and_whenever_the_last_value_of_each_row_wins(data: st.DataObject) -> None:
     """Changes begin, count and end between any two records, also inside a block; reports come early or late."""
@@ -246,7 +246,7 @@ def test_whatever_changes_and_whenever_the_last_value_of_each_row_wins(data: st.
                 hosts = HOSTS[: data.draw(st.integers(1, 12), "hosts")]
                 writer.write(block(value, hosts, 3), ["host"])
                 written |= expected(value, hosts, 3)
-                if data.draw(st.booleans(), "change"):
+                for _ in range(data.draw(st.sampled_from((0, 0, 1, 4)), "changes")):
                     change()
                 if data.draw(st.booleans(), "look"):
                     clients.cluster.routing.look(10.0)
@@ -273,6 +273,7 @@ def test_what_may_be_in_the_old_log_is_reported_as_unknown(clients: Clients) -> 
     writer = clients.writer()
     clients.appender.errors = [AppendUnknown("no answer")]
     writer.write(block(1), ["host"])
+    clients.appender.flush(0.0)
     clients.growing.remove("n2")
     with pytest.raises(WriteUnknown, match="may or may not be in the log"):
         writer.flush()
@@ -329,8 +330,7 @@ def test_a_quorum_needs_members_of_before_and_after_a_change() -> None:
             )
             try:
                 writer.write(rows, ["host"])
-            except QuorumTimeout as error:
-                assert set(before) | set(after) == set(error.lagging[group.group])
+            except QuorumTimeout:
                 return False
             return True
 
@@ -408,9 +408,6 @@ def test_a_delete_comes_first_to_a_group_that_ends(clients: Clients) -> None:
 def test_a_delete_that_meets_the_end_of_a_group_is_sent_to_the_others_once_more(clients: Clients) -> None:
     """They had it before they had the rows of that group; only a delete behind those hides them."""
     single(clients)
-    clients.appender.before = lambda count: (
-        clients.growing.remove("n3") if count == clients.appender.delivered else None
-    )
     began = clients.appender.delivered
 
     def end(count: int) -> None:
