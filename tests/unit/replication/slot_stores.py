@@ -311,8 +311,10 @@ class StoredCluster(Cluster):
 
     def moves_done(self) -> bool:
         """See Cluster: the files have arrived, too."""
-        awaited = any(log.group is not None and log.group.store.awaited() for log in self.stored.values())
-        return super().moves_done() and not (self.loads or self.unexported or awaited)
+        if self.loads or self.unexported or not super().moves_done():
+            return False
+        stores = [log.group.store for log in self.stored.values() if log.group is not None]
+        return not any(store.awaited() or store.pending_jobs() for store in stores)
 
     def finish(self) -> None:
         """See Cluster: files, jobs and what was given come to an end, too."""
