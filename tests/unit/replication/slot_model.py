@@ -411,8 +411,12 @@ class Cluster:
             found = held[max(held)] if held else None
             assert wanted == found, f"{key}: {order}, {held}"
         for log in self.logs.values():
-            replica = log.new_replica()
-            for offset, value in enumerate(log.values):
-                replica.apply(offset, value, (("format", b"3"),))
-            assert replica.state.to_bytes() == log.replica.state.to_bytes()
-            assert replica.ignored == log.replica.ignored
+            self.check_replica(log)
+
+    def check_replica(self, log: SlotLog) -> None:
+        """Another replica of a group comes to the same state."""
+        replica = log.new_replica()
+        for offset, value in enumerate(log.values):
+            replica.apply(offset, value, (("format", b"3"),))
+        assert replica.state.to_bytes() == log.replica.state.to_bytes()
+        assert replica.ignored == log.replica.ignored

@@ -311,8 +311,10 @@ class StoredCluster(Cluster):
 
     def moves_done(self) -> bool:
         """See Cluster: the files have arrived, too."""
-        awaited = any(log.group is not None and log.group.store.awaited() for log in self.stored.values())
-        return super().moves_done() and not (self.loads or self.unexported or awaited)
+        if self.loads or self.unexported or not super().moves_done():
+            return False
+        stores = [log.group.store for log in self.stored.values() if log.group is not None]
+        return not any(store.awaited() or store.pending_jobs() for store in stores)
 
     def finish(self) -> None:
         """See Cluster: files, jobs and what was given come to an end, too."""
@@ -354,6 +356,9 @@ class StoredCluster(Cluster):
         for log in self.stored.values():
             self.check_member(log)
         self.close()
+
+    def check_replica(self, log: SlotLog) -> None:
+        """See `check_member`: what a group ignored before it began again is not counted."""
 
     def check_rows(self) -> None:
         """Each holder shows the newest value of every key, and nobody else shows the key."""
