@@ -24,7 +24,7 @@ from headrace.consumers.replication.group import Group
 from headrace.consumers.replication.leader_parts import LeaderRecord
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.framing import format_headers
-from headrace.schemas.group_changes import Barrier, GroupKey, HandOverAccepted, HandOverPosition
+from headrace.schemas.group_changes import Barrier, GroupKey, HandOverAccepted
 from headrace.schemas.membership_records import PreDone
 from headrace.schemas.messages import Anchor, Leadership
 from headrace.schemas.records import Status, encode_membership, format_of_membership
@@ -146,9 +146,7 @@ class ChangeTasks:
         self._appended[topic] = _Appended(record, self._clock.monotonic_s() + READ_BACK_TIMEOUT_S)
         self._records.append(topic, record)
 
-    def _hand_over(
-        self, topic: str, key: GroupKey, view: ChangeView, leadership: Leadership, *, waits: bool
-    ) -> bool:
+    def _hand_over(self, topic: str, key: GroupKey, view: ChangeView, leadership: Leadership, *, waits: bool) -> bool:
         """Send what is due to other groups, and note what they have accepted; whether a note was appended."""
         if not any(view.due.values()):
             sender = self._senders.pop(topic, None)

@@ -48,7 +48,7 @@ class OwnRecords:
         elif not self._reader.position(self._topic) <= offset < self._reader.position(self._topic) + READ_ON_OFFSETS:
             self._reader.seek(self._topic, offset)
         records = self._reader.poll(READ_RECORDS_MAX, READ_TIMEOUT_S)
-        if records and self._reader.position(self._topic) > offset and offset not in {each.offset for each in records}:
+        if self._reader.position(self._topic) > offset and offset not in {each.offset for each in records}:
             raise LogTruncated(f"record {offset} of topic {self._topic} is gone")
         return records
 

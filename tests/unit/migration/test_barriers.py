@@ -13,8 +13,8 @@ from headrace.consumers.replication.change_state import Given
 from headrace.consumers.replication.change_view import ChangeView
 from headrace.schemas.group_changes import BarrierPhase, GroupKey
 from headrace.schemas.membership_records import ChangeKind, PreDone
-from headrace.schemas.messages import NO_CHAIN, Anchor, Leadership, Message, ProducerPosition
 from headrace.schemas.message_rules import check_message
+from headrace.schemas.messages import NO_CHAIN, Anchor, Leadership, Message, ProducerPosition
 from tests.unit.migration.member_logs import SLOTS, MemberLog
 
 PRE, FORMAL, REVERT = BarrierPhase.PRE, BarrierPhase.FORMAL, BarrierPhase.REVERT

@@ -17,8 +17,7 @@ from headrace.consumers.replication.leader_parts import LeaderRecord
 from headrace.schemas.framing import check_format
 from headrace.schemas.group_changes import Barrier, BarrierPhase, GroupKey, HandOverAccepted
 from headrace.schemas.membership_records import ChangeKind, PreDone
-from headrace.schemas.messages import Leadership
-from headrace.schemas.records import Acceptance, Status, decode_membership
+from headrace.schemas.records import Acceptance, decode_membership
 from tests.unit.migration.member_logs import STORE, MemberLog
 from tests.unit.replication.slot_logs import SlotLog
 from tests.unit.statuses import STATUS
