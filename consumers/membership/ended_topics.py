@@ -15,7 +15,10 @@ LOOK_INTERVAL_S = 1.0
 
 
 class EndedTopics:
-    """Looks for the topics of ended groups. Owned by one thread."""
+    """Looks for the topics of ended groups. Owned by one thread.
+
+    `absent` are those that were missing at the newest look, perhaps because the log has just started.
+    """
 
     def __init__(self, log: Log, topics: Topics, clock: Clock = SYSTEM_CLOCK) -> None:
         self._log = log
@@ -23,6 +26,7 @@ class EndedTopics:
         self._clock = clock
         self._absence = GracePeriod(clock.monotonic_s)
         self._gone: set[GroupBirth] = set()
+        self.absent: frozenset[GroupBirth] = frozenset()
         self._look_at_s = 0.0
 
     def missing(self, births: Iterable[GroupBirth]) -> frozenset[GroupBirth]:
@@ -37,6 +41,7 @@ class EndedTopics:
         # What is gone stays so: a later topic of the name would be another log.
         wanted = frozenset(births)
         self._gone &= wanted
+        self.absent &= wanted
         if self._clock.monotonic_s() >= self._look_at_s:
             self._look_at_s = self._clock.monotonic_s() + LOOK_INTERVAL_S
             self._gone |= {birth for birth in wanted - self._gone if self._is_gone(birth)}
@@ -49,6 +54,7 @@ class EndedTopics:
         except HeadraceError:
             self._absence.unknown(topic)
             return False
+        self.absent = self.absent | {birth} if missing else self.absent - {birth}
         if not missing:
             self._absence.present(topic)
         return missing and self._absence.missing(topic)

@@ -117,12 +117,15 @@ class PlacementTask:
             self._table = table
             self.on_table(table)
         ends = closable_ends(state)
-        wanted = wanted_groups(state, self._node, self._topics.gone(ends))
+        gone = self._topics.gone(ends)
+        # Nobody follows a topic that is missing. Its data is kept until it is gone: the group may be opened again.
+        wanted = wanted_groups(state, self._node, gone | self._topics.absent)
+        kept = wanted_groups(state, self._node, gone)
         for birth in ends:
             # A deleted topic must not be made again, nor a closed one be opened by a check of its settings.
             self._topics_of_cluster.forget(self._topic(birth))
         busy = self._follow(table, wanted, state)
-        for birth in self._local.left(wanted):
+        for birth in self._local.left(kept):
             self.lifecycle.delete(birth)
         self._ending.table = table
         self._ending.turn(ends)

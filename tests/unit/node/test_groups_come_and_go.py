@@ -211,6 +211,7 @@ def test_again_and_again_leaves_nothing_behind(nodes: Nodes) -> None:
     node, old, new = nodes.running["n4"], GroupBirth("n1"), GroupBirth("n0", 2)
     agree(nodes, "n1", "n0", "n4")
     following(JOINED, node)
+    ready(node)
     before = resources(node)
     for turn in range(ROUNDS):
         following(LEFT, node)
@@ -231,7 +232,8 @@ def test_again_and_again_leaves_nothing_behind(nodes: Nodes) -> None:
         node.placement.lifecycle.delete(old)
         assert [] == on_disk(node, old.key)
         assert nodes.topics.forward("n1") not in node.identity.topics
-    eventually(lambda: before == resources(node), f"{before}, and now {resources(node)}")
+    # An index may just have had a file more, which it has merged since.
+    eventually(lambda: resources(node) <= before, f"{before}, and now {resources(node)}")
     ready(node)
 
 
