@@ -135,10 +135,10 @@ def _check_same(table: SlotTable, create: Create, cluster: str, *, any_replicati
         )
         if have != want
     ]
-    if set(create.nodes) != set(table.nodes):
-        _log.info("nodes of the settings ignored", settings=create.nodes, cluster=table.nodes)
     if differing:
         raise SettingsDiffer(
             f"cluster {cluster!r} was created with other settings: {'; '.join(differing)}",
             action="start this node with the cluster's settings",
         )
+    if set(create.nodes) != set(table.nodes):
+        _log.info("nodes of the settings ignored", settings=create.nodes, cluster=table.nodes)

@@ -14,9 +14,10 @@ from pathlib import Path
 import structlog
 
 from headrace.connectors.clock import SYSTEM_CLOCK, Clock
-from headrace.connectors.deadline import Deadline, GracePeriod
-from headrace.connectors.log.port import Log, LogUnavailable, Reader, Record, TopicMissing, read_to_end
+from headrace.connectors.deadline import Deadline
+from headrace.connectors.log.port import Log, LogUnavailable, Record
 from headrace.consumers.membership.changes import MembershipState, Verdict
+from headrace.consumers.membership.compared_log import ComparedLog
 from headrace.consumers.membership.schema_history import SchemaHistory
 from headrace.consumers.replication.failure_detector import OFFLINE_MS
 from headrace.schemas.errors import HeadraceError
@@ -56,16 +57,8 @@ class MembershipFollower:
 
     def __init__(self, log: Log, topic: str, history_file: Path | None = None, clock: Clock = SYSTEM_CLOCK) -> None:
         """`history_file` keeps over restarts what was read, so that another log under the name is detected."""
-        self._log = log
-        self._topic = topic
         self._clock = clock
-        self._history = SchemaHistory()
-        self._history_file = history_file
-        self._known = SchemaHistory.load(history_file) if history_file is not None else SchemaHistory()
-        self._absence = GracePeriod(clock.monotonic_s)
-        self._topic_id = ""
-        self._next = 0
-        self._reader: Reader | None = None
+        self._compared = ComparedLog(log, topic, self._lost, history_file, clock.monotonic_s)
         self._reader_used_s = 0.0
         self._look_at_s = 0.0
         self._answered_s: float | None = None
@@ -75,8 +68,12 @@ class MembershipFollower:
         self.claimed_ms = 0
         self.caught_up = False
         self.stopped = ""
-        self.lost = ""
         self.fault = ""
+
+    @property
+    def lost(self) -> str:
+        """Why the log is not the one that was read, empty while it is."""
+        return self._compared.lost
 
     @property
     def failure(self) -> str:
@@ -112,11 +109,11 @@ class MembershipFollower:
             try:
                 self._look([], self._clock.monotonic_s())
             except HeadraceError:
-                self._close_reader()
+                self._compared.close()
                 raise
             if deadline.passed() and not self.caught_up:
                 raise LogUnavailable(
-                    f"topic {self._topic} was not read to its end in {timeout_s:g} s",
+                    f"topic {self._compared.topic} was not read to its end in {timeout_s:g} s",
                     action="check the broker",
                     retriable=True,
                 )
@@ -132,7 +129,7 @@ class MembershipFollower:
         try:
             self._look(taken, now_s)
             # Only now: a look that found the right topic may still find other records in it.
-            self.fault = self.lost = ""
+            self.fault = self._compared.lost = ""
         except FormatTooNew as error:
             self.stopped = f"membership log, record {self.state.records + 1}: {error}"
             _log.error("membership log not followed any further", reason=self.stopped)
@@ -141,14 +138,14 @@ class MembershipFollower:
                 _log.warning("membership log not readable", error=str(error))
             self.fault = str(error)
             # What was not applied is read again: a record that is missed would give another state than others have.
-            self._close_reader()
+            self._compared.close()
         if taken:
             self._notify()
         return taken
 
     def close(self) -> None:
         """Close the reader."""
-        self._close_reader()
+        self._compared.close()
 
     def _notify(self) -> None:
         with self._changed:
@@ -157,34 +154,28 @@ class MembershipFollower:
             listener(self.state)
 
     def _look(self, taken: list[ReadRecord], now_s: float) -> None:
-        end = self._verify(now_s)
-        if self._history.records == 0 and self._known.records:
+        compared = self._compared
+        end = compared.verify()
+        self._answered_s = now_s
+        if compared.history.records == 0 and compared.known.records:
             self._check_known()
-        if self._next >= end:
+        if compared.next >= end:
             self.caught_up = True
             if now_s - self._reader_used_s > READER_IDLE_S:
-                self._close_reader()
+                compared.close()
             return
         self._reader_used_s = now_s
-        reader = self._open_reader()
-        records = reader.poll(POLL_RECORDS, POLL_S)
-        if not records:
-            # Offsets without a record, such as those of transaction markers.
-            self._next = max(self._next, reader.position(self._topic))
-            return
-        # After they were read and before they count: they may be those of a topic that was created again.
-        if self._verify(now_s) <= records[-1].offset or self._reader is None:
-            self._close_reader()
-            return
+        records = compared.poll(POLL_RECORDS, POLL_S)
         for record in records:
             self._apply(record, taken)
-        self._save()
-        # There may be more.
-        self.look_soon()
+        if records:
+            compared.save()
+            # There may be more.
+            self.look_soon()
 
     def _apply(self, record: Record, taken: list[ReadRecord]) -> None:
         check_format(record.headers)
-        self._history, self._next = self._history.after([record]), record.offset + 1
+        self._compared.take(record)
         try:
             writer, decoded = decode_membership(record.value)
         except FrameInvalid:
@@ -199,64 +190,18 @@ class MembershipFollower:
     def _check_known(self) -> None:
         """Before the first record: this log begins with what was read before this start."""
         # Before, and not on the way: a state of other records must not be seen by anybody.
-        known = self._known
-        read = read_to_end(self._log, self._topic, timeout_s=READ_TIMEOUT_S)[: known.records]
+        known = self._compared.known
+        read = self._compared.beginning(known.records)
         if len(read) < known.records:
-            raise self._lose(f"has {len(read)} records, {known.records} were read from it")
+            raise self._compared.lose(f"has {len(read)} records, {known.records} were read from it")
         if SchemaHistory().after(read) != known:
-            raise self._lose("begins with other records than those that were read from it")
+            raise self._compared.lose("begins with other records than those that were read from it")
 
-    def _save(self) -> None:
-        if self._history_file is not None and self._history.records > self._known.records:
-            self._known = self._history
-            self._history.save(self._history_file)
-
-    def _verify(self, now_s: float) -> int:
-        """The end of the log, which is that which was read, or begins with the same records.
-
-        Raises MembershipLogLost, TopicMissing, LogUnavailable.
-        """
-        try:
-            state = self._log.describe(self._topic)
-        except TopicMissing as error:
-            if self._history.records and self._absence.missing(self._topic):
-                raise self._lose("does not exist any more") from error
-            raise
-        except LogUnavailable:
-            self._absence.unknown(self._topic)
-            raise
-        self._answered_s = now_s
-        self._absence.present(self._topic)
-        if state.topic_id != (self._topic_id or state.topic_id) or state.end < self._next:
-            self._compare()
-        self._topic_id = state.topic_id
-        return state.end
-
-    def _compare(self) -> None:
-        """Continue in another topic of the same name if it begins with the records that were read."""
-        count = self._history.records
-        read = read_to_end(self._log, self._topic, timeout_s=READ_TIMEOUT_S)[:count]
-        if SchemaHistory().after(read) != self._history:
-            raise self._lose(f"was created again or truncated: it does not have the {count} records read before")
-        self._next = read[-1].offset + 1 if read else 0
-        self._close_reader()
-
-    def _lose(self, why: str) -> MembershipLogLost:
+    def _lost(self, topic: str, why: str) -> MembershipLogLost:
         error = MembershipLogLost(
-            f"topic {self._topic} {why}",
+            f"topic {topic} {why}",
             action="restore all its records in their order; or begin with a new cluster, the data is kept",
         )
         if not self.lost:
             _log.error("membership log lost", reason=str(error))
-        self.lost = str(error)
         return error
-
-    def _open_reader(self) -> Reader:
-        if self._reader is None:
-            self._reader = self._log.reader({self._topic: self._next}, follow=True)
-        return self._reader
-
-    def _close_reader(self) -> None:
-        reader, self._reader = self._reader, None
-        if reader is not None:
-            reader.close()

@@ -12,11 +12,12 @@ import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from headrace.connectors.deadline import Deadline, GracePeriod
+from headrace.connectors.deadline import Deadline
 from headrace.connectors.log.append import append_one
-from headrace.connectors.log.port import Log, LogUnavailable, Reader, Record, TopicMissing, read_to_end
+from headrace.connectors.log.port import Log, LogUnavailable, Record
 from headrace.connectors.log.topics import Topics
-from headrace.consumers.membership.schema_history import SchemaHistory, SchemaLogLost, lost_error
+from headrace.consumers.membership.compared_log import ComparedLog
+from headrace.consumers.membership.schema_history import lost_error
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.framing import FrameInvalid, check_format
 from headrace.schemas.messages import TableVersion
@@ -56,57 +57,50 @@ class SchemaLog:
     def __init__(self, log: Log, topics: Topics, history_file: Path | None = None) -> None:
         """`history_file` keeps over restarts what was read, so that another log under the name is detected."""
         self._log = log
-        self._topic = topics.table
-        self._topic_id = ""
-        self._next = 0
-        self._absence = GracePeriod()
-        self._history = SchemaHistory()
-        self._history_file = history_file
-        self._known = SchemaHistory.load(history_file) if history_file is not None else SchemaHistory()
+        self._compared = ComparedLog(log, topics.table, lost_error, history_file)
         self._writer = uuid.uuid4().hex
-        self._reader: Reader | None = None
         self._lock = threading.RLock()
         self._changed = threading.Condition()
         self.catalogue = Catalogue()
-        self.lost = ""
+
+    @property
+    def lost(self) -> str:
+        """Why the log is not the one that was read, empty while it is."""
+        return self._compared.lost
 
     def refresh(self, timeout_s: float = REFRESH_TIMEOUT_S) -> None:
         """Read the log to its end. Raises LogUnavailable when that takes too long, SchemaLogLost."""
         with self._lock:
             end = self.verify()
-            deadline = Deadline(timeout_s)
-            while self._open_reader().position(self._topic) < end:
+            deadline, compared = Deadline(timeout_s), self._compared
+            while compared.reader().position(compared.topic) < end:
                 self.follow(min(0.2, deadline.left_s()))
                 if deadline.passed():
                     raise LogUnavailable(
-                        f"topic {self._topic} was not read to its end", action="check the broker", retriable=True
+                        f"topic {compared.topic} was not read to its end", action="check the broker", retriable=True
                     )
-            if self._history.records < self._known.records:
-                raise self._lose(f"has {self._history.records} records, {self._known.records} were read from it")
+            if compared.history.records < compared.known.records:
+                raise compared.lose(
+                    f"has {compared.history.records} records, {compared.known.records} were read from it"
+                )
 
     def follow(self, timeout_s: float) -> None:
         """Take what has arrived, waiting up to `timeout_s` for the first record."""
         with self._lock:
             try:
-                self._take(self._open_reader().poll(1_000, timeout_s))
+                self._take(self._compared.poll(1_000, timeout_s))
             except HeadraceError:
                 # What was not applied is read again: a change that is missed would make versions differ.
-                self._close_reader()
+                self._compared.close()
                 raise
 
     def _take(self, records: Sequence[Record]) -> None:
-        if not records:
-            return
-        # After they were read and before they count: they may be those of a topic that was created again. Then
-        # they are read again, from the place where this log continues.
-        if self.verify() <= records[-1].offset or self._reader is None:
-            self._close_reader()
-            return
+        compared = self._compared
         for record in records:
             check_format(record.headers)
-            self._history, self._next = self._history.after([record]), record.offset + 1
-            if self._history.records == self._known.records and self._history != self._known:
-                raise self._lose("begins with other records than those that were read from it")
+            compared.take(record)
+            if compared.history.records == compared.known.records and compared.history != compared.known:
+                raise compared.lose("begins with other records than those that were read from it")
             try:
                 _, change = decode_schema_change(record.value)
             except FrameInvalid:
@@ -114,9 +108,7 @@ class SchemaLog:
             with self._changed:
                 self.catalogue.apply(change)
                 self._changed.notify_all()
-        if self._history_file is not None and self._history.records > self._known.records:
-            self._known = self._history
-            self._history.save(self._history_file)
+        compared.save()
 
     def verify(self) -> int:
         """The end of the log, which is that which was read, or begins with the same records.
@@ -124,31 +116,9 @@ class SchemaLog:
         Raises SchemaLogLost, TopicMissing, LogUnavailable.
         """
         with self._lock:
-            try:
-                state = self._log.describe(self._topic)
-            except TopicMissing as error:
-                if self._history.records and self._absence.missing(self._topic):
-                    raise self._lose("does not exist any more") from error
-                raise
-            self._absence.present(self._topic)
-            if state.topic_id != (self._topic_id or state.topic_id) or state.end < self._next:
-                self._compare()
-            self._topic_id, self.lost = state.topic_id, ""
-            return state.end
-
-    def _compare(self) -> None:
-        """Continue in another topic of the same name if it begins with the records that were read."""
-        count = self._history.records
-        read = read_to_end(self._log, self._topic, timeout_s=REFRESH_TIMEOUT_S)[:count]
-        if SchemaHistory().after(read) != self._history:
-            raise self._lose(f"was created again or truncated: it does not have the {count} records read before")
-        self._next = read[-1].offset + 1 if read else 0
-        self._close_reader()
-
-    def _lose(self, why: str) -> SchemaLogLost:
-        error = lost_error(self._topic, why)
-        self.lost = str(error)
-        return error
+            end = self._compared.verify()
+            self._compared.lost = ""
+            return end
 
     def wait_for(self, database: str, table: str, version: int, timeout_s: float) -> TableSchema | None:
         """The table at exactly this version; None when the log was not read that far in time, or is lost.
@@ -272,19 +242,9 @@ class SchemaLog:
     def close(self) -> None:
         """Close the reader."""
         with self._lock:
-            self._close_reader()
-
-    def _close_reader(self) -> None:
-        reader, self._reader = self._reader, None
-        if reader is not None:
-            reader.close()
+            self._compared.close()
 
     def _change(self, change: SchemaChange, key: str) -> None:
         value, needed = encode_schema_change(self._writer, change), format_of_change(change)
-        append_one(self._log, self._topic, value, key=key.encode(), needed_format=needed)
+        append_one(self._log, self._compared.topic, value, key=key.encode(), needed_format=needed)
         self.refresh()
-
-    def _open_reader(self) -> Reader:
-        if self._reader is None:
-            self._reader = self._log.reader({self._topic: self._next}, follow=True)
-        return self._reader

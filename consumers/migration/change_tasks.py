@@ -146,9 +146,7 @@ class ChangeTasks:
         self._appended[topic] = _Appended(record, self._clock.monotonic_s() + READ_BACK_TIMEOUT_S)
         self._records.append(topic, record)
 
-    def _hand_over(
-        self, topic: str, key: GroupKey, view: ChangeView, leadership: Leadership, *, waits: bool
-    ) -> bool:
+    def _hand_over(self, topic: str, key: GroupKey, view: ChangeView, leadership: Leadership, *, waits: bool) -> bool:
         """Send what is due to other groups, and note what they have accepted; whether a note was appended."""
         if not any(view.due.values()):
             sender = self._senders.pop(topic, None)

@@ -112,7 +112,8 @@ class HandOverSender:
             except HeadraceError as error:
                 self._note_failure(target, key, str(error))
                 continue
-            accepted = accepted or (None if position is None else (key, position))
+            if accepted is None and position is not None:
+                accepted = key, position
         return accepted
 
     def handed_over(self, view: ChangeView) -> bool:
@@ -182,7 +183,9 @@ class HandOverSender:
             sent = replace(sent, newest=each.position, sizes=sizes, since_s=since_s)
             target.sent = sent
 
-    def _records(self, view: ChangeView, wanted: Sequence[HandOver], room: int) -> Iterator[tuple[HandOver, bytes, int]]:
+    def _records(
+        self, view: ChangeView, wanted: Sequence[HandOver], room: int
+    ) -> Iterator[tuple[HandOver, bytes, int]]:
         """The encoded records, in order, up to the first that cannot be read yet."""
         offsets = [each.transfer.offset for each in wanted if each.transfer.rank is not None]
         read: Mapping[int, Record] = self._own.read(offsets, room) if offsets else {}

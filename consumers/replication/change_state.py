@@ -302,7 +302,8 @@ class ChangeState:
     def note_delete(self, rank: Rank, delete: Delete) -> None:
         """Remember a delete for the slots that were taken: late rows of them may come after the slots have left."""
         sections = (section.slots for origin in self.origins.values() for section in origin.sections)
-        if taken := self.held(sorted(frozenset[int]().union(*sections))):
+        # Also for those whose takeover has not arrived yet: the slots may have left again before the late rows come.
+        if taken := self.held(sorted(frozenset(self.gained).union(*sections))):
             self.keep_delete(HandedDelete(rank, taken, delete))
 
     def keep_delete(self, handed: HandedDelete) -> None:

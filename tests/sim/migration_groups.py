@@ -1,8 +1,7 @@
 """What the groups' logs hold: one replica of each group that reads every record at once, and the rows that follow.
 
-A replica is deterministic, so a node that has read less sees what this one saw at that record. The rows are those
-of `tests.unit.replication.slot_model`: of the records about one key the last one wins, first by the table under
-which its log held the slot, then by its place in that log.
+A replica is deterministic, so a node that has read less sees what this one saw at that record. Of the records about
+one key the last one wins, first by the table under which its log held the slot, then by its place in that log.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ from headrace.consumers.replication.founding import Founding
 from headrace.consumers.replication.replica import Replica
 from headrace.schemas.group_changes import BarrierPhase, GroupKey, HandedOver, HandOverPosition, Rank, Takeover
 from headrace.schemas.messages import Delete, Write, decode_message
+from tests.sim.migration_rows import GroupRows
 from tests.unit.replication.slot_logs import rows_of, slots_of
-from tests.unit.replication.slot_model import Rows
 
 SLOTS = 8
 KEYS = tuple(f"{slot}{name}" for slot in range(SLOTS) for name in "xy")
@@ -65,7 +64,7 @@ class TrueGroup:
         self.key = GroupKey(header, founding.birth)
         self.founding = founding
         self.replica = replica = new_replica(founding)
-        self.rows = Rows()
+        self.rows = GroupRows()
         self.history = [AppliedState.of(replica.state, 0)]
         self.cuts: dict[tuple[GroupKey, int], tuple[int, int]] = {}
         self.barriers: dict[tuple[int, BarrierPhase], int] = {}
@@ -139,7 +138,9 @@ class TrueGroups:
 
     def _held_since(self, key: GroupKey, slot: int) -> list[int]:
         """The versions of the tables with which a slot came to a group."""
-        holders = [(table.version, GroupKey(table.holder(slot), table.birth(table.holder(slot)))) for table in self.tables]
+        holders = [
+            (table.version, GroupKey(table.holder(slot), table.birth(table.holder(slot)))) for table in self.tables
+        ]
         befores = [None, *(holder for _, holder in holders)]
         return [
             version

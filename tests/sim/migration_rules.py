@@ -87,9 +87,7 @@ def _leave_cancelled_changes(patch: pytest.MonkeyPatch) -> None:
 def _ignore_renamed_slots(patch: pytest.MonkeyPatch) -> None:
     def broken(self: ChangeState, takeover: Takeover) -> bool:
         coming = self.gains if takeover.table_version == self.table_version else ()
-        return all(
-            slot in coming or self.gained.get(slot, 0) >= takeover.table_version for slot in takeover.slots
-        )
+        return all(slot in coming or self.gained.get(slot, 0) >= takeover.table_version for slot in takeover.slots)
 
     patch.setattr(ChangeState, "expects", broken)
 
@@ -109,5 +107,7 @@ MIGRATION_RULES = (
     MigrationRule("what is not read back is appended again", _append_barriers_once),
     MigrationRule("what a log has begun is ended", _leave_cancelled_changes),
     MigrationRule("slots that are here may be renamed", _ignore_renamed_slots, quick=False),
-    MigrationRule("a log is closed when all groups have the new table", _close_logs_at_the_end_of_the_change, quick=False),
+    MigrationRule(
+        "a log is closed when all groups have the new table", _close_logs_at_the_end_of_the_change, quick=False
+    ),
 )

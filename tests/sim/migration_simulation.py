@@ -62,6 +62,8 @@ class MigrationSimulation:
         self.sent: list[tuple[int, Status]] = []
         self.nodes: dict[str, MigrationNode] = {}
         self.ended: list[tuple[int, Phase]] = []
+        # How many records of a topic are in the journal of a node, whether it runs or not.
+        self.durable: dict[tuple[str, str], int] = {}
         self._writers = MemberLog(self.world, self.memory, "writers")
         self._values = 0
         self._needed: dict[tuple[str, str, int], bool | None] = {}
@@ -245,6 +247,7 @@ class MigrationSimulation:
         if not node.alive:
             return
         node.alive = False
+        self._note_durable()
         self.world.note(f"{node.name} is killed")
         chance = self.world.random
         # What it has applied is in its journal; the journal begins again at a seal.
@@ -252,7 +255,7 @@ class MigrationSimulation:
 
         def restart() -> None:
             if self.nodes[node.name] is node:
-                self._start(node.name, {topic: version for topic, version in kept.items()})
+                self._start(node.name, kept)
 
         self.world.after(1 if self._healed else chance.uniform(300, 9_000), restart)
 
@@ -298,7 +301,8 @@ class MigrationSimulation:
             node = chance.choice(joined or table.nodes)
             after = table.remove_node(node)
         else:
-            kind, node, after = ChangeKind.BALANCE, "", table.balance(ByteBalancer([chance.randint(1, 1_000) for _ in range(SLOTS)]))
+            kind, node = ChangeKind.BALANCE, ""
+            after = table.balance(ByteBalancer([chance.randint(1, 1_000) for _ in range(SLOTS)]))
             if not after.moved:
                 return
         request = f"r{self.state.changes}"
@@ -352,6 +356,7 @@ class MigrationSimulation:
     def _check_formal(self, change: RunningChange) -> None:
         """With the second phase a new member counts, so it must have read the first."""
         self.truth.read_all()
+        self._note_durable()
         for header in change.base.headers:
             group = self.truth.by_key(GroupKey(header, change.base.birth(header)))
             barrier = group.barriers.get((change.number, BarrierPhase.PRE))
@@ -359,15 +364,14 @@ class MigrationSimulation:
                 self.fail(f"change {change.number} is formal, and group {header} has no first phase")
             assert barrier is not None
             for node in set(change.pre_members(header)) - set(change.base.group(header)):
-                if self.read_by.get((group.topic, node), 0) < barrier:
+                if self.durable.get((group.topic, node), 0) < barrier:
                     self.fail(f"change {change.number} is formal, and {node} does not follow group {header}")
 
-    @property
-    def read_by(self) -> dict[tuple[str, str], int]:
-        """How many records of a topic each node has read, whether it runs or not."""
-        return {
-            (topic, node.name): group.version for node in self.nodes.values() for topic, group in node.groups.items()
-        }
+    def _note_durable(self) -> None:
+        for node in self.nodes.values():
+            for topic, group in node.groups.items():
+                name = topic, node.name
+                self.durable[name] = max(self.durable.get(name, 0), group.version)
 
     def _is_well(self) -> bool:
         self.read()

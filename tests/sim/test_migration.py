@@ -42,7 +42,7 @@ def run_seeds(seeds: Iterable[int]) -> None:
         gc.enable()
 
 
-@pytest.mark.slow(30)
+@pytest.mark.slow(20)
 @pytest.mark.timeout(600)
 def test_no_schedule_of_changes_loses_a_row() -> None:
     """No row is lost or double, no deleted one is back; every change ends, and every due record is accepted.

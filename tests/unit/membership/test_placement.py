@@ -152,6 +152,9 @@ class Copies:
             assert len({birth.header for birth in groups}) == len(groups)
             assert set(groups_of_table(table, node)) <= set(groups)
             assert all(founding == state.founders[birth] for birth, founding in groups.items())
+            if state.change is not None:
+                # Nobody gives up a group before the change has ended, whatever its table gives to others.
+                assert set(wanted_groups(before, node)) <= set(groups), node
         owners = {slot: self._groups(slot, before) for slot in range(table.slots)}
         for slot, births in owners.items():
             self.holders[slot] = {node for node in self.holders[slot] if births.intersection(wanted.get(node, {}))}

@@ -1,6 +1,6 @@
 """Running nodes hold the groups that the membership log gives them, through a join, a removal, and restarts.
 
-The test does in its own time what `consumers/migration` does: barriers, reports, and the notice that slots have arrived.
+The test does what `consumers/migration` does: barriers, reports, and the notice that slots have arrived.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from headrace.consumers.membership.metadata_group import StartSettings
 from headrace.consumers.membership.requests import ChangeRequest
 from headrace.consumers.membership.ring import NodeExists
 from headrace.consumers.membership.running_change import Phase, RunningChange
-from headrace.consumers.node import leading, metadata
+from headrace.consumers.migration.change_tasks import ChangeTasks
+from headrace.consumers.node import metadata
 from headrace.consumers.node.exile import NodeExiled
 from headrace.consumers.node.node import Node
-from headrace.consumers.replication.leader_parts import NoChangeTasks
 from headrace.schemas.framing import format_headers
 from headrace.schemas.group_changes import Barrier, BarrierPhase
 from headrace.schemas.membership_records import ChangeKind, MembershipChange, PreDone, SlotDone
@@ -39,7 +39,8 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(metadata, "StartSettings", partial(StartSettings, changes=True))
         patch.setattr(deadline, "GONE_AFTER_S", 0.5)
-        patch.setattr(leading, "ChangeTasks", lambda *_: NoChangeTasks())
+        # Each phase lasts as long as the test wants.
+        patch.setattr(ChangeTasks, "turn", lambda *_: False)
         with running_nodes(tmp_path_factory.mktemp("three"), patch, NAMES, replication=2) as nodes:
             yield nodes
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from headrace.consumers.replication.actions import Ignored
-from headrace.schemas.group_changes import BarrierPhase, GroupKey, HandOverAccepted
+from headrace.schemas.group_changes import BarrierPhase, GroupKey, HandOverAccepted, Rank
+from headrace.schemas.messages import Delete
 from tests.unit.replication.slot_logs import SlotLog, rows_write
 
 PRE, FORMAL = BarrierPhase.PRE, BarrierPhase.FORMAL
@@ -94,3 +95,14 @@ def test_a_slot_that_was_never_here_cannot_be_renamed(donor: SlotLog) -> None:
         third.append_value(each)
     assert 1 == third.replica.ignored[Ignored.UNEXPECTED]
     assert {} == third.replica.state.changes.origins
+
+
+def test_a_delete_before_the_takeover_moves_on_with_the_slot(donor: SlotLog) -> None:
+    """Found by the simulation, seed 953: a row that came late through two groups was back behind such a delete."""
+    taker, third = joiner(), SlotLog("n7", ("n7", "n1"), era=3, birth=3, gains=(3, 4))
+    taker.append(Delete("db", "t", {"key": ("3a",)}))
+    donor.hand_over(taker)
+    taker.barrier(FORMAL, 2, 3, moves={third: (3, 4)})
+    taker.hand_over(third)
+    [kept] = third.replica.state.changes.deletes
+    assert (Rank(2, 2), (3, 4), {"key": ("3a",)}) == (kept.rank, kept.slots, kept.delete.tags)
