@@ -260,7 +260,8 @@ class SlotPuller:
         for topic, group in self._environment.groups.items():
             # Those of slots that have left again too: else this member could never list them.
             awaited = [*group.store.awaited(), *(entry for entry in group.store.cut_files() if entry.awaited)]
-            if not awaited:
+            # A member that leaves the group needs none: nobody reads them there any more.
+            if not awaited or self._environment.node not in group.members:
                 self.files.sweep(topic, group)
                 continue
             table = self._environment.state.table
