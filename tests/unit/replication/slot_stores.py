@@ -11,7 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from headrace.connectors.log.port import Record
 from headrace.consumers.replication.actions import Action, CutSlots
 from headrace.consumers.replication.founding import Founding
 from headrace.consumers.replication.group import Group
@@ -22,14 +21,12 @@ from headrace.consumers.replication.replica import Replica
 from headrace.consumers.replication.settings import ReplicationLimits
 from headrace.consumers.replication.store_jobs import JobStep
 from headrace.consumers.store import Slots, Store, StoreSettings, staged_names
-from headrace.schemas.framing import format_headers
-from headrace.schemas.group_changes import GroupKey, Slots as SlotNumbers
-from headrace.schemas.messages import Compact, Leadership, Load, Seal, decode_message
+from headrace.schemas.group_changes import GroupKey
+from headrace.schemas.group_changes import Slots as SlotNumbers
+from headrace.schemas.messages import Compact, Leadership, Load, Seal
 from tests.unit.replication.slot_logs import ANCHOR, SLOTS_TOTAL, SlotLog
-from tests.unit.replication.slot_model import GROUPS, Change, Cluster, RowFormat
+from tests.unit.replication.slot_model import GROUPS, Cluster, RowFormat
 from tests.unit.replication.slot_rows import (
-    DATABASE,
-    TABLE,
     OneTable,
     key_of,
     payload_delete,
@@ -120,7 +117,9 @@ class StoredLog(SlotLog):
     def new_replica(self) -> Replica:
         """See SlotLog."""
         members, era, gains = self.birth
-        return Replica(members, era=era, gains=gains, slots_of=lambda write, _total: tuple(sorted(PAYLOADS.slots_of(write))))
+        return Replica(
+            members, era=era, gains=gains, slots_of=lambda write, _total: tuple(sorted(PAYLOADS.slots_of(write)))
+        )
 
     def open(self) -> None:
         """Begin with what the store has, as after a crash: records behind its newest seal are applied again."""
@@ -312,8 +311,10 @@ class StoredCluster(Cluster):
 
     def moves_done(self) -> bool:
         """See Cluster: the files have arrived, too."""
-        awaited = any(log.group is not None and log.group.store.awaited() for log in self.stored.values())
-        return super().moves_done() and not (self.loads or self.unexported or awaited)
+        if self.loads or self.unexported or not super().moves_done():
+            return False
+        stores = [log.group.store for log in self.stored.values() if log.group is not None]
+        return not any(store.awaited() or store.pending_jobs() for store in stores)
 
     def finish(self) -> None:
         """See Cluster: files, jobs and what was given come to an end, too."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import random
 import shutil
 import tempfile
 from pathlib import Path
 
-from hypothesis import given, settings
-from hypothesis import strategies as st
+import pytest
 
 from tests.unit.replication.slot_stores import StoredCluster
 from tests.unit.replication.test_slot_model import STEPS, WEIGHTS
@@ -21,21 +21,22 @@ STORED = STEPS | {
     "attach": StoredCluster.attach,
     "release": StoredCluster.release,
 }
-COMMANDS = st.lists(
-    st.tuples(
-        st.sampled_from([*WEIGHTS, *STORED, *("seal", "load", "work", "delete") * 2]),
-        st.integers(0, 63),
-        st.integers(0, 63),
-    ),
-    min_size=20,
-    max_size=90,
-)
+COMMANDS = [*WEIGHTS, *STORED, *("seal", "load", "work", "delete") * 2]
+SEEDS = 40
 
 
-@given(commands=COMMANDS)
-@settings(max_examples=25, deadline=None)
-def test_slots_and_their_files_move_in_any_schedule(commands: list[tuple[str, int, int]]) -> None:
+@pytest.mark.parametrize("part", range(2))
+def test_slots_and_their_files_move_in_any_schedule(part: int) -> None:
     """Late rows and deletes keep their rank in the files of the new holder, and slots that left are shown to nobody."""
+    # Seeds, and not examples that a library finds: these are long, and what it prefers has few changes.
+    for seed in range(part, SEEDS, 2):
+        chance = random.Random(seed)
+        length = chance.randint(30, 140)
+        run([(chance.choice(COMMANDS), chance.randrange(64), chance.randrange(64)) for _ in range(length)])
+
+
+def run(commands: list[tuple[str, int, int]]) -> None:
+    """One schedule."""
     directory = Path(tempfile.mkdtemp(prefix="headrace-slots-"))
     cluster = StoredCluster(directory)
     try:
