@@ -14,7 +14,7 @@ import pytest
 
 from headrace.connectors.files import Buffer
 from headrace.consumers.membership.changes import MembershipState
-from headrace.consumers.migration.cut_source import CutRefused, PeerCut
+from headrace.consumers.migration.cut_source import CutRefused, OwnCut, PeerCut
 from headrace.consumers.migration.pull_rate import PullRate
 from headrace.consumers.migration.release import SlotRelease, releasable
 from headrace.consumers.recovery.file_copy import SourceFailed
@@ -96,6 +96,24 @@ def test_a_member_of_both_groups_links_and_deletes_nothing(moves: Moves) -> None
                 links += 1
     assert links > 1
     assert 0 < node.puller.rate.received_bytes < moves.nodes["n4"].puller.rate.received_bytes
+
+
+def test_a_link_is_waited_for_for_a_while(moves: Moves, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy of what will be here in a moment costs space and time; one that never comes is fetched from others."""
+    refusals = [0]
+
+    def behind(*_arguments: object) -> None:
+        refusals[0] += 1
+        raise CutRefused("n3: the cut is not sealed", kind="SegmentGone")
+
+    monkeypatch.setattr(OwnCut, "stage", behind)
+    moves.turns("n4", "n3", count=8)
+    target = moves.nodes["n3"].target.store
+    missing = len(target.awaited())
+    assert refusals[0] > missing > 0
+    assert "not sealed" in moves.nodes["n3"].puller.reason("n4")
+    moves.turns("n4", "n3", count=30)
+    assert [] == target.awaited()
 
 
 def test_members_ask_different_members_of_the_donor_first(moves: Moves) -> None:
