@@ -26,6 +26,7 @@ from headrace.consumers.recovery.plan import Costs
 from headrace.consumers.replication import (
     admission,
     group,
+    group_actions,
     heartbeat,
     journal,
     leader_tasks,
@@ -319,7 +320,7 @@ def shipping_parts(files: SimFiles) -> Iterator[None]:
         (replica, "check_size", rows.checked_size),
         (log_gap, "decode_message", rows.decoded),
         (admission, "decode_rows", rows.decoded_rows),
-        (group, "RowAdmission", rows.OneAdmission),
+        (group_actions, "RowAdmission", rows.OneAdmission),
         (heartbeat, "decode_status", rows.decoded_status),
     ]
     changes += [(module, "PeriodicTask", SteppedTask) for module in WITH_TASKS]
