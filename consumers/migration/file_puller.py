@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import structlog
 
 from headrace.connectors.clock import SYSTEM_CLOCK, Clock
-from headrace.consumers.migration.cut_source import CutRefused
+from headrace.consumers.migration.cut_source import CutRefused, FileGone
 from headrace.consumers.migration.pull_environment import PullEnvironment
 from headrace.consumers.migration.pull_rate import PullRate
 from headrace.consumers.recovery.file_copy import SourceCorrupt, SourceFailed
@@ -29,6 +29,8 @@ RETRY_S = 1.0
 """Pause before a file is tried again, and before anything is fetched after the disk was full."""
 DISTRUST_S = 60.0
 """How long a node that has sent wrong bytes of a file is not asked for that file."""
+GONE_S = 10.0
+"""How long no member has a file, and one of them does not await it either, before its other files are copied."""
 OWN_WAIT_S = 30.0
 """How long a file is expected of this node's own group, which may be behind, before other nodes are asked."""
 _log = structlog.get_logger(__name__)
@@ -42,6 +44,11 @@ class WantedFile:
     group: Group
     entry: SegmentEntry
     sources: tuple[tuple[str, GroupKey], ...]
+
+    @property
+    def has_donors(self) -> bool:
+        """Whether another group may have it, and not the other members of this one alone."""
+        return any(key != self.group.birth_key for _, key in self.sources)
 
     @property
     def key(self) -> tuple[str, str]:
@@ -78,6 +85,7 @@ class FilePuller:
         self._retry_at_s: dict[tuple[str, str], float] = {}
         self._distrusted_until_s: dict[tuple[str, str], float] = {}
         self._expected_since_s: dict[tuple[str, str], float] = {}
+        self._gone_since_s: dict[tuple[str, str], float] = {}
         self._resume_s = 0.0
         self._swept: set[str] = set()
         self._faults: dict[str, str] = {}
@@ -90,7 +98,7 @@ class FilePuller:
         keys = {file.key for file in files}
         with self._lock:
             self._due = list(files)
-            for kept in (self._retry_at_s, self._expected_since_s):
+            for kept in (self._retry_at_s, self._expected_since_s, self._gone_since_s):
                 for key in [key for key in kept if key not in keys]:
                     del kept[key]
             topics = {file.topic for file in files}
@@ -176,7 +184,7 @@ class FilePuller:
 
         Raises NoSource, StoreFull, StoreUnwritable, TransferStopped.
         """
-        staging, refusals = file.group.store.staging_directory, list[str]()
+        staging, refusals, gone = file.group.store.staging_directory, list[str](), set[str]()
         if all((staging / name).exists() for name in staged_names(file.entry.content_digest)):
             return ""
         now_s = self._clock.monotonic_s()
@@ -196,9 +204,22 @@ class FilePuller:
                 refusals.append(error.message)
             except (SourceFailed, CutRefused) as error:
                 refusals.append(error.message)
+                if isinstance(error, CutRefused) and error.kind == FileGone.__name__:
+                    gone.add(node)
                 if self._expects_own(file, node, now_s):
                     break
+        self._note_gone(file, gone, now_s)
         raise NoSource(f"file {file.entry.name}: {'; '.join(refusals) or 'no node has it'}", retriable=True)
+
+    def _note_gone(self, file: WantedFile, gone: set[str], now_s: float) -> None:
+        """Members that have merged a file have its rows, and no record brings these to a member that awaits it."""
+        # So it is for a member that reads the log from its beginning, long after the donors have released the file.
+        if file.has_donors or not gone:
+            self._gone_since_s.pop(file.key, None)
+        elif now_s - self._gone_since_s.setdefault(file.key, now_s) >= GONE_S:
+            self._gone_since_s.pop(file.key, None)
+            why = f"it awaits {file.entry.name}, which other members have merged or dropped"
+            self._environment.replace_data(file.topic, why, frozenset(gone))
 
     def _expects_own(self, file: WantedFile, node: str, now_s: float) -> bool:
         """Whether the file will be a link: this node's own copy of the donor has not come so far yet."""

@@ -51,6 +51,10 @@ class PullEnvironment(Protocol):
         """Append loads under this node's leadership. Raises NotLeader, and the errors of the log."""
         ...
 
+    def replace_data(self, topic: str, why: str, trusted: frozenset[str]) -> None:
+        """Replace the data of a group by the files of one of its other members, which were found to be right."""
+        ...
+
     def report(self, done: SlotDone) -> None:
         """Append a report to the membership log. Raises the errors of the log."""
         ...

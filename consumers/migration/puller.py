@@ -11,7 +11,7 @@ import threading
 from collections import Counter
 from collections.abc import Collection, Iterator
 from concurrent.futures import Executor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import structlog
 
@@ -37,6 +37,7 @@ from headrace.consumers.migration.slot_pull import (
     slots_of_bits,
 )
 from headrace.consumers.replication.group import Group
+from headrace.consumers.replication.group_registry import GroupNotHere
 from headrace.consumers.replication.settings import ReplicationLimits
 from headrace.consumers.store import Slots
 from headrace.schemas.errors import HeadraceError
@@ -155,7 +156,9 @@ class SlotPuller:
         self._follow(change)
         for pull in self._pulls.values():
             assert change is not None, pull
-            self._step(change, pull, now_s)
+            # A group may go at any moment: its step is dropped, and the others are done.
+            with suppress(GroupNotHere):
+                self._step(change, pull, now_s)
         attached: dict[str, frozenset[int]] = {}
         for pull in self._pulls.values():
             if pull.decision.has_rows:
@@ -260,7 +263,8 @@ class SlotPuller:
         for topic, group in self._environment.groups.items():
             # Those of slots that have left again too: else this member could never list them.
             awaited = [*group.store.awaited(), *(entry for entry in group.store.cut_files() if entry.awaited)]
-            if not awaited:
+            # A member that leaves the group needs none: nobody reads them there any more.
+            if not awaited or self._environment.node not in group.members:
                 self.files.sweep(topic, group)
                 continue
             table = self._environment.state.table

@@ -17,6 +17,7 @@ from headrace.consumers.migration.cut_source import CutSource, OwnCut, PeerCut, 
 from headrace.consumers.migration.puller import LISTINGS_MAX, SlotPuller
 from headrace.consumers.migration.release import SlotRelease
 from headrace.consumers.node.readiness import Readiness
+from headrace.consumers.recovery.supervisor import RecoverySupervisor
 from headrace.consumers.replication.group import Group
 from headrace.consumers.replication.group_registry import GroupRegistry
 from headrace.consumers.replication.heartbeat import Heartbeat
@@ -40,12 +41,14 @@ class NodePullEnvironment:
         metadata: MetadataGroup,
         leader_tasks: LeaderTasks,
         heartbeat: Heartbeat,
+        supervisor: RecoverySupervisor,
     ) -> None:
         self._log = log
         self._topics = topics
         self._metadata = metadata
         self._leader_tasks = leader_tasks
         self._heartbeat = heartbeat
+        self._supervisor = supervisor
         self._files = PresentFiles()
         self._reports = count(1)
         self.node = heartbeat.node
@@ -84,6 +87,10 @@ class NodePullEnvironment:
         """See PullEnvironment."""
         self._leader_tasks.append_for(topic, lambda leadership: led_by(loads, leadership))
 
+    def replace_data(self, topic: str, why: str, trusted: frozenset[str]) -> None:
+        """See PullEnvironment."""
+        self._supervisor.mark_wrong(topic, why, trusted)
+
     def report(self, done: SlotDone) -> None:
         """See PullEnvironment."""
         # Unique, as that of every record of the membership log.
@@ -107,6 +114,7 @@ class NodeParts(Protocol):
     leader_tasks: LeaderTasks
     heartbeat: Heartbeat
     readiness: Readiness
+    supervisor: RecoverySupervisor
 
     @property
     def limits(self) -> ReplicationLimits:
@@ -119,7 +127,7 @@ class SlotMigration:
 
     def __init__(self, node: NodeParts) -> None:
         environment = NodePullEnvironment(
-            node.log, node.topics, node.groups, node.metadata, node.leader_tasks, node.heartbeat
+            node.log, node.topics, node.groups, node.metadata, node.leader_tasks, node.heartbeat, node.supervisor
         )
         fetches = node.limits.migration_fetches_max + LISTINGS_MAX
         self.puller = SlotPuller(environment, node.limits, ThreadPoolExecutor(fetches, thread_name_prefix="slot-pull"))

@@ -34,7 +34,7 @@ from headrace.consumers.query.query_errors import SlotNotHeld
 from headrace.consumers.replication.group import Group
 from headrace.consumers.replication.group_health import Use
 from headrace.consumers.serve.query_service import RequestInvalid
-from headrace.consumers.store import SegmentEntry, SegmentGone
+from headrace.consumers.store import SegmentAwaited, SegmentEntry, SegmentGone
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.group_changes import GroupKey
 
@@ -60,11 +60,13 @@ class CutService:
     def open(self, key: GroupKey, digest: str, part: str, offset: int) -> tuple[int, str, Iterator[bytes]]:
         """(number of bytes, digest of a series, the bytes) of a file from an offset.
 
-        Raises SlotNotHeld, CutRefused, FileGone.
+        Raises SlotNotHeld, CutRefused, SegmentAwaited, FileGone.
         """
         group = self._group(key)
         if group.health.refuses(Use.QUORUM):
             raise CutRefused(f"group {group.name} has wrong data here", action="ask another member")
+        if any(each.content_digest == digest for each in group.store.awaited()):
+            raise SegmentAwaited(f"group {group.name} awaits file {digest} here itself")
         entry = self._files.find(group, digest)
         try:
             if part == SERIES_PART:

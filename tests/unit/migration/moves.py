@@ -196,6 +196,10 @@ class MovingNode:
             self.moves.append(topic, load)
         self.moves.on_step()
 
+    def replace_data(self, topic: str, why: str, trusted: frozenset[str]) -> None:
+        """See PullEnvironment."""
+        self.moves.replaced.append((topic, why, trusted))
+
     def report(self, done: SlotDone) -> None:
         """See PullEnvironment."""
         self.moves.on_step()
@@ -263,6 +267,7 @@ class Moves:
         self.logs: dict[str, list[tuple[bytes, list[tuple[bytes, Any]] | Any]]] = {}
         self.leaders: dict[str, Leadership] = {}
         self.reports: list[SlotDone] = []
+        self.replaced: list[tuple[str, str, frozenset[str]]] = []
         self.asked: list[tuple[str, str]] = []
         self.batch = 0
         self.truth: dict[str, dict[tuple[str, int], Row]] = {table: {} for table in TABLES}

@@ -14,7 +14,7 @@ from headrace.consumers.migration.cut_source import DIGEST_HEADER, CutRefused, F
 from headrace.consumers.migration.slot_pull import pairs_of
 from headrace.consumers.recovery.file_copy import SourceCorrupt, SourceFailed
 from headrace.consumers.serve.cut_service import CutService
-from headrace.consumers.store import SeriesFile
+from headrace.consumers.store import SegmentAwaited, SeriesFile
 from headrace.schemas.group_changes import GroupKey
 from tests.unit.migration.moves import CHANGE, TARGET, Moves, topic_of
 from tests.unit.migration.test_puller import donor_file
@@ -116,7 +116,7 @@ def test_a_member_that_pulls_the_slots_itself_cannot_list_them(moves: Moves) -> 
     awaited = node.target.store.awaited()
     assert awaited
     service = CutService("n4", node.groups)
-    with pytest.raises(FileGone):
+    with pytest.raises(SegmentAwaited):
         service.open(TARGET, awaited[0].content_digest, "segment", 0)
 
 

@@ -14,17 +14,18 @@ import pytest
 
 from headrace.connectors.files import Buffer
 from headrace.consumers.membership.changes import MembershipState
-from headrace.consumers.migration.cut_source import PeerCut
+from headrace.consumers.migration.cut_source import CutRefused, OwnCut, PeerCut
 from headrace.consumers.migration.pull_rate import PullRate
 from headrace.consumers.migration.release import SlotRelease, releasable
 from headrace.consumers.recovery.file_copy import SourceFailed
 from headrace.consumers.recovery.progress import TransferStopped
 from headrace.consumers.store import SegmentEntry, Store, StoreFull
 from headrace.consumers.store.segment_files import SegmentFiles
-from headrace.schemas.group_changes import GroupKey
+from headrace.schemas.group_changes import Barrier, BarrierPhase, GroupKey
 from headrace.schemas.messages import Load, load_identity
 from headrace.schemas.series import slot_of
 from tests.unit.migration.moves import (
+    ANCHOR,
     BASE,
     CHANGE,
     GAINED,
@@ -95,6 +96,24 @@ def test_a_member_of_both_groups_links_and_deletes_nothing(moves: Moves) -> None
                 links += 1
     assert links > 1
     assert 0 < node.puller.rate.received_bytes < moves.nodes["n4"].puller.rate.received_bytes
+
+
+def test_a_link_is_waited_for_for_a_while(moves: Moves, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy of what will be here in a moment costs space and time; one that never comes is fetched from others."""
+    refusals = [0]
+
+    def behind(*_arguments: object) -> None:
+        refusals[0] += 1
+        raise CutRefused("n3: the cut is not sealed", kind="SegmentGone")
+
+    monkeypatch.setattr(OwnCut, "stage", behind)
+    moves.turns("n4", "n3", count=8)
+    target = moves.nodes["n3"].target.store
+    missing = len(target.awaited())
+    assert refusals[0] > missing > 0
+    assert "not sealed" in moves.nodes["n3"].puller.reason("n4")
+    moves.turns("n4", "n3", count=30)
+    assert [] == target.awaited()
 
 
 def test_members_ask_different_members_of_the_donor_first(moves: Moves) -> None:
@@ -342,6 +361,45 @@ def test_donors_release_what_they_gave_when_the_change_has_ended(moves: Moves) -
     moves.lead(GroupKey("n1", 1), "n1")
     assert "" == n1.health.reason
     finished(moves)
+
+
+def test_a_file_that_the_other_members_have_merged_is_replaced_by_all_of_their_files(
+    moves: Moves, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not at once, not while a donor may have it, and not when the others await it themselves."""
+    n4, kinds = moves.nodes["n4"], ["SegmentAwaited"]
+
+    def refuse(*_arguments: object) -> None:
+        raise CutRefused("n3: not this one", kind=kinds[0])
+
+    monkeypatch.setattr(PeerCut, "stage", refuse)
+    kinds[0] = "FileGone"
+    moves.turns("n4", count=16)
+    assert n4.target.store.awaited()
+    assert [] == moves.replaced
+    moves.state = MembershipState(records=2, table=TABLE)
+    kinds[0] = "SegmentAwaited"
+    moves.turns("n4", count=16)
+    kinds[0] = "FileGone"
+    moves.turns("n4", count=5)
+    assert [] == moves.replaced
+    moves.turns("n4", count=12)
+    assert {(topic_of(TARGET), frozenset({"n3"}))} == {(topic, trusted) for topic, _, trusted in moves.replaced}
+
+
+def test_a_member_that_leaves_the_group_fetches_nothing(moves: Moves) -> None:
+    """It reads the loads like all others until it closes the group."""
+    n4 = moves.nodes["n4"]
+    moves.append(
+        topic_of(TARGET),
+        Barrier(moves.leaders[topic_of(TARGET)], ANCHOR, 2, BarrierPhase.FORMAL, 3, TABLE.slots, ("n3", "n1"), ()),
+    )
+    moves.lead(TARGET, "n3")
+    moves.turns("n3", count=4)
+    moves.turns("n4", count=4)
+    assert n4.target.store.awaited()
+    assert 0 == n4.puller.rate.received_bytes
+    assert [] == moves.nodes["n3"].target.store.awaited()
 
 
 class CountedPause:

@@ -18,6 +18,7 @@ from headrace.consumers.replication.leader_tasks import (
     LeadershipForeign,
     LeaderTasks,
     LogTrimmer,
+    NotLeader,
     retention_time_ns,
     trim_before,
 )
@@ -25,6 +26,7 @@ from headrace.consumers.replication.settings import SealPolicy
 from headrace.schemas.messages import Anchor, Body, Claim, Drop, Leadership, Seal, decode_message
 from headrace.schemas.records import Status
 from tests.unit.statuses import STATUS
+from tests.unit.store.foreign import foreign_files, load_of
 
 TOPIC = "forward"
 MEMBERS = ("n1", "n2", "n3")
@@ -129,6 +131,18 @@ def test_upkeep_names_the_leadership_it_was_decided_under(monkeypatch: pytest.Mo
     [drop] = scene.turn()
     assert isinstance(drop, Drop)
     assert MINE == drop.leadership
+
+
+def test_loads_are_appended_by_the_leader_alone() -> None:
+    """Each names the leadership of that moment; a member that does not lead appends none."""
+    (file,) = foreign_files([({"host": "a"}, 1, {"busy": 1})], (1, 1, 2))
+    scene = Scene(leader=MINE, epoch=1, applied=MINE)
+    scene.tasks.append_for(TOPIC, lambda leadership: [replace(load_of(file, 2), leadership=leadership)])
+    assert [replace(load_of(file, 2), leadership=MINE)] == scene.appended()
+    scene = Scene(leader=OTHER, epoch=2, applied=OTHER)
+    with pytest.raises(NotLeader):
+        scene.tasks.append_for(TOPIC, lambda leadership: [replace(load_of(file, 2), leadership=leadership)])
+    assert [] == scene.appended()
 
 
 @pytest.mark.parametrize("leadership", [OTHER, replace(MINE, incarnation="before"), replace(MINE, node="n2")])
