@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import structlog
@@ -67,7 +67,11 @@ class NodeRecoveryEnvironment:
 
     def live(self, group: Group) -> list[Status]:
         """See RecoveryEnvironment."""
-        return self._heartbeat.live(group.name, group.members)
+        members: Sequence[str] = group.members
+        if self.node not in members:
+            # It has read too little of the log to know who has the group by now: whoever reports it.
+            members = self._heartbeat.detector.reporting(group.name)
+        return self._heartbeat.live(group.name, members)
 
     def caught_up(self, topic: str) -> bool:
         """See RecoveryEnvironment."""

@@ -113,6 +113,14 @@ class CutSlots:
     moves: tuple[MovedTo, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class ReleaseSlots:
+    """Slots come back, or go from their holder to another one: what the group still has of their files is removed."""
+
+    version: int
+    slots: Slots
+
+
 Action = (
     ApplyWrite
     | ApplyDelete
@@ -123,5 +131,6 @@ Action = (
     | ApplyRows
     | ApplyHandedDelete
     | CutSlots
+    | ReleaseSlots
     | HandOver
 )

@@ -122,7 +122,8 @@ class ChangeState:
     `added` are the members that a running first phase adds: they count for no quorum yet. `gained` has, for each
     slot that came, the table that brought it: only these may be taken over. `given` and `cuts` are replaced and
     never changed, so a view of them stays as it is. `revision` counts what such a view shows; it and the table
-    of the birth are in no state that is stored.
+    of the birth are in no state that is stored. `returned` are the slots that the newest record has brought back, or
+    given to another holder: former files of them are needed by nobody.
     """
 
     members: tuple[str, ...] = ()
@@ -142,12 +143,29 @@ class ChangeState:
     gained: dict[int, int] = field(default_factory=dict)
     birth: int = field(default=1, compare=False)
     revision: int = field(default=0, compare=False)
+    returned: list[int] = field(default_factory=list, compare=False)
 
     def found(self, members: tuple[str, ...], birth: int, gains: Slots) -> None:
         """Begin with the members of the birth, its table and the slots that come with it, unless records came."""
         self.birth = birth
         if not self.members:
             self.members, self.era, self.gained = members, birth, dict.fromkeys(gains, birth)
+
+    @property
+    def settled_version(self) -> int:
+        """The newest table version whose second phase, or birth, this group has reached."""
+        if self.phase is None:
+            return self.birth
+        # A change begins when the one before is over, and its table has the next version: the table before its own
+        # counts in its first phase, and after its cancellation.
+        return self.table_version if self.phase is BarrierPhase.FORMAL else self.table_version - 1
+
+    @property
+    def oldest_era(self) -> int:
+        """The lowest era of a row, and of a delete that concerns one, which may still come here."""
+        # Late rows are older than the table that brought their slots. Deletes of this group from before it concern
+        # none of them.
+        return min((self.era, *(version - 1 for version in self.gained.values())))
 
     def conflict(self, barrier: Barrier) -> str | None:
         """Why a barrier does not count after the records so far; None if it does."""
@@ -191,6 +209,8 @@ class ChangeState:
             for slot in each.slots:
                 # Late rows keep the era under which this group held the slot, whoever is the next holder by now.
                 era = self.given[slot].era if slot in self.given else self.era
+                if slot in self.given:
+                    self.returned.append(slot)
                 given[slot] = Given(each.key, era, version)
         self.given = given
         self._note(barrier)
@@ -223,6 +243,7 @@ class ChangeState:
 
     def _take_back(self, slots: Slots) -> None:
         taken = frozenset(slots)
+        self.returned += (slot for slot in slots if slot in self.given)
         self.given = {slot: each for slot, each in self.given.items() if slot not in taken}
         self.revision += 1
 
@@ -271,6 +292,14 @@ class ChangeState:
     def held(self, slots: Iterable[int]) -> Slots:
         """Those of the slots that are not another group's."""
         return tuple(slot for slot in slots if slot not in self.given)
+
+    def concerns(self, table_version: int, position: ProducerPosition, digest: bytes) -> bool:
+        """Whether some rows of a write may be another group's, or known at a former holder of their slots."""
+        # Writers of the newest table here, or of a later one, send no rows of slots that left with it: looking at
+        # every row of every write would cost most of what applying it does.
+        late = bool(self.given) and table_version < self.settled_version
+        sections = (section for origin in self.origins.values() for section in origin.sections)
+        return late or any(section.knows(position, digest) for section in sections)
 
     def known_at_former_holders(self, slots: Iterable[int], position: ProducerPosition, digest: bytes) -> set[int]:
         """Those of the slots whose former holder had this message of a producer already, or a newer batch."""

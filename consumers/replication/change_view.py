@@ -23,8 +23,8 @@ class ChangeView:
     `change`, `phase` and `table_version` are those of the newest barrier that counted; 0 and None before the first.
     `given` has the slots that other groups hold. `due` is what each of these must still accept, in order, and
     `accepted` the newest position from each origin that counted here. `handed` is what this group knows each of those
-    that took slots to have accepted. `added` are the members that a running first
-    phase adds: they count for no quorum yet. `cuts` is what `record_of` needs for takeovers that are due.
+    that took slots to have accepted. `added` are the members that a running first phase adds: they count for no
+    quorum yet. `cuts` is what `record_of` needs for takeovers that are due.
     """
 
     members: tuple[str, ...] = ()
@@ -37,7 +37,7 @@ class ChangeView:
     due: Mapping[GroupKey, tuple[HandOver, ...]] = field(default_factory=lambda: _EMPTY)
     accepted: Mapping[GroupKey, HandOverPosition] = field(default_factory=lambda: _EMPTY)
     added: tuple[str, ...] = ()
-    birth: int = 1
+    settled: int = 1
     handed: Mapping[GroupKey, HandOverPosition] = field(default_factory=lambda: _EMPTY)
     cuts: Mapping[int, CutMemory] = field(default_factory=lambda: _EMPTY, repr=False)
     revision: int = field(default=0, compare=False)
@@ -59,7 +59,7 @@ class ChangeView:
             due=MappingProxyType({key: tuple(each.outstanding) for key, each in state.targets.items()}),
             accepted=MappingProxyType({key: each.position for key, each in state.origins.items()}),
             added=state.added,
-            birth=state.birth,
+            settled=state.settled_version,
             handed=MappingProxyType({key: each.accepted for key, each in state.targets.items()}),
             cuts=MappingProxyType(state.cuts),
             revision=state.revision,
@@ -73,11 +73,7 @@ class ChangeView:
     @property
     def settled_version(self) -> int:
         """The newest table version whose second phase, or birth, this group has reached."""
-        if self.phase is None:
-            return self.birth
-        # A change begins when the one before is over, and its table has the next version: the table before its own
-        # counts in its first phase, and after its cancellation.
-        return self.table_version if self.phase is BarrierPhase.FORMAL else self.table_version - 1
+        return self.settled
 
     def due_offset(self) -> int | None:
         """The lowest offset of a record that another group must still accept; None if nothing is due."""

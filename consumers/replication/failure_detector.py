@@ -164,6 +164,10 @@ class FailureDetector:
         # A copy of the items: the receiving thread adds members while other threads read.
         return [found.status for (group, node), found in list(self.received.items()) if self.alive(group, node)]
 
+    def reporting(self, group: str) -> list[str]:
+        """The nodes that have sent a status of a group, members or not."""
+        return [node for name, node in list(self.received) if name == group]
+
     def live(self, group: str, members: Iterable[str]) -> list[Status]:
         """The statuses of the members that are alive, in the order given."""
         return [self.received[group, node].status for node in members if self.alive(group, node)]

@@ -13,19 +13,9 @@ from collections.abc import Callable, Iterable, Sequence
 
 import structlog
 
-from headrace.consumers.replication.actions import (
-    Action,
-    ApplyDelete,
-    ApplyLoad,
-    ApplyWrite,
-    CompactNow,
-    DropSlices,
-    Ignored,
-    SealNow,
-)
+from headrace.consumers.replication.actions import Action
 from headrace.consumers.replication.admission import (
     GroupStopping,
-    RowAdmission,
     TablesAwaited,
     TableSchemas,
     TableWait,
@@ -33,6 +23,7 @@ from headrace.consumers.replication.admission import (
 )
 from headrace.consumers.replication.applied_state import AppliedState
 from headrace.consumers.replication.founding import Founding
+from headrace.consumers.replication.group_actions import GroupActions
 from headrace.consumers.replication.group_health import Event, GroupHealth, State, Use
 from headrace.consumers.replication.group_state import GroupState, LogBase
 from headrace.consumers.replication.hash_chain import CHAIN_INTERVAL
@@ -40,18 +31,12 @@ from headrace.consumers.replication.journal import JournalEntry
 from headrace.consumers.replication.replica import LogHasGap, Replica
 from headrace.consumers.replication.settings import ReplicationLimits
 from headrace.consumers.replication.store_jobs import JobPool, StoreJobQueue
-from headrace.consumers.store import Store
+from headrace.consumers.store import Slots, Store
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.group_changes import GroupKey
 from headrace.schemas.messages import NO_CHAIN
-from headrace.schemas.payload import PayloadInvalid
-from headrace.schemas.tables import TableSchema
 
 _log = structlog.get_logger(__name__)
-
-
-class ActionUnsupported(HeadraceError):
-    """A record asks for what only a later build does."""
 
 
 class Group:
@@ -73,7 +58,6 @@ class Group:
         self.name = name
         self.birth_key = GroupKey(name, founding.birth)
         self.store = store
-        self._tables = tables
         self._limits = limits
         state = GroupState.from_bytes(store.state) if store.state is not None else GroupState()
         self.replica = Replica(founding.members, state, era=founding.birth, gains=founding.gains)
@@ -81,17 +65,22 @@ class Group:
         self.health = GroupHealth(self._changed)
         self._table_wait = TableWait(name, tables, limits.schema_wait_s, self.health, lambda: self._stopping)
         self.replica.knows_tables = self._table_wait.accepts
-        self._admission = RowAdmission()
         self.store_jobs = StoreJobQueue(store.group, store, state, limits, self.health, on_sealed, pool)
         self.applied = AppliedState.of(state, 0)
         self.chain_sample: tuple[int, bytes] = (0, NO_CHAIN)
-        self.rows_applied = 0
+        self._stopping = False
+        self._actions = GroupActions(name, store, self.replica, tables, limits, self.store_jobs, lambda: self._stopping)
+        self._released: set[int] = set()
         self._chains: deque[bytes] = deque([state.chain], maxlen=limits.chain_history)
         self._offsets: deque[int] = deque([state.offset], maxlen=limits.chain_history)
         self._queue: deque[JournalEntry] = deque()
         self._queue_bytes = 0
-        self._stopping = False
         self._thread = threading.Thread(target=self._run, name=f"apply-{name}", daemon=True)
+
+    @property
+    def rows_applied(self) -> int:
+        """Rows that it has put into its store since this start."""
+        return self._actions.rows_applied
 
     @property
     def version(self) -> int:
@@ -259,10 +248,29 @@ class Group:
         while not self._stopping:
             self.turn()
             with self._changed:
-                self._changed.wait_for(lambda: self._stopping or (self._queue and not self._stopped))
+                self._changed.wait_for(
+                    lambda: self._stopping or ((self._queue or self._released) and not self._stopped)
+                )
+
+    def release(self, slots: Iterable[int]) -> None:
+        """Remove the files of slots that other groups hold, once these have all of them. Any thread may call it."""
+        with self._changed:
+            self._released.update(slots)
+            self._changed.notify_all()
+
+    def _release(self) -> None:
+        """Begin to remove what was released, behind the records so far: the store's jobs run in one order."""
+        with self._changed:
+            released, self._released = self._released, set()
+        changes = self.replica.state.changes
+        # A slot that has come back in the meantime has lost its former files already.
+        if given := released.intersection(changes.given):
+            self._actions.release(self.version, Slots(frozenset(given), changes.slots_total))
 
     def turn(self) -> bool:
         """Apply the oldest queued entry: one step of the applying thread. False when there is none to apply now."""
+        if self._released and not self._stopping and not self._stopped:
+            self._release()
         entry = self._next()
         if entry is None:
             return False
@@ -324,65 +332,4 @@ class Group:
             )
 
     def _act(self, action: Action) -> None:
-        if isinstance(action, ApplyWrite):
-            self._write(action)
-        elif isinstance(action, ApplyDelete):
-            delete = action.delete
-            self.store.delete(
-                action.version, self.era, delete.database, delete.table, delete.tags, delete.start_ns, delete.end_ns
-            )
-        elif isinstance(action, SealNow):
-            self._seal(action)
-        elif isinstance(action, DropSlices):
-            drop = action.drop
-            job = self.store.drop(action.version, self.era, drop.database, drop.table, drop.before_ns)
-            if job is not None:
-                self.store_jobs.submit(job)
-            else:
-                self.store_jobs.skip(action.version)
-        elif isinstance(action, CompactNow):
-            self.store_jobs.submit(self.store.compact(action.version, action.compact.inputs))
-        elif isinstance(action, ApplyLoad):
-            load = action.load
-            schema = self._schema(load.database, load.table, load.schema_version)
-            database = self._tables.database(load.database)
-            assert database is not None, f"table {load.database}.{load.table} without a database"
-            self.store_jobs.submit(self.store.load(action.version, load, schema, database))
-        else:
-            # Skipped here and applied elsewhere it would be a divergence: the group stops at this record.
-            raise ActionUnsupported(
-                f"this build does not carry out {type(action).__name__}", action="upgrade this node"
-            )
-
-    def _write(self, action: ApplyWrite) -> None:
-        write = action.write
-        schema = self._schema(write.database, write.table, write.schema_version)
-        database = self._tables.database(write.database)
-        assert database is not None, f"table {write.database}.{write.table} without a database"
-        try:
-            rows = self._admission.admit(schema, write)
-        except PayloadInvalid as error:
-            self.replica.reject(Ignored.INVALID, error.message)
-            return
-        self.store.write(action.version, self.era, schema, database, rows)
-        self.rows_applied += rows.num_rows
-
-    def _schema(self, database: str, table: str, version: int) -> TableSchema:
-        """The exact schema that an accepted record names."""
-        # A newer schema in its place would make the rows depend on how far this node has read another topic.
-        while not self._stopping:
-            schema = self._tables.wait_for(database, table, version, self._limits.schema_wait_s)
-            if schema is not None:
-                return schema
-        raise GroupStopping(f"group {self.name} is stopping")
-
-    def _seal(self, action: SealNow) -> None:
-        # Before the freeze: a second frozen memtable beside one that is still written would double the
-        # memory.
-        self.store_jobs.wait_for_room()
-        schemas = {
-            (database, table): self._schema(database, table, version)
-            for (database, table), version in action.tables.items()
-        }
-        job = self.store.freeze(action.version, self.era, action.state, schemas)
-        self.store_jobs.seal(job, self.replica.state.offset, self.replica.state.log_bytes)
+        self._actions.act(action)

@@ -345,8 +345,12 @@ class LogTrimmer:
         if self._keep_records <= 0:
             return
         keep_from = group.applied.offset + 1 - self._keep_records
-        live = self._heartbeat.live(group.name, group.members)
-        before = trim_before(live, group.members, group.store_jobs.sealed_offset, keep_from)
+        changes = group.applied.changes
+        live = self._heartbeat.live(group.name, changes.members)
+        if (due := changes.due_offset()) is not None:
+            # Another group must still accept it, and it is handed over from this log.
+            keep_from = min(keep_from, due)
+        before = trim_before(live, changes.voters, group.store_jobs.sealed_offset, keep_from)
         if before > self._trimmed.get(topic, 0):
             self._log.trim(topic, before)
             self._trimmed[topic] = before
@@ -358,15 +362,16 @@ def trim_before(live: Sequence[Status], members: Sequence[str], sealed_offset: i
 
     Below it, records are sealed and durable at every live member, and outside the window for topic replay.
     `sealed_offset` is that of the leader's own newest durable seal, `keep_from` the first offset of the
-    window. Members that are down recover from files. 0 = trim nothing, also while fewer than a majority are
-    live, since those that are not may be the only ones with the files, or while a live member follows another log.
+    window. Members that are down recover from files. 0 = trim nothing, also while fewer than a majority of
+    `members` are live, since those that are not may be the only ones with the files, or while a live member follows
+    another log. `live` may have more: those that a running first phase adds.
     """
     # An offset of another topic, or of records that the log has lost, is no offset of this log.
     if len({status.topic_id for status in live}) > 1 or any(status.log_lost for status in live):
         return 0
     # Members that are away are not waited for, since one lost disk would then fill Kafka's; a majority must
     # have the files.
-    if 2 * len(live) <= len(members):
+    if 2 * sum(status.node in members for status in live) <= len(members):
         return 0
     lowest = min((status.sealed_offset for status in live), default=-1)
     return max(0, min(lowest + 1, sealed_offset + 1, keep_from))

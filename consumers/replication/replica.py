@@ -23,6 +23,7 @@ from headrace.consumers.replication.actions import (
     DropSlices,
     Ignored,
     Rejection,
+    ReleaseSlots,
     SealNow,
 )
 from headrace.consumers.replication.change_state import HandOver
@@ -166,7 +167,11 @@ class Replica:
         # A hand-over is known by its position alone: one that came too early is sent again as it is.
         if not isinstance(message.body, HandedOver) and (repeat := self._check_repeat(message)) is not None:
             return self._ignore(repeat)
-        return self._act(message)
+        actions = self._act(message)
+        if returned := self.state.changes.returned:
+            actions = [ReleaseSlots(self.state.version, tuple(sorted(returned))), *actions]
+            returned.clear()
+        return actions
 
     def _seal_if_full(self, actions: list[Action]) -> list[Action]:
         """Seal when this record filled the memtable."""
@@ -244,7 +249,7 @@ class Replica:
             return self.reject(Ignored.TOO_LARGE, error.message)
         version, changes = self.state.version, self.state.changes
         changes.note_table(write.slot_table_version)
-        if not changes.given and not changes.origins:
+        if not changes.concerns(write.slot_table_version, message.position, message.digest):
             return [ApplyWrite(version, write)]
         try:
             slots = self.slots_of(write, changes.slots_total)

@@ -8,14 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
+from headrace.consumers.store.slots import row_slots
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.group_changes import Slots
 from headrace.schemas.messages import Write
 from headrace.schemas.payload import SERIES_TYPE
-from headrace.schemas.series import bucket_of, slot_of
 from headrace.schemas.tables import DatabaseSchema
 
 SlotsOf = Callable[[Write, int], Slots]
@@ -31,22 +30,6 @@ def no_slots(_write: Write, _slots_total: int) -> Slots:
     raise SlotsUnknown(
         "slots of this group have moved, and this build does not follow that", action="upgrade this node"
     )
-
-
-def row_slots(rows: pa.RecordBatch, database: DatabaseSchema, slots_total: int) -> npt.NDArray[np.int64]:
-    """The slot of each row of a row batch."""
-    series = rows.column(0)
-    # The loops are over distinct series, and over the slices and buckets that they meet in.
-    keys = series.dictionary.to_pylist()
-    buckets = np.fromiter((bucket_of(key, database.buckets) for key in keys), np.int64, len(keys))
-    places = rows.column(1).to_numpy() // database.slice_ns * database.buckets + buckets[series.indices.to_numpy()]
-    distinct, place_of_row = np.unique(places, return_inverse=True)
-    found = (
-        slot_of(database.database, place % database.buckets, place // database.buckets, slots_total)
-        for place in distinct.tolist()
-    )
-    slots: npt.NDArray[np.int64] = np.fromiter(found, np.int64, len(distinct))[place_of_row]
-    return slots
 
 
 def distinct_slots(rows: pa.RecordBatch, database: DatabaseSchema, slots_total: int) -> Slots:

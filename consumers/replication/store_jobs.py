@@ -158,8 +158,15 @@ class StoreJobQueue:
         with self._changed:
             self._version = job.version
             self._open += 1
+        self._queue(job, counted=True)
+
+    def submit_aside(self, job: StoreJob) -> None:
+        """Run a job that changes nothing of what members compare, so it counts for no version."""
+        self._queue(job, counted=False)
+
+    def _queue(self, job: StoreJob, counted: bool) -> None:
         self.wait_for_room()
-        self._pending.append(self._pool.submit(lambda: self._turn(job)))
+        self._pending.append(self._pool.submit(lambda: self._turn(job, counted)))
 
     def wait_for_room(self) -> None:
         """Wait while more jobs than the limit are unfinished."""
@@ -189,7 +196,7 @@ class StoreJobQueue:
         self.cancel()
         self._pool.shutdown()
 
-    def _turn(self, job: StoreJob) -> float | None:
+    def _turn(self, job: StoreJob, counted: bool) -> float | None:
         """One attempt at a job. Returns the seconds until the next one, None when there is none."""
         # A job that is given up is counted as open still: the version must not be shown as stored while its files
         # are missing.
@@ -212,7 +219,7 @@ class StoreJobQueue:
             self._fail(job, repr(error))
             _log.exception("storing failed", group=self._group)
             return None
-        self._done(job)
+        self._done(job, counted)
         return None
 
     def _wait(self, job: StoreJob, reason: str) -> float:
@@ -226,7 +233,7 @@ class StoreJobQueue:
             _log.error("group stopped", group=self._group, reason=error, version=job.version)
         self.cancel()
 
-    def _done(self, job: StoreJob) -> None:
+    def _done(self, job: StoreJob, counted: bool) -> None:
         if self._health.report(Event.STORE):
             _log.info("storing resumed", group=self._group, version=job.version)
         if isinstance(job, SealJob):
@@ -236,7 +243,7 @@ class StoreJobQueue:
         size_bytes = _size_of(self._store)
         with self._changed:
             self.size_bytes = size_bytes
-            self._open -= 1
+            self._open -= counted
 
 
 def _size_of(store: Store) -> int:

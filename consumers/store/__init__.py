@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from headrace.consumers.store.compaction import Compaction, plan_compaction
-    from headrace.consumers.store.cut import Cut, CutFile, ReleaseJob
+    from headrace.consumers.store.cut import Cut, CutFile, HoldJob, ReleaseJob
     from headrace.consumers.store.jobs import CompactJob, DropJob, SealJob
     from headrace.consumers.store.load_job import LoadJob, SeriesFile, staged_names
     from headrace.consumers.store.memtable import MemtableSize
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from headrace.consumers.store.segment import SegmentEntry
     from headrace.consumers.store.segment_reader import digest_of_file
     from headrace.consumers.store.settings import StoreSettings
+    from headrace.consumers.store.slot_moves import HandedRank, handed_tombstone
     from headrace.consumers.store.slots import Slots
     from headrace.consumers.store.store import Store, encoding_threads
     from headrace.consumers.store.store_errors import (
@@ -44,6 +45,8 @@ _HOMES = {
     "CutFile": "headrace.consumers.store.cut",
     "CutUnready": "headrace.consumers.store.store_errors",
     "DropJob": "headrace.consumers.store.jobs",
+    "HandedRank": "headrace.consumers.store.slot_moves",
+    "HoldJob": "headrace.consumers.store.cut",
     "JobOutOfOrder": "headrace.consumers.store.store_errors",
     "JobSuperseded": "headrace.consumers.store.store_errors",
     "LoadJob": "headrace.consumers.store.load_job",
@@ -72,6 +75,7 @@ _HOMES = {
     "Tombstone": "headrace.consumers.store.tombstones",
     "digest_of_file": "headrace.consumers.store.segment_reader",
     "encoding_threads": "headrace.consumers.store.store",
+    "handed_tombstone": "headrace.consumers.store.slot_moves",
     "plan_compaction": "headrace.consumers.store.compaction",
     "staged_names": "headrace.consumers.store.load_job",
 }
@@ -83,6 +87,8 @@ __all__ = [
     "CutFile",
     "CutUnready",
     "DropJob",
+    "HandedRank",
+    "HoldJob",
     "JobOutOfOrder",
     "JobSuperseded",
     "LoadJob",
@@ -111,6 +117,7 @@ __all__ = [
     "Tombstone",
     "digest_of_file",
     "encoding_threads",
+    "handed_tombstone",
     "plan_compaction",
     "staged_names",
 ]

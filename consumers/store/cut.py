@@ -2,8 +2,9 @@
 
 A cut is made of sealed files. Its caller freezes the group at the version of the cut, and calls `Store.hold`
 then: from that record on neither merges nor drops change the files of these slots, so every replica lists the
-same ones at any later time. What goes with a file are its series and the deletes that it has not applied; last
-rows are derived from the file where it arrives (`last_rows.newest_of_file`).
+same ones at any later time. Nobody reads them any more but those who fetch them. What goes with a file are its
+series and the deletes that it has not applied; last rows are derived from the file where it arrives
+(`last_rows.newest_of_file`).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from headrace.consumers.store.load_job import SeriesFile, staged_names
 from headrace.consumers.store.memtable import TableMetadata
 from headrace.consumers.store.segment import SegmentEntry
 from headrace.consumers.store.segment_files import translate_errors
-from headrace.consumers.store.slots import Slots
+from headrace.consumers.store.slots import Hold, Slots
 from headrace.consumers.store.store_errors import CutUnready, SegmentAwaited
 from headrace.consumers.store.store_job import StoreComponents, StoreJob
 from headrace.consumers.store.tombstone_set import TombstoneSet
@@ -87,7 +88,11 @@ def make_cut(components: StoreComponents, version: int, slots: Slots, pin: bool 
     with view.lock:
         if view.frontier < version:
             raise CutUnready(f"the cut at version {version} is not sealed; the newest seal is {view.frontier}")
-        entries = [entry for entry in view.catalogue() if slots.hold_segment(entry)]
+        if not view.held.get(version, True):
+            raise CutUnready(f"the files of the cut at version {version} were removed here")
+        cut = Hold(version, slots)
+        entries = [entry for entry in (*view.catalogue(), *view.cut_entries()) if cut.covers(entry)]
+        entries.sort(key=lambda each: each.name)
         awaited = [entry.name for entry in entries if entry.awaited]
         if awaited:
             raise SegmentAwaited(f"the cut at version {version} waits for {', '.join(awaited[:3])}")
@@ -100,7 +105,7 @@ def make_cut(components: StoreComponents, version: int, slots: Slots, pin: bool 
 def _cut_file(entry: SegmentEntry, by_table: dict[tuple[str, str], TombstoneSet], version: int) -> CutFile:
     own = by_table.get((entry.database, entry.table), TombstoneSet())
     # Later deletes of this log are no part of the cut: as records of it they are handed over by themselves.
-    before = TombstoneSet(each for each in own if each.version <= version)
+    before = TombstoneSet(each for each in own if each.came_at <= version)
     return CutFile(entry, before.unapplied(entry).items)
 
 
@@ -136,32 +141,27 @@ def _link(components: StoreComponents, entry: SegmentEntry, directory: Path) -> 
         os.fsync(out.fileno())
 
 
-class ReleaseJob(StoreJob):
-    """Removes slots that another group holds: their files, and their rows among the last rows."""
+class HoldJob(StoreJob):
+    """Takes the rows of slots that left out of the last rows."""
 
-    def __init__(self, components: StoreComponents, version: int, slots: Slots) -> None:
-        """Created by `Store.release`."""
-        super().__init__(components, version)
-        self._slots = slots
+    can_be_cancelled = False
+
+    def __init__(self, components: StoreComponents, hold: Hold) -> None:
+        """Created by `Store.hold`, which has made the rows invisible already."""
+        super().__init__(components, hold.version)
+        self._hold = hold
 
     def _execute(self) -> None:
-        components = self._components
-        # Read again after a crash, it finds files that were loaded after it: the slot has come back since.
-        removed = [
-            entry
-            for entry in components.view.catalogue()
-            if self._slots.hold_segment(entry) and entry.loaded_version < self.version
-        ]
-        if not removed:
+        components, view = self._components, self._components.view
+        if self._hold.version in view.held:
             return
-        names = [entry.name for entry in removed]
+        leaving = [entry for entry in view.cut_entries() if self._hold.covers(entry)]
         # Of every bucket that loses files. One whose last row stayed would bring back what the new holder deletes.
-        buckets = {(entry.database, entry.table, entry.bucket) for entry in removed}
-        last = {key: encode_last(self._remaining(key, set(names))) for key in sorted(buckets)}
-        components.commit(IndexChanges(removed=names, last=last))
-        components.files.remove(names)
+        buckets = {(entry.database, entry.table, entry.bucket) for entry in leaving}
+        last = {key: encode_last(self._remaining(key)) for key in sorted(buckets)}
+        components.commit(IndexChanges(last=last, held={**view.held, self._hold.version: True}))
 
-    def _remaining(self, key: BucketKey, removed: set[str]) -> pa.RecordBatch:
+    def _remaining(self, key: BucketKey) -> pa.RecordBatch:
         """The last rows of a bucket, computed again from the segments that stay where their row has left."""
         view, table = self._components.view, key[:2]
         known = view.metadata(table)
@@ -173,7 +173,7 @@ class ReleaseJob(StoreJob):
         rows = apply_tombstones(rows, tombstones.newer_than(view.frontier), view.era_max)
         rows = rows.filter(pa.array(self._stays(rows, known, key[2])))
         # Newest slices first: what is known from them spares reading the files of older ones.
-        staying = (e for e in view.entries() if (e.database, e.table, e.bucket) == key and e.name not in removed)
+        staying = (entry for entry in view.entries() if (entry.database, entry.table, entry.bucket) == key)
         for entry in sorted(staying, key=lambda each: each.max_time_ns, reverse=True):
             path, runs = self._components.files.path(entry.name), self._components.runs.get(entry.name)
             found = newest_of_file(path, entry, runs, tombstones.unapplied(entry), rows, fields)
@@ -186,7 +186,26 @@ class ReleaseJob(StoreJob):
         gone = [
             number
             for number in np.unique(slices).tolist()
-            if self._slots.hold(known.schema.database, bucket, int(number))
+            if self._hold.slots.hold(known.schema.database, bucket, int(number))
         ]
         kept: Mask = ~(np.isin(slices, gone) | rows.column(3).to_numpy(zero_copy_only=False))
         return kept
+
+
+class ReleaseJob(StoreJob):
+    """Removes the files of slots that left, as of the cuts that they left with."""
+
+    can_be_cancelled = False
+
+    def __init__(self, components: StoreComponents, version: int, slots: Slots) -> None:
+        """Created by `Store.release`."""
+        super().__init__(components, version)
+        self._slots = slots
+
+    def _execute(self) -> None:
+        view = self._components.view
+        # Only what a hold covers: files of a slot that has come back since came behind its cut.
+        names = [entry.name for entry in view.cut_entries() if self._slots.hold_segment(entry)]
+        emptied = {each.version: False for each in view.holds if each.without(self._slots) is None}
+        self._components.commit(IndexChanges(removed=names, held={**view.held, **emptied}), released=self._slots)
+        self._components.files.remove(names)

@@ -12,6 +12,8 @@ Column families and keys (text is UTF-8; `0x00` cannot occur in a name):
                  `loaded`                                         version of the newest committed load, decimal
                  `frontier`                                       version of the last committed seal, decimal
                  `state`                                          the bytes that the caller passed to that seal
+                 `held`                                           JSON {cut version: whether its files are all
+                                                                        here}, once its last rows are out
                  `removed`                                        JSON list: removed segments that still have runs
 
 One commit is one synced WriteBatch. The runs of a segment outlive it: a reader that has the segment pinned may
@@ -49,6 +51,7 @@ INDEX_FORMAT = b"1"
 LOADED_FORMAT = b"2"
 """Of an index with files of other logs, whose entries an earlier build cannot read."""
 REMOVED_KEY = b"removed"
+HELD_KEY = b"held"
 FAMILIES = ("catalogue", "series", "last", "tombstones", "state")
 BucketKey = tuple[str, str, int]
 """(database, table, bucket)."""
@@ -66,6 +69,13 @@ class IndexChanges:
     purged_tombstones: list[Tombstone] = field(default_factory=list)
     state: tuple[int, bytes] | None = None
     loaded_version: int | None = None
+    held: dict[int, bool] = field(default_factory=dict)
+
+    @property
+    def needs_loaded_format(self) -> bool:
+        """Whether an earlier build could not read what is added."""
+        foreign = any(entry.held_since for entry, _ in self.added) or any(each.slots for each in self.new_tombstones)
+        return foreign or self.loaded_version is not None or bool(self.held)
 
 
 @dataclass(slots=True)
@@ -78,6 +88,7 @@ class IndexContent:
     frontier: int
     state: bytes | None
     loaded_version: int
+    held: dict[int, bool]
 
 
 class Index:
@@ -122,7 +133,8 @@ class Index:
                 tables[(database, table)] = _metadata_from_json(database, table, value)
         tombstones = [Tombstone.from_json(value) for _, value in self._items("tombstones")]
         frontier, loaded = (int(state.get(key) or 0) for key in (b"frontier", b"loaded"))
-        return IndexContent(entries, tables, tombstones, frontier, state.get(b"state"), loaded)
+        held = {int(version): whole for version, whole in json.loads(state.get(HELD_KEY) or b"{}").items()}
+        return IndexContent(entries, tables, tombstones, frontier, state.get(b"state"), loaded, held)
 
     def runs(self, name: str) -> Runs:
         """The runs of a segment, also of a removed one while it is pinned.
@@ -212,8 +224,11 @@ class Index:
             frontier, state = changes.state
             batch.put(b"frontier", str(frontier).encode(), handles["state"])
             batch.put(b"state", state, handles["state"])
-        if changes.loaded_version is not None:
+        if changes.needs_loaded_format:
             batch.put(b"format", LOADED_FORMAT, handles["state"])
+        if changes.held:
+            batch.put(HELD_KEY, json.dumps(changes.held, sort_keys=True).encode(), handles["state"])
+        if changes.loaded_version is not None:
             batch.put(b"loaded", str(changes.loaded_version).encode(), handles["state"])
         return batch
 

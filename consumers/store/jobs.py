@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right, insort
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
@@ -14,7 +15,7 @@ from headrace.consumers.store.batch_columns import Mask
 from headrace.consumers.store.compaction import are_neighbours, output_name
 from headrace.consumers.store.index import BucketKey, IndexChanges
 from headrace.consumers.store.last_rows import apply_tombstones, encode_last, last_of_segment, merge_last
-from headrace.consumers.store.memtable import Memtable, TableKey, TableMetadata, by_rank, newer_schema
+from headrace.consumers.store.memtable import LiveBatch, Memtable, TableKey, TableMetadata, by_rank, newer_schema
 from headrace.consumers.store.row_order import Part, SortedTable, sort_table
 from headrace.consumers.store.segment import Runs, SegmentEntry, encode_segment
 from headrace.consumers.store.segment_files import SegmentName
@@ -26,6 +27,9 @@ from headrace.consumers.store.tombstone_set import TombstoneSet, by_table, visib
 from headrace.consumers.store.tombstones import Tombstone
 from headrace.schemas.tables import FieldType, TableSchema
 
+LATE_TOMBSTONES_MAX = 10_000
+"""Tombstones that a store keeps for late rows of earlier holders of its slots alone; the oldest is purged first."""
+
 
 @dataclass(frozen=True, slots=True)
 class _WrittenSegment:
@@ -34,6 +38,16 @@ class _WrittenSegment:
     entry: SegmentEntry
     runs: Runs
     last: pa.RecordBatch
+
+
+@dataclass(frozen=True, slots=True)
+class _Ranks:
+    """The ranks of a segment's rows; `held_since` is 0 for rows of the own log."""
+
+    era: int
+    first_version: int
+    last_version: int
+    held_since: int = 0
 
 
 class SealJob(StoreJob):
@@ -106,11 +120,13 @@ class SealJob(StoreJob):
         running: list[Future[None]] = []
         try:
             for table, sealed in sorted(self._sealed.items()):
-                for era, rows in self._sorted(table, sealed):
-                    for name, part in self._named(sealed.schema, era, rows):
+                for ranks, rows in self._sorted(table, sealed):
+                    for name, part in self._named(sealed.schema, ranks, rows):
                         if name.relative not in self._written:
                             running.append(
-                                self._components.encoders.submit(self._write, name, sealed.schema, rows, part)
+                                self._components.encoders.submit(
+                                    self._write, name, sealed.schema, rows, part, ranks.held_since
+                                )
                             )
             for each in running:
                 each.result()
@@ -121,26 +137,46 @@ class SealJob(StoreJob):
                 each.cancel()
             wait(running)
 
-    def _sorted(self, table: TableKey, sealed: TableMetadata) -> Iterator[tuple[int, SortedTable]]:
-        """The visible rows of one table, sorted, for each era: a segment has one era."""
+    def _sorted(self, table: TableKey, sealed: TableMetadata) -> Iterator[tuple[_Ranks, SortedTable]]:
+        """The visible rows of one table, sorted, for each era and log: a segment has one of each."""
         relevant = self._tombstones.get(table, TombstoneSet())
-        for era, group in groupby(by_rank(self._memtable.batches[table]), key=lambda batch: batch.era):
-            batches = [rows for rows in visible(list(group), relevant) if len(rows)]
+        for ranks, group in self._by_ranks(table):
+            batches = [rows for rows in visible(group, relevant) if len(rows)]
             if batches:
-                yield era, sort_table(batches, sealed.database, sealed.schema)
+                yield ranks, sort_table(batches, sealed.database, sealed.schema)
 
-    def _named(self, schema: TableSchema, era: int, rows: SortedTable) -> Iterator[tuple[SegmentName, Part]]:
-        table, ranks = (schema.database, schema.table), (era, self._first_version, self.version)
+    def _by_ranks(self, table: TableKey) -> Iterator[tuple[_Ranks, list[LiveBatch]]]:
+        """The batches of one table, lowest rank first, by the ranks that their segments are named after."""
+        own, handed = list[LiveBatch](), list[LiveBatch]()
+        for batch in by_rank(self._memtable.batches[table]):
+            (handed if batch.held_since else own).append(batch)
+        for era, group in groupby(own, key=lambda batch: batch.era):
+            yield _Ranks(era, self._first_version, self.version), list(group)
+        # Rows of another log have versions of that log, which a range of this one does not hold. Its files are in
+        # order of rank, so what belongs between two of them must not become one file.
+        firsts: dict[int, list[int]] = {}
+        for entry in self._components.view.catalogue():
+            if entry.held_since and (entry.database, entry.table) == table:
+                insort(firsts.setdefault(entry.era, []), entry.first_version)
+
+        def place(batch: LiveBatch) -> tuple[int, int, int]:
+            return batch.held_since, batch.era, bisect_right(firsts.get(batch.era, []), batch.version)
+
+        for (since, era, _), group in groupby(sorted(handed, key=place), key=place):
+            batches = list(group)
+            yield _Ranks(era, batches[0].version, batches[-1].version, since), batches
+
+    def _named(self, schema: TableSchema, ranks: _Ranks, rows: SortedTable) -> Iterator[tuple[SegmentName, Part]]:
         for part in rows.parts:
-            yield SegmentName(*table, part.slice_number, part.bucket, *ranks), part
+            place = (schema.database, schema.table, part.slice_number, part.bucket)
+            yield SegmentName(*place, ranks.era, ranks.first_version, ranks.last_version), part
 
-    def _write(self, name: SegmentName, schema: TableSchema, rows: SortedTable, part: Part) -> None:
+    def _write(self, name: SegmentName, schema: TableSchema, rows: SortedTable, part: Part, held_since: int) -> None:
         segment = rows.rows_of(part)
         encoded = encode_segment(self._components.group, name, schema, segment, self.version, self._components.settings)
         self._components.files.write(name.relative, encoded.data)
-        self._written[name.relative] = _WrittenSegment(
-            encoded.entry, encoded.runs, last_of_segment(segment, encoded.entry)
-        )
+        entry = replace(encoded.entry, held_since=held_since)
+        self._written[name.relative] = _WrittenSegment(entry, encoded.runs, last_of_segment(segment, entry))
 
     def _last_rows(self, written: Sequence[_WrittenSegment]) -> dict[BucketKey, pa.RecordBatch]:
         """The new last rows of every bucket that has a segment or a tombstone of this seal."""
@@ -170,8 +206,8 @@ class SealJob(StoreJob):
 
     def _new_tombstones(self) -> list[Tombstone]:
         """The tombstones since the previous seal; older ones are in the index already."""
-        # By the place where they came, not by rank: all of them are of this log.
-        return [each for found in self._tombstones.values() for each in found if each.version >= self._first_version]
+        # By the place where they came, not by rank: some were handed over.
+        return [each for found in self._tombstones.values() for each in found if each.came_at >= self._first_version]
 
     def _fields(self, table: TableKey) -> dict[str, FieldType]:
         metadata = self._newest.get(table) or self._components.view.metadata(table)
@@ -184,14 +220,20 @@ class SealJob(StoreJob):
         # era `era_min`. And each segment that the tombstone overlaps has it applied, or reading that segment
         # would bring its rows back.
         entries: dict[TableKey, list[SegmentEntry]] = {}
-        for entry in (*self._components.view.catalogue(), *added):
+        view = self._components.view
+        # Those of slots that left, too: their new holder gets what is not applied to them.
+        for entry in (*view.catalogue(), *view.cut_entries(), *added):
             entries.setdefault((entry.database, entry.table), []).append(entry)
-        return {
+        unneeded = [
             each
             for table, found in self._tombstones.items()
             for each in found.select(~_awaited(found, entries.get(table, ())))
-            if each.era <= self._era_min
-        }
+        ]
+        # What was handed over is for late rows of earlier holders, as those of an era are in which slots came. Such
+        # rows may come at any time, so the number of these tombstones is bounded.
+        late = [each for each in unneeded if each.slots or each.era > self._era_min]
+        late.sort(key=lambda each: each.came_at)
+        return set(unneeded).difference(late[-LATE_TOMBSTONES_MAX:])
 
 
 class CompactJob(StoreJob):
@@ -203,7 +245,7 @@ class CompactJob(StoreJob):
         self.inputs = tuple(inputs)
         # Those known at this version, not when the job runs: the output must be the same on every replica.
         self._tombstones = components.view.tombstones_by_table()
-        self._held = components.held
+        self._held = components.view.holds
 
     def _execute(self) -> None:
         view = self._components.view
@@ -211,7 +253,7 @@ class CompactJob(StoreJob):
         if not found:
             # The record was applied before a crash and is read again, or its slice has been dropped since.
             return
-        if len(found) != len(self.inputs) or not are_neighbours(found, view.catalogue()):
+        if len(found) != len(self.inputs) or not are_neighbours(found, (*view.catalogue(), *view.cut_entries())):
             raise JobSuperseded(
                 f"compaction at version {self.version} names segments that are not neighbours here: {', '.join(self.inputs)}"
             )
@@ -267,14 +309,15 @@ class DropJob(StoreJob):
         """Created by `Store.drop`, whose tombstone has made the rows invisible already."""
         super().__init__(components, version)
         self._tombstone = tombstone
-        self._held = components.held
+        self._held = components.view.holds
 
     def _execute(self) -> None:
-        drop = self._tombstone
+        view, drop = self._components.view, self._tombstone
         assert drop.end_ns is not None
         dropped = [
             entry
-            for entry in without_held(self._components.view.catalogue(), self._held)
+            # A drop from before a cut concerns the files that leave, also when it runs after it.
+            for entry in without_held((*view.catalogue(), *view.cut_entries()), self._held)
             # Read again after a crash, a drop finds files that were loaded after it: another replica keeps them.
             if entry.loaded_version < self.version
             and (entry.database, entry.table) == (drop.database, drop.table)

@@ -62,7 +62,7 @@ class LastRanks:
         """Those of rows of the batches at `positions`."""
         eras = np.array([batch.era for batch in batches], np.int64)[positions]
         versions = np.array([batch.version for batch in batches], np.int64)[positions]
-        return cls(eras, versions, np.zeros(len(positions), np.int64))
+        return cls(eras, versions, np.array([batch.held_since for batch in batches], np.int64)[positions])
 
 
 def last_of_segment(rows: SegmentRows, entry: SegmentEntry) -> pa.RecordBatch:
@@ -137,14 +137,19 @@ def apply_tombstones(batch: pa.RecordBatch, tombstones: TombstoneSet, era_max: i
     """
     # The batch holds one row a series. Below a deleted one there may be an older row that the tombstone does
     # not match: before its start, or of a higher era. Only a scan can find it.
-    removing = np.array([each.start_ns is None and era_max <= each.era for each in tombstones], np.bool_)
-    batch = batch.filter(pa.array(~_hit(batch, tombstones.select(removing))))
-    stale = _hit(batch, tombstones.select(~removing))
+    general, limited = tombstones.general, tombstones.limited
+    removing = np.array([each.start_ns is None and era_max <= each.era for each in general], np.bool_)
+    batch = batch.filter(pa.array(~_hit(batch, general.select(removing))))
+    # One that was handed over may match a row of a slot that it does not concern: a scan of that finds it again.
+    stale = _hit(batch, general.select(~removing)) | _hit(batch, limited, handed=True)
     return batch.set_column(3, STALE_COLUMN, pc.or_(batch.column(3), pa.array(stale)))
 
 
-def _hit(batch: pa.RecordBatch, tombstones: TombstoneSet) -> np.ndarray:
-    """Which last rows one of the tombstones matches, of the rows that it outranks."""
+def _hit(batch: pa.RecordBatch, tombstones: TombstoneSet, handed: bool = False) -> np.ndarray:
+    """Which last rows one of the tombstones matches, of the rows that it outranks.
+
+    `handed`: the tombstones are of earlier holders, so they concern rows from before the slots came, too.
+    """
     # One lookup for each distinct rank: there are as many as segments, and many more rows.
     columns = [batch.column(place).to_numpy() for place in (2, 4, 5)]
     codes = np.zeros(len(batch), np.int64)
@@ -153,7 +158,8 @@ def _hit(batch: pa.RecordBatch, tombstones: TombstoneSet) -> np.ndarray:
         codes = codes * max(1, len(encoded.dictionary)) + encoded.indices.to_numpy()
     _, firsts, rank_of_row = np.unique(codes, return_index=True, return_inverse=True)
     ranks = zip(*(column[firsts].tolist() for column in columns), strict=True)
-    floors = np.array([tombstones.floor(*rank) for rank in ranks], np.int64)[rank_of_row]
+    found = [tombstones.floor(era, version, 0 if handed else since) for era, version, since in ranks]
+    floors = np.array(found, np.int64)[rank_of_row]
     every = np.arange(len(batch))
     return tombstones.deleted(batch.column(0), every, batch.column(1).to_numpy(), floors)
 

@@ -170,7 +170,7 @@ def attach(components: StoreComponents, content_digest: str) -> int:
     attached = 0
     # Not while a job runs: a seal that has read the last rows would commit them without those of the file.
     with components.work_lock:
-        for entry in components.view.awaited():
+        for entry in components.view.awaited(of_cuts=True):
             if entry.content_digest != content_digest:
                 continue
             known = components.view.metadata((entry.database, entry.table))
@@ -237,6 +237,8 @@ def _last_rows(components: StoreComponents, entry: SegmentEntry, runs: Runs, kno
     earlier = components.last((*table, entry.bucket))
     if earlier is None:
         earlier = empty_last(fields)
+    if view.is_held(entry):
+        return earlier
     tombstones = view.tombstones_by_table().get(table, TombstoneSet())
     # Before the rows of the file join them: a delete that came before the file removes a last row together with
     # all older ones, and those of the file may be older and not its concern.

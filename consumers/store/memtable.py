@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -17,13 +17,18 @@ TableKey = tuple[str, str]
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
 class LiveBatch:
-    """One message's rows with their rank and time range (both ends included, ns)."""
+    """One message's rows with their rank and time range (both ends included, ns).
+
+    Rows that another log took first have its rank, and `held_since`, the era since which this group holds their slots;
+    0 for rows of the own log.
+    """
 
     era: int
     version: int
     rows: pa.RecordBatch
     min_time_ns: int
     max_time_ns: int
+    held_since: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +60,15 @@ class Memtable:
         self.rows += len(batch.rows)
         self.bytes += batch.rows.nbytes
 
+    def mapped(self, change: Callable[[TableKey, LiveBatch], LiveBatch | None]) -> Memtable:
+        """A memtable of what is left of each batch."""
+        found = Memtable()
+        for table, batches in self.batches.items():
+            for batch in batches:
+                if (left := change(table, batch)) is not None:
+                    found.add(table, left)
+        return found
+
     def snapshot(self, table: TableKey) -> Sequence[LiveBatch]:
         """The batches of one table at this instant."""
         return tuple(self.batches.get(table, ()))
@@ -64,7 +78,7 @@ class Memtable:
         return MemtableSize(self.rows, self.bytes, len(self.batches))
 
 
-def live_batch(version: int, era: int, schema: TableSchema, rows: pa.RecordBatch) -> LiveBatch:
+def live_batch(version: int, era: int, schema: TableSchema, rows: pa.RecordBatch, held_since: int = 0) -> LiveBatch:
     """A batch of `rows`, which is not empty, with their time range.
 
     Raises RowsInvalid if they do not match `schema`.
@@ -81,7 +95,7 @@ def live_batch(version: int, era: int, schema: TableSchema, rows: pa.RecordBatch
                 f"field {name!r} ({arrow_type}) does not fit version {schema.version} of {schema.database}.{schema.table}"
             )
     bounds = pc.min_max(rows.column(1))
-    return LiveBatch(era, version, rows, bounds["min"].as_py(), bounds["max"].as_py())
+    return LiveBatch(era, version, rows, bounds["min"].as_py(), bounds["max"].as_py(), held_since)
 
 
 def by_rank(batches: Iterable[LiveBatch]) -> list[LiveBatch]:

@@ -70,10 +70,11 @@ class SegmentEntry:
     applied to the file permanently. That version counts this group's log, while the versions of the rows count
     the log that first took them; the two are never compared.
 
-    A file that a `Load` brought has four fields more. `loaded_version` is that record's version. `held_since`
-    is the era since which this group holds the slot: its tombstones of lower eras do not concern the rows,
-    since another group decided about them then. `carried` are the deletes of the earlier holders that are not
-    applied to the file yet. `awaited`: the file is not here; it then has no size and no file digest.
+    A file that a `Load` brought has four fields more, and one of rows that were handed over has `held_since`.
+    `loaded_version` is that record's version. `held_since` is the era since which this group holds the slot: its
+    tombstones of lower eras do not concern the rows, since another group decided about them then. `carried` are
+    the deletes of the earlier holders that are not applied to the file yet. `awaited`: the file is not here; it
+    then has no size and no file digest.
     """
 
     name: str
@@ -118,6 +119,11 @@ class SegmentEntry:
     def location(self) -> tuple[str, str, int, int]:
         """Database, table, slice and bucket, which together are in one slot."""
         return self.database, self.table, self.slice_number, self.bucket
+
+    @property
+    def came_at(self) -> int:
+        """The version of this group's log at which the file was made or loaded here."""
+        return max(self.cleaned_version, self.loaded_version)
 
     def is_subject_to(self, tombstone: Tombstone) -> bool:
         """Whether a tombstone of this group's log deletes those rows of the segment that it matches."""

@@ -1,12 +1,23 @@
-"""Slots as the store needs them: which of its rows are in them. It does not know who holds a slot."""
+"""Slots as the store needs them: which of its rows are in them. It does not know who holds a slot.
+
+The slot of a row follows from its database, its series and its time, as in `producers.router`. Nothing per row is
+done in Python.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, replace
 
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from headrace.consumers.store.memtable import LiveBatch
 from headrace.consumers.store.segment import SegmentEntry
-from headrace.schemas.series import slot_of
+from headrace.consumers.store.tombstone_set import TombstoneSet
+from headrace.schemas.series import bucket_of, slot_of
+from headrace.schemas.tables import DatabaseSchema
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +36,67 @@ class Slots:
         return self.hold(entry.database, entry.bucket, entry.slice_number)
 
 
-def without_held(entries: Iterable[SegmentEntry], held: Iterable[Slots]) -> list[SegmentEntry]:
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """The files of slots that left with the cut at `version`; what comes later is of other holders."""
+
+    version: int
+    slots: Slots
+
+    def covers(self, entry: SegmentEntry) -> bool:
+        """Whether a segment is a part of the cut."""
+        return entry.came_at <= self.version and self.slots.hold_segment(entry)
+
+    def without(self, slots: Slots) -> Hold | None:
+        """What is left of it when slots are released; None for nothing."""
+        left = self.slots.numbers - slots.numbers
+        return replace(self, slots=Slots(left, self.slots.total)) if left else None
+
+
+def without_held(entries: Iterable[SegmentEntry], held: Iterable[Hold]) -> list[SegmentEntry]:
     """The segments that merges and drops may change."""
-    slots = tuple(held)
-    return [entry for entry in entries if not any(each.hold_segment(entry) for each in slots)]
+    holds = tuple(held)
+    return [entry for entry in entries if not any(each.covers(entry) for each in holds)]
+
+
+def row_slots(rows: pa.RecordBatch, database: DatabaseSchema, slots_total: int) -> npt.NDArray[np.int64]:
+    """The slot of each row of a row batch."""
+    series = rows.column(0)
+    # The loops are over distinct series, and over the slices and buckets that they meet in.
+    keys = series.dictionary.to_pylist()
+    buckets = np.fromiter((bucket_of(key, database.buckets) for key in keys), np.int64, len(keys))
+    places = rows.column(1).to_numpy() // database.slice_ns * database.buckets + buckets[series.indices.to_numpy()]
+    distinct, place_of_row = np.unique(places, return_inverse=True)
+    found = (
+        slot_of(database.database, place % database.buckets, place // database.buckets, slots_total)
+        for place in distinct.tolist()
+    )
+    slots: npt.NDArray[np.int64] = np.fromiter(found, np.int64, len(distinct))[place_of_row]
+    return slots
+
+
+def batch_without(batch: LiveBatch, database: DatabaseSchema, slots: Slots) -> LiveBatch | None:
+    """What is left of a batch without the rows of some slots; the batch itself if it has none of them."""
+    leaving = np.isin(row_slots(batch.rows, database, slots.total), tuple(slots.numbers))
+    return _left(batch, leaving)
+
+
+def batch_without_deleted(
+    batch: LiveBatch, database: DatabaseSchema, deletes: TombstoneSet, slots: Collection[int], slots_total: int
+) -> LiveBatch | None:
+    """What deletes that all concern the same slots leave of a batch, whose rank may be above that of some."""
+    place = deletes.floor(batch.era, batch.version)
+    concerned = np.isin(row_slots(batch.rows, database, slots_total), tuple(slots))
+    if place == len(deletes) or not concerned.any():
+        return batch
+    series = batch.rows.column(0)
+    codes, times = series.indices.to_numpy(), batch.rows.column(1).to_numpy()
+    deleted = deletes.deleted(series.dictionary, codes, times, np.full(len(codes), place, np.int64))
+    return _left(batch, concerned & deleted)
+
+
+def _left(batch: LiveBatch, leaving: npt.NDArray[np.bool_]) -> LiveBatch | None:
+    if not leaving.any():
+        return batch
+    # The time range may be wider than the rows that are left: it only prunes.
+    return None if leaving.all() else replace(batch, rows=batch.rows.filter(pa.array(~leaving)))

@@ -9,7 +9,6 @@ from pathlib import Path
 import pyarrow as pa
 
 from headrace.consumers.store.compaction import Compaction, plan_compaction
-from headrace.consumers.store.cut import Cut, ReleaseJob, make_cut, write_export
 from headrace.consumers.store.index import RunsCache
 from headrace.consumers.store.jobs import CompactJob, DropJob, SealJob
 from headrace.consumers.store.last_rows import (
@@ -20,19 +19,17 @@ from headrace.consumers.store.last_rows import (
     merge_last,
     with_tags,
 )
-from headrace.consumers.store.load_job import LoadJob, attach, awaited_entry
-from headrace.consumers.store.memtable import MemtableSize, TableKey, TableMetadata, live_batch, newer_schema
+from headrace.consumers.store.memtable import MemtableSize, TableKey, TableMetadata, live_batch
 from headrace.consumers.store.pruning import OverlapCache, ScanRequest
 from headrace.consumers.store.scan import TableScan, read_table
 from headrace.consumers.store.segment import SegmentEntry
 from headrace.consumers.store.segment_files import path_component
 from headrace.consumers.store.settings import StoreSettings
-from headrace.consumers.store.slots import Slots, without_held
+from headrace.consumers.store.slot_moves import SlotMoves
 from headrace.consumers.store.store_directory import STAGING_DIRECTORY, open_directories, quarantine, write_snapshot
 from headrace.consumers.store.store_job import StoreComponents
 from headrace.consumers.store.store_view import StoreView
 from headrace.consumers.store.tombstones import tombstone
-from headrace.schemas.messages import Load
 from headrace.schemas.tables import DatabaseSchema, TableSchema
 
 
@@ -43,23 +40,21 @@ def encoding_threads(settings: StoreSettings) -> Executor:
     return ThreadPoolExecutor(settings.encode_threads, thread_name_prefix="encode")
 
 
-class Store:
+class Store(SlotMoves):
     """Rows of one data group.
 
     Unsealed rows are in memory and sealed rows in Parquet files; an index names the valid files. Owns
     `{data}/segments/{group}` and `{data}/index/{group}`, and removes from `{data}/staging/{group}` what it has
-    attached. One thread calls `write`, `delete`, `freeze`, `compact`, `drop`, `load`, `hold` and `release`, in
-    order of version. A pool runs the jobs that these return, in the order of their creation. Any thread may
+    attached. One thread calls `write`, `delete`, `freeze`, `compact`, `drop`, `load`, `hold`, `release` and those of
+    what was handed over, in order of version. A pool runs the jobs that these return, in the order of their creation. Any thread may
     call everything else. Durable is what a seal has committed: after a crash the caller applies every record
     after the `frontier` again and ends with the same content.
     """
 
     def __init__(self, components: StoreComponents, own_encoders: Executor | None) -> None:
         """Use `open`. `own_encoders` are shut down with this store."""
-        self._components = components
+        super().__init__(components)
         self._own_encoders = own_encoders
-        self._frozen_version = components.view.frontier
-        self._version = components.view.frontier
 
     @classmethod
     def open(
@@ -194,70 +189,8 @@ class Store:
 
         The leader appends each as a `Compact`.
         """
-        entries = without_held(self._components.view.catalogue(), self._components.held)
-        return plan_compaction(entries, self._components.view.tombstones(), self._components.settings)
-
-    def load(self, version: int, load: Load, schema: TableSchema, database: DatabaseSchema) -> LoadJob:
-        """Adds a sealed file of another log, whose rows keep their rank; `schema` is the one that it names.
-
-        The file is attached if it is staged (see headrace.consumers.store.load_job), and awaited otherwise. The
-        job raises JobSuperseded for a file that cannot be one of this store; nothing is added then. Rows and
-        deletes that follow have at least the era `load.held_since`, unless that is 0.
-        """
-        self._advance(version)
-        table, view = (load.database, load.table), self._components.view
-        current = view.metadata(table)
-        known = TableMetadata(database, newer_schema(current.schema if current else None, schema))
-        view.note_table(known)
-        return LoadJob(self._components, version, awaited_entry(version, load), known)
-
-    @property
-    def staging_directory(self) -> Path:
-        """Where files of other logs are fetched to, under the names of `staged_names`. It may not exist."""
-        return self._components.staging
-
-    def awaited(self) -> list[SegmentEntry]:
-        """The files that loads have named and that are not here, in order of name.
-
-        Rows of their slots are incomplete here.
-        """
-        return self._components.view.awaited()
-
-    def attach(self, content_digest: str) -> int:
-        """Attaches a staged file wherever it is awaited; returns the number of segments that it became.
-
-        Waits for a running job. Raises StagedFileInvalid (it was removed; fetch it again), StoreFull or
-        StoreUnwritable (it stays awaited).
-        """
-        return attach(self._components, content_digest)
-
-    def hold(self, slots: Slots) -> None:
-        """From this version on, merges and drops leave the files of `slots` as they are, until `release`.
-
-        It is not kept on disk: the caller's state is, and a caller that opens the store calls it again.
-        """
-        self._components.held = (*self._components.held, slots)
-
-    def cut(self, version: int, slots: Slots) -> Cut:
-        """What leaves with `slots`, which were held at `version`, and sealed: equal on all replicas.
-
-        Raises CutUnready before that seal has committed, and SegmentAwaited.
-        """
-        return make_cut(self._components, version, slots)
-
-    def export(self, version: int, slots: Slots, directory: Path) -> Cut:
-        """A cut, and its files in a new directory under the names of `staged_names`.
-
-        The directory has all of them, or does not exist; it survives a crash and whatever the store does. It must
-        be on the same file system. Raises what `cut` raises, StoreFull or StoreUnwritable.
-        """
-        return write_export(self._components, version, slots, directory)
-
-    def release(self, version: int, slots: Slots) -> ReleaseJob:
-        """Removes the files of `slots` that were loaded or sealed before `version`, and ends their hold."""
-        self._advance(version)
-        self._components.held = tuple(each for each in self._components.held if each != slots)
-        return ReleaseJob(self._components, version, slots)
+        view = self._components.view
+        return plan_compaction(view.catalogue(), view.tombstones(), self._components.settings)
 
     def scan(
         self,
@@ -306,6 +239,9 @@ class Store:
             sealed = [batch for batch in map(components.last, keys) if batch is not None]
             era_max, frontier = components.view.era_max, components.view.frontier
             if any((entry.database, entry.table) == (database, table) for entry in components.view.awaited()):
+                return None
+            # The job that takes the rows of moved slots out of the last rows has not run yet.
+            if any(hold.version not in components.view.held for hold in components.view.holds):
                 return None
         # Tombstones that came up to the frontier were applied to the sealed last rows by their seal.
         unapplied = view.tombstones.newer_than(frontier)
@@ -387,10 +323,3 @@ class Store:
             self._own_encoders.shutdown()
         self._components.files.purge_obsolete()
         self._components.index.close()
-
-    def _advance(self, version: int) -> None:
-        # Several records may have one version (the rows of one
-        # message), but none may follow a seal of that version.
-        assert version > self._frozen_version, (version, self._frozen_version)
-        assert version >= self._version, (version, self._version)
-        self._version = version

@@ -152,7 +152,7 @@ def write_snapshot(components: StoreComponents, directory: Path) -> list[Segment
         components.files.pin(())
         create_directories(target)
         create_directories(directory / INDEX_DIRECTORY)
-        entries = components.view.entries()
+        entries = components.view.files()
         for entry in entries:
             link = target / entry.name
             link.parent.mkdir(parents=True, exist_ok=True)

@@ -40,8 +40,7 @@ class StoreComponents:
 
     `encoders` runs work that needs CPU. `commit_lock` is held from an index commit to the change in memory,
     and by snapshots. `work_lock` is held by the running job, and while a file that was awaited is attached:
-    both read the last rows of a bucket and commit them changed. Fetched files are in `staging`. The files of
-    `held` slots are those of a cut and do not change.
+    both read the last rows of a bucket and commit them changed. Fetched files are in `staging`.
     """
 
     group: str
@@ -54,13 +53,12 @@ class StoreComponents:
     live: LiveSummaries
     encoders: Executor
     staging: Path
-    held: tuple[Slots, ...] = ()
     work_lock: threading.Lock = field(default_factory=threading.Lock)
     commit_lock: threading.Lock = field(default_factory=threading.Lock)
     queue: deque[StoreJob] = field(default_factory=deque)
 
-    def commit(self, changes: IndexChanges) -> None:
-        """Commits changes of segments: in the index, then in memory."""
+    def commit(self, changes: IndexChanges, released: Slots | None = None) -> None:
+        """Commits changes of segments, and slots whose files are removed: in the index, then in memory."""
         # A snapshot between the two would checkpoint an index that names segments which it does not link.
         with self.commit_lock:
             self.index.commit(changes, self.files.pinned())
@@ -72,6 +70,8 @@ class StoreComponents:
                 last=last,
                 tables=changes.tables,
                 loaded_version=changes.loaded_version,
+                held=changes.held,
+                released=released,
             )
 
     def last(self, key: BucketKey) -> pa.RecordBatch | None:

@@ -14,6 +14,7 @@ import pyarrow as pa
 from headrace.consumers.store.index import BucketKey, IndexContent
 from headrace.consumers.store.memtable import LiveBatch, Memtable, MemtableSize, TableKey, TableMetadata, newer_schema
 from headrace.consumers.store.segment import SegmentEntry
+from headrace.consumers.store.slots import Hold, Slots, batch_without, batch_without_deleted
 from headrace.consumers.store.store_errors import TableUnknown
 from headrace.consumers.store.tombstone_set import TombstoneSet
 from headrace.consumers.store.tombstones import Tombstone
@@ -38,7 +39,8 @@ class TableView:
 class StoreView:
     """The in-memory state of a store.
 
-    The apply thread changes it, and the running job at its commit; any thread reads.
+    The apply thread changes it, and the running job at its commit; any thread reads. Rows of slots that left are
+    shown to nobody: their files are in `cut_entries`, and frozen rows are shown without them.
     """
 
     def __init__(self, content: IndexContent) -> None:
@@ -48,14 +50,17 @@ class StoreView:
         self.state = content.state
         self.frontier = content.frontier
         self.loaded_version = content.loaded_version
+        self.holds: tuple[Hold, ...] = ()
+        self.held = content.held
         self._entries: dict[TableKey, dict[str, SegmentEntry]] = {}
+        self._of_cuts: dict[str, SegmentEntry] = {}
         self._awaited: dict[str, SegmentEntry] = {}
         self._tables = content.tables
         self._tombstones: dict[TableKey, dict[Tombstone, None]] = {}
         self._sets: dict[TableKey, TombstoneSet] = {}
         for tombstone in content.tombstones:
             self._tombstones.setdefault((tombstone.database, tombstone.table), {})[tombstone] = None
-        self._frozen: list[Memtable] = []
+        self._frozen: list[tuple[Memtable, Memtable]] = []
         self._live = Memtable()
         self._last: dict[BucketKey, pa.RecordBatch] = {}
         self.era_max = 0
@@ -67,7 +72,9 @@ class StoreView:
         table = (known.schema.database, known.schema.table)
         with self.lock:
             self._update_metadata(table, known)
-            self._live.add(table, batch)
+            left = self._without_handed(table, batch, self._set_of(table).limited) if batch.held_since else batch
+            if left is not None:
+                self._live.add(table, left)
             self.era_max = max(self.era_max, batch.era)
 
     def note_table(self, known: TableMetadata) -> None:
@@ -81,6 +88,36 @@ class StoreView:
         with self.lock:
             self._tombstones.setdefault(table, {})[tombstone] = None
             self._sets.pop(table, None)
+            if tombstone.slots:
+                # At once: what is unsealed then has it applied, and a seal that comes has nothing to do with it.
+                alone = TombstoneSet([tombstone])
+                self._show(lambda of, batch: self._without_handed(of, batch, alone) if of == table else batch)
+
+    def hold(self, hold: Hold) -> None:
+        """The rows of slots that left are shown to nobody from now on; the caller has frozen what is unsealed."""
+        with self.lock:
+            self.holds = (*self.holds, hold)
+            for entry in list(self.entries()):
+                if hold.covers(entry):
+                    del self._entries[entry.database, entry.table][entry.name]
+                    self._of_cuts[entry.name] = entry
+            self._show(lambda table, batch: batch_without(batch, self._require(table).database, hold.slots))
+
+    def _show(self, change: Callable[[TableKey, LiveBatch], LiveBatch | None]) -> None:
+        # What a seal writes is fixed when it was frozen: only what readers see of it changes.
+        self._frozen = [(frozen, shown.mapped(change)) for frozen, shown in self._frozen]
+        self._live = self._live.mapped(change)
+
+    def _without_handed(self, table: TableKey, batch: LiveBatch, deletes: TombstoneSet) -> LiveBatch | None:
+        """What deletes that were handed over leave of a batch."""
+        left: LiveBatch | None = batch
+        by_slots: dict[tuple[tuple[int, ...], int], list[Tombstone]] = {}
+        for each in deletes if batch.held_since else ():
+            by_slots.setdefault((each.slots, each.slots_total), []).append(each)
+        for (slots, total), found in by_slots.items():
+            if left is not None:
+                left = batch_without_deleted(left, self._require(table).database, TombstoneSet(found), slots, total)
+        return left
 
     def freeze(self) -> tuple[Memtable, Mapping[TableKey, TombstoneSet]]:
         """Makes the unsealed rows immutable; returns them and the tombstones so far.
@@ -89,7 +126,7 @@ class StoreView:
         """
         with self.lock:
             frozen, self._live = self._live, Memtable()
-            self._frozen.append(frozen)
+            self._frozen.append((frozen, frozen))
             return frozen, self.tombstones_by_table()
 
     def commit(
@@ -102,6 +139,8 @@ class StoreView:
         tables: Mapping[TableKey, TableMetadata] | None = None,
         state: tuple[int, bytes] | None = None,
         loaded_version: int | None = None,
+        held: Mapping[int, bool] | None = None,
+        released: Slots | None = None,
     ) -> None:
         """Applies what an index commit has changed, at once for every reader."""
         # One critical section: between "segments added" and
@@ -110,10 +149,15 @@ class StoreView:
             for entry in removed:
                 self._entries.get((entry.database, entry.table), {}).pop(entry.name, None)
                 self._awaited.pop(entry.name, None)
+                self._of_cuts.pop(entry.name, None)
+            if released is not None:
+                self.holds = tuple(kept for each in self.holds if (kept := each.without(released)) is not None)
+            if held is not None:
+                self.held = {**self.held, **held}
             for entry in added:
                 self._add_entry(entry)
             if frozen is not None:
-                self._frozen = [memtable for memtable in self._frozen if memtable is not frozen]
+                self._frozen = [each for each in self._frozen if each[0] is not frozen]
             self._purge(purged)
             self._last.update(last or {})
             for table, known in (tables or {}).items():
@@ -131,7 +175,7 @@ class StoreView:
         key = (database, table)
         with self.lock:
             metadata = self._require(key)
-            live = [batch for memtable in (*self._frozen, self._live) for batch in memtable.snapshot(key)]
+            live = [batch for memtable in self._shown() for batch in memtable.snapshot(key)]
             entries = tuple(self._entries.get(key, {}).values())
             tombstones = self._set_of(key)
             # Under the lock: a merge commits under it before it
@@ -162,8 +206,8 @@ class StoreView:
         Rows of a file that is awaited count.
         """
         with self.lock:
-            batches = [batch for memtable in (*self._frozen, self._live) for batch in memtable.snapshot(key)]
-            awaited = [entry for entry in self._awaited.values() if (entry.database, entry.table) == key]
+            batches = [batch for memtable in self._shown() for batch in memtable.snapshot(key)]
+            awaited = [entry for entry in self.awaited() if (entry.database, entry.table) == key]
             entries = [*self._entries.get(key, {}).values(), *awaited]
             deletes = [each for each in self._tombstones.get(key, ()) if each.is_whole_table]
         if not deletes:
@@ -174,14 +218,33 @@ class StoreView:
         return reached and all(entry.is_subject_to(highest) for entry in entries)
 
     def catalogue(self) -> list[SegmentEntry]:
-        """The whole catalogue in order of name, with the files that are awaited: equal on all replicas."""
-        with self.lock:
-            return sorted((*self.entries(), *self._awaited.values()), key=lambda each: each.name)
+        """The catalogue in order of name, with the files that are awaited: equal on all replicas.
 
-    def awaited(self) -> list[SegmentEntry]:
-        """The files of the catalogue that are not here yet, in order of name."""
+        Files of slots that left are no part of it, since each replica removes them at its own time.
+        """
         with self.lock:
-            return sorted(self._awaited.values(), key=lambda each: each.name)
+            return sorted((*self.entries(), *self.awaited()), key=lambda each: each.name)
+
+    def cut_entries(self) -> list[SegmentEntry]:
+        """The files of slots that left and that are not released, in order of name, with those that are awaited."""
+        with self.lock:
+            awaited = (entry for entry in self._awaited.values() if self.is_held(entry))
+            return sorted((*self._of_cuts.values(), *awaited), key=lambda each: each.name)
+
+    def is_held(self, entry: SegmentEntry) -> bool:
+        """Whether a file is of slots that left."""
+        return any(hold.covers(entry) for hold in self.holds)
+
+    def files(self) -> list[SegmentEntry]:
+        """Every file of the store that is here, in order of name."""
+        with self.lock:
+            return sorted((*self.entries(), *self._of_cuts.values()), key=lambda each: each.name)
+
+    def awaited(self, of_cuts: bool = False) -> list[SegmentEntry]:
+        """The files of the catalogue that are not here yet, in order of name; with `of_cuts` also those of cuts."""
+        with self.lock:
+            found = (entry for entry in self._awaited.values() if of_cuts or not self.is_held(entry))
+            return sorted(found, key=lambda each: each.name)
 
     def entries(self) -> list[SegmentEntry]:
         """The files of the catalogue that are here, in order of name."""
@@ -193,8 +256,8 @@ class StoreView:
     def entry(self, name: str) -> SegmentEntry | None:
         """One segment of the catalogue."""
         with self.lock:
-            if (awaited := self._awaited.get(name)) is not None:
-                return awaited
+            if (found := self._awaited.get(name, self._of_cuts.get(name))) is not None:
+                return found
             return next((entries[name] for entries in self._entries.values() if name in entries), None)
 
     def tombstones(self) -> tuple[Tombstone, ...]:
@@ -210,8 +273,9 @@ class StoreView:
     def unsealed(self) -> MemtableSize:
         """Size of the rows that are in no segment yet, frozen rows included."""
         with self.lock:
-            sizes = [memtable.size() for memtable in (*self._frozen, self._live)]
-            tables = len({key for memtable in (*self._frozen, self._live) for key in memtable.batches})
+            memtables = [*(frozen for frozen, _ in self._frozen), self._live]
+            sizes = [memtable.size() for memtable in memtables]
+            tables = len({key for memtable in memtables for key in memtable.batches})
         return MemtableSize(sum(size.rows for size in sizes), sum(size.bytes for size in sizes), tables)
 
     def unfrozen(self) -> MemtableSize:
@@ -230,6 +294,9 @@ class StoreView:
                 if found is not None:
                     self._last[key] = found
             return found
+
+    def _shown(self) -> list[Memtable]:
+        return [*(shown for _, shown in self._frozen), self._live]
 
     def _set_of(self, table: TableKey) -> TombstoneSet:
         """The tombstones of a table; the same object until they change, so that it computes its columns once."""
@@ -254,6 +321,9 @@ class StoreView:
             self._awaited[entry.name] = entry
             return
         self._awaited.pop(entry.name, None)
+        if self.is_held(entry):
+            self._of_cuts[entry.name] = entry
+            return
         self._entries.setdefault((entry.database, entry.table), {})[entry.name] = entry
 
     def _update_metadata(self, table: TableKey, new: TableMetadata) -> None:

@@ -8,7 +8,7 @@ looks itself up in it. Pure functions.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -23,6 +23,7 @@ from headrace.consumers.store.batch_columns import Int64s, Mask, tag_values, uni
 from headrace.consumers.store.memtable import LiveBatch
 from headrace.consumers.store.segment import SegmentEntry
 from headrace.consumers.store.tombstones import Tombstone
+from headrace.schemas.series import slot_of
 
 _EARLIEST, _LATEST = np.iinfo(np.int64).min, np.iinfo(np.int64).max
 
@@ -31,7 +32,7 @@ class TombstoneSet:
     """Tombstones of one table, lowest rank first. Immutable.
 
     The place of a tombstone is its index in this order; the floor of a row is the place of the first tombstone
-    that outranks it.
+    that outranks it. `general` are those that concern rows of any slot, `limited` those that were handed over.
     """
 
     def __init__(self, tombstones: Iterable[Tombstone] = ()) -> None:
@@ -60,9 +61,19 @@ class TombstoneSet:
             return self
         return TombstoneSet(self.items[place] for place in np.flatnonzero(mask).tolist())
 
+    @cached_property
+    def general(self) -> TombstoneSet:
+        """Those of the own log."""
+        return self.select(~self._limited)
+
+    @cached_property
+    def limited(self) -> TombstoneSet:
+        """Those that were handed over, each for some slots."""
+        return self.select(self._limited)
+
     def newer_than(self, version: int) -> TombstoneSet:
         """The tombstones that came after `version` of this log."""
-        return self.select(self._versions > version)
+        return self.select(self._came_at > version)
 
     def unapplied_mask(self, entry: SegmentEntry) -> Mask:
         """Which tombstones may delete rows of a segment of the table and are not yet applied to it."""
@@ -70,10 +81,27 @@ class TombstoneSet:
         # rewrite or one look at its runs, and never a wrong answer.
         # A file that was loaded has a `cleaned_version` of this log, or 0; that of its earlier holder would
         # count records of another log, and would hide every delete that came here since.
-        mask = (self._versions > entry.cleaned_version) & (self._lasts >= entry.min_time_ns)
+        mask = (self._came_at > entry.cleaned_version) & (self._lasts >= entry.min_time_ns)
         mask &= self._starts <= entry.max_time_ns
-        mask[: self.floor(entry.era, entry.last_version, entry.held_since)] = False
-        return mask
+        outranking = self._from(self.floor(entry.era, entry.last_version, entry.held_since))
+        if self._limited.any():
+            # They are of the eras of earlier holders, and concern what these have decided.
+            concerned = self._limited_to(entry) & self._from(self.floor(entry.era, entry.last_version))
+            outranking = np.where(self._limited, concerned, outranking)
+        return mask & outranking
+
+    def _from(self, place: int) -> Mask:
+        found: Mask = np.arange(len(self)) >= place
+        return found
+
+    def _limited_to(self, entry: SegmentEntry) -> Mask:
+        """Which limited ones concern the slot of a segment."""
+        total = max(each.slots_total for each in self.items)
+        slot = slot_of(entry.database, entry.bucket, entry.slice_number, total)
+        found = self._of_slot.get(slot)
+        if found is None:
+            found = self._of_slot[slot] = np.array([_has(each.slots, slot) for each in self.items], np.bool_)
+        return found
 
     def unapplied(self, entry: SegmentEntry) -> TombstoneSet:
         """The tombstones of `unapplied_mask`, and those that came with the segment.
@@ -106,8 +134,16 @@ class TombstoneSet:
         return deleted
 
     @cached_property
-    def _versions(self) -> Int64s:
-        return np.array([each.version for each in self.items], np.int64)
+    def _came_at(self) -> Int64s:
+        return np.array([each.came_at for each in self.items], np.int64)
+
+    @cached_property
+    def _limited(self) -> Mask:
+        return np.array([bool(each.slots) for each in self.items], np.bool_)
+
+    @cached_property
+    def _of_slot(self) -> dict[int, Mask]:
+        return {}
 
     @cached_property
     def _starts(self) -> Int64s:
@@ -136,10 +172,11 @@ class TombstoneSet:
 
 def visible(batches: Sequence[LiveBatch], tombstones: TombstoneSet) -> list[pa.RecordBatch]:
     """The rows of each batch that no tombstone of higher rank deletes."""
-    rows = [batch.rows for batch in batches]
-    if not tombstones:
+    rows, general = [batch.rows for batch in batches], tombstones.general
+    if not general:
         return rows
-    return without_deleted(rows, tombstones, [tombstones.floor(batch.era, batch.version) for batch in batches])
+    floors = [general.floor(batch.era, batch.version, batch.held_since) for batch in batches]
+    return without_deleted(rows, general, floors)
 
 
 def without_deleted(
@@ -276,6 +313,11 @@ def _highest_in(cells: int, low: Int64s, high: Int64s, values: Int64s) -> Int64s
             np.maximum(halves[half:], best[:-half], out=halves[half:])
             best = halves
     return best
+
+
+def _has(slots: tuple[int, ...], slot: int) -> bool:
+    place = bisect_left(slots, slot)
+    return place < len(slots) and slots[place] == slot
 
 
 def _rank(tombstone: Tombstone) -> tuple[int, int]:

@@ -9,6 +9,10 @@ both, or if the log of the tombstone held the row's slot in a later era. A store
 own log. Those of earlier holders of a slot come with the files that they concern, and apply to these alone
 (`SegmentEntry.carried`). The version of a tombstone of the own log is also the place where it came: whether a
 file or a last row has it applied is decided by that place, and which rows it deletes by its rank.
+
+A delete that an earlier holder hands over has the rank of that log, the place where it came here, and the slots
+that it concerns. Unsealed rows have it applied when it comes, and when they come (`StoreView`): later it
+concerns files and last rows alone.
 """
 
 from __future__ import annotations
@@ -26,7 +30,8 @@ import pyarrow as pa
 class Tombstone:
     """One delete of rows of a table with rank below (era, version).
 
-    It matches rows with time in [start_ns, end_ns) whose tags all have an allowed value ("" = absent).
+    It matches rows with time in [start_ns, end_ns) whose tags all have an allowed value ("" = absent). One that was
+    handed over has the `place` where it came and matches rows of `slots` only, of `slots_total`.
     """
 
     database: str
@@ -36,11 +41,19 @@ class Tombstone:
     tags: tuple[tuple[str, tuple[str, ...]], ...] = ()
     start_ns: int | None = None
     end_ns: int | None = None
+    place: int = 0
+    slots: tuple[int, ...] = ()
+    slots_total: int = 0
+
+    @property
+    def came_at(self) -> int:
+        """The version of this group's log at which it came."""
+        return self.place or self.version
 
     @property
     def is_whole_table(self) -> bool:
         """True if rows of all series and times match."""
-        return not self.tags and self.start_ns is None and self.end_ns is None
+        return not (self.tags or self.slots) and self.start_ns is None and self.end_ns is None
 
     def outranks(self, era: int, version: int) -> bool:
         """True if rows of this rank are lower."""
@@ -48,7 +61,12 @@ class Tombstone:
 
     def to_json(self) -> str:
         """Stable text; equal tombstones give equal text."""
-        return json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
+        values = asdict(self)
+        if not self.slots:
+            # Left out of those of the own log: earlier builds read them, and the key in the index has a hash of it.
+            for name in ("place", "slots", "slots_total"):
+                del values[name]
+        return json.dumps(values, sort_keys=True, separators=(",", ":"))
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Tombstone:
@@ -59,7 +77,7 @@ class Tombstone:
     def from_values(cls, values: Mapping[str, Any]) -> Tombstone:
         """The inverse of `asdict`, also of one that went through JSON."""
         tags = tuple((name, tuple(allowed)) for name, allowed in values["tags"])
-        return cls(**{**values, "tags": tags})
+        return cls(**{**values, "tags": tags, "slots": tuple(values.get("slots", ()))})
 
 
 def tombstone(

@@ -512,8 +512,8 @@ STORE = (
     Mutant(
         "tombstone_purged_before_an_awaited_file",
         "store/jobs.py",
-        "for entry in (*self._components.view.catalogue(), *added):",
-        "for entry in (*self._components.view.entries(), *added):",
+        "for entry in (*view.catalogue(), *view.cut_entries(), *added):",
+        "for entry in (*view.entries(), *view.cut_entries(), *added):",
         (LOADS,),
     ),
     Mutant(
@@ -526,21 +526,21 @@ STORE = (
     Mutant(
         "last_rows_of_moved_slices_stay",
         "store/cut.py",
-        "IndexChanges(removed=names, last=last)",
-        "IndexChanges(removed=names)",
+        "IndexChanges(last=last, held={",
+        "IndexChanges(held={",
         (CUTS,),
     ),
     Mutant(
         "release_removes_what_came_back",
-        "store/cut.py",
-        " and entry.loaded_version < self.version\n",
-        "\n",
+        "store/slots.py",
+        "        return entry.came_at <= self.version and self.slots",
+        "        return self.slots",
         (CUTS,),
     ),
     Mutant(
         "cut_with_deletes_that_came_later",
         "store/cut.py",
-        "each for each in own if each.version <= version",
+        "each for each in own if each.came_at <= version",
         "each for each in own",
         (CUTS,),
     ),

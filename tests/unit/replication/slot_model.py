@@ -6,7 +6,7 @@ table under which its log held the slot, then by its place in that log.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -30,7 +30,7 @@ from headrace.schemas.messages import (
     decode_message,
     encode_message,
 )
-from tests.unit.replication.slot_logs import SlotLog, rows_of, rows_write, slots_of
+from tests.unit.replication.slot_logs import SlotLog, rows_of, rows_write
 
 _Result = TypeVar("_Result")
 PRE, FORMAL, REVERT = BarrierPhase.PRE, BarrierPhase.FORMAL, BarrierPhase.REVERT
@@ -40,10 +40,25 @@ KEYS = tuple(f"{slot}{name}" for slot in range(4) for name in "xy")
 FIRST = {0: "a", 1: "a", 2: "b", 3: "b"}
 
 
+@dataclass(frozen=True)
+class RowFormat:
+    """How a write has its rows, and a delete its key."""
+
+    write_of: Callable[[Mapping[str, int], int], Write] = rows_write
+    rows_of: Callable[[Write], dict[str, int]] = rows_of
+    delete_of: Callable[[str], Delete] = lambda key: Delete("db", "t", {"key": (key,)})
+    key_of: Callable[[Delete], str] = lambda delete: delete.tags["key"][0]
+
+    def slots_of(self, write: Write) -> set[int]:
+        """The slots of a write."""
+        return {int(key[0]) for key in self.rows_of(write)}
+
+
 @dataclass
 class Rows:
     """The rows that one group holds, as its store would: values by key with their rank, and deletes."""
 
+    format: RowFormat
     values: dict[str, dict[Rank, int]] = field(default_factory=dict)
     deletes: list[tuple[Rank, frozenset[int] | None, str]] = field(default_factory=list)
     held_since: dict[int, int] = field(default_factory=dict)
@@ -55,16 +70,17 @@ class Rows:
             if isinstance(action, ApplyWrite | ApplyRows):
                 own = isinstance(action, ApplyWrite)
                 rank = Rank(era, action.version) if own else action.rank
-                for key, value in rows_of(action.write).items():
+                for key, value in self.format.rows_of(action.write).items():
                     if own or int(key[0]) in action.slots:
                         known = self.values.setdefault(key, {})
                         assert rank not in known, f"{key} twice at {rank}"
                         known[rank] = value
                         self.applied += 1
             elif isinstance(action, ApplyDelete):
-                self.deletes.append((Rank(era, action.version), None, action.delete.tags["key"][0]))
+                self.deletes.append((Rank(era, action.version), None, self.format.key_of(action.delete)))
             elif isinstance(action, ApplyHandedDelete):
-                self.deletes.append((action.rank, frozenset(action.slots), action.delete.tags["key"][0]))
+                deleted = self.format.key_of(action.delete)
+                self.deletes.append((action.rank, frozenset(action.slots), deleted))
 
     def visible(self, key: str) -> dict[Rank, int]:
         """The rows of a key that no delete hides."""
@@ -93,9 +109,14 @@ class Change:
 class Cluster:
     """Interprets commands; every choice is a number modulo what there is."""
 
-    def __init__(self) -> None:
-        self.logs = {group: SlotLog(group, NODES[group]) for group in GROUPS}
-        self.rows = {group: Rows() for group in GROUPS}
+    def __init__(
+        self,
+        log_of: Callable[[str, tuple[str, ...]], SlotLog] = SlotLog,
+        row_format: RowFormat | None = None,
+    ) -> None:
+        self.format = row_format or RowFormat()
+        self.logs = {group: log_of(group, NODES[group]) for group in GROUPS}
+        self.rows = {group: Rows(self.format) for group in GROUPS}
         self.tables: list[dict[int, str]] = [dict(FIRST)]
         self.change: Change | None = None
         self.changes = 0
@@ -122,7 +143,7 @@ class Cluster:
         self.value += 1
         producer = f"w{view}{second % 2}"
         self.batches[producer] = batch = self.batches.get(producer, 0) + 1
-        body = rows_write(dict.fromkeys(sorted(chosen), self.value), view + 1)
+        body = self.format.write_of(dict.fromkeys(sorted(chosen), self.value), view + 1)
         value = encode_message(Message(ProducerPosition(producer, batch, 0), body))
         self.sent.append((group, value))
         self.expect(group, sorted(chosen), self.value, view)
@@ -140,8 +161,9 @@ class Cluster:
             given = self.logs[group].replica.state.changes.given
             write = decode_message(value).body
             assert isinstance(write, Write)
-            holders = {given[slot].target.group for slot in slots_of(write, 8) if slot in given}
-            whole = all(slot in given for slot in slots_of(write, 8))
+            slots = self.format.slots_of(write)
+            holders = {given[slot].target.group for slot in slots if slot in given}
+            whole = all(slot in given for slot in slots)
             if whole and len(holders) == 1 and self.holder_knows(group, holder := holders.pop()):
                 self.append(holder, value)
         del second
@@ -156,7 +178,7 @@ class Cluster:
             return
         self.expect(group, [key], None)
         self.value += 1
-        body = Delete("db", "t", {"key": (key,)})
+        body = self.format.delete_of(key)
         self.append(group, encode_message(Message(ProducerPosition(f"d{self.value}", 1, 0), body)))
 
     # What leaders do.
@@ -389,8 +411,12 @@ class Cluster:
             found = held[max(held)] if held else None
             assert wanted == found, f"{key}: {order}, {held}"
         for log in self.logs.values():
-            replica = log.new_replica()
-            for offset, value in enumerate(log.values):
-                replica.apply(offset, value, (("format", b"3"),))
-            assert replica.state.to_bytes() == log.replica.state.to_bytes()
-            assert replica.ignored == log.replica.ignored
+            self.check_replica(log)
+
+    def check_replica(self, log: SlotLog) -> None:
+        """Another replica of a group comes to the same state."""
+        replica = log.new_replica()
+        for offset, value in enumerate(log.values):
+            replica.apply(offset, value, (("format", b"3"),))
+        assert replica.state.to_bytes() == log.replica.state.to_bytes()
+        assert replica.ignored == log.replica.ignored

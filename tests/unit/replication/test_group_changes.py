@@ -19,6 +19,7 @@ from headrace.consumers.replication.actions import (
     ApplyWrite,
     CutSlots,
     Ignored,
+    ReleaseSlots,
     SealNow,
 )
 from headrace.consumers.replication.change_state import HandOver
@@ -318,7 +319,11 @@ def test_a_slot_that_comes_back_is_held_from_the_first_proof_on(donor: SlotLog, 
     elif proof == "formal":
         donor.barrier(FORMAL, 2, 3, gains=(3, 4))
     new = rows_write({"3a": 2}, 3)
-    assert [ApplyWrite(len(donor.values) + 1, new)] == donor.append(new, "new")
+    back = ReleaseSlots(len(donor.values) + 1, (3, 4))
+    assert [*([back] if proof == "write" else []), ApplyWrite(back.version, new)] == donor.append(new, "new")
+    assert 1 == sum(
+        action.slots == (3, 4) for actions in donor.actions for action in actions if isinstance(action, ReleaseSlots)
+    )
     assert (3, {}) == (donor.replica.state.changes.era, donor.replica.state.changes.given)
     donor.hand_over(taker)
     assert Rank(1, 6) == taker.hand_over(donor)[-1][0].rank

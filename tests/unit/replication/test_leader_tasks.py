@@ -11,6 +11,7 @@ import pytest
 
 from headrace.connectors.log.memory import MemoryLog
 from headrace.consumers.replication.applied_state import AppliedState
+from headrace.consumers.replication.change_view import ChangeView
 from headrace.consumers.replication.election import GroupView, MemberView
 from headrace.consumers.replication.failure_detector import FailureDetector
 from headrace.consumers.replication.leader_tasks import (
@@ -81,7 +82,7 @@ class Scene:
         members = tuple(MemberView(node, MINE.incarnation, True, True, epoch) for node in MEMBERS)
         view = GroupView(members, "n1", leader, 60_000, True, False, 0)
         state = AppliedState(version=9, offset=9, epoch=applied.epoch, leader=applied, unsealed_rows=3)
-        self.group: Any = SimpleNamespace(name="n1", members=MEMBERS, applied=state, store=FakeStore())
+        self.group: Any = SimpleNamespace(name="n1", applied=state, store=FakeStore())
         self.tasks = LeaderTasks(
             self.log,
             {TOPIC: self.group},
@@ -195,7 +196,9 @@ def test_the_trimmer_asks_the_other_members(sealed: tuple[int | None, ...], begi
         if offset is not None
     ]
     group: Any = SimpleNamespace(
-        name="n1", members=MEMBERS, applied=AppliedState(offset=99), store_jobs=SimpleNamespace(sealed_offset=30)
+        name="n1",
+        applied=AppliedState(offset=99, changes=ChangeView(MEMBERS)),
+        store_jobs=SimpleNamespace(sealed_offset=30),
     )
     trimmer = LogTrimmer(log, FakeHeartbeat(statuses), keep_records=10)  # type: ignore[arg-type]
     trimmer.trim(TOPIC, group)
@@ -213,7 +216,9 @@ def test_a_trimmer_without_a_window_trims_nothing() -> None:
         for _ in range(100):
             log.store(TOPIC, b"", None, ())
         group: Any = SimpleNamespace(
-            name="n1", members=MEMBERS, applied=AppliedState(offset=99), store_jobs=SimpleNamespace(sealed_offset=90)
+            name="n1",
+            applied=AppliedState(offset=99, changes=ChangeView(MEMBERS)),
+            store_jobs=SimpleNamespace(sealed_offset=90),
         )
         heartbeat: Any = FakeHeartbeat([replace(STATUS, node=node, sealed_offset=90) for node in MEMBERS])
         LogTrimmer(log, heartbeat, keep_records).trim(TOPIC, group)

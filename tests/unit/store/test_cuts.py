@@ -32,7 +32,7 @@ def other(tmp_path: Path) -> Iterator[Store]:
 def hand_over(donor: Store, version: int, receiver: Store, directory: Path, held_since: int = 4) -> None:
     """All of a migration that concerns the stores."""
     donor.freeze(version, 1, b"cut").run()
-    donor.hold(MOVED)
+    donor.hold(version, MOVED).run()
     cut = donor.export(version, MOVED, directory)
     stage_export(receiver, directory)
     for number, file in enumerate(cut.files, 1):
@@ -63,7 +63,7 @@ def test_a_delete_of_the_receiver_from_before_does_not_reach_what_came(
     other.freeze(40, 3, b"").run()
     write(store, 1, LATE, era=3)
     store.freeze(2, 3, b"").run()
-    store.hold(MOVED)
+    store.hold(2, MOVED).run()
     cut = store.export(2, MOVED, tmp_path / "export")
     stage_export(other, tmp_path / "export")
     for version, file in enumerate(cut.files, 41):
@@ -93,10 +93,12 @@ def test_what_is_held_does_not_change_until_it_is_released(store: Store) -> None
         seal(store, version + 1)
     store.delete(5, 1, "plant", "cpu", {"host": ("b",)})
     seal(store, 6)
-    store.hold(MOVED)
+    before = [entry.name for entry in store.segments() if entry.slice_number == 1]
+    store.hold(6, MOVED).run()
     cut = store.cut(6, MOVED)
     names = [file.entry.name for file in cut.files]
-    assert names == [entry.name for entry in store.segments() if entry.slice_number == 1]
+    assert names == before
+    assert [] == [entry.name for entry in store.segments() if entry.slice_number == 1]
     assert sum(file.entry.size_bytes for file in cut.files) == cut.size_bytes > 0
     assert not any(set(plan.inputs) & set(names) for plan in store.plan_compaction())
     job = store.compact(7, names[:1])
@@ -109,14 +111,15 @@ def test_what_is_held_does_not_change_until_it_is_released(store: Store) -> None
     assert cut == store.cut(6, MOVED)
     assert {4, 5} >= {each.version for file in cut.files for each in file.deletes}
     store.release(11, MOVED).run()
-    assert () == store.cut(6, MOVED).files
+    with pytest.raises(CutUnready):
+        store.cut(6, MOVED)
 
 
 def test_a_release_that_is_read_again_keeps_a_slot_that_came_back(store: Store, home: Path) -> None:
     """Between the two seals the slot left and came: only the first files are removed."""
     write(store, 1, LATE)
     seal(store, 2)
-    store.hold(MOVED)
+    store.hold(2, MOVED).run()
     store.release(3, MOVED).run()
     files = foreign_files(LATE, (1, 1, 2))
     for version, file in enumerate(files, 4):
@@ -125,7 +128,7 @@ def test_a_release_that_is_read_again_keeps_a_slot_that_came_back(store: Store, 
     assert digests
     store.close()
     again = Store.open(home, "n1", SETTINGS)
-    again.hold(MOVED)
+    again.hold(2, MOVED).run()
     again.release(3, MOVED).run()
     for version, file in enumerate(files, 4):
         again.load(version, load_of(file, 3), CPU, DATABASE).run()
@@ -143,8 +146,10 @@ def test_a_cut_waits_for_its_seal_and_its_files(store: Store) -> None:
     assert store.cut(2, MOVED).files
     (file, *_) = foreign_files([(A, HOUR_NS + 7, {"busy": 1})], (0, 1, 9))
     store.load(3, load_of(file, 1), CPU, DATABASE).run()
+    seal(store, 4)
+    store.hold(4, MOVED).run()
     with pytest.raises(SegmentAwaited):
-        store.cut(2, MOVED)
+        store.cut(4, MOVED)
 
 
 def test_an_export_has_all_files_or_does_not_exist(
@@ -169,7 +174,7 @@ def test_an_export_has_all_files_or_does_not_exist(
     assert frozenset() == store._components.files.pinned()
     cut = store.export(2, MOVED, directory)
     assert 2 * len(cut.files) == len(list(directory.iterdir()))
-    store.hold(MOVED)
+    store.hold(2, MOVED).run()
     store.release(3, MOVED).run()
     stage_export(other, directory)
     for version, file in enumerate(cut.files, 1):

@@ -18,7 +18,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from headrace.consumers.store import Cut, SegmentEntry, Store, StoreSettings, digest_of_file, staged_names
+from headrace.consumers.store import Cut, SegmentEntry, Slots, Store, StoreSettings, digest_of_file, staged_names
 from headrace.consumers.store.index import Index
 from headrace.schemas.messages import CarriedDelete, Load
 from headrace.schemas.payload import decode_rows, encode_rows
@@ -81,6 +81,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.era_floor, self.era_top = 1, 2
         self.held = set(SLICES - {3, 4})
         self.exports: dict[int, tuple[Cut, list[Written]]] = {}
+        self.cuts: list[tuple[int, Slots]] = []
         self.depot = self.root / "depot"
         self.depot.mkdir()
         self.schemas = {CPU.version: CPU}
@@ -281,7 +282,8 @@ class StoreMachine(RuleBasedStateMachine):
         self.seal()
         at = self.version
         for store in (self.store, self.reference):
-            store.hold(slots)
+            store.hold(at, slots).run()
+        self.cuts.append((at, slots))
         cut = self.reference.export(at, slots, self.root / f"export-{at}")
         for path in (self.root / f"export-{at}").iterdir():
             path.replace(self.depot / path.name)
@@ -346,6 +348,8 @@ class StoreMachine(RuleBasedStateMachine):
         """Feed the records after the committed state again."""
         frontier = self.store.frontier
         assert self.store.state == (b"state %d" % frontier if frontier else None)
+        for at, slots in self.cuts:
+            self.store.hold(at, slots).run()
         for version, action in self.log:
             if version > frontier:
                 action(self.store)

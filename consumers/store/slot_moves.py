@@ -1,0 +1,157 @@
+"""Slots that come to a store and leave it: the part of `Store` for changes of a cluster's members."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+
+from headrace.consumers.store.cut import Cut, HoldJob, ReleaseJob, make_cut, write_export
+from headrace.consumers.store.load_job import LoadJob, attach, awaited_entry
+from headrace.consumers.store.memtable import TableMetadata, live_batch, newer_schema
+from headrace.consumers.store.segment import SegmentEntry
+from headrace.consumers.store.slots import Hold, Slots
+from headrace.consumers.store.store_job import StoreComponents
+from headrace.consumers.store.tombstones import Tombstone, tombstone
+from headrace.schemas.messages import Load
+from headrace.schemas.tables import DatabaseSchema, TableSchema
+
+
+@dataclass(frozen=True, slots=True)
+class HandedRank:
+    """The rank of a record in the log that took it first, and the era since which this group holds its slots."""
+
+    era: int
+    version: int
+    held_since: int = 0
+
+
+class SlotMoves:
+    """Files, rows and deletes of other logs, and files that leave with their slots."""
+
+    def __init__(self, components: StoreComponents) -> None:
+        """Begins with what the index has."""
+        self._components = components
+        self._frozen_version = components.view.frontier
+        self._version = components.view.frontier
+
+    def write_handed(
+        self, version: int, rank: HandedRank, schema: TableSchema, database: DatabaseSchema, batch: pa.RecordBatch
+    ) -> None:
+        """Adds rows that another log took first, with their rank there; all are of slots held since `rank.held_since`.
+
+        Raises RowsInvalid and then stores nothing.
+        """
+        assert rank.held_since > rank.era, rank
+        self._advance(version)
+        if len(batch):
+            rows = live_batch(rank.version, rank.era, schema, batch, rank.held_since)
+            self._components.view.add(TableMetadata(database, schema), rows)
+
+    def delete_handed(self, version: int, deleted: Tombstone) -> None:
+        """Deletes rows of some slots of lower rank than a delete of another log, also those that arrive later.
+
+        `deleted` is made by `handed_tombstone`.
+        """
+        assert deleted.slots, deleted
+        self._advance(version)
+        self._components.view.add_tombstone(deleted)
+
+    def load(self, version: int, load: Load, schema: TableSchema, database: DatabaseSchema) -> LoadJob:
+        """Adds a sealed file of another log, whose rows keep their rank; `schema` is the one that it names.
+
+        The file is attached if it is staged (see headrace.consumers.store.load_job), and awaited otherwise. The
+        job raises JobSuperseded for a file that cannot be one of this store; nothing is added then. Rows and
+        deletes that follow have at least the era `load.held_since`, unless that is 0.
+        """
+        self._advance(version)
+        table, view = (load.database, load.table), self._components.view
+        current = view.metadata(table)
+        known = TableMetadata(database, newer_schema(current.schema if current else None, schema))
+        view.note_table(known)
+        return LoadJob(self._components, version, awaited_entry(version, load), known)
+
+    @property
+    def staging_directory(self) -> Path:
+        """Where files of other logs are fetched to, under the names of `staged_names`. It may not exist."""
+        return self._components.staging
+
+    def awaited(self) -> list[SegmentEntry]:
+        """The files that loads have named and that are not here, in order of name.
+
+        Rows of their slots are incomplete here. Those of slots that left are not among them.
+        """
+        return self._components.view.awaited()
+
+    def attach(self, content_digest: str) -> int:
+        """Attaches a staged file wherever it is awaited; returns the number of segments that it became.
+
+        Waits for a running job. Raises StagedFileInvalid (it was removed; fetch it again), StoreFull or
+        StoreUnwritable (it stays awaited).
+        """
+        return attach(self._components, content_digest)
+
+    def hold(self, version: int, slots: Slots) -> HoldJob:
+        """`slots` leave with the cut at `version`, up to which everything is frozen.
+
+        From now on nobody reads their rows here, and merges and drops leave their files as they are, until `release`.
+        The job takes their rows out of the last rows. The caller's state has the slots: one that opens the store
+        calls this again before anything else, whatever was released meanwhile.
+        """
+        hold = Hold(version, slots)
+        self._components.view.hold(hold)
+        return HoldJob(self._components, hold)
+
+    def cut(self, version: int, slots: Slots) -> Cut:
+        """What leaves with `slots`, which were held at `version`, and sealed: equal on all replicas.
+
+        Raises CutUnready before that seal has committed, or after the release, and SegmentAwaited.
+        """
+        return make_cut(self._components, version, slots)
+
+    def export(self, version: int, slots: Slots, directory: Path) -> Cut:
+        """A cut, and its files in a new directory under the names of `staged_names`.
+
+        The directory has all of them, or does not exist; it survives a crash and whatever the store does. It must
+        be on the same file system. Raises what `cut` raises, StoreFull or StoreUnwritable.
+        """
+        return write_export(self._components, version, slots, directory)
+
+    def release(self, version: int, slots: Slots) -> ReleaseJob:
+        """Removes the files of `slots` that left; those that have come since then stay.
+
+        Replicas may call it at different times and versions.
+        """
+        return ReleaseJob(self._components, version, slots)
+
+    def _advance(self, version: int) -> None:
+        # Several records may have one version (the rows of one
+        # message), but none may follow a seal of that version.
+        assert version > self._frozen_version, (version, self._frozen_version)
+        assert version >= self._version, (version, self._version)
+        self._version = version
+
+
+def handed_tombstone(
+    version: int,
+    rank: HandedRank,
+    slots: Slots,
+    table: tuple[str, str],
+    tags: Mapping[str, tuple[str, ...]],
+    between_ns: tuple[int | None, int | None],
+) -> Tombstone:
+    """A delete of another log that concerns rows of some slots and came here at `version`."""
+    plain = tombstone(rank.version, rank.era, table, tags, *between_ns)
+    return Tombstone(
+        *table,
+        plain.era,
+        plain.version,
+        plain.tags,
+        plain.start_ns,
+        plain.end_ns,
+        version,
+        tuple(sorted(slots.numbers)),
+        slots.total,
+    )
