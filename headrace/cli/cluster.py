@@ -1,10 +1,11 @@
-"""`headrace cluster`: members, slots, and the plan of a change."""
+"""`headrace cluster`: members, slots, and their changes."""
 
 from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,8 +21,9 @@ from headrace.terminal.sizes import short_bytes
 
 if TYPE_CHECKING:
     from headrace.consumers.membership.cluster_report import ClusterReport
+    from headrace.terminal.progress_bar import Advance
 
-cluster = typer.Typer(help="Members and slots of a cluster, and the plan of a change.", no_args_is_help=True)
+cluster = typer.Typer(help="Members and slots of a cluster, and their changes.", no_args_is_help=True)
 
 
 class Measure(StrEnum):
@@ -43,8 +45,10 @@ NodeArgument = Annotated[str, typer.Argument(metavar="NODE", help="Id of the nod
 MeasureOption = Annotated[
     Measure, typer.Option("--by", help="Give each group the same number of slots, or about the same bytes.")
 ]
-PlanOption = Annotated[
-    bool, typer.Option("--dry-run", help="Show what would move and change nothing. Required in this build.")
+PlanOption = Annotated[bool, typer.Option("--dry-run", help="Show what would move and change nothing.")]
+WaitOption = Annotated[bool, typer.Option("--no-wait", help="End once the change has begun.")]
+TimeoutOption = Annotated[
+    float | None, typer.Option("--timeout", metavar="SECONDS", help="How long to wait for its end; it continues.")
 ]
 
 
@@ -106,14 +110,20 @@ def add(
     node: NodeArgument,
     by: MeasureOption = Measure.SLOTS,
     dry_run: PlanOption = False,
+    no_wait: WaitOption = False,
+    timeout: TimeoutOption = None,
     cluster: ClusterOption = None,
     bootstrap: BootstrapOption = None,
     settings: SettingsOption = None,
     json_output: JsonOption = False,
 ) -> None:
-    """What would move if a node joined. It need not run for that."""
+    """Add a node that runs and waits to join, and wait until it has its share of the data.
+
+    With --dry-run the node need not run.
+    """
     with run_command(json_output) as output:
-        _plan(output, "add", node, by, dry_run, _report(cluster, bootstrap, settings))
+        request = ChangeOptions("add", node, by, dry_run, no_wait, timeout)
+        _change(output, request, _report(cluster, bootstrap, settings))
 
 
 @cluster.command()
@@ -121,28 +131,34 @@ def remove(
     node: NodeArgument,
     by: MeasureOption = Measure.SLOTS,
     dry_run: PlanOption = False,
+    no_wait: WaitOption = False,
+    timeout: TimeoutOption = None,
     cluster: ClusterOption = None,
     bootstrap: BootstrapOption = None,
     settings: SettingsOption = None,
     json_output: JsonOption = False,
 ) -> None:
-    """What would move if a node left."""
+    """Give the data of a node to the others, and wait until they have it. A dead node can be removed too."""
     with run_command(json_output) as output:
-        _plan(output, "remove", node, by, dry_run, _report(cluster, bootstrap, settings))
+        request = ChangeOptions("remove", node, by, dry_run, no_wait, timeout)
+        _change(output, request, _report(cluster, bootstrap, settings))
 
 
 @cluster.command()
 def balance(
     by: MeasureOption = Measure.SLOTS,
     dry_run: PlanOption = False,
+    no_wait: WaitOption = False,
+    timeout: TimeoutOption = None,
     cluster: ClusterOption = None,
     bootstrap: BootstrapOption = None,
     settings: SettingsOption = None,
     json_output: JsonOption = False,
 ) -> None:
-    """What would move to give every group the same share, while nobody joins or leaves."""
+    """Move slots until every group has the same share, while nobody joins or leaves."""
     with run_command(json_output) as output:
-        _plan(output, "balance", "", by, dry_run, _report(cluster, bootstrap, settings))
+        request = ChangeOptions("balance", "", by, dry_run, no_wait, timeout)
+        _change(output, request, _report(cluster, bootstrap, settings))
 
 
 @contextmanager
@@ -155,20 +171,106 @@ def _report(
         yield session, ClusterReport(session.membership, admin.statuses)
 
 
-def _plan(output: Output, kind: str, node: str, by: Measure, dry_run: bool, opened: Any) -> None:
+@cluster.command()
+def cancel(
+    cluster: ClusterOption = None,
+    bootstrap: BootstrapOption = None,
+    settings: SettingsOption = None,
+    json_output: JsonOption = False,
+) -> None:
+    """End the running change, as long as its table does not count yet."""
+    from headrace.cluster_change import ClusterChanges
+
+    with run_command(json_output) as output, cluster_session(cluster, bootstrap, settings) as session:
+        with closing(ClusterChanges(session.log, session.topics)) as changes:
+            outcome = changes.cancel()
+        output.result({"phase": str(outcome.phase)}, f"change {outcome.number} is {outcome.phase}")
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeOptions:
+    """What a command line asks for."""
+
+    kind: str
+    node: str
+    by: Measure
+    dry_run: bool
+    no_wait: bool
+    timeout_s: float | None
+
+
+def _change(output: Output, options: ChangeOptions, opened: Any) -> None:
+    if options.timeout_s is not None and options.timeout_s <= 0:
+        raise UsageInvalid(f"--timeout {options.timeout_s:g} is no time to wait", action="give seconds above 0")
+    with opened as (session, report):
+        found = _planned(session, report, options)
+        if not options.dry_run:
+            _carry_out(output, session, options)
+            return
+    output.result(found, lambda: _show_plan(output, found))
+
+
+def _planned(session: ClusterSession, report: ClusterReport, options: ChangeOptions) -> dict[str, Any]:
+    """What would move. Raises the refusals of a request that can be checked without the leader."""
     from headrace.consumers.membership.balancer import Balancer, ByteBalancer, SlotCountBalancer
     from headrace.consumers.membership.requests import ChangeRequest, plan_change
     from headrace.schemas.membership_records import ChangeKind
 
-    if not dry_run:
-        raise UsageInvalid(
-            f"this build plans a change and does not carry it out: cluster {kind}", action="add --dry-run"
-        )
-    with opened as (session, report):
-        balancer: Balancer = ByteBalancer(report.slot_bytes()) if by is Measure.BYTES else SlotCountBalancer()
-        request = ChangeRequest(uuid.uuid4().hex, ChangeKind(kind), node)
-        found = report.plan(plan_change(session.membership, request, report.nodes_view(), balancer))
-    output.result(found, lambda: _show_plan(output, found))
+    if not options.dry_run:
+        return {}
+    balancer: Balancer = ByteBalancer(report.slot_bytes()) if options.by is Measure.BYTES else SlotCountBalancer()
+    request = ChangeRequest(uuid.uuid4().hex, ChangeKind(options.kind), options.node)
+    return report.plan(plan_change(session.membership, request, report.nodes_view(), balancer))
+
+
+def _carry_out(output: Output, session: ClusterSession, options: ChangeOptions) -> None:
+    """Send the request, and follow the change with a line a phase, or a bar on a terminal."""
+    from headrace.cluster_change import ClusterChanges
+
+    request = {"id": uuid.uuid4().hex, "kind": options.kind, "by": str(options.by)}
+    if options.node:
+        request["node"] = options.node
+    with closing(ClusterChanges(session.log, session.topics)) as changes:
+        outcome = changes.begin(request)
+        begun = {"id": request["id"], "change": outcome.number, "version": outcome.version, "phase": str(outcome.phase)}
+        if options.no_wait:
+            output.result(begun, f"change {outcome.number} to table {outcome.version} has begun")
+            return
+        with output.progress("moving", None, "slots") as advance:
+            view = _ProgressView(output, advance)
+            result = changes.follow(request["id"], view.show, options.timeout_s)
+    document = result.document()
+    named = f"{options.kind} {options.node}".strip()
+    moved = f"{result.slots_moved:,} slots moved, about {_size(result.bytes_moved)}, in {result.seconds:.1f} s"
+    output.result(document, f"{named}: table {result.version} counts, {moved}")
+
+
+class _ProgressView:
+    """Shows how far a change is: each new phase in a line, and a bar of its slots on a terminal."""
+
+    def __init__(self, output: Output, advance: Advance) -> None:
+        self._output = output
+        self._advance = advance
+        self._phase = ""
+        self._done = 0
+
+    def show(self, change: Mapping[str, Any]) -> None:
+        """Take the newest state of the change."""
+        if change["phase"] != self._phase:
+            self._phase = change["phase"]
+            if not self._output.json_output:
+                self._output.note(_phase_line(change))
+        self._advance(change["slots_done"] - self._done, change["slots_total"])
+        self._done = change["slots_done"]
+
+
+def _phase_line(change: Mapping[str, Any]) -> str:
+    phase, total = change["phase"], change["groups_total"]
+    if phase == "pre":
+        return f"phase pre: {total} groups take their new members"
+    if phase == "formal":
+        return f"phase formal: all {total} groups are prepared, table {change['version']} is due"
+    return f"phase {phase}: table {change['version']} counts, {change['slots_total']} slots move"
 
 
 def _checked_time(slot: int | None, database: str | None, time: str | None, bucket: int | None) -> int | None:

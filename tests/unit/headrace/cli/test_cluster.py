@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from headrace import admin_client
+from headrace import admin_client, cluster_change
 from headrace.cli import cluster
 from headrace.cli.main import build_app
 from headrace.cli.session import ClusterSession
@@ -252,9 +252,8 @@ def test_a_balanced_cluster_has_nothing_to_move(scene: Scene) -> None:
         ("slots --database plant", (2, "UsageInvalid")),
         ("slots --bucket 1", (2, "UsageInvalid")),
         ("slots --database plant --time soon", (2, "UsageInvalid")),
-        ("add plant-6", (2, "UsageInvalid")),
-        ("remove plant-3", (2, "UsageInvalid")),
-        ("balance", (2, "UsageInvalid")),
+        ("remove plant-3 --timeout 0", (2, "UsageInvalid")),
+        ("cancel", (1, "NoChange")),
         ("balance --by rows --dry-run", (2, "UsageInvalid")),
     ],
 )
@@ -277,8 +276,15 @@ def test_a_plan_is_refused_where_the_change_would_be(scene: Scene) -> None:
     assert (1, "MigrationUnfinished") == scene.error(*words)
 
 
-def test_a_change_is_only_planned(scene: Scene) -> None:
-    """The error of a change without the option names it."""
-    text = scene.run("add", "plant-6").stderr
-    assert "does not carry it out" in text
-    assert "add --dry-run" in text
+def test_a_change_needs_a_leader_of_the_metadata_group(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A claim alone is not enough: the run of the node that claimed must be online."""
+    monkeypatch.setattr(cluster_change, "LEADER_TIMEOUT_S", 0.1)
+    scene.send_statuses()
+    assert (1, "NoMajority") == scene.error("add", "plant-6")
+
+
+def test_the_time_left_follows_from_the_slots_that_arrived() -> None:
+    """Unknown until the first slot arrives."""
+    now = iter([0.0, 2.0, 4.0, 5.0])
+    rate = cluster_change.MigrationRate(lambda: next(now))
+    assert [-1, -1, 6, 0] == [rate.eta_s(done, 50) for done in (0, 0, 20, 50)]

@@ -1,0 +1,236 @@
+"""A change of a cluster's members or slots, as an operator asks for it: one request, followed to its end.
+
+The request goes to the leader of the metadata group, under one id until the log has decided it. What follows is
+read from the membership log, so it does not matter which node leads meanwhile, or whether any does.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from headrace.connectors.deadline import Deadline
+from headrace.connectors.http import NodeRefused, NodeUnreachable, request_node
+from headrace.connectors.log.port import Log
+from headrace.connectors.log.topics import Topics
+from headrace.consumers.membership import change_requests, requests, ring
+from headrace.consumers.membership.change_requests import ChangeUnconfirmed, NotMetadataLeader, unconfirmed
+from headrace.consumers.membership.changes import MembershipState, Outcome
+from headrace.consumers.membership.cluster_report import UNKNOWN, ClusterReport
+from headrace.consumers.membership.membership_follower import MembershipFollower
+from headrace.consumers.membership.requests import NoChange, NoMajority
+from headrace.consumers.membership.running_change import Phase
+from headrace.consumers.replication.heartbeat import StatusReader
+from headrace.schemas.errors import HeadraceError, StateUnknown
+
+ANSWER_TIMEOUT_S = 20.0
+LEADER_TIMEOUT_S = 20.0
+POLL_S = 0.25
+CHANGE_PATH = "/api/v1/cluster/change"
+ENDED = (Phase.DONE, Phase.CANCELLED)
+
+
+class ChangeUnfinished(StateUnknown):
+    """A change that had not ended when the time was over. It continues."""
+
+
+class ChangeCancelled(HeadraceError):
+    """A change that an operator ended before its table counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeResult:
+    """A change that has ended; `bytes_moved` is an estimate, -1 while unknown."""
+
+    version: int
+    phase: Phase
+    slots_moved: int
+    bytes_moved: int
+    seconds: float
+
+    def document(self) -> dict[str, Any]:
+        """As JSON."""
+        return {
+            "version": self.version,
+            "phase": str(self.phase),
+            "slots_moved": self.slots_moved,
+            "bytes_moved": self.bytes_moved,
+            "seconds": round(self.seconds, 3),
+        }
+
+
+class MigrationRate:
+    """How fast slots arrive, from the first to the newest look at a change."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._first: tuple[float, int] | None = None
+
+    def eta_s(self, done: int, total: int) -> int:
+        """Seconds until all slots have arrived, -1 while that is unknown."""
+        now_s = self._clock()
+        if self._first is None:
+            self._first = (now_s, done)
+        since_s, began = self._first
+        if done >= total:
+            return 0
+        return UNKNOWN if done <= began else round((now_s - since_s) * (total - done) / (done - began))
+
+
+class ClusterChanges:
+    """Begins, follows and cancels changes of one cluster. Owned by one thread."""
+
+    def __init__(self, log: Log, topics: Topics) -> None:
+        self._follower = MembershipFollower(log, topics.membership)
+        self._statuses = StatusReader(log, topics.status)
+
+    def close(self) -> None:
+        """Close the readers."""
+        self._follower.close()
+        self._statuses.close()
+
+    @property
+    def state(self) -> MembershipState:
+        """What the membership log has decided, as far as it was read."""
+        return self._follower.state
+
+    def begin(self, request: Mapping[str, Any], timeout_s: float = ANSWER_TIMEOUT_S) -> Outcome:
+        """Begin a change, or the result of the request with this id.
+
+        Raises the refusals of `consumers.membership.requests`, NoMajority, and ChangeUnconfirmed while a record
+        of it may still count.
+        """
+        name, deadline = str(request["id"]), Deadline(timeout_s)
+        while True:
+            problem = self._post(request)
+            self._look()
+            if (outcome := self.state.outcome(name)) is not None:
+                return outcome
+            # Sent again under the same id only: a request that was decided gets its first result.
+            if deadline.passed():
+                raise problem or unconfirmed(name)
+
+    def cancel(self, timeout_s: float = ANSWER_TIMEOUT_S) -> Outcome:
+        """End the running change before its table counts. Raises NoChange, CancelTooLate, ChangeUnconfirmed."""
+        deadline = Deadline(timeout_s)
+        self._read_to_end(deadline)
+        change = self.state.change
+        if change is None:
+            raise NoChange("no change is running", action="see headrace cluster show")
+        request = {"id": f"cancel-{change.number}", "kind": "cancel", "change": change.number}
+        while True:
+            problem = self._post(request)
+            self._look()
+            outcome = self.state.outcome(change.request)
+            if outcome is not None and outcome.phase is Phase.CANCELLED:
+                return outcome
+            if deadline.passed():
+                raise problem or ChangeUnconfirmed(
+                    f"the cancellation of change {change.number} was not read back", action="send it again"
+                )
+
+    def follow(
+        self, name: str, on_progress: Callable[[Mapping[str, Any]], None], timeout_s: float | None = None
+    ) -> ChangeResult:
+        """Wait for the end of the change of a request. Raises ChangeUnfinished, ChangeCancelled."""
+        began_s, rate = time.monotonic(), MigrationRate()
+        slots_moved, bytes_moved, shown = 0, UNKNOWN, dict[str, Any]()
+        while True:
+            outcome = self.state.outcome(name)
+            running = self.state.change
+            if running is not None and running.request == name:
+                shown = ClusterReport(self.state, self._statuses.detector).cluster()["change"]
+                slots_moved, bytes_moved = running.slots_total, shown["bytes_total"]
+                if running.formal:
+                    shown["eta_s"] = rate.eta_s(running.slots_done, running.slots_total)
+                on_progress(shown)
+            if outcome is not None and outcome.phase in ENDED:
+                seconds = time.monotonic() - began_s
+                if outcome.phase is Phase.CANCELLED:
+                    raise ChangeCancelled(f"change {outcome.number} was cancelled", action="see headrace cluster show")
+                return ChangeResult(outcome.version, outcome.phase, slots_moved, bytes_moved, seconds)
+            if timeout_s is not None and time.monotonic() - began_s >= timeout_s:
+                raise ChangeUnfinished(
+                    f"the change is in phase {shown.get('phase', 'unknown')} after {timeout_s:g} s; "
+                    f"it waits for {', '.join(shown.get('waiting_for', ())) or 'its first record'}",
+                    action="it continues: see headrace cluster show",
+                )
+            self._look()
+
+    def _post(self, request: Mapping[str, Any]) -> HeadraceError | None:
+        """Send a request once; returns what keeps it from being decided now. Raises a refusal."""
+        try:
+            with request_node(
+                self._leader() + CHANGE_PATH, method="POST", document=request, timeout_s=ANSWER_TIMEOUT_S
+            ):
+                return None
+        except NodeUnreachable as error:
+            # It may have the request and be gone: the next leader gets the same id.
+            self._look()
+            return error
+        except NodeRefused as error:
+            refusal = raised_by_leader(error)
+            if not undecided(error):
+                raise refusal from error
+            self._look()
+            return refusal
+
+    def _leader(self) -> str:
+        """The address of the leader of the metadata group, waited for. Raises NoMajority."""
+        deadline = Deadline(LEADER_TIMEOUT_S)
+        while True:
+            leader = self.state.leader
+            wanted = None if leader is None else (leader.node, leader.incarnation)
+            for each in self._statuses.detector.presences():
+                if each.http and (each.node, each.incarnation) == wanted:
+                    return each.http
+            if deadline.passed():
+                raise NoMajority(
+                    "the metadata group has no leader: a majority of all nodes must be online",
+                    action="start the nodes that are down; headrace cluster show names them",
+                    retriable=True,
+                )
+            self._look()
+
+    def _look(self) -> None:
+        """Take what the cluster has appended meanwhile, at most a moment later."""
+        self._statuses.follow(POLL_S)
+        self._follower.look_soon()
+        self._follower.turn()
+        if self._follower.failure:
+            raise HeadraceError(self._follower.failure, action="use the command of the cluster's own version")
+
+    def _read_to_end(self, deadline: Deadline) -> None:
+        while not self._follower.caught_up and not deadline.passed():
+            self._look()
+
+
+_REFUSALS: Mapping[str, type[HeadraceError]] = {
+    name: found
+    for module in (requests, change_requests, ring)
+    for name, found in vars(module).items()
+    # NotMetadataLeader is never the end of a request, and its other fields name the leader.
+    if isinstance(found, type) and issubclass(found, HeadraceError) and found is not NotMetadataLeader
+}
+
+
+_UNDECIDED = ("NotMetadataLeader", "ChangeUnconfirmed")
+
+
+def undecided(refused: NodeRefused) -> bool:
+    """Whether a request that was refused so is to be sent again under its id."""
+    kind = str(refused.document.get("kind", ""))
+    # Another request is being decided at this moment: afterwards this one is refused by name, or taken.
+    return kind in _UNDECIDED or (kind == "ChangeRunning" and bool(refused.document.get("retriable")))
+
+
+def raised_by_leader(refused: NodeRefused) -> HeadraceError:
+    """The error that the leader raised, under its own class where a request has one, else as NodeRefused."""
+    document = refused.document
+    known = _REFUSALS.get(str(document.get("kind", "")))
+    if known is None:
+        return refused
+    action, retriable = str(document.get("action", "")), bool(document.get("retriable", False))
+    return known(str(document["message"]), action=action, retriable=retriable)
