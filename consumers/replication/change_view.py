@@ -23,8 +23,8 @@ class ChangeView:
     `change`, `phase` and `table_version` are those of the newest barrier that counted; 0 and None before the first.
     `given` has the slots that other groups hold. `due` is what each of these must still accept, in order, and
     `accepted` the newest position from each origin that counted here. `handed` is what this group knows each of those
-    that took slots to have accepted. `added` are the members that a running first
-    phase adds: they count for no quorum yet. `cuts` is what `record_of` needs for takeovers that are due.
+    that took slots to have accepted. `added` are the members that a running first phase adds: they count for no
+    quorum yet. `cuts` is what `record_of` needs for takeovers that are due.
     """
 
     members: tuple[str, ...] = ()
@@ -59,8 +59,8 @@ class ChangeView:
             due=MappingProxyType({key: tuple(each.outstanding) for key, each in state.targets.items()}),
             accepted=MappingProxyType({key: each.position for key, each in state.origins.items()}),
             added=state.added,
-            handed=MappingProxyType({key: each.accepted for key, each in state.targets.items()}),
             settled=state.settled_version,
+            handed=MappingProxyType({key: each.accepted for key, each in state.targets.items()}),
             cuts=MappingProxyType(state.cuts),
             revision=state.revision,
         )

@@ -87,7 +87,7 @@ class Group:
             key.group if key.birth == 1 else f"{key.group}@{key.birth}",
         )
         self.health = GroupHealth(threading.Condition())
-        self.applied = AppliedState(offset=0, changes=ChangeView(birth=key.birth, slots_total=12))
+        self.applied = AppliedState(offset=0, changes=ChangeView(settled=key.birth, slots_total=12))
         self.rows = rows
         self.store = self
         self._world = world
@@ -114,7 +114,7 @@ class Group:
 
     def settle(self, version: int, **changed: Any) -> None:
         """The barrier of a change's second phase."""
-        self.change(phase=BarrierPhase.FORMAL, table_version=version, **changed)
+        self.change(phase=BarrierPhase.FORMAL, table_version=version, settled=version, **changed)
 
     def hand_over(self, target: GroupKey, version: int) -> None:
         """A record concerns slots of another group."""
