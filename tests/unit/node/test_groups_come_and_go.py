@@ -21,6 +21,7 @@ from headrace.consumers.membership.changes import MembershipState
 from headrace.consumers.membership.group_changes import GroupBirth, groups_at
 from headrace.consumers.membership.placement import joining_reason
 from headrace.consumers.membership.slot_table import SlotTable
+from headrace.consumers.migration.puller import SlotPuller
 from headrace.consumers.node import group_deletion, local_groups
 from headrace.consumers.node.group_lifecycle import GroupHeld
 from headrace.consumers.node.node import Node
@@ -59,6 +60,8 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
         for node in nodes.running.values():
             node.placement.stop()
         patch.setattr(ChangeView, "settled_version", property(lambda _view: SETTLED[0]))
+        # No change runs in the membership log: nothing is pulled.
+        patch.setattr(SlotPuller, "pulling", lambda *_: frozenset())
         yield nodes
 
 

@@ -19,6 +19,7 @@ from headrace.consumers.membership.requests import ChangeRequest
 from headrace.consumers.membership.ring import NodeExists
 from headrace.consumers.membership.running_change import Phase, RunningChange
 from headrace.consumers.migration.change_tasks import ChangeTasks
+from headrace.consumers.migration.puller import SlotPuller
 from headrace.consumers.node import metadata
 from headrace.consumers.node.exile import NodeExiled
 from headrace.consumers.node.node import Node
@@ -41,6 +42,7 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
         patch.setattr(deadline, "GONE_AFTER_S", 0.5)
         # Each phase lasts as long as the test wants.
         patch.setattr(ChangeTasks, "turn", lambda *_: False)
+        patch.setattr(SlotPuller, "turn", lambda *_: None)
         with running_nodes(tmp_path_factory.mktemp("three"), patch, NAMES, replication=2) as nodes:
             yield nodes
 
