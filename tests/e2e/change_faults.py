@@ -12,7 +12,7 @@ import shutil
 import signal
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from enum import StrEnum
@@ -20,7 +20,7 @@ from pathlib import Path
 
 from headrace.client import Client
 from headrace.cluster_change import ClusterChanges
-from headrace.connectors.http import call_node
+from headrace.connectors.http import NodeUnreachable, call_node
 from headrace.connectors.log.kafka import KafkaLog
 from headrace.connectors.log.port import Log
 from headrace.connectors.log.topics import Topics
@@ -28,7 +28,7 @@ from headrace.consumers.membership.changes import MembershipState
 from headrace.consumers.membership.membership_follower import MembershipFollower
 from headrace.consumers.membership.running_change import Phase, RunningChange
 from headrace.consumers.membership.slot_table import SlotTable
-from headrace.local_cluster import LocalCluster
+from headrace.local_cluster import LocalCluster, probe
 from headrace.node_process import NodeProcess
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.group_names import FIRST_BIRTH, parse_group
@@ -133,7 +133,7 @@ class ChangeFaultRun:
         began_s = time.monotonic()
         self._events.add(f"{kind} {JOINER}: {fault}")
         leaders = self._leaders()
-        self._changes.begin({"id": request, "kind": kind, "node": JOINER}, timeout_s=60)
+        eventually(lambda: self._has_begun({"id": request, "kind": kind, "node": JOINER}), "the change has begun")
         self._follow(request, fault, leaders)
         outcome = self._follower.state.outcome(request)
         assert outcome is not None
@@ -146,12 +146,22 @@ class ChangeFaultRun:
         self._events.add(f"all are in sync {time.monotonic() - began_s - took_s:.1f} s later")
         self._await_rows(ROWS_BETWEEN)
 
+    def _has_begun(self, request: Mapping[str, str]) -> bool:
+        """Send a request; false while the presence of a node that has just started is on its way to the leader."""
+        try:
+            self._changes.begin(request, timeout_s=60)
+        except NodeUnreachable as error:
+            self._events.add(str(error))
+            return False
+        return True
+
     def _start_joiner(self) -> None:
         if JOINER not in {node.name for node in self._cluster.file.nodes}:
             self._cluster.file.nodes.append(NodeProcess(JOINER, ""))
         shutil.rmtree(self._cluster.data_directory(JOINER), ignore_errors=True)
         self._cluster.start_node(JOINER)
-        eventually(lambda: self._changes.waits_to_join(JOINER), f"{JOINER} waiting to join")
+        joining = f"{self._cluster.url(JOINER)}/health/ready"
+        eventually(lambda: "joining" in str(probe(joining)[1]), f"{JOINER} joining")
 
     def _leaders(self) -> dict[str, str]:
         found = {}
