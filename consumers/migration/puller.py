@@ -264,7 +264,7 @@ class SlotPuller:
             # Those of slots that have left again too: else this member could never list them.
             awaited = [*group.store.awaited(), *(entry for entry in group.store.cut_files() if entry.awaited)]
             # A member that leaves the group needs none: nobody reads them there any more.
-            if not awaited or self._environment.node not in group.members:
+            if not awaited or self._environment.node not in self._members(group):
                 self.files.sweep(topic, group)
                 continue
             table = self._environment.state.table
@@ -284,7 +284,18 @@ class SlotPuller:
     def _peers(self, group: Group) -> tuple[tuple[str, GroupKey], ...]:
         """The other members of the group itself: once the donors have released their files, they alone have them."""
         node = self._environment.node
-        return tuple((member, group.birth_key) for member in group.members if member != node)
+        return tuple((member, group.birth_key) for member in self._members(group) if member != node)
+
+    def _members(self, group: Group) -> tuple[str, ...]:
+        """The members of a group by its log, and by the membership log, also those that a first phase adds."""
+        # A node that joins a group reads old loads long before the record that makes it a member: if it waited for
+        # that record, and its store for the files, neither would come.
+        state, (header, birth) = self._environment.state, (group.birth_key.group, group.birth_key.birth)
+        if state.table is None or header not in state.table.headers or state.table.birth(header) != birth:
+            return group.members
+        change = state.change
+        newest = state.members(header) if change is None or change.formal else change.pre_members(header)
+        return tuple(dict.fromkeys((*newest, *group.members)))
 
     def _report(self, change: RunningChange, now_s: float) -> None:
         """Report all that is complete with one record, and wait until it is read back."""

@@ -14,6 +14,8 @@ import pytest
 
 from headrace.connectors.files import Buffer
 from headrace.consumers.membership.changes import MembershipState
+from headrace.consumers.membership.ring import POSITION_MAX, RingNode
+from headrace.consumers.membership.running_change import RunningChange
 from headrace.consumers.migration.cut_source import CutRefused, OwnCut, PeerCut
 from headrace.consumers.migration.pull_rate import PullRate
 from headrace.consumers.migration.release import SlotRelease, releasable
@@ -22,6 +24,7 @@ from headrace.consumers.recovery.progress import TransferStopped
 from headrace.consumers.store import SegmentEntry, Store, StoreFull
 from headrace.consumers.store.segment_files import SegmentFiles
 from headrace.schemas.group_changes import Barrier, BarrierPhase, GroupKey
+from headrace.schemas.membership_records import ChangeKind
 from headrace.schemas.messages import Load, load_identity
 from headrace.schemas.series import slot_of
 from tests.unit.migration.moves import (
@@ -33,6 +36,7 @@ from tests.unit.migration.moves import (
     TABLES,
     TARGET,
     Moves,
+    MovingNode,
     StepClock,
     random_rows,
     topic_of,
@@ -396,10 +400,30 @@ def test_a_member_that_leaves_the_group_fetches_nothing(moves: Moves) -> None:
     )
     moves.lead(TARGET, "n3")
     moves.turns("n3", count=4)
+    moves.state = MembershipState(records=2, table=TABLE.remove_node("n4"))
     moves.turns("n4", count=4)
     assert n4.target.store.awaited()
     assert 0 == n4.puller.rate.received_bytes
     assert [] == moves.nodes["n3"].target.store.awaited()
+
+
+def test_a_node_that_joins_the_group_fetches_files_of_old_loads_before_its_log_names_it(moves: Moves) -> None:
+    """Its store may wait for them, and then the record that makes it a member is behind the wait."""
+    moves.hand_over()
+    moves.turns(count=6)
+    finished(moves)
+    places = range(0, POSITION_MAX, POSITION_MAX // 50)
+    tables = (TABLE.add_node(RingNode("n5", position)) for position in places)
+    changes = (RunningChange(2, "r2", ChangeKind.ADD, "n5", "s", TABLE, table) for table in tables)
+    change = next(each for each in changes if "n5" in each.pre_members("n4"))
+    moves.state = MembershipState(records=2, table=TABLE, changes=2, change=change)
+    n5 = moves.nodes["n5"] = MovingNode(moves, "n5")
+    group = n5.open(TARGET, moves.founding)
+    assert "n5" not in group.members
+    assert group.store.awaited()
+    moves.turns("n5", count=6)
+    assert () == tuple(group.store.awaited())
+    has_all(moves, group.store)
 
 
 class CountedPause:
