@@ -203,14 +203,19 @@ class ChangeTasks:
             own is not None
             and len(statuses) == len(added)
             and all(_follows(status, own.topic_id, change) for status in statuses)
+            and self._is_one_directory(change.node)
         )
+
+    def _is_one_directory(self, node: str) -> bool:
+        """Whether no second data directory has the name of the node that joins."""
+        # Not by the id that the change names: a recovery renews it, and an empty directory may replace a lost one.
+        present = self._heartbeats.detector.presences()
+        return len({each.store for each in present if each.node == node}) <= 1
 
 
 def _follows(status: Status, topic_id: str, change: RunningChange) -> bool:
-    # Another data directory may have the name of the node that joins.
-    right = status.node != change.node or status.store == change.store
     in_sync = status.eligible and not status.log_lost and status.durable_offset >= 0
-    return right and in_sync and status.topic_id == topic_id and status.change >= change.number
+    return in_sync and status.topic_id == topic_id and status.change >= change.number
 
 
 def _note_delivery(_offset: int | None, error: HeadraceError | None) -> None:
