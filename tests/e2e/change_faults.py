@@ -1,6 +1,6 @@
 """Faults while a cluster's members change: a sixth node is added, removed and added again with an empty directory.
 
-In each change one node is killed and started again, or stopped for a while: the leader of the metadata group or of a
+In each change nodes are killed and started again, or stopped for a while, one at a time: the leader of the metadata group or of a
 data group, the node that joins or leaves, or one that gives slots. Writes, deletes and queries run meanwhile. Every
 change must end by itself, and every answer must be exact. Every event is one readable line.
 """
@@ -44,6 +44,7 @@ SETTLE_TIMEOUT_S = 120.0
 LOOK_S = 0.02
 ROWS_BEFORE = 400
 ROWS_BETWEEN = 100
+FAULTS_PER_CHANGE = 2
 
 
 class Role(StrEnum):
@@ -85,8 +86,15 @@ def drawn_faults(seed: int, number: int) -> list[Fault]:
     return faults
 
 
+def by_change(faults: Sequence[Fault]) -> list[list[Fault]]:
+    """Faults in pairs, those of a pair in the order of their phases."""
+    order = [Phase.PRE, Phase.FORMAL, Phase.MIGRATING]
+    pairs = [faults[place : place + FAULTS_PER_CHANGE] for place in range(0, len(faults), FAULTS_PER_CHANGE)]
+    return [sorted(pair, key=lambda each: order.index(each.phase)) for pair in pairs]
+
+
 class ChangeFaultRun:
-    """One schedule of faults, one in each change. `run` returns when everything was compared."""
+    """One schedule of faults, two in each change. `run` returns when everything was compared."""
 
     def __init__(self, cluster: LocalCluster, client: Client, events: EventLog, seed: int) -> None:
         self._cluster = cluster
@@ -100,7 +108,7 @@ class ChangeFaultRun:
         self.load = ChangeLoad(client, self._asked, seed)
 
     def run(self, faults: Sequence[Fault]) -> None:
-        """Change the members once for each fault. Raises FaultRunFailed."""
+        """Change the members, with two faults in each change. Raises FaultRunFailed."""
         try:
             with closing(KafkaLog(self._cluster.bootstrap)) as self._log:
                 self._changes = ClusterChanges(self._log, self._topics)
@@ -108,8 +116,8 @@ class ChangeFaultRun:
                 with closing(self._changes), closing(self._follower):
                     with running(self.load):
                         self._await_rows(ROWS_BEFORE)
-                        for number, fault in enumerate(faults):
-                            self._change("remove" if number % 2 else "add", fault)
+                        for number, chosen in enumerate(by_change(faults)):
+                            self._change("remove" if number % 2 else "add", chosen)
                     self._compare()
         except Exception as error:
             logs = self._cluster.directory
@@ -126,15 +134,15 @@ class ChangeFaultRun:
 
     # One change.
 
-    def _change(self, kind: str, fault: Fault) -> None:
+    def _change(self, kind: str, faults: Sequence[Fault]) -> None:
         if kind == "add":
             self._start_joiner()
         request = uuid.uuid4().hex
         began_s = time.monotonic()
-        self._events.add(f"{kind} {JOINER}: {fault}")
+        self._events.add(f"{kind} {JOINER}: {'; '.join(map(str, faults))}")
         leaders = self._leaders()
         eventually(lambda: self._has_begun({"id": request, "kind": kind, "node": JOINER}), "the change has begun")
-        self._follow(request, fault, leaders)
+        self._follow(request, faults, leaders)
         outcome = self._follower.state.outcome(request)
         assert outcome is not None
         took_s = time.monotonic() - began_s
@@ -171,29 +179,42 @@ class ChangeFaultRun:
                     found[each["group"]] = name
         return found
 
-    def _follow(self, request: str, fault: Fault, leaders: dict[str, str]) -> None:
-        """Inject the fault at its moment, undo it later, and wait for the end of the change."""
-        deadline_s, due_s, until_s, victim = time.monotonic() + CHANGE_TIMEOUT_S, 0.0, 0.0, ""
+    def _follow(self, request: str, faults: Sequence[Fault], leaders: dict[str, str]) -> None:
+        """Inject each fault at its moment, undo it later, and wait for the end of the change."""
+        remaining, deadline_s = list(faults), time.monotonic() + CHANGE_TIMEOUT_S
         while True:
             state, now_s = self._looked(), time.monotonic()
             outcome = state.outcome(request)
             ended = outcome is not None and outcome.phase in (Phase.DONE, Phase.CANCELLED)
-            if not due_s and (ended or has_come_to(state.change, fault.phase)):
-                due_s = now_s + fault.later_s
-            if not victim and due_s and (ended or now_s >= due_s):
-                victim = self._victim(state, fault.role, leaders)
-                phase = "the end" if state.change is None else str(state.change.phase)
-                self._events.add(f"{'stop' if fault.stopped else 'kill'} {victim} in {phase}")
-                self._cluster.kill(victim, signal.SIGSTOP if fault.stopped else signal.SIGKILL)
-                until_s = time.monotonic() + fault.seconds
-            elif until_s and now_s >= until_s:
-                self._heal(victim, fault)
-                until_s = 0.0
-            if ended and victim and not until_s:
+            if ended and not remaining:
                 return
+            if remaining and (ended or has_come_to(state.change, remaining[0].phase)) and self._others_are_ready():
+                self._inject(remaining.pop(0), leaders)
             assert [] == self.load.faults
             assert now_s < deadline_s, f"the change is in phase {state.change and state.change.phase}: {self._report()}"
             time.sleep(LOOK_S)
+
+    def _inject(self, fault: Fault, leaders: dict[str, str]) -> None:
+        """One fault, from its beginning to its end."""
+        time.sleep(fault.later_s)
+        state = self._looked()
+        victim = self._victim(state, fault.role, leaders)
+        if not self._cluster.node(victim).running:
+            self._events.add(f"{victim} has ended by itself")
+            return
+        phase = "the end" if state.change is None else str(state.change.phase)
+        self._events.add(f"{'stop' if fault.stopped else 'kill'} {victim} in {phase}: {fault}")
+        self._cluster.kill(victim, signal.SIGSTOP if fault.stopped else signal.SIGKILL)
+        time.sleep(fault.seconds)
+        self._events.add(f"{'continue' if fault.stopped else 'start'} {victim}")
+        if fault.stopped:
+            self._cluster.kill(victim, signal.SIGCONT)
+        else:
+            self._cluster.start_node(victim)
+
+    def _others_are_ready(self) -> bool:
+        """Whether all nodes but the one that joins or leaves serve: a second fault must not take a majority."""
+        return all(probe(f"{url}/health/ready")[0] for url in self._asked().values())
 
     def _looked(self) -> MembershipState:
         self._follower.look_soon()
@@ -215,13 +236,6 @@ class ChangeFaultRun:
             members = {member for group in donors for member in change.base.group(group)} - {JOINER}
             return self._random.choice(sorted(members))
         return self._random.choice(sorted(set(leaders.values()) - {JOINER}))
-
-    def _heal(self, victim: str, fault: Fault) -> None:
-        self._events.add(f"{'continue' if fault.stopped else 'start'} {victim}")
-        if fault.stopped:
-            self._cluster.kill(victim, signal.SIGCONT)
-        else:
-            self._cluster.start_node(victim)
 
     def _report(self) -> str:
         for url in self._asked().values():

@@ -1,0 +1,60 @@
+"""Changes of a cluster's members under faults: each ends by itself, and every answer has each acknowledged row once."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from headrace.client import connect
+from headrace.connectors.kafka.broker import BrokerInfo
+from headrace.consumers.membership.running_change import Phase
+from tests.e2e.actions import running_cluster
+from tests.e2e.change_faults import ChangeFaultRun, Fault, Role, drawn_faults
+from tests.e2e.faults import EventLog
+
+pytestmark = [pytest.mark.slow, pytest.mark.broker]
+SOAK_FAULTS = 50
+EIGHT = (
+    Fault(Role.METADATA_LEADER, Phase.PRE, stopped=False, seconds=2),
+    Fault(Role.CHANGING, Phase.MIGRATING, stopped=False, seconds=2),
+    Fault(Role.DONOR, Phase.PRE, stopped=False, seconds=1),
+    Fault(Role.GROUP_LEADER, Phase.FORMAL, stopped=True, seconds=10),
+    Fault(Role.CHANGING, Phase.PRE, stopped=False, seconds=1),
+    Fault(Role.DONOR, Phase.MIGRATING, stopped=False, seconds=2),
+    Fault(Role.METADATA_LEADER, Phase.FORMAL, stopped=True, seconds=10),
+    Fault(Role.GROUP_LEADER, Phase.MIGRATING, stopped=False, seconds=2),
+)
+
+
+def run_faults(directory: Path, bootstrap: str, name: str, faults: Sequence[Fault], seed: int) -> None:
+    """Five nodes with three replicas become six and five again, as often as there are pairs of faults."""
+    events = EventLog(directory / "events.txt")
+    events.add(f"HEADRACE_FAULT_SEED={seed}")
+    with (
+        running_cluster(directory, bootstrap, name, 5, replication=3, store_seal_age_ms="2000") as cluster,
+        connect(bootstrap=bootstrap, cluster=name) as client,
+    ):
+        ChangeFaultRun(cluster, client, events, seed).run(faults)
+
+
+@pytest.mark.slow(200)
+@pytest.mark.timeout(600)
+def test_eight_faults_stop_no_change(broker: BrokerInfo, tmp_path: Path, cluster_name: str) -> None:
+    """A node joins, leaves, and does both again with an empty directory; in each change two nodes fail.
+
+    All replicas are equal in the end, and nobody keeps segments of slots that it does not hold.
+    """
+    run_faults(tmp_path, broker.bootstrap, cluster_name, EIGHT, seed=1)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(7_200)
+def test_fifty_faults_stop_no_change(broker: BrokerInfo, tmp_path: Path, cluster_name: str) -> None:
+    """The same with faults from a seed: every role in every phase, killed and stopped, twice and more."""
+    seed = int(os.environ.get("HEADRACE_FAULT_SEED") or random.SystemRandom().randrange(1 << 32))
+    faults = drawn_faults(seed, int(os.environ.get("HEADRACE_FAULTS", SOAK_FAULTS)))
+    run_faults(tmp_path, broker.bootstrap, cluster_name, faults, seed)
