@@ -39,7 +39,7 @@ from tests.e2e.faults import EventLog, FaultRunFailed
 from tests.waiting import eventually
 
 JOINER = "n6"
-CHANGE_TIMEOUT_S = 120.0
+CHANGE_TIMEOUT_S = 240.0
 SETTLE_TIMEOUT_S = 120.0
 LOOK_S = 0.02
 ROWS_BEFORE = 400

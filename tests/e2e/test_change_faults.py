@@ -41,8 +41,8 @@ def run_faults(directory: Path, bootstrap: str, name: str, faults: Sequence[Faul
         ChangeFaultRun(cluster, client, events, seed).run(faults)
 
 
-@pytest.mark.slow(200)
-@pytest.mark.timeout(600)
+@pytest.mark.soak
+@pytest.mark.timeout(1_800)
 def test_eight_faults_stop_no_change(broker: BrokerInfo, tmp_path: Path, cluster_name: str) -> None:
     """A node joins, leaves, and does both again with an empty directory; in each change two nodes fail.
 
