@@ -312,7 +312,7 @@ def test_a_slot_that_comes_back_is_held_from_the_first_proof_on(donor: SlotLog, 
     donor.hand_over(taker)
     donor.barrier(PRE, 2, 3, gains=(3, 4))
     taker.barrier(FORMAL, 2, 3, moves={donor: (3, 4)})
-    early = donor.append(rows_write({"3a": 1}, 2), "old")
+    early = donor.append(rows_write({"3a": 1}), "old")
     assert [HandOver] == kinds(early)
     if proof == "takeover":
         taker.hand_over(donor)
