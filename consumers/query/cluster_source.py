@@ -19,7 +19,7 @@ from headrace.consumers.query.ended_groups import EndedGroups
 from headrace.consumers.query.hand_overs import HandOvers, Positions, Required, missing
 from headrace.consumers.query.local_fence import LocalFence
 from headrace.consumers.query.planner import column_names
-from headrace.consumers.query.query_errors import NotCaughtUp, NotReady
+from headrace.consumers.query.query_errors import GroupUnborn, NotCaughtUp, NotReady
 from headrace.consumers.query.remote_rows import Placement, RemoteRows, RemoteScan, check_time
 from headrace.consumers.query.scan_request import RemoteScanRequest, wire_schema
 from headrace.consumers.query.stale_reads import not_ready
@@ -147,6 +147,9 @@ class ClusterSource:
         absent = self._absent(keys)
         try:
             return self._fence(table, keys, whole=not absent)
+        except GroupUnborn:
+            # Its slots change hands, so there is no older answer either.
+            raise
         except NotReady as error:
             if not stale_s:
                 raise
@@ -173,16 +176,19 @@ class ClusterSource:
             raise NotReady.because(["slots change hands, and an older answer would not have their rows exactly once"])
 
     def _fence(self, table: Placement, keys: Mapping[str, GroupKey], *, whole: bool) -> ClusterFence:
-        """`whole`: all groups are here, so that an older answer is a way out. Raises NotReady."""
+        """`whole`: all groups are here, so that an older answer is a way out. Raises NotReady, GroupUnborn."""
         state = self._local.state
         refusals = {group.key: (topic, refusal_of(state, topic)) for topic, group in list(self._local.groups.items())}
-        reasons, remote = list(state.refusals()), dict[str, int]()
+        reasons, remote, unborn = list(state.refusals()), dict[str, int](), 0
         for name, key in () if reasons else keys.items():
             _, refusal = refusals.get(name, ("", _absence(name)))
             if refusal and (serving := self.remote.serving(key.group)):
                 remote[name] = max(each.durable_offset for each in serving)
             elif refusal:
                 reasons.append(refusal)
+                unborn += key.birth == table.version > FIRST_BIRTH
+        if reasons and unborn == len(reasons):
+            raise GroupUnborn.because(reasons)
         if reasons:
             raise not_ready(state, reasons) if whole else NotReady.because(reasons)
         # A group that the slot table has no longer is on its way out.

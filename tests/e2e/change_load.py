@@ -161,7 +161,7 @@ class ChangeLoad:
             chosen = [self.model.days[number] for number in (first, first + 1)]
             for day in chosen:
                 day.going |= {pump}
-        for _attempt in range(100):
+        for attempt in range(100):
             try:
                 self._client.delete(
                     "fleet", "pumps", {"pump": f"p{pump}"}, first * DAY_NS, (first + 2) * DAY_NS, quorum=2
@@ -169,6 +169,8 @@ class ChangeLoad:
                 break
             except HeadraceError as error:
                 self.errors.append(f"delete: {error}")
+                if attempt == 99 or self._stopping.is_set():
+                    raise
                 time.sleep(0.2)
         with self.model.lock:
             for day in chosen:
