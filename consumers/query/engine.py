@@ -166,7 +166,7 @@ class QueryEngine:
         deadline, now_us = Deadline(timeout_ms / 1_000), self._clock_ns() // 1_000
         while True:
             # Before anything is read: an answer must contain all that was confirmed until now.
-            fence, attempt = self._source.fence(wanted.stale_s), ExitStack()
+            fence, attempt = self._source.fence(wanted.stale_s, deadline.left_s()), ExitStack()
             try:
                 left_ms = max(1, min(timeout_ms, math.ceil(deadline.left_s() * 1_000)))
                 result = self._start(attempt, wanted, fence, left_ms, now_us)
