@@ -158,8 +158,9 @@ class ClusterSource:
             try:
                 return self._fence_under(table, keys, stale_s)
             except NotReady:
-                lacking = () if self._local.state.refusals() else self._served(table, keys)[2]
-                if deadline.passed() or not self._late.waits_for(table.version, lacking):
+                if deadline.passed() or self._local.state.refusals():
+                    raise
+                if not self._late.waits_for(table.version, self._served(table, keys)[2]):
                     raise
             time.sleep(min(LOOK_PAUSE_S, deadline.left_s()))
 
