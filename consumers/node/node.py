@@ -267,7 +267,8 @@ class Node:
 
     def _use_table(self, table: SlotTable) -> None:
         """Route queries by a newer slot table."""
-        self.slot_table = self.source.remote.placement = table
+        self.slot_table = table
+        self.source.use_table(table)
 
     def _exile(self) -> None:
         self.exile = self.exile or NodeExiled.of(self.cluster, self.name, self.directory)
