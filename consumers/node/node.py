@@ -24,7 +24,6 @@ from headrace.connectors.periodic import PeriodicTask
 from headrace.consumers.integrity.divergence_monitor import DivergenceMonitor
 from headrace.consumers.integrity.scrubber import Scrubber
 from headrace.consumers.membership.cluster_topics import ClusterTopics, TopicCopies
-from headrace.consumers.membership.ended_topics import EndedTopics
 from headrace.consumers.membership.placement import joining_reason
 from headrace.consumers.membership.schema_history import HISTORY_FILE
 from headrace.consumers.membership.schema_log import SchemaLog
@@ -32,15 +31,13 @@ from headrace.consumers.membership.slot_table import SlotTable
 from headrace.consumers.node.cluster_join import groups_at_start, join, read_membership_log
 from headrace.consumers.node.data_directory import DataDirectoryUnusable, Identity
 from headrace.consumers.node.exile import NodeExiled
-from headrace.consumers.node.group_ending import GroupEnding
-from headrace.consumers.node.group_lifecycle import GroupLifecycle
 from headrace.consumers.node.http_address import HttpAddress
 from headrace.consumers.node.kafka_wait import KafkaWait
 from headrace.consumers.node.leading import leader_tasks
 from headrace.consumers.node.local_groups import LocalGroups
 from headrace.consumers.node.log_monitor import LogMonitor
 from headrace.consumers.node.metadata import metadata_group
-from headrace.consumers.node.placement_task import PlacementTask
+from headrace.consumers.node.placing import placement_task
 from headrace.consumers.node.readiness import Readiness
 from headrace.consumers.node.recovery_environment import NodeRecoveryEnvironment
 from headrace.consumers.node.requests import GroupRequests
@@ -183,36 +180,13 @@ class Node:
         self.supervisor = RecoverySupervisor(log, environment, settings.store, copies, SYSTEM_CLOCK)
         self.divergence_monitor = DivergenceMonitor(log, environment, self.readiness, self.supervisor, SYSTEM_CLOCK)
         self.scrubber = Scrubber(groups, settings.store, self.supervisor, SYSTEM_CLOCK)
-        self._build_placement()
+        self.placement = placement_task(self, self._local, self._follower)
+        self.placement.on_table, self.placement.on_exile = self._use_table, self._exile
         self._requests = GroupRequests(
             groups, self.identity, self.readiness, self.leader_tasks, self.supervisor, self.snapshots, self.schema_log
         )
         self._snapshot_expiry = PeriodicTask("snapshot-expiry", SNAPSHOT_EXPIRY_INTERVAL_S, self.snapshots.expire)
         self._build_queries()
-
-    def _build_placement(self) -> None:
-        log = self.log
-        lifecycle = GroupLifecycle(
-            log,
-            self.cluster_topics,
-            self._local,
-            self.log_consumer,
-            self.readiness,
-            self.leader_tasks,
-            self.supervisor.coordinator,
-            self.heartbeat,
-        )
-        self.placement = PlacementTask(
-            self._follower,
-            lifecycle,
-            self._local,
-            self.readiness,
-            EndedTopics(log, self.topics),
-            self.cluster_topics,
-            GroupEnding(log, self.topics, self.groups, self.log_consumer, self.leader_tasks, self.heartbeat),
-        )
-        self.placement.on_table, self.placement.on_exile = self._use_table, self._exile
-        self.log_monitor.may_be_gone = self.placement.may_be_gone
 
     def _build_queries(self) -> None:
         settings = self.settings.query
@@ -293,7 +267,8 @@ class Node:
 
     def _use_table(self, table: SlotTable) -> None:
         """Route queries by a newer slot table."""
-        self.slot_table = self.source.remote.placement = table
+        self.slot_table = table
+        self.source.use_table(table)
 
     def _exile(self) -> None:
         self.exile = self.exile or NodeExiled.of(self.cluster, self.name, self.directory)

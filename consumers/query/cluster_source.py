@@ -8,27 +8,28 @@ stop answers that others can give.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 from headrace.connectors.clock import Moment
 from headrace.connectors.deadline import Deadline
 from headrace.consumers.query.ended_groups import EndedGroups
 from headrace.consumers.query.hand_overs import HandOvers, Positions, Required, missing
+from headrace.consumers.query.late_groups import LateGroups
 from headrace.consumers.query.local_fence import LocalFence
 from headrace.consumers.query.planner import column_names
-from headrace.consumers.query.query_errors import GroupUnborn, NotCaughtUp, NotReady
+from headrace.consumers.query.query_errors import NotCaughtUp, NotReady
 from headrace.consumers.query.remote_rows import Placement, RemoteRows, RemoteScan, check_time
 from headrace.consumers.query.scan_request import RemoteScanRequest, wire_schema
+from headrace.consumers.query.shared_timer import SharedTimer
 from headrace.consumers.query.stale_reads import not_ready
 from headrace.consumers.query.table_source import (
     GroupScan,
     LocalSource,
     ReadFence,
     Reading,
-    ReadTimer,
     refusal_of,
 )
 from headrace.schemas.group_changes import BEGINNING, GroupKey
@@ -133,23 +134,40 @@ class ClusterSource:
         self._local = local
         self._ended = EndedGroups(local, remote, is_deleted)
         self._look_soon = look_soon
+        self._late = LateGroups(0, ())
         self._threads = ThreadPoolExecutor(FETCHES_MAX, thread_name_prefix="remote-scan")
 
     def close(self) -> None:
         """Fetch no more. Fetches that run end with their queries."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def fence(self, stale_s: float = 0.0) -> ReadFence:
+    def use_table(self, table: Placement) -> None:
+        """Read under a newer slot table from now on. Queries wait for its groups until each has served once."""
+        if table.version > self.remote.placement.version:
+            # First: no query sees the table without knowing that its groups may be late.
+            self._late = LateGroups(table.version, _keys(table))
+        self.remote.placement = table
+
+    def fence(self, stale_s: float = 0.0, timeout_s: float = 0.0) -> ReadFence:
         """See TableSource. An older answer is given only by a node that holds every group."""
-        # One table for the whole query, whatever the node follows meanwhile.
-        table = self.remote.placement
-        keys = {group_name(key): key for key in (GroupKey(each, table.birth(each)) for each in table.headers)}
+        deadline = Deadline(timeout_s)
+        while True:
+            # One table for the whole query, whatever the node follows meanwhile.
+            table = self.remote.placement
+            keys = _keys(table)
+            try:
+                return self._fence_under(table, keys, stale_s)
+            except NotReady:
+                if deadline.passed() or self._local.state.refusals():
+                    raise
+                if not self._late.waits_for(table.version, self._served(table, keys)[2]):
+                    raise
+            time.sleep(min(LOOK_PAUSE_S, deadline.left_s()))
+
+    def _fence_under(self, table: Placement, keys: Mapping[str, GroupKey], stale_s: float) -> ReadFence:
         absent = self._absent(keys)
         try:
             return self._fence(table, keys, whole=not absent)
-        except GroupUnborn:
-            # Its slots change hands, so there is no older answer either.
-            raise
         except NotReady as error:
             if not stale_s:
                 raise
@@ -176,32 +194,39 @@ class ClusterSource:
             raise NotReady.because(["slots change hands, and an older answer would not have their rows exactly once"])
 
     def _fence(self, table: Placement, keys: Mapping[str, GroupKey], *, whole: bool) -> ClusterFence:
-        """`whole`: all groups are here, so that an older answer is a way out. Raises NotReady, GroupUnborn."""
+        """`whole`: all groups are here, so that an older answer is a way out. Raises NotReady."""
         state = self._local.state
-        refusals = {group.key: (topic, refusal_of(state, topic)) for topic, group in list(self._local.groups.items())}
-        reasons, remote, unborn = list(state.refusals()), dict[str, int](), 0
-        for name, key in () if reasons else keys.items():
-            _, refusal = refusals.get(name, ("", _absence(name)))
-            if refusal and (serving := self.remote.serving(key.group)):
-                remote[name] = max(each.durable_offset for each in serving)
-            elif refusal:
-                reasons.append(refusal)
-                unborn += key.birth == table.version > FIRST_BIRTH
-        if reasons and unborn == len(reasons):
-            raise GroupUnborn.because(reasons)
+        reasons, topics, remote = list(state.refusals()), list[str](), dict[str, int]()
+        if not reasons:
+            topics, remote, lacking = self._served(table, keys)
+            reasons = list(lacking.values())
         if reasons:
             raise not_ready(state, reasons) if whole else NotReady.because(reasons)
-        # A group that the slot table has no longer is on its way out.
-        topics = [topic for name, (topic, _) in refusals.items() if name in keys and name not in remote]
         return ClusterFence(LocalFence(self._local.groups, state, topics, table.version), remote, table, keys)
+
+    def _served(
+        self, table: Placement, keys: Mapping[str, GroupKey]
+    ) -> tuple[list[str], dict[str, int], dict[str, str]]:
+        """The topics of the groups to read here, the newest durable offset of those of others, and why some lack."""
+        # A group that the slot table has no longer is on its way out.
+        here = {group.key: topic for topic, group in list(self._local.groups.items()) if group.key in keys}
+        topics, remote, lacking = list[str](), dict[str, int](), dict[str, str]()
+        for name, key in keys.items():
+            refusal = refusal_of(self._local.state, here[name]) if name in here else _absence(name)
+            if not refusal:
+                topics.append(here[name])
+            elif serving := self.remote.serving(key.group):
+                remote[name] = max(each.durable_offset for each in serving)
+            else:
+                lacking[name] = refusal
+        self._late.note(table.version, keys.keys() - lacking.keys())
+        return topics, remote, lacking
 
     def tables(self) -> Sequence[tuple[str, str]]:
         """See TableSource. A node that does not hold every group lists dropped tables as well."""
         # Others may have rows that were written since the drop, and a table that is missing here would be an error
         # for the client that wrote them.
-        table = self.remote.placement
-        names = [group_name(GroupKey(each, table.birth(each))) for each in table.headers]
-        return self._local.known_tables() if self._absent(names) else self._local.tables()
+        return self._local.known_tables() if self._absent(_keys(self.remote.placement)) else self._local.tables()
 
     def schema(self, database: str, table: str) -> TableSchema:
         """See TableSource."""
@@ -250,7 +275,7 @@ class ClusterSource:
 
     def _scan(self, fence: ClusterFence, conditions: _Conditions, reading: Reading) -> Sequence[GroupScan] | None:
         """The scans of all groups; None if one of them had not accepted yet what another one had handed over."""
-        fetches, timer = dict[GroupKey, Future[RemoteScan]](), _SharedTimer(reading.timer)
+        fetches, timer = dict[GroupKey, Future[RemoteScan]](), SharedTimer(reading.timer)
         with ExitStack() as opened:
             opened.callback(_discard, fetches.values())
             opened.callback(timer.abandon)
@@ -317,45 +342,6 @@ class ClusterSource:
         return True
 
 
-class _SharedTimer:
-    """See ReadTimer: the timer of a query as its fetches see it. `abandon` ends them all, when one of them failed."""
-
-    def __init__(self, timer: ReadTimer) -> None:
-        self.timeout_ms = timer.timeout_ms
-        self._timer = timer
-        self._abandoned = False
-        self._ends: list[Callable[[], None]] = []
-
-    @property
-    def left_s(self) -> float:
-        return self._timer.left_s
-
-    @property
-    def expired(self) -> bool:
-        return self._timer.expired
-
-    @property
-    def cancelled(self) -> bool:
-        return self._abandoned or self._timer.cancelled
-
-    @contextmanager
-    def interrupts(self, end: Callable[[], None]) -> Iterator[None]:
-        self._ends.append(end)
-        # Both sides store before they look, so that no fetch misses the end.
-        if self._abandoned:
-            end()
-        try:
-            with self._timer.interrupts(end):
-                yield
-        finally:
-            self._ends.remove(end)
-
-    def abandon(self) -> None:
-        self._abandoned = True
-        for end in tuple(self._ends):
-            end()
-
-
 def _here(reading: Reading) -> Reading:
     """The reading as the groups of this node see it."""
     fence = reading.fence
@@ -372,6 +358,11 @@ def _discard(fetches: Collection[Future[RemoteScan]]) -> None:
 def _release(fetch: Future[RemoteScan]) -> None:
     if not fetch.cancelled() and fetch.exception() is None:
         fetch.result().__exit__(None, None, None)
+
+
+def _keys(table: Placement) -> dict[str, GroupKey]:
+    """The groups of a slot table by name."""
+    return {group_name(key): key for key in (GroupKey(each, table.birth(each)) for each in table.headers)}
 
 
 def _absence(group: str) -> str:

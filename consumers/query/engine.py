@@ -23,7 +23,6 @@ from headrace.consumers.query.database import LockedDatabase
 from headrace.consumers.query.parameters import BoundStatement
 from headrace.consumers.query.planner import ScanPlan, plan_scans
 from headrace.consumers.query.query_errors import (
-    GroupUnborn,
     NotCaughtUp,
     QueryInvalid,
     QueryTimeout,
@@ -39,9 +38,6 @@ from headrace.consumers.store import StoreError
 from headrace.schemas.tables import TableSchema
 
 RETRY_AFTER_S = 1
-UNBORN_WAIT_S = 10.0
-"""A query waits so long for the members of a new group to open it: a second or two, unless its leader dies."""
-UNBORN_PAUSE_S = 0.05
 
 __all__ = ["RETRY_AFTER_S", "QueryEngine", "QueryStatistics"]
 
@@ -170,7 +166,7 @@ class QueryEngine:
         deadline, now_us = Deadline(timeout_ms / 1_000), self._clock_ns() // 1_000
         while True:
             # Before anything is read: an answer must contain all that was confirmed until now.
-            fence, attempt = self._fence(wanted.stale_s, deadline.left_s()), ExitStack()
+            fence, attempt = self._source.fence(wanted.stale_s, deadline.left_s()), ExitStack()
             try:
                 left_ms = max(1, min(timeout_ms, math.ceil(deadline.left_s() * 1_000)))
                 result = self._start(attempt, wanted, fence, left_ms, now_us)
@@ -186,17 +182,6 @@ class QueryEngine:
                 resources.push(attempt)
                 result.hold(resources)
                 return result
-
-    def _fence(self, stale_s: float, timeout_s: float) -> ReadFence:
-        """The fence of a query; waited for while a new group is opened. Raises NotReady."""
-        deadline = Deadline(min(UNBORN_WAIT_S, timeout_s))
-        while True:
-            try:
-                return self._source.fence(stale_s)
-            except GroupUnborn:
-                if deadline.passed():
-                    raise
-                time.sleep(UNBORN_PAUSE_S)
 
     def _start(
         self, resources: ExitStack, wanted: _Wanted, fence: ReadFence, timeout_ms: int, now_us: int

@@ -75,10 +75,6 @@ class NotReady(QueryError):
         )
 
 
-class GroupUnborn(NotReady):
-    """No member serves a group of the newest slot table yet, in which it is new: they open it at this moment."""
-
-
 class AnswerStale(QueryError):
     """The node stopped serving while the query ran, or replaced the data that it read: the rows may be outdated."""
 

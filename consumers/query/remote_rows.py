@@ -163,12 +163,17 @@ class RemoteRows:
                     return found
             self._check_table(request)
             # A member that was just lost, or lags, may be replaced or catch up in a moment.
-            if patience.passed():
+            if patience.passed() and not self._is_changing(request):
                 self._count(failed=1)
                 shown = [f"{node} {reason}" for node, reason in reasons.items()]
                 raise GroupUnavailable.because(request.group, shown or ["none is online and in sync"])
             time.sleep(min(PAUSE_S, timer.left_s))
             check_time(timer)
+
+    def _is_changing(self, request: RemoteScanRequest) -> bool:
+        """Whether a member that is online has not reached the table of a scan yet, and is waited for."""
+        members = self._members.live(request.group, self.placement.group(request.group))
+        return any(0 < each.settled < request.table_version for each in members)
 
     def _check_table(self, request: RemoteScanRequest) -> None:
         version = self.placement.version

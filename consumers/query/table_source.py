@@ -110,10 +110,11 @@ class Reading:
 class TableSource(Protocol):
     """Tables that can be scanned. Every method may be called from several threads at once."""
 
-    def fence(self, stale_s: float = 0.0) -> ReadFence:
+    def fence(self, stale_s: float = 0.0, timeout_s: float = 0.0) -> ReadFence:
         """Taken before anything else is read.
 
-        Raises NotReady while the source does not serve, unless what it has is at most `stale_s` old.
+        It waits for groups that a change of the cluster creates or moves. Raises NotReady while the source does not
+        serve, unless what it has is at most `stale_s` old.
         """
         ...
 
@@ -198,8 +199,9 @@ class LocalSource:
         self.state = state
         self._catalogue = catalogue
 
-    def fence(self, stale_s: float = 0.0) -> ReadFence:
+    def fence(self, stale_s: float = 0.0, timeout_s: float = 0.0) -> ReadFence:
         """See TableSource."""
+        del timeout_s
         try:
             return LocalFence(self.groups, self.state)
         except NotReady:

@@ -121,16 +121,16 @@ def _fill(cluster: Cluster, settings: Mapping[str, Any]) -> list[pa.Table]:
     written = []
     with TableWriter(cluster, DATABASE, SEALED) as writer:
         for number in range(settings["days"]):
-            written.append(_shifted(day, number))
+            written.append(_shifted(day, number * DAY_NS))
             writer.write(written[-1], tag_names(day))
     return written
 
 
-def _shifted(rows: pa.Table, days: int) -> pa.Table:
-    """The same rows some days later."""
+def _shifted(rows: pa.Table, by_ns: int) -> pa.Table:
+    """The same rows at a later time."""
     place = rows.schema.get_field_index("time")
     column = rows.column("time")
-    later = pa.array(column.cast(pa.int64()).to_numpy() + days * DAY_NS).cast(column.type)
+    later = pa.array(column.cast(pa.int64()).to_numpy() + by_ns).cast(column.type)
     return rows.set_column(place, rows.schema.field("time"), later)
 
 
@@ -221,15 +221,18 @@ def _writing(cluster: Cluster, blocks: Blocks, settings: Mapping[str, Any]) -> I
 
 def _write(cluster: Cluster, blocks: Blocks, settings: Mapping[str, Any], stopping: threading.Event) -> None:
     hosts = settings["hosts"]
-    rows = cpu(
-        hosts=hosts, start_ns=START_NS, duration_s=max(1, settings["block_rows"] // hosts) * 10, seed=settings["seed"]
-    ).read("cpu")
+    span_s = max(1, settings["block_rows"] // hosts) * 10
+    rows, span_ns = (
+        cpu(hosts=hosts, start_ns=START_NS, duration_s=span_s, seed=settings["seed"]).read("cpu"),
+        span_s * 10**9,
+    )
     try:
         with TableWriter(cluster, DATABASE, LIVE) as writer:
             number = 0
             while not stopping.is_set():
-                # Another day each, so that the blocks fall into all groups.
-                block = _shifted(rows, number)
+                # Another day each, so that the blocks fall into all groups; later rows of it each time.
+                rounds, day = divmod(number, settings["days"])
+                block = _shifted(rows, day * DAY_NS + rounds * span_ns)
                 begun = time.perf_counter()
                 writer.write(block, tag_names(block))
                 writer.flush()

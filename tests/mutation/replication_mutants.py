@@ -32,7 +32,7 @@ REPLICATION = (
     Mutant(
         "trimming_without_a_majority",
         "replication/leader_tasks.py",
-        "    if 2 * len(live) <= len(members):\n        return 0\n",
+        "    if 2 * sum(status.node in members for status in live) <= len(members):\n        return 0\n",
         "",
         (TASKS,),
         simulated=True,

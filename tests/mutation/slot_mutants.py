@@ -46,8 +46,8 @@ SLOTS = (
     Mutant(
         "rank_of_the_last_holder",
         REPLICA,
-        "*changes.divide(version, body.slots, body.rank)]",
-        "*changes.divide(version, body.slots)]",
+        "*self._divide(body.slots, body.rank)]",
+        "*self._divide(body.slots)]",
         TESTS,
     ),
     Mutant(
@@ -102,7 +102,7 @@ SLOTS = (
     Mutant(
         "late_deletes_stay_here",
         REPLICA,
-        "return [ApplyDelete(version, body), *changes.divide(version, sorted(changes.given))]",
+        "return [ApplyDelete(version, body), *self._divide(sorted(changes.given))]",
         "return [ApplyDelete(version, body)]",
         TESTS,
     ),

@@ -179,8 +179,8 @@ STORE = (
     Mutant(
         "tombstone_purged_while_rows_of_its_era_may_come",
         "store/jobs.py",
-        "            if each.era <= self._era_min\n",
-        "            if each.era <= self._era_min + 1\n",
+        "or each.era > self._era_min]",
+        "or each.era > self._era_min + 1]",
         (DELETES,),
     ),
     Mutant(
@@ -202,7 +202,7 @@ STORE = (
     Mutant(
         "merge_of_files_that_are_no_neighbours",
         "store/jobs.py",
-        "if len(found) != len(self.inputs) or not are_neighbours(found, view.catalogue()):",
+        "if len(found) != len(self.inputs) or not are_neighbours(found, (*view.catalogue(), *view.cut_entries())):",
         "if len(found) != len(self.inputs):",
         (COMPACTION,),
     ),
@@ -281,8 +281,8 @@ STORE = (
     Mutant(
         "applied_tombstone_of_the_same_version_applied_again",
         "store/tombstone_set.py",
-        "(self._versions > entry.cleaned_version)",
-        "(self._versions >= entry.cleaned_version)",
+        "(self._came_at > entry.cleaned_version)",
+        "(self._came_at >= entry.cleaned_version)",
         (EDGES,),
     ),
     Mutant(
@@ -330,15 +330,15 @@ STORE = (
     Mutant(
         "frozen_rows_visible_after_their_seal",
         "store/store_view.py",
-        "self._frozen = [memtable for memtable in self._frozen if memtable is not frozen]",
+        "self._frozen = [each for each in self._frozen if each[0] is not frozen]",
         "pass",
         (STORE_TESTS,),
     ),
     Mutant(
         "frozen_rows_gone_before_their_seal",
         "store/store_view.py",
-        "live = [batch for memtable in (*self._frozen, self._live) for",
-        "live = [batch for memtable in (self._live,) for",
+        "return [*(shown for _, shown in self._frozen), self._live]",
+        "return [self._live]",
         (STORE_TESTS,),
     ),
     Mutant(

@@ -16,6 +16,7 @@ from headrace.schemas.membership_records import (
     Cancel,
     Change,
     ChangeKind,
+    Exile,
     Formal,
     MembershipChange,
     MetadataClaim,
@@ -128,3 +129,6 @@ class Growing:
         self.formal()
         self.finish()
         self.log.closed.add(topic)
+        assert self.state.leader is not None
+        # It may join again only then.
+        self.append(Exile(self.state.leader, node))

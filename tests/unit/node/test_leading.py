@@ -10,6 +10,7 @@ import pytest
 from headrace.consumers.membership.changes import MembershipState
 from headrace.consumers.membership.metadata_group import StartSettings
 from headrace.consumers.membership.requests import ChangeRequest
+from headrace.consumers.migration.puller import SlotPuller
 from headrace.consumers.node import metadata
 from headrace.consumers.replication.change_view import ChangeView
 from headrace.schemas.framing import format_headers
@@ -28,6 +29,8 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
     """Three nodes of which two hold each row, whose build carries out changes, and one that joins."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(metadata, "StartSettings", partial(StartSettings, changes=True))
+        # The data never arrives: the change does not end.
+        patch.setattr(SlotPuller, "turn", lambda *_: None)
         with running_nodes(tmp_path_factory.mktemp("three"), patch, NAMES, replication=2) as nodes:
             nodes.start("n4")
             yield nodes

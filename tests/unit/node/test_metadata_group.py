@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,8 @@ import httpx
 import pytest
 
 from headrace.connectors.log.port import read_to_end
+from headrace.consumers.membership.metadata_group import StartSettings
+from headrace.consumers.node import metadata
 from headrace.consumers.node.node import Node
 from headrace.schemas.framing import FORMAT, format_headers
 from headrace.schemas.membership_records import MetadataClaim
@@ -34,7 +37,8 @@ def sent(node: Node, /, **document: Any) -> tuple[int, dict[str, Any]]:
 
 
 def test_one_node_leads_and_refuses_what_nobody_carries_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every refusal has its type; the membership log has claims alone."""
+    """Every refusal has its type; the membership log has claims alone. So it is with nodes of a build that only plans."""
+    monkeypatch.setattr(metadata, "StartSettings", partial(StartSettings, changes=False))
     with running_nodes(tmp_path, monkeypatch, ("n1", "n2"), replication=1) as nodes:
         leader = led(nodes)
         other = next(node for node in nodes.running.values() if node is not leader)

@@ -63,7 +63,7 @@ class MemorySource:
     as_of: Moment | None = None
     confirmed: dict[str, int] = field(default_factory=dict)
 
-    def fence(self, stale_s: float = 0.0) -> MemoryFence:
+    def fence(self, stale_s: float = 0.0, timeout_s: float = 0.0) -> MemoryFence:
         """Refuses while there are `reasons`, unless what it has is as new as is allowed."""
         if not self.reasons:
             return MemoryFence(self, dict(self.confirmed))

@@ -22,7 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.connectors.clock import Moment, SystemClock
-from headrace.consumers.query import cluster_source, engine, remote_rows
+from headrace.consumers.query import cluster_source, remote_rows
 from headrace.consumers.query.cluster_source import ClusterSource
 from headrace.consumers.query.engine import QueryEngine
 from headrace.consumers.query.group_scanner import GroupScanner
@@ -520,39 +520,3 @@ def test_a_scan_touches_the_slots_of_its_slices(slots: set[int], first: int, cou
     assert slots == touched(slots, 12, database, None, end) == touched(slots, 12, database, start, None)
     assert set() == touched(slots, 12, database, end, start)
     assert slots == touched(slots, 12, database, 0, 10**9)
-
-
-def test_a_query_waits_for_a_new_group_that_its_members_still_open(directory: Path, monkeypatch: Any) -> None:
-    """The newest table has it, and no member serves it yet. A group of an older table has no members for other causes:
-    a query of it is refused at once.
-    """
-    monkeypatch.setattr(engine, "UNBORN_WAIT_S", 0.2)
-    with cluster_of(directory, ("a",)) as cluster:
-        cluster.donor.settle(2)
-        cluster.taker.settle(2)
-        cluster.taker.birth_key, cluster.taker.key = GroupKey("b", 2), "b@2"
-        looks: list[int] = []
-
-        class Opening(Table):
-            """Table 2, in which group b is new; its member serves from the third look on."""
-
-            def birth(self, header: str) -> int:
-                return {"a": 1, "b": born}[header]
-
-            def group(self, header: str) -> tuple[str, ...]:
-                looks.append(1)
-                return super().group(header) if len(looks) >= serves else ()
-
-        born, serves = 2, 3
-        cluster.source.remote.placement = Opening(2, {"a": ("at-a",), "b": ("at-b",)})
-        assert [("p1", 1), ("p2", 2), ("p3", 3)] == cluster.ask()
-        looks.clear()
-        serves = 1_000_000
-        with pytest.raises(NotReady, match="group b@2: it is not held here, and no member of it is online"):
-            cluster.ask()
-        assert len(looks) > 2
-        looks.clear()
-        born = 1
-        with pytest.raises(NotReady, match="group b: it is not held here, and no member of it is online"):
-            cluster.ask()
-        assert 1 == len(looks)
