@@ -6,6 +6,7 @@ meanwhile. It is deleted when its receiver releases it, after a while without re
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import threading
@@ -63,7 +64,8 @@ class SnapshotRegistry:
             if len(self._entries) >= SNAPSHOTS_MAX:
                 raise SnapshotRefused(f"{SNAPSHOTS_MAX} snapshots are out already", retriable=True)
             name = uuid.uuid4().hex
-            self._entries[name] = _Entry(Snapshot(name, group, topic_id, 0, 0, era, "", ()), {}, time.monotonic())
+            # Nobody reads it yet, so it is not idle, however long a busy machine takes.
+            self._entries[name] = _Entry(Snapshot(name, group, topic_id, 0, 0, era, "", ()), {}, math.inf)
         try:
             made = self._write(name, group, topic_id, era, store)
         except BaseException:

@@ -112,6 +112,13 @@ def test_snapshots_are_removed_when_released_idle_or_of_an_earlier_process(tmp_p
     assert not registry.directory.exists()
 
 
+def test_a_snapshot_that_is_being_made_is_not_idle(tmp_path: Path) -> None:
+    """Another request arrives meanwhile, and removes those that are idle."""
+    registry = SnapshotRegistry(tmp_path, idle_timeout_s=-1.0)
+    made = registry.make("g", "topic", 1, FakeStore(lambda _store: registry.expire()))
+    assert DATA == read(registry, made.id, "segments/g/db/t/1.parquet")
+
+
 def test_the_number_of_snapshots_is_bounded(tmp_path: Path) -> None:
     """One more is refused until one is released."""
     registry = SnapshotRegistry(tmp_path)
