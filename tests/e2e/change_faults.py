@@ -17,6 +17,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from urllib.parse import unquote
 
 from headrace.client import Client
 from headrace.cluster_change import ClusterChanges
@@ -282,7 +283,7 @@ def foreign_segments(table: SlotTable, node: str, segments: Path) -> Iterator[st
     """The segments of a node that are of groups which it is no member of, or of slots of other groups."""
     for path in segments.glob("*/*/*/*/*.parquet"):
         directory, database, _table, place = path.relative_to(segments).parts[:4]
-        group, birth = parse_group(directory)
+        group, birth = parse_group(unquote(directory))
         slice_number, bucket = place.rpartition("-")[::2]
         slot = slot_of(database, int(bucket), int(slice_number), table.slots)
         mine = group in table.headers and node in table.group(group) and table.birth(group) == (birth or FIRST_BIRTH)
