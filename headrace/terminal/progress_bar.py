@@ -12,7 +12,6 @@ from rich.text import Text
 
 from headrace.terminal.sizes import short_number
 
-
 WIDE = 60
 """A narrower terminal gets the numbers alone: beside a bar they would take several lines."""
 
