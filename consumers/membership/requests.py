@@ -182,7 +182,6 @@ def _check_idle(state: MembershipState) -> None:
         raise ChangeRunning(
             f"a change is running: {named}, phase {change.phase}" + (f", groups {waiting} are due" if waiting else ""),
             action="wait for its end",
-            retriable=True,
         )
     raise MigrationUnfinished(
         f"the migration of the last change ({named}) has not ended: {_left(change)}",

@@ -26,11 +26,15 @@ from headrace.schemas.errors import HeadraceError
 from headrace.schemas.framing import format_headers
 from headrace.schemas.group_changes import Barrier, GroupKey, HandOverAccepted
 from headrace.schemas.membership_records import PreDone
-from headrace.schemas.messages import Anchor, Leadership
+from headrace.schemas.messages import Anchor, Leadership, Seal
 from headrace.schemas.records import Status, encode_membership, format_of_membership
 
 READ_BACK_TIMEOUT_S = 5.0
 """A record that was not read back in this time was lost or did not count; it is appended again if it is due."""
+SEAL_ROWS = 50_000
+"""A group with more unsealed rows seals in the first phase: a query of slots that move waits for the seal of the cut."""
+SEAL_WAIT_S = 15.0
+"""How long the report of the first phase waits for that seal, which is no condition of it."""
 ACCEPTED_INTERVAL_S = 0.5
 """Between two notes of what a next holder has accepted: late records may come one by one for long."""
 _log = structlog.get_logger(__name__)
@@ -76,6 +80,15 @@ class _Appended:
         return all(record.position != each.position for each in view.due.get(record.target, ()))
 
 
+@dataclass(frozen=True, slots=True)
+class _Sealing:
+    """The seal of a first phase: the change, the version that shall be in files, and until when to wait for that."""
+
+    change: int
+    version: int
+    until_s: float
+
+
 class ChangeTasks:
     """The part of the leader tasks that carries out changes; see `GroupChangeTasks`. Owned by their thread."""
 
@@ -97,6 +110,7 @@ class ChangeTasks:
         self._appended: dict[str, _Appended] = {}
         self._accepted_after_s: dict[str, float] = {}
         self._reported: dict[str, tuple[int, float]] = {}
+        self._sealing: dict[str, _Sealing] = {}
         self._senders: dict[str, HandOverSender] = {}
         self._appender: Appender | None = None
         self._reports = 0
@@ -114,9 +128,11 @@ class ChangeTasks:
             self._append(topic, due.record(leadership, anchor))
             return True
         if (change := pre_done_due(state, key, view)) is not None:
-            self._report(topic, group, leadership, change)
+            if self._is_sealed(topic, group, leadership, change.number):
+                self._report(topic, group, leadership, change)
         else:
             self._reported.pop(topic, None)
+            self._sealing.pop(topic, None)
         return self._hand_over(topic, key, view, leadership, waits=waits) or waits
 
     def forget(self, topic: str) -> None:
@@ -124,6 +140,7 @@ class ChangeTasks:
         self._appended.pop(topic, None)
         self._accepted_after_s.pop(topic, None)
         self._reported.pop(topic, None)
+        self._sealing.pop(topic, None)
         sender = self._senders.pop(topic, None)
         if sender is not None:
             sender.close()
@@ -169,6 +186,19 @@ class ChangeTasks:
                 self._log, topic, key, producer, self._heartbeats.detector, self._clock
             )
         return self._senders[topic]
+
+    def _is_sealed(self, topic: str, group: Group, leadership: Leadership, change: int) -> bool:
+        """Whether the cut will find few unsealed rows; a group with many seals them while nobody waits for it."""
+        sealing, now_s = self._sealing.get(topic), self._clock.monotonic_s()
+        if sealing is not None and sealing.change == change:
+            return now_s >= sealing.until_s or group.sealed_for_others[0] >= sealing.version
+        applied = group.applied
+        if applied.unsealed_rows < SEAL_ROWS:
+            self._sealing[topic] = _Sealing(change, 0, now_s)
+            return True
+        self._sealing[topic] = _Sealing(change, applied.version, now_s + SEAL_WAIT_S)
+        self._records.append(topic, Seal(leadership, Anchor(applied.offset, applied.version, applied.chain)))
+        return False
 
     def _report(self, topic: str, group: Group, leadership: Leadership, change: RunningChange) -> None:
         """Append that the group has its members of the first phase, once those that it adds follow."""

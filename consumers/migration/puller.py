@@ -20,6 +20,7 @@ from headrace.connectors.deadline import Deadline
 from headrace.connectors.periodic import LOG_JOIN_TIMEOUT_S, PeriodicTask
 from headrace.consumers.membership.running_change import RunningChange
 from headrace.consumers.migration.cut_listing import CutListing
+from headrace.consumers.migration.cut_source import CutRefused
 from headrace.consumers.migration.file_puller import FilePuller, WantedFile
 from headrace.consumers.migration.pull import Pull, is_settled, missing_loads
 from headrace.consumers.migration.pull_environment import PullEnvironment
@@ -39,7 +40,7 @@ from headrace.consumers.migration.slot_pull import (
 from headrace.consumers.replication.group import Group
 from headrace.consumers.replication.group_registry import GroupNotHere
 from headrace.consumers.replication.settings import ReplicationLimits
-from headrace.consumers.store import Slots
+from headrace.consumers.store import CutUnready, Slots
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.group_changes import BEGINNING, GroupKey
 from headrace.schemas.membership_records import SlotDone
@@ -49,6 +50,8 @@ from headrace.schemas.series import slot_of
 TURN_S = 0.1
 READ_BACK_TIMEOUT_S = 5.0
 RETRY_S = 1.0
+UNREADY_RETRY_S = 0.2
+"""A donor seals its cut, and the queries of these slots wait for the list."""
 LISTINGS_MAX = 2
 """Lists that are asked for at the same time, beside the fetches."""
 WAIT_STEP_S = 0.25
@@ -242,7 +245,8 @@ class SlotPuller:
         try:
             pull.listing, pull.refusal = asked.result(), ""
         except HeadraceError as error:
-            pull.refusal, pull.ask_at_s = error.message, now_s + RETRY_S
+            unready = (error.kind if isinstance(error, CutRefused) else type(error).__name__) == CutUnready.__name__
+            pull.refusal, pull.ask_at_s = error.message, now_s + (UNREADY_RETRY_S if unready else RETRY_S)
         except Exception as error:
             pull.refusal, pull.ask_at_s = repr(error), now_s + RETRY_S
             _log.exception("list of a cut failed", donor=pull.pair.donor.group)

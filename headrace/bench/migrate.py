@@ -15,6 +15,7 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -36,6 +37,7 @@ from headrace.bench.measurement import (
     silent,
     versions,
 )
+from headrace.bench.noise import HOSTS, ROW_BYTES, STEPS_A_DAY, TAGS, Noise
 from headrace.bench.recovery import copy_plainly
 from headrace.cluster_change import ClusterChanges
 from headrace.connectors.deadline import Deadline
@@ -44,11 +46,12 @@ from headrace.connectors.log.topics import Topics
 from headrace.local_cluster import LocalCluster
 from headrace.node_process import NodeProcess
 from headrace.producers.cluster import Cluster
-from headrace.producers.writer import TableWriter
+from headrace.producers.writer import TableWriter, WriterSettings
 from headrace.schemas.errors import HeadraceError
 from headrace.workload import cpu
+from headrace.workload.checksum import checksums, total
 
-OPTIONS = {"hosts": 1_000, "rows": 8_000_000, "days": 40, "block_rows": 20_000, "before_s": 10.0, "seed": 1, "dir": ""}
+OPTIONS = {"hosts": 1_000, "rows": 25_000_000, "days": 40, "block_rows": 20_000, "before_s": 10.0, "seed": 1, "dir": ""}
 START_NS = 1_700_000_000_000_000_000
 DAY_NS = 86_400_000_000_000
 NODES = 3
@@ -89,7 +92,7 @@ def run(options: Mapping[str, str], note: Note = silent) -> dict[str, Any]:
             running_cluster(directory / "grow", broker, NODES, replication=1) as local,
             connected(local.bootstrap, local.cluster) as cluster,
         ):
-            note(f"writing {settings['rows']:,} rows over {settings['days']} days")
+            note(f"writing {settings['rows']:,} rows of {ROW_BYTES} bytes over {settings['days']} days")
             sealed = _fill(cluster, settings)
             _seal(local)
             return _measure(local, cluster, sealed, settings, note) | {"settings": settings, "versions": versions()}
@@ -103,6 +106,7 @@ def table(result: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
     return [
         *settings_text(result),
         ("write pause", f"p50 {pause['p50']:.1f} ms, p99 {pause['p99']:.1f} ms, bar {PAUSE_P99_MS_MOST:g}"),
+        ("write pause before", f"p99 {result['write_pause_ms_before']['p99']:.1f} ms"),
         ("ingest during the change", f"{result['ingest_ratio']:.2f} of before, bar {INGEST_RATIO_LEAST:g}"),
         ("the whole change", f"{result['seconds']:.1f} s, migrating {result['migrating_seconds']:.1f} s"),
         ("plain copy with sync", f"{result['copy_seconds']:.2f} s of {result['bytes_moved'] / 1e6:,.0f} MB"),
@@ -111,19 +115,18 @@ def table(result: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
     ]
 
 
-def _fill(cluster: Cluster, settings: Mapping[str, Any]) -> list[pa.Table]:
-    """Write the sealed table, day by day; returns its rows."""
-    each = settings["rows"] // settings["days"]
-    rows = cpu(
-        hosts=settings["hosts"], start_ns=START_NS, duration_s=each // settings["hosts"] * 10, seed=settings["seed"]
-    )
-    day = rows.read("cpu")
+def _fill(cluster: Cluster, settings: Mapping[str, Any]) -> pa.Table:
+    """Write the sealed table, rows that do not compress, spread over the days; returns the checksums of its rows."""
+    noise = Noise(settings["rows"] * ROW_BYTES, settings["seed"])
+    span_ns = -(-noise.rows // (HOSTS * STEPS_A_DAY)) * DAY_NS
     written = []
-    with TableWriter(cluster, DATABASE, SEALED) as writer:
-        for number in range(settings["days"]):
-            written.append(_shifted(day, number * DAY_NS))
-            writer.write(written[-1], tag_names(day))
-    return written
+    with TableWriter(cluster, DATABASE, SEALED, WriterSettings(compression="none")) as writer:
+        for number, batch in enumerate(noise.batches()):
+            # Of another day than the batch before, and never at the times of another batch.
+            rows = _shifted(batch, number % settings["days"] * span_ns)
+            writer.write(rows, TAGS)
+            written.append(checksums(rows, TAGS))
+    return total(written)
 
 
 def _shifted(rows: pa.Table, by_ns: int) -> pa.Table:
@@ -144,7 +147,7 @@ def _seal(local: LocalCluster) -> None:
 
 
 def _measure(
-    local: LocalCluster, cluster: Cluster, sealed: list[pa.Table], settings: Mapping[str, Any], note: Note
+    local: LocalCluster, cluster: Cluster, sealed: pa.Table, settings: Mapping[str, Any], note: Note
 ) -> dict[str, Any]:
     name = f"n{NODES + 1}"
     local.file.nodes.append(NodeProcess(name, ""))
@@ -165,14 +168,16 @@ def _measure(
     before = blocks.between(began_s - settings["before_s"] / 2, began_s)
     during = blocks.between(began_s, ended_s)
     usual_ms = median(before)
+    note("copying the same files plainly")
     copied = local.data_directory(name) / "segments"
     size = sum(path.stat().st_size for path in copied.rglob("*.parquet"))
-    note("copying the same files plainly")
     copy_s = size / 1e6 / copy_plainly(copied, local.directory / "plain")
     lost, double = _compared(local, sealed, blocks)
     migrating_s = ended_s - phases.get("migrating", ended_s)
     return {
         "write_pause_ms": percentiles([max(0.0, each - usual_ms) for each in during]),
+        "write_pause_ms_before": percentiles([max(0.0, each - usual_ms) for each in before]),
+        "write_pause_ms_by_phase": _by_phase(blocks, phases, began_s, ended_s, usual_ms),
         "usual_ms": usual_ms,
         "ingest_ratio": (len(during) / (ended_s - began_s)) / (len(before) / (settings["before_s"] / 2)),
         "seconds": ended_s - began_s,
@@ -185,6 +190,18 @@ def _measure(
         "rows_lost": lost,
         "rows_double": double,
     }
+
+
+def _by_phase(
+    blocks: Blocks, phases: Mapping[str, float], began_s: float, ended_s: float, usual_ms: float
+) -> dict[str, Any]:
+    """The pauses in each phase of the change that was seen."""
+    begins = [("begin", began_s), *sorted(phases.items(), key=lambda each: each[1]), ("end", ended_s)]
+    found = {}
+    for (name, begin_s), (_, end_s) in pairwise(begins):
+        pauses = [max(0.0, each - usual_ms) for each in blocks.between(begin_s, end_s)]
+        found[name] = {"seconds": end_s - begin_s} | (percentiles(pauses) if pauses else {})
+    return found
 
 
 def _add(local: LocalCluster, name: str, phases: dict[str, float]) -> dict[str, Any]:
@@ -244,12 +261,12 @@ def _write(cluster: Cluster, blocks: Blocks, settings: Mapping[str, Any], stoppi
         blocks.failure = error
 
 
-def _compared(local: LocalCluster, sealed: list[pa.Table], blocks: Blocks) -> tuple[int, int]:
+def _compared(local: LocalCluster, sealed: pa.Table, blocks: Blocks) -> tuple[int, int]:
     """Rows that an answer lacks, and rows that it has twice or otherwise than written."""
     lost = double = 0
-    for name, written in ((SEALED, sealed), (LIVE, blocks.written)):
-        tags = tag_names(written[0])
-        wanted = {row["series"]: row for row in written_checksums(written).to_pylist()}
+    live = written_checksums(blocks.written), tag_names(blocks.written[0])
+    for name, (written, tags) in ((SEALED, (sealed, TAGS)), (LIVE, live)):
+        wanted = {row["series"]: row for row in written.to_pylist()}
         found = {row["series"]: row for row in read_checksums(local.url("n1"), DATABASE, name, tags).to_pylist()}
         for series in wanted.keys() | found.keys():
             want, have = (each.get(series, {"rows": 0}) for each in (wanted, found))

@@ -25,6 +25,7 @@ EXAMPLES: Mapping[str, str] = MappingProxyType(
         "cluster": "headrace cluster show",
         "cluster add": "headrace cluster add n4 --dry-run",
         "cluster balance": "headrace cluster balance --by bytes --dry-run",
+        "cluster cancel": "headrace cluster cancel",
         "cluster remove": "headrace cluster remove n4 --dry-run",
         "cluster show": "headrace cluster show",
         "cluster slots": "headrace cluster slots --database plant --time 2026-01-01",

@@ -12,6 +12,9 @@ from rich.text import Text
 
 from headrace.terminal.sizes import short_number
 
+WIDE = 60
+"""A narrower terminal gets the numbers alone: beside a bar they would take several lines."""
+
 
 class Advance(Protocol):
     """Adds `count` to a progress display; `total` replaces the expected end when it becomes known."""
@@ -32,14 +35,17 @@ class RateColumn(ProgressColumn):
         reach = f"{done} of {short_number(task.total)}" if task.total else done
         # rich forgets `speed` when a task ends and keeps `finished_speed` instead.
         speed = task.finished_speed or task.speed
-        return Text(f"{reach} {self._unit}" + (f", {short_number(speed)}/s" if speed else ""))
+        return Text(f"{reach} {self._unit}" + (f", {short_number(speed)}/s" if speed else ""), no_wrap=True)
 
 
 @contextmanager
 def progress_bar(description: str, total: int | None, unit: str) -> Iterator[Advance]:
     """Show a bar on stderr while the body runs; it stays there when done."""
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), RateColumn(unit), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True)) as progress:
+    console = Console(stderr=True)
+    columns: list[ProgressColumn] = [SpinnerColumn(), TextColumn("{task.description}"), RateColumn(unit)]
+    if console.width >= WIDE:
+        columns[2:] = [BarColumn(), RateColumn(unit), TimeRemainingColumn()]
+    with Progress(*columns, console=console) as progress:
         task = progress.add_task(description, total=total)
 
         def advance(count: int, total: int | None = None) -> None:

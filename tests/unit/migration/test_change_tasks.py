@@ -10,13 +10,20 @@ import pytest
 from headrace.connectors.log.memory import MemoryLog
 from headrace.connectors.log.topics import Topics
 from headrace.consumers.membership.changes import MembershipState
-from headrace.consumers.migration.change_tasks import ACCEPTED_INTERVAL_S, READ_BACK_TIMEOUT_S, ChangeTasks
+from headrace.consumers.migration.change_tasks import (
+    ACCEPTED_INTERVAL_S,
+    READ_BACK_TIMEOUT_S,
+    SEAL_ROWS,
+    SEAL_WAIT_S,
+    ChangeTasks,
+)
 from headrace.consumers.replication.applied_state import AppliedState
 from headrace.consumers.replication.failure_detector import OFFLINE_MS, FailureDetector
 from headrace.consumers.replication.leader_parts import LeaderRecord
 from headrace.schemas.framing import check_format
 from headrace.schemas.group_changes import Barrier, BarrierPhase, GroupKey, HandOverAccepted
 from headrace.schemas.membership_records import ChangeKind, PreDone
+from headrace.schemas.messages import Seal
 from headrace.schemas.presence import Presence
 from headrace.schemas.records import Acceptance, decode_membership
 from tests.unit.migration.member_logs import STORE, MemberLog
@@ -38,6 +45,8 @@ class Scene:
     appended: list[LeaderRecord] = field(default_factory=list)
     now_s: float = 50.0
     incarnation: str = "run"
+    unsealed_rows: int = 0
+    sealed_version: int = 0
 
     def __post_init__(self) -> None:
         """The group has a leader, its header."""
@@ -65,8 +74,8 @@ class Scene:
 
     def turn(self) -> bool:
         """One turn."""
-        applied = AppliedState.of(self.group.replica.state, 0)
-        shown: Any = _Shown(self.header, GroupKey(self.header, 1), applied)
+        applied = replace(AppliedState.of(self.group.replica.state, 0), unsealed_rows=self.unsealed_rows)
+        shown: Any = _Shown(self.header, GroupKey(self.header, 1), applied, (self.sealed_version, 0))
         return self.tasks.turn(self.group.topic, shown, self.leadership)
 
     def read(self) -> None:
@@ -94,6 +103,7 @@ class _Shown:
     name: str
     birth_key: GroupKey
     applied: AppliedState
+    sealed_for_others: tuple[int, int]
 
 
 def joining() -> tuple[Scene, str]:
@@ -225,6 +235,32 @@ def test_a_group_whose_members_stay_reports_at_once_and_until_it_is_read() -> No
     scene.now_s += READ_BACK_TIMEOUT_S
     scene.turn()
     assert 2 == len(scene.reports())
+
+
+@pytest.mark.parametrize("arrives", [True, False])
+def test_a_group_with_many_unsealed_rows_seals_before_it_reports(arrives: bool) -> None:
+    """So the cut finds few, and queries of its slots wait for a moment. A seal that never commits holds up nothing."""
+    scene = Scene("n2")
+    change = scene.members.begin(ChangeKind.ADD, "n5")
+    header = next(each.group for each in change.groups() if each.before and each.before == each.pre)
+    scene = Scene(header, scene.members, unsealed_rows=SEAL_ROWS)
+    scene.turn()
+    scene.read()
+    scene.show(header, change=1)
+    for _ in range(3):
+        scene.turn()
+    [_, seal] = scene.appended
+    assert isinstance(seal, Seal)
+    assert (scene.leadership, scene.group.replica.state.version) == (seal.leadership, seal.anchor.version)
+    assert [] == scene.reports()
+    if arrives:
+        scene.sealed_version = seal.anchor.version
+    else:
+        scene.now_s += SEAL_WAIT_S
+    scene.turn()
+    assert 1 == len(scene.reports())
+    # Rows that come meanwhile are those of a moment.
+    assert 2 == len(scene.appended)
 
 
 def test_a_cancelled_change_is_reverted_by_the_leader() -> None:

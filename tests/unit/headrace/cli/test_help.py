@@ -60,7 +60,9 @@ def test_the_same_option_has_one_name_everywhere() -> None:
     directories = {option for words, option, _ in options() if "dir" in option and words not in ("up", "down")}
     assert {"--data-dir"} == directories
     assert {"--dir"} == {option for words, option, _ in options() if "dir" in option and words in ("up", "down")}
-    waits = {option for _, option, _ in options() if "timeout" in option or "wait" in option}
+    timed = [(option, each) for _, option, each in options() if "timeout" in option or "wait" in option]
+    # A flag has no time, such as `--no-wait`.
+    waits = {option for option, each in timed if not each.is_flag}
     assert {"--timeout"} == waits
     assert {"SECONDS"} == {parameter.metavar for _, option, parameter in options() if option == "--timeout"}
 

@@ -1,0 +1,264 @@
+"""`headrace cluster add|remove|cancel` against a real metadata group: requests over HTTP, a log in memory."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from starlette.applications import Starlette
+from typer.testing import CliRunner, Result
+
+from headrace import admin_client
+from headrace.cli import cluster
+from headrace.cli.main import build_app
+from headrace.cli.session import ClusterSession
+from headrace.cluster_change import ClusterChanges
+from headrace.connectors.log.memory import MemoryLog
+from headrace.connectors.log.topics import Topics
+from headrace.consumers.membership.bootstrap import read_membership
+from headrace.consumers.membership.change_requests import ChangeUnconfirmed
+from headrace.consumers.membership.membership_follower import MembershipFollower
+from headrace.consumers.membership.metadata_group import MetadataGroup, StartSettings
+from headrace.consumers.membership.running_change import Phase, RunningChange
+from headrace.consumers.replication.failure_detector import FailureDetector
+from headrace.consumers.serve.change_service import change_routes
+from headrace.consumers.serve.server import Server
+from headrace.schemas.framing import format_headers
+from headrace.schemas.membership_records import Change, PreDone, SlotDone
+from headrace.schemas.presence import Presence, encode_presence
+from headrace.schemas.records import (
+    Create,
+    MembershipRecord,
+    decode_membership,
+    encode_membership,
+    format_of_membership,
+)
+from tests.waiting import eventually
+
+TOPICS = Topics("c")
+NODES = ("n1", "n2", "n3")
+STEP_S = 0.02
+
+
+class Member:
+    """A node: its place in the metadata group, and a server with the route of requests."""
+
+    def __init__(self, log: MemoryLog, node: str) -> None:
+        self.heartbeats: Any = SimpleNamespace(
+            node=node, incarnation=f"run-{node}", detector=FailureDetector(), fenced=False
+        )
+        follower, started = MembershipFollower(log, TOPICS.membership), StartSettings(f"store-{node}", 2, 12, True)
+        self.group = MetadataGroup(log, TOPICS.membership, follower, self.heartbeats, started)
+        node_api: Any = SimpleNamespace(metadata=self.group)
+        self.server = Server(Starlette(routes=change_routes(node_api)))
+
+
+class Cluster:
+    """Three running nodes, one that waits to join, and groups that carry out what `carries_out` allows."""
+
+    def __init__(self) -> None:
+        self.log = MemoryLog()
+        for topic in (TOPICS.membership, TOPICS.status, TOPICS.table):
+            self.log.create_topic(topic, {})
+        self.append(Create(NODES, 2, 12))
+        self.members = {node: Member(self.log, node) for node in NODES}
+        self.joiner: Presence | None = Presence("n4", "run-n4", "store-n4", "http://n4", 2, 12, False, 0, 0, True)
+        self.carries_out: set[Phase] = {Phase.PRE, Phase.MIGRATING}
+        self._done: set[object] = set()
+        self._stopping = threading.Event()
+
+    @property
+    def leader(self) -> Member | None:
+        """The node that leads, if any."""
+        return next((each for each in list(self.members.values()) if each.group.leads), None)
+
+    def append(self, record: MembershipRecord) -> None:
+        """Append a record as some node."""
+        headers = format_headers(format_of_membership(record))
+        self.log.store(TOPICS.membership, encode_membership("w", record), None, headers)
+
+    def changes(self) -> list[Change]:
+        """The `Change` records of the log."""
+        bodies = [decode_membership(record.value)[1] for record in self.log.topic(TOPICS.membership).records]
+        return [body for body in bodies if isinstance(body, Change)]
+
+    def run(self) -> None:
+        """The threads of all nodes, as one."""
+        while not self._stopping.wait(STEP_S):
+            members, now_ms = list(self.members.values()), int(time.time() * 1_000)
+            reports = [each.group.presence(each.server.url) for each in members]
+            reports += [replace(self.joiner, sent_boot_ns=time.monotonic_ns())] if self.joiner else []
+            for report in reports:
+                self.log.store(TOPICS.status, encode_presence(report), None, [])
+                for each in members:
+                    each.heartbeats.detector.observe_presence(now_ms, report)
+            for each in members:
+                each.group.follower.look_soon()
+                each.group.turn()
+            state = members[0].group.state
+            if state.change is not None and state.change.phase in self.carries_out:
+                self._carry_out(state.change)
+
+    def _carry_out(self, change: RunningChange) -> None:
+        """What the groups and the nodes with new slots append, once."""
+        if (step := (change.number, change.phase)) in self._done:
+            return
+        self._done.add(step)
+        if change.phase is Phase.PRE:
+            for group in change.groups_waiting:
+                self.append(PreDone(change.number, group, group, 1, 1))
+            return
+        for header in change.gained:
+            slots = tuple(slot for slot, _ in change.table.moved if change.table.holder(slot) == header)
+            for node in change.table.group(header):
+                self.append(SlotDone(change.number, node, slots))
+
+    def kill(self, member: Member) -> None:
+        """A node is gone, with its address."""
+        self.members.pop(member.heartbeats.node, None)
+        member.server.stop()
+
+    def stop(self) -> None:
+        """End the threads."""
+        self._stopping.set()
+
+    @contextmanager
+    def session(self, *_options: object) -> Iterator[ClusterSession]:
+        """See `cluster_session`."""
+        yield ClusterSession(self.log, TOPICS, *read_membership(self.log, TOPICS))
+
+
+@pytest.fixture
+def running(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+    """A cluster whose metadata group has a leader."""
+    found = Cluster()
+    monkeypatch.setattr(cluster, "cluster_session", found.session)
+    monkeypatch.setattr(admin_client, "LISTEN_S", 0.05)
+    with ExitStack() as opened:
+        for member in found.members.values():
+            member.server.start()
+            opened.callback(member.server.stop)
+        thread = threading.Thread(target=found.run, name="nodes", daemon=True)
+        thread.start()
+        opened.callback(thread.join)
+        opened.callback(found.stop)
+        eventually(lambda: found.leader is not None, "a metadata leader")
+        yield found
+
+
+def invoke(*words: str) -> Result:
+    """The result of a command."""
+    return CliRunner().invoke(build_app(), ["cluster", *words])
+
+
+def error(*words: str) -> tuple[int, str]:
+    """Exit code and type of the error of a command."""
+    done = invoke(*words, "--json")
+    return done.exit_code, json.loads(done.stderr)["error"]["type"]
+
+
+def document(*words: str) -> dict[str, Any]:
+    """What a command that succeeds prints."""
+    done = invoke(*words, "--json")
+    assert done.exit_code == 0, done.output
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def test_a_change_is_begun_and_followed_to_its_end(running: Cluster) -> None:
+    """The command ends with the last slot, and its document has the names that scripts rely on."""
+    done = document("add", "n4")
+    assert {"version": 2, "phase": "done", "slots_moved": 3} == {
+        key: done[key] for key in ("version", "phase", "slots_moved")
+    }
+    assert {"version", "phase", "slots_moved", "bytes_moved", "seconds"} == set(done)
+    removed = invoke("remove", "n3")
+    assert removed.exit_code == 0, removed.output
+    assert "remove n3: table 3 counts" in removed.output
+    assert "n3" not in document("show")["nodes"]
+    assert 2 == len(running.changes())
+
+
+def test_a_change_is_begun_and_cancelled(running: Cluster) -> None:
+    """`--no-wait` ends with the beginning. A second change is refused, and a cancelled one leaves the table as it was."""
+    running.carries_out = set()
+    begun = document("add", "n4", "--no-wait")
+    assert {"change": 1, "version": 2, "phase": "pre"} == {key: begun[key] for key in ("change", "version", "phase")}
+    assert (1, "ChangeRunning") == error("remove", "n2")
+    assert {"phase": "cancelled"} == document("cancel")
+    shown = document("show")
+    assert (1, None) == (shown["version"], shown["change"])
+    assert (1, "NoChange") == error("cancel")
+
+
+def test_a_follower_learns_that_its_change_was_cancelled(running: Cluster) -> None:
+    """Whoever waits for the end gets an error that names the cancellation."""
+    running.carries_out = set()
+
+    def cancel() -> None:
+        eventually(lambda: len(running.changes()) == 1, "a change")
+        with closing(ClusterChanges(running.log, TOPICS)) as changes:
+            changes.cancel()
+
+    thread = threading.Thread(target=cancel)
+    thread.start()
+    assert (1, "ChangeCancelled") == error("add", "n4")
+    thread.join()
+
+
+def test_a_change_that_lasts_longer_than_the_command(running: Cluster) -> None:
+    """Its state is unknown, the message names where it is, and it ends later. Then it is too late to cancel it."""
+    running.carries_out = {Phase.PRE}
+    done = invoke("add", "n4", "--timeout", "2")
+    assert done.exit_code != 0
+    assert "the change is in phase" in done.stderr
+    eventually(lambda: document("show")["version"] == 2, "the new table")
+    assert (1, "CancelTooLate") == error("cancel")
+    assert (1, "MigrationUnfinished") == error("remove", "n3")
+    running.carries_out = {Phase.MIGRATING}
+    eventually(lambda: document("show")["change"] is None, "the end of the change")
+
+
+@pytest.mark.parametrize(
+    ("words", "kind"),
+    [
+        (("add", "n2"), "NodeExists"),
+        (("add", "n9"), "NodeUnreachable"),
+        (("remove", "n9"), "UnknownNode"),
+        (("add", "n4"), "SettingsDiffer"),
+    ],
+)
+def test_a_refusal_has_the_type_that_the_leader_raised(running: Cluster, words: tuple[str, ...], kind: str) -> None:
+    """With exit code 1, and nothing is appended."""
+    assert running.joiner is not None
+    running.joiner = replace(running.joiner, slots=24)
+    time.sleep(5 * STEP_S)
+    assert (1, kind) == error(*words)
+    assert [] == running.changes()
+
+
+@pytest.mark.parametrize("appended", [True, False])
+def test_a_request_is_decided_once_although_its_leader_dies(running: Cluster, appended: bool) -> None:
+    """The command asks the next leader under the same id, whether or not the first one had appended it."""
+    first = running.leader
+    assert first is not None
+    begin: Callable[..., Any] = first.group.requests.begin
+
+    def dies(*given: Any) -> Any:
+        if appended:
+            begin(*given)
+        threading.Thread(target=running.kill, args=(first,)).start()
+        raise ChangeUnconfirmed("the node ends")
+
+    first.group.requests.begin = dies  # type: ignore[assignment, method-assign]
+    done = document("add", "n4")
+    assert (2, "done") == (done["version"], done["phase"])
+    [change] = running.changes()
+    assert "n4" == change.node
