@@ -360,7 +360,8 @@ def refusal(kind: str, *, retriable: bool) -> bytes:
 
 def status_of(**given: Any) -> Status:
     """A status with the given fields and defaults for the rest."""
-    defaults = {"str": "", "int": 0, "bool": True, "bytes": bytes(16), "Role": Role.FOLLOWER}
+    defaults: dict[str, Any] = {"str": "", "int": 0, "bool": True, "bytes": bytes(16), "Role": Role.FOLLOWER}
+    defaults["tuple[Acceptance, ...]"] = ()
     return Status(**{field.name: given.get(field.name, defaults[str(field.type)]) for field in fields(Status)})
 
 
