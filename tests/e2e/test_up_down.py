@@ -85,7 +85,9 @@ def test_up_and_down_keep_data_and_leave_nothing_running(directory: Path) -> Non
     for number in range(2):
         stopped = down(directory)
         assert 0 == stopped.returncode, stopped.stderr
-        assert ("stopping n1, n2\nstopping Kafka\n" in stopped.stderr) is (number == 0)
+        # On a busy machine lines of what it waits for come between.
+        lines = [line for line in stopped.stderr.splitlines() if line.startswith("stopping")]
+        assert (["stopping n1, n2", "stopping Kafka"] if number == 0 else []) == lines
         assert [] == processes(directory)
     assert [] == list(directory.glob("n*/**/*.partial"))
     assert 0 == up(directory).returncode
