@@ -1,4 +1,4 @@
-"""Names of data groups where one life of a header must be told from the next: `n1`, or `n1@4` for a later birth."""
+"""Names of data groups with their birth: `n1` for the first birth of a header, `n1@4` for a later one."""
 
 from __future__ import annotations
 

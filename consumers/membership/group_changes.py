@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from headrace.consumers.replication.founding import Founding
-
-FIRST_BIRTH = 1
+from headrace.schemas.group_changes import GroupKey
+from headrace.schemas.group_names import FIRST_BIRTH, group_name
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class GroupBirth:
-    """One life of a data group: its header, and the version of the slot table that had it first."""
+    """A data group by its header and its birth: the version of the slot table that had it first."""
 
     header: str
     birth: int = FIRST_BIRTH
@@ -21,8 +21,7 @@ class GroupBirth:
     @property
     def key(self) -> str:
         """Its name at a node: for its directories and in the journal."""
-        # No node id has an `@`. The first birth has the bare name, as directories of earlier builds have it.
-        return self.header if self.birth == FIRST_BIRTH else f"{self.header}@{self.birth}"
+        return group_name(GroupKey(self.header, self.birth))
 
 
 class GroupPlacement(Protocol):

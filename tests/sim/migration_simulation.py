@@ -310,7 +310,7 @@ class MigrationSimulation:
         self._decide(Change(leader, request, kind, node, f"store of {node}", after.to_bytes()))
 
     def _still_there(self, name: str) -> bool:
-        """Whether a former group of a node is not deleted yet: one life of a header is present at a time."""
+        """Whether a former group of a node is not deleted yet: one birth of a header is present at a time."""
         return any(group.key.group == name and not group.deleted for group in self.truth.groups.values())
 
     def _close_ended(self) -> None:

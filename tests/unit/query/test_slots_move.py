@@ -409,7 +409,7 @@ def test_slots_whose_data_is_on_its_way_are_waited_for_and_named(directory: Path
 
 
 def test_an_older_answer_needs_groups_of_one_table(directory: Path) -> None:
-    """Without Kafka nothing goes on, and two tables would have rows twice or not at all."""
+    """Without Kafka no change ends, and an answer under two slot tables would have rows twice or not at all."""
     with cluster_of(directory, ("a", "b")) as cluster:
         state: Any = cluster.source._local.state
         state.refusals = lambda: ["no Kafka"]
