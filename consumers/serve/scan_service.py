@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import structlog
 from starlette.requests import Request
@@ -59,6 +60,8 @@ class ScanService:
         try:
             while True:
                 pending = loop.run_in_executor(self._threads, scan.next)
+                # An asker that leaves ends this generator here, and nobody else asks how the step ended.
+                pending.add_done_callback(_take_error)
                 while not (await asyncio.wait({pending}, timeout=MARK_INTERVAL_S))[0]:
                     yield encoder.waiting()
                 batch = pending.result()
@@ -72,6 +75,11 @@ class ScanService:
         finally:
             # Closing may wait for a batch that is being computed; the event loop must not.
             self._threads.submit(scan.close)
+
+
+def _take_error(step: asyncio.Future[Any]) -> None:
+    if not step.cancelled():
+        step.exception()
 
 
 def _close_unwanted(opening: asyncio.Future[RunningScan]) -> None:

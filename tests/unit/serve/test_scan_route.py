@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
+import threading
+from collections.abc import AsyncGenerator
+from types import SimpleNamespace
+from typing import Any, cast
+
 import httpx
+import pyarrow as pa
 import pytest
 
+from headrace.consumers.query.hand_overs import HandOvers
+from headrace.consumers.query.query_errors import QueryCancelled
 from headrace.consumers.query.scan_request import SCAN_ROUTE, RemoteScanRequest
+from headrace.consumers.serve import scan_service
 from headrace.consumers.serve.query_service import BODY_BYTES_MAX
+from headrace.consumers.serve.scan_service import ScanService
 
 REQUEST = RemoteScanRequest("g", "plant", "pumps", 1, ("time",), None, None).document()
 
@@ -37,3 +49,49 @@ def test_a_request_is_refused_by_its_kind(
 def test_a_scan_is_never_a_link(client: httpx.Client) -> None:
     """A browser follows links of other sites, so only POST begins a scan."""
     assert 405 == client.get(SCAN_ROUTE).status_code
+
+
+class ScanThatIsCancelled:
+    """A scan that computes until it is closed, and then ends with an error, as DuckDB's do."""
+
+    schema = pa.schema([("time", pa.int64())])
+    hand_overs = HandOvers()
+
+    def __init__(self) -> None:
+        self.closed = threading.Event()
+        self.ended = threading.Event()
+
+    def next(self) -> pa.RecordBatch | None:
+        """No row, ever."""
+        self.closed.wait(30)
+        self.ended.set()
+        raise QueryCancelled("the asker is gone")
+
+    def close(self) -> None:
+        """Ends `next`."""
+        self.closed.set()
+
+
+def test_an_asker_that_leaves_ends_its_scan_without_a_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The step that was under way ends with an error that nobody waits for. asyncio has nothing to complain of."""
+    monkeypatch.setattr(scan_service, "MARK_INTERVAL_S", 0.01)
+    scan = ScanThatIsCancelled()
+    service = ScanService(cast(Any, SimpleNamespace(scans_max=1)))
+    complaints: list[dict[str, Any]] = []
+
+    async def leave_early() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: complaints.append(context))
+        answer = cast(AsyncGenerator[bytes, None], service._stream(cast(Any, scan), cast(Any, None)))
+        assert b"" != await anext(answer)
+        await answer.aclose()
+        assert await loop.run_in_executor(None, scan.ended.wait, 10)
+        # The result reaches the future by a callback of the loop.
+        for _ in range(10):
+            await asyncio.sleep(0.01)
+        gc.collect()
+
+    asyncio.run(leave_early())
+    gc.collect()
+    assert scan.closed.is_set()
+    assert [] == complaints
