@@ -21,6 +21,7 @@ from tests.sim.migration_rows import GroupRows
 from tests.unit.replication.slot_logs import rows_of, slots_of
 
 SLOTS = 8
+REPLICATION = 2
 KEYS = tuple(f"{slot}{name}" for slot in range(SLOTS) for name in "xy")
 
 
