@@ -206,7 +206,10 @@ def _change(state: MembershipState, table: SlotTable, change: Change) -> Decided
     if unfinished_ends(state, change.kind, change.node):
         return state, Verdict.TOO_EARLY
     number = state.changes + 1
-    running = RunningChange(number, change.request, change.kind, change.node, change.store, table, after)
+    tables = table, after
+    running = RunningChange(
+        number, change.request, change.kind, change.node, change.store, *tables, began=state.records
+    )
     requests = (*state.requests, (change.request, Outcome(number, after.version, running.phase)))
     state = replace(state, changes=number, change=running, requests=requests[-REQUESTS_KEPT:])
     return state, Verdict.ACCEPTED

@@ -45,7 +45,8 @@ class RunningChange:
     """The change number `number` from table `base` to `table`.
 
     `received` has, for each node that reported moved slots as done, those slots as bits of a number: 10,000 slots
-    of many members stay small, and a new report is one operation.
+    of many members stay small, and a new report is one operation. `began` is the number of its record: a node that
+    has read so many knows of the change.
     """
 
     number: int
@@ -58,6 +59,7 @@ class RunningChange:
     formal: bool = False
     pre_done: tuple[PreDone, ...] = ()
     received: tuple[tuple[str, int], ...] = ()
+    began: int = 0
 
     @property
     def phase(self) -> Phase:

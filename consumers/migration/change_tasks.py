@@ -232,9 +232,16 @@ class ChangeTasks:
         return (
             own is not None
             and len(statuses) == len(added)
-            and all(_follows(status, own.topic_id, change) for status in statuses)
+            and all(_follows(status, own.topic_id, change) and self._knows(status, change) for status in statuses)
             and self._is_one_directory(change.node)
         )
+
+    def _knows(self, status: Status, change: RunningChange) -> bool:
+        """Whether a node has read of the change in the membership log, too."""
+        # One that has the group from the change before would drop it, with all its data, at the end of that one.
+        run = status.node, status.incarnation
+        present = self._heartbeats.detector.presences()
+        return any((each.node, each.incarnation) == run and each.records >= change.began for each in present)
 
     def _is_one_directory(self, node: str) -> bool:
         """Whether no second data directory has the name of the node that joins."""

@@ -29,7 +29,7 @@ from headrace.schemas.message_bodies import Delete, ProducerPosition
 SECTIONS_MAX = 256
 """Takeovers of one origin whose producers are remembered; the oldest is forgotten first."""
 KEPT_DELETES_MAX = 10_000
-"""Deletes that a group remembers for late rows of former holders of its slots; the oldest is forgotten first."""
+"""Deletes that a group remembers for late rows of slots that came or left; the oldest is forgotten first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +136,7 @@ class ChangeState:
     gives: bool = False
     given: dict[int, Given] = field(default_factory=dict)
     targets: dict[GroupKey, Target] = field(default_factory=dict)
-    deletes: list[HandedDelete] = field(default_factory=list)
+    deletes: dict[tuple[Rank, Slots], HandedDelete] = field(default_factory=dict)
     cuts: dict[int, CutMemory] = field(default_factory=dict)
     origins: dict[GroupKey, Origin] = field(default_factory=dict)
     added: tuple[str, ...] = ()
@@ -281,12 +281,13 @@ class ChangeState:
         # of an older table may come late.
         running = self.phase is BarrierPhase.PRE and takeover.table_version == self.table_version
         coming = frozenset(self.gains if running else ())
-        # An earlier holder renames these when the one ends to which it gave them: then they are here already.
+        # An earlier holder renames these when the one ends to which it gave them: then they are here already, or have
+        # left again. Those of an older table bring no slot back (see `take`).
         reached = takeover.table_version <= self.table_version
         return all(
             slot in coming
             or self.gained.get(slot, 0) >= takeover.table_version
-            or (reached and slot in self.gained and slot not in self.given)
+            or (reached and slot in self.gained and (slot not in self.given or takeover.table_version < self.era))
             for slot in takeover.slots
         )
 
@@ -299,17 +300,29 @@ class ChangeState:
             self.era = takeover.table_version
             self._take_back(takeover.slots)
 
-    def note_delete(self, rank: Rank, delete: Delete) -> None:
-        """Remember a delete for the slots that were taken: late rows of them may come after the slots have left."""
+    def note_delete(self, version: int, delete: Delete) -> None:
+        """Remember a delete for slots that were taken or given: late rows of them may come by another way than it."""
         sections = (section.slots for origin in self.origins.values() for section in origin.sections)
         # Also for those whose takeover has not arrived yet: the slots may have left again before the late rows come.
-        if taken := self.held(sorted(frozenset(self.gained).union(*sections))):
-            self.keep_delete(HandedDelete(rank, taken, delete))
+        taken = self.held(frozenset(self.gained).union(*sections))
+        by_era: dict[int, list[int]] = {self.era: list(taken)} if taken else {}
+        for slot, given in self.given.items():
+            by_era.setdefault(given.era, []).append(slot)
+        for era, slots in sorted(by_era.items()):
+            self.keep_delete(HandedDelete(Rank(era, version), tuple(sorted(slots)), delete))
 
     def keep_delete(self, handed: HandedDelete) -> None:
-        """Remember a delete of a former holder, for the slots that it concerns."""
-        self.deletes.append(handed)
-        del self.deletes[:-KEPT_DELETES_MAX]
+        """Remember a delete for the slots that it concerns, also one that was known."""
+        name = handed.rank, handed.slots
+        self.deletes.pop(name, None)
+        self.deletes[name] = handed
+        if len(self.deletes) > KEPT_DELETES_MAX:
+            del self.deletes[next(iter(self.deletes))]
+
+    def deletes_of(self, slots: Iterable[int]) -> tuple[HandedDelete, ...]:
+        """The remembered deletes that concern some of the slots, the oldest first."""
+        concerned = frozenset(slots)
+        return tuple(each for each in self.deletes.values() if not concerned.isdisjoint(each.slots))
 
     def held(self, slots: Iterable[int]) -> Slots:
         """Those of the slots that are not another group's."""

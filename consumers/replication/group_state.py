@@ -169,12 +169,15 @@ class GroupState:
         changes, targets = self.changes, tuple((each.key, each.slots) for each in barrier.moves)
         # Of slots that left earlier their present holder knows more.
         leaving = frozenset(slot for _, slots in targets for slot in slots if slot not in changes.given)
+        # Also for these: what comes late reaches the next holder by two ways, and no row may come before a delete that
+        # was decided before it. Then a delete that comes behind such a row is a repeat.
+        deletes = changes.deletes_of(slot for _, slots in targets for slot in slots)
         if not leaving:
-            return CutMemory(barrier.table_version, targets, b"", ())
+            return CutMemory(barrier.table_version, targets, b"", (), deletes)
         inherited = (section for origin in changes.origins.values() for section in origin.sections)
         sections = [(leaving, self.moved_producers()), *((leaving & each.slots, each.moved()) for each in inherited)]
         kept = tuple((tuple(sorted(slots)), producers) for slots, producers in sections if slots and producers)
-        return CutMemory(barrier.table_version, targets, b"".join(self.loads), kept, tuple(changes.deletes))
+        return CutMemory(barrier.table_version, targets, b"".join(self.loads), kept, deletes)
 
     def _producers_by_age(self) -> list[tuple[str, ProducerState]]:
         return sorted(self.producers.items(), key=lambda item: (item[1].version, item[0]))

@@ -7,10 +7,11 @@ no harm to append one again, or from any position on.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from headrace.consumers.replication.change_state import HandOver
 from headrace.consumers.replication.cut_memory import CutMemory
-from headrace.schemas.group_changes import GroupKey, HandedBody, HandedDelete, HandedOver, HandedRows
+from headrace.schemas.group_changes import GroupKey, HandedBody, HandedDelete, HandedOver, HandedRows, Takeover
 from headrace.schemas.messages import Delete, Message, Write
 
 Cuts = Mapping[int, CutMemory]
@@ -42,6 +43,11 @@ def _late(wanted: HandOver, message: Message | None) -> HandedBody:
         return HandedRows(transfer.rank, transfer.slots, late.position, late.digest, late.write)
     if isinstance(body, HandedOver) and isinstance(body.body, HandedDelete):
         return HandedDelete(transfer.rank, transfer.slots, body.body.delete)
+    if isinstance(body, HandedOver) and isinstance(body.body, Takeover):
+        # Records of two logs may have one rank, and then they concern other slots.
+        slots = frozenset(transfer.slots)
+        of_slots = (each for each in body.body.deletes if slots.issubset(each.slots))
+        return replace(next(each for each in of_slots if each.rank == transfer.rank), slots=transfer.slots)
     if isinstance(body, Write):
         return HandedRows(transfer.rank, transfer.slots, message.position, message.digest, body)
     assert isinstance(body, Delete), body

@@ -35,6 +35,7 @@ from headrace.schemas.framing import FrameInvalid, check_format
 from headrace.schemas.group_changes import (
     Barrier,
     BarrierPhase,
+    HandedDelete,
     HandedOver,
     HandedRows,
     Rank,
@@ -212,7 +213,7 @@ class Replica:
         if isinstance(body, Delete):
             self.state.unsealed_rows += 1
             changes = self.state.changes
-            changes.note_delete(Rank(changes.era, version), body)
+            changes.note_delete(version, body)
             # To every group that took slots, with its rank in this log: there it hides only rows of these slots.
             return [ApplyDelete(version, body), *self._divide(sorted(changes.given))]
         if isinstance(body, HandedOver):
@@ -278,24 +279,27 @@ class Replica:
             origin.section(frozenset(body.slots)).add(body.producers)
             changes.take(body)
             self.state.note_loads(body.loads)
-            for each in body.deletes:
-                changes.keep_delete(each)
-            return [ApplyHandedDelete(version, each.rank, each.slots, each.delete) for each in body.deletes]
+            return [action for each in body.deletes for action in self._delete_handed(each)]
         kept: Slots = changes.held(body.slots)
-        own: list[Action] = []
-        if isinstance(body, HandedRows):
-            try:
-                self._note_rows(body.write)
-            except PayloadTooLarge as error:
-                return self.reject(Ignored.TOO_LARGE, error.message)
-            origin.note(body.slots, body.position, body.digest)
-            own += [ApplyRows(version, body.rank, kept, body.write)] if kept else []
-        else:
+        if isinstance(body, HandedDelete):
             self.state.unsealed_rows += 1
-            changes.keep_delete(body)
-            own += [ApplyHandedDelete(version, body.rank, kept, body.delete)] if kept else []
+            return self._delete_handed(body)
+        try:
+            self._note_rows(body.write)
+        except PayloadTooLarge as error:
+            return self.reject(Ignored.TOO_LARGE, error.message)
+        origin.note(body.slots, body.position, body.digest)
+        own = [ApplyRows(version, body.rank, kept, body.write)] if kept else []
         # The slot may have moved on: the rank is kept through any number of groups.
         return [*own, *self._divide(body.slots, body.rank)]
+
+    def _delete_handed(self, handed: HandedDelete) -> list[Action]:
+        """A delete that comes alone or with a takeover; slots of both may have moved on."""
+        changes, version = self.state.changes, self.state.version
+        changes.keep_delete(handed)
+        kept = changes.held(handed.slots)
+        own = [ApplyHandedDelete(version, handed.rank, kept, handed.delete)] if kept else []
+        return [*own, *self._divide(handed.slots, handed.rank)]
 
     def _divide(self, slots: Iterable[int], rank: Rank | None = None) -> list[HandOver]:
         return self.state.changes.divide(self.state.version, self.state.offset, slots, rank)

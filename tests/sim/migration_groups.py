@@ -21,6 +21,7 @@ from tests.sim.migration_rows import GroupRows
 from tests.unit.replication.slot_logs import rows_of, slots_of
 
 SLOTS = 8
+REPLICATION = 2
 KEYS = tuple(f"{slot}{name}" for slot in range(SLOTS) for name in "xy")
 
 
@@ -156,9 +157,7 @@ class TrueGroups:
             parts = len(changes.cuts[version].takeovers(moved.key, changes.slots_total))
             group.cuts[moved.key, changes.table_version] = version, parts
             leaving = [key for key in KEYS if int(key[0]) in moved.slots and int(key[0]) not in given]
-            self._files[group.key, version, moved.key] = {key: group.rows.visible(key) for key in leaving}
-            for key in leaving:
-                group.rows.values.pop(key, None)
+            self._files[group.key, version, moved.key] = {key: group.rows.leave(key) for key in leaving}
 
     def _arrive(self, group: TrueGroup, handed: HandedOver) -> None:
         """The next holder attaches the files of a cut when it has accepted the takeover."""
@@ -167,11 +166,7 @@ class TrueGroups:
         if origin is None or origin.position != handed.position or name not in self._files:
             return
         assert isinstance(handed.body, Takeover)
-        for key, found in self._files.pop(name).items():
-            group.rows.held_since[int(key[0])] = handed.body.table_version
-            known = group.rows.values.setdefault(key, {})
-            assert known.keys().isdisjoint(found), f"the file of {key} came twice"
-            known |= found
+        group.rows.attach(self._files.pop(name), handed.body.table_version)
 
     def holder(self, slot: int) -> TrueGroup:
         """The group that holds a slot by the newest table."""

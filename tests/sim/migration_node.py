@@ -27,9 +27,10 @@ from headrace.schemas.messages import (
     encode_message,
     format_of,
 )
+from headrace.schemas.presence import Presence
 from headrace.schemas.records import Acceptance, Status, encode_membership, format_of_membership
 from tests.sim.membership_log import MemberLog
-from tests.sim.migration_groups import SLOTS, TrueGroup
+from tests.sim.migration_groups import REPLICATION, SLOTS, TrueGroup
 from tests.sim.world import EPOCH_MS, NodeClock
 from tests.unit.statuses import STATUS
 
@@ -79,11 +80,14 @@ class SimStatuses:
         self.detector = FailureDetector(receipts_kept=0)
         self.position = position
 
-    def receive(self, sent: list[tuple[int, Status]], received_ms: int) -> None:
+    def receive(self, sent: list[tuple[int, Status | Presence]], received_ms: int) -> None:
         """Take what has arrived."""
         new, self.position = sent[self.position :], len(sent)
-        for timestamp_ms, status in new:
-            self.detector.observe(timestamp_ms, status, received_ms)
+        for timestamp_ms, each in new:
+            if isinstance(each, Presence):
+                self.detector.observe_presence(timestamp_ms, each, received_ms)
+            else:
+                self.detector.observe(timestamp_ms, each, received_ms)
 
 
 class MigrationNode:
@@ -166,8 +170,10 @@ class MigrationNode:
         if self.world.now_ms - self._sent_ms < STATUS_MS:
             return
         self._sent_ms = self.world.now_ms
-        for group in self.groups.values():
-            self.simulation.sent.append((EPOCH_MS + self.world.now_ms, self._status(group)))
+        run = self.name, self.incarnation, f"store of {self.name}"
+        present = Presence(*run, "", REPLICATION, SLOTS, eligible=True, epoch=0, records=self.records, changes=True)
+        sent = present, *map(self._status, self.groups.values())
+        self.simulation.sent += ((EPOCH_MS + self.world.now_ms, each) for each in sent)
 
     def _status(self, group: SimGroup) -> Status:
         view = group.applied.changes

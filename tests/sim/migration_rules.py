@@ -50,6 +50,10 @@ def _report_before_new_members_follow(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ChangeTasks, "_new_members_follow", lambda *_: True)
 
 
+def _report_members_that_know_of_no_change(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(ChangeTasks, "_knows", lambda *_: True)
+
+
 def _count_barriers_whenever_they_come(patch: pytest.MonkeyPatch) -> None:
     conflict = ChangeState.conflict
 
@@ -100,6 +104,9 @@ MIGRATION_RULES = (
     MigrationRule("a hand-over names the one before it", _name_the_accepted_one),
     MigrationRule("a hand-over counts behind the one before it only", _take_hand_overs_in_any_order),
     MigrationRule("the first phase is reported when new members follow", _report_before_new_members_follow),
+    MigrationRule(
+        "a new member is reported when it knows of the change", _report_members_that_know_of_no_change, quick=False
+    ),
     MigrationRule("a barrier counts once, and none of an older change", _count_barriers_whenever_they_come),
     MigrationRule("slots get another holder when all is accepted", _change_holders_of_slots_at_once, quick=False),
     MigrationRule("accepted is what members show", _note_what_was_sent_as_accepted),

@@ -24,16 +24,16 @@ from headrace.schemas.messages import (
     decode_message,
     encode_message,
 )
+from headrace.schemas.presence import Presence
 from headrace.schemas.records import Create, Status, encode_membership, format_of_membership
 from tests.sim import migration_groups
 from tests.sim.membership_log import MemberLog
-from tests.sim.migration_groups import KEYS, SLOTS, ClosableLog, TrueGroup, TrueGroups
+from tests.sim.migration_groups import KEYS, REPLICATION, SLOTS, ClosableLog, TrueGroup, TrueGroups
 from tests.sim.migration_node import TOPICS, MigrationNode
 from tests.sim.world import Crash, InvariantBroken, World
 from tests.unit.replication.slot_logs import rows_write
 
 NAMES = tuple(f"n{number}" for number in range(1, 7))
-REPLICATION = 2
 FAULT_MS = 20_000
 HEAL_MS = 90_000
 STEP_MS = (150, 700)
@@ -59,7 +59,7 @@ class MigrationSimulation:
         self.memory.create_topic(TOPICS.membership, {})
         self.truth = TrueGroups(self.memory)
         self.states = [MembershipState()]
-        self.sent: list[tuple[int, Status]] = []
+        self.sent: list[tuple[int, Status | Presence]] = []
         self.nodes: dict[str, MigrationNode] = {}
         self.ended: list[tuple[int, Phase]] = []
         # How many records of a topic are in the journal of a node, whether it runs or not.

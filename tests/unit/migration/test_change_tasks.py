@@ -25,7 +25,7 @@ from headrace.schemas.group_changes import Barrier, BarrierPhase, GroupKey, Hand
 from headrace.schemas.membership_records import ChangeKind, PreDone
 from headrace.schemas.messages import Seal
 from headrace.schemas.presence import Presence
-from headrace.schemas.records import Acceptance, decode_membership
+from headrace.schemas.records import Acceptance, Status, decode_membership
 from tests.unit.migration.member_logs import STORE, MemberLog
 from tests.unit.replication.slot_logs import SlotLog
 from tests.unit.statuses import STATUS
@@ -85,7 +85,15 @@ class Scene:
     def show(self, node: str, **changed: Any) -> None:
         """A status of a node in this group."""
         status = replace(STATUS, node=node, group=self.header, store=f"store of {node}", eligible=True, log_lost=False)
-        self.detector.observe(self.detector.newest_ms, replace(status, **changed))
+        status = replace(status, **changed)
+        self.detector.observe(self.detector.newest_ms, status)
+        self.present(status, self.state.records)
+
+    def present(self, status: Status, records: int) -> None:
+        """The presence of a node, which has read so much of the membership log."""
+        run = status.node, status.incarnation, status.store
+        present = Presence(*run, "", 3, 12, eligible=True, epoch=1, records=records, changes=True)
+        self.detector.observe_presence(self.detector.newest_ms, present)
 
     def reports(self) -> list[PreDone]:
         """What is in the membership log."""
@@ -183,6 +191,27 @@ def test_the_first_phase_is_reported_when_new_members_follow(missing: dict[str, 
     [report] = scene.reports()
     version = scene.group.replica.state.version
     assert PreDone(1, scene.header, scene.header, scene.leadership.epoch, version) == report
+
+
+def test_a_new_member_that_does_not_know_of_the_change_is_waited_for() -> None:
+    """It has the group from the change before, at whose end it drops it."""
+    scene, joiner = joining()
+    change = scene.members.begin(ChangeKind.ADD, joiner)
+    scene.turn()
+    scene.read()
+    scene.show(scene.header, change=1)
+    scene.show(joiner, change=1, store=STORE)
+    status = scene.detector.status(scene.header, joiner)
+    assert status is not None
+    scene.present(status, change.began - 1)
+    scene.turn()
+    # That of another run of the node proves nothing.
+    scene.present(replace(status, incarnation="before"), change.began)
+    scene.turn()
+    assert [] == scene.reports()
+    scene.present(status, change.began)
+    scene.turn()
+    assert 1 == len(scene.reports())
 
 
 def test_a_joiner_may_have_another_data_directory_but_not_two() -> None:

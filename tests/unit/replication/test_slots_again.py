@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.consumers.replication.actions import Ignored
+from headrace.consumers.replication.actions import ApplyHandedDelete, Ignored
+from headrace.consumers.replication.change_view import ChangeView
 from headrace.schemas.group_changes import BarrierPhase, GroupKey, HandOverAccepted, Rank
 from headrace.schemas.messages import Delete
+from tests.sim.migration_rows import GroupRows
 from tests.unit.replication.slot_logs import SlotLog, rows_write
 
 PRE, FORMAL = BarrierPhase.PRE, BarrierPhase.FORMAL
@@ -104,5 +106,55 @@ def test_a_delete_before_the_takeover_moves_on_with_the_slot(donor: SlotLog) -> 
     donor.hand_over(taker)
     taker.barrier(FORMAL, 2, 3, moves={third: (3, 4)})
     taker.hand_over(third)
-    [kept] = third.replica.state.changes.deletes
+    [kept] = third.replica.state.changes.deletes.values()
     assert (Rank(2, 2), (3, 4), {"key": ("3a",)}) == (kept.rank, kept.slots, kept.delete.tags)
+
+
+def test_late_records_come_by_two_ways_and_a_delete_is_never_behind_a_later_row(donor: SlotLog) -> None:
+    """The holder ends with them on its way, and the donor sends what comes later itself: in one file they would mix."""
+    taker, third = joiner(), SlotLog("n7", ("n7", "n1"), era=3, birth=3, gains=(3, 4))
+    third.claim("n7")
+    rows = GroupRows()
+    donor.hand_over(taker)
+    taker.barrier(FORMAL, 2, 3, moves={third: (3, 4)})
+    taker.hand_over(third)
+    old, deleted = {"3a": 1, "3b": 1}, Delete("db", "t", {"key": ("3a",)})
+    for body in (rows_write(old), deleted, rows_write({"4a": 1})):
+        donor.append(body)
+    donor.hand_over(taker)
+    for barrier in (PRE, FORMAL):
+        donor.barrier(barrier, 3, 4, moves={third: (3, 4)})
+    third.barrier(PRE, 3, 4)
+    # The first late row comes through the former holder; the delete behind it, after a row from the donor itself.
+    first, *behind = taker.hand_overs(third)
+    donor.append(rows_write({"3b": 2}))
+    for value in (first, *donor.hand_overs(third), *behind):
+        rows.act(third.append_value(value), third.replica.state.changes.era)
+        rows.seal()
+    assert {} == rows.visible("3a")
+    assert [2] == [value for _, value in sorted(rows.visible("3b").items())][1:]
+    assert not third.replica.ignored
+
+
+def test_deletes_of_a_late_takeover_move_on_with_the_slot(donor: SlotLog) -> None:
+    """The slot has left again before the takeover comes that renames it."""
+    taker, third = joiner(), SlotLog("n7", ("n7", "n1"), era=3, birth=3, gains=(3, 4))
+    last = SlotLog("n8", ("n8", "n1"), era=5, birth=5, gains=(3,))
+    third.claim("n7")
+    donor.hand_over(taker)
+    donor.append(Delete("db", "t", {"key": ("3a",)}))
+    donor.hand_over(taker)
+    taker.barrier(FORMAL, 2, 3, moves={third: (3, 4)})
+    taker.hand_over(third)
+    for barrier in (PRE, FORMAL):
+        donor.barrier(barrier, 3, 4, moves={third: (3, 4)})
+        third.barrier(barrier, 3, 4)
+    for barrier in (PRE, FORMAL):
+        third.barrier(barrier, 4, 5, moves={last: (3,)})
+    third.hand_over(last)
+    donor.hand_over(third)
+    [due] = ChangeView.of(third.replica.state.changes).due[last.key]
+    [[action]] = third.hand_over(last)
+    assert isinstance(action, ApplyHandedDelete)
+    assert (due.transfer.rank, (3,)) == (action.rank, action.slots)
+    assert {"key": ("3a",)} == action.delete.tags
