@@ -12,7 +12,7 @@ import structlog
 
 from headrace.connectors.clock import Clock
 from headrace.connectors.deadline import GracePeriod
-from headrace.connectors.log.port import Log
+from headrace.connectors.log.port import Log, TopicMissing
 from headrace.connectors.periodic import LOG_JOIN_TIMEOUT_S, PeriodicTask
 from headrace.consumers.integrity.divergence import ChainSamples, Dispute, Finding, Kind
 from headrace.consumers.recovery.environment import RecoveryEnvironment
@@ -55,6 +55,7 @@ class DivergenceMonitor:
         self._supervisor = supervisor
         self._shortfall = GracePeriod(clock.monotonic_s)
         self._samples: dict[str, tuple[Group, LogBase, ChainSamples]] = {}
+        self._faults: dict[str, str] = {}
         self._task = PeriodicTask("divergence-monitor", TURN_S, self.turn, LOG_JOIN_TIMEOUT_S)
 
     def start(self) -> None:
@@ -72,11 +73,18 @@ class DivergenceMonitor:
     def turn(self) -> None:
         """One step: compares every group with what its members have published until now."""
         forget_gone(self._samples, self._environment.groups)
+        forget_gone(self._faults, self._environment.groups)
         for topic, group in list(self._environment.groups.items()):
             try:
                 self._compare(topic, group)
+                self._faults.pop(topic, None)
+            except TopicMissing:
+                # The log consumer decides whether it is lost or its group has ended.
+                continue
             except HeadraceError as error:
-                _log.warning("members not compared", topic=topic, error=str(error))
+                if self._faults.get(topic) != error.message:
+                    _log.warning("members not compared", topic=topic, error=str(error))
+                self._faults[topic] = error.message
 
     def _compare(self, topic: str, group: Group) -> None:
         self._check_truncation(topic, group)

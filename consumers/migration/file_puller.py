@@ -89,6 +89,7 @@ class FilePuller:
         self._resume_s = 0.0
         self._swept: set[str] = set()
         self._faults: dict[str, str] = {}
+        self._logged: dict[tuple[str, str], str] = {}
         self.errors = 0
         self.files = 0
         self.disk_fault = ""
@@ -98,8 +99,8 @@ class FilePuller:
         keys = {file.key for file in files}
         with self._lock:
             self._due = list(files)
-            for kept in (self._retry_at_s, self._expected_since_s, self._gone_since_s):
-                for key in [key for key in kept if key not in keys]:
+            for kept in (self._retry_at_s, self._expected_since_s, self._gone_since_s, self._logged):
+                for key in kept.keys() - keys:
                     del kept[key]
             topics = {file.topic for file in files}
             self._faults = {topic: fault for topic, fault in self._faults.items() if topic in topics}
@@ -235,9 +236,10 @@ class FilePuller:
 
     def _note(self, file: WantedFile, error: HeadraceError) -> None:
         self.errors += 1
-        if self._faults.get(file.topic) != error.message:
+        # Several files take turns, and each is tried every second.
+        if self._logged.get(file.key) != error.message:
             _log.warning("file not fetched", group=file.group.name, file=file.entry.name, error=error.message)
-        self._faults[file.topic] = error.message
+        self._logged[file.key] = self._faults[file.topic] = error.message
 
     def _pause_for_disk(self, error: StoreFull) -> None:
         self.errors += 1

@@ -267,8 +267,9 @@ class SlotPuller:
         for topic, group in self._environment.groups.items():
             # Those of slots that have left again too: else this member could never list them.
             awaited = [*group.store.awaited(), *(entry for entry in group.store.cut_files() if entry.awaited)]
-            # A member that leaves the group needs none: nobody reads them there any more.
-            if not awaited or self._environment.node not in self._members(group):
+            # A member that leaves the group needs none: nobody reads them there any more. Neither does one whose data
+            # is about to be replaced: the other members may not have these files.
+            if not awaited or group.health.is_wrong or self._environment.node not in self._members(group):
                 self.files.sweep(topic, group)
                 continue
             table = self._environment.state.table

@@ -67,10 +67,10 @@ class LockedDatabase:
 
     def close(self) -> None:
         """Refuse new connections. Running queries continue until their results are closed."""
+        # Not closed but let go, as in `reopen`: closing it would close the connections of running queries under them,
+        # and DuckDB refuses that while one of them executes. The instance ends with the last of them.
         with self._lock:
-            database, self._database = self._database, None
-        if database is not None:
-            database.close()
+            self._database = None
 
 
 def statement_kinds(connection: duckdb.DuckDBPyConnection, sql: str) -> list[str]:

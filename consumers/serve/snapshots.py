@@ -24,7 +24,6 @@ from headrace.schemas.errors import HeadraceError
 
 SNAPSHOTS_MAX = 8
 IDLE_TIMEOUT_S = 60.0
-ATTEMPTS_MAX = 5
 CHUNK_BYTES = 1 << 20
 """Each chunk costs a switch between event loop and thread, so it is larger than a read of the receiver."""
 
@@ -77,19 +76,12 @@ class SnapshotRegistry:
 
     def _write(self, name: str, group: str, topic_id: str, era: int, store: Store) -> Snapshot:
         create_directories(self.directory)
-        for _ in range(ATTEMPTS_MAX):
-            before = store.state
-            if before is None:
-                raise SnapshotRefused(f"group {group} has sealed nothing yet", action="follow its log", retriable=True)
-            entries = store.snapshot(self.directory / name)
-            # A seal that commits in between may or may not be in the copy, and the list must be of exactly
-            # one of them. Equal states before and after mean that none committed.
-            if store.state == before:
-                state = GroupState.from_bytes(before)
-                files = (*_segment_files(self.directory / name, entries), *_index_files(self.directory / name))
-                return Snapshot(name, group, topic_id, state.version, state.offset, era, state.chain.hex(), files)
-            shutil.rmtree(self.directory / name)
-        raise SnapshotRefused(f"group {group} seals too often for a snapshot", retriable=True)
+        copy = store.snapshot(self.directory / name)
+        if copy.state is None:
+            raise SnapshotRefused(f"group {group} has sealed nothing yet", action="follow its log", retriable=True)
+        state = GroupState.from_bytes(copy.state)
+        files = (*_segment_files(self.directory / name, copy.entries), *_index_files(self.directory / name))
+        return Snapshot(name, group, topic_id, state.version, state.offset, era, state.chain.hex(), files)
 
     def open(self, name: str, path: str, offset: int) -> tuple[int, Iterator[bytes]]:
         """(number of bytes, the bytes) of a file from an offset. Raises SnapshotUnknown."""

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from headrace.consumers.store.slot_moves import HandedRank, handed_tombstone
     from headrace.consumers.store.slots import Slots
     from headrace.consumers.store.store import Store, encoding_threads
+    from headrace.consumers.store.store_directory import StoreSnapshot
     from headrace.consumers.store.store_errors import (
         CutUnready,
         JobOutOfOrder,
@@ -69,6 +70,7 @@ _HOMES = {
     "StoreJob": "headrace.consumers.store.store_job",
     "StoreLocked": "headrace.consumers.store.store_errors",
     "StoreRetired": "headrace.consumers.store.store_errors",
+    "StoreSnapshot": "headrace.consumers.store.store_directory",
     "StoreSettings": "headrace.consumers.store.settings",
     "StoreUnwritable": "headrace.consumers.store.store_errors",
     "TableScan": "headrace.consumers.store.scan",
@@ -113,6 +115,7 @@ __all__ = [
     "StoreLocked",
     "StoreRetired",
     "StoreSettings",
+    "StoreSnapshot",
     "StoreUnwritable",
     "TableScan",
     "TableUnknown",

@@ -26,7 +26,13 @@ from headrace.consumers.store.segment import SegmentEntry
 from headrace.consumers.store.segment_files import path_component
 from headrace.consumers.store.settings import StoreSettings
 from headrace.consumers.store.slot_moves import SlotMoves
-from headrace.consumers.store.store_directory import STAGING_DIRECTORY, open_directories, quarantine, write_snapshot
+from headrace.consumers.store.store_directory import (
+    STAGING_DIRECTORY,
+    StoreSnapshot,
+    open_directories,
+    quarantine,
+    write_snapshot,
+)
 from headrace.consumers.store.store_job import StoreComponents
 from headrace.consumers.store.store_view import StoreView
 from headrace.consumers.store.tombstones import tombstone
@@ -304,10 +310,10 @@ class Store(SlotMoves):
         """Seals, merges and drops that have not succeeded yet."""
         return len(self._components.queue)
 
-    def snapshot(self, directory: Path) -> list[SegmentEntry]:
-        """Copies the committed store into `directory`; returns the catalogue of the copy.
+    def snapshot(self, directory: Path) -> StoreSnapshot:
+        """Copies the committed store into `directory`, as of one commit, however many follow meanwhile.
 
-        The copy is a data directory that `open` accepts. Segments are hard-linked and the index is
+        The copy is a data directory that `open` accepts; it is not synced. Segments are hard-linked and the index is
         checkpointed, so `directory` must be on the same file system. It must not exist.
         """
         return write_snapshot(self._components, directory)

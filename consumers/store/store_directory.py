@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
-from headrace.connectors.files import PARTIAL_SUFFIX, create_directories, fsync_directory, rename_durably
+from headrace.connectors.files import PARTIAL_SUFFIX, create_directories, rename_durably
 from headrace.consumers.store.index import Index, IndexContent
 from headrace.consumers.store.segment import SegmentEntry
 from headrace.consumers.store.segment_files import SEGMENT_SUFFIX, SegmentFiles, path_component, translate_errors
@@ -142,11 +142,19 @@ def quarantine(data_directory: Path, group: str) -> Path:
     return target
 
 
-def write_snapshot(components: StoreComponents, directory: Path) -> list[SegmentEntry]:
+@dataclass(frozen=True, slots=True)
+class StoreSnapshot:
+    """A copy of a store as of one commit: its files in order of name, and the caller's state of its newest seal."""
+
+    entries: list[SegmentEntry]
+    state: bytes | None
+
+
+def write_snapshot(components: StoreComponents, directory: Path) -> StoreSnapshot:
     """Copies the committed store into a new data directory: links to segments, a checkpoint of the index."""
     group = components.files.root.name
     target = directory / SEGMENTS_DIRECTORY / group
-    # Under the commit lock no job can commit or remove files, so links and checkpoint are of the same commit.
+    # Under the commit lock no job can commit or remove files, so links, checkpoint and state are of the same commit.
     with translate_errors(directory), components.commit_lock:
         # Refused once the store is retired: its index may be closed.
         components.files.pin(())
@@ -158,9 +166,5 @@ def write_snapshot(components: StoreComponents, directory: Path) -> list[Segment
             link.parent.mkdir(parents=True, exist_ok=True)
             os.link(components.files.path(entry.name), link)
         components.index.checkpoint(directory / INDEX_DIRECTORY / group)
-    # The syncs come after the lock: seals do not wait for them,
-    # and the links keep the files whatever is removed now.
-    with translate_errors(directory):
-        for parent, _, _ in os.walk(directory, topdown=False):
-            fsync_directory(parent)
-    return entries
+        # Nothing is synced: a snapshot ends with the process that made it.
+        return StoreSnapshot(entries, components.view.state)

@@ -35,7 +35,7 @@ from headrace.schemas.errors import HeadraceError
 from headrace.schemas.group_names import FIRST_BIRTH, parse_group
 from headrace.schemas.series import slot_of
 from tests.e2e.actions import verify_by_command
-from tests.e2e.change_load import ChangeLoad, running
+from tests.e2e.change_load import ChangeLoad, Pace, running
 from tests.e2e.faults import EventLog, FaultRunFailed
 from tests.waiting import eventually
 
@@ -97,7 +97,9 @@ def by_change(faults: Sequence[Fault]) -> list[list[Fault]]:
 class ChangeFaultRun:
     """One schedule of faults, two in each change. `run` returns when everything was compared."""
 
-    def __init__(self, cluster: LocalCluster, client: Client, events: EventLog, seed: int) -> None:
+    def __init__(
+        self, cluster: LocalCluster, client: Client, events: EventLog, seed: int, pace: Pace | None = None
+    ) -> None:
         self._cluster = cluster
         self._client = client
         self._events = events
@@ -106,7 +108,7 @@ class ChangeFaultRun:
         self._changes: ClusterChanges
         self._follower: MembershipFollower
         self._log: Log
-        self.load = ChangeLoad(client, self._asked, seed)
+        self.load = ChangeLoad(client, self._asked, seed, pace)
 
     def run(self, faults: Sequence[Fault]) -> None:
         """Change the members, with two faults in each change. Raises FaultRunFailed."""

@@ -23,12 +23,19 @@ from headrace.schemas.errors import HeadraceError
 PUMPS = 20
 DAY_NS = 86_400_000_000_000
 FIRST_DAY = 20_000
-QUERY_PAUSE_S = 1.0
-WRITE_PAUSE_S = 0.05
 QUERY = (
     "SELECT (epoch_ns(time) // 86400000000000)::BIGINT AS day, count(*) AS rows, count(DISTINCT pump) AS pumps, "
     "min(level) AS least, max(level) AS most, sum(flow)::BIGINT AS flow FROM fleet.pumps GROUP BY day ORDER BY day"
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How much is written and asked. Each day has files of its own, and every query reads all of them."""
+
+    days_max: int = 1_000
+    write_pause_s: float = 0.05
+    query_pause_s: float = 1.0
 
 
 @dataclass(slots=True)
@@ -63,8 +70,11 @@ class ChangeLoad:
     `faults` are what an answer had wrong. `write_ms` are the acknowledgement times of writes with their moments.
     """
 
-    def __init__(self, client: Client, urls: Callable[[], Mapping[str, str]], seed: int = 1) -> None:
+    def __init__(
+        self, client: Client, urls: Callable[[], Mapping[str, str]], seed: int = 1, pace: Pace | None = None
+    ) -> None:
         self._client = client
+        self._pace = pace or Pace()
         self._urls = urls
         self._random = random.Random(seed)
         self._stopping = threading.Event()
@@ -117,13 +127,13 @@ class ChangeLoad:
                     number += 1
                     if number % 23 == 0:
                         self._delete()
-                    elif number % 4 == 0 and self.model.days:
+                    elif (number % 4 == 0 and self.model.days) or len(self.model.days) >= self._pace.days_max:
                         self._write_day(writer.write, self._random.choice(sorted(self.model.days)))
                     else:
                         self._write_day(writer.write, FIRST_DAY + len(self.model.days))
                     with self.model.lock:
                         self._after = dict(self._client.flush())
-                    self._stopping.wait(WRITE_PAUSE_S)
+                    self._stopping.wait(self._pace.write_pause_s)
         except Exception as error:
             self.faults.append(f"the writer ended: {error!r}")
 
@@ -183,7 +193,7 @@ class ChangeLoad:
             url = self._urls().get(name, "")
             if url:
                 self.check(name, url)
-            self._stopping.wait(QUERY_PAUSE_S)
+            self._stopping.wait(self._pace.query_pause_s)
 
     def check(self, name: str, url: str) -> bool:
         """Ask one node once, and compare. False if it did not answer."""

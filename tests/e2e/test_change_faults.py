@@ -14,41 +14,52 @@ from headrace.connectors.kafka.broker import BrokerInfo
 from headrace.consumers.membership.running_change import Phase
 from tests.e2e.actions import running_cluster
 from tests.e2e.change_faults import ChangeFaultRun, Fault, Role, drawn_faults
+from tests.e2e.change_load import Pace
 from tests.e2e.faults import EventLog
 
 pytestmark = [pytest.mark.slow, pytest.mark.broker]
 SOAK_FAULTS = 50
 EIGHT = (
-    Fault(Role.METADATA_LEADER, Phase.PRE, stopped=False, seconds=2),
-    Fault(Role.CHANGING, Phase.MIGRATING, stopped=False, seconds=2),
+    Fault(Role.METADATA_LEADER, Phase.PRE, stopped=False, seconds=1),
+    Fault(Role.CHANGING, Phase.MIGRATING, stopped=False, seconds=1),
     Fault(Role.DONOR, Phase.PRE, stopped=False, seconds=1),
-    Fault(Role.GROUP_LEADER, Phase.FORMAL, stopped=True, seconds=10),
+    Fault(Role.GROUP_LEADER, Phase.FORMAL, stopped=True, seconds=4),
     Fault(Role.CHANGING, Phase.PRE, stopped=False, seconds=1),
-    Fault(Role.DONOR, Phase.MIGRATING, stopped=False, seconds=2),
+    Fault(Role.DONOR, Phase.MIGRATING, stopped=False, seconds=1),
     Fault(Role.METADATA_LEADER, Phase.FORMAL, stopped=True, seconds=10),
-    Fault(Role.GROUP_LEADER, Phase.MIGRATING, stopped=False, seconds=2),
+    Fault(Role.GROUP_LEADER, Phase.MIGRATING, stopped=False, seconds=1),
 )
 
 
-def run_faults(directory: Path, bootstrap: str, name: str, faults: Sequence[Fault], seed: int) -> None:
-    """Five nodes with three replicas become six and five again, as often as there are pairs of faults."""
+def run_faults(
+    directory: Path,
+    bootstrap: str,
+    name: str,
+    faults: Sequence[Fault],
+    seed: int,
+    nodes: int = 5,
+    pace: Pace | None = None,
+) -> None:
+    """Nodes with three replicas become one more and one less again, as often as there are pairs of faults."""
     events = EventLog(directory / "events.txt")
     events.add(f"HEADRACE_FAULT_SEED={seed}")
     with (
-        running_cluster(directory, bootstrap, name, 5, replication=3, store_seal_age_ms="2000") as cluster,
+        running_cluster(directory, bootstrap, name, nodes, replication=3, store_seal_age_ms="2000") as cluster,
         connect(bootstrap=bootstrap, cluster=name) as client,
     ):
-        ChangeFaultRun(cluster, client, events, seed).run(faults)
+        ChangeFaultRun(cluster, client, events, seed, pace).run(faults)
 
 
-@pytest.mark.soak
-@pytest.mark.timeout(1_800)
+@pytest.mark.slow(90)
+@pytest.mark.timeout(900)
 def test_eight_faults_stop_no_change(broker: BrokerInfo, tmp_path: Path, cluster_name: str) -> None:
     """A node joins, leaves, and does both again with an empty directory; in each change two nodes fail.
 
     All replicas are equal in the end, and nobody keeps segments of slots that it does not hold.
     """
-    run_faults(tmp_path, broker.bootstrap, cluster_name, EIGHT, seed=1)
+    # Four nodes are the fewest that may be five, and few files make cheap queries.
+    pace = Pace(days_max=24, write_pause_s=0.2, query_pause_s=2.0)
+    run_faults(tmp_path, broker.bootstrap, cluster_name, EIGHT, seed=1, nodes=4, pace=pace)
 
 
 @pytest.mark.soak

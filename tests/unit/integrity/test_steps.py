@@ -8,9 +8,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from structlog.testing import capture_logs
 
 from headrace.connectors.deadline import GONE_AFTER_S
 from headrace.connectors.log.append import append_one
+from headrace.connectors.log.port import LogUnavailable, TopicMissing
 from headrace.consumers.integrity.divergence_monitor import DivergenceMonitor
 from headrace.consumers.integrity.scrubber import Scrubber
 from headrace.consumers.recovery.log_gap import read_chain
@@ -18,6 +20,7 @@ from headrace.consumers.replication.group_health import State
 from headrace.consumers.replication.group_state import GapRecord, LogBase
 from headrace.consumers.replication.journal import JournalEntry
 from headrace.consumers.replication.settings import ReplicationLimits
+from headrace.schemas.errors import HeadraceError
 from tests.unit.recovery.test_steps import TOPIC, FakeNode, ManualClock, Recovery, append_records
 from tests.unit.statuses import STATUS
 
@@ -102,6 +105,26 @@ def test_a_truncated_log_is_reported_only_after_a_while_and_taken_back(node: Fak
     append_records(node.log, 1)
     monitor.turn()
     assert node.group.health.state is None
+
+
+def test_a_topic_that_is_deleted_is_no_matter_of_the_comparison(
+    node: FakeNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its group has ended, or its log is lost, which others report. Any other failure is logged once."""
+    ends = SimpleNamespace(end=lambda _topic: 0)
+    monitor = DivergenceMonitor(node.log, node, ends, SimpleNamespace(), ManualClock())
+    node.live_statuses = [replace(STATUS, node="n2", durable_offset=3)]
+    failures: list[HeadraceError] = [TopicMissing(TOPIC)] * 3 + [LogUnavailable("no broker")] * 3
+
+    def describe(_topic: str) -> None:
+        raise failures.pop(0)
+
+    monkeypatch.setattr(node.log, "describe", describe)
+    with capture_logs() as lines:
+        for _ in range(6):
+            monitor.turn()
+    assert [] == failures
+    assert ["no broker"] == [line["error"] for line in lines]
 
 
 def test_a_member_that_has_not_reached_an_accepted_gap_is_not_compared(node: FakeNode) -> None:

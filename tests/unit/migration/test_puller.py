@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from headrace.connectors.files import Buffer
 from headrace.consumers.membership.changes import MembershipState
@@ -389,6 +390,27 @@ def test_a_file_that_the_other_members_have_merged_is_replaced_by_all_of_their_f
     assert [] == moves.replaced
     moves.turns("n4", count=12)
     assert {(topic_of(TARGET), frozenset({"n3"}))} == {(topic, trusted) for topic, _, trusted in moves.replaced}
+
+
+def test_files_of_data_that_is_to_be_replaced_are_not_fetched(moves: Moves, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They may be nowhere, and asking for them would take the time of the copy. Until then each file is named once."""
+    n4, asked = moves.nodes["n4"], list[str]()
+
+    def refuse(_self: PeerCut, entry: SegmentEntry, *_arguments: object) -> None:
+        asked.append(entry.name)
+        raise CutRefused(f"no file {entry.name}", kind="FileGone")
+
+    monkeypatch.setattr(PeerCut, "stage", refuse)
+    with capture_logs() as lines:
+        moves.turns("n4", count=12)
+    files = {entry.name for entry in n4.target.store.awaited()}
+    named = [line["file"] for line in lines if line["event"] == "file not fetched"]
+    assert len(files) > 1
+    assert sorted(files) == sorted(named)
+    n4.target.health.mark("other members have merged it")
+    asked.clear()
+    moves.turns("n4", count=4)
+    assert [] == asked
 
 
 def test_a_member_that_leaves_the_group_fetches_nothing(moves: Moves) -> None:

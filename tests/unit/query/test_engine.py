@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import gc
 import threading
+import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
 
@@ -339,6 +340,29 @@ def test_a_closed_engine_refuses_queries(engine: QueryEngine) -> None:
     with pytest.raises(QueryError):
         engine.query("SELECT 1")
     assert 0 == engine.statistics.running
+
+
+def test_running_queries_outlive_the_closing_of_their_engine(engine: QueryEngine) -> None:
+    """A result is read to its end, and a statement that executes at that moment is no obstacle."""
+    result = engine.query("SELECT i FROM range(3000000) t(i)")
+    begun, ended = threading.Event(), list[type[BaseException]]()
+    enders: list[Callable[[], None]] = []
+
+    def run() -> None:
+        with pytest.raises(QueryCancelled) as raised:
+            engine.query(ENDLESS, on_start=lambda end: (enders.append(end), begun.set()))
+        ended.append(raised.type)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    assert begun.wait(30)
+    # Long enough that the statement executes.
+    time.sleep(0.2)
+    engine.close()
+    assert 3_000_000 == result.read_all().num_rows
+    enders[0]()
+    thread.join(30)
+    assert [QueryCancelled] == ended
 
 
 def test_a_closed_result_keeps_no_unsealed_rows(engine: QueryEngine, source: MemorySource) -> None:

@@ -16,7 +16,8 @@ from headrace.consumers.serve import snapshots
 from headrace.consumers.serve.operations import snapshot_routes
 from headrace.consumers.serve.server import Server
 from headrace.consumers.serve.snapshots import SnapshotRefused, SnapshotRegistry, SnapshotUnknown
-from headrace.consumers.store import SegmentEntry
+from headrace.consumers.store import SegmentEntry, Store, StoreSnapshot
+from tests.unit.store.builders import write
 
 DATA = b"a segment"
 
@@ -33,16 +34,14 @@ class FakeStore:
     def __init__(self, on_snapshot: Callable[[FakeStore], None] = lambda _store: None) -> None:
         self.state: bytes | None = GroupState(version=5, offset=7).to_bytes()
         self.on_snapshot = on_snapshot
-        self.taken = 0
 
-    def snapshot(self, directory: Path) -> list[SegmentEntry]:
+    def snapshot(self, directory: Path) -> StoreSnapshot:
         """See Store."""
-        self.taken += 1
         for path, data in (("segments/g/db/t/1.parquet", DATA), ("index/g/CURRENT", b"index")):
             (directory / path).parent.mkdir(parents=True)
             (directory / path).write_bytes(data)
         self.on_snapshot(self)
-        return [entry()]
+        return StoreSnapshot([entry()], self.state)
 
 
 def read(registry: SnapshotRegistry, name: str, path: str, offset: int = 0) -> bytes:
@@ -70,25 +69,35 @@ def test_only_listed_files_are_served(tmp_path: Path, path: str) -> None:
         registry.open(made.id, path, 0)
 
 
-def test_a_seal_during_a_snapshot_repeats_it(tmp_path: Path) -> None:
-    """State and files are of one instant: the listing is of the later seal."""
+def test_a_group_that_seals_all_the_time_gives_a_snapshot(tmp_path: Path) -> None:
+    """The listing is of the seal that the copy has, though another one commits before it is made."""
 
-    def seal_once(store: FakeStore) -> None:
-        store.state = GroupState(version=9, offset=11).to_bytes()
+    class Sealing(Store):
+        def snapshot(self, directory: Path) -> StoreSnapshot:
+            """See Store."""
+            copy = super().snapshot(directory)
+            seal_row(self, self.frontier + 2)
+            return copy
 
-    store = FakeStore(seal_once)
+    def seal_row(store: Store, version: int) -> None:
+        write(store, version - 1, [({"host": "a"}, version, {"busy": 1})])
+        store.freeze(version, 1, GroupState(version=version, offset=version - 1).to_bytes()).run()
+
+    store = Sealing.open(tmp_path, "g")
+    seal_row(store, 2)
     made = SnapshotRegistry(tmp_path).make("g", "topic", 1, store)
-    assert (2, 9, 11) == (store.taken, made.version, made.offset)
+    store.close()
+    copy = Store.open(tmp_path / "snapshots" / made.id, "g")
+    assert (2, 2, 1) == (made.version, copy.frontier, made.offset)
+    assert [f"segments/g/{entry.name}" for entry in copy.segments()] == [
+        file.path for file in made.files if file.path.startswith("segments/")
+    ]
+    copy.close()
 
 
-def test_a_group_that_seals_too_often_or_never_is_refused(tmp_path: Path) -> None:
+def test_a_group_that_never_sealed_is_refused(tmp_path: Path) -> None:
     """The refused attempt leaves no file."""
-    registry = SnapshotRegistry(tmp_path)
-    versions = iter(range(100))
-    busy = FakeStore(lambda store: setattr(store, "state", GroupState(version=next(versions)).to_bytes()))
-    with pytest.raises(SnapshotRefused, match="too often"):
-        registry.make("g", "topic", 1, busy)
-    empty = FakeStore()
+    registry, empty = SnapshotRegistry(tmp_path), FakeStore()
     empty.state = None
     with pytest.raises(SnapshotRefused, match="nothing"):
         registry.make("g", "topic", 1, empty)

@@ -84,21 +84,6 @@ def test_a_merge_unlinks_its_inputs_after_a_synced_commit(store: Store, monkeypa
     assert {("unlink", name) for name in inputs} == set(events[-2:])
 
 
-def test_a_snapshot_is_durable_with_all_its_directories(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A member that copies from it may outlive a power cut of this one."""
-    write(store, 1, [(A, 1, {"busy": 1})])
-    seal(store, 2)
-    synced, fsync = set[str](), os.fsync
-    monkeypatch.setattr(
-        os, "fsync", lambda descriptor: (synced.add(os.readlink(f"/proc/self/fd/{descriptor}")), fsync(descriptor))
-    )
-    store.snapshot(tmp_path / "snapshot")
-    directories = {str(path) for path in (tmp_path / "snapshot").rglob("*") if path.is_dir()}
-    assert directories | {str(tmp_path / "snapshot")} <= synced
-
-
 def test_no_snapshot_falls_between_an_index_commit_and_the_change_in_memory(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
