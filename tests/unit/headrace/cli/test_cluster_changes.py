@@ -15,7 +15,7 @@ import pytest
 from starlette.applications import Starlette
 from typer.testing import CliRunner, Result
 
-from headrace import admin_client
+from headrace import admin_client, cluster_change
 from headrace.cli import cluster
 from headrace.cli.main import build_app
 from headrace.cli.session import ClusterSession
@@ -141,6 +141,7 @@ def running(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
     found = Cluster()
     monkeypatch.setattr(cluster, "cluster_session", found.session)
     monkeypatch.setattr(admin_client, "LISTEN_S", 0.05)
+    monkeypatch.setattr(cluster_change, "JOINER_TIMEOUT_S", 0.2)
     with ExitStack() as opened:
         for member in found.members.values():
             member.server.start()
@@ -242,6 +243,34 @@ def test_a_refusal_has_the_type_that_the_leader_raised(running: Cluster, words: 
     time.sleep(5 * STEP_S)
     assert (1, kind) == error(*words)
     assert [] == running.changes()
+
+
+def test_a_node_that_was_just_started_is_waited_for(running: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its first status may come after the command, which names what it waits for."""
+    monkeypatch.setattr(cluster_change, "JOINER_TIMEOUT_S", 30.0)
+    joiner, running.joiner = running.joiner, None
+    # Statuses of before are forgotten once they are old, so the node has another id than theirs.
+    assert joiner is not None
+    late = replace(joiner, node="n5", store="store-n5")
+    waited: list[str] = []
+
+    def start(line: str) -> None:
+        waited.append(line)
+        running.joiner = late
+
+    with closing(ClusterChanges(running.log, TOPICS)) as changes:
+        outcome = changes.begin({"id": "r1", "kind": "add", "node": "n5"}, on_wait=start)
+    assert 2 == outcome.version
+    assert ["node n5 has sent no status yet: waiting up to 30 s"] == waited
+
+
+def test_a_balance_without_moves_is_done_at_once(running: Cluster) -> None:
+    """Nothing is appended, and the next request is taken."""
+    done = document("balance")
+    assert {"version": 1, "phase": "done", "slots_moved": 0, "bytes_moved": 0, "seconds": 0.0} == done
+    assert "no slot moves" in invoke("balance", "--by", "bytes").stdout
+    assert [] == running.changes()
+    assert 2 == document("add", "n4")["version"]
 
 
 @pytest.mark.parametrize("appended", [True, False])
