@@ -30,6 +30,7 @@ from headrace.consumers.membership.running_change import Phase, RunningChange
 from headrace.consumers.replication.failure_detector import FailureDetector
 from headrace.consumers.serve.change_service import change_routes
 from headrace.consumers.serve.server import Server
+from headrace.node_client import NodeClient
 from headrace.schemas.framing import format_headers
 from headrace.schemas.membership_records import Change, PreDone, SlotDone
 from headrace.schemas.presence import Presence, encode_presence
@@ -185,6 +186,16 @@ def test_a_change_is_begun_and_followed_to_its_end(running: Cluster) -> None:
     assert "remove n3: table 3 counts" in removed.output
     assert "n3" not in document("show")["nodes"]
     assert 2 == len(running.changes())
+
+
+def test_each_node_shows_the_cluster_over_http(running: Cluster) -> None:
+    """A client without Kafka gets there what the command shows, and so learns addresses of nodes that joined."""
+    document("add", "n4")
+    eventually(lambda: document("show")["change"] is None, "the end of the change")
+    command = document("show")
+    assert ["n4"] == [node["id"] for node in command["nodes"] if node["http"] == "http://n4"]
+    for member in running.members.values():
+        eventually(lambda url=member.server.url: NodeClient(url).cluster() == command, "the same document")
 
 
 def test_a_change_is_begun_and_cancelled(running: Cluster) -> None:
