@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -21,19 +22,30 @@ ANSWER_TIMEOUT_S = 600.0
 # closed socket.
 GRACE_S = 15.0
 LIST_TIMEOUT_S = 3.0
+LEARN_INTERVAL_S = 10.0
+"""A client without Kafka asks this often, while it queries, which nodes its cluster has."""
 
 
 class NodeDirectory:
-    """The nodes of a cluster: those that the user named, and those that its status topic shows."""
+    """The nodes of a cluster: those that the user named, and those that its nodes or its status topic show."""
 
-    def __init__(self, connection: ClusterConnection, named: Sequence[str] = ()) -> None:
+    def __init__(
+        self, connection: ClusterConnection, named: Sequence[str] = (), clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._connection = connection
         self._named = tuple(named)
+        self._clock = clock
         self._answered = ""
+        self._learned: tuple[str, ...] = ()
+        self._learn_due_s = 0.0
 
     def note_answer(self, url: str) -> None:
-        """This node answered: it is asked first from now on."""
+        """This node answered: it is asked first from now on, and now and then for the nodes of its cluster."""
         self._answered = url
+        # Members change. Of those that were named none may be left one day.
+        if self._clock() >= self._learn_due_s and not self._connection.is_open:
+            self._learn_due_s = self._clock() + LEARN_INTERVAL_S
+            self._learned = member_urls(url) or self._learned
 
     def note_failure(self, url: str) -> None:
         """This node gave no answer: it may have left the cluster, and is not asked first any more."""
@@ -43,11 +55,12 @@ class NodeDirectory:
     def urls(self, deadline: Deadline) -> list[str]:
         """URLs of nodes to ask: the one that answered last, those that were named, those that serve most groups.
 
-        The status topic is read only over a connection that is open: named nodes are found without Kafka.
+        The status topic is read only over a connection that is open: named nodes, and those that a node has shown,
+        are found without Kafka.
         """
         first = [self._answered, *self._named] if self._answered else list(self._named)
         if first and not self._connection.is_open:
-            return list(dict.fromkeys(first))
+            return list(dict.fromkeys([*first, *self._learned]))
         watch = self._connection.cluster.watch
         # Here and not in `connect`: a client that only writes consumes no status topic.
         watch.start()
@@ -63,6 +76,16 @@ class NodeDirectory:
             except HeadraceError:
                 continue
         return set()
+
+
+def member_urls(url: str) -> tuple[str, ...]:
+    """The URLs of the nodes of a cluster that are online, as one of them shows; none when it does not answer."""
+    try:
+        shown = NodeClient(url, answer_timeout_s=LIST_TIMEOUT_S).cluster()
+        return tuple(NodeClient(each["http"]).url for each in shown["nodes"] if each["online"] and each["http"])
+    # A node of an earlier build has no such route. The answer to the query counts all the same.
+    except (HeadraceError, LookupError, TypeError, ValueError):
+        return ()
 
 
 def node_addresses(given: str | Iterable[str] | None, setting: str) -> list[str]:

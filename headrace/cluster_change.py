@@ -27,6 +27,8 @@ from headrace.schemas.errors import HeadraceError, StateUnknown
 
 ANSWER_TIMEOUT_S = 20.0
 LEADER_TIMEOUT_S = 20.0
+JOINER_TIMEOUT_S = 10.0
+"""So long a node that was just started may take to its first status."""
 POLL_S = 0.25
 CHANGE_PATH = "/api/v1/cluster/change"
 ENDED = (Phase.DONE, Phase.CANCELLED)
@@ -103,15 +105,29 @@ class ClusterChanges:
         outside = table is not None and node not in table.nodes
         return outside and any(each.node == node for each in self._statuses.detector.presences())
 
-    def begin(self, request: Mapping[str, Any], timeout_s: float = ANSWER_TIMEOUT_S) -> Outcome:
+    def begin(
+        self,
+        request: Mapping[str, Any],
+        timeout_s: float = ANSWER_TIMEOUT_S,
+        on_wait: Callable[[str], None] = lambda _line: None,
+    ) -> Outcome:
         """Begin a change, or the result of the request with this id.
 
-        Raises the refusals of `consumers.membership.requests`, NoMajority, and ChangeUnconfirmed while a record
-        of it may still count.
+        Waits for the first status of a node that joins, and calls `on_wait` then. Raises the refusals of
+        `consumers.membership.requests`, NoMajority, and ChangeUnconfirmed while a record of it may still count.
         """
         name, deadline = str(request["id"]), Deadline(timeout_s)
+        joiner, waits = Deadline(JOINER_TIMEOUT_S), False
         while True:
-            problem = self._post(request)
+            try:
+                problem = self._post(request)
+            # By the leader: the node that would join has sent no status.
+            except NodeUnreachable as error:
+                if joiner.passed():
+                    raise
+                if not waits:
+                    on_wait(f"{error.message} yet: waiting up to {JOINER_TIMEOUT_S:g} s")
+                problem, waits = error, True
             self._look()
             if (outcome := self.state.outcome(name)) is not None:
                 return outcome

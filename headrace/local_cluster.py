@@ -6,7 +6,6 @@ addresses and pids, so a later process can stop what an earlier one started.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
@@ -15,19 +14,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Protocol
 
+from headrace.cluster_file import ClusterFile, read_cluster_file, write_cluster_file
 from headrace.connectors.deadline import Deadline
-from headrace.connectors.files import create_directories, write_atomically
-from headrace.connectors.http import NodeRefused, NodeUnreachable, call_node
+from headrace.connectors.files import create_directories
 from headrace.connectors.kafka.broker import BrokerAlreadyRunning, BrokerPortInUse, EmbeddedBroker, NotABrokerDirectory
 from headrace.connectors.kafka.broker_process import port_is_free
+from headrace.node_probe import first_reason, is_joining, probe
 from headrace.node_process import NodeProcess, ask_to_end, is_stopped, reports_removal
 from headrace.schemas.errors import HeadraceError
 
-FILE_NAME = "cluster.json"
 KAFKA = "kafka"
 """The broker's name beside those of the nodes."""
 START_TIMEOUT_S = 60.0
@@ -63,16 +61,6 @@ class NotReady(HeadraceError):
     """A node that did not become ready in time, with its own reasons."""
 
 
-@dataclass(slots=True)
-class ClusterFile:
-    """What `cluster.json` holds. `replication` is that of the cluster's birth, 0 = all nodes."""
-
-    cluster: str
-    bootstrap: str
-    nodes: list[NodeProcess] = field(default_factory=list)
-    replication: int = 0
-
-
 class LocalCluster:
     """Broker and nodes of one directory. Not thread-safe."""
 
@@ -94,6 +82,8 @@ class LocalCluster:
         self.broker = EmbeddedBroker(self.directory / "broker")
         names = [f"n{number}" for number in range(1, nodes + 1)]
         self.file = ClusterFile(cluster, bootstrap, [NodeProcess(name, "") for name in names], replication)
+        self.joining: set[str] = set()
+        """The nodes that wait to be added to the cluster, as `wait_ready` found them."""
         self._children: dict[int, Child] = {}
 
     @classmethod
@@ -102,15 +92,9 @@ class LocalCluster:
 
         Raises HeadraceError when there is none.
         """
-        path = directory / FILE_NAME
-        if not path.exists():
-            raise HeadraceError(f"no cluster was started in {directory}", action="start one with: headrace up")
-        content = json.loads(path.read_text())
-        loaded = cls(directory, content["cluster"], 0)
-        nodes = [NodeProcess(**node) for node in content["nodes"]]
-        # The file of a build before this field: every node held every row.
-        replication = content.get("replication", 0)
-        loaded.file = ClusterFile(content["cluster"], content["bootstrap"], nodes, replication)
+        content = read_cluster_file(directory)
+        loaded = cls(directory, content.cluster, 0)
+        loaded.file = content
         return loaded
 
     @property
@@ -135,6 +119,12 @@ class LocalCluster:
     def data_directory(self, name: str) -> Path:
         """Where a node keeps its data."""
         return self.directory / name
+
+    def grow(self, nodes: int) -> None:
+        """Have more nodes, which `start` starts. They hold nothing until they are added to the cluster."""
+        self.file.replication = self.replication
+        known = len(self.file.nodes)
+        self.file.nodes += [NodeProcess(f"n{number}", "") for number in range(known + 1, nodes + 1)]
 
     def start(self, on_progress: Progress = _quiet) -> list[str]:
         """Start what does not run, the broker first, and wait until every node is ready.
@@ -248,7 +238,10 @@ class LocalCluster:
         timeout_s: float = START_TIMEOUT_S,
         on_progress: Progress = _quiet,
     ) -> None:
-        """Wait until nodes serve all their groups; one that was removed is not waited for. Raises NodeDied, NotReady."""
+        """Wait until nodes serve all their groups. Raises NodeDied, NotReady.
+
+        Those that were removed, or that wait to be added, are not waited for.
+        """
         deadline = Deadline(timeout_s)
         for node in self.file.nodes:
             if not node.removed and (names is None or node.name in names):
@@ -263,16 +256,18 @@ class LocalCluster:
                     return
                 raise NodeDied(f"node {node.name} ended: {self.log_tail(node.name)}", action=f"see {node.name}.log")
             ready, reasons = probe(f"http://{node.http}/health/ready")
-            if ready:
+            if joining := is_joining(reasons):
+                self.joining.add(node.name)
+            if ready or joining:
                 return
             if note_due.passed():
                 on_progress(
-                    f"waiting for node {node.name}, {timeout_s - deadline.left_s():.0f} s: {_first_reason(reasons)}"
+                    f"waiting for node {node.name}, {timeout_s - deadline.left_s():.0f} s: {first_reason(reasons)}"
                 )
                 note_due = Deadline(NOTE_INTERVAL_S)
             time.sleep(0.1)
         raise NotReady(
-            f"node {node.name} is not ready: {_first_reason(reasons)}",
+            f"node {node.name} is not ready: {first_reason(reasons)}",
             action=f"see {node.name}.log; headrace up --restart {node.name} starts it again",
         )
 
@@ -371,25 +366,7 @@ class LocalCluster:
             time.sleep(0.001)
 
     def _save(self) -> None:
-        write_atomically(self.directory / FILE_NAME, json.dumps(asdict(self.file), indent=1).encode())
-
-
-def _first_reason(reasons: Any) -> str:
-    """The first reason of a health answer, which is JSON where a node gave it."""
-    try:
-        return str(json.loads(reasons)["reasons"][0])
-    except (ValueError, KeyError, IndexError, TypeError):
-        return str(reasons)
-
-
-def probe(url: str, timeout_s: float = 5.0) -> tuple[bool, Any]:
-    """(whether a health URL answers 200, its answer)."""
-    try:
-        return True, call_node(url, timeout_s=timeout_s)
-    except NodeRefused as error:
-        return False, error.body
-    except NodeUnreachable as error:
-        return False, f"it does not answer yet ({error.reason})"
+        write_cluster_file(self.directory, self.file)
 
 
 def free_port() -> int:

@@ -42,6 +42,12 @@ class NodeClient:
             status: dict[str, Any] = answer.json()
         return status
 
+    def cluster(self) -> dict[str, Any]:
+        """Nodes, groups and the running change, as `headrace cluster show --json` has them."""
+        with self._request("GET", "/api/v1/cluster") as answer:
+            cluster: dict[str, Any] = answer.json()
+        return cluster
+
     def tables(self) -> list[dict[str, Any]]:
         """Every table with its columns."""
         with self._request("GET", "/api/v1/tables") as answer:

@@ -65,12 +65,19 @@ def joining_reason(state: MembershipState, node: str) -> str:
         return ""
     if change is not None and change.kind is ChangeKind.ADD and change.node == node:
         return f"joining: change {change.number} adds node {node}, which serves from the new table on"
-    if node in state.removed and node not in state.exiles:
-        return f"joining: node {node} was removed from the cluster and hands over what is left"
+    if leaving_reason(state, node):
+        return ""
     return (
         f"joining: node {node} is not among the nodes of the cluster, {', '.join(table.nodes)}, and holds no group; "
         f"headrace cluster add {node} adds it"
     )
+
+
+def leaving_reason(state: MembershipState, node: str) -> str:
+    """Why a node that was removed is not ready, empty for any other. It still answers for its former groups."""
+    if node in state.removed and node not in state.exiles:
+        return f"leaving: node {node} was removed from the cluster and hands over what is left"
+    return ""
 
 
 def is_exiled(state: MembershipState, node: str, born: int) -> bool:

@@ -58,6 +58,10 @@ class NoChange(HeadraceError):
     """There is no change to cancel."""
 
 
+class NothingToMove(HeadraceError):
+    """A balance of groups that have equal shares already."""
+
+
 @dataclass(frozen=True, slots=True)
 class Joiner:
     """A node that waits to join, by its own report."""
@@ -144,8 +148,11 @@ def plan_change(
 def change_record(planned: RunningChange, nodes: NodesView, leadership: Leadership) -> Change:
     """The record that begins a planned change; the leader appends it.
 
-    Raises NodeUnreachable, NodeExists, SettingsDiffer.
+    Raises NodeUnreachable, NodeExists, SettingsDiffer, NothingToMove.
     """
+    # No reader accepts a change without an effect: its sender would append it again and again.
+    if planned.kind is ChangeKind.BALANCE and not planned.table.moved:
+        raise NothingToMove("the groups have equal shares, and no slot moves", action="nothing is to be done")
     store = _check_joiner(planned, nodes) if planned.kind is ChangeKind.ADD else ""
     return Change(leadership, planned.request, planned.kind, planned.node, store, planned.table.to_bytes())
 

@@ -158,9 +158,9 @@ class SlotTable:
         self._check_node(node)
         if len(self.nodes) - 1 < self.replication:
             raise ClusterTooSmall(
-                f"{len(self.nodes)} nodes keep {self.replication} copies of each row: without {node} there would be "
-                f"{len(self.nodes) - 1}",
-                action="add a node first",
+                f"without node {node} {len(self.nodes) - 1} of {len(self.nodes)} nodes would be left, and replication is "
+                f"{self.replication}",
+                action="add another node first: headrace cluster add",
             )
         place = self.nodes.index(node)
         came_from = {

@@ -24,7 +24,7 @@ from headrace.connectors.periodic import PeriodicTask
 from headrace.consumers.integrity.divergence_monitor import DivergenceMonitor
 from headrace.consumers.integrity.scrubber import Scrubber
 from headrace.consumers.membership.cluster_topics import ClusterTopics, TopicCopies
-from headrace.consumers.membership.placement import joining_reason
+from headrace.consumers.membership.placement import joining_reason, leaving_reason
 from headrace.consumers.membership.schema_history import HISTORY_FILE
 from headrace.consumers.membership.schema_log import SchemaLog
 from headrace.consumers.membership.slot_table import SlotTable
@@ -166,6 +166,7 @@ class Node:
             self.identity, groups, self.log_consumer, self.heartbeat, self._local.ends, TAKE_BACK_MS
         )
         self.readiness.joining = joining_reason(self._follower.state, self.name)
+        self.readiness.leaving = leaving_reason(self._follower.state, self.name)
         self.metadata = metadata_group(
             log, self.topics, settings, self.identity, self._follower, self.heartbeat, self.readiness
         )

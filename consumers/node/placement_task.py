@@ -22,6 +22,7 @@ from headrace.consumers.membership.placement import (
     groups_of_table,
     is_exiled,
     joining_reason,
+    leaving_reason,
     wanted_groups,
 )
 from headrace.consumers.membership.slot_table import SlotTable
@@ -155,6 +156,7 @@ class PlacementTask:
             self._note(own, fault)
         # Only now: a node that joins is not ready before its groups are there.
         self._readiness.joining = joining_reason(state, self._node)
+        self._readiness.leaving = leaving_reason(state, self._node)
         return busy
 
     def _note(self, own: set[str], fault: str) -> None:

@@ -35,7 +35,8 @@ class Readiness:
     """Answers for all groups of one node.
 
     `decision(topic)` and `http_address` are set once the leader tasks and the server exist. `joining` is why the node
-    has no groups at all, empty for a node of the cluster's slot table. `missing` names groups of the table that are
+    has no groups at all, empty for a node of the cluster's slot table. `leaving` is why a node that was removed is not
+    ready. Until it ends it answers: what its groups have handed over may be known to it alone. `missing` names groups of the table that are
     not open here, `surplus` are the topics of those that are here for a running change alone. `membership_failure()`
     is why changes of the cluster no longer reach it. `pulling_reason(group)` is what the data of slots that moved to
     a group waits for.
@@ -70,6 +71,7 @@ class Readiness:
         self.decision: Callable[[str], Decision] = lambda _topic: Decision(Role.UNSYNCED, False, "no role yet")
         self.http_address = ""
         self.joining = ""
+        self.leaving = ""
         self.missing = ""
         self.surplus: frozenset[str] = frozenset()
         self.membership_failure: Callable[[], str] = lambda: ""
@@ -180,8 +182,7 @@ class Readiness:
         """Whether every group here serves, and the reasons why not."""
         counted = [topic for topic in self._groups if topic not in self.surplus]
         reasons = self.refusals() or [reason for topic in counted if (reason := self._refusal_now(topic))]
-        if self.missing:
-            reasons.append(self.missing)
+        reasons += [each for each in (self.leaving, self.missing) if each]
         return not reasons, reasons
 
     def _refusal_now(self, topic: str) -> str:
@@ -221,8 +222,7 @@ class Readiness:
         ]
         if self._log_consumer.journal_fault:
             reasons.append(f"journal: {self._log_consumer.journal_fault}")
-        if self.joining:
-            reasons.append(self.joining)
+        reasons += [each for each in (self.joining, self.leaving) if each]
         return [*reasons, self._lost_tables] if self._lost_tables else reasons
 
     @property

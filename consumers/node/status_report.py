@@ -7,10 +7,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from headrace.connectors.clock import Moment
 from headrace.consumers.integrity.scrubber import Scrubber
+from headrace.consumers.membership.cluster_report import ClusterReport
 from headrace.consumers.membership.metadata_group import MetadataGroup
 from headrace.consumers.membership.slot_table import SlotTable
 from headrace.consumers.node.slot_pulls import SlotMigration
@@ -181,7 +182,16 @@ def node_figures(node: NodeParts) -> NodeFigures:
         metadata_leads=node.metadata.leads,
         metadata_epoch=node.metadata.state.epoch,
         migration=node.migration.puller.figures,
+        cluster=_cluster(node),
+        hand_over_due={
+            group.key: sum(map(len, group.applied.changes.due.values())) for group in node.groups.values()
+        },
     )
+
+
+def _cluster(node: NodeParts) -> dict[str, Any]:
+    state = node.metadata.state
+    return {} if state.table is None else ClusterReport(state, node.metadata.statuses).cluster()
 
 
 def group_status(node: NodeParts, topic: str, group: Group) -> GroupStatus:

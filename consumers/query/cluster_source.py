@@ -158,6 +158,9 @@ class ClusterSource:
             try:
                 return self._fence_under(table, keys, stale_s)
             except NotReady:
+                # Under a newer table other groups count, and others serve them.
+                if self.remote.placement is not table:
+                    continue
                 if deadline.passed() or self._local.state.refusals():
                     raise
                 if not self._late.waits_for(table.version, self._served(table, keys)[2]):

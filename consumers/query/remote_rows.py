@@ -137,11 +137,17 @@ class RemoteRows:
 
     def serving(self, group: str) -> list[Status]:
         """The other members of a group that may answer: online, in sync, in a role, and with an address."""
-        return self._serving(self._members.live(group, self.placement.group(group)))
+        return self._serving(self._live(group))
 
     def holders(self, group: str) -> list[Status]:
         """The other nodes that may answer for a group that the slot table need not have any more."""
         return self._serving(self._members.holders(group))
+
+    def _live(self, group: str) -> list[Status]:
+        """The members of a group that are online; none of one that the newest slot table has no longer."""
+        # A query, and a status, may have begun with the table before.
+        table = self.placement
+        return self._members.live(group, table.group(group)) if group in table.headers else []
 
     def _serving(self, found: Iterable[Status]) -> list[Status]:
         return [
@@ -172,8 +178,7 @@ class RemoteRows:
 
     def _is_changing(self, request: RemoteScanRequest) -> bool:
         """Whether a member that is online has not reached the table of a scan yet, and is waited for."""
-        members = self._members.live(request.group, self.placement.group(request.group))
-        return any(0 < each.settled < request.table_version for each in members)
+        return any(0 < each.settled < request.table_version for each in self._live(request.group))
 
     def _check_table(self, request: RemoteScanRequest) -> None:
         version = self.placement.version

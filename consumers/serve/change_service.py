@@ -1,4 +1,4 @@
-"""Routes for changes of the slot table: a request to the leader of the metadata group, and what it led to."""
+"""Routes for members, slots and their changes: a request to the leader of the metadata group, and what it led to."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class RequestUnknown(HeadraceError):
 
 
 def change_routes(node: NodeApi) -> list[Route]:
-    """`POST /api/v1/cluster/change` and `GET /api/v1/cluster/change[?id=ID]`."""
+    """`POST /api/v1/cluster/change`, `GET /api/v1/cluster/change[?id=ID]`, and `GET /api/v1/cluster`."""
 
     async def change(request: Request) -> Response:
         given = await posted_json(request)
@@ -41,7 +41,11 @@ def change_routes(node: NodeApi) -> list[Route]:
         name = request.query_params.get("id")
         return await _answer(lambda: _running(node) if name is None else _outcome(node, name))
 
+    async def cluster(_request: Request) -> Response:
+        return await _answer(lambda: _report(node).cluster())
+
     return [
+        Route("/api/v1/cluster", cluster, methods=["GET"]),
         Route("/api/v1/cluster/change", change, methods=["POST"]),
         Route("/api/v1/cluster/change", outcome, methods=["GET"]),
     ]
@@ -84,11 +88,15 @@ def _balancer(node: NodeApi, given: Mapping[str, Any]) -> Balancer:
         return SlotCountBalancer()
     if by != "bytes":
         raise RequestInvalid(f"there is no measure {by!r}", action="use slots or bytes")
-    # Without a table nobody leads here, and the request is refused by that name.
+    return ByteBalancer(_report(node).slot_bytes())
+
+
+def _report(node: NodeApi) -> ClusterReport:
+    """What `headrace cluster show` shows, as this node knows it. Raises NotMetadataLeader before it has a table."""
     state = node.metadata.state
     if state.table is None:
         raise node.metadata.not_leader()
-    return ByteBalancer(ClusterReport(state, node.metadata.statuses).slot_bytes())
+    return ClusterReport(state, node.metadata.statuses)
 
 
 def _outcome(node: NodeApi, name: str) -> dict[str, Any]:

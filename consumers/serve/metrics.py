@@ -15,6 +15,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from headrace.consumers.membership.running_change import Phase
 from headrace.consumers.migration.pull_figures import PullFigures
 from headrace.consumers.query.engine import QueryEngine
 from headrace.consumers.query.group_scanner import ScanStatistics
@@ -82,6 +83,9 @@ class MetricsCollector:
         yield GaugeMetricFamily("headrace_metadata_leader", leads, figures.metadata_leads)
         epoch = "Epoch of the newest accepted claim of the metadata group"
         yield GaugeMetricFamily("headrace_metadata_epoch", epoch, figures.metadata_epoch)
+        yield from _cluster_metrics(figures.cluster)
+        due = "Records that other groups must still accept from this one, since they got slots of it"
+        yield _gauge_by("headrace_hand_over_records", due, "group", figures.hand_over_due)
         yield from _migration_metrics(figures.migration)
         yield from _query_metrics(self._node.engine)
         yield from _scan_metrics(figures.remote, self._node.scanner.statistics)
@@ -97,6 +101,23 @@ def _recovery_metrics(groups: Mapping[str, Mapping[str, Any]]) -> Iterator[Metri
     recoveries = {group: status["recovery"] for group, status in groups.items() if status["recovery"]}
     for name, (key, text) in _RECOVERY_METRICS.items():
         yield _gauge_by(name, text, "group", {group: recovery[key] for group, recovery in recoveries.items()})
+
+
+def _cluster_metrics(cluster: Mapping[str, Any]) -> Iterator[Metric]:
+    """The slot table and the change that runs, as this node knows them; nothing before it knows the table."""
+    if not cluster:
+        return
+    change, nodes = cluster["change"] or {}, cluster["nodes"]
+    yield GaugeMetricFamily("headrace_slot_table_version", "Version of the slot table", cluster["version"])
+    found = {"online": sum(node["online"] for node in nodes), "total": len(nodes)}
+    yield _gauge_by("headrace_nodes", "Nodes of the slot table, and those that are online", "of", found)
+    slots = {group["group"]: group["slots"] for group in cluster["groups"]}
+    yield _gauge_by("headrace_slots", "Slots of each group of the cluster", "group", slots)
+    phases = {str(phase): float(phase == change.get("phase")) for phase in (Phase.PRE, Phase.FORMAL, Phase.MIGRATING)}
+    yield _gauge_by("headrace_change_phase", "1 for the phase of the change that runs", "phase", phases)
+    for what, text in _CHANGE_METRICS.items():
+        reach = {of: float(change.get(f"{what}_{of}", 0)) for of in ("done", "total")}
+        yield _gauge_by(f"headrace_change_{what}", text, "of", reach)
 
 
 def _migration_metrics(pulls: PullFigures) -> Iterator[Metric]:
@@ -156,6 +177,11 @@ def _scan_metrics(asked: RemoteStatistics, served: ScanStatistics) -> Iterator[M
     yield CounterMetricFamily("headrace_served_rows", "Rows sent to other nodes", served.rows)
 
 
+_CHANGE_METRICS = {
+    "groups": "Groups of the change that runs, and those that have done its first phase",
+    "slots": "Slots that it moves, and those that all members of their new groups have",
+    "bytes": "Bytes of these slots, an estimate; -1 unknown",
+}
 _RECOVERY_METRICS = {
     "headrace_recovery_files_done": ("files_done", "Files that are here and verified, while a group copies files"),
     "headrace_recovery_files_total": ("files_total", "Files of the copy"),

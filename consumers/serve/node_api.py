@@ -121,7 +121,8 @@ class NodeFigures:
     `apply_queue_bytes` is by group; `journal` has the figures of the write-ahead log and `limits` every
     limit, by name. `remote` counts what queries of this node have read from others. `disk_*` is the disk of the data
     directory, UNKNOWN where it cannot be asked. `metadata_leads`: this node leads the metadata group.
-    `migration` is what it pulls of slots that moved to its groups.
+    `migration` is what it pulls of slots that moved to its groups. `cluster` is what `headrace cluster show` shows, as
+    this node knows it. `hand_over_due` has, by group, the records that other groups must still accept from it.
     """
 
     consumed_bytes: int
@@ -136,6 +137,8 @@ class NodeFigures:
     metadata_leads: bool = False
     metadata_epoch: int = 0
     migration: PullFigures = field(default_factory=PullFigures)
+    cluster: Mapping[str, Any] = field(default_factory=dict)
+    hand_over_due: Mapping[str, int] = field(default_factory=dict)
 
 
 class MigrationApi(Protocol):

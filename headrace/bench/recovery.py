@@ -47,7 +47,8 @@ from headrace.connectors.files import fsync_directory, fsync_file
 from headrace.connectors.kafka.broker import EmbeddedBroker
 from headrace.connectors.log.kafka import KafkaLog
 from headrace.connectors.log.topics import Topics
-from headrace.local_cluster import LocalCluster, probe
+from headrace.local_cluster import LocalCluster
+from headrace.node_probe import probe
 from headrace.producers.writer import TableWriter, WriterSettings
 from headrace.schemas.errors import HeadraceError
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
@@ -225,13 +225,20 @@ def _planned(session: ClusterSession, report: ClusterReport, options: ChangeOpti
 
 def _carry_out(output: Output, session: ClusterSession, options: ChangeOptions) -> None:
     """Send the request, and follow the change with a line a phase, or a bar on a terminal."""
-    from headrace.cluster_change import ClusterChanges
+    from headrace.cluster_change import ChangeResult, ClusterChanges
+    from headrace.consumers.membership.requests import NothingToMove
+    from headrace.consumers.membership.running_change import Phase
 
     request = {"id": uuid.uuid4().hex, "kind": options.kind, "by": str(options.by)}
     if options.node:
         request["node"] = options.node
     with closing(ClusterChanges(session.log, session.topics)) as changes:
-        outcome = changes.begin(request)
+        try:
+            outcome = changes.begin(request, on_wait=_remark(output))
+        except NothingToMove:
+            done = ChangeResult(session.slot_table.version, Phase.DONE, 0, 0, 0.0)
+            output.result(done.document(), f"{options.kind}: the groups have equal shares, and no slot moves")
+            return
         begun = {"id": request["id"], "change": outcome.number, "version": outcome.version, "phase": str(outcome.phase)}
         if options.no_wait:
             output.result(begun, f"change {outcome.number} to table {outcome.version} has begun")
@@ -243,6 +250,11 @@ def _carry_out(output: Output, session: ClusterSession, options: ChangeOptions) 
     named = f"{options.kind} {options.node}".strip()
     moved = f"{result.slots_moved:,} slots moved, about {_size(result.bytes_moved)}, in {result.seconds:.1f} s"
     output.result(document, f"{named}: table {result.version} counts, {moved}")
+
+
+def _remark(output: Output) -> Callable[[str], None]:
+    """Notes for people; with --json the only line on stderr is an error."""
+    return (lambda _line: None) if output.json_output else output.note
 
 
 class _ProgressView:
@@ -258,8 +270,7 @@ class _ProgressView:
         """Take the newest state of the change."""
         if change["phase"] != self._phase:
             self._phase = change["phase"]
-            if not self._output.json_output:
-                self._output.note(_phase_line(change))
+            _remark(self._output)(_phase_line(change))
         self._advance(change["slots_done"] - self._done, change["slots_total"])
         self._done = change["slots_done"]
 
@@ -306,7 +317,8 @@ def _slots_of(session: ClusterSession, name: str, time_ns: int, bucket: int | No
 
 
 def _show_cluster(output: Output, found: Mapping[str, Any]) -> None:
-    output.line(f"table {found['version']}: {found['slots']} slots, {found['replication']} copies of each row")
+    copies = "one copy" if found["replication"] == 1 else f"{found['replication']} copies"
+    output.line(f"table {found['version']}: {found['slots']} slots, {copies} of each row")
     nodes = [(node["id"], node["position"], node["http"], node["online"]) for node in found["nodes"]]
     output.table(("node", "position", "http", "online"), nodes)
     groups = [

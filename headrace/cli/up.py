@@ -30,7 +30,10 @@ def register(app: typer.Typer) -> None:
 
 def up(
     nodes: Annotated[
-        int | None, typer.Option(min=1, max=9, help=f"How many nodes a new cluster has; {NODES} by default.")
+        int | None,
+        typer.Option(
+            min=1, max=9, help=f"How many nodes a new cluster has, {NODES} by default; more than before start and wait."
+        ),
     ] = None,
     replication: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Nodes that hold each row; all of them by default.")
@@ -60,14 +63,16 @@ def up(
             **asdict(local.file),
             "dir": str(directory),
             "started": started,
+            "joining": sorted(local.joining),
             "settings_file": None if settings_file is None else str(settings_file),
         }
         output.result(document, lambda: _show(output, local, started, directory, settings_file is not None))
 
 
 def _cluster_of(directory: Path, name: str | None, nodes: int | None, replication: int | None) -> LocalCluster:
-    """The cluster of a directory: name, nodes, replication and ports are those of the first `up`. Raises UsageInvalid."""
-    from headrace.local_cluster import FILE_NAME, LocalCluster
+    """The cluster of a directory: name, replication and ports are those of the first `up`. Raises UsageInvalid."""
+    from headrace.cluster_file import FILE_NAME
+    from headrace.local_cluster import LocalCluster
     from headrace.settings import load_settings
 
     if not (directory / FILE_NAME).exists():
@@ -80,11 +85,13 @@ def _cluster_of(directory: Path, name: str | None, nodes: int | None, replicatio
         return LocalCluster(directory, settings.cluster.name, nodes or NODES, replication=replication or 0)
     local = LocalCluster.load(directory)
     count = len(local.file.nodes)
-    if nodes not in (None, count):
+    if nodes is not None and nodes < count:
         raise UsageInvalid(
             f"the cluster in {directory} has {count} nodes, not {nodes}",
-            action="nodes cannot be added or removed: leave out --nodes, or name another --dir",
+            action="take one out with headrace cluster remove; leave out --nodes here, or name another --dir",
         )
+    if nodes is not None:
+        local.grow(nodes)
     if replication not in (None, local.replication):
         raise UsageInvalid(
             f"the cluster in {directory} holds each row {local.replication} times, not {replication}",
@@ -129,6 +136,8 @@ def _show(output: Output, local: LocalCluster, started: Sequence[str], directory
     def state(name: str) -> str:
         if name != KAFKA and local.node(name).removed:
             return "removed"
+        if name in local.joining:
+            return "waits to join"
         return "started" if name in started else "was running"
 
     kafka = (KAFKA, local.bootstrap, local.broker_pid, state(KAFKA))
@@ -139,6 +148,8 @@ def _show(output: Output, local: LocalCluster, started: Sequence[str], directory
     options = "" if bare else f" --bootstrap {local.bootstrap} --cluster {local.cluster}"
     output.line(f"ask:   headrace query 'SHOW TABLES'{options}")
     output.line(f"write: headrace write FILE --database DB{options}")
+    for name in sorted(local.joining):
+        output.line(f"add:   headrace cluster add {name}{options}")
     output.line(f"look:  {nodes[0][1]}/")
     output.line(f"stop:  headrace down{'' if directory == DEFAULT_DIRECTORY else f' --dir {directory}'}")
 

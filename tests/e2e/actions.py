@@ -25,8 +25,9 @@ from headrace.consumers.membership.bootstrap import read_slot_table
 from headrace.consumers.membership.routing import MembershipRouting
 from headrace.consumers.membership.schema_log import SchemaLog
 from headrace.consumers.replication.heartbeat import StatusWatch
-from headrace.local_cluster import LocalCluster, probe
+from headrace.local_cluster import LocalCluster
 from headrace.node_client import NodeClient
+from headrace.node_probe import probe
 from headrace.producers.cluster import Cluster
 from headrace.producers.writer import TableWriter, WriterSettings
 from headrace.schemas.errors import HeadraceError

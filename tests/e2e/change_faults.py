@@ -29,7 +29,8 @@ from headrace.consumers.membership.changes import MembershipState
 from headrace.consumers.membership.membership_follower import MembershipFollower
 from headrace.consumers.membership.running_change import Phase, RunningChange
 from headrace.consumers.membership.slot_table import SlotTable
-from headrace.local_cluster import LocalCluster, probe
+from headrace.local_cluster import LocalCluster
+from headrace.node_probe import probe
 from headrace.node_process import NodeProcess
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.group_names import FIRST_BIRTH, parse_group

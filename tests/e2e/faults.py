@@ -23,7 +23,8 @@ from headrace.admin_client import GapUnacceptable
 from headrace.connectors.http import NodeRefused
 from headrace.connectors.kafka.broker import EmbeddedBroker
 from headrace.connectors.kafka.broker_process import free_port
-from headrace.local_cluster import ClusterRunning, LocalCluster, probe
+from headrace.local_cluster import ClusterRunning, LocalCluster
+from headrace.node_probe import probe
 from headrace.producers.cluster import Cluster
 from tests.e2e.actions import connected, eventually_unready, fill, kill_all, log_text, operator, query, seal, verify
 from tests.e2e.ledger import QUERY, Expectation, Ledger, Outcome, WritingThreads, messages_of

@@ -99,11 +99,13 @@ class IngestCluster:
 
 
 @contextmanager
-def new_ingest_cluster(bootstrap: str, name: str, directory: Path) -> Iterator[IngestCluster]:
+def new_ingest_cluster(
+    bootstrap: str, name: str, directory: Path, replication: int = 3, slots: int = 1_000
+) -> Iterator[IngestCluster]:
     """Create a cluster of three groups without nodes."""
     log = KafkaLog(bootstrap)
     topics = Topics(name)
-    join_cluster(log, topics, Create(("n1", "n2", "n3"), 3, 1_000))
+    join_cluster(log, topics, Create(("n1", "n2", "n3"), replication, slots))
     try:
         yield IngestCluster(bootstrap, topics, log, directory)
     finally:

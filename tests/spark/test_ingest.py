@@ -17,9 +17,13 @@ from pyspark.sql import SparkSession
 
 from headrace.connectors.formats import kernel
 from headrace.connectors.formats.interface import FormatOptions
+from headrace.connectors.kafka.broker import BrokerInfo
+from headrace.connectors.log.append import append_one
+from headrace.connectors.log.port import read_to_end
 from headrace.connectors.log.topics import dlq
 from headrace.consumers.membership.schema_log import SchemaLog
 from headrace.consumers.replication.actions import Ignored
+from headrace.pipeline.cluster_access import ClusterAccess
 from headrace.pipeline.failures import RawDataLost, explain
 from headrace.pipeline.ingest import (
     RunOptions,
@@ -37,8 +41,9 @@ from headrace.workload import iot
 from headrace.workload.checksum import checksums, compare, workload_checksums
 from headrace.workload.encode import to_json_lines, to_line_protocol
 from headrace.workload.workload import Workload
-from tests.spark.conftest import IngestCluster
+from tests.spark.conftest import IngestCluster, new_ingest_cluster
 from tests.spark.stored import forward_logs, messages, stored_tables, tables_of
+from tests.unit.membership.growing import SLOTS, TOPICS, Growing
 from tests.waiting import eventually
 
 FLEET = iot(trucks=40, duration_s=3_000, disorder=True)
@@ -141,6 +146,46 @@ def test_a_repeated_micro_batch_changes_nothing(spark: SparkSession, cluster: In
     assert 2 * once == sum(map(len, logs.values()))
     assert {Ignored.REPEATED: once} == tables_of(logs.values())[1]
     assert_same(FLEET, cluster, ("diagnostics",))
+
+
+@pytest.mark.slow(20)
+@pytest.mark.parametrize("deleted", [False, True], ids=["closed", "deleted"])
+def test_a_group_ends_while_a_micro_batch_is_written(
+    spark: SparkSession,
+    broker: BrokerInfo,
+    cluster_name: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    deleted: bool,
+) -> None:
+    """Its topic takes no record any more: the rows are routed by the newest table, and the content is exact."""
+    growing, lines = Growing(("n1", "n2", "n3"), 2), lines_of(FLEET, "influx", "diagnostics")
+    before = growing.table
+    with new_ingest_cluster(broker.bootstrap, cluster_name, tmp_path, 2, SLOTS) as cluster:
+        topic = cluster.topics.forward("n3")
+        cluster.create_raw(partitions=2)
+        cluster.produce(lines[::2], partitions=2)
+        cluster.run(spark, cluster.job())
+        known = len(growing.log.topic(TOPICS.membership).records)
+        growing.remove("n3")
+        for record in growing.log.topic(TOPICS.membership).records[1:]:
+            append_one(cluster.log, cluster.topics.membership, record.value, needed_format=3)
+        assert known < len(growing.log.topic(TOPICS.membership).records)
+        cluster.log.close_topic(topic)
+        ended = read_to_end(cluster.log, topic, timeout_s=30)
+        assert ended, "no row belonged to the group"
+        if deleted:
+            cluster.log.delete_topic(topic)
+        # The table of the batch was read a moment before the change.
+        stale, newest = [before], ClusterAccess.newest_table
+        monkeypatch.setattr(ClusterAccess, "newest_table", lambda access: stale.pop() if stale else newest(access))
+        cluster.produce(lines[1::2], partitions=2)
+        cluster.run(spark, cluster.job())
+        assert [] == stale
+        stored = tables_of([ended, *forward_logs(cluster.log, cluster.topics).values()])[0]
+        expected = workload_checksums(FLEET)["diagnostics"]
+        assert [] == compare(expected, checksums(stored["diagnostics"], FLEET.tags))
+        assert [] == cluster.dead_letters()
 
 
 def test_a_repeated_micro_batch_gives_identical_messages(spark: SparkSession, cluster: IngestCluster) -> None:

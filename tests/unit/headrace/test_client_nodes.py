@@ -5,16 +5,21 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from headrace._nodes import NodeDirectory
+import pytest
+
+from headrace._nodes import LEARN_INTERVAL_S, NodeDirectory
 from headrace.client import Client
 from headrace.connectors.deadline import Deadline
+from headrace.connectors.http import NodeRefused
 from headrace.consumers.membership.slot_table import SlotTable
+from headrace.node_client import NodeClient
 from headrace.producers.cluster import FixedRouting
 from headrace.settings import load_settings
 
 
-def test_a_node_that_gives_no_answer_is_not_asked_first_any_more() -> None:
+def test_a_node_that_gives_no_answer_is_not_asked_first_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """It may have left the cluster. The one that answers is asked first, until it fails too."""
+    monkeypatch.setattr(NodeClient, "cluster", lambda _client: shown())
     closed: Any = SimpleNamespace(is_open=False)
     nodes = NodeDirectory(closed, ["http://a", "http://b"])
     nodes.note_answer("http://b")
@@ -27,6 +32,52 @@ def test_a_node_that_gives_no_answer_is_not_asked_first_any_more() -> None:
     assert ["http://joined", "http://a", "http://b"] == nodes.urls(Deadline(0))
     nodes.note_failure("http://joined")
     assert ["http://a", "http://b"] == nodes.urls(Deadline(0))
+
+
+def shown(*nodes: tuple[str, bool]) -> dict[str, Any]:
+    """What a node shows of its cluster: addresses, and who is online."""
+    return {"nodes": [{"id": http, "http": http, "online": online} for http, online in nodes]}
+
+
+def test_a_client_of_named_nodes_learns_those_that_join(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It asks a node that answered, now and then: one day none of those that were named may be left."""
+    asked: list[str] = []
+    answers = [shown(("http://a:1", True), ("http://b:1", True)), shown(("http://b:1", True), ("http://c:1", False))]
+
+    def cluster(client: NodeClient) -> dict[str, Any]:
+        asked.append(client.url)
+        return answers.pop(0)
+
+    monkeypatch.setattr(NodeClient, "cluster", cluster)
+    closed: Any = SimpleNamespace(is_open=False)
+    now_s = [100.0]
+    nodes = NodeDirectory(closed, ["http://a:1"], lambda: now_s[0])
+    nodes.note_answer("http://a:1")
+    nodes.note_answer("http://a:1")
+    assert ["http://a:1"] == asked
+    assert ["http://a:1", "http://b:1"] == nodes.urls(Deadline(0))
+    # The named one has left: the other answers from now on, and shows who is there.
+    nodes.note_failure("http://a:1")
+    now_s[0] += LEARN_INTERVAL_S
+    nodes.note_answer("http://b:1")
+    assert ["http://b:1", "http://a:1"] == nodes.urls(Deadline(0))
+    assert ["http://a:1", "http://b:1"] == asked
+
+
+@pytest.mark.parametrize("answer", [NodeRefused("Not Found", status=404), {"nodes": [{}]}, {}, []])
+def test_a_node_that_does_not_show_its_cluster_changes_nothing(monkeypatch: pytest.MonkeyPatch, answer: Any) -> None:
+    """It may be of an earlier build; what is known stays known."""
+
+    def cluster(_client: NodeClient) -> Any:
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(NodeClient, "cluster", cluster)
+    closed: Any = SimpleNamespace(is_open=False)
+    nodes = NodeDirectory(closed, ["http://a:1"])
+    nodes.note_answer("http://a:1")
+    assert ["http://a:1"] == nodes.urls(Deadline(0))
 
 
 def test_offsets_of_a_group_that_ended_are_not_those_of_the_next_one_of_its_header() -> None:

@@ -17,6 +17,7 @@ from headrace.consumers.membership.placement import (
     groups_of_table,
     is_exiled,
     joining_reason,
+    leaving_reason,
     wanted_groups,
 )
 from headrace.consumers.membership.running_change import RunningChange
@@ -75,7 +76,8 @@ def test_a_removal_step_by_step() -> None:
     state = run(state, *pre_done(state), Formal(FIRST, 1))
     assert {"1": "145", "2": "125", "3": "123", "4": "1234", "5": "2345", "6": ""} == held(state)
     assert [] == closable_ends(state)
-    assert "hands over what is left" in joining_reason(state, "plant-3")
+    assert "hands over what is left" in leaving_reason(state, "plant-3")
+    assert ("", "") == (joining_reason(state, "plant-3"), leaving_reason(state, "plant-4"))
     state = run(state, *slots_done(state))
     ended = {"1": "145", "2": "125", "3": "3", "4": "1234", "5": "2345", "6": ""}
     assert ended == held(state)
@@ -86,6 +88,7 @@ def test_a_removal_step_by_step() -> None:
     left = {"1": "145", "2": "125", "3": "", "4": "124", "5": "245", "6": ""}
     assert left == held(state, frozenset({group}))
     exiled = run(state, Exile(FIRST, "plant-3"))
+    assert "" == leaving_reason(exiled, "plant-3")
     assert left == held(exiled)
     assert exiled.records == exiled.exiles["plant-3"]
     # Its own directory, and a new one under the same id.

@@ -245,6 +245,17 @@ def test_again_and_again_leaves_nothing_behind(nodes: Nodes) -> None:
     ready(node)
 
 
+def test_a_node_that_was_removed_answers_until_it_ends(nodes: Nodes) -> None:
+    """It is not ready, so that nobody new comes. Queries of others may need what its groups have handed over."""
+    node = nodes.running["n1"]
+    ready(node)
+    node.readiness.leaving = "leaving: node n1 was removed"
+    assert node.ready() == (False, ["leaving: node n1 was removed"])
+    assert ROWS == rows_at(node, "wells")
+    node.readiness.leaving = ""
+    ready(node)
+
+
 def test_a_node_that_holds_nothing_any_more_is_joining(nodes: Nodes) -> None:
     """It is not ready and refuses queries by name; once it has groups again, it serves."""
     node = nodes.running["n0"]

@@ -9,7 +9,7 @@ import pytest
 
 from headrace.consumers.query import remote_rows
 from headrace.consumers.query.late_groups import LateGroups
-from headrace.consumers.query.query_errors import GroupUnavailable, NotReady, SlotNotHeld
+from headrace.consumers.query.query_errors import GroupUnavailable, NotReady, SlotNotHeld, SlotsMoved
 from headrace.consumers.query.result_stream import QueryTimer
 from headrace.schemas.records import Status
 from tests.unit.query.test_remote_rows import REQUEST, SCHEMA, Here, Members, batch, cluster, status, timer
@@ -120,3 +120,26 @@ def test_a_scan_waits_for_members_that_have_not_reached_its_table(
     members.answers["a"] = SlotNotHeld.of("g", "a")
     with pytest.raises(GroupUnavailable):
         members.rows().scan(request, SCHEMA, timer)
+
+
+def test_a_query_meets_the_removal_of_a_group(timer: QueryTimer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under the table before nobody serves it any more. The newest table counts, and no name of a node is an error."""
+    monkeypatch.setattr(remote_rows, "PATIENCE_S", 0.0)
+    here, members = Here(g=""), Coming(looks=10**9)
+    with cluster(here, members) as source:
+        source.use_table(Table(2, ("g", "h")))
+        live = members.live
+
+        def removed(group: str, nodes: Iterable[str]) -> list[Status]:
+            source.use_table(Table(3, ("g",)))
+            return live(group, nodes)
+
+        members.live = removed  # type: ignore[method-assign]
+        assert {"g": 3} == source.fence().confirmed
+        assert [] == source.remote.serving("h")
+        with pytest.raises(SlotsMoved):
+            source.remote.scan(replace(REQUEST, group="h", table_version=2), SCHEMA, timer)
+        # A group that has ended, asked for what it has handed over.
+        members.answers["a"] = SlotNotHeld.of("h", "a")
+        with pytest.raises(GroupUnavailable, match="group h"):
+            source.remote.scan(replace(REQUEST, group="h", table_version=0), SCHEMA, timer)

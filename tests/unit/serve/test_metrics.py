@@ -50,6 +50,22 @@ def group(name: str, role: str, **values: Any) -> dict[str, Any]:
     return {"group": name, "role": role, "live_rows": 7, "live_bytes": 1_234, **defaults, **values}
 
 
+CLUSTER = {
+    "version": 3,
+    "nodes": [{"id": "n1", "online": True}, {"id": "n2", "online": False}],
+    "groups": [{"group": "n1", "slots": 6}, {"group": "n2", "slots": 6}],
+    "change": {
+        "phase": "migrating",
+        "groups_done": 2,
+        "groups_total": 2,
+        "slots_done": 1,
+        "slots_total": 3,
+        "bytes_done": -1,
+        "bytes_total": -1,
+    },
+}
+
+
 class MeasuredNode:
     """A node that leads one group and recovers another; its engine has counters only."""
 
@@ -104,6 +120,8 @@ class MeasuredNode:
             metadata_leads=True,
             metadata_epoch=4,
             migration=PullFigures(3, 6, 1_000, 4_000, 250.5, 7, 2),
+            cluster=CLUSTER,
+            hand_over_due={"n1": 4, "n2": 0},
         )
 
 

@@ -181,6 +181,43 @@ def test_show_follows_a_change_step_by_step(scene: Scene) -> None:
     assert scene.json("show")["change"] is None
 
 
+def shown_groups(scene: Scene) -> str:
+    """The groups of `cluster show`, each as the digits of its nodes, in the order of their headers."""
+    found = {each["group"]: each["members"] for each in scene.json("show")["groups"]}
+    return " ".join("".join(member[-1] for member in found[group]) for group in sorted(found))
+
+
+def test_show_has_the_groups_of_the_figures_step_by_step(scene: Scene) -> None:
+    """With three copies and the ring 1 2 (6) 3 4 5: node 6 joins, and node 3 leaves five nodes."""
+    scene.send_statuses()
+    assert "123 234 345 451 512" == shown_groups(scene)
+    scene.begin_join()
+    assert "123 234 345 451 512" == shown_groups(scene)
+    scene.append(PRE_DONE[0])
+    assert "1263 234 345 451 512" == shown_groups(scene)
+    scene.append(*PRE_DONE[1:])
+    assert "1263 2634 345 451 512" == shown_groups(scene)
+    scene.append(Formal(LEADERSHIP, 1))
+    assert "126 263 345 451 512 634" == shown_groups(scene)
+    joined = BASE.add_node("plant-6")
+    moved = tuple(slot for slot, _ in joined.moved)
+    scene.append(*(SlotDone(1, node, moved) for node in joined.group("plant-6")))
+    assert None is scene.json("show")["change"]
+    assert "126 263 345 451 512 634" == shown_groups(scene)
+
+
+def test_show_has_the_groups_of_a_removal_step_by_step(scene: Scene) -> None:
+    """Node 3 leaves the ring 1 2 3 4 5: groups 1 and 2 replace it, and group 3 ends."""
+    scene.send_statuses()
+    left = BASE.remove_node("plant-3")
+    scene.append(Change(LEADERSHIP, "r1", ChangeKind.REMOVE, "plant-3", "", left.to_bytes()))
+    assert "123 234 345 451 512" == shown_groups(scene)
+    scene.append(*PRE_DONE)
+    assert "1234 2345 345 451 512" == shown_groups(scene)
+    scene.append(Formal(LEADERSHIP, 1))
+    assert "124 245 451 512" == shown_groups(scene)
+
+
 def test_slots_by_number_and_by_time(scene: Scene) -> None:
     """One slot, the slots of a database at a time, one bucket of them, or all."""
     scene.send_statuses()

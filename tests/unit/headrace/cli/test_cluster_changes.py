@@ -15,7 +15,7 @@ import pytest
 from starlette.applications import Starlette
 from typer.testing import CliRunner, Result
 
-from headrace import admin_client
+from headrace import admin_client, cluster_change
 from headrace.cli import cluster
 from headrace.cli.main import build_app
 from headrace.cli.session import ClusterSession
@@ -30,6 +30,7 @@ from headrace.consumers.membership.running_change import Phase, RunningChange
 from headrace.consumers.replication.failure_detector import FailureDetector
 from headrace.consumers.serve.change_service import change_routes
 from headrace.consumers.serve.server import Server
+from headrace.node_client import NodeClient
 from headrace.schemas.framing import format_headers
 from headrace.schemas.membership_records import Change, PreDone, SlotDone
 from headrace.schemas.presence import Presence, encode_presence
@@ -141,6 +142,7 @@ def running(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
     found = Cluster()
     monkeypatch.setattr(cluster, "cluster_session", found.session)
     monkeypatch.setattr(admin_client, "LISTEN_S", 0.05)
+    monkeypatch.setattr(cluster_change, "JOINER_TIMEOUT_S", 0.2)
     with ExitStack() as opened:
         for member in found.members.values():
             member.server.start()
@@ -184,6 +186,16 @@ def test_a_change_is_begun_and_followed_to_its_end(running: Cluster) -> None:
     assert "remove n3: table 3 counts" in removed.output
     assert "n3" not in document("show")["nodes"]
     assert 2 == len(running.changes())
+
+
+def test_each_node_shows_the_cluster_over_http(running: Cluster) -> None:
+    """A client without Kafka gets there what the command shows, and so learns addresses of nodes that joined."""
+    document("add", "n4")
+    eventually(lambda: document("show")["change"] is None, "the end of the change")
+    command = document("show")
+    assert ["n4"] == [node["id"] for node in command["nodes"] if node["http"] == "http://n4"]
+    for member in running.members.values():
+        eventually(lambda url=member.server.url: NodeClient(url).cluster() == command, "the same document")
 
 
 def test_a_change_is_begun_and_cancelled(running: Cluster) -> None:
@@ -242,6 +254,34 @@ def test_a_refusal_has_the_type_that_the_leader_raised(running: Cluster, words: 
     time.sleep(5 * STEP_S)
     assert (1, kind) == error(*words)
     assert [] == running.changes()
+
+
+def test_a_node_that_was_just_started_is_waited_for(running: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its first status may come after the command, which names what it waits for."""
+    monkeypatch.setattr(cluster_change, "JOINER_TIMEOUT_S", 30.0)
+    joiner, running.joiner = running.joiner, None
+    # Statuses of before are forgotten once they are old, so the node has another id than theirs.
+    assert joiner is not None
+    late = replace(joiner, node="n5", store="store-n5")
+    waited: list[str] = []
+
+    def start(line: str) -> None:
+        waited.append(line)
+        running.joiner = late
+
+    with closing(ClusterChanges(running.log, TOPICS)) as changes:
+        outcome = changes.begin({"id": "r1", "kind": "add", "node": "n5"}, on_wait=start)
+    assert 2 == outcome.version
+    assert ["node n5 has sent no status yet: waiting up to 30 s"] == waited
+
+
+def test_a_balance_without_moves_is_done_at_once(running: Cluster) -> None:
+    """Nothing is appended, and the next request is taken."""
+    done = document("balance")
+    assert {"version": 1, "phase": "done", "slots_moved": 0, "bytes_moved": 0, "seconds": 0.0} == done
+    assert "no slot moves" in invoke("balance", "--by", "bytes").stdout
+    assert [] == running.changes()
+    assert 2 == document("add", "n4")["version"]
 
 
 @pytest.mark.parametrize("appended", [True, False])
