@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -46,9 +47,15 @@ def commands(page: Path) -> Iterator[list[str]]:
         yield text.split()
 
 
+@cache
+def command_line() -> Any:
+    """All commands; they are read only, and building them takes longer than a page of checks."""
+    return typer.main.get_command(build_app())
+
+
 def check_command(words: list[str]) -> None:
     """Fail unless the words name a command, and options that it has."""
-    here: Any = typer.main.get_command(build_app())
+    here = command_line()
     rest = list(words)
     while rest and hasattr(here, "commands") and not rest[0].startswith("-"):
         assert rest[0] in here.commands, f"there is no command {' '.join(words)!r}"

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tokenize
 import tomllib
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
@@ -149,22 +150,28 @@ def floor_of(module: str) -> tuple[str, int] | None:
     return (found[0], FLOORS[found[0]]) if found else None
 
 
-def typing_only(tree: ast.AST) -> set[ast.AST]:
+@cache
+def nodes_of(path: Path) -> tuple[ast.AST, ...]:
+    """Every node of a file's syntax tree, the module first. Each file is parsed once for all tests."""
+    return tuple(ast.walk(ast.parse(path.read_text())))
+
+
+def typing_only(nodes: Iterable[ast.AST]) -> set[ast.AST]:
     """All nodes under `if TYPE_CHECKING:`."""
-    blocks = (node for node in ast.walk(tree) if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test))
+    blocks = (node for node in nodes if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test))
     return {inner for block in blocks for statement in block.body for inner in ast.walk(statement)}
 
 
 @cache
 def imported_modules(path: Path, *, at_load: bool = False) -> frozenset[str]:
     """Modules of this project that a file imports; with `at_load` only those that its own import runs."""
-    tree = ast.parse(path.read_text())
-    skipped = typing_only(tree)
+    nodes = nodes_of(path)
+    skipped = typing_only(nodes)
     if at_load:
-        functions = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+        functions = (node for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
         skipped |= {inner for function in functions for inner in ast.walk(function)}
     names: set[str] = set()
-    for node in ast.walk(tree):
+    for node in nodes:
         if node in skipped:
             continue
         if isinstance(node, ast.Import):
@@ -256,17 +263,17 @@ def test_a_cycle_is_found() -> None:
 @pytest.mark.parametrize("name", PURE_MODULES)
 def test_decisions_have_no_clock_chance_or_io(name: str) -> None:
     """Decision code imports no clock, no randomness and no I/O."""
-    tree = ast.parse((ROOT / name).read_text())
-    skipped = typing_only(tree)
+    nodes = nodes_of(ROOT / name)
+    skipped = typing_only(nodes)
     imported: set[str] = set()
-    for node in ast.walk(tree):
+    for node in nodes:
         if node in skipped:
             continue
         if isinstance(node, ast.Import):
             imported |= {alias.name.split(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             imported.add((node.module or "").split(".")[0])
-    calls = {node.func.id for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
+    calls = {node.func.id for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
     assert imported & IMPURE_IMPORTS == set()
     assert calls & {"open", "input", "print", "exec", "eval"} == set()
 
@@ -275,9 +282,7 @@ def documented_as_pure() -> set[str]:
     """Files that their own docstrings, or a page, call pure."""
     found = set()
     for path in source_files():
-        documented = (
-            node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Module | ast.ClassDef)
-        )
+        documented = (node for node in nodes_of(path) if isinstance(node, ast.Module | ast.ClassDef))
         if any(PURE.search(ast.get_docstring(node) or "") for node in documented):
             found.add(str(path.relative_to(ROOT)))
     for page in (ROOT / "docs").rglob("*.md"):
@@ -320,7 +325,7 @@ def test_no_function_is_too_long() -> None:
     """A function of the packages has 50 lines at most, its docstring among them."""
     long = {}
     for path in source_files():
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in nodes_of(path):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno is not None:
                 lines = node.end_lineno - node.lineno + 1
                 if lines > FUNCTION_LINES_MAX:
@@ -343,7 +348,7 @@ def test_constructors_are_narrow() -> None:
         name = str(path.relative_to(ROOT))
         if not name.startswith(NARROW_ROOMS):
             continue
-        for kind in (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ClassDef)):
+        for kind in (node for node in nodes_of(path) if isinstance(node, ast.ClassDef)):
             for function in kind.body:
                 if isinstance(function, ast.FunctionDef) and function.name == "__init__":
                     taken = [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs][1:]
@@ -372,7 +377,7 @@ def test_every_test_has_a_docstring() -> None:
     """Every test function and method has a docstring."""
     undocumented = []
     for path in sorted((ROOT / "tests").rglob("test_*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in nodes_of(path):
             named = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_")
             if named and not ast.get_docstring(node):
                 undocumented.append(f"{path.relative_to(ROOT)}::{node.name}")
@@ -412,7 +417,7 @@ def test_every_file_with_tests_is_collected() -> None:
     for path in sorted((ROOT / "tests").rglob("*.py")):
         if path.name.startswith("test_"):
             continue
-        names = [node.name for node in ast.parse(path.read_text()).body if isinstance(node, ast.FunctionDef)]
+        names = [node.name for node in ast.iter_child_nodes(nodes_of(path)[0]) if isinstance(node, ast.FunctionDef)]
         misplaced += [f"{path.relative_to(ROOT)}::{name}" for name in names if name.startswith("test_")]
     assert misplaced == []
 
