@@ -45,6 +45,15 @@ class ApplyWrite:
 
 
 @dataclass(frozen=True, slots=True)
+class HandOversLost:
+    """Name the records that other groups had to accept, and that this log has lost to an accepted gap."""
+
+    version: int
+    lost: dict[str, int]
+    """How many there are, by the group that does not get them."""
+
+
+@dataclass(frozen=True, slots=True)
 class ApplyDelete:
     """Hide rows of lower rank."""
 
@@ -133,4 +142,5 @@ Action = (
     | CutSlots
     | ReleaseSlots
     | HandOver
+    | HandOversLost
 )

@@ -112,7 +112,7 @@ class RowAdmission:
 
     def _check_series(self, schema: TableSchema, keys: pa.StringArray) -> None:
         # Most messages of a table hold the series of the one before: a hash of the keys is all that they cost.
-        known = (_digest(keys), schema.database, schema.table, schema.tags)
+        known = (dictionary_digest(keys), schema.database, schema.table, schema.tags)
         if known in self._checked:
             self._checked.move_to_end(known)
             return
@@ -152,7 +152,8 @@ def fits(schema: TableSchema, rows: pa.RecordBatch) -> bool:
     return all(types.get(field.name) == FieldType.of_arrow(field.type) for field in list(rows.schema)[2:])
 
 
-def _digest(keys: pa.StringArray) -> bytes:
+def dictionary_digest(keys: pa.StringArray) -> bytes:
+    """What distinguishes the series of one row batch from those of another."""
     hasher = xxhash.xxh3_128()
     for buffer in keys.buffers()[1:]:
         if buffer is not None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from itertools import groupby
 from typing import Any
 
-from headrace.consumers.replication.change_state import ChangeState, Given, Origin, Target, Transfer
+from headrace.consumers.replication.change_state import ChangeState, Given, Target, Transfer
 from headrace.consumers.replication.cut_memory import CutMemory
-from headrace.consumers.replication.producer_section import Section
+from headrace.consumers.replication.producer_section import Origin, Section
 from headrace.schemas.group_changes import (
     BarrierPhase,
     GroupKey,

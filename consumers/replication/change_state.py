@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from headrace.consumers.replication.cut_memory import CutMemory
-from headrace.consumers.replication.producer_section import Section
+from headrace.consumers.replication.producer_section import Origin
 from headrace.schemas.group_changes import (
     BEGINNING,
     Barrier,
@@ -25,9 +25,8 @@ from headrace.schemas.group_changes import (
     Takeover,
 )
 from headrace.schemas.message_bodies import Delete, ProducerPosition
+from headrace.schemas.messages import Gap
 
-SECTIONS_MAX = 256
-"""Takeovers of one origin whose producers are remembered; the oldest is forgotten first."""
 KEPT_DELETES_MAX = 10_000
 """Deletes that a group remembers for late rows of slots that came or left; the oldest is forgotten first."""
 
@@ -86,33 +85,17 @@ class Target:
         self.outstanding.append(HandOver(self.key, self.topic, transfer, self.newest))
         return self.outstanding[-1]
 
+    def keep(self, kept: list[HandOver]) -> None:
+        """Nothing but these is due any more; each names the one that is before it now."""
+        # Another list: views share the one of before.
+        self.outstanding = []
+        for each in kept:
+            self.add(each.transfer)
+
     @property
     def newest(self) -> HandOverPosition:
         """The position that the next transfer follows."""
         return self.outstanding[-1].position if self.outstanding else self.accepted
-
-
-@dataclass(slots=True)
-class Origin:
-    """A group whose slots this one took: the newest position that counted, and what it knew of producers."""
-
-    position: HandOverPosition = BEGINNING
-    sections: list[Section] = field(default_factory=list)
-
-    def section(self, slots: frozenset[int]) -> Section:
-        """The section of exactly these slots, made if it is missing."""
-        for each in self.sections:
-            if each.slots == slots:
-                return each
-        self.sections.append(Section(slots))
-        del self.sections[:-SECTIONS_MAX]
-        return self.sections[-1]
-
-    def note(self, slots: Iterable[int], position: ProducerPosition, digest: bytes) -> None:
-        """The former holder has applied a late message for some of its slots."""
-        for each in self.sections:
-            if not each.slots.isdisjoint(slots):
-                each.note(position.producer, position.batch, [(position.sequence, digest)])
 
 
 @dataclass(slots=True)
@@ -328,13 +311,11 @@ class ChangeState:
         """Those of the slots that are not another group's."""
         return tuple(slot for slot in slots if slot not in self.given)
 
-    def concerns(self, table_version: int, position: ProducerPosition, digest: bytes) -> bool:
+    def concerns(self, position: ProducerPosition, digest: bytes) -> bool:
         """Whether some rows of a write may be another group's, or known at a former holder of their slots."""
-        # Writers of the newest table here, or of a later one, send no rows of slots that left with it: looking at
-        # every row of every write would cost most of what applying it does.
-        late = bool(self.given) and table_version < self.settled_version
+        # Whatever table it names: rows of a slot that left would be in no answer, and nobody would know of them.
         sections = (section for origin in self.origins.values() for section in origin.sections)
-        return late or any(section.knows(position, digest) for section in sections)
+        return bool(self.given) or any(section.knows(position, digest) for section in sections)
 
     def known_at_former_holders(self, slots: Iterable[int], position: ProducerPosition, digest: bytes) -> set[int]:
         """Those of the slots whose former holder had this message of a producer already, or a newer batch."""
@@ -372,12 +353,33 @@ class ChangeState:
         self.revision += 1
         return True
 
+    def lose(self, gap: Gap) -> dict[str, int]:
+        """An accepted gap: late records that the log has lost are due no more. How many, by the group they were for."""
+        # A log that begins behind all that was read has none of them. One that was cut, or made again, has other
+        # records from there on.
+        behind = gap.resume_offset > gap.anchor.offset + 1
+        found: dict[str, int] = {}
+        for target in self.targets.values():
+            kept = [
+                each
+                for each in target.outstanding
+                if each.transfer.rank is None
+                or each.position.version > gap.anchor.version
+                or not (behind or each.transfer.offset >= gap.resume_offset)
+            ]
+            if lost := len(target.outstanding) - len(kept):
+                found[target.key.group] = lost
+                target.keep(kept)
+                self.revision += 1
+        return found
+
     def follows(self, handed: HandedOver) -> bool:
         """Whether a hand-over is the next one of its origin; the first one is a takeover."""
         origin = self.origins.get(handed.origin)
         if origin is None:
             return handed.previous == BEGINNING and isinstance(handed.body, Takeover)
-        return handed.previous == origin.position
+        # The one before may be gone from the log of the origin, which then names an earlier one.
+        return handed.previous <= origin.position < handed.position
 
 
 def concerned_slots(due: HandOver, cuts: Mapping[int, CutMemory]) -> Slots:

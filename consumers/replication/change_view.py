@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from types import MappingProxyType
-from typing import Any
+from typing import Any, overload
 
 from headrace.consumers.replication import hand_over
 from headrace.consumers.replication.change_state import ChangeState, Given, HandOver
@@ -14,6 +15,33 @@ from headrace.schemas.group_changes import BarrierPhase, GroupKey, HandedOver, H
 from headrace.schemas.messages import Message
 
 _EMPTY: Mapping[Any, Any] = MappingProxyType({})
+
+
+class Due(Sequence[HandOver]):
+    """What one group must still accept, in order: the beginning of a list to which its owner only appends."""
+
+    # A copy for each late record would cost as much as all the records that wait.
+    __slots__ = ("_count", "_items")
+
+    def __init__(self, items: list[HandOver]) -> None:
+        self._items, self._count = items, len(items)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[HandOver]:
+        return islice(self._items, self._count)
+
+    @overload
+    def __getitem__(self, index: int) -> HandOver: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[HandOver]: ...
+
+    def __getitem__(self, index: int | slice) -> HandOver | list[HandOver]:
+        if isinstance(index, slice):
+            return [self._items[each] for each in range(*index.indices(self._count))]
+        return self._items[range(self._count)[index]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +62,7 @@ class ChangeView:
     phase: BarrierPhase | None = None
     table_version: int = 0
     given: Mapping[int, Given] = field(default_factory=lambda: _EMPTY)
-    due: Mapping[GroupKey, tuple[HandOver, ...]] = field(default_factory=lambda: _EMPTY)
+    due: Mapping[GroupKey, Sequence[HandOver]] = field(default_factory=lambda: _EMPTY)
     accepted: Mapping[GroupKey, HandOverPosition] = field(default_factory=lambda: _EMPTY)
     added: tuple[str, ...] = ()
     settled: int = 1
@@ -56,7 +84,7 @@ class ChangeView:
             phase=state.phase,
             table_version=state.table_version,
             given=MappingProxyType(state.given),
-            due=MappingProxyType({key: tuple(each.outstanding) for key, each in state.targets.items()}),
+            due=MappingProxyType({key: Due(each.outstanding) for key, each in state.targets.items()}),
             accepted=MappingProxyType({key: each.position for key, each in state.origins.items()}),
             added=state.added,
             settled=state.settled_version,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pyarrow as pa
+import structlog
 
 from headrace.consumers.replication.actions import (
     Action,
@@ -16,13 +17,15 @@ from headrace.consumers.replication.actions import (
     CompactNow,
     CutSlots,
     DropSlices,
+    HandOversLost,
     Ignored,
     ReleaseSlots,
     SealNow,
 )
 from headrace.consumers.replication.admission import GroupStopping, RowAdmission, TableSchemas
+from headrace.consumers.replication.distinct_slots import DistinctSlots
 from headrace.consumers.replication.replica import Replica
-from headrace.consumers.replication.row_slots import distinct_slots, rows_of_slots
+from headrace.consumers.replication.row_slots import rows_of_slots
 from headrace.consumers.replication.settings import ReplicationLimits
 from headrace.consumers.replication.store_jobs import StoreJobQueue
 from headrace.consumers.store import HandedRank, Slots, Store, handed_tombstone
@@ -31,6 +34,8 @@ from headrace.schemas.group_changes import Rank
 from headrace.schemas.messages import Write
 from headrace.schemas.payload import PayloadInvalid
 from headrace.schemas.tables import DatabaseSchema, TableSchema
+
+_log = structlog.get_logger(__name__)
 
 
 class GroupActions:
@@ -55,6 +60,8 @@ class GroupActions:
         self._store_jobs = store_jobs
         self._stopping = stopping
         self._admission = RowAdmission()
+        self._distinct_slots = DistinctSlots()
+        self._admitted: tuple[Write, pa.RecordBatch] | None = None
         replica.slots_of = self._slots_of
         self._hold_again()
 
@@ -84,6 +91,8 @@ class GroupActions:
             self.release(action.version, self._slots(action.slots))
         elif isinstance(action, DropSlices | CompactNow | ApplyLoad):
             self._change_files(action)
+        elif isinstance(action, HandOversLost):
+            _log.error("late records lost with an accepted gap", group=self._name, records_by_group=action.lost)
 
     def release(self, version: int, slots: Slots) -> None:
         """Remove the files of slots that left."""
@@ -157,7 +166,7 @@ class GroupActions:
         schema = self._schema(write.database, write.table, write.schema_version)
         database = self._database(write.database)
         try:
-            return schema, database, self._admission.admit(schema, write)
+            return schema, database, self._rows(schema, write)
         except PayloadInvalid as error:
             self._replica.reject(Ignored.INVALID, error.message)
             return None
@@ -165,7 +174,14 @@ class GroupActions:
     def _slots_of(self, write: Write, slots_total: int) -> group_changes.Slots:
         # From the version that the write names, and a database never changes: it follows from logs alone.
         schema = self._schema(write.database, write.table, write.schema_version)
-        return distinct_slots(self._admission.admit(schema, write), self._database(write.database), slots_total)
+        rows = self._admission.admit(schema, write)
+        self._admitted = write, rows
+        return self._distinct_slots.of(rows, self._database(write.database), slots_total)
+
+    def _rows(self, schema: TableSchema, write: Write) -> pa.RecordBatch:
+        """The rows of a write; those that were just decoded for their slots are not decoded again."""
+        known, self._admitted = self._admitted, None
+        return known[1] if known is not None and known[0] is write else self._admission.admit(schema, write)
 
     def _database(self, name: str) -> DatabaseSchema:
         found = self._tables.database(name)

@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from headrace.schemas.group_changes import MovedProducer
+from headrace.schemas.group_changes import BEGINNING, HandOverPosition, MovedProducer
 from headrace.schemas.message_bodies import ProducerPosition
 
 SECTION_PRODUCERS_MAX = 30_000
 """Producers that are remembered for the slots of one takeover; the one with the oldest last record is forgotten."""
+SECTIONS_MAX = 256
+"""Takeovers of one origin whose producers are remembered; the oldest is forgotten first."""
 
 
 @dataclass(slots=True)
@@ -57,3 +59,26 @@ class Section:
     def moved(self) -> tuple[MovedProducer, ...]:
         """The producers as a takeover has them, in this order."""
         return tuple(MovedProducer(name, each.batch, tuple(sorted(each.seen))) for name, each in self.producers.items())
+
+
+@dataclass(slots=True)
+class Origin:
+    """A group whose slots this one took: the newest position that counted, and what it knew of producers."""
+
+    position: HandOverPosition = BEGINNING
+    sections: list[Section] = field(default_factory=list)
+
+    def section(self, slots: frozenset[int]) -> Section:
+        """The section of exactly these slots, made if it is missing."""
+        for each in self.sections:
+            if each.slots == slots:
+                return each
+        self.sections.append(Section(slots))
+        del self.sections[:-SECTIONS_MAX]
+        return self.sections[-1]
+
+    def note(self, slots: Iterable[int], position: ProducerPosition, digest: bytes) -> None:
+        """The former holder has applied a late message for some of its slots."""
+        for each in self.sections:
+            if not each.slots.isdisjoint(slots):
+                each.note(position.producer, position.batch, [(position.sequence, digest)])

@@ -21,6 +21,7 @@ from headrace.consumers.replication.actions import (
     CompactNow,
     CutSlots,
     DropSlices,
+    HandOversLost,
     Ignored,
     Rejection,
     ReleaseSlots,
@@ -221,9 +222,9 @@ class Replica:
         if isinstance(body, Claim):
             return self._claim(body)
         if isinstance(body, Gap):
-            # The records before the gap are in no log any more: only a seal makes them files that other
-            # members can copy.
-            return [self._seal()]
+            # Records before it are in no log any more: only a seal makes them files that other members can copy.
+            lost = self.state.changes.lose(body) if LogBase.of(body) == self.state.base else {}
+            return [self._seal(), *([HandOversLost(version, lost)] if lost else [])]
         # Decided by what the log accepted, never by who sends: a leader that was stopped may append long
         # after its term.
         if not self.leads(body.leadership):
@@ -250,7 +251,7 @@ class Replica:
             return self.reject(Ignored.TOO_LARGE, error.message)
         version, changes = self.state.version, self.state.changes
         changes.note_table(write.slot_table_version)
-        if not changes.concerns(write.slot_table_version, message.position, message.digest):
+        if not changes.concerns(message.position, message.digest):
             return [ApplyWrite(version, write)]
         try:
             slots = self.slots_of(write, changes.slots_total)

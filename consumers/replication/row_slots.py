@@ -32,11 +32,6 @@ def no_slots(_write: Write, _slots_total: int) -> Slots:
     )
 
 
-def distinct_slots(rows: pa.RecordBatch, database: DatabaseSchema, slots_total: int) -> Slots:
-    """The slots of a row batch, ascending."""
-    return tuple(np.unique(row_slots(rows, database, slots_total)).tolist())
-
-
 def rows_of_slots(rows: pa.RecordBatch, database: DatabaseSchema, slots_total: int, slots: Slots) -> pa.RecordBatch:
     """The rows of these slots, in their order, with only the series that they use."""
     chosen = np.flatnonzero(np.isin(row_slots(rows, database, slots_total), slots))

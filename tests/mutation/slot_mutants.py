@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.mutation.mutant import Mutant
 
 TESTS = ("test_group_changes.py", "test_slot_model.py")
+AGAIN = ("test_slots_again.py",)
 REPLICA, STATE, SECTION = "replication/replica.py", "replication/change_state.py", "replication/producer_section.py"
 
 SLOTS = (
@@ -53,14 +54,14 @@ SLOTS = (
     Mutant(
         "hand_over_in_any_order",
         STATE,
-        "        return handed.previous == origin.position\n",
+        "        return handed.previous <= origin.position < handed.position\n",
         "        return handed.position > origin.position\n",
         TESTS,
     ),
     Mutant(
         "hand_over_applied_again",
         STATE,
-        "        return handed.previous == origin.position\n",
+        "        return handed.previous <= origin.position < handed.position\n",
         "        return handed.previous <= origin.position\n",
         TESTS,
     ),
@@ -88,16 +89,66 @@ SLOTS = (
     Mutant(
         "late_producers_not_remembered",
         REPLICA,
-        "            origin.note(body.slots, body.position, body.digest)\n",
+        "        origin.note(body.slots, body.position, body.digest)\n",
         "",
         TESTS,
     ),
     Mutant(
         "deletes_stay_at_the_former_holder",
         STATE,
-        "            self.keep_delete(HandedDelete(rank, taken, delete))\n",
+        "            self.keep_delete(HandedDelete(Rank(era, version), tuple(sorted(slots)), delete))\n",
         "            pass\n",
         TESTS,
+    ),
+    Mutant(
+        "deletes_of_slots_that_left_forgotten",
+        STATE,
+        "            by_era.setdefault(given.era, []).append(slot)\n",
+        "            pass\n",
+        AGAIN,
+    ),
+    Mutant(
+        "deletes_stay_when_slots_are_renamed",
+        "replication/group_state.py",
+        '            return CutMemory(barrier.table_version, targets, b"", (), deletes)\n',
+        '            return CutMemory(barrier.table_version, targets, b"", ())\n',
+        AGAIN,
+    ),
+    Mutant(
+        "deletes_of_a_takeover_stay_here",
+        REPLICA,
+        "        return [*own, *self._divide(handed.slots, handed.rank)]\n",
+        "        return own\n",
+        AGAIN,
+    ),
+    Mutant(
+        "renamed_slots_that_left_again_unexpected",
+        STATE,
+        "(slot not in self.given or takeover.table_version < self.era)",
+        "slot not in self.given",
+        AGAIN,
+    ),
+    Mutant(
+        "lost_records_stay_due",
+        REPLICA,
+        "lost = self.state.changes.lose(body) if",
+        "lost = {} if",
+        AGAIN,
+    ),
+    Mutant(
+        "records_before_a_cut_of_the_log_lost",
+        STATE,
+        "                or not (behind or each.transfer.offset >= gap.resume_offset)\n",
+        "",
+        AGAIN,
+    ),
+    Mutant(
+        "writer_of_the_newest_table_trusted",
+        REPLICA,
+        "        if not changes.concerns(message.position, message.digest):\n",
+        "        newest = write.slot_table_version >= changes.settled_version\n"
+        "        if newest or not changes.concerns(message.position, message.digest):\n",
+        AGAIN,
     ),
     Mutant(
         "late_deletes_stay_here",

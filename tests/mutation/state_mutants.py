@@ -70,8 +70,8 @@ STATE_MACHINE = (
     Mutant(
         "gap_does_not_seal",
         "replication/replica.py",
-        "            return [self._seal()]\n        # Decided",
-        "            return []\n        # Decided",
+        "            return [self._seal(), *([HandOversLost(",
+        "            return [*([HandOversLost(",
         (REPLICA,),
     ),
     Mutant(
@@ -214,8 +214,8 @@ STATE_MACHINE = (
     Mutant(
         "series_keys_of_another_table_known",
         "replication/admission.py",
-        "known = (_digest(keys), schema.database, schema.table, schema.tags)",
-        'known = (_digest(keys), "", "", ())',
+        "known = (dictionary_digest(keys), schema.database, schema.table, schema.tags)",
+        'known = (dictionary_digest(keys), "", "", ())',
         (ADMISSION,),
     ),
     Mutant(

@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.consumers.membership.slot_table import SlotTable
-from headrace.consumers.replication.row_slots import distinct_slots, row_slots, rows_of_slots
+from headrace.consumers.replication.distinct_slots import DistinctSlots
+from headrace.consumers.replication.row_slots import row_slots, rows_of_slots
 from headrace.schemas.payload import decode_rows, encode_rows
 from headrace.schemas.series import bucket_of
 from headrace.schemas.tables import DatabaseSchema
@@ -15,6 +16,7 @@ from tests.poison import row_batch
 
 DATABASE = DatabaseSchema("db", 3_600_000_000_000, 4)
 TABLE = SlotTable.create(("n1", "n2", "n3"), 1, 97)
+DISTINCT = DistinctSlots()
 ROWS = st.lists(st.tuples(st.integers(0, 5), st.integers(-(10**13), 10**13)), max_size=30)
 
 
@@ -27,7 +29,7 @@ def test_rows_have_the_slots_by_which_they_are_routed(rows: list[tuple[int, int]
     slots = row_slots(batch, DATABASE, TABLE.slots)
     routed = [TABLE.route(DATABASE, time, bucket_of(keys[code], DATABASE.buckets)) for code, time in rows]
     assert routed == [TABLE.holder(int(slot)) for slot in slots]
-    assert tuple(sorted(set(slots.tolist()))) == distinct_slots(batch, DATABASE, TABLE.slots)
+    assert tuple(sorted(set(slots.tolist()))) == DISTINCT.of(batch, DATABASE, TABLE.slots)
     # Half of those there are, so that some stay and some go.
     wanted = (*chosen, *np.unique(slots)[::2].tolist())
     taken = rows_of_slots(batch, DATABASE, TABLE.slots, wanted)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.consumers.replication.actions import ApplyHandedDelete, Ignored
+from headrace.consumers.replication.actions import ApplyHandedDelete, ApplyRows, HandOversLost, Ignored
+from headrace.consumers.replication.change_state import HandOver
 from headrace.consumers.replication.change_view import ChangeView
+from headrace.consumers.replication.group_state import LogBase
 from headrace.schemas.group_changes import BarrierPhase, GroupKey, HandOverAccepted, Rank
-from headrace.schemas.messages import Delete
+from headrace.schemas.messages import Anchor, Delete, Gap
 from tests.sim.migration_rows import GroupRows
 from tests.unit.replication.slot_logs import SlotLog, rows_write
 
@@ -158,3 +160,54 @@ def test_deletes_of_a_late_takeover_move_on_with_the_slot(donor: SlotLog) -> Non
     assert isinstance(action, ApplyHandedDelete)
     assert (due.transfer.rank, (3,)) == (action.rank, action.slots)
     assert {"key": ("3a",)} == action.delete.tags
+
+
+@pytest.mark.parametrize("sent", [False, True], ids=["nobody has it", "it was sent"])
+def test_late_records_that_a_log_has_lost_are_due_no_more(donor: SlotLog, sent: bool) -> None:
+    """They are named. What came before and what comes behind arrives, also where the lost one had been accepted."""
+    taker = joiner()
+    donor.hand_over(taker)
+    donor.append(rows_write({"3a": 1}))
+    resumed = len(donor.values)
+    donor.append(rows_write({"3b": 1, "4a": 1}))
+    if sent:
+        for value in donor.hand_overs(taker):
+            taker.append_value(value)
+    state = donor.replica.state
+    gap = Gap("topic", resumed, Anchor(state.offset, state.version, state.chain))
+    state.base = LogBase.of(gap)
+    _, lost = donor.append(gap)
+    assert HandOversLost(state.version, {"n6": 1}) == lost
+    # In the log again, for whoever begins at another member's files.
+    assert 1 == len(donor.append(gap))
+    donor.append(rows_write({"3c": 1}))
+    assert [(3,), (3,)] == [each.transfer.slots for each in ChangeView.of(state.changes).due[taker.key]]
+    rows = [each.write for actions in donor.hand_over(taker) for each in actions if isinstance(each, ApplyRows)]
+    assert rows_write({"3c": 1}) == rows[-1]
+    assert (1 if sent else 2) == len(rows)
+    assert not state.changes.targets[taker.key].outstanding
+    donor.barrier(FORMAL, 2, 3, gains=(3, 4))
+    assert FORMAL is state.changes.phase
+
+
+def test_a_log_that_begins_behind_all_that_was_read_has_no_late_record(donor: SlotLog) -> None:
+    """Parts of takeovers are in the state, and stay due."""
+    taker = joiner()
+    donor.append(rows_write({"3a": 1}))
+    state = donor.replica.state
+    parts = [each for each in ChangeView.of(state.changes).due[taker.key] if each.transfer.rank is None]
+    gap = Gap("topic", state.offset + 5, Anchor(state.offset, state.version, state.chain))
+    state.base = LogBase.of(gap)
+    assert HandOversLost(state.version + 1, {"n6": 1}) == donor.append(gap)[-1]
+    assert parts == list(ChangeView.of(state.changes).due[taker.key])
+
+
+def test_rows_of_a_slot_that_left_go_to_its_holder_whatever_table_their_writer_names(donor: SlotLog) -> None:
+    """A record that somebody made by hand would else put them where no query looks."""
+    taker = joiner()
+    donor.hand_over(taker)
+    for version in (2, 9):
+        kept, handed = donor.append(rows_write({"0a": version, "3a": version}, version))
+        assert isinstance(kept, ApplyRows)
+        assert isinstance(handed, HandOver)
+        assert ((0,), (3,), taker.key) == (kept.slots, handed.transfer.slots, handed.target)
