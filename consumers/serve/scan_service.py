@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 
+import pyarrow as pa
 import structlog
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
@@ -59,6 +60,7 @@ class ScanService:
         try:
             while True:
                 pending = loop.run_in_executor(self._threads, scan.next)
+                pending.add_done_callback(_note_end)
                 while not (await asyncio.wait({pending}, timeout=MARK_INTERVAL_S))[0]:
                     yield encoder.waiting()
                 batch = pending.result()
@@ -72,6 +74,12 @@ class ScanService:
         finally:
             # Closing may wait for a batch that is being computed; the event loop must not.
             self._threads.submit(scan.close)
+
+
+def _note_end(pending: asyncio.Future[pa.RecordBatch | None]) -> None:
+    """When the asker has gone, nobody looks at how a step ended, and asyncio would write its traceback to the log."""
+    if not pending.cancelled():
+        pending.exception()
 
 
 def _close_unwanted(opening: asyncio.Future[RunningScan]) -> None:
