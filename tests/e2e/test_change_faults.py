@@ -70,4 +70,4 @@ def test_fifty_faults_stop_no_change(broker: BrokerInfo, tmp_path: Path, cluster
     """The same with faults from a seed: every role in every phase, killed and stopped, twice and more."""
     seed = int(os.environ.get("HEADRACE_FAULT_SEED") or random.SystemRandom().randrange(1 << 32))
     faults = drawn_faults(seed, int(os.environ.get("HEADRACE_FAULTS", SOAK_FAULTS)))
-    run_faults(tmp_path, broker.bootstrap, cluster_name, faults, seed)
+    run_faults(tmp_path, broker.bootstrap, cluster_name, faults, seed, pace=Pace(days_max=60, write_pause_s=0.1))

@@ -105,7 +105,7 @@ class Members:
 
 def status(name: str, **changed: Any) -> Status:
     """The status of a member in sync, whose address is its name."""
-    found = replace(STATUS, node=name, http=name, eligible=True, role=Role.FOLLOWER, durable_offset=9)
+    found = replace(STATUS, node=name, http=name, eligible=True, role=Role.FOLLOWER, durable_offset=9, reason="")
     return replace(found, **changed)
 
 
