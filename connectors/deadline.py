@@ -30,12 +30,14 @@ class Deadline:
 class GracePeriod:
     """Decides when a topic that the broker reports as missing counts as gone. Owned by one thread.
 
-    The report must be the same for GONE_AFTER_S, because the consequence is final for the topic's group. Time in
+    The report must be the same for `gone_after_s`, because the consequence is final for the topic's group. Time in
     which nothing was known counts for nothing: a broker may have restarted twice.
     """
 
-    def __init__(self, clock_s: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock_s: Callable[[], float] = time.monotonic, gone_after_s: float | None = None) -> None:
+        """`gone_after_s` None = GONE_AFTER_S."""
         self._clock_s = clock_s
+        self._gone_after_s = gone_after_s
         # The first and the newest report.
         self._reports_s: dict[str, tuple[float, float]] = {}
 
@@ -48,11 +50,11 @@ class GracePeriod:
         self._reports_s.pop(topic, None)
 
     def missing(self, topic: str) -> bool:
-        """Record a report that the topic is missing; whether it was missing for GONE_AFTER_S without a break."""
+        """Record a report that the topic is missing; whether it was missing for `gone_after_s` without a break."""
         now_s = self._clock_s()
         since_s, newest_s = self._reports_s.get(topic, (now_s, now_s))
         # A process that was stopped has reports of before and after, and none of between.
         if now_s - newest_s > SILENCE_S:
             since_s = now_s
         self._reports_s[topic] = since_s, now_s
-        return now_s - since_s >= GONE_AFTER_S
+        return now_s - since_s >= (GONE_AFTER_S if self._gone_after_s is None else self._gone_after_s)

@@ -12,6 +12,8 @@ from headrace.consumers.membership.group_changes import GroupBirth
 from headrace.schemas.errors import HeadraceError
 
 LOOK_INTERVAL_S = 1.0
+DELETED_AFTER_S = 3.0
+"""How long a topic must be missing while the membership log is there. A broker that has just started knows neither."""
 
 
 class EndedTopics:
@@ -24,7 +26,7 @@ class EndedTopics:
         self._log = log
         self._topics = topics
         self._clock = clock
-        self._absence = GracePeriod(clock.monotonic_s)
+        self._absence = GracePeriod(clock.monotonic_s, DELETED_AFTER_S)
         self._gone: set[GroupBirth] = set()
         self.absent: frozenset[GroupBirth] = frozenset()
         self._look_at_s = 0.0
@@ -50,18 +52,24 @@ class EndedTopics:
     def _is_gone(self, birth: GroupBirth) -> bool:
         topic = self._topics.forward(birth.header, birth.birth)
         try:
+            # In this order: a broker that knows this topic has loaded its metadata before the other look.
+            loaded = not self._lacks(self._topics.membership)
             missing = self._is_missing(birth)
         except HeadraceError:
             self._absence.unknown(topic)
             return False
         self.absent = self.absent | {birth} if missing else self.absent - {birth}
-        if not missing:
-            self._absence.present(topic)
-        return missing and self._absence.missing(topic)
+        if missing and loaded:
+            return self._absence.missing(topic)
+        self._absence.unknown(topic)
+        return False
 
     def _is_missing(self, birth: GroupBirth) -> bool:
+        return self._lacks(self._topics.forward(birth.header, birth.birth))
+
+    def _lacks(self, topic: str) -> bool:
         try:
-            self._log.describe(self._topics.forward(birth.header, birth.birth))
+            self._log.describe(topic)
         except TopicMissing:
             return True
         return False

@@ -27,6 +27,8 @@ from headrace.schemas.group_changes import GroupKey
 
 RETRY_S = 1.0
 """Pause before a file is tried again, and before anything is fetched after the disk was full."""
+LOG_INTERVAL_S = 10.0
+"""Between two lines of the log about files of one group that are not fetched."""
 DISTRUST_S = 60.0
 """How long a node that has sent wrong bytes of a file is not asked for that file."""
 GONE_S = 10.0
@@ -89,7 +91,7 @@ class FilePuller:
         self._resume_s = 0.0
         self._swept: set[str] = set()
         self._faults: dict[str, str] = {}
-        self._logged: dict[tuple[str, str], str] = {}
+        self._logged_s: dict[str, float] = {}
         self.errors = 0
         self.files = 0
         self.disk_fault = ""
@@ -99,12 +101,13 @@ class FilePuller:
         keys = {file.key for file in files}
         with self._lock:
             self._due = list(files)
-            for kept in (self._retry_at_s, self._expected_since_s, self._gone_since_s, self._logged):
+            for kept in (self._retry_at_s, self._expected_since_s, self._gone_since_s):
                 for key in kept.keys() - keys:
                     del kept[key]
             topics = {file.topic for file in files}
             self._faults = {topic: fault for topic, fault in self._faults.items() if topic in topics}
             self._swept -= topics
+            self._logged_s = {topic: logged_s for topic, logged_s in self._logged_s.items() if topic in topics}
             if not files:
                 self.disk_fault = ""
             started = max(0, min(len(files), self._fetches_max) - self._workers)
@@ -236,10 +239,12 @@ class FilePuller:
 
     def _note(self, file: WantedFile, error: HeadraceError) -> None:
         self.errors += 1
-        # Several files take turns, and each is tried every second.
-        if self._logged.get(file.key) != error.message:
+        self._faults[file.topic] = error.message
+        # There may be thousands of files, each of which is tried every second.
+        now_s = self._clock.monotonic_s()
+        if now_s - self._logged_s.get(file.topic, -LOG_INTERVAL_S) >= LOG_INTERVAL_S:
+            self._logged_s[file.topic] = now_s
             _log.warning("file not fetched", group=file.group.name, file=file.entry.name, error=error.message)
-        self._logged[file.key] = self._faults[file.topic] = error.message
 
     def _pause_for_disk(self, error: StoreFull) -> None:
         self.errors += 1

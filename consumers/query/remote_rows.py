@@ -207,11 +207,16 @@ class RemoteRows:
         return RemoteScan(_local_form(table), share.release, hand_overs_of(table))
 
     def _in_order(self, request: RemoteScanRequest) -> list[Status]:
-        """The members to ask, each query another one first; those behind what it must see come last."""
+        """The members to ask, each query another one first; those behind what it must see come last.
+
+        Before these come members that name a reason and serve all the same: they still wait for files.
+        """
         # A request without a table is for a group that has ended: whoever still holds it may answer.
         found = self.serving(request.group) if request.table_version else self.holders(request.group)
         turn = next(self._turns) % max(1, len(found))
-        return sorted(found[turn:] + found[:turn], key=lambda each: each.durable_offset < request.after)
+        return sorted(
+            found[turn:] + found[:turn], key=lambda each: (each.durable_offset < request.after, each.reason != "")
+        )
 
     def _reserve(self, size_bytes: int) -> None:
         with self._lock:

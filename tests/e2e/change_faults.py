@@ -134,7 +134,7 @@ class ChangeFaultRun:
     def _await_rows(self, more: int) -> None:
         wanted = self.load.rows_written + more
         eventually(lambda: self.load.rows_written >= wanted or bool(self.load.faults), f"{more} rows more", 90)
-        assert [] == self.load.faults
+        assert not self.load.faults, self.load.faults[:5]
 
     # One change.
 
@@ -194,7 +194,7 @@ class ChangeFaultRun:
                 return
             if remaining and (ended or has_come_to(state.change, remaining[0].phase)) and self._others_are_ready():
                 self._inject(remaining.pop(0), leaders)
-            assert [] == self.load.faults
+            assert not self.load.faults, self.load.faults[:5]
             assert now_s < deadline_s, f"the change is in phase {state.change and state.change.phase}: {self._report()}"
             time.sleep(LOOK_S)
 
@@ -259,12 +259,12 @@ class ChangeFaultRun:
     # The end.
 
     def _compare(self) -> None:
-        assert [] == self.load.faults
+        assert not self.load.faults, self.load.faults[:5]
         table = self._looked().table
         assert table is not None
         for node in table.nodes:
             assert self.load.check(node, self._cluster.url(node)), self.load.errors[-5:]
-        assert [] == self.load.faults
+        assert not self.load.faults, self.load.faults[:5]
         for node in table.nodes:
             remains_gone = lambda node=node: not self._foreign(table, node)  # noqa: E731
             eventually(remains_gone, f"nothing foreign at {node}: {self._foreign(table, node)[:3]}", SETTLE_TIMEOUT_S)

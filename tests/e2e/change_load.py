@@ -53,10 +53,14 @@ class Day:
 
 @dataclass(slots=True)
 class Model:
-    """All days. What a query may answer lies between the model before it and the one after."""
+    """All days. What a query may answer lies between the model before it and the one after.
+
+    `after` are the log offsets of all that is acknowledged.
+    """
 
     days: dict[int, Day] = field(default_factory=dict)
-    lock: threading.Lock = field(default_factory=threading.Lock)
+    after: dict[str, int] = field(default_factory=dict)
+    lock: threading.RLock = field(default_factory=threading.RLock)
 
     def copied(self) -> dict[int, Day]:
         """The days as they are now."""
@@ -87,7 +91,6 @@ class ChangeLoad:
         self.query_ms: list[tuple[float, float]] = []
         self.rows_written = 0
         self.answers: dict[str, int] = {}
-        self._after: dict[str, int] = {}
 
     def start(self) -> None:
         """Begin to write, and to ask the nodes."""
@@ -131,8 +134,6 @@ class ChangeLoad:
                         self._write_day(writer.write, self._random.choice(sorted(self.model.days)))
                     else:
                         self._write_day(writer.write, FIRST_DAY + len(self.model.days))
-                    with self.model.lock:
-                        self._after = dict(self._client.flush())
                     self._stopping.wait(self._pace.write_pause_s)
         except Exception as error:
             self.faults.append(f"the writer ended: {error!r}")
@@ -149,6 +150,7 @@ class ChangeLoad:
         for attempt in range(100):
             try:
                 write(rows)
+                after = dict(self._client.flush())
                 break
             except HeadraceError as error:
                 # Writing again is safe, whatever became of it.
@@ -158,7 +160,9 @@ class ChangeLoad:
                 time.sleep(0.2)
         self.write_ms.append((began, (time.monotonic() - began) * 1_000))
         self.rows_written += len(rows)
+        # Together: an answer must have what is acknowledged only if it was asked with these offsets.
         with self.model.lock:
+            self.model.after = after
             day.level, day.going = level, day.going - back
 
     def _delete(self) -> None:
@@ -176,6 +180,7 @@ class ChangeLoad:
                 self._client.delete(
                     "fleet", "pumps", {"pump": f"p{pump}"}, first * DAY_NS, (first + 2) * DAY_NS, quorum=2
                 )
+                after = dict(self._client.flush())
                 break
             except HeadraceError as error:
                 self.errors.append(f"delete: {error}")
@@ -183,6 +188,7 @@ class ChangeLoad:
                     raise
                 time.sleep(0.2)
         with self.model.lock:
+            self.model.after = after
             for day in chosen:
                 day.gone, day.going = day.gone | {pump}, day.going - {pump}
 
@@ -198,8 +204,8 @@ class ChangeLoad:
     def check(self, name: str, url: str) -> bool:
         """Ask one node once, and compare. False if it did not answer."""
         with self.model.lock:
-            after = dict(self._after)
-        before, began = self.model.copied(), time.monotonic()
+            before, after = self.model.copied(), self.model.after
+        began = time.monotonic()
         try:
             answer = b"".join(NodeClient(url).query(QUERY, format="arrow", after=after, timeout_ms=30_000))
         except HeadraceError as error:

@@ -19,6 +19,8 @@ from tests.e2e.faults import EventLog
 
 pytestmark = [pytest.mark.slow, pytest.mark.broker]
 SOAK_FAULTS = 50
+# A slow copy: a fault in the last phase comes before its end.
+SETTINGS = {"store_seal_age_ms": "2000", "store_migration_bytes_per_second": "50000"}
 EIGHT = (
     Fault(Role.METADATA_LEADER, Phase.PRE, stopped=False, seconds=1),
     Fault(Role.CHANGING, Phase.MIGRATING, stopped=False, seconds=1),
@@ -44,7 +46,7 @@ def run_faults(
     events = EventLog(directory / "events.txt")
     events.add(f"HEADRACE_FAULT_SEED={seed}")
     with (
-        running_cluster(directory, bootstrap, name, nodes, replication=3, store_seal_age_ms="2000") as cluster,
+        running_cluster(directory, bootstrap, name, nodes, replication=3, **SETTINGS) as cluster,
         connect(bootstrap=bootstrap, cluster=name) as client,
     ):
         ChangeFaultRun(cluster, client, events, seed, pace).run(faults)
@@ -68,4 +70,4 @@ def test_fifty_faults_stop_no_change(broker: BrokerInfo, tmp_path: Path, cluster
     """The same with faults from a seed: every role in every phase, killed and stopped, twice and more."""
     seed = int(os.environ.get("HEADRACE_FAULT_SEED") or random.SystemRandom().randrange(1 << 32))
     faults = drawn_faults(seed, int(os.environ.get("HEADRACE_FAULTS", SOAK_FAULTS)))
-    run_faults(tmp_path, broker.bootstrap, cluster_name, faults, seed)
+    run_faults(tmp_path, broker.bootstrap, cluster_name, faults, seed, pace=Pace(days_max=60, write_pause_s=0.1))

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from headrace.connectors.deadline import GONE_AFTER_S
 from headrace.connectors.log.memory import MemoryLog
 from headrace.connectors.log.topics import Topics
-from headrace.consumers.membership.ended_topics import LOOK_INTERVAL_S, EndedTopics
+from headrace.consumers.membership.ended_topics import DELETED_AFTER_S, LOOK_INTERVAL_S, EndedTopics
 from headrace.consumers.membership.group_changes import GroupBirth
 from tests.unit.membership.test_membership_follower import StepClock
 
@@ -15,9 +14,10 @@ TOPIC = TOPICS.forward("n3", 2)
 
 
 def test_an_absence_that_lasts_is_final() -> None:
-    """A log that does not answer shows nothing, and a topic that returns was never gone."""
+    """A log that does not answer, or knows no topic, shows nothing, and a topic that returns was never gone."""
     log, clock = MemoryLog(), StepClock()
-    log.create_topic(TOPIC, {})
+    for topic in (TOPIC, TOPICS.membership):
+        log.create_topic(topic, {})
     topics = EndedTopics(log, TOPICS, clock)
 
     def looks(count: int) -> tuple[bool, bool]:
@@ -27,8 +27,12 @@ def test_an_absence_that_lasts_is_final() -> None:
             gone = topics.gone([BIRTH])
         return BIRTH in topics.absent, BIRTH in gone
 
-    most = int(GONE_AFTER_S / LOOK_INTERVAL_S)
+    most = int(DELETED_AFTER_S / LOOK_INTERVAL_S)
     assert (False, False) == looks(most + 2)
+    log.hidden = {TOPIC}
+    assert (True, False) == looks(most)
+    log.hidden = {TOPIC, TOPICS.membership}
+    assert (True, False) == looks(most + 2)
     log.hidden = {TOPIC}
     assert (True, False) == looks(most)
     assert {BIRTH} == topics.missing([BIRTH])

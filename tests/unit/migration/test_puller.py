@@ -393,7 +393,9 @@ def test_a_file_that_the_other_members_have_merged_is_replaced_by_all_of_their_f
 
 
 def test_files_of_data_that_is_to_be_replaced_are_not_fetched(moves: Moves, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They may be nowhere, and asking for them would take the time of the copy. Until then each file is named once."""
+    """They may be nowhere, and asking for them would take the time of the copy. Until then one of them is named now and
+    then, not each of them every second.
+    """
     n4, asked = moves.nodes["n4"], list[str]()
 
     def refuse(_self: PeerCut, entry: SegmentEntry, *_arguments: object) -> None:
@@ -403,10 +405,9 @@ def test_files_of_data_that_is_to_be_replaced_are_not_fetched(moves: Moves, monk
     monkeypatch.setattr(PeerCut, "stage", refuse)
     with capture_logs() as lines:
         moves.turns("n4", count=12)
-    files = {entry.name for entry in n4.target.store.awaited()}
-    named = [line["file"] for line in lines if line["event"] == "file not fetched"]
-    assert len(files) > 1
-    assert sorted(files) == sorted(named)
+    assert len(n4.target.store.awaited()) > 2
+    # 13 s by the clock of the node.
+    assert ["file not fetched"] * 2 == [line["event"] for line in lines if line["log_level"] == "warning"]
     n4.target.health.mark("other members have merged it")
     asked.clear()
     moves.turns("n4", count=4)

@@ -11,8 +11,8 @@ from functools import partial
 
 import pytest
 
-from headrace.connectors import deadline
 from headrace.connectors.log.port import TopicMissing
+from headrace.consumers.membership import ended_topics
 from headrace.consumers.membership.changes import MembershipState
 from headrace.consumers.membership.metadata_group import StartSettings
 from headrace.consumers.membership.requests import ChangeRequest
@@ -39,7 +39,7 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
     """Three nodes of which two hold each row, whose build carries out changes."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(metadata, "StartSettings", partial(StartSettings, changes=True))
-        patch.setattr(deadline, "GONE_AFTER_S", 0.5)
+        patch.setattr(ended_topics, "DELETED_AFTER_S", 0.5)
         # Each phase lasts as long as the test wants.
         patch.setattr(ChangeTasks, "turn", lambda *_: False)
         patch.setattr(SlotPuller, "turn", lambda *_: None)

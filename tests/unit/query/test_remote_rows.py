@@ -105,7 +105,7 @@ class Members:
 
 def status(name: str, **changed: Any) -> Status:
     """The status of a member in sync, whose address is its name."""
-    found = replace(STATUS, node=name, http=name, eligible=True, role=Role.FOLLOWER, durable_offset=9)
+    found = replace(STATUS, node=name, http=name, eligible=True, role=Role.FOLLOWER, durable_offset=9, reason="")
     return replace(found, **changed)
 
 
@@ -131,6 +131,20 @@ def test_queries_are_spread_over_the_members(timer: QueryTimer) -> None:
         with rows.scan(REQUEST, SCHEMA, timer):
             pass
     assert {"a", "c"} == set(members.asked)
+
+
+def test_a_member_that_still_waits_for_files_is_asked_last(timer: QueryTimer) -> None:
+    """Its disk may be full for hours, while another one has everything. Alone it is asked all the same."""
+    members = Members(a=1, b=1)
+    members.statuses["a"] = status("a", reason="pulling slots: the disk is full")
+    rows = members.rows()
+    for _ in range(4):
+        with rows.scan(REQUEST, SCHEMA, timer):
+            pass
+    assert {"b"} == set(members.asked)
+    members.answers["b"] = SlotNotHeld.of("g", "b")
+    with rows.scan(REQUEST, SCHEMA, timer):
+        assert "a" == members.asked[-1]
 
 
 def test_only_members_that_serve_are_asked(timer: QueryTimer, monkeypatch: pytest.MonkeyPatch) -> None:
