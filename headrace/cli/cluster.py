@@ -305,9 +305,11 @@ def _show_cluster(output: Output, found: Mapping[str, Any]) -> None:
             ("slots", f"{change['slots_done']} of {change['slots_total']}"),
             ("bytes, estimated", f"{_size(change['bytes_done'])} of {_size(change['bytes_total'])}"),
             ("left s", "unknown" if change["eta_s"] < 0 else change["eta_s"]),
-            ("waiting for", "\n".join(change["waiting_for"])),
         ]
         output.table(("progress", ""), rows)
+        # Not in a cell: a terminal would cut it before the reason.
+        for each in change["waiting_for"]:
+            output.line(f"waiting for {each}")
 
 
 def _show_slots(output: Output, found: Sequence[Mapping[str, Any]]) -> None:
