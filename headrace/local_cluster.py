@@ -256,9 +256,11 @@ class LocalCluster:
                     return
                 raise NodeDied(f"node {node.name} ended: {self.log_tail(node.name)}", action=f"see {node.name}.log")
             ready, reasons = probe(f"http://{node.http}/health/ready")
-            if joining := is_joining(reasons):
+            if ready:
+                self.joining.discard(node.name)
+                return
+            if is_joining(reasons):
                 self.joining.add(node.name)
-            if ready or joining:
                 return
             if note_due.passed():
                 on_progress(

@@ -183,9 +183,7 @@ def node_figures(node: NodeParts) -> NodeFigures:
         metadata_epoch=node.metadata.state.epoch,
         migration=node.migration.puller.figures,
         cluster=_cluster(node),
-        hand_over_due={
-            group.key: sum(map(len, group.applied.changes.due.values())) for group in node.groups.values()
-        },
+        hand_over_due={group.key: sum(map(len, group.applied.changes.due.values())) for group in node.groups.values()},
     )
 
 

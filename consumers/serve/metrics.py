@@ -115,9 +115,8 @@ def _cluster_metrics(cluster: Mapping[str, Any]) -> Iterator[Metric]:
     yield _gauge_by("headrace_slots", "Slots of each group of the cluster", "group", slots)
     phases = {str(phase): float(phase == change.get("phase")) for phase in (Phase.PRE, Phase.FORMAL, Phase.MIGRATING)}
     yield _gauge_by("headrace_change_phase", "1 for the phase of the change that runs", "phase", phases)
-    for what, text in _CHANGE_METRICS.items():
-        reach = {of: float(change.get(f"{what}_{of}", 0)) for of in ("done", "total")}
-        yield _gauge_by(f"headrace_change_{what}", text, "of", reach)
+    for name, (key, text) in _CHANGE_METRICS.items():
+        yield _gauge_by(name, text, "of", {of: float(change.get(f"{key}_{of}", 0)) for of in ("done", "total")})
 
 
 def _migration_metrics(pulls: PullFigures) -> Iterator[Metric]:
@@ -178,9 +177,9 @@ def _scan_metrics(asked: RemoteStatistics, served: ScanStatistics) -> Iterator[M
 
 
 _CHANGE_METRICS = {
-    "groups": "Groups of the change that runs, and those that have done its first phase",
-    "slots": "Slots that it moves, and those that all members of their new groups have",
-    "bytes": "Bytes of these slots, an estimate; -1 unknown",
+    "headrace_change_groups": ("groups", "Groups of the change that runs, and those that have done its first phase"),
+    "headrace_change_slots": ("slots", "Slots that it moves, and those that all members of their new groups have"),
+    "headrace_change_bytes": ("bytes", "Bytes of these slots, an estimate; -1 unknown"),
 }
 _RECOVERY_METRICS = {
     "headrace_recovery_files_done": ("files_done", "Files that are here and verified, while a group copies files"),

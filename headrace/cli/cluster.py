@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from headrace.cli.change_display import ProgressView, remark
 from headrace.cli.generate import parse_start
 from headrace.cli.options import BootstrapOption, ClusterOption, JsonOption, SettingsOption
 from headrace.cli.session import ClusterSession, cluster_session
@@ -21,7 +22,6 @@ from headrace.terminal.sizes import short_bytes
 
 if TYPE_CHECKING:
     from headrace.consumers.membership.cluster_report import ClusterReport
-    from headrace.terminal.progress_bar import Advance
 
 cluster = typer.Typer(help="Members and slots of a cluster, and their changes.", no_args_is_help=True)
 
@@ -234,7 +234,7 @@ def _carry_out(output: Output, session: ClusterSession, options: ChangeOptions) 
         request["node"] = options.node
     with closing(ClusterChanges(session.log, session.topics)) as changes:
         try:
-            outcome = changes.begin(request, on_wait=_remark(output))
+            outcome = changes.begin(request, on_wait=remark(output))
         except NothingToMove:
             done = ChangeResult(session.slot_table.version, Phase.DONE, 0, 0, 0.0)
             output.result(done.document(), f"{options.kind}: the groups have equal shares, and no slot moves")
@@ -244,44 +244,13 @@ def _carry_out(output: Output, session: ClusterSession, options: ChangeOptions) 
             output.result(begun, f"change {outcome.number} to table {outcome.version} has begun")
             return
         with output.progress("moving", None, "slots") as advance:
-            view = _ProgressView(output, advance)
+            view = ProgressView(output, advance)
             result = changes.follow(request["id"], view.show, options.timeout_s)
+            view.end(result.slots_moved)
     document = result.document()
     named = f"{options.kind} {options.node}".strip()
     moved = f"{result.slots_moved:,} slots moved, about {_size(result.bytes_moved)}, in {result.seconds:.1f} s"
     output.result(document, f"{named}: table {result.version} counts, {moved}")
-
-
-def _remark(output: Output) -> Callable[[str], None]:
-    """Notes for people; with --json the only line on stderr is an error."""
-    return (lambda _line: None) if output.json_output else output.note
-
-
-class _ProgressView:
-    """Shows how far a change is: each new phase in a line, and a bar of its slots on a terminal."""
-
-    def __init__(self, output: Output, advance: Advance) -> None:
-        self._output = output
-        self._advance = advance
-        self._phase = ""
-        self._done = 0
-
-    def show(self, change: Mapping[str, Any]) -> None:
-        """Take the newest state of the change."""
-        if change["phase"] != self._phase:
-            self._phase = change["phase"]
-            _remark(self._output)(_phase_line(change))
-        self._advance(change["slots_done"] - self._done, change["slots_total"])
-        self._done = change["slots_done"]
-
-
-def _phase_line(change: Mapping[str, Any]) -> str:
-    phase, total = change["phase"], change["groups_total"]
-    if phase == "pre":
-        return f"phase pre: {total} groups take their new members"
-    if phase == "formal":
-        return f"phase formal: all {total} groups are prepared, table {change['version']} is due"
-    return f"phase {phase}: table {change['version']} counts, {change['slots_total']} slots move"
 
 
 def _checked_time(slot: int | None, database: str | None, time: str | None, bucket: int | None) -> int | None:
@@ -336,9 +305,11 @@ def _show_cluster(output: Output, found: Mapping[str, Any]) -> None:
             ("slots", f"{change['slots_done']} of {change['slots_total']}"),
             ("bytes, estimated", f"{_size(change['bytes_done'])} of {_size(change['bytes_total'])}"),
             ("left s", "unknown" if change["eta_s"] < 0 else change["eta_s"]),
-            ("waiting for", "\n".join(change["waiting_for"])),
         ]
         output.table(("progress", ""), rows)
+        # Not in a cell: a terminal would cut it before the reason.
+        for each in change["waiting_for"]:
+            output.line(f"waiting for {each}")
 
 
 def _show_slots(output: Output, found: Sequence[Mapping[str, Any]]) -> None:

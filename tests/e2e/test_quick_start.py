@@ -19,6 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 import headrace
 from headrace.connectors.formats.interface import FormatOptions
 from headrace.local_cluster import LocalCluster
+from headrace.node_process import NodeProcess
 from headrace.pipeline.ingest_metrics import IngestMetrics
 from headrace.pipeline.job import IngestJob
 from tests.waiting import eventually
@@ -58,7 +59,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """An empty folder in which the README's `headrace up` has run; Kafka is on a random port."""
     directory = tmp_path_factory.mktemp("quick")
     try:
-        started = paste("headrace up ", directory)
+        started = paste("headrace up  ", directory)
         assert 0 == started.returncode, started.stderr
         yield directory
     finally:
@@ -94,6 +95,21 @@ def test_the_python_part_works(folder: Path) -> None:
     assert re.search(r"south +1", done.stdout), done.stderr
 
 
+@pytest.mark.slow(60)
+def test_the_cluster_grows_and_shrinks(folder: Path) -> None:
+    """A fourth node joins and leaves; its process ends by itself."""
+    done = paste("cluster add", folder)
+    assert 0 == done.returncode, done.stderr
+    assert re.search(r"add n4: table \d+ counts", done.stdout), done.stdout
+    assert re.search(r"remove n4: table \d+ counts", done.stdout), done.stdout
+    eventually(lambda: ["n1", "n2", "n3"] == [node.name for node in running(folder)], "the end of n4", timeout_s=60)
+
+
+def running(folder: Path) -> list[NodeProcess]:
+    """The nodes whose processes run: a test may have added and removed one."""
+    return [node for node in LocalCluster.load(folder / ".headrace").file.nodes if node.running]
+
+
 def test_parameters_are_bound(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A client's query takes numbers, texts, moments and lists as values, whatever a text holds."""
     monkeypatch.chdir(folder)
@@ -112,7 +128,7 @@ def test_parameters_are_bound(folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_every_node_serves_the_page_and_its_parts(folder: Path) -> None:
     """`GET /` and each file that the page names."""
-    for node in LocalCluster.load(folder / ".headrace").file.nodes:
+    for node in running(folder):
         with httpx.Client(base_url=f"http://{node.http}") as browser:
             page = browser.get("/")
             parts = re.findall(r'(?:src|href)="(/static/[^"]+)"', page.text)
@@ -123,9 +139,7 @@ def test_every_node_serves_the_page_and_its_parts(folder: Path) -> None:
 def test_alerts_and_dashboard_find_their_series(folder: Path) -> None:
     """Each metric, label and value of a label that they name is one of a running node, or of ingest."""
     job = IngestJob("c", "k:1", "raw", "db", "influx", FormatOptions())
-    texts = [
-        httpx.get(f"http://{node.http}/metrics").text for node in LocalCluster.load(folder / ".headrace").file.nodes
-    ]
+    texts = [httpx.get(f"http://{node.http}/metrics").text for node in running(folder)]
     series: dict[str, list[Mapping[str, str]]] = {}
     for family in (
         each for text in (*texts, IngestMetrics(job).text()) for each in text_string_to_metric_families(text)

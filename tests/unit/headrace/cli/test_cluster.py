@@ -174,6 +174,7 @@ def test_show_follows_a_change_step_by_step(scene: Scene) -> None:
     text = scene.run("show").stdout
     assert "phase migrating" in text
     assert "4 of 10" in text
+    assert "\nwaiting for node plant-4: 6 slots of group plant-6\n" in text
     found = scene.json("slots")
     assert ["done"] * 4 + ["pulling"] * 6 == [found[slot]["state"] for slot in moved]
     assert {"none": 50} == Counter(each["state"] for each in found if each["previous"] is None)

@@ -20,6 +20,7 @@ from headrace.cli import cluster
 from headrace.cli.main import build_app
 from headrace.cli.session import ClusterSession
 from headrace.cluster_change import ClusterChanges
+from headrace.connectors.http import NodeRefused
 from headrace.connectors.log.memory import MemoryLog
 from headrace.connectors.log.topics import Topics
 from headrace.consumers.membership.bootstrap import read_membership
@@ -71,6 +72,7 @@ class Cluster:
         self.append(Create(NODES, 2, 12))
         self.members = {node: Member(self.log, node) for node in NODES}
         self.joiner: Presence | None = Presence("n4", "run-n4", "store-n4", "http://n4", 2, 12, False, 0, 0, True)
+        self.twins: list[Presence] = []
         self.carries_out: set[Phase] = {Phase.PRE, Phase.MIGRATING}
         self._done: set[object] = set()
         self._stopping = threading.Event()
@@ -95,7 +97,8 @@ class Cluster:
         while not self._stopping.wait(STEP_S):
             members, now_ms = list(self.members.values()), int(time.time() * 1_000)
             reports = [each.group.presence(each.server.url) for each in members]
-            reports += [replace(self.joiner, sent_boot_ns=time.monotonic_ns())] if self.joiner else []
+            waiting = [self.joiner, *self.twins] if self.joiner else []
+            reports += [replace(each, sent_boot_ns=time.monotonic_ns()) for each in waiting]
             for report in reports:
                 self.log.store(TOPICS.status, encode_presence(report), None, [])
                 for each in members:
@@ -282,6 +285,37 @@ def test_a_balance_without_moves_is_done_at_once(running: Cluster) -> None:
     assert "no slot moves" in invoke("balance", "--by", "bytes").stdout
     assert [] == running.changes()
     assert 2 == document("add", "n4")["version"]
+
+
+def test_two_stores_under_one_id_are_refused(running: Cluster) -> None:
+    """Which of them would join is not known; the table stays."""
+    assert running.joiner is not None
+    running.twins.append(replace(running.joiner, incarnation="run-twin", store="another"))
+    time.sleep(5 * STEP_S)
+    assert (1, "NodeExists") == error("add", "n4")
+    assert [] == running.changes()
+
+
+def test_the_last_copies_are_not_removed(running: Cluster) -> None:
+    """Two nodes with two copies of each row stay, and the table does."""
+    assert 2 == document("remove", "n3")["version"]
+    assert (1, "ClusterTooSmall") == error("remove", "n2")
+    assert 2 == document("show")["version"]
+    assert 1 == len(running.changes())
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *("UnknownNode", "NodeExists", "NodeUnreachable", "SettingsDiffer", "ClusterTooSmall", "ChangeRunning"),
+        *("MigrationUnfinished", "OnlyCopy", "CancelTooLate", "NoMajority", "NothingToMove"),
+    ],
+)
+def test_each_refusal_of_a_leader_keeps_its_type(kind: str) -> None:
+    """Scripts look at the type, and people at what to do."""
+    document = {"kind": kind, "message": "why", "action": "what to do", "retriable": True}
+    found = cluster_change.raised_by_leader(NodeRefused("refused", document=document))
+    assert (kind, "why", "what to do", True) == (type(found).__name__, found.message, found.action, found.retriable)
 
 
 @pytest.mark.parametrize("appended", [True, False])
