@@ -254,6 +254,11 @@ class Store(SlotMoves):
         """The files of the catalogue that are here, in order of name."""
         return self._components.view.entries()
 
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the files of the catalogue that are here."""
+        return self._components.view.size_bytes
+
     def digests(self) -> dict[str, str]:
         """Content digest by segment name; equal on every replica after the same jobs.
 
