@@ -45,7 +45,8 @@ class RunningChange:
     """The change number `number` from table `base` to `table`.
 
     `received` has, for each node that reported moved slots as done, those slots as bits of a number: 10,000 slots
-    of many members stay small, and a new report is one operation.
+    of many members stay small, and a new report is one operation. `rate` is how many bytes a second each node fetches at
+    most, 0 without a limit.
     """
 
     number: int
@@ -58,6 +59,7 @@ class RunningChange:
     formal: bool = False
     pre_done: tuple[PreDone, ...] = ()
     received: tuple[tuple[str, int], ...] = ()
+    rate: int = 0
 
     @property
     def phase(self) -> Phase:

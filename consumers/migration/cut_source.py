@@ -15,7 +15,7 @@ from urllib.parse import urlencode
 
 import xxhash
 
-from headrace.connectors.files import PARTIAL_SUFFIX, Buffer
+from headrace.connectors.files import PARTIAL_SUFFIX, Buffer, fsync_file
 from headrace.connectors.http import AnswerCut, NodeRefused, NodeUnreachable, call_node, request_node
 from headrace.consumers.migration.cut_listing import NOBODY, CutListing, ListingInvalid
 from headrace.consumers.migration.slot_pull import Pair
@@ -63,9 +63,10 @@ class CutSource(Protocol):
         """The files of a pair. Raises ListingInvalid."""
         ...
 
-    def stage(self, entry: SegmentEntry, staging: Path, observer: CopyObserver) -> None:
+    def stage(self, entry: SegmentEntry, staging: Path, observer: CopyObserver) -> bool:
         """Put the file of an awaited entry and its series into a staging directory.
 
+        Returns whether its bytes were compared with the digest of the sender, and synced.
         Raises SourceCorrupt, TransferStopped, StoreFull, StoreUnwritable.
         """
         ...
@@ -124,7 +125,7 @@ class PeerCut:
             raise SourceFailed(error.message, retriable=True) from error
         return checked(document, pair, table_version, self._origin)
 
-    def stage(self, entry: SegmentEntry, staging: Path, observer: CopyObserver) -> None:
+    def stage(self, entry: SegmentEntry, staging: Path, observer: CopyObserver) -> bool:
         """See CutSource."""
         segment, series = (staging / name for name in staged_names(entry.content_digest))
         data, found = self._series(entry, observer)
@@ -133,9 +134,12 @@ class PeerCut:
         with translate_errors(staging):
             staging.mkdir(parents=True, exist_ok=True)
             complete_file(lambda offset: self._bytes(entry, offset), file, partial, observer)
+            # Here and not where it is attached: the files of several fetches are synced at the same time.
+            fsync_file(partial)
             write_series(series, data)
             # Last: with its segment the staged file is complete.
             os.rename(partial, segment)
+        return True
 
     def _series(self, entry: SegmentEntry, observer: CopyObserver) -> tuple[bytes, SeriesFile]:
         """The series of a file, compared with the digest of its sender and with the entry."""
@@ -191,7 +195,7 @@ class OwnCut:
             raise CutRefused(error.message, kind=type(error).__name__) from error
         return checked(document, pair, table_version, self._origin)
 
-    def stage(self, entry: SegmentEntry, staging: Path, observer: CopyObserver) -> None:
+    def stage(self, entry: SegmentEntry, staging: Path, observer: CopyObserver) -> bool:
         """See CutSource."""
         store = self._group.store
         segment, series = (staging / name for name in staged_names(entry.content_digest))
@@ -209,6 +213,8 @@ class OwnCut:
                 os.link(store.segments_directory / present.name, segment)
             except FileNotFoundError as error:
                 raise CutRefused(f"{present.name} has left group {self._group.name}", kind="SegmentGone") from error
+        # It may have rotted since it was sealed here.
+        return False
 
 
 class PresentFiles:

@@ -309,6 +309,10 @@ class Store(SlotMoves):
         """Seals, merges and drops that have not succeeded yet."""
         return len(self._components.queue)
 
+    def has_pending(self, version: int) -> bool:
+        """Whether a job of a record up to a version has not succeeded yet."""
+        return any(job.version <= version for job in tuple(self._components.queue))
+
     def snapshot(self, directory: Path) -> list[SegmentEntry]:
         """Copies the committed store into `directory`; returns the catalogue of the copy.
 

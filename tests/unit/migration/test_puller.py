@@ -262,10 +262,10 @@ def test_a_full_disk_is_waited_for_and_named(moves: Moves, monkeypatch: pytest.M
     moves.hand_over()
     full, real = [True], SegmentFiles.link
 
-    def link(files: SegmentFiles, name: str, source: Path) -> None:
+    def link(files: SegmentFiles, name: str, source: Path, *, synced: bool = False) -> None:
         if full[0]:
             raise StoreFull(f"{name} cannot be written: No space left on device")
-        real(files, name, source)
+        real(files, name, source, synced=synced)
 
     monkeypatch.setattr(SegmentFiles, "link", link)
     moves.turns(count=4)
