@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import structlog
 
 from headrace.connectors.clock import SYSTEM_CLOCK, Clock
-from headrace.consumers.migration.cut_source import CutRefused, FileGone
+from headrace.consumers.migration.cut_source import CutRefused, FileGone, FileMerged
 from headrace.consumers.migration.pull_environment import PullEnvironment
 from headrace.consumers.migration.pull_rate import PullRate
 from headrace.consumers.recovery.file_copy import SourceCorrupt, SourceFailed
@@ -249,7 +249,8 @@ class FilePuller:
         Returns its node, empty when it was staged already, and whether its bytes were verified and synced. Raises
         NoSource, StoreFull, StoreUnwritable, TransferStopped.
         """
-        staging, refusals, gone = file.group.store.staging_directory, list[str](), set[str]()
+        staging, refusals = file.group.store.staging_directory, list[str]()
+        gone, merged = set[str](), set[str]()
         if all((staging / name).exists() for name in staged_names(file.entry.content_digest)):
             return "", False
         now_s = self._clock.monotonic_s()
@@ -262,28 +263,31 @@ class FilePuller:
                 refusals.append(f"{node} is not online")
                 continue
             try:
-                return node, source.stage(file.entry, staging, self._rate)
+                loaded = file.entry.loaded_version if key == file.group.birth_key else 0
+                return node, source.stage(file.entry, staging, self._rate, loaded)
             except SourceCorrupt as error:
                 self._distrust(file, node, error)
                 refusals.append(error.message)
             except (SourceFailed, CutRefused) as error:
                 refusals.append(error.message)
-                if isinstance(error, CutRefused) and error.kind == FileGone.__name__:
-                    gone.add(node)
+                kind = error.kind if isinstance(error, CutRefused) else ""
+                if kind in (FileGone.__name__, FileMerged.__name__):
+                    (merged if kind == FileMerged.__name__ else gone).add(node)
                 if self._expects_own(file, node, now_s):
                     break
-        self._note_gone(file, gone, now_s)
+        self._note_gone(file, gone, merged, now_s)
         raise NoSource(f"file {file.entry.name}: {'; '.join(refusals) or 'no node has it'}", retriable=True)
 
-    def _note_gone(self, file: WantedFile, gone: set[str], now_s: float) -> None:
+    def _note_gone(self, file: WantedFile, gone: set[str], merged: set[str], now_s: float) -> None:
         """Members that have merged a file have its rows, and no record brings these to a member that awaits it."""
         # So it is for a member that reads the log from its beginning, long after the donors have released the file.
-        if file.has_donors or not gone:
+        if file.has_donors or not gone | merged:
             self._gone_since_s.pop(file.key, None)
-        elif now_s - self._gone_since_s.setdefault(file.key, now_s) >= GONE_S:
+        # A member that has loaded the file knows; one that has not may only be behind, so its answer must last.
+        elif merged or now_s - self._gone_since_s.setdefault(file.key, now_s) >= GONE_S:
             self._gone_since_s.pop(file.key, None)
             why = f"it awaits {file.entry.name}, which other members have merged or dropped"
-            self._environment.replace_data(file.topic, why, frozenset(gone))
+            self._environment.replace_data(file.topic, why, frozenset(merged or gone))
 
     def _expects_own(self, file: WantedFile, node: str, now_s: float) -> bool:
         """Whether the file will be a link: this node's own copy of the donor has not come so far yet."""

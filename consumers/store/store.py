@@ -255,6 +255,11 @@ class Store(SlotMoves):
         return self._components.view.entries()
 
     @property
+    def loaded_version(self) -> int:
+        """Version of the newest load that was carried out, 0 before the first."""
+        return self._components.view.loaded_version
+
+    @property
     def size_bytes(self) -> int:
         """Bytes of the files of the catalogue that are here."""
         return self._components.view.size_bytes

@@ -124,7 +124,10 @@ def holds(nodes: Nodes, expected: Callable[[str], set[str]]) -> None:
 
 def restart(nodes: Nodes, name: str) -> None:
     """Stop a node and start it again: at once it has the groups that it had, but for those that begin later."""
-    before, early = held(nodes)[name], {"n4@2", "n4@4"} if not state_of(nodes).formal_change else set()
+    before, change, early = held(nodes)[name], state_of(nodes).change, set[str]()
+    if change is not None and not change.formal:
+        new = [header for header in change.table.headers if header not in change.base.headers]
+        early = {f"{header}@{change.table.version}" for header in new}
     nodes.stop(name)
     nodes.start(name)
     assert before - early <= held(nodes)[name] <= before
