@@ -24,6 +24,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from headrace.bench.asking import Queries, asking
 from headrace.bench.content import read_checksums, tag_names, written_checksums
 from headrace.bench.measurement import (
     DATABASE,
@@ -41,7 +42,6 @@ from headrace.bench.noise import DAY_NS, HOSTS, ROW_BYTES, STEPS_A_BATCH, STEPS_
 from headrace.bench.recovery import copy_plainly
 from headrace.cluster_change import ClusterChanges
 from headrace.connectors.deadline import Deadline
-from headrace.connectors.http import request_node
 from headrace.connectors.log.kafka import KafkaLog
 from headrace.connectors.log.topics import Topics
 from headrace.local_cluster import LocalCluster
@@ -62,8 +62,6 @@ COPY_RATIO_MOST = 1.5
 INGEST_RATIO_LEAST = 0.9
 CHANGE_TIMEOUT_S = 900.0
 JOIN_TIMEOUT_S = 30.0
-QUERY_EVERY_S = 0.5
-QUERY_TIMEOUT_S = 60.0
 QUERY = f'SELECT count(*) FROM "{DATABASE}"."{SEALED}" WHERE host = \'host_1\''
 """One series over all days: it needs files of every group."""
 
@@ -93,20 +91,6 @@ class Blocks:
         return [taken for moment, taken in pairs if begin_s <= moment < end_s]
 
 
-@dataclass(slots=True)
-class Queries:
-    """The queries beside the writer: the moment at which each ended, and its milliseconds."""
-
-    moments_s: list[float] = field(default_factory=list)
-    taken_ms: list[float] = field(default_factory=list)
-    failure: Exception | None = None
-
-    def between(self, begin_s: float, end_s: float) -> list[float]:
-        """The times of queries that ended between two moments."""
-        pairs = zip(self.moments_s, self.taken_ms, strict=True)
-        return [taken for moment, taken in pairs if begin_s <= moment < end_s]
-
-
 def run(options: Mapping[str, str], note: Note = silent) -> dict[str, Any]:
     """Options: hosts, rows (sealed), days, block_rows, before_s, seed, dir. Raises WriterFailed."""
     settings = chosen(options, OPTIONS)
@@ -120,7 +104,8 @@ def run(options: Mapping[str, str], note: Note = silent) -> dict[str, Any]:
             note(f"writing {settings['rows']:,} rows of {ROW_BYTES} bytes over {settings['days']} days")
             sealed = _fill(cluster, settings)
             _seal(local)
-            return _measure(local, cluster, sealed, settings, note) | {"settings": settings, "versions": versions()}
+            figures = _measure(local, cluster, sealed, settings, note)
+            return figures | {"bars": bars(figures), "settings": settings, "versions": versions()}
     finally:
         shutil.rmtree(directory, ignore_errors=True)
 
@@ -194,7 +179,7 @@ def _measure(
     local.start_node(name)
     blocks, queries = Blocks(), Queries()
     phases: dict[str, float] = {}
-    with _asking(local.url("n1"), queries), _writing(cluster, blocks, settings):
+    with asking(local.url("n1"), QUERY, queries), _writing(cluster, blocks, settings):
         note(f"writing alone for {settings['before_s']:g} s")
         time.sleep(settings["before_s"])
         began_s = time.monotonic()
@@ -207,38 +192,60 @@ def _measure(
     if blocks.failure is not None or queries.failure is not None:
         raise WriterFailed(f"it ended: {blocks.failure or queries.failure}")
     local.wait_ready()
-    before = blocks.between(began_s - settings["before_s"] / 2, began_s)
-    during = blocks.between(began_s, ended_s)
-    usual_ms = median(before)
-    copy_s, size = _copy_seconds(arrived), _size(arrived)
+    copy_alone_s = _copy_seconds(arrived)
     lost, double = _compared(local, sealed, blocks)
+    change = _Change(began_s, ended_s, phases, settings["before_s"])
     migrating_s = ended_s - phases.get("migrating", ended_s)
-    pause = percentiles([max(0.0, each - usual_ms) for each in during])
-    ingest = (len(during) / (ended_s - began_s)) / (len(before) / (settings["before_s"] / 2))
-    slower = migrating_s / loaded_copy_s
-    return {
-        "write_pause_ms": pause,
-        "write_pause_ms_before": percentiles([max(0.0, each - usual_ms) for each in before]),
-        "write_pause_ms_by_phase": _by_phase(blocks, phases, began_s, ended_s, usual_ms),
-        "usual_ms": usual_ms,
-        "ingest_ratio": ingest,
+    return _pauses(blocks, queries, change) | {
         "seconds": ended_s - began_s,
         "migrating_seconds": migrating_s,
         "copy_seconds": loaded_copy_s,
-        "copy_seconds_alone": copy_s,
-        "bytes_moved": size,
+        "copy_seconds_alone": copy_alone_s,
+        "ratio": migrating_s / loaded_copy_s,
+        "bytes_moved": _size(arrived),
         "files_moved": len(list(arrived.rglob("*.parquet"))),
         "slots_moved": result["slots_moved"],
-        "ratio": slower,
-        "query_ms_longest": max(queries.between(began_s, ended_s), default=0.0),
-        "query_ms_longest_before": max(queries.between(0.0, began_s), default=0.0),
-        "bars": {
-            "write_pause_p99_ms": _bar(pause["p99"], most=PAUSE_P99_MS_MOST),
-            "ratio": _bar(slower, most=COPY_RATIO_MOST),
-            "ingest_ratio": _bar(ingest, least=INGEST_RATIO_LEAST),
-        },
         "rows_lost": lost,
         "rows_double": double,
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    """When the change ran, when each of its phases was seen first, and how long was measured before."""
+
+    began_s: float
+    ended_s: float
+    phases: Mapping[str, float]
+    before_s: float
+
+
+def _pauses(blocks: Blocks, queries: Queries, change: _Change) -> dict[str, Any]:
+    """What the writer and the queries met during the change, and before it."""
+    began_s, ended_s = change.began_s, change.ended_s
+    # The second half: connections and caches of the first blocks are no part of what is usual.
+    before = blocks.between(began_s - change.before_s / 2, began_s)
+    during = blocks.between(began_s, ended_s)
+    usual_ms = median(before)
+    pause = percentiles([max(0.0, each - usual_ms) for each in during])
+    ingest = (len(during) / (ended_s - began_s)) / (len(before) / (change.before_s / 2))
+    return {
+        "write_pause_ms": pause,
+        "write_pause_ms_before": percentiles([max(0.0, each - usual_ms) for each in before]),
+        "write_pause_ms_by_phase": _by_phase(blocks, change.phases, began_s, ended_s, usual_ms),
+        "usual_ms": usual_ms,
+        "ingest_ratio": ingest,
+        "query_ms_longest": max(queries.between(began_s, ended_s), default=0.0),
+        "query_ms_longest_before": max(queries.between(0.0, began_s), default=0.0),
+    }
+
+
+def bars(figures: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Each figure that has a bar, and whether it reaches it."""
+    return {
+        "write_pause_p99_ms": _bar(figures["write_pause_ms"]["p99"], most=PAUSE_P99_MS_MOST),
+        "ratio": _bar(figures["ratio"], most=COPY_RATIO_MOST),
+        "ingest_ratio": _bar(figures["ingest_ratio"], least=INGEST_RATIO_LEAST),
     }
 
 
@@ -301,34 +308,6 @@ def _add(local: LocalCluster, name: str, phases: dict[str, float]) -> dict[str, 
 
 def _note_phase(phases: dict[str, float], phase: str) -> None:
     phases.setdefault(phase, time.monotonic())
-
-
-@contextmanager
-def _asking(url: str, queries: Queries) -> Iterator[None]:
-    """Ask a query now and then, while the body runs."""
-    stopping = threading.Event()
-
-    def ask() -> None:
-        try:
-            while not stopping.wait(QUERY_EVERY_S):
-                begun = time.perf_counter()
-                document = {"sql": QUERY, "format": "json"}
-                with request_node(
-                    f"{url}/api/v1/query", method="POST", document=document, timeout_s=QUERY_TIMEOUT_S
-                ) as answer:
-                    answer.json()
-                queries.taken_ms.append((time.perf_counter() - begun) * 1_000)
-                queries.moments_s.append(time.monotonic())
-        except Exception as error:
-            queries.failure = error
-
-    thread = threading.Thread(target=ask, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        stopping.set()
-        thread.join()
 
 
 @contextmanager

@@ -14,8 +14,15 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from headrace.consumers.store import JobSuperseded, SegmentAwaited, SegmentEntry, StagedFileInvalid, Store, Tombstone
-from headrace.consumers.store import load_job
+from headrace.consumers.store import (
+    JobSuperseded,
+    SegmentAwaited,
+    SegmentEntry,
+    StagedFileInvalid,
+    Store,
+    Tombstone,
+    load_job,
+)
 from headrace.consumers.store.index import Index, IndexChanges
 from headrace.consumers.store.last_rows import LastRanks, last_batch, merge_last
 from headrace.consumers.store.segment import EncodedSegment
