@@ -193,6 +193,8 @@ def join(nodes: Nodes, name: str, request: str) -> RunningChange:
     restart(nodes, name)
     barriers(nodes, BarrierPhase.PRE)
     assert nodes.running[name].ready()[1][0].startswith(f"joining: change {change.number} adds node {name}")
+    # Nobody claims the new group before its table counts.
+    assert 0 == nodes.log.describe(nodes.topics.forward(name, change.table.version)).end
     report_groups(nodes)
     holds(nodes, groups_of(change, Phase.MIGRATING))
     barriers(nodes, BarrierPhase.FORMAL)
