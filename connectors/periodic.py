@@ -16,7 +16,7 @@ _log = structlog.get_logger(__name__)
 
 
 class PeriodicTask:
-    """Calls `run_once` every `interval_s`.
+    """Calls `run_once` every `interval_s`, which may be changed, and when it is woken.
 
     A run that fails is logged, and the next one starts all the same.
     """
@@ -24,9 +24,10 @@ class PeriodicTask:
     def __init__(
         self, name: str, interval_s: float, run_once: Callable[[], None], join_timeout_s: float = JOIN_TIMEOUT_S
     ) -> None:
-        self._interval_s = interval_s
+        self.interval_s = interval_s
         self._run_once = run_once
         self._stopping = threading.Event()
+        self._woken = threading.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._join_timeout_s = join_timeout_s
         self._stop_by: Deadline | None = None
@@ -52,7 +53,12 @@ class PeriodicTask:
         at the same time instead of one after another.
         """
         self._stopping.set()
+        self._woken.set()
         self._stop_by = self._stop_by or Deadline(self._join_timeout_s)
+
+    def wake(self) -> None:
+        """Begin the next run now, or at once after the one that runs."""
+        self._woken.set()
 
     def stop(self) -> None:
         """Stop after the current run, which gets `join_timeout_s` from the first request to stop."""
@@ -61,7 +67,12 @@ class PeriodicTask:
             self._thread.join(self._stop_by.left_s())
 
     def _run(self) -> None:
-        while not self._stopping.wait(self._interval_s):
+        while True:
+            self._woken.wait(self.interval_s)
+            self._woken.clear()
+            # Behind the clearing, which may have taken the signal of a stop.
+            if self._stopping.is_set():
+                return
             try:
                 self._run_once()
             except Exception:

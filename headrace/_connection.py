@@ -39,6 +39,7 @@ def open_cluster(
         undo.callback(tables.close)
         tables.refresh()
         cluster = Cluster(log, topics, routing, tables, StatusWatch(log, topics), log.appender())
+        routing.prepare = cluster.appender.prepare
         undo.pop_all()
     return cluster
 

@@ -38,7 +38,8 @@ class MetadataClaim:
 class Change:
     """Begins a change of the slot table; `table` is the whole table after it, as `SlotTable.to_bytes`.
 
-    `request` is the id of the operator's request. `store` is the data directory of a node that joins.
+    `request` is the id of the operator's request. `store` is the data directory of a node that joins. `rate` is how
+    many bytes a second each node fetches at most; 0 = no limit beside its own.
     """
 
     leadership: Leadership
@@ -47,6 +48,7 @@ class Change:
     node: str
     store: str
     table: bytes
+    rate: int = 0
 
 
 @dataclass(frozen=True, slots=True)

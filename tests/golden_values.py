@@ -170,7 +170,7 @@ SLOT_TABLE = SlotTable.create(("n1", "n2", "n3", "n4"), 2, 64).add_node("n5").re
 LEADERSHIP = Leadership(3, "n1", "0123456789abcdef")
 CHANGES: tuple[MembershipRecord, ...] = (
     MetadataClaim(LEADERSHIP),
-    Change(LEADERSHIP, "a-request", ChangeKind.REMOVE, "n2", "a-store", SLOT_TABLE.to_bytes()),
+    Change(LEADERSHIP, "a-request", ChangeKind.REMOVE, "n2", "a-store", SLOT_TABLE.to_bytes(), 1_000_000),
     PreDone(7, "n3", "n1", 4, 1 << 40),
     Formal(LEADERSHIP, 7),
     SlotDone(7, "n4", (0, 9_999)),

@@ -17,6 +17,7 @@ from headrace.connectors.log.port import CLOSE_FLUSH_S, Headers, LogUnavailable,
 from headrace.schemas.errors import HeadraceError
 
 FULL_QUEUE_TIMEOUT_S = 300.0
+PREPARE_TIMEOUT_S = 5.0
 REPORT_POLL_S = 0.1
 STALL_POLLS = 300
 """So many polls without a report, of a client that has records: is it stalled, or is Kafka away?"""
@@ -90,6 +91,11 @@ class KafkaAppender:
                     raise append_error(error.args[0], topic, len(value)) from error
                 replaced = True
                 self._replace(producer)
+
+    def prepare(self, topic: str) -> None:
+        """See Appender."""
+        with suppress(KafkaException):
+            self._producer.list_topics(topic, timeout=PREPARE_TIMEOUT_S)
 
     def flush(self, timeout_s: float) -> int:
         """See Appender."""

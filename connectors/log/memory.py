@@ -298,6 +298,9 @@ class MemoryAppender:
         if on_delivery is not None:
             on_delivery(offset, None)
 
+    def prepare(self, topic: str) -> None:
+        """See Appender."""
+
     def flush(self, timeout_s: float) -> int:
         """See Appender."""
         del timeout_s

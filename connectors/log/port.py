@@ -186,6 +186,10 @@ class Appender(Protocol):
         """
         ...
 
+    def prepare(self, topic: str) -> None:
+        """Look a topic up, so that its first record need not wait for that. Waits; a topic that is not found is no error."""
+        ...
+
     def flush(self, timeout_s: float) -> int:
         """Wait for the delivery of every queued record; returns how many are still open."""
         ...

@@ -170,15 +170,19 @@ def _create(state: MembershipState, create: Create) -> Decided:
 
 def _founders(state: MembershipState, table: SlotTable) -> dict[GroupBirth, Founding]:
     """The founding of each group of a table that counts from now on, and of those that ended."""
+    found = {birth: state.founders[birth] for birth in state.ended}
+    return found | {birth: state.founders.get(birth, new) for birth, new in foundings_by(table).items()}
+
+
+def foundings_by(table: SlotTable) -> dict[GroupBirth, Founding]:
+    """What each group of a table is born with if it is born with that table."""
     gains: dict[str, list[int]] = {}
     for slot, _ in table.moved:
         gains.setdefault(table.holder(slot), []).append(slot)
-    found = {birth: state.founders[birth] for birth in state.ended}
-    for header in table.headers:
-        birth = GroupBirth(header, table.birth(header))
-        new = Founding(table.group(header), birth.birth, tuple(gains.get(header, ())))
-        found[birth] = state.founders.get(birth, new)
-    return found
+    births = (GroupBirth(header, table.birth(header)) for header in table.headers)
+    return {
+        birth: Founding(table.group(birth.header), birth.birth, tuple(gains.get(birth.header, ()))) for birth in births
+    }
 
 
 def _claim(state: MembershipState, table: SlotTable, claim: MetadataClaim) -> Decided:
@@ -201,14 +205,14 @@ def _change(state: MembershipState, table: SlotTable, change: Change) -> Decided
         return state, Verdict.INVALID
     if after.version <= table.version:
         return state, Verdict.OLD_TABLE
-    if not change.request or not follows(table, after, change.kind, change.node):
+    if not change.request or change.rate < 0 or not follows(table, after, change.kind, change.node):
         return state, Verdict.INVALID
     if unfinished_ends(state, change.kind, change.node):
         return state, Verdict.TOO_EARLY
     number = state.changes + 1
     tables = table, after
     running = RunningChange(
-        number, change.request, change.kind, change.node, change.store, *tables, began=state.records
+        number, change.request, change.kind, change.node, change.store, *tables, began=state.records, rate=change.rate
     )
     requests = (*state.requests, (change.request, Outcome(number, after.version, running.phase)))
     state = replace(state, changes=number, change=running, requests=requests[-REQUESTS_KEPT:])

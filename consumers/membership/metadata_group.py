@@ -38,6 +38,8 @@ from headrace.schemas.records import encode_membership, format_of_membership
 CHANGES_CARRIED_OUT = True
 """Whether the nodes of this build carry out a change: take and give members, and move slots."""
 TURN_S = 0.25
+CHANGE_TURN_S = 0.1
+"""While a change runs: each of its steps waits for the turns of several nodes."""
 READ_BACK_TIMEOUT_S = 5.0
 APPEND_TIMEOUT_S = 3.0
 RETRY_S = 1.0
@@ -191,6 +193,7 @@ class MetadataGroup:
         for read in self.follower.turn():
             self._note_read(read.writer)
         self._note_timeout()
+        self._task.interval_s = TURN_S if self.state.change is None else CHANGE_TURN_S
         self.requests.settle(self.state)
         before, decision = self.decision, decide_metadata(self._view(present))
         self.decision = decision

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from headrace.consumers.membership.changes import MembershipState
+from headrace.consumers.membership.changes import MembershipState, foundings_by
 from headrace.consumers.membership.group_changes import GroupBirth
 from headrace.consumers.membership.running_change import RunningChange
 from headrace.consumers.membership.slot_table import SlotTable
@@ -33,6 +33,19 @@ def wanted_groups(
     found += sorted(birth for birth, members in state.ended.items() if node in members and birth not in gone)
     ended = set(gone).intersection(state.ended)
     return {birth: state.founders[birth] for birth in dict.fromkeys(found) if birth not in ended}
+
+
+def early_groups(state: MembershipState, node: str) -> dict[GroupBirth, Founding]:
+    """The groups that a running change will bring, which a node opens before: nobody waits for them then.
+
+    They have no leader, and so no record, before the new table counts. A cancelled change takes them away again.
+    """
+    change = state.change
+    if change is None or change.formal:
+        return {}
+    table = change.table
+    born = (each for each in foundings_by(table).items() if each[0].birth == table.version)
+    return {birth: founding for birth, founding in born if node in founding.members}
 
 
 def groups_of_table(table: SlotTable, node: str) -> list[GroupBirth]:

@@ -77,12 +77,13 @@ class Joiner:
 class ChangeRequest:
     """What an operator wants; `id` is new for each request and equal for its repeats.
 
-    `node` is empty for `ChangeKind.BALANCE`.
+    `node` is empty for `ChangeKind.BALANCE`. `rate` is how many bytes a second each node fetches at most, 0 = no limit.
     """
 
     id: str
     kind: ChangeKind
     node: RingNode | str = ""
+    rate: int = 0
 
     @property
     def node_id(self) -> str:
@@ -142,7 +143,7 @@ def plan_change(
         after = table.balance(balancer)
     _check_majorities(table, nodes)
     _check_formats(nodes)
-    return RunningChange(state.changes + 1, request.id, request.kind, node, "", table, after)
+    return RunningChange(state.changes + 1, request.id, request.kind, node, "", table, after, rate=request.rate)
 
 
 def change_record(planned: RunningChange, nodes: NodesView, leadership: Leadership) -> Change:
@@ -154,7 +155,9 @@ def change_record(planned: RunningChange, nodes: NodesView, leadership: Leadersh
     if planned.kind is ChangeKind.BALANCE and not planned.table.moved:
         raise NothingToMove("the groups have equal shares, and no slot moves", action="nothing is to be done")
     store = _check_joiner(planned, nodes) if planned.kind is ChangeKind.ADD else ""
-    return Change(leadership, planned.request, planned.kind, planned.node, store, planned.table.to_bytes())
+    return Change(
+        leadership, planned.request, planned.kind, planned.node, store, planned.table.to_bytes(), planned.rate
+    )
 
 
 def check_carriers(planned: RunningChange, nodes: NodesView) -> None:

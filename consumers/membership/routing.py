@@ -42,8 +42,9 @@ def route_of(state: MembershipState, topic_exists: Callable[[GroupKey], bool]) -
     assert table is not None, "a cluster exists"
     if change is None:
         return Route(table, tuple(GroupKey(*each) for each in table.ended))
-    added = [group for group in groups_of(change.table) if group.group not in change.base.headers]
-    if not change.formal or not all(map(topic_exists, added)):
+    # Looked up in the first phase too: these topics are known then when the first row for them comes.
+    exist = [topic_exists(group) for group in groups_of(change.table) if group.group not in change.base.headers]
+    if not change.formal or not all(exist):
         return Route(change.base, _ending(change), _electorates(change))
     return Route(change.table, _ending(change), _electorates(change))
 
@@ -68,7 +69,10 @@ def _electorates(change: RunningChange) -> dict[GroupKey, tuple[tuple[str, ...],
 
 
 class MembershipRouting:
-    """See Routing. Safe to share between threads."""
+    """See Routing. Safe to share between threads.
+
+    `prepare` is called with the topic of each group that a change brings, before rows are routed to it.
+    """
 
     def __init__(
         self, log: Log, topics: Topics, timeout_s: float = READ_TIMEOUT_S, clock: Clock = SYSTEM_CLOCK
@@ -80,6 +84,7 @@ class MembershipRouting:
         self._looked_s = clock.monotonic_s()
         _, state = read_membership(log, topics, timeout_s)
         self._known: set[GroupKey] = set()
+        self.prepare: Callable[[str], None] = lambda _topic: None
         self.newest: Route = route_of(state, self._has_topic)
         self._follower = MembershipFollower(log, topics.membership, clock=clock)
         self._changed = threading.Condition()
@@ -199,10 +204,12 @@ class MembershipRouting:
 
     def _has_topic(self, group: GroupKey) -> bool:
         if group not in self._known:
+            topic = self._topics.forward(group.group, group.birth)
             try:
-                self._log.describe(self._topics.forward(group.group, group.birth))
+                self._log.describe(topic)
             except TopicMissing:
                 return False
+            self.prepare(topic)
             self._known.add(group)
         return True
 

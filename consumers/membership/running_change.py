@@ -46,7 +46,8 @@ class RunningChange:
 
     `received` has, for each node that reported moved slots as done, those slots as bits of a number: 10,000 slots
     of many members stay small, and a new report is one operation. `began` is the number of its record: a node that
-    has read so many knows of the change.
+    has read so many knows of the change. `rate` is how many bytes a second each node fetches at most, 0 without a
+    limit.
     """
 
     number: int
@@ -60,6 +61,7 @@ class RunningChange:
     pre_done: tuple[PreDone, ...] = ()
     received: tuple[tuple[str, int], ...] = ()
     began: int = 0
+    rate: int = 0
 
     @property
     def phase(self) -> Phase:

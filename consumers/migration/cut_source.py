@@ -15,7 +15,7 @@ from urllib.parse import urlencode
 
 import xxhash
 
-from headrace.connectors.files import PARTIAL_SUFFIX, Buffer
+from headrace.connectors.files import PARTIAL_SUFFIX, Buffer, fsync_file
 from headrace.connectors.http import AnswerCut, NodeRefused, NodeUnreachable, call_node, request_node
 from headrace.consumers.migration.cut_listing import NOBODY, CutListing, ListingInvalid
 from headrace.consumers.migration.slot_pull import Pair
@@ -51,6 +51,10 @@ class FileGone(HeadraceError):
     """A file that a group does not have here, or not any more."""
 
 
+class FileMerged(FileGone):
+    """A file that a group has loaded, and merged or dropped since: none of its members gives it any more."""
+
+
 class CutSource(Protocol):
     """One copy of a group that has files of moved slots. Every method raises CutRefused and SourceFailed."""
 
@@ -63,9 +67,11 @@ class CutSource(Protocol):
         """The files of a pair. Raises ListingInvalid."""
         ...
 
-    def stage(self, entry: SegmentEntry, staging: Path, observer: CopyObserver) -> None:
+    def stage(self, entry: SegmentEntry, staging: Path, observer: CopyObserver, loaded: int = 0) -> bool:
         """Put the file of an awaited entry and its series into a staging directory.
 
+        `loaded` is the version of its load if this is a copy of the group that awaits it, which may have merged it.
+        Returns whether its bytes were compared with the digest of the sender, and synced.
         Raises SourceCorrupt, TransferStopped, StoreFull, StoreUnwritable.
         """
         ...
@@ -124,24 +130,27 @@ class PeerCut:
             raise SourceFailed(error.message, retriable=True) from error
         return checked(document, pair, table_version, self._origin)
 
-    def stage(self, entry: SegmentEntry, staging: Path, observer: CopyObserver) -> None:
+    def stage(self, entry: SegmentEntry, staging: Path, observer: CopyObserver, loaded: int = 0) -> bool:
         """See CutSource."""
         segment, series = (staging / name for name in staged_names(entry.content_digest))
-        data, found = self._series(entry, observer)
+        data, found = self._series(entry, observer, loaded)
         partial = segment.with_name(segment.name + PARTIAL_SUFFIX)
         file = SnapshotFile(segment.name, found.size_bytes, found.file_digest)
         with translate_errors(staging):
             staging.mkdir(parents=True, exist_ok=True)
             complete_file(lambda offset: self._bytes(entry, offset), file, partial, observer)
+            # Here and not where it is attached: the files of several fetches are synced at the same time.
+            fsync_file(partial)
             write_series(series, data)
             # Last: with its segment the staged file is complete.
             os.rename(partial, segment)
+        return True
 
-    def _series(self, entry: SegmentEntry, observer: CopyObserver) -> tuple[bytes, SeriesFile]:
+    def _series(self, entry: SegmentEntry, observer: CopyObserver, loaded: int) -> tuple[bytes, SeriesFile]:
         """The series of a file, compared with the digest of its sender and with the entry."""
         parts, size, digest = list[bytes](), 0, ""
         try:
-            with request_node(self._file_url(entry, SERIES_PART, 0), timeout_s=ANSWER_TIMEOUT_S) as answer:
+            with request_node(self._file_url(entry, SERIES_PART, 0, loaded), timeout_s=ANSWER_TIMEOUT_S) as answer:
                 digest = answer.stream.headers.get(DIGEST_HEADER, "")
                 for chunk in answer.chunks():
                     parts.append(chunk)
@@ -165,8 +174,9 @@ class PeerCut:
         except (NodeUnreachable, AnswerCut) as error:
             raise SourceFailed(f"{self.name} failed while it sent {entry.name}: {error}", retriable=True) from error
 
-    def _file_url(self, entry: SegmentEntry, part: str, offset: int) -> str:
+    def _file_url(self, entry: SegmentEntry, part: str, offset: int, loaded: int = 0) -> str:
         named = self._named() | {"digest": entry.content_digest, "part": part, "offset": offset}
+        named |= {"loaded": loaded} if loaded else {}
         return f"{self._url}{CUT_FILE_ROUTE}?{urlencode(named)}"
 
     def _named(self) -> dict[str, Any]:
@@ -191,8 +201,10 @@ class OwnCut:
             raise CutRefused(error.message, kind=type(error).__name__) from error
         return checked(document, pair, table_version, self._origin)
 
-    def stage(self, entry: SegmentEntry, staging: Path, observer: CopyObserver) -> None:
+    def stage(self, entry: SegmentEntry, staging: Path, observer: CopyObserver, loaded: int = 0) -> bool:
         """See CutSource."""
+        # This node's own group is a donor, and never the one that awaits the file.
+        del loaded
         store = self._group.store
         segment, series = (staging / name for name in staged_names(entry.content_digest))
         try:
@@ -209,6 +221,8 @@ class OwnCut:
                 os.link(store.segments_directory / present.name, segment)
             except FileNotFoundError as error:
                 raise CutRefused(f"{present.name} has left group {self._group.name}", kind="SegmentGone") from error
+        # It may have rotted since it was sealed here.
+        return False
 
 
 class PresentFiles:

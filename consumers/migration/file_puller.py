@@ -1,21 +1,22 @@
 """Fetches the files that groups of this node await, and attaches them: as many at once as a limit allows.
 
 What is due is given anew at each turn, the most urgent first. What has been done is on the disk alone: a complete
-file in the staging directory is attached, a partial one is continued.
+file in the staging directory is attached, a partial one is continued. While one worker attaches files of a group, the
+others fetch, and what they have fetched is attached with one commit after that.
 """
 
 from __future__ import annotations
 
 import shutil
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 
 import structlog
 
 from headrace.connectors.clock import SYSTEM_CLOCK, Clock
-from headrace.consumers.migration.cut_source import CutRefused, FileGone
+from headrace.consumers.migration.cut_source import CutRefused, FileGone, FileMerged
 from headrace.consumers.migration.pull_environment import PullEnvironment
 from headrace.consumers.migration.pull_rate import PullRate
 from headrace.consumers.recovery.file_copy import SourceCorrupt, SourceFailed
@@ -58,6 +59,15 @@ class WantedFile:
         return self.topic, self.entry.content_digest
 
 
+@dataclass(frozen=True, slots=True)
+class _Staged:
+    """A file in the staging directory, who sent it, and whether its bytes are known to be verified and synced."""
+
+    file: WantedFile
+    sender: str
+    verified: bool
+
+
 class NoSource(HeadraceError):
     """No copy of a group gives a file now; names why each of them does not."""
 
@@ -72,16 +82,20 @@ class FilePuller:
         fetches_max: int,
         rate: PullRate,
         clock: Clock = SYSTEM_CLOCK,
+        on_idle: Callable[[], None] = lambda: None,
     ) -> None:
-        """`pool` runs the fetches, at most `fetches_max` at once."""
+        """`pool` runs the fetches, at most `fetches_max` at once. `on_idle` is called when nothing is left to do."""
         self._environment = environment
+        self._on_idle = on_idle
         self._pool = pool
         self._fetches_max = fetches_max
         self._rate = rate
         self._clock = clock
         self._lock = threading.Lock()
-        self._due: list[WantedFile] = []
+        self._due: dict[tuple[str, str], WantedFile] = {}
         self._active: set[tuple[str, str]] = set()
+        self._staged: dict[Group, dict[str, _Staged]] = {}
+        self._attaching: set[Group] = set()
         self._workers = 0
         self._stopped = False
         self._retry_at_s: dict[tuple[str, str], float] = {}
@@ -100,7 +114,7 @@ class FilePuller:
         """These are due, in this order, and no others."""
         keys = {file.key for file in files}
         with self._lock:
-            self._due = list(files)
+            self._due = {file.key: file for file in reversed(files) if file.key not in self._active}
             for kept in (self._retry_at_s, self._expected_since_s, self._gone_since_s):
                 for key in kept.keys() - keys:
                     del kept[key]
@@ -134,42 +148,46 @@ class FilePuller:
 
     def _work(self) -> None:
         while (file := self._next()) is not None:
-            pause_s = RETRY_S
+            pause_s: float | None = RETRY_S
             try:
                 pause_s = self._attempt(file)
             except Exception:
                 # Whatever went wrong, the file is awaited still, and is due again.
                 _log.exception("fetching a file failed", group=file.group.name, file=file.entry.name)
-            with self._lock:
-                self._active.discard(file.key)
-                if pause_s:
-                    self._retry_at_s[file.key] = self._clock.monotonic_s() + pause_s
+            if pause_s is not None:
+                self._end(file, pause_s)
+        self._on_idle()
+
+    def _end(self, file: WantedFile, pause_s: float) -> None:
+        """An attempt has ended; the file is tried again after a pause, if it is due then."""
+        with self._lock:
+            self._active.discard(file.key)
+            if pause_s:
+                self._retry_at_s[file.key] = self._clock.monotonic_s() + pause_s
 
     def _next(self) -> WantedFile | None:
         """The most urgent file that nobody fetches now; None ends the worker."""
         now_s = self._clock.monotonic_s()
         with self._lock:
-            for file in self._due if now_s >= self._resume_s and not self._stopped else ():
-                if file.key not in self._active and now_s >= self._retry_at_s.get(file.key, 0.0):
-                    self._active.add(file.key)
-                    self._due = [each for each in self._due if each.key != file.key]
-                    return file
+            # The last one comes first, since a dict gives up its last entry at no cost.
+            for key in reversed(self._due) if now_s >= self._resume_s and not self._stopped else ():
+                if key not in self._active and now_s >= self._retry_at_s.get(key, 0.0):
+                    self._active.add(key)
+                    return self._due.pop(key)
             self._workers -= 1
             return None
 
-    def _attempt(self, file: WantedFile) -> float:
-        """Fetch and attach one file; the seconds to wait before it is tried again, 0 if it is not due any more."""
+    def _attempt(self, file: WantedFile) -> float | None:
+        """Fetch and attach one file; the seconds to wait before it is tried again, 0 if it is not due any more.
+
+        None: another worker attaches it.
+        """
         # The list of what is due may be older than the end of an earlier attempt.
         store, digest = file.group.store, file.entry.content_digest
         if all(each.content_digest != digest for each in (*store.awaited(), *store.cut_files()) if each.awaited):
             return 0.0
         try:
-            sender = self._stage(file)
-            try:
-                attached = store.attach(digest)
-            except StagedFileInvalid as error:
-                self._distrust(file, sender, error)
-                return RETRY_S
+            staged = _Staged(file, *self._stage(file))
         except TransferStopped:
             return RETRY_S
         except StoreFull as error:
@@ -178,19 +196,67 @@ class FilePuller:
         except HeadraceError as error:
             self._note(file, error)
             return RETRY_S
-        self.files += attached
+        self._attach(staged)
+        return None
+
+    def _attach(self, staged: _Staged) -> None:
+        """Attach a file, with those that others fetch meanwhile; or leave it to the worker that is about it."""
+        group = staged.file.group
+        with self._lock:
+            self._staged.setdefault(group, {})[staged.file.entry.content_digest] = staged
+            if group in self._attaching:
+                return
+            self._attaching.add(group)
+        while batch := self._take_staged(group):
+            pauses: Mapping[str, float] = {}
+            try:
+                pauses = self._attach_together(group, batch)
+            except Exception:
+                _log.exception("attaching files failed", group=group.name, files=len(batch))
+                pauses = dict.fromkeys(batch, RETRY_S)
+            for digest, each in batch.items():
+                self._end(each.file, pauses.get(digest, 0.0))
+
+    def _take_staged(self, group: Group) -> dict[str, _Staged]:
+        """What was staged meanwhile; nothing ends the attaching."""
+        with self._lock:
+            batch = self._staged.pop(group, {})
+            if not batch:
+                self._attaching.discard(group)
+            return batch
+
+    def _attach_together(self, group: Group, batch: Mapping[str, _Staged]) -> dict[str, float]:
+        """Attach files with one commit; the pause before another attempt, for those that need one."""
+        pauses: dict[str, float] = {}
+        verified = {digest for digest, each in batch.items() if each.verified}
+        try:
+            self.files += group.store.attach(*batch, verified=verified)
+        except StagedFileInvalid as error:
+            for digest in error.digests:
+                self._distrust(batch[digest].file, batch[digest].sender, error)
+                pauses[digest] = RETRY_S
+            self.files += len(batch) - len(pauses)
+        except StoreFull as error:
+            self._pause_for_disk(error)
+            return dict.fromkeys(batch, RETRY_S)
+        except HeadraceError as error:
+            self._note(next(iter(batch.values())).file, error)
+            return dict.fromkeys(batch, RETRY_S)
         self.disk_fault = ""
-        self._faults.pop(file.topic, None)
-        return 0.0
+        if not pauses:
+            self._faults.pop(next(iter(batch.values())).file.topic, None)
+        return pauses
 
-    def _stage(self, file: WantedFile) -> str:
-        """Bring a file from the first copy that gives it; its node, empty when it was staged already.
+    def _stage(self, file: WantedFile) -> tuple[str, bool]:
+        """Bring a file from the first copy that gives it.
 
-        Raises NoSource, StoreFull, StoreUnwritable, TransferStopped.
+        Returns its node, empty when it was staged already, and whether its bytes were verified and synced. Raises
+        NoSource, StoreFull, StoreUnwritable, TransferStopped.
         """
-        staging, refusals, gone = file.group.store.staging_directory, list[str](), set[str]()
+        staging, refusals = file.group.store.staging_directory, list[str]()
+        gone, merged = set[str](), set[str]()
         if all((staging / name).exists() for name in staged_names(file.entry.content_digest)):
-            return ""
+            return "", False
         now_s = self._clock.monotonic_s()
         for node, key in file.sources:
             if now_s < self._distrusted_until_s.get((file.entry.content_digest, node), 0.0):
@@ -201,29 +267,31 @@ class FilePuller:
                 refusals.append(f"{node} is not online")
                 continue
             try:
-                source.stage(file.entry, staging, self._rate)
-                return node
+                loaded = file.entry.loaded_version if key == file.group.birth_key else 0
+                return node, source.stage(file.entry, staging, self._rate, loaded)
             except SourceCorrupt as error:
                 self._distrust(file, node, error)
                 refusals.append(error.message)
             except (SourceFailed, CutRefused) as error:
                 refusals.append(error.message)
-                if isinstance(error, CutRefused) and error.kind == FileGone.__name__:
-                    gone.add(node)
+                kind = error.kind if isinstance(error, CutRefused) else ""
+                if kind in (FileGone.__name__, FileMerged.__name__):
+                    (merged if kind == FileMerged.__name__ else gone).add(node)
                 if self._expects_own(file, node, now_s):
                     break
-        self._note_gone(file, gone, now_s)
+        self._note_gone(file, gone, merged, now_s)
         raise NoSource(f"file {file.entry.name}: {'; '.join(refusals) or 'no node has it'}", retriable=True)
 
-    def _note_gone(self, file: WantedFile, gone: set[str], now_s: float) -> None:
+    def _note_gone(self, file: WantedFile, gone: set[str], merged: set[str], now_s: float) -> None:
         """Members that have merged a file have its rows, and no record brings these to a member that awaits it."""
         # So it is for a member that reads the log from its beginning, long after the donors have released the file.
-        if file.has_donors or not gone:
+        if file.has_donors or not gone | merged:
             self._gone_since_s.pop(file.key, None)
-        elif now_s - self._gone_since_s.setdefault(file.key, now_s) >= GONE_S:
+        # A member that has loaded the file knows; one that has not may only be behind, so its answer must last.
+        elif merged or now_s - self._gone_since_s.setdefault(file.key, now_s) >= GONE_S:
             self._gone_since_s.pop(file.key, None)
             why = f"it awaits {file.entry.name}, which other members have merged or dropped"
-            self._environment.replace_data(file.topic, why, frozenset(gone))
+            self._environment.replace_data(file.topic, why, frozenset(merged or gone))
 
     def _expects_own(self, file: WantedFile, node: str, now_s: float) -> bool:
         """Whether the file will be a link: this node's own copy of the donor has not come so far yet."""

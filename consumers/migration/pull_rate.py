@@ -26,7 +26,7 @@ class PullRate:
 
     def __init__(self, bytes_per_second: int, stopping: Pause, clock: Clock = SYSTEM_CLOCK) -> None:
         """0 = no limit. `stopping` is waited on."""
-        self._bytes_per_second = bytes_per_second
+        self._own_limit = self._bytes_per_second = bytes_per_second
         self._stopping = stopping
         self._clock = clock
         self._lock = threading.Lock()
@@ -34,6 +34,11 @@ class PullRate:
         self._begun_s = self._free_s
         self._recent: deque[tuple[float, int]] = deque()
         self.received_bytes = 0
+
+    def limit(self, bytes_per_second: int) -> None:
+        """The limit of the running change, 0 without one; that of this node holds as well."""
+        limits = [each for each in (self._own_limit, bytes_per_second) if each]
+        self._bytes_per_second = min(limits, default=0)
 
     @property
     def per_second(self) -> float:

@@ -50,7 +50,7 @@ from headrace.schemas.series import slot_of
 TURN_S = 0.1
 READ_BACK_TIMEOUT_S = 5.0
 RETRY_S = 1.0
-UNREADY_RETRY_S = 0.2
+UNREADY_RETRY_S = 0.1
 """A donor seals its cut, and the queries of these slots wait for the list."""
 LISTINGS_MAX = 2
 """Lists that are asked for at the same time, beside the fetches."""
@@ -73,7 +73,7 @@ class SlotPuller:
         self._pool = pool
         self._task = PeriodicTask("slot-puller", TURN_S, self.turn, LOG_JOIN_TIMEOUT_S)
         self.rate = PullRate(limits.migration_bytes_per_second, self._task.stopping, clock)
-        self.files = FilePuller(environment, pool, limits.migration_fetches_max, self.rate, clock)
+        self.files = FilePuller(environment, pool, limits.migration_fetches_max, self.rate, clock, self.wake)
         self._pulls: dict[Pair, Pull] = {}
         self._number = 0
         self._attached: tuple[int, dict[str, frozenset[int]]] = (0, {})
@@ -97,6 +97,10 @@ class SlotPuller:
         self.request_stop()
         self._task.stop()
         self._pool.shutdown(cancel_futures=True)
+
+    def wake(self) -> None:
+        """Something has changed: take the next turn now."""
+        self._task.wake()
 
     # What others ask, see PulledSlots.
 
@@ -157,6 +161,7 @@ class SlotPuller:
         """Look at everything, and do what is due."""
         change, now_s = self._environment.state.change, self._clock.monotonic_s()
         self._follow(change)
+        self.rate.limit(change.rate if change is not None else 0)
         for pull in self._pulls.values():
             assert change is not None, pull
             # A group may go at any moment: its step is dropped, and the others are done.
@@ -201,6 +206,7 @@ class SlotPuller:
             _log.info("slots pulled", group=group.name, donor=donor, state=str(pull.decision.state))
         if pull.decision.state is PullState.LISTING and pull.asked is None and now_s >= pull.ask_at_s:
             pull.asked = self._pool.submit(self._ask, pull, change.table.version)
+            pull.asked.add_done_callback(lambda _: self.wake())
         if pull.decision.loads:
             self._append(pull, topic, pull.decision.loads, now_s)
 
@@ -278,7 +284,9 @@ class SlotPuller:
                 slot = slot_of(entry.database, entry.bucket, entry.slice_number, table.slots)
                 sources = (*self._donors(group, slot), *self._peers(group))
                 found.append(((group.name, slot) not in self._urgent, WantedFile(topic, group, entry, sources)))
-        return [file for _, file in sorted(found, key=lambda each: each[0])]
+        # Newest rows first of the others: most queries want them, and what is known from them spares reading older
+        # files for the last rows.
+        return [file for _, file in sorted(found, key=lambda each: (each[0], -each[1].entry.max_time_ns))]
 
     def _donors(self, group: Group, slot: int) -> tuple[tuple[str, GroupKey], ...]:
         for pull in self._pulls.values():

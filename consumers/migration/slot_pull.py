@@ -16,7 +16,7 @@ from headrace.consumers.migration.cut_listing import CutListing
 from headrace.schemas.group_changes import BEGINNING, GroupKey, HandOverPosition
 from headrace.schemas.messages import Load
 
-LOADS_AT_ONCE = 64
+LOADS_AT_ONCE = 1_000
 """Loads that a leader appends before it reads them back."""
 
 

@@ -95,8 +95,14 @@ class GroupLifecycle:
         """What was done, and what keeps the rest from being done now."""
         groups, births, busy = self._local.groups, self._local.births, list[str]()
         changes = group_changes({births[topic] for topic in groups}, wanted)
-        # A group that was leaving when it became wanted again is closed first: it may have lost a part of itself.
-        leaving = [topic for topic, group in groups.items() if group.health.holds(State.LEAVING)]
+        # A group that was leaving when it became wanted again is closed first: it may have lost a part of itself. So
+        # is one that was opened for a change that was cancelled, if another change brings it with other slots.
+        other = [
+            topic
+            for topic, group in groups.items()
+            if topic in self._readiness.early and wanted.get(births[topic], group.founding) != group.founding
+        ]
+        leaving = [*other, *(topic for topic, group in groups.items() if group.health.holds(State.LEAVING))]
         closing = [(topic, births[topic]) for topic in groups if births[topic] in changes.closed or topic in leaving]
         closed, opened = list[GroupBirth](), list[GroupBirth]()
         for topic, birth in closing:

@@ -23,6 +23,7 @@ from headrace.connectors.log.topics import Topics
 from headrace.connectors.periodic import PeriodicTask
 from headrace.consumers.integrity.divergence_monitor import DivergenceMonitor
 from headrace.consumers.integrity.scrubber import Scrubber
+from headrace.consumers.membership.changes import MembershipState
 from headrace.consumers.membership.cluster_topics import ClusterTopics, TopicCopies
 from headrace.consumers.membership.placement import joining_reason, leaving_reason
 from headrace.consumers.membership.schema_history import HISTORY_FILE
@@ -200,6 +201,7 @@ class Node:
         self.engine = QueryEngine(self.source, [segments], settings, on_unreadable=self.scrubber.scrub_now)
         self.migration = SlotMigration(self)
         local.pulled = self.migration.puller
+        self._follower.subscribe(self._follow)
         self.scanner = GroupScanner(self.name, local, self.schema_log, self.engine)
 
     def _start_threads(self) -> None:
@@ -265,6 +267,11 @@ class Node:
         self.log.close()
 
     # What the membership log decides, see PlacementTask.
+
+    def _follow(self, _state: MembershipState) -> None:
+        """Nobody waits for the next turn of a thread when the log has decided something."""
+        self.placement.wake()
+        self.migration.puller.wake()
 
     def _use_table(self, table: SlotTable) -> None:
         """Route queries by a newer slot table."""

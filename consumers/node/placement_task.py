@@ -19,6 +19,7 @@ from headrace.consumers.membership.group_changes import GroupBirth
 from headrace.consumers.membership.membership_follower import MembershipFollower
 from headrace.consumers.membership.placement import (
     closable_ends,
+    early_groups,
     groups_of_table,
     is_exiled,
     joining_reason,
@@ -80,6 +81,10 @@ class PlacementTask:
         """Begin."""
         self._task.start()
 
+    def wake(self) -> None:
+        """The membership log has decided something: take the next turn now."""
+        self._task.wake()
+
     def request_stop(self) -> None:
         """Begin to stop, see `PeriodicTask.request_stop`."""
         self._task.request_stop()
@@ -120,8 +125,11 @@ class PlacementTask:
         ends = closable_ends(state)
         gone = self._topics.gone(ends)
         # Nobody follows a topic that is missing. Its data is kept until it is gone: the group may be opened again.
-        wanted = wanted_groups(state, self._node, gone | self._topics.absent)
-        kept = wanted_groups(state, self._node, gone)
+        early = early_groups(state, self._node)
+        # Before they are opened, and before anything else is done once they are groups like others.
+        self._readiness.early = frozenset(map(self._topic, early))
+        wanted = {**wanted_groups(state, self._node, gone | self._topics.absent), **early}
+        kept = {**wanted_groups(state, self._node, gone), **early}
         for birth in ends:
             # A deleted topic must not be made again, nor a closed one be opened by a check of its settings.
             self._topics_of_cluster.forget(self._topic(birth))

@@ -36,10 +36,10 @@ class Readiness:
 
     `decision(topic)` and `http_address` are set once the leader tasks and the server exist. `joining` is why the node
     has no groups at all, empty for a node of the cluster's slot table. `leaving` is why a node that was removed is not
-    ready. Until it ends it answers: what its groups have handed over may be known to it alone. `missing` names groups of the table that are
-    not open here, `surplus` are the topics of those that are here for a running change alone. `membership_failure()`
-    is why changes of the cluster no longer reach it. `pulling_reason(group)` is what the data of slots that moved to
-    a group waits for.
+    ready. Until it ends it answers: what its groups have handed over may be known to it alone. `missing` names groups
+    of the table that are not open here, `surplus` are the topics of those that are here for a running change alone, and
+    `early` of those that begin with its table. `membership_failure()` is why changes of the cluster no longer reach it.
+    `pulling_reason(group)` is what the data of slots that moved to a group waits for.
     """
 
     def __init__(
@@ -74,6 +74,7 @@ class Readiness:
         self.leaving = ""
         self.missing = ""
         self.surplus: frozenset[str] = frozenset()
+        self.early: frozenset[str] = frozenset()
         self.membership_failure: Callable[[], str] = lambda: ""
         self.pulling_reason: Callable[[str], str] = lambda _group: ""
 
@@ -174,6 +175,8 @@ class Readiness:
             return f"journal: {self._log_consumer.journal_fault}"
         if self._log_consumer.topic_fault(topic):
             return f"log: {self._log_consumer.topic_fault(topic)}"
+        if topic in self.early:
+            return "it begins with the next slot table"
         if not self.caught_up(topic):
             return self._log_progress[topic].reason(self._log_consumer.position(topic), self._ends[topic])
         return ""

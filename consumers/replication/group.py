@@ -56,6 +56,7 @@ class Group:
         pool: JobPool | None = None,
     ) -> None:
         self.name = name
+        self.founding = founding
         self.birth_key = GroupKey(name, founding.birth)
         self.store = store
         self._limits = limits

@@ -22,6 +22,9 @@ class ReplicationLimits(SettingsModel):
     job_backlog: Internal[int] = Field(
         default=1, description="jobs on files that may wait while a group applies further records"
     )
+    load_backlog: Internal[int] = Field(
+        default=1_000, description="loads of files that may wait while a group applies further records"
+    )
     schema_wait_s: Internal[float] = Field(
         default=5.0, description="how long a group waits for the schema that a message names"
     )

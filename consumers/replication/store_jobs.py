@@ -18,7 +18,7 @@ from headrace.consumers.replication.group_health import Event, GroupHealth
 from headrace.consumers.replication.group_state import GroupState
 from headrace.consumers.replication.hash_chain import content_digest
 from headrace.consumers.replication.settings import ReplicationLimits
-from headrace.consumers.store import JobSuperseded, SealJob, Store, StoreDamaged, StoreJob
+from headrace.consumers.store import JobSuperseded, LoadJob, SealJob, Store, StoreDamaged, StoreJob
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.messages import NO_CHAIN
 
@@ -109,6 +109,7 @@ class StoreJobQueue:
         # seal, and a crash between two seals in the wrong order would lose the rows of the earlier one.
         self._pool = pool or JobThread(f"store-{group}")
         self._pending: deque[JobHandle] = deque()
+        self._loads: deque[JobHandle] = deque()
         self._changed = threading.Condition()
         self._seals: dict[int, tuple[int, int]] = {}
         self._content: tuple[int, bytes] = NO_CONTENT
@@ -118,7 +119,7 @@ class StoreJobQueue:
         self.sealed_version = state.frontier
         self.sealed_offset = state.offset
         self.sealed_log_bytes = state.log_bytes
-        self.size_bytes = _size_of(store)
+        self.size_bytes = store.size_bytes
 
     @property
     def version(self) -> int:
@@ -165,21 +166,25 @@ class StoreJobQueue:
         self._queue(job, counted=False)
 
     def _queue(self, job: StoreJob, counted: bool) -> None:
-        self.wait_for_room()
-        self._pending.append(self._pool.submit(lambda: self._turn(job, counted)))
+        waiting, limit = self._waiting(job)
+        _wait_for_room(waiting, limit)
+        waiting.append(self._pool.submit(lambda: self._turn(job, counted)))
+
+    def _waiting(self, job: StoreJob) -> tuple[deque[JobHandle], int]:
+        """The jobs that are unfinished with one of this kind, and how many of them may be."""
+        # A load holds no rows in memory, and many that wait become one commit.
+        loads = isinstance(job, LoadJob)
+        return (self._loads, self._limits.load_backlog) if loads else (self._pending, self._limits.job_backlog)
 
     def wait_for_room(self) -> None:
-        """Wait while more jobs than the limit are unfinished."""
+        """Wait while more jobs than the limit are unfinished, loads aside."""
         # Memory holds what is unsealed and one frozen memtable, so a second seal waits for the first.
-        while self.full:
-            self._pending.popleft().result()
+        _wait_for_room(self._pending, self._limits.job_backlog)
 
     @property
     def full(self) -> bool:
         """Whether `wait_for_room` would wait. Called by the applying thread."""
-        while self._pending and self._pending[0].done():
-            self._pending.popleft()
-        return len(self._pending) > self._limits.job_backlog
+        return _is_full(self._pending, self._limits.job_backlog)
 
     def drain(self) -> None:
         """Wait until every job submitted so far is done."""
@@ -240,11 +245,18 @@ class StoreJobQueue:
             self.sealed_offset, self.sealed_log_bytes = self._seals.pop(job.version)
             self.sealed_version = job.version
             self._on_sealed(self._group, job.version)
-        size_bytes = _size_of(self._store)
+        size_bytes = self._store.size_bytes
         with self._changed:
             self.size_bytes = size_bytes
             self._open -= counted
 
 
-def _size_of(store: Store) -> int:
-    return sum(entry.size_bytes for entry in store.segments())
+def _is_full(waiting: deque[JobHandle], limit: int) -> bool:
+    while waiting and waiting[0].done():
+        waiting.popleft()
+    return len(waiting) > limit
+
+
+def _wait_for_room(waiting: deque[JobHandle], limit: int) -> None:
+    while _is_full(waiting, limit):
+        waiting.popleft().result()

@@ -23,7 +23,11 @@ from headrace.schemas.membership_records import ChangeKind
 
 ID_CHARACTERS_MAX = 100
 KINDS = (*map(str, ChangeKind), "cancel")
-KNOWN = ("id", "kind", "node", "position", "by", "change")
+KNOWN = ("id", "kind", "node", "position", "by", "change", "rate")
+
+
+RATE_MAX = 1 << 62
+"""Fits into a long of the record."""
 
 
 class RequestUnknown(HeadraceError):
@@ -65,7 +69,10 @@ def _carried_out(node: NodeApi, given: Mapping[str, Any]) -> dict[str, Any]:
         if number is None:
             raise RequestInvalid("a cancellation names no change", action="GET this path has the number of the change")
         return _document(name, node.metadata.requests.cancel(number))
-    request = ChangeRequest(name, ChangeKind(kind), _ring_node(ChangeKind(kind), given))
+    rate = _number(given, "rate") or 0
+    if rate > RATE_MAX:
+        raise RequestInvalid(f"rate is bytes a second, at most {RATE_MAX}", action="leave it out for no limit")
+    request = ChangeRequest(name, ChangeKind(kind), _ring_node(ChangeKind(kind), given), rate)
     return _document(name, node.metadata.requests.begin(request, _balancer(node, given)))
 
 

@@ -27,6 +27,7 @@ from headrace.consumers.migration.cut_source import (
     SERIES_PART,
     CutRefused,
     FileGone,
+    FileMerged,
     PresentFiles,
     cut_of,
 )
@@ -57,17 +58,20 @@ class CutService:
         """What a group has given to another one. Raises SlotNotHeld, CutRefused, CutUnready, SegmentAwaited."""
         return cut_of(self._group(key), target)
 
-    def open(self, key: GroupKey, digest: str, part: str, offset: int) -> tuple[int, str, Iterator[bytes]]:
+    def open(
+        self, key: GroupKey, digest: str, part: str, offset: int, loaded: int = 0
+    ) -> tuple[int, str, Iterator[bytes]]:
         """(number of bytes, digest of a series, the bytes) of a file from an offset.
 
-        Raises SlotNotHeld, CutRefused, SegmentAwaited, FileGone.
+        `loaded` is the version of the record by which this group loads the file, 0 for another group's request.
+        Raises SlotNotHeld, CutRefused, SegmentAwaited, FileGone, FileMerged.
         """
         group = self._group(key)
         if group.health.refuses(Use.QUORUM):
             raise CutRefused(f"group {group.name} has wrong data here", action="ask another member")
         if any(each.content_digest == digest for each in group.store.awaited()):
             raise SegmentAwaited(f"group {group.name} awaits file {digest} here itself")
-        entry = self._files.find(group, digest)
+        entry = self._find(group, digest, loaded)
         try:
             if part == SERIES_PART:
                 return _series(group, entry, offset)
@@ -81,6 +85,16 @@ class CutService:
             data.close()
             raise FileGone(f"there is no byte {offset} of {entry.name}")
         return size - offset, "", _chunks(data, offset)
+
+    def _find(self, group: Group, digest: str, loaded: int) -> SegmentEntry:
+        # Before the look: a file that is loaded in between is found.
+        has_loaded = 0 < loaded <= group.store.loaded_version
+        try:
+            return self._files.find(group, digest)
+        except FileGone as error:
+            if has_loaded:
+                raise FileMerged(error.message, action="copy the files of the group") from error
+            raise
 
     def _group(self, key: GroupKey) -> Group:
         for group in list(self._groups.values()):
@@ -127,7 +141,8 @@ def _file(service: CutService, query: Mapping[str, str]) -> Response:
         raise RequestInvalid("digest is not a content digest", action="send one of the list")
     if part not in (SEGMENT_PART, SERIES_PART):
         raise RequestInvalid(f"there is no part {part!r}", action=f"use {SEGMENT_PART} or {SERIES_PART}")
-    size, found, chunks = service.open(_key(query, "group", "birth"), digest, part, _number(query, "offset", "0"))
+    offset, loaded = _number(query, "offset", "0"), _number(query, "loaded", "0")
+    size, found, chunks = service.open(_key(query, "group", "birth"), digest, part, offset, loaded)
     # Without a length an early end of the file would look like its end.
     headers = {"content-length": str(size), **({DIGEST_HEADER: found} if found else {})}
     return StreamingResponse(chunks, media_type="application/octet-stream", headers=headers)
@@ -162,4 +177,4 @@ async def _answer(call: Callable[[], Response]) -> Response:
         return JSONResponse({"error": document}, _STATUSES.get(type(error), 409))
 
 
-_STATUSES: Mapping[type, int] = {RequestInvalid: 400, FileGone: 404}
+_STATUSES: Mapping[type, int] = {RequestInvalid: 400, FileGone: 404, FileMerged: 404}

@@ -11,12 +11,16 @@ Attaching commits in this order. A crash at any point leaves the file awaited an
    at opening (pass 4 of headrace.consumers.store.store_directory).
 2. One synced batch changes catalogue, series and last rows. Crash before or during it: as in 1.
 3. The staged files are removed. Crash: they stay, and are removed by whoever stages files.
+
+Each step is one for many files: loads that follow each other are one commit, and so are files that are attached
+together. A sync for each file would take longer than its transfer.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Collection, Iterator
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -106,100 +110,175 @@ def awaited_entry(version: int, load: Load) -> SegmentEntry:
 
 
 class LoadJob(StoreJob):
-    """Adds a file of another log to the catalogue, with its rows if it is here."""
+    """Adds a file of another log to the catalogue, with its rows if it is here.
+
+    The loads that wait right behind it are committed with it.
+    """
 
     def __init__(self, components: StoreComponents, version: int, entry: SegmentEntry, known: TableMetadata) -> None:
         """Created by `Store.load`."""
         super().__init__(components, version)
         self._entry = entry
         self._known = known
+        self._void = ""
+
+    def run(self) -> None:
+        """See StoreJob. Raises JobSuperseded for a file that cannot be one of this store, also when it is called again."""
+        super().run()
+        if self._void:
+            raise JobSuperseded(self._void)
 
     def _execute(self) -> None:
-        components, table = self._components, (self._entry.database, self._entry.table)
-        if self.version <= components.view.loaded_version:
-            # Applied before a crash, and read again. By its version and not by its name: since then the file may
-            # have been merged, or released.
-            return
-        changes = IndexChanges(tables={table: self._known}, loaded_version=self.version)
-        if (conflict := self._conflict()) is not None:
-            # Committed all the same: read again after a crash, it must not fit a later catalogue.
-            components.commit(changes)
-            raise JobSuperseded(f"load at version {self.version} of {self._entry.name}: {conflict}")
-        try:
-            staged = prepare(components, self._entry, self._known)
-        except StagedFileInvalid:
-            # One replica's bad copy changes nothing for the group: the file is awaited here, and fetched again.
-            staged = None
-        changes.added.append((self._entry, None) if staged is None else (staged.entry, staged.runs))
-        if staged is not None:
-            changes.last[staged.bucket] = encode_last(staged.last)
-        components.commit(changes)
-        if staged is not None:
-            discard(components, self._entry.content_digest)
+        components, batch = self._components, [self, *self._followers()]
+        # Applied before a crash, and read again. By its version and not by its name: since then the file may
+        # have been merged, or released.
+        new = [job for job in batch if job.version > components.view.loaded_version]
+        attaching, present = _Attaching(components), _ranks(components.view.catalogue() if new else ())
+        for job in new:
+            entry = job._entry
+            if conflict := job._conflict(present):
+                # Counted all the same: read again after a crash, it must not fit a later catalogue.
+                job._void = f"load at version {job.version} of {entry.name}: {conflict}"
+                continue
+            present.setdefault((entry.location, entry.era), []).append(entry)
+            attaching.load(entry, job._known)
+        if new:
+            attaching.commit(loaded_version=new[-1].version)
+        for job in batch[1:]:
+            job.done = True
+            components.queue.remove(job)
 
-    def _conflict(self) -> str | None:
-        """Why the file cannot be one of this store. It follows from the log alone."""
+    def _followers(self) -> Iterator[LoadJob]:
+        """The loads right behind this one in the queue."""
+        for job in tuple(self._components.queue)[1:]:
+            if not isinstance(job, LoadJob):
+                return
+            yield job
+
+    def _conflict(self, present: _Ranks) -> str:
+        """Why the file cannot be one of this store, empty if it can. It follows from the log alone."""
         entry, database = self._entry, self._known.database
         slices = {time // database.slice_ns for time in (entry.min_time_ns, entry.max_time_ns)}
         if slices != {entry.slice_number} or entry.bucket >= database.buckets:
             return f"its rows are not of slice {entry.slice_number} and bucket {entry.bucket}"
         # Rows of one slot and era are of one log (see `compaction.are_neighbours`), so ranges that overlap are
         # the same rows twice, or those of an origin that never held the slot.
-        for other in self._components.view.catalogue():
-            same = other.location == entry.location and other.era == entry.era
-            if same and entry.first_version <= other.last_version and other.first_version <= entry.last_version:
+        for other in present.get((entry.location, entry.era), ()):
+            if entry.first_version <= other.last_version and other.first_version <= entry.last_version:
                 return f"{other.name} has rows of its ranks"
-        return None
+        return ""
 
 
-@dataclass(frozen=True, slots=True)
-class _Attached:
-    """A file that is durable under its name, with what a commit adds for it."""
-
-    entry: SegmentEntry
-    runs: Runs
-    bucket: BucketKey
-    last: pa.RecordBatch
+_Ranks = dict[tuple[tuple[str, str, int, int], int], list[SegmentEntry]]
+"""The files of a catalogue by location and era."""
 
 
-def attach(components: StoreComponents, content_digest: str) -> int:
-    """Attaches a staged file wherever it is awaited; returns the number of segments.
+def _ranks(catalogue: Collection[SegmentEntry]) -> _Ranks:
+    found: _Ranks = {}
+    for entry in catalogue:
+        found.setdefault((entry.location, entry.era), []).append(entry)
+    return found
 
-    Raises StagedFileInvalid (the staged files are then removed), StoreFull or StoreUnwritable.
+
+@dataclass(slots=True)
+class _Attaching:
+    """Files that one commit adds to the catalogue: those that are staged with their rows, the others as awaited."""
+
+    components: StoreComponents
+    changes: IndexChanges = field(default_factory=IndexChanges)
+    names: list[str] = field(default_factory=list)
+    digests: set[str] = field(default_factory=set)
+    last: dict[BucketKey, pa.RecordBatch] = field(default_factory=dict)
+
+    def load(self, entry: SegmentEntry, known: TableMetadata) -> None:
+        """Adds a file of a load. Raises StoreFull or StoreUnwritable."""
+        self.changes.tables[entry.database, entry.table] = known
+        try:
+            here = self.attach(entry, known)
+        except StagedFileInvalid:
+            # One replica's bad copy changes nothing for the group: the file is awaited here, and fetched again.
+            here = False
+        if not here:
+            self.changes.added.append((entry, None))
+
+    def attach(self, entry: SegmentEntry, known: TableMetadata, *, verified: bool = False) -> bool:
+        """Links a staged file under its name; whether it is staged.
+
+        Raises StagedFileInvalid (the staged files are then removed), StoreFull or StoreUnwritable.
+        """
+        components = self.components
+        segment, series = (components.staging / name for name in staged_names(entry.content_digest))
+        if not segment.exists() or not series.exists():
+            return False
+        try:
+            found, runs = _checked(segment, series, entry, verified=verified)
+        except StagedFileInvalid:
+            discard(components, entry.content_digest)
+            raise
+        components.files.link(entry.name, segment, synced=verified)
+        present = replace(entry, awaited=False, size_bytes=found.size_bytes, file_digest=found.file_digest)
+        self._note_last(present, runs, known)
+        self.changes.added.append((present, runs))
+        self.names.append(entry.name)
+        self.digests.add(entry.content_digest)
+        return True
+
+    def commit(self, loaded_version: int | None = None) -> None:
+        """Makes all of it durable and visible. Raises StoreFull or StoreUnwritable, and may then be made anew."""
+        self.components.files.sync_directories(self.names)
+        self.changes.last = {bucket: encode_last(rows) for bucket, rows in self.last.items()}
+        self.changes.loaded_version = loaded_version
+        self.components.commit(self.changes)
+        for content_digest in self.digests:
+            discard(self.components, content_digest)
+
+    def _note_last(self, entry: SegmentEntry, runs: Runs, known: TableMetadata) -> None:
+        """The last rows of the file's bucket, with those of the file."""
+        view, table = self.components.view, (entry.database, entry.table)
+        if view.is_held(entry):
+            return
+        bucket, fields = (*table, entry.bucket), known.schema.field_types()
+        tombstones = view.tombstones_by_table().get(table, TombstoneSet())
+        earlier = self.last.get(bucket)
+        if earlier is None:
+            sealed = self.components.last(bucket)
+            # Before the rows of a file join them: a delete that came before the file removes a last row together
+            # with all older ones, and those of the file may be older and not its concern.
+            earlier = empty_last(fields) if sealed is None else sealed
+            earlier = apply_tombstones(earlier, tombstones.newer_than(view.frontier), view.era_max)
+        path = self.components.files.path(entry.name)
+        newest = newest_of_file(path, entry, runs, tombstones.unapplied(entry), earlier, fields)
+        self.last[bucket] = merge_last([earlier, newest], fields)
+
+
+def attach(components: StoreComponents, content_digests: Collection[str], verified: Collection[str] = ()) -> int:
+    """Attaches staged files wherever they are awaited; returns the number of segments.
+
+    The bytes of those in `verified` were compared with the digest of their sender, and synced, since this process
+    began. Raises StagedFileInvalid when all others are attached (the staged files are then removed), StoreFull or
+    StoreUnwritable.
     """
-    attached = 0
+    invalid: dict[str, StagedFileInvalid] = {}
     # Not while a job runs: a seal that has read the last rows would commit them without those of the file.
     with components.work_lock:
-        for entry in components.view.awaited(of_cuts=True):
-            if entry.content_digest != content_digest:
+        attaching = _Attaching(components)
+        awaited = [each for each in components.view.awaited(of_cuts=True) if each.content_digest in content_digests]
+        # Newest first: the last rows that are known from them spare reading older files.
+        for entry in sorted(awaited, key=lambda each: each.max_time_ns, reverse=True):
+            digest = entry.content_digest
+            if digest in invalid:
                 continue
             known = components.view.metadata((entry.database, entry.table))
             assert known is not None, entry.name
-            staged = prepare(components, entry, known)
-            if staged is None:
-                return attached
-            last = {staged.bucket: encode_last(staged.last)}
-            components.commit(IndexChanges(added=[(staged.entry, staged.runs)], last=last))
-            attached += 1
-        discard(components, content_digest)
-    return attached
-
-
-def prepare(components: StoreComponents, entry: SegmentEntry, known: TableMetadata) -> _Attached | None:
-    """Links a staged file under its name and computes what is committed with it; None if it is not staged."""
-    segment, series = (components.staging / name for name in staged_names(entry.content_digest))
-    if not segment.exists() or not series.exists():
-        return None
-    try:
-        found, runs = _checked(segment, series, entry)
-    except StagedFileInvalid:
-        discard(components, entry.content_digest)
-        raise
-    components.files.link(entry.name, segment)
-    components.files.sync_directories([entry.name])
-    present = replace(entry, awaited=False, size_bytes=found.size_bytes, file_digest=found.file_digest)
-    bucket = (entry.database, entry.table, entry.bucket)
-    return _Attached(present, runs, bucket, _last_rows(components, present, runs, known))
+            try:
+                attaching.attach(entry, known, verified=digest in verified)
+            except StagedFileInvalid as error:
+                invalid[digest] = error
+        if attaching.names:
+            attaching.commit()
+    if invalid:
+        raise StagedFileInvalid("; ".join(each.message for each in invalid.values()), retriable=True, digests=invalid)
+    return len(attaching.names)
 
 
 def discard(components: StoreComponents, content_digest: str) -> None:
@@ -209,7 +288,7 @@ def discard(components: StoreComponents, content_digest: str) -> None:
             (components.staging / name).unlink(missing_ok=True)
 
 
-def _checked(segment: Path, series: Path, entry: SegmentEntry) -> tuple[SeriesFile, Runs]:
+def _checked(segment: Path, series: Path, entry: SegmentEntry, *, verified: bool) -> tuple[SeriesFile, Runs]:
     """The content of a series file, after everything staged was compared with the entry of the load."""
     try:
         found = SeriesFile.from_bytes(series.read_bytes())
@@ -225,24 +304,7 @@ def _checked(segment: Path, series: Path, entry: SegmentEntry) -> tuple[SeriesFi
         raise StagedFileInvalid(f"the staged file {segment} has other rows than {entry.name}", retriable=True)
     # The content digest is not computed again, since that decodes every column. The bytes are those that the
     # sender sealed, and its catalogue and the footer name the content.
-    if segment.stat().st_size != found.size_bytes or file_digest(segment) != found.file_digest:
+    same_bytes = segment.stat().st_size == found.size_bytes
+    if not same_bytes or (not verified and file_digest(segment) != found.file_digest):
         raise StagedFileInvalid(f"the staged file {segment} has other bytes than its sender sealed", retriable=True)
     return found, runs
-
-
-def _last_rows(components: StoreComponents, entry: SegmentEntry, runs: Runs, known: TableMetadata) -> pa.RecordBatch:
-    """The last rows of the file's bucket, with those of the file."""
-    view, table = components.view, (entry.database, entry.table)
-    fields = known.schema.field_types()
-    earlier = components.last((*table, entry.bucket))
-    if earlier is None:
-        earlier = empty_last(fields)
-    if view.is_held(entry):
-        return earlier
-    tombstones = view.tombstones_by_table().get(table, TombstoneSet())
-    # Before the rows of the file join them: a delete that came before the file removes a last row together with
-    # all older ones, and those of the file may be older and not its concern.
-    earlier = apply_tombstones(earlier, tombstones.newer_than(view.frontier), view.era_max)
-    path = components.files.path(entry.name)
-    newest = newest_of_file(path, entry, runs, tombstones.unapplied(entry), earlier, fields)
-    return merge_last([earlier, newest], fields)

@@ -96,15 +96,17 @@ class SegmentFiles:
                 partial.unlink(missing_ok=True)
                 raise
 
-    def link(self, name: str, source: Path) -> None:
+    def link(self, name: str, source: Path, *, synced: bool = False) -> None:
         """Links a file of the same file system under a name that no reader knows.
 
-        Its bytes are durable on return, its name after `sync_directories`. Raises StoreFull or StoreUnwritable.
+        Its bytes are durable on return, its name after `sync_directories`. `synced`: the caller has made the bytes
+        durable. Raises StoreFull or StoreUnwritable.
         """
         target = self.path(name)
         with translate_errors(target):
             # Bytes before the name, as in `write`: whoever staged the file may not have synced it.
-            fsync_file(source)
+            if not synced:
+                fsync_file(source)
             target.parent.mkdir(parents=True, exist_ok=True)
             # There is one if an earlier attempt failed behind this line.
             target.unlink(missing_ok=True)

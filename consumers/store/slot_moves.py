@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -85,13 +85,14 @@ class SlotMoves:
         """
         return self._components.view.awaited()
 
-    def attach(self, content_digest: str) -> int:
-        """Attaches a staged file wherever it is awaited; returns the number of segments that it became.
+    def attach(self, *content_digests: str, verified: Collection[str] = ()) -> int:
+        """Attaches staged files wherever they are awaited; returns the number of segments that they became.
 
-        Waits for a running job. Raises StagedFileInvalid (it was removed; fetch it again), StoreFull or
-        StoreUnwritable (it stays awaited).
+        The bytes of those in `verified` were compared with the digest of their sender, and synced, since this process
+        began. Waits for a running job. Raises StagedFileInvalid when all others are attached (it was removed; fetch
+        it again), StoreFull or StoreUnwritable (all stay awaited).
         """
-        return attach(self._components, content_digest)
+        return attach(self._components, frozenset(content_digests), verified)
 
     def hold(self, version: int, slots: Slots) -> HoldJob:
         """`slots` leave with the cut at `version`, up to which everything is frozen.

@@ -260,6 +260,16 @@ class Store(SlotMoves):
         """The files of the catalogue that are here, in order of name."""
         return self._components.view.entries()
 
+    @property
+    def loaded_version(self) -> int:
+        """Version of the newest load that was carried out, 0 before the first."""
+        return self._components.view.loaded_version
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the files of the catalogue that are here."""
+        return self._components.view.size_bytes
+
     def digests(self) -> dict[str, str]:
         """Content digest by segment name; equal on every replica after the same jobs.
 
@@ -309,6 +319,10 @@ class Store(SlotMoves):
     def pending_jobs(self) -> int:
         """Seals, merges and drops that have not succeeded yet."""
         return len(self._components.queue)
+
+    def has_pending(self, version: int) -> bool:
+        """Whether a job of a record up to a version has not succeeded yet."""
+        return any(job.version <= version for job in tuple(self._components.queue))
 
     def snapshot(self, directory: Path) -> StoreSnapshot:
         """Copies the committed store into `directory`, as of one commit, however many follow meanwhile.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from headrace.schemas.errors import HeadraceError
 
 
@@ -87,4 +89,11 @@ class CutUnready(StoreError):
 
 
 class StagedFileInvalid(StoreError):
-    """A file that was fetched is not the one that is awaited. It was removed; fetch it again."""
+    """Files that were fetched are not those that are awaited. They were removed; fetch them again.
+
+    `digests` are the contents that were expected of them.
+    """
+
+    def __init__(self, message: str, *, retriable: bool = True, digests: Collection[str] = ()) -> None:
+        super().__init__(message, retriable=retriable)
+        self.digests = frozenset(digests)

@@ -253,6 +253,12 @@ class StoreView:
                 (entry for entries in self._entries.values() for entry in entries.values()), key=lambda e: e.name
             )
 
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of those files."""
+        with self.lock:
+            return sum(entry.size_bytes for entries in self._entries.values() for entry in entries.values())
+
     def entry(self, name: str) -> SegmentEntry | None:
         """One segment of the catalogue."""
         with self.lock:

@@ -154,6 +154,7 @@ def connected(bootstrap: str, cluster: str) -> Iterator[Cluster]:
         watch, appender = StatusWatch(log, topics), log.appender()
         stack.callback(watch.close)
         stack.callback(appender.close)
+        routing.prepare = appender.prepare
         yield Cluster(log, topics, routing, tables, watch, appender)
 
 

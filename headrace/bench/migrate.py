@@ -1,12 +1,14 @@
 """`headrace bench migrate`: what a node that joins costs those who write meanwhile, and how fast its data arrives.
 
 One run: three nodes with sealed days of data get a fourth, which takes a quarter of the slots, while a writer
-writes as fast as it can. The pause is the acknowledgement time of its blocks during the change, minus their median
-before. The limit is a plain copy, with a sync each, of the files that arrived. All rows are read back and compared.
+writes as fast as it can, and a query is asked each half second. The pause is the acknowledgement time of its blocks
+during the change, minus their median before. The limit is a plain copy, with a sync each, of the files that arrived:
+both meet the same writer, and the copy is made once more without it. All rows are read back and compared.
 """
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 import threading
@@ -22,6 +24,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from headrace.bench.asking import Queries, asking
 from headrace.bench.content import read_checksums, tag_names, written_checksums
 from headrace.bench.measurement import (
     DATABASE,
@@ -29,15 +32,13 @@ from headrace.bench.measurement import (
     chosen,
     connected,
     percentiles,
-    ratio,
-    ratio_text,
     running_broker,
     running_cluster,
     settings_text,
     silent,
     versions,
 )
-from headrace.bench.noise import HOSTS, ROW_BYTES, STEPS_A_DAY, TAGS, Noise
+from headrace.bench.noise import DAY_NS, HOSTS, ROW_BYTES, STEPS_A_BATCH, STEPS_A_DAY, TAGS, Noise
 from headrace.bench.recovery import copy_plainly
 from headrace.cluster_change import ClusterChanges
 from headrace.connectors.deadline import Deadline
@@ -53,7 +54,7 @@ from headrace.workload.checksum import checksums, total
 
 OPTIONS = {"hosts": 1_000, "rows": 25_000_000, "days": 40, "block_rows": 20_000, "before_s": 10.0, "seed": 1, "dir": ""}
 START_NS = 1_700_000_000_000_000_000
-DAY_NS = 86_400_000_000_000
+STEP_NS = DAY_NS // STEPS_A_DAY
 NODES = 3
 SEALED, LIVE = "sealed", "live"
 PAUSE_P99_MS_MOST = 20.0
@@ -61,10 +62,18 @@ COPY_RATIO_MOST = 1.5
 INGEST_RATIO_LEAST = 0.9
 CHANGE_TIMEOUT_S = 900.0
 JOIN_TIMEOUT_S = 30.0
+QUERY = f'SELECT count(*) FROM "{DATABASE}"."{SEALED}" WHERE host = \'host_1\''
+"""One series over all days: it needs files of every group."""
 
 
 class WriterFailed(HeadraceError):
-    """The writer that measures the pause ended early."""
+    """The writer that measures the pause, or the queries beside it, ended early."""
+
+
+class DaysTooFew(HeadraceError):
+    """More rows than fit into the days."""
+
+    exit_code = 2
 
 
 @dataclass(slots=True)
@@ -95,7 +104,8 @@ def run(options: Mapping[str, str], note: Note = silent) -> dict[str, Any]:
             note(f"writing {settings['rows']:,} rows of {ROW_BYTES} bytes over {settings['days']} days")
             sealed = _fill(cluster, settings)
             _seal(local)
-            return _measure(local, cluster, sealed, settings, note) | {"settings": settings, "versions": versions()}
+            figures = _measure(local, cluster, sealed, settings, note)
+            return figures | {"bars": bars(figures), "settings": settings, "versions": versions()}
     finally:
         shutil.rmtree(directory, ignore_errors=True)
 
@@ -105,25 +115,40 @@ def table(result: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
     pause, bars = result["write_pause_ms"], result["bars"]
     return [
         *settings_text(result),
-        ("write pause", f"p50 {pause['p50']:.1f} ms, p99 {pause['p99']:.1f} ms, bar {PAUSE_P99_MS_MOST:g}"),
+        ("write pause", f"p50 {pause['p50']:.1f} ms, p99 {_bar_text(bars['write_pause_p99_ms'])}"),
         ("write pause before", f"p99 {result['write_pause_ms_before']['p99']:.1f} ms"),
-        ("ingest during the change", f"{result['ingest_ratio']:.2f} of before, bar {INGEST_RATIO_LEAST:g}"),
+        ("ingest during over before", _bar_text(bars["ingest_ratio"])),
         ("the whole change", f"{result['seconds']:.1f} s, migrating {result['migrating_seconds']:.1f} s"),
-        ("plain copy with sync", f"{result['copy_seconds']:.2f} s of {result['bytes_moved'] / 1e6:,.0f} MB"),
-        ("migrating over plain copy", ratio_text(bars["ratio"])),
+        (
+            "plain copy with sync",
+            f"{result['copy_seconds']:.2f} s of {result['bytes_moved'] / 1e6:,.0f} MB in {result['files_moved']} files,"
+            f" without the writer {result['copy_seconds_alone']:.2f} s",
+        ),
+        ("migrating over plain copy", _bar_text(bars["ratio"])),
+        (
+            "longest query",
+            f"{result['query_ms_longest']:.0f} ms, before the change {result['query_ms_longest_before']:.0f} ms",
+        ),
         ("rows lost, double", f"{result['rows_lost']}, {result['rows_double']}"),
     ]
 
 
+def _bar_text(bar: Mapping[str, Any]) -> str:
+    limit = f"at most {bar['most']:g}" if "most" in bar else f"at least {bar['least']:g}"
+    return f"{bar['value']:.2f}, {limit}: {'met' if bar['met'] else 'missed'}"
+
+
 def _fill(cluster: Cluster, settings: Mapping[str, Any]) -> pa.Table:
     """Write the sealed table, rows that do not compress, spread over the days; returns the checksums of its rows."""
-    noise = Noise(settings["rows"] * ROW_BYTES, settings["seed"])
-    span_ns = -(-noise.rows // (HOSTS * STEPS_A_DAY)) * DAY_NS
+    noise, days = Noise(settings["rows"] * ROW_BYTES, settings["seed"]), settings["days"]
+    if noise.rows > days * HOSTS * STEPS_A_DAY:
+        raise DaysTooFew(f"a day has {HOSTS * STEPS_A_DAY:,} rows at most", action="give more days")
     written = []
     with TableWriter(cluster, DATABASE, SEALED, WriterSettings(compression="none")) as writer:
         for number, batch in enumerate(noise.batches()):
-            # Of another day than the batch before, and never at the times of another batch.
-            rows = _shifted(batch, number % settings["days"] * span_ns)
+            # Of another day than the batch before, and behind the batches that the day has.
+            round_, day = divmod(number, days)
+            rows = _shifted(batch, day * DAY_NS + (round_ - number) * STEPS_A_BATCH * STEP_NS)
             writer.write(rows, TAGS)
             written.append(checksums(rows, TAGS))
     return total(written)
@@ -152,44 +177,106 @@ def _measure(
     name = f"n{NODES + 1}"
     local.file.nodes.append(NodeProcess(name, ""))
     local.start_node(name)
-    blocks = Blocks()
+    blocks, queries = Blocks(), Queries()
     phases: dict[str, float] = {}
-    with _writing(cluster, blocks, settings):
+    with asking(local.url("n1"), QUERY, queries), _writing(cluster, blocks, settings):
         note(f"writing alone for {settings['before_s']:g} s")
         time.sleep(settings["before_s"])
         began_s = time.monotonic()
         note(f"adding {name}")
         result = _add(local, name, phases)
         ended_s = time.monotonic()
-        time.sleep(1.0)
-    if blocks.failure is not None:
-        raise WriterFailed(f"the writer ended: {blocks.failure}") from blocks.failure
+        note("copying the same files plainly, beside the same writer")
+        arrived = _arrived(local, name)
+        loaded_copy_s = _copy_seconds(arrived)
+    if blocks.failure is not None or queries.failure is not None:
+        raise WriterFailed(f"it ended: {blocks.failure or queries.failure}")
     local.wait_ready()
-    before = blocks.between(began_s - settings["before_s"] / 2, began_s)
-    during = blocks.between(began_s, ended_s)
-    usual_ms = median(before)
-    note("copying the same files plainly")
-    copied = local.data_directory(name) / "segments"
-    size = sum(path.stat().st_size for path in copied.rglob("*.parquet"))
-    copy_s = size / 1e6 / copy_plainly(copied, local.directory / "plain")
+    copy_alone_s = _copy_seconds(arrived)
     lost, double = _compared(local, sealed, blocks)
+    change = _Change(began_s, ended_s, phases, settings["before_s"])
     migrating_s = ended_s - phases.get("migrating", ended_s)
-    return {
-        "write_pause_ms": percentiles([max(0.0, each - usual_ms) for each in during]),
-        "write_pause_ms_before": percentiles([max(0.0, each - usual_ms) for each in before]),
-        "write_pause_ms_by_phase": _by_phase(blocks, phases, began_s, ended_s, usual_ms),
-        "usual_ms": usual_ms,
-        "ingest_ratio": (len(during) / (ended_s - began_s)) / (len(before) / (settings["before_s"] / 2)),
+    return _pauses(blocks, queries, change) | {
         "seconds": ended_s - began_s,
         "migrating_seconds": migrating_s,
-        "copy_seconds": copy_s,
-        "bytes_moved": size,
+        "copy_seconds": loaded_copy_s,
+        "copy_seconds_alone": copy_alone_s,
+        "ratio": migrating_s / loaded_copy_s,
+        "bytes_moved": _size(arrived),
+        "files_moved": len(list(arrived.rglob("*.parquet"))),
         "slots_moved": result["slots_moved"],
-        "ratio": migrating_s / copy_s,
-        "bars": {"ratio": ratio([migrating_s], [copy_s])},
         "rows_lost": lost,
         "rows_double": double,
     }
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    """When the change ran, when each of its phases was seen first, and how long was measured before."""
+
+    began_s: float
+    ended_s: float
+    phases: Mapping[str, float]
+    before_s: float
+
+
+def _pauses(blocks: Blocks, queries: Queries, change: _Change) -> dict[str, Any]:
+    """What the writer and the queries met during the change, and before it."""
+    began_s, ended_s = change.began_s, change.ended_s
+    # The second half: connections and caches of the first blocks are no part of what is usual.
+    before = blocks.between(began_s - change.before_s / 2, began_s)
+    during = blocks.between(began_s, ended_s)
+    usual_ms = median(before)
+    pause = percentiles([max(0.0, each - usual_ms) for each in during])
+    ingest = (len(during) / (ended_s - began_s)) / (len(before) / (change.before_s / 2))
+    return {
+        "write_pause_ms": pause,
+        "write_pause_ms_before": percentiles([max(0.0, each - usual_ms) for each in before]),
+        "write_pause_ms_by_phase": _by_phase(blocks, change.phases, began_s, ended_s, usual_ms),
+        "usual_ms": usual_ms,
+        "ingest_ratio": ingest,
+        "query_ms_longest": max(queries.between(began_s, ended_s), default=0.0),
+        "query_ms_longest_before": max(queries.between(0.0, began_s), default=0.0),
+    }
+
+
+def bars(figures: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Each figure that has a bar, and whether it reaches it."""
+    return {
+        "write_pause_p99_ms": _bar(figures["write_pause_ms"]["p99"], most=PAUSE_P99_MS_MOST),
+        "ratio": _bar(figures["ratio"], most=COPY_RATIO_MOST),
+        "ingest_ratio": _bar(figures["ingest_ratio"], least=INGEST_RATIO_LEAST),
+    }
+
+
+def _bar(value: float, *, least: float | None = None, most: float | None = None) -> dict[str, Any]:
+    """A figure with its bar, and whether it reaches it."""
+    if most is not None:
+        return {"value": value, "most": most, "met": value <= most}
+    assert least is not None
+    return {"value": value, "least": least, "met": value >= least}
+
+
+def _arrived(local: LocalCluster, name: str) -> Path:
+    """The files of a node as they are now, linked: merges and seals come meanwhile."""
+    source, target = local.data_directory(name) / "segments", local.directory / "arrived"
+    for path in source.rglob("*.parquet"):
+        link = target / path.relative_to(source)
+        link.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            os.link(path, link)
+        except FileNotFoundError:
+            # A merge has replaced it.
+            continue
+    return target
+
+
+def _size(directory: Path) -> int:
+    return sum(path.stat().st_size for path in directory.rglob("*.parquet"))
+
+
+def _copy_seconds(files: Path) -> float:
+    return _size(files) / 1e6 / copy_plainly(files, files.with_name("plain"))
 
 
 def _by_phase(

@@ -47,6 +47,10 @@ MeasureOption = Annotated[
 ]
 PlanOption = Annotated[bool, typer.Option("--dry-run", help="Show what would move and change nothing.")]
 WaitOption = Annotated[bool, typer.Option("--no-wait", help="End once the change has begun.")]
+RateOption = Annotated[
+    int,
+    typer.Option("--rate", metavar="BYTES_PER_S", min=0, help="Most that each node fetches a second; 0 = no limit."),
+]
 TimeoutOption = Annotated[
     float | None, typer.Option("--timeout", metavar="SECONDS", help="How long to wait for its end; it continues.")
 ]
@@ -112,6 +116,7 @@ def add(
     dry_run: PlanOption = False,
     no_wait: WaitOption = False,
     timeout: TimeoutOption = None,
+    rate: RateOption = 0,
     cluster: ClusterOption = None,
     bootstrap: BootstrapOption = None,
     settings: SettingsOption = None,
@@ -122,7 +127,7 @@ def add(
     With --dry-run the node need not run.
     """
     with run_command(json_output) as output:
-        request = ChangeOptions("add", node, by, dry_run, no_wait, timeout)
+        request = ChangeOptions("add", node, by, dry_run, no_wait, timeout, rate)
         _change(output, request, _report(cluster, bootstrap, settings))
 
 
@@ -133,6 +138,7 @@ def remove(
     dry_run: PlanOption = False,
     no_wait: WaitOption = False,
     timeout: TimeoutOption = None,
+    rate: RateOption = 0,
     cluster: ClusterOption = None,
     bootstrap: BootstrapOption = None,
     settings: SettingsOption = None,
@@ -140,7 +146,7 @@ def remove(
 ) -> None:
     """Give the data of a node to the others, and wait until they have it. A dead node can be removed too."""
     with run_command(json_output) as output:
-        request = ChangeOptions("remove", node, by, dry_run, no_wait, timeout)
+        request = ChangeOptions("remove", node, by, dry_run, no_wait, timeout, rate)
         _change(output, request, _report(cluster, bootstrap, settings))
 
 
@@ -150,6 +156,7 @@ def balance(
     dry_run: PlanOption = False,
     no_wait: WaitOption = False,
     timeout: TimeoutOption = None,
+    rate: RateOption = 0,
     cluster: ClusterOption = None,
     bootstrap: BootstrapOption = None,
     settings: SettingsOption = None,
@@ -157,7 +164,7 @@ def balance(
 ) -> None:
     """Move slots until every group has the same share, while nobody joins or leaves."""
     with run_command(json_output) as output:
-        request = ChangeOptions("balance", "", by, dry_run, no_wait, timeout)
+        request = ChangeOptions("balance", "", by, dry_run, no_wait, timeout, rate)
         _change(output, request, _report(cluster, bootstrap, settings))
 
 
@@ -197,6 +204,7 @@ class ChangeOptions:
     dry_run: bool
     no_wait: bool
     timeout_s: float | None
+    rate: int
 
 
 def _change(output: Output, options: ChangeOptions, opened: Any) -> None:
@@ -229,9 +237,11 @@ def _carry_out(output: Output, session: ClusterSession, options: ChangeOptions) 
     from headrace.consumers.membership.requests import NothingToMove
     from headrace.consumers.membership.running_change import Phase
 
-    request = {"id": uuid.uuid4().hex, "kind": options.kind, "by": str(options.by)}
+    request: dict[str, Any] = {"id": uuid.uuid4().hex, "kind": options.kind, "by": str(options.by)}
     if options.node:
         request["node"] = options.node
+    if options.rate:
+        request["rate"] = options.rate
     with closing(ClusterChanges(session.log, session.topics)) as changes:
         try:
             outcome = changes.begin(request, on_wait=remark(output))

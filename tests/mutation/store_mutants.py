@@ -470,22 +470,22 @@ STORE = (
     Mutant(
         "load_applied_again_after_a_crash",
         "store/load_job.py",
-        "        if self.version <= components.view.loaded_version:\n",
-        "        if False:\n",
+        "if job.version > components.view.loaded_version]",
+        "]",
         (LOADS,),
     ),
     Mutant(
         "void_load_tried_again_after_a_crash",
         "store/load_job.py",
-        "            components.commit(changes)\n            raise JobSuperseded",
-        "            raise JobSuperseded",
+        "        if new:\n            attaching.commit(",
+        "        if any(not job._void for job in new):\n            attaching.commit(",
         (LOADS,),
     ),
     Mutant(
         "bytes_of_a_staged_file_not_compared",
         "store/load_job.py",
-        " or file_digest(segment) != found.file_digest:",
-        ":",
+        "not verified and file_digest(segment) != found.file_digest",
+        "False",
         (LOADS,),
     ),
     Mutant(

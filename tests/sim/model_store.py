@@ -139,6 +139,11 @@ class ModelStore:
         """See Store."""
         return [entry_of(name, content) for name, content in sorted(self.disk.sealed.segments.items())]
 
+    @property
+    def size_bytes(self) -> int:
+        """See Store."""
+        return sum(entry.size_bytes for entry in self.segments())
+
     def digests(self) -> dict[str, str]:
         """See Store."""
         return {name: digest_of(content) for name, content in self.disk.sealed.segments.items()}

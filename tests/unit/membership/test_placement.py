@@ -14,6 +14,7 @@ from headrace.consumers.membership.changes import MembershipState, Verdict
 from headrace.consumers.membership.group_changes import GroupBirth
 from headrace.consumers.membership.placement import (
     closable_ends,
+    early_groups,
     groups_of_table,
     is_exiled,
     joining_reason,
@@ -65,6 +66,23 @@ def test_a_join_step_by_step() -> None:
     assert "" == joining_reason(state, JOINER)
     state = run(state, *slots_done(state))
     assert TABLE | {"6": "126", "3": "236", "4": "346"} == held(state)
+
+
+def test_new_groups_are_opened_before_their_table_counts() -> None:
+    """With the founding that they have later. A cancellation takes them away, and no other kind of change has any."""
+    state = began()
+    assert {} == early_groups(state, JOINER)
+    running = run(
+        state, change(state, ChangeKind.ADD, JOINER), *pre_done(run(state, change(state, ChangeKind.ADD, JOINER)))
+    )
+    early = {node[-1]: early_groups(running, node) for node in EVERYBODY}
+    assert {"6", "3", "4"} == {node for node, groups in early.items() if groups}
+    formal = run(running, Formal(FIRST, 1))
+    assert early["6"] == early["3"] == {birth: formal.founders[birth] for birth in early["6"]}
+    assert [JOINER] == [birth.header for birth in early["6"]]
+    assert {} == early_groups(formal, JOINER) == early_groups(run(running, Cancel(FIRST, 1)), JOINER)
+    removing = run(state, change(state, ChangeKind.REMOVE, "plant-3"))
+    assert {} == early_groups(removing, "plant-4")
 
 
 def test_a_removal_step_by_step() -> None:

@@ -91,6 +91,23 @@ def test_a_new_group_is_written_to_once_it_has_a_topic(cluster: Growing, routing
     assert routing.look(10.0).table.version == 2
 
 
+def test_the_topic_of_a_new_group_is_looked_up_before_rows_are_routed_to_it(
+    cluster: Growing, routing: MembershipRouting
+) -> None:
+    """In the first phase, once: the first row would wait for it otherwise."""
+    prepared: list[str] = []
+    routing.prepare = prepared.append
+    cluster.begin(ChangeKind.ADD, "n5")
+    routing.look(10.0)
+    assert [] == prepared
+    cluster.log.create_topic(TOPICS.forward("n5", 2), {})
+    assert 1 == routing.look(10.0).table.version
+    assert [TOPICS.forward("n5", 2)] == prepared
+    cluster.formal()
+    assert 2 == routing.look(10.0).table.version
+    assert 1 == len(prepared)
+
+
 def test_a_client_that_writes_follows_the_log(cluster: Growing, routing: MembershipRouting) -> None:
     """Without being asked to look; over several changes."""
     for number, node in enumerate(("n5", "n6"), 2):

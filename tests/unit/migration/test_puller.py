@@ -7,6 +7,7 @@ import random
 import shutil
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -17,11 +18,12 @@ from headrace.connectors.files import Buffer
 from headrace.consumers.membership.changes import MembershipState
 from headrace.consumers.membership.ring import POSITION_MAX, RingNode
 from headrace.consumers.membership.running_change import RunningChange
-from headrace.consumers.migration.cut_source import CutRefused, OwnCut, PeerCut
+from headrace.consumers.migration.cut_source import CutRefused, FileGone, FileMerged, OwnCut, PeerCut
 from headrace.consumers.migration.pull_rate import PullRate
 from headrace.consumers.migration.release import SlotRelease, releasable
 from headrace.consumers.recovery.file_copy import SourceFailed
 from headrace.consumers.recovery.progress import TransferStopped
+from headrace.consumers.serve.cut_service import CutService
 from headrace.consumers.store import SegmentEntry, Store, StoreFull
 from headrace.consumers.store.segment_files import SegmentFiles
 from headrace.schemas.group_changes import Barrier, BarrierPhase, GroupKey
@@ -263,10 +265,10 @@ def test_a_full_disk_is_waited_for_and_named(moves: Moves, monkeypatch: pytest.M
     moves.hand_over()
     full, real = [True], SegmentFiles.link
 
-    def link(files: SegmentFiles, name: str, source: Path) -> None:
+    def link(files: SegmentFiles, name: str, source: Path, *, synced: bool = False) -> None:
         if full[0]:
             raise StoreFull(f"{name} cannot be written: No space left on device")
-        real(files, name, source)
+        real(files, name, source, synced=synced)
 
     monkeypatch.setattr(SegmentFiles, "link", link)
     moves.turns(count=4)
@@ -414,6 +416,38 @@ def test_files_of_data_that_is_to_be_replaced_are_not_fetched(moves: Moves, monk
     assert [] == asked
 
 
+def test_a_member_that_has_carried_out_a_load_knows_that_its_file_is_merged(moves: Moves) -> None:
+    """One that is behind does not know what becomes of the file, and says no more than that it has none."""
+    moves.turns("n4", "n3", count=3)
+    service, known = CutService("n3", moves.nodes["n3"].groups), moves.nodes["n3"].target.store.loaded_version
+    assert known > 0
+    for loaded, kind in ((known, FileMerged), (known + 1, FileGone), (0, FileGone)):
+        with pytest.raises(FileGone) as caught:
+            service.open(TARGET, "0" * 32, "series", 0, loaded)
+        assert kind is type(caught.value)
+
+
+def test_a_file_that_a_member_has_merged_is_not_waited_for(moves: Moves, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other files are copied at once, and the member is asked by the version of the load in their own log."""
+    asked: list[object] = []
+
+    def refuse(_source: PeerCut, entry: SegmentEntry, _staging: Path, _observer: object, loaded: int) -> None:
+        asked.append((entry.loaded_version, loaded))
+        raise CutRefused("n3: not this one", kind="FileMerged")
+
+    monkeypatch.setattr(PeerCut, "stage", refuse)
+    n4 = moves.nodes["n4"]
+    moves.turns("n4", count=4)
+    assert [] == moves.replaced
+    assert any(loaded == 0 for _, loaded in asked)  # type: ignore[misc]
+    asked.clear()
+    moves.state = MembershipState(records=2, table=TABLE)
+    moves.turns("n4", count=2)
+    assert n4.target.store.awaited()
+    assert {(topic_of(TARGET), frozenset({"n3"}))} == {(topic, trusted) for topic, _, trusted in moves.replaced}
+    assert all(version == loaded > 0 for version, loaded in asked)  # type: ignore[misc]
+
+
 def test_a_member_that_leaves_the_group_fetches_nothing(moves: Moves) -> None:
     """It reads the loads like all others until it closes the group."""
     n4 = moves.nodes["n4"]
@@ -477,6 +511,25 @@ def test_the_rate_limit_holds_for_all_fetches_together() -> None:
     pause.stopped = True
     with pytest.raises(TransferStopped):
         rate.received(1)
+
+
+def test_the_rate_of_a_change_holds_beside_that_of_the_node(moves: Moves) -> None:
+    """The lower one of both, as long as the change runs."""
+    clock = StepClock()
+    rate = PullRate(1_000, CountedPause(clock), clock)
+    for limit, seconds in ((4_000, 2.0), (500, 4.0), (0, 2.0)):
+        rate.limit(limit)
+        begun_s = clock.now_s
+        rate.received(2_000)
+        assert seconds == pytest.approx(clock.now_s - begun_s)
+    node = moves.nodes["n4"]
+    limits: list[int] = []
+    node.puller.rate.limit = limits.append  # type: ignore[method-assign]
+    moves.state = replace(moves.state, change=replace(CHANGE, rate=1_234))
+    moves.turns("n4", count=1)
+    moves.state = MembershipState(records=2, table=TABLE)
+    moves.turns("n4", count=1)
+    assert [1_234, 0] == limits
 
 
 def test_without_a_limit_nothing_waits() -> None:

@@ -28,6 +28,7 @@ from headrace.consumers.node.node import Node
 from headrace.consumers.query.query_errors import SlotNotHeld
 from headrace.consumers.recovery.environment import GroupBusy
 from headrace.consumers.replication.change_view import ChangeView
+from headrace.consumers.replication.founding import Founding
 from headrace.producers.writer import TableWriter, WriterSettings
 from headrace.schemas.framing import format_headers
 from headrace.schemas.group_changes import Barrier, BarrierPhase
@@ -319,3 +320,29 @@ def test_a_kill_leaves_the_group_or_nothing(
     following(JOINED, node)
     node.placement.lifecycle.delete(GroupBirth("n1"))
     assert [] == on_disk(node, "n1")
+
+
+def test_a_group_that_was_opened_early_is_opened_again_for_other_slots(nodes: Nodes) -> None:
+    """Its change was cancelled, and another one brings it. Nobody leads it before, so its log has no record."""
+    node, topic, birth = nodes.running["n0"], nodes.topics.forward("n9", 7), GroupBirth("n9", 7)
+    others = {node._local.births[each]: group.founding for each, group in node.groups.items()}
+    node.readiness.early = frozenset({topic})
+
+    def follows(wanted: dict[GroupBirth, Founding]) -> bool:
+        try:
+            node.placement.lifecycle.follow(wanted)
+        except GroupBusy:
+            return False
+        return True
+
+    for gains in ((1, 2), (3,), (3,)):
+        founding = Founding(("n0",), 7, gains)
+        eventually(lambda founding=founding: follows({**others, birth: founding}), f"the group with {gains}")
+        assert founding == node.groups[topic].founding
+        assert "next slot table" in node.reason(topic)
+    time.sleep(1.0)
+    assert (Role.UNSYNCED, 0) == (node.role(topic), nodes.log.describe(topic).end)
+    node.readiness.early = frozenset()
+    eventually(lambda: node.role(topic) is Role.LEADER, "it is led once its table counts")
+    eventually(lambda: follows(others), "the group goes")
+    node.placement.lifecycle.delete(birth)

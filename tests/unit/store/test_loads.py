@@ -14,7 +14,16 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from headrace.consumers.store import JobSuperseded, SegmentAwaited, SegmentEntry, StagedFileInvalid, Store, Tombstone
+from headrace.consumers.store import (
+    JobSuperseded,
+    SegmentAwaited,
+    SegmentEntry,
+    StagedFileInvalid,
+    Store,
+    Tombstone,
+    load_job,
+)
+from headrace.consumers.store.index import Index, IndexChanges
 from headrace.consumers.store.last_rows import LastRanks, last_batch, merge_last
 from headrace.consumers.store.segment import EncodedSegment
 from headrace.schemas.messages import CarriedDelete
@@ -75,6 +84,61 @@ def test_a_file_that_is_staged_is_there_with_its_load(store: Store, reopened: An
     assert expected([row(1, 1), row(5, 5)]) == contents(again)
     assert expected([row(5, 5)]) == last(again)
     assert [entry] == again.segments()
+
+
+def test_loads_that_wait_together_are_one_commit(store: Store, reopened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sync for each would take longer than the files. What does not fit is void, and a seal ends the row of them."""
+    files = [one_file(row(at, at), first=at * 10, last=at * 10 + 9) for at in range(1, 6)]
+    stage(store, files[1])
+    jobs = [store.load(version, load_of(file, SINCE), CPU, DATABASE) for version, file in enumerate(files[:3], 1)]
+    jobs.append(store.load(4, load_of(files[0], SINCE), CPU, DATABASE))
+    write(store, 5, [row(9, 9)], era=SINCE)
+    sealed = store.freeze(6, SINCE, b"state")
+    jobs.append(store.load(7, load_of(files[4], SINCE), CPU, DATABASE))
+    commits: list[IndexChanges] = []
+    commit = Index.commit
+    monkeypatch.setattr(
+        Index, "commit", lambda index, changes, *more: (commits.append(changes), commit(index, changes, *more))
+    )
+    jobs[0].run()
+    assert (1, 4, 2) == (len(commits), store.loaded_version, store.pending_jobs())
+    for job in jobs[1:3]:
+        job.run()
+    with pytest.raises(JobSuperseded):
+        jobs[3].run()
+    assert 1 == len(commits)
+    sealed.run()
+    jobs[4].run()
+    assert [3, 1, 1] == [len(changes.added) for changes in commits]
+    store = reopened()
+    assert [files[0].entry.name, files[2].entry.name, files[4].entry.name] == [each.name for each in store.awaited()]
+    assert expected([row(2, 2), row(9, 9)]) == contents(store)
+
+
+def test_files_that_are_attached_together_are_one_commit(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of them that is wrong keeps none of the others, and the bytes of those that were verified are not read again."""
+    files = [one_file(row(at, at), first=at * 10, last=at * 10 + 9) for at in (1, 2, 3)]
+    for version, file in enumerate(files, 1):
+        load(store, version, file)
+        stage(store, file)
+    wrong, _ = stage(store, files[1])
+    wrong.write_bytes(wrong.read_bytes()[:4] + b"\xff" + wrong.read_bytes()[5:])
+    commits, read = [0], list[Path]()
+    commit, digest = Index.commit, load_job.file_digest
+
+    def counted(index: Index, *given: Any) -> None:
+        commits[0] += 1
+        commit(index, *given)
+
+    monkeypatch.setattr(Index, "commit", counted)
+    monkeypatch.setattr(load_job, "file_digest", lambda path: (read.append(path), digest(path))[1])
+    digests = [file.entry.content_digest for file in files]
+    with pytest.raises(StagedFileInvalid) as caught:
+        store.attach(*digests, verified={digests[0]})
+    assert frozenset({digests[1]}) == caught.value.digests
+    assert {digests[1], digests[2]} == {path.stem for path in read}
+    assert (1, [files[1].entry.name]) == (commits[0], [each.name for each in store.awaited()])
+    assert expected([row(1, 1), row(3, 3)]) == contents(store)
 
 
 def test_a_file_that_is_not_here_is_awaited(store: Store, reopened: Any) -> None:

@@ -1,0 +1,32 @@
+"""The figures of `headrace bench migrate` are compared with their bars."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from headrace.bench.asking import Queries
+from headrace.bench.migrate import bars
+
+
+@pytest.mark.parametrize(
+    ("pause", "ratio", "ingest", "met"),
+    [
+        (20.0, 1.5, 0.9, [True, True, True]),
+        (20.1, 1.51, 0.89, [False, False, False]),
+        (0.0, 9.0, 2.0, [True, False, True]),
+    ],
+)
+def test_each_figure_has_its_bar(pause: float, ratio: float, ingest: float, met: list[bool]) -> None:
+    """A pause and a ratio to a plain copy have a most, the ingest that is left has a least."""
+    figures: dict[str, Any] = {"write_pause_ms": {"p99": pause}, "ratio": ratio, "ingest_ratio": ingest}
+    found = bars(figures)
+    assert met == [found[name]["met"] for name in ("write_pause_p99_ms", "ratio", "ingest_ratio")]
+    assert [pause, ratio, ingest] == [bar["value"] for bar in found.values()]
+
+
+def test_queries_count_where_they_ended() -> None:
+    """One that ends after a change has waited in it, but is not known then."""
+    queries = Queries([1.0, 2.0, 3.0], [10.0, 20.0, 30.0])
+    assert [20.0] == queries.between(1.5, 3.0)
