@@ -54,5 +54,5 @@ class TimeoutQueue:
 
     def sleep_s(self, now_s: float) -> float:
         """How long the sentinel may sleep."""
-        earliest_s = min((self._heap[0][0],) if self._heap else (), default=now_s + SLEEP_S_MAX)
+        earliest_s = self._heap[0][0] if self._heap else now_s + SLEEP_S_MAX
         return min(SLEEP_S_MAX, max(0.0, earliest_s - now_s))

@@ -10,7 +10,7 @@ from tests.mutation.mutant import ROOT
 from tests.mutation.run import MUTANTS, Outcome, run
 from tests.mutation.survivors import SURVIVORS
 
-ROOMS = ("replication", "recovery", "wal", "store")
+ROOMS = ("replication", "recovery", "wal", "store", "scheduling")
 MUTANTS_OF_A_ROOM_MIN = 20
 
 
