@@ -104,10 +104,7 @@ def translate(
     if isinstance(error, duckdb.InterruptException) or "INTERRUPT Error" in text:
         return QueryTimeout.after(timeout_ms) if timed_out else QueryCancelled("the query was cancelled before its end")
     if isinstance(error, duckdb.OutOfMemoryException) or "Out of Memory Error" in text:
-        return QueryMemory(
-            f"the query needs more than the {memory_limit_mb} MB that queries may use here",
-            action="narrow the time range or the columns, or aggregate before sorting and joining",
-        )
+        return QueryMemory.above(memory_limit_mb)
     # A footer whose bytes have changed gives an error of Thrift: no path, and no class but that of all errors.
     unreadable = isinstance(error, duckdb.IOException) or type(error) is duckdb.Error
     if unreadable or (names_segment and not isinstance(error, duckdb.PermissionException)):

@@ -37,9 +37,7 @@ from headrace.consumers.query.table_source import GroupScan, ReadFence, Reading,
 from headrace.consumers.store import StoreError
 from headrace.schemas.tables import TableSchema
 
-RETRY_AFTER_S = 1
-
-__all__ = ["RETRY_AFTER_S", "QueryEngine", "QueryStatistics"]
+__all__ = ["QueryEngine", "QueryStatistics"]
 
 
 @dataclass(slots=True)
@@ -141,11 +139,7 @@ class QueryEngine:
         # Refused, never queued: the client can ask another node at once, and would only wait in a queue.
         if not self._permits.acquire(blocking=False):
             self._count(refused_busy=1)
-            raise TooManyQueries(
-                f"{self.settings.queries_max} queries are running already",
-                action=f"retry after {RETRY_AFTER_S} s",
-                retriable=True,
-            )
+            raise TooManyQueries.because(f"{self.settings.queries_max} queries are running already")
         self._count(running=1)
         resources = ExitStack()
         resources.callback(self._release_permit, time.monotonic())

@@ -1,23 +1,22 @@
 """The conditions that end a query, one class for each that a caller can act on.
 
-This module stays free of DuckDB and Arrow: every client imports it, and a command must not wait for them.
-Class names are the `kind` of HTTP answers, so they are part of the protocol between node and client.
+Those that end a query whoever runs it are from `consumers.scheduling`. This module stays free of DuckDB and Arrow:
+every client imports it, and a command must not wait for them. Class names are the `kind` of HTTP answers, so they are
+part of the protocol between node and client.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from headrace.schemas.errors import HeadraceError
-
-
-class QueryError(HeadraceError):
-    """A query that gave no answer."""
-
-    @property
-    def kind(self) -> str:
-        """The name of the condition in HTTP answers and on the command line."""
-        return type(self).__name__
+from headrace.consumers.scheduling.scheduling_errors import QueryCancelled as QueryCancelled
+from headrace.consumers.scheduling.scheduling_errors import QueryError as QueryError
+from headrace.consumers.scheduling.scheduling_errors import QueryFailed as QueryFailed
+from headrace.consumers.scheduling.scheduling_errors import QueryMemory as QueryMemory
+from headrace.consumers.scheduling.scheduling_errors import QueryTimeout as QueryTimeout
+from headrace.consumers.scheduling.scheduling_errors import QueryTooLarge as QueryTooLarge
+from headrace.consumers.scheduling.scheduling_errors import QueryUnknown as QueryUnknown
+from headrace.consumers.scheduling.scheduling_errors import TooManyQueries as TooManyQueries
 
 
 class NotReadOnly(QueryError):
@@ -34,31 +33,6 @@ class UnknownTable(QueryError):
 
 class QueryInvalid(QueryError):
     """SQL that cannot be parsed, bound, or run over these rows."""
-
-
-class QueryTimeout(QueryError):
-    """A query that did not finish within its time."""
-
-    @classmethod
-    def after(cls, timeout_ms: int) -> QueryTimeout:
-        """The error of a query whose time limit is over."""
-        return cls(
-            f"the query did not finish within {timeout_ms} ms",
-            action="narrow the time range, or give it more time with timeout_ms",
-            retriable=True,
-        )
-
-
-class QueryMemory(QueryError):
-    """A query that needs more memory than queries may use here."""
-
-
-class QueryCancelled(QueryError):
-    """A query that was cancelled, or whose result was closed, before it was read to its end."""
-
-
-class TooManyQueries(QueryError):
-    """As many queries run as the node allows at a time."""
 
 
 class NotReady(QueryError):

@@ -19,7 +19,7 @@ from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, R
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from headrace.consumers.query.engine import RETRY_AFTER_S
+from headrace.consumers.scheduling.scheduling_errors import RETRY_AFTER_S
 from headrace.consumers.serve.change_service import change_routes
 from headrace.consumers.serve.cut_service import cut_routes
 from headrace.consumers.serve.metrics import metrics_text

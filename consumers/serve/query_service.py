@@ -291,5 +291,7 @@ _STATUSES = {
     "SegmentUnreadable": 500,
     "QueryError": 503,
     "QueryCancelled": 503,
+    "QueryFailed": 500,
+    "QueryUnknown": 404,
     "RequestTooLarge": 413,
 }

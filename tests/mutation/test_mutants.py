@@ -10,7 +10,7 @@ from tests.mutation.mutant import ROOT
 from tests.mutation.run import MUTANTS, Outcome, run
 from tests.mutation.survivors import SURVIVORS
 
-ROOMS = {"replication": 20, "recovery": 20, "wal": 20, "store": 20, "migration": 15}
+ROOMS = {"replication": 20, "recovery": 20, "wal": 20, "store": 20, "scheduling": 20, "migration": 15}
 """The rooms with mutants, and how many each has at least."""
 
 

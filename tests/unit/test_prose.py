@@ -31,14 +31,14 @@ METAPHORS = re.compile(
 TERMS = """
     accumulator, acknowledgement, admin client, balancer, batch, birth, bucket, catalogue, chain, chain
     samples, change, checkpoint, chunk, claim, compaction, content digest, data group, dead letter,
-    divergence, divergence monitor, election, eligible, epoch, era, exile, failure detector, fenced, file
+    divergence, divergence monitor, driver, driver scheduler, election, eligible, epoch, era, exile, failure detector, fenced, file
     copy, follower, formal change, forward log, frontier, gap, grace period, group commit, header, heartbeat,
-    incarnation, index, ingest, journal, leader, leader tasks, leadership, literal, log consumer, log monitor,
+    incarnation, index, ingest, journal, leader, leader tasks, leadership, level, literal, log consumer, log monitor,
     memtable, metadata group, micro-batch, node, offline, offset, offset range, origin check, peer source,
     periodic task, pre change, producer, query service, query timer, quorum, rank, raw topic, readiness,
     rebatch, recovery coordinator, recovery method, recovery plan, recovery supervisor, replica, replica
     position, ring, route, router, scan request, schema log, schema match, scrubber, seal, segment, sender,
-    sequence, series key, slice, slot, slot table, snapshot, snapshot registry, store job, template,
+    sentinel, sequence, series key, slice, slot, slot table, snapshot, snapshot registry, store job, template,
     tombstone, trim, unsynced, version, watermark, window, write-ahead log, writer
 """
 

@@ -1,0 +1,77 @@
+"""What the scheduler knows of a driver: steps, and nothing of SQL, files or threads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Protocol
+
+
+class BlockedOn(StrEnum):
+    """What a driver waits for."""
+
+    MEMORY = "memory"
+    DRIVER = "driver"
+    OUTPUT = "output"
+    REMOTE = "remote"
+    FILE = "file"
+
+
+@dataclass(frozen=True, slots=True)
+class Again:
+    """The driver wants another step. `cpu_s`: the processor time of its step, where another thread did the work."""
+
+    cpu_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Blocked:
+    """The driver can do nothing before `future` is done. A future with an error ends the query with that error."""
+
+    future: Future[Any]
+    on: BlockedOn
+    cpu_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The driver has finished."""
+
+    cpu_s: float | None = None
+
+
+Step = Again | Blocked | Done
+
+
+class Driver(Protocol):
+    """A part of a query that runs in bounded steps, on any thread but one step at a time."""
+
+    def step(self, slice_s: float) -> Step:
+        """One bounded step of about a millisecond. It may do several, up to `slice_s` of wall time.
+
+        An error ends the whole query.
+        """
+        ...
+
+    def cancel(self) -> None:
+        """End the step that runs, if one does, soon. Any thread, at any time; called for aborted drivers only."""
+        ...
+
+    def close(self) -> None:
+        """Release everything. Called once, when no step runs and none will."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class DriverSpec:
+    """A driver to submit.
+
+    `needs` are the places of earlier drivers in the submission that must have finished. `unbounded`: it has steps
+    that cannot stop, such as a sort; these never hold every worker.
+    """
+
+    driver: Driver
+    needs: Sequence[int] = field(default=())
+    unbounded: bool = False

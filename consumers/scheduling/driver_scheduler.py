@@ -1,0 +1,384 @@
+"""The driver scheduler: tasks, their transitions, and what queries hold meanwhile. It starts no thread.
+
+Workers call `take` and `give_back`, a sentinel calls `expire`; `scheduler_threads` has both. Everything that a driver
+or a completed future may cause is handed to `defer`, so that it runs on neither the thread that completes a future nor
+under a lock.
+
+A transition is made under the lock of its task, after the state was checked again: the task may have been aborted
+while the thread waited for the lock. A task that has ended ignores everything. Its driver is closed once, by whoever
+ended it, or by its worker if a step was running.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import structlog
+
+from headrace.consumers.scheduling.capacity import Capacity, CapacityLimits
+from headrace.consumers.scheduling.driver import Again, Blocked, BlockedOn, Step
+from headrace.consumers.scheduling.driver_task import DriverTask, QueryReport, ScheduledQuery, Submission
+from headrace.consumers.scheduling.memory_pool import MemoryPool
+from headrace.consumers.scheduling.multilevel_queue import LevelFigures, MultilevelQueue
+from headrace.consumers.scheduling.scheduler_statistics import SchedulerStatistics
+from headrace.consumers.scheduling.scheduling_errors import (
+    QueryCancelled,
+    QueryError,
+    QueryFailed,
+    QueryTimeout,
+    QueryUnknown,
+)
+from headrace.consumers.scheduling.task_states import ENDED, LIVE, TaskState, Transition
+from headrace.consumers.scheduling.timeout_queue import TimeoutQueue
+
+TIMEOUT_S_MAX = 7 * 86_400.0
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerLimits:
+    """What the queries of one node may use."""
+
+    workers: int = 2
+    slice_s: float = 0.002
+    capacity: CapacityLimits = field(default_factory=CapacityLimits)
+    memory_bytes: int = 1_000_000_000
+    memory_per_query_bytes: int = 1_000_000_000
+    timeout_s_max: float = TIMEOUT_S_MAX
+
+    @property
+    def unbounded_max(self) -> int:
+        """Drivers with steps that cannot stop, at a time: one worker is for the others."""
+        return max(1, self.workers - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerFigures:
+    """What the scheduler holds at one moment. `reserved` are places of drivers that run or are blocked."""
+
+    tasks: dict[TaskState, int]
+    reserved: int
+    queries: int
+    timeouts: int
+    memory_bytes: int
+    levels: dict[str, LevelFigures]
+
+
+class DriverScheduler:
+    """Every method may be called from any thread."""
+
+    def __init__(
+        self,
+        limits: SchedulerLimits,
+        defer: Callable[[Callable[[], None]], None],
+        clock_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`defer` runs a function later, on a thread of its own."""
+        self.limits = limits
+        self.statistics = SchedulerStatistics()
+        self._defer = defer
+        self._clock_s = clock_s
+        self._lock = threading.Lock()
+        self._ready = threading.Condition(self._lock)
+        self._deadlines = threading.Condition(self._lock)
+        self._queue: MultilevelQueue[DriverTask] = MultilevelQueue()
+        self._capacity = Capacity(limits.capacity)
+        self._memory = MemoryPool(limits.memory_bytes, limits.memory_per_query_bytes)
+        self._timeouts = TimeoutQueue()
+        self._queries: dict[str, ScheduledQuery] = {}
+        self._unbounded: set[DriverTask] = set()
+        self._held: list[DriverTask] = []
+        self._closed = False
+
+    def submit(self, submission: Submission) -> ScheduledQuery:
+        """Take a query with all its drivers, or refuse it and leave nothing behind.
+
+        Raises TooManyQueries, QueryTooLarge, QueryMemory, and QueryError after `close`.
+        """
+        if not submission.drivers:
+            raise ValueError(f"query {submission.id} has no drivers")
+        query = ScheduledQuery(submission, self._clock_s(), self.limits.timeout_s_max)
+        with self._lock:
+            try:
+                self._admit(query)
+            except QueryError:
+                self.statistics.refused += 1
+                raise
+            self._queries[query.id] = query
+            self._timeouts.add(query.id, query.deadline_s)
+            self._deadlines.notify()
+            has_memory = self._memory.reserve(query.id, submission.memory_bytes)
+            for task in query.tasks:
+                if not has_memory:
+                    task.block(BlockedOn.MEMORY, BlockedOn.MEMORY)
+                if task.gates:
+                    task.state = TaskState.BLOCKED
+                else:
+                    self._queue.offer(task)
+                    self._ready.notify()
+        return query
+
+    def _admit(self, query: ScheduledQuery) -> None:
+        if self._closed:
+            raise QueryError("this node no longer answers queries", action="ask another node")
+        if query.id in self._queries:
+            raise ValueError(f"query {query.id} runs already")
+        self._memory.check(query.submission.memory_bytes)
+        self._capacity.admit(query.id, query.submission.user, [task.id for task in query.tasks])
+
+    def kill(self, query_id: str) -> None:
+        """Abort a query on somebody's word. Raises QueryUnknown."""
+        self.abort(self._query(query_id), QueryCancelled(f"query {query_id} was killed"))
+
+    def abort(self, query: ScheduledQuery, cause: QueryError) -> None:
+        """Abort every driver of a query that has not ended. The first cause counts."""
+        with self._lock:
+            if query.id not in self._queries:
+                return
+            query.cause = query.cause or cause
+        for task in query.tasks:
+            with task.lock:
+                was_running = task.state is TaskState.RUNNING
+                if not task.move(Transition.ABORT):
+                    continue
+                with self._lock:
+                    self._end(task)
+                    self.statistics.aborted += 1
+            if was_running:
+                # Its worker closes it: nobody closes a driver under its step.
+                self._guarded(task, task.driver.cancel)
+            else:
+                self._defer(partial(self._close_driver, task))
+
+    def take(self, wait_s: float) -> DriverTask | None:
+        """The driver that runs next, RUNNING; None when none is ready within `wait_s`. For workers."""
+        with self._lock:
+            task = self._poll()
+            if task is None and wait_s > 0 and not self._closed:
+                self._ready.wait(wait_s)
+                task = self._poll()
+        if task is None:
+            return None
+        with task.lock:
+            if not task.move(Transition.START):
+                return None
+            task.has_run = True
+            with self._lock:
+                self.statistics.ready_seconds += task.spent_s(self._clock_s())
+        return task
+
+    def _poll(self) -> DriverTask | None:
+        while (task := self._queue.poll()) is not None:
+            if not task.unbounded:
+                return task
+            if len(self._unbounded) < self.limits.unbounded_max:
+                self._unbounded.add(task)
+                return task
+            self._held.append(task)
+        return None
+
+    def slice_s(self, task: DriverTask) -> float:
+        """How long a driver may run before it returns."""
+        return (task.usage.level + 1) * self.limits.slice_s
+
+    def give_back(self, task: DriverTask, step: Step, used_s: float, steps_s: Sequence[float] = ()) -> None:
+        """A driver that `take` gave out has returned from its slice, with its last step. For workers.
+
+        `used_s` is its processor time, `steps_s` the wall time of each of its steps.
+        """
+        with self._lock:
+            self._queue.charge(task, used_s)
+            slice_s = self.slice_s(task)
+            for step_s in steps_s:
+                self.statistics.steps.add(step_s)
+                self.statistics.long_steps += step_s > slice_s
+        if isinstance(step, Again):
+            goes_on = self._yield(task)
+        elif isinstance(step, Blocked):
+            goes_on = self._block(task, step)
+        else:
+            goes_on = self._finish(task)
+        if not goes_on:
+            self._close_stopped(task)
+
+    def fail(self, task: DriverTask, error: BaseException) -> None:
+        """A step of a driver that `take` gave out has raised an error, which ends its query. For workers."""
+        self.abort(task.query, self._condition(task, error))
+        self._close_stopped(task)
+
+    def expire(self) -> None:
+        """Abort the queries whose time is over. For the sentinel."""
+        with self._lock:
+            due = [self._queries[name] for name in self._timeouts.expired(self._clock_s())]
+        for query in due:
+            self.abort(query, QueryTimeout.after(query.submission.timeout_ms))
+
+    def wait_for_deadline(self) -> None:
+        """Sleep until a deadline may have passed, SLEEP_S_MAX at most. For the sentinel."""
+        with self._lock:
+            if not self._closed:
+                # Computed under the lock: a submission in between would notify nobody.
+                self._deadlines.wait(self._timeouts.sleep_s(self._clock_s()))
+
+    def reports(self) -> list[QueryReport]:
+        """The running queries, in the order in which they came."""
+        with self._lock:
+            return [query.report(self._memory.held_by(query.id)) for query in self._queries.values()]
+
+    def figures(self) -> SchedulerFigures:
+        """What it holds now."""
+        with self._lock:
+            states = [task.state for query in self._queries.values() for task in query.tasks]
+            tasks = {state: states.count(state) for state in LIVE}
+            ended = {TaskState.FINISHED: self.statistics.finished, TaskState.ABORTED: self.statistics.aborted}
+            return SchedulerFigures(
+                tasks | ended,
+                self._capacity.drivers - len(self._queue),
+                len(self._queries),
+                len(self._timeouts),
+                self._memory.held_bytes,
+                dict(self._queue.figures()),
+            )
+
+    def close(self) -> None:
+        """Refuse new queries, and abort those that run."""
+        with self._lock:
+            self._closed = True
+            running = list(self._queries.values())
+            self._ready.notify_all()
+            self._deadlines.notify_all()
+        for query in running:
+            self.abort(query, QueryCancelled("the node stops", action="ask another node", retriable=True))
+
+    def _query(self, query_id: str) -> ScheduledQuery:
+        with self._lock:
+            if query_id not in self._queries:
+                raise QueryUnknown.named(query_id)
+            return self._queries[query_id]
+
+    def _yield(self, task: DriverTask) -> bool:
+        with task.lock:
+            if not task.move(Transition.YIELD):
+                return False
+            task.spent_s(self._clock_s())
+            with self._lock:
+                # Nobody is notified: the worker that gives it back polls next.
+                self._queue.offer(task)
+                self._stop_unbounded(task)
+        return True
+
+    def _block(self, task: DriverTask, step: Blocked) -> bool:
+        with task.lock:
+            if not task.move(Transition.BLOCK):
+                return False
+            task.block(step.future, step.on)
+            task.spent_s(self._clock_s())
+            with self._lock:
+                self._queue.remove(task)
+                self._stop_unbounded(task)
+        # Behind the transition: a future that is done already wakes its driver at once.
+        step.future.add_done_callback(lambda future: self._defer(partial(self._completed, task, future)))
+        return True
+
+    def _completed(self, task: DriverTask, future: Future[Any]) -> None:
+        """What a driver waited for is there, or never will be."""
+        if future.cancelled():
+            self.abort(task.query, QueryCancelled(f"query {task.query.id} was cancelled"))
+        elif (error := future.exception()) is not None:
+            self.abort(task.query, self._condition(task, error))
+        else:
+            self._open(task, future)
+
+    def _open(self, task: DriverTask, gate: object) -> None:
+        """One of the things that a task waits for is there."""
+        with task.lock:
+            task.gates.discard(gate)
+            if task.gates or not task.move(Transition.WAKE):
+                return
+            on = task.blocked_on
+            with self._lock:
+                spent_s = task.spent_s(self._clock_s())
+                if on is not None:
+                    self.statistics.blocked_seconds[on] += spent_s
+                (self._queue.wake if task.has_run else self._queue.offer)(task)
+                self._ready.notify()
+
+    def _finish(self, task: DriverTask) -> bool:
+        with task.lock:
+            if not task.move(Transition.FINISH):
+                return False
+            with self._lock:
+                self._end(task)
+                self.statistics.finished += 1
+        for dependent in task.dependents:
+            self._open(dependent, task)
+        self._close_driver(task)
+        return True
+
+    def _end(self, task: DriverTask) -> None:
+        """A task has ended: it leaves the queue and gives its place back."""
+        self._queue.remove(task)
+        self._capacity.end_driver(task.id)
+
+    def _close_stopped(self, task: DriverTask) -> None:
+        """Close a driver that was aborted while its step ran, now that it has returned."""
+        with self._lock:
+            self._stop_unbounded(task)
+        self._close_driver(task)
+
+    def _stop_unbounded(self, task: DriverTask) -> None:
+        """A worker is free of a driver; those that were held for the sake of others may be polled again."""
+        if task not in self._unbounded:
+            return
+        self._unbounded.remove(task)
+        held, self._held = self._held, []
+        for each in held:
+            # Aborted ones have left the queue.
+            if self._queue.is_running(each):
+                self._queue.offer(each)
+                self._ready.notify()
+
+    def _close_driver(self, task: DriverTask) -> None:
+        """Close the driver of a task that has ended; behind the last one its query holds nothing any more."""
+        assert task.state in ENDED, task.id
+        query = task.query
+        with self._lock:
+            if task.is_closing:
+                return
+            task.is_closing = True
+            self._stop_unbounded(task)
+        self._guarded(task, task.driver.close)
+        with self._lock:
+            query.open.remove(task)
+            if query.open:
+                return
+            del self._queries[query.id]
+            self._timeouts.remove(query.id)
+            self._capacity.end_query(query.id)
+            granted = [self._queries[name] for name in self._memory.release(query.id)]
+            if query.error is not None:
+                self.statistics.aborts[query.error.kind] += 1
+        query.set_ended()
+        for other in granted:
+            for waiting in other.tasks:
+                self._open(waiting, BlockedOn.MEMORY)
+
+    def _condition(self, task: DriverTask, error: BaseException) -> QueryError:
+        """The condition that an error of a driver is."""
+        if isinstance(error, QueryError):
+            return error
+        _log.error("driver failed", query=task.query.id, driver=task.id, error=repr(error), exc_info=error)
+        return QueryFailed("the query met a defect of the node", action="the log of the node has the details")
+
+    def _guarded(self, task: DriverTask, call: Callable[[], None]) -> None:
+        try:
+            call()
+        except BaseException as error:
+            # Whatever it is: the query must end, or its reservations would never be free.
+            _log.error("driver failed at its end", query=task.query.id, driver=task.id, error=repr(error))

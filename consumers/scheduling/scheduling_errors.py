@@ -1,0 +1,77 @@
+"""The conditions that end a query whoever runs it, one class for each that a caller can act on.
+
+This module stays free of DuckDB and Arrow, like `consumers.query.query_errors`, which has the conditions of SQL.
+Class names are the `kind` of HTTP answers, so they are part of the protocol between node and client.
+"""
+
+from __future__ import annotations
+
+from headrace.schemas.errors import HeadraceError
+
+RETRY_AFTER_S = 1
+
+
+class QueryError(HeadraceError):
+    """A query that gave no answer."""
+
+    @property
+    def kind(self) -> str:
+        """The name of the condition in HTTP answers and on the command line."""
+        return type(self).__name__
+
+
+class TooManyQueries(QueryError):
+    """As many queries run as the node, or one user there, is allowed at a time."""
+
+    @classmethod
+    def because(cls, reason: str) -> TooManyQueries:
+        """The error of a query that a limit refuses."""
+        return cls(reason, action=f"retry after {RETRY_AFTER_S} s", retriable=True)
+
+
+class QueryTooLarge(QueryError):
+    """A query that needs more drivers than one query may have."""
+
+
+class QueryUnknown(QueryError):
+    """No query with this id runs here."""
+
+    @classmethod
+    def named(cls, query: str) -> QueryUnknown:
+        """The error of whoever asks for a query that is not there."""
+        return cls(
+            f"no query {query} runs on this node", action="it may have ended; headrace query --running lists them"
+        )
+
+
+class QueryCancelled(QueryError):
+    """A query that was cancelled, or whose result was closed, before it was read to its end."""
+
+
+class QueryFailed(QueryError):
+    """A driver met an error that is nobody's condition: a defect, which the log of the node shows in full."""
+
+
+class QueryTimeout(QueryError):
+    """A query that did not finish within its time."""
+
+    @classmethod
+    def after(cls, timeout_ms: int) -> QueryTimeout:
+        """The error of a query whose time limit is over."""
+        return cls(
+            f"the query did not finish within {timeout_ms} ms",
+            action="narrow the time range, or give it more time with timeout_ms",
+            retriable=True,
+        )
+
+
+class QueryMemory(QueryError):
+    """A query that needs more memory than queries may use here."""
+
+    @classmethod
+    def above(cls, limit_mb: int) -> QueryMemory:
+        """The error of a query that needs more than `limit_mb`."""
+        return cls(
+            f"the query needs more than the {limit_mb} MB that queries may use here",
+            action="narrow the time range or the columns, or aggregate before sorting and joining",
+        )

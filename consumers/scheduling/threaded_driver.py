@@ -1,0 +1,114 @@
+"""A driver whose work is one call that cannot be divided into steps, on a thread of its own.
+
+DuckDB runs a statement to its end. But it calls our functions on the way, and a function may wait. The work calls
+`Turn.pause` wherever it can wait; behind the end of its slice that returns only with the next step. So at most as many
+of these threads compute as there are workers, and each worker waits for the thread that has its turn.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from queue import SimpleQueue
+from typing import Any
+
+from headrace.consumers.scheduling.driver import Again, Blocked, BlockedOn, Done, Step
+from headrace.consumers.scheduling.scheduling_errors import QueryCancelled
+
+
+class Turn:
+    """What the work knows of the scheduler. Used by the thread of the work alone."""
+
+    def __init__(self, driver: ThreadedDriver) -> None:
+        self._driver = driver
+        self._ends_s = 0.0
+        self._cpu_began_s = 0.0
+
+    def pause(self) -> None:
+        """Go on within the slice; wait for the next one behind it. Raises QueryCancelled behind `cancel`."""
+        driver = self._driver
+        if driver.cancelled:
+            raise QueryCancelled("the query was cancelled before its end")
+        if driver.clock_s() >= self._ends_s:
+            self._give_back(Again(self.used_s()))
+
+    def block(self, future: Future[Any], on: BlockedOn) -> None:
+        """Wait for a future without a worker. Raises QueryCancelled behind `cancel`."""
+        self._give_back(Blocked(future, on, self.used_s()))
+
+    def begin(self) -> None:
+        """Wait for the next step; for the driver."""
+        ends_s = self._driver.turns.get()
+        if ends_s is None:
+            raise QueryCancelled("the query was cancelled before its end")
+        self._ends_s = ends_s
+        self._cpu_began_s = self._driver.cpu_s()
+
+    def used_s(self) -> float:
+        """The processor time of this step so far."""
+        return max(0.0, self._driver.cpu_s() - self._cpu_began_s)
+
+    def _give_back(self, step: Step) -> None:
+        self._driver.steps.put(step)
+        self.begin()
+
+
+class ThreadedDriver:
+    """See Driver. `work` runs once, from the first step on; `interrupt` ends what it does between two pauses."""
+
+    def __init__(
+        self,
+        work: Callable[[Turn], None],
+        interrupt: Callable[[], None],
+        name: str,
+        clock_s: Callable[[], float] = time.monotonic,
+        cpu_s: Callable[[], float] = time.thread_time,
+    ) -> None:
+        """`name` is that of the thread. `interrupt` may be called by any thread, also when nothing runs."""
+        self.clock_s = clock_s
+        self.cpu_s = cpu_s
+        self.cancelled = False
+        self.turns: SimpleQueue[float | None] = SimpleQueue()
+        self.steps: SimpleQueue[Step | BaseException] = SimpleQueue()
+        self._work = work
+        self._interrupt = interrupt
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def step(self, slice_s: float) -> Step:
+        """See Driver: the work runs until it pauses behind the slice, blocks, or ends."""
+        if self._thread.ident is None:
+            self._thread.start()
+        self.turns.put(self.clock_s() + slice_s)
+        step = self.steps.get()
+        if isinstance(step, BaseException):
+            raise step
+        return step
+
+    def cancel(self) -> None:
+        """See Driver."""
+        self.cancelled = True
+        self._interrupt()
+
+    def close(self) -> None:
+        """See Driver. Waits until the thread has ended."""
+        if self._thread.ident is None:
+            return
+        try:
+            if self._thread.is_alive():
+                self.turns.put(None)
+                self.cancel()
+        finally:
+            self._thread.join()
+
+    def _run(self) -> None:
+        turn = Turn(self)
+        step: Step | BaseException
+        try:
+            turn.begin()
+            self._work(turn)
+            step = Done(turn.used_s())
+        except BaseException as error:
+            step = error
+        self.steps.put(step)

@@ -1,0 +1,123 @@
+"""Tasks, drivers and clocks for tests of the scheduler."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+from headrace.consumers.scheduling.driver import Again, Blocked, BlockedOn, Done, DriverSpec, Step
+from headrace.consumers.scheduling.driver_scheduler import DriverScheduler, SchedulerLimits
+from headrace.consumers.scheduling.driver_task import DriverTask, Submission
+from headrace.consumers.scheduling.multilevel_queue import THRESHOLDS_S, MultilevelQueue, Usage
+
+
+@dataclass(eq=False)
+class Task:
+    """A driver of the queue's tests; drivers of one query share its usage."""
+
+    name: str = ""
+    usage: Usage = field(default_factory=Usage)
+
+    def __repr__(self) -> str:
+        return self.name or object.__repr__(self)
+
+
+def task_at(used_s: float, name: str = "", thresholds_s: Sequence[int] = THRESHOLDS_S) -> Task:
+    """A driver whose query has used some time in a queue of its own, so that no level of another one is charged."""
+    task = Task(name)
+    MultilevelQueue[Task](thresholds_s).charge(task, used_s)
+    task.usage.level_ns = 0
+    return task
+
+
+@dataclass
+class VirtualClock:
+    """A clock that moves when it is told to."""
+
+    now_s: float = 1_000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+class ScriptedDriver:
+    """Returns the steps of a script, then Done; a function in it is called for its step, an error is raised."""
+
+    def __init__(self, steps: Iterable[Step | BaseException | Callable[[], Step]] = ()) -> None:
+        self.steps = deque(steps)
+        self.taken = 0
+        self.cancelled = 0
+        self.closed = 0
+
+    def step(self, slice_s: float) -> Step:
+        """See Driver."""
+        assert not self.closed, "a step behind the close"
+        self.taken += 1
+        following = self.steps.popleft() if self.steps else Done()
+        if isinstance(following, BaseException):
+            raise following
+        return following() if callable(following) else following
+
+    def cancel(self) -> None:
+        """See Driver."""
+        self.cancelled += 1
+
+    def close(self) -> None:
+        """See Driver."""
+        self.closed += 1
+
+
+class Bench:
+    """A scheduler without threads: what is deferred waits for `settle`."""
+
+    def __init__(self, limits: SchedulerLimits | None = None) -> None:
+        self.clock = VirtualClock()
+        self.deferred: deque[Callable[[], None]] = deque()
+        self.scheduler = DriverScheduler(limits or SchedulerLimits(), self.deferred.append, self.clock)
+        self._queries = 0
+
+    def submit(self, *drivers: ScriptedDriver | DriverSpec, timeout_ms: int = 60_000, **options: Any) -> Any:
+        """Submit a query of some drivers."""
+        self._queries += 1
+        specs = [each if isinstance(each, DriverSpec) else DriverSpec(each) for each in drivers]
+        name = options.pop("id", f"q{self._queries}")
+        return self.scheduler.submit(Submission(name, specs, timeout_ms, **options))
+
+    def settle(self) -> None:
+        """Run what is deferred, also what that defers."""
+        while self.deferred:
+            self.deferred.popleft()()
+
+    def turn(self, used_s: float = 0.001) -> DriverTask | None:
+        """One step of the driver that runs next, which uses some time."""
+        task = self.scheduler.take(0)
+        if task is None:
+            return None
+        try:
+            step = task.driver.step(self.scheduler.slice_s(task))
+        except Exception as error:
+            self.scheduler.fail(task, error)
+        else:
+            self.clock.now_s += used_s
+            self.scheduler.give_back(task, step, used_s, [used_s])
+        return task
+
+    def run(self) -> None:
+        """Turns until nothing is ready."""
+        self.settle()
+        while self.turn() is not None:
+            self.settle()
+
+
+def blocked(on: BlockedOn = BlockedOn.REMOTE) -> tuple[Blocked, Future[None]]:
+    """A step that blocks, and what it waits for."""
+    future: Future[None] = Future()
+    return Blocked(future, on), future
+
+
+def again(count: int) -> list[Step]:
+    """Steps that want another one."""
+    return [Again()] * count

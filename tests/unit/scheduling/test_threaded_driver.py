@@ -1,0 +1,231 @@
+"""Work on a thread of its own that stops where it is asked to."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import suppress
+from itertools import pairwise
+from pathlib import Path
+
+import duckdb
+import pytest
+
+from headrace.consumers.scheduling.driver import Again, Blocked, BlockedOn, Done, DriverSpec
+from headrace.consumers.scheduling.driver_scheduler import SchedulerLimits
+from headrace.consumers.scheduling.driver_task import ScheduledQuery, Submission
+from headrace.consumers.scheduling.scheduler_threads import SchedulerThreads
+from headrace.consumers.scheduling.scheduling_errors import QueryCancelled, QueryMemory
+from headrace.consumers.scheduling.threaded_driver import ThreadedDriver, Turn
+from tests.unit.scheduling.parts import VirtualClock
+from tests.unit.scheduling.test_driver_scheduler import check_empty
+from tests.waiting import eventually
+
+WAIT_S = 60.0
+
+
+def nothing() -> None:
+    """An interrupt of work that needs none."""
+
+
+@pytest.fixture
+def threads() -> Iterator[SchedulerThreads]:
+    """A scheduler with one worker, without threads at its end."""
+    threads = SchedulerThreads(SchedulerLimits(workers=1, slice_s=0.001))
+    try:
+        yield threads
+        check_empty(threads.scheduler)
+    finally:
+        threads.close()
+    assert [] == [each.name for each in threading.enumerate() if each.name.startswith("query")]
+
+
+def submit(
+    threads: SchedulerThreads, work: Callable[[Turn], None], name: str, interrupt: Callable[[], None] = nothing
+) -> ScheduledQuery:
+    """Run work as the only driver of a query."""
+    driver = ThreadedDriver(work, interrupt, f"query {name}/0 statement")
+    return threads.scheduler.submit(Submission(name, [DriverSpec(driver)], 600_000))
+
+
+def test_work_pauses_behind_its_slice() -> None:
+    """Within the slice a pause returns at once; behind it the step returns, with the processor time used."""
+    clock, cpu, order = VirtualClock(), VirtualClock(0.0), list[str]()
+
+    def work(turn: Turn) -> None:
+        for name in ("a", "b", "c"):
+            order.append(name)
+            clock.now_s += 0.6
+            cpu.now_s += 0.25
+            turn.pause()
+
+    driver = ThreadedDriver(work, nothing, "query", clock, cpu)
+    assert [] == order
+    assert Again(0.5) == driver.step(1.0)
+    assert ["a", "b"] == order
+    assert Done(0.25) == driver.step(1.0)
+    driver.close()
+    assert ["a", "b", "c"] == order
+
+
+def test_work_blocks_without_a_worker() -> None:
+    """Its step returns what it waits for, and it runs on with the next step."""
+    future: Future[None] = Future()
+    driver = ThreadedDriver(lambda turn: turn.block(future, BlockedOn.OUTPUT), nothing, "query", cpu_s=lambda: 0.0)
+    assert Blocked(future, BlockedOn.OUTPUT, 0.0) == driver.step(1.0)
+    assert Done(0.0) == driver.step(1.0)
+    driver.close()
+
+
+def test_an_error_of_the_work_is_that_of_the_step() -> None:
+    """Whatever it is."""
+
+    def work(_turn: Turn) -> None:
+        raise QueryMemory.above(1)
+
+    driver = ThreadedDriver(work, nothing, "query")
+    with pytest.raises(QueryMemory):
+        driver.step(1.0)
+    driver.close()
+
+
+def test_a_paused_driver_can_be_closed() -> None:
+    """Its work ends with QueryCancelled; one that has not begun never begins."""
+    ended = list[BaseException]()
+
+    def work(turn: Turn) -> None:
+        try:
+            while True:
+                turn.pause()
+        except BaseException as error:
+            ended.append(error)
+            raise
+
+    driver = ThreadedDriver(work, nothing, "query")
+    assert isinstance(driver.step(0.0), Again)
+    driver.close()
+    assert [QueryCancelled] == [type(error) for error in ended]
+    ThreadedDriver(work, nothing, "query").close()
+    assert 1 == len(ended)
+
+
+def test_one_worker_shares_its_time(threads: SchedulerThreads) -> None:
+    """Three endless works take turns, never two at once, and each can be killed."""
+    turns, computing = Counter[str](), threading.Lock()
+
+    def endless(name: str) -> Callable[[Turn], None]:
+        def work(turn: Turn) -> None:
+            while True:
+                assert computing.acquire(blocking=False), "two at once"
+                turns[name] += 1
+                computing.release()
+                turn.pause()
+
+        return work
+
+    queries = [submit(threads, endless(name), name) for name in ("a", "b", "c")]
+    eventually(lambda: len(turns) == 3 and min(turns.values()) > 100, "a hundred turns of each")
+    for query in queries:
+        threads.scheduler.kill(query.id)
+    assert all(query.wait(WAIT_S) and isinstance(query.error, QueryCancelled) for query in queries)
+
+
+def test_work_between_two_pauses_is_interrupted(threads: SchedulerThreads) -> None:
+    """A step that does not pause ends by its interrupt."""
+    began, interrupted = threading.Event(), threading.Event()
+
+    def work(_turn: Turn) -> None:
+        began.set()
+        assert interrupted.wait(WAIT_S)
+
+    query = submit(threads, work, "q", interrupted.set)
+    assert began.wait(WAIT_S)
+    threads.scheduler.kill("q")
+    assert query.wait(WAIT_S)
+    assert isinstance(query.error, QueryCancelled)
+
+
+@pytest.fixture
+def readings(tmp_path: Path) -> Path:
+    """A Parquet file of 400,000 rows."""
+    path = tmp_path / "readings.parquet"
+    duckdb.sql(f"COPY (SELECT range AS v FROM range(400_000)) TO '{path}' (ROW_GROUP_SIZE 131072)")
+    return path
+
+
+def statement(path: Path, found: list[int], paused: list[int]) -> tuple[Callable[[Turn], None], Callable[[], None]]:
+    """A scan that pauses every 32 Ki rows, and its interrupt."""
+    connection = duckdb.connect(config={"threads": 1})
+
+    def work(turn: Turn) -> None:
+        def permit(row: int) -> bool:
+            paused.append(row)
+            # A slice is over as soon as it has begun: every call is a turn of its own.
+            time.sleep(0.002)
+            turn.pause()
+            return True
+
+        connection.create_function("permit", permit, ["BIGINT"], "BOOLEAN", side_effects=True)  # type: ignore[list-item, arg-type]
+        sql = (
+            f"SELECT sum(v) FROM read_parquet('{path}', file_row_number = true) "
+            "WHERE CASE WHEN file_row_number % 32768 = 0 THEN permit(file_row_number) ELSE true END"
+        )
+        with connection:
+            ((total,),) = connection.execute(sql).fetchall()
+        found.append(total)
+
+    def interrupt() -> None:
+        # A connection that is closed has no statement to interrupt.
+        with suppress(duckdb.Error):
+            connection.interrupt()
+
+    return work, interrupt
+
+
+def test_statements_of_duckdb_take_turns(threads: SchedulerThreads, readings: Path) -> None:
+    """Two scans share one worker in the middle of their statements, and their answers are right."""
+    found, order = list[int](), list[str]()
+    calls: dict[str, list[int]] = {"a": [], "b": []}
+    # Both before the first begins: to connect takes longer than to scan.
+    statements = {name: statement(readings, found, paused) for name, paused in calls.items()}
+
+    def noting(name: str, work: Callable[[Turn], None]) -> Callable[[Turn], None]:
+        def noted(turn: Turn) -> None:
+            pause = turn.pause
+
+            def note() -> None:
+                order.append(name)
+                pause()
+
+            turn.pause = note  # type: ignore[method-assign]
+            work(turn)
+
+        return noted
+
+    queries = [submit(threads, noting(name, work), name, end) for name, (work, end) in statements.items()]
+    assert all(query.wait(WAIT_S) for query in queries)
+    assert [None, None] == [query.error for query in queries]
+    assert [79_999_800_000] * 2 == found
+    assert [list(range(0, 400_000, 32_768))] * 2 == list(calls.values())
+    changes = sum(one != other for one, other in pairwise(order))
+    assert changes > 2, order
+
+
+def test_a_statement_of_duckdb_can_be_killed_between_two_turns(threads: SchedulerThreads, readings: Path) -> None:
+    """It ends in its scan, and its thread too."""
+    found, paused, hold = list[int](), list[int](), Future[None]()
+    work, interrupt = statement(readings, found, paused)
+
+    def blocking(turn: Turn) -> None:
+        turn.pause = lambda: turn.block(hold, BlockedOn.OUTPUT)  # type: ignore[method-assign]
+        work(turn)
+
+    query = submit(threads, blocking, "q", interrupt)
+    eventually(lambda: bool(threads.scheduler.reports()[0].blocked_on), "a blocked driver")
+    threads.scheduler.kill("q")
+    assert query.wait(WAIT_S)
+    assert isinstance(query.error, QueryCancelled)
+    assert ([], [0]) == (found, paused)
