@@ -13,8 +13,6 @@ from headrace.consumers.migration.change_tasks import ChangeTasks
 from headrace.consumers.migration.hand_over_sender import HandOverSender
 from headrace.consumers.replication.change_state import ChangeState, HandOver
 from headrace.consumers.replication.change_view import ChangeView
-from headrace.consumers.replication.cut_memory import CutMemory
-from headrace.consumers.replication.group_state import GroupState
 from headrace.schemas.group_changes import Barrier, GroupKey, HandedOver, HandOverPosition, Takeover
 from headrace.schemas.messages import Message
 from tests.sim.migration_simulation import MigrationSimulation
@@ -98,20 +96,6 @@ def _ignore_renamed_slots(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ChangeState, "expects", broken)
 
 
-def _close_logs_in_any_order(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(MigrationSimulation, "_closable", lambda _self, ended: ended)
-
-
-def _rename_slots_without_deletes(patch: pytest.MonkeyPatch) -> None:
-    cut_memory = GroupState.cut_memory
-
-    def broken(self: GroupState, barrier: Barrier) -> CutMemory:
-        found = cut_memory(self, barrier)
-        return found if found.loads or found.sections else replace(found, deletes=())
-
-    patch.setattr(GroupState, "cut_memory", broken)
-
-
 def _close_logs_at_the_end_of_the_change(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(MigrationSimulation, "_all_settled", lambda *_: True)
 
@@ -133,6 +117,4 @@ MIGRATION_RULES = (
     MigrationRule(
         "a log is closed when all groups have the new table", _close_logs_at_the_end_of_the_change, quick=False
     ),
-    MigrationRule("a log is closed behind those that ended before", _close_logs_in_any_order, quick=False),
-    MigrationRule("deletes come with renamed slots", _rename_slots_without_deletes, quick=False),
 )

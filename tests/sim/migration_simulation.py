@@ -337,11 +337,7 @@ class MigrationSimulation:
         left = [group for group in groups if group not in staying]
         left.sort(key=lambda group: ends.index((group.key.group, group.key.birth)))
         if self._all_settled(staying):
-            self.memory.closed.update(group.topic for group in self._closable(left))
-
-    def _closable(self, ended: list[TrueGroup]) -> list[TrueGroup]:
-        """Of the groups that have ended, in the order of their ends, those whose logs may be closed."""
-        return ended[:1]
+            self.memory.closed.update(group.topic for group in left[:1])
 
     def _all_settled(self, groups: list[TrueGroup]) -> bool:
         return all(group.newest.changes.settled_version >= self.table.version for group in groups)
