@@ -66,9 +66,9 @@ def _groups_of_change(change: RunningChange, node: str) -> list[GroupBirth]:
 
 
 def closable_ends(state: MembershipState) -> list[GroupBirth]:
-    """The groups that ended and hand over nothing but late records any more: their changes have ended."""
+    """The groups that ended and hand over nothing but late records any more, in the order of their ends."""
     running = state.change.table.ended if state.change is not None else ()
-    return sorted(birth for birth in state.ended if (birth.header, birth.birth) not in running)
+    return [birth for birth in state.ended if (birth.header, birth.birth) not in running]
 
 
 def joining_reason(state: MembershipState, node: str) -> str:

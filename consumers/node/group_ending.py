@@ -55,11 +55,12 @@ class GroupEnding:
         self.table: SlotTable | None = None
 
     def turn(self, ended: Iterable[GroupBirth]) -> None:
-        """One step of each of these groups that is here. Their changes have ended."""
+        """One step of each of these groups that is here: their changes have ended, the first one before the others."""
         topics = [self._topics.forward(birth.header, birth.birth) for birth in ended]
         for topic in topics:
             try:
-                self._step(topic, self._groups[topic])
+                # One that ended before may have late records for a later one, and nobody can rename their slots there.
+                self._step(topic, self._groups[topic], may_close=topic == topics[0])
                 self._faults.pop(topic, None)
             except (GroupNotHere, TopicMissing):
                 # Deleted, by this node or another member, or closed here a moment ago.
@@ -81,12 +82,12 @@ class GroupEnding:
         if (sender := self._senders.pop(topic, None)) is not None:
             sender.close()
 
-    def _step(self, topic: str, group: Group) -> None:
+    def _step(self, topic: str, group: Group, *, may_close: bool) -> None:
         changes = group.applied.changes
         ending = decide_ending(self._view(topic, group, changes))
         if ending is Ending.FOLLOWING:
             self._forget(topic)
-        elif ending is Ending.CLOSING and self._nothing_comes:
+        elif ending is Ending.CLOSING and may_close and self._nothing_comes:
             self._ends[topic] = self._log.close_topic(topic)
             _log.info("topic of an ended group closed", group=group.key, end=self._ends[topic])
         elif ending is Ending.HANDING_OVER:

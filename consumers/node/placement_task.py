@@ -137,7 +137,7 @@ class PlacementTask:
         for birth in self._local.left(kept):
             self.lifecycle.delete(birth)
         self._ending.table = table
-        self._ending.turn(ends)
+        self._ending.turn([birth for birth in ends if birth not in gone])
         exiled = is_exiled(state, self._node, self._local.identity.born)
         if exiled:
             self._end(busy is None)

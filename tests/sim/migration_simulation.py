@@ -7,6 +7,7 @@ from unittest.mock import patch
 
 from headrace.consumers.membership.balancer import ByteBalancer
 from headrace.consumers.membership.changes import MembershipState, Verdict
+from headrace.consumers.membership.placement import closable_ends
 from headrace.consumers.membership.running_change import Phase, RunningChange
 from headrace.consumers.membership.slot_table import SlotTable
 from headrace.consumers.migration import hand_over_sender
@@ -14,7 +15,15 @@ from headrace.consumers.replication import replica
 from headrace.consumers.replication.founding import Founding
 from headrace.schemas.framing import BASE_FORMAT, format_headers
 from headrace.schemas.group_changes import BarrierPhase, GroupKey
-from headrace.schemas.membership_records import Cancel, Change, ChangeKind, Formal, MembershipChange, MetadataClaim
+from headrace.schemas.membership_records import (
+    Cancel,
+    Change,
+    ChangeKind,
+    Exile,
+    Formal,
+    MembershipChange,
+    MetadataClaim,
+)
 from headrace.schemas.messages import (
     Delete,
     Leadership,
@@ -284,6 +293,10 @@ class MigrationSimulation:
         elif change.phase is Phase.PRE and not self._healed and chance.random() < CANCEL:
             self.world.note(f"change {change.number} is cancelled")
             self._decide(Cancel(leader, change.number))
+        for node in self.state.removed:
+            # It may join again, with another birth of its group.
+            if node not in self.state.exiles and not self._still_there(node) and self.state.change is None:
+                self._decide(Exile(leader, node))
         self._close_ended()
         self.world.after(chance.uniform(*OPERATOR_MS), self._operate)
 
@@ -319,8 +332,12 @@ class MigrationSimulation:
             return
         groups = [group for group in self.truth.groups.values() if not group.deleted]
         staying = [group for group in groups if _is_of(self.table, group.key)]
+        # One that ended before may have late records for a later one.
+        ends = [(birth.header, birth.birth) for birth in closable_ends(self.state)]
+        left = [group for group in groups if group not in staying]
+        left.sort(key=lambda group: ends.index((group.key.group, group.key.birth)))
         if self._all_settled(staying):
-            self.memory.closed.update(group.topic for group in groups if group not in staying)
+            self.memory.closed.update(group.topic for group in left[:1])
 
     def _all_settled(self, groups: list[TrueGroup]) -> bool:
         return all(group.newest.changes.settled_version >= self.table.version for group in groups)
