@@ -16,7 +16,7 @@ from headrace.connectors.http import NodeRefused, NodeUnreachable, request_node
 from headrace.connectors.log.port import Log
 from headrace.connectors.log.topics import Topics
 from headrace.consumers.membership import change_requests, requests, ring
-from headrace.consumers.membership.change_requests import ChangeUnconfirmed, NotMetadataLeader, unconfirmed
+from headrace.consumers.membership.change_requests import ChangeUnconfirmed, NotMetadataLeader
 from headrace.consumers.membership.changes import MembershipState, Outcome
 from headrace.consumers.membership.cluster_report import UNKNOWN, ClusterReport
 from headrace.consumers.membership.membership_follower import MembershipFollower
@@ -133,7 +133,7 @@ class ClusterChanges:
                 return outcome
             # Sent again under the same id only: a request that was decided gets its first result.
             if deadline.passed():
-                raise problem or unconfirmed(name)
+                raise problem if problem is not None and not isinstance(problem, ChangeUnconfirmed) else _undecided()
 
     def cancel(self, timeout_s: float = ANSWER_TIMEOUT_S) -> Outcome:
         """End the running change before its table counts. Raises NoChange, CancelTooLate, ChangeUnconfirmed."""
@@ -237,6 +237,14 @@ _REFUSALS: Mapping[str, type[HeadraceError]] = {
     # NotMetadataLeader is never the end of a request, and its other fields name the leader.
     if isinstance(found, type) and issubclass(found, HeadraceError) and found is not NotMetadataLeader
 }
+
+
+def _undecided() -> ChangeUnconfirmed:
+    # People have no id to send it again under.
+    return ChangeUnconfirmed(
+        "the cluster has not decided the request in time; it may still begin",
+        action="see headrace cluster show: if no such change runs or has ended there, run the command again",
+    )
 
 
 _UNDECIDED = ("NotMetadataLeader", "ChangeUnconfirmed")

@@ -287,6 +287,21 @@ def test_a_balance_without_moves_is_done_at_once(running: Cluster) -> None:
     assert 2 == document("add", "n4")["version"]
 
 
+def test_a_request_that_nobody_decides_names_where_to_look(running: Cluster) -> None:
+    """Its state is unknown. People cannot repeat it under its id, so they are sent to what the cluster shows."""
+    leader = running.leader
+    assert leader is not None
+
+    def lost(*_given: Any) -> Any:
+        raise ChangeUnconfirmed("not read back", action="send it again under the same id")
+
+    leader.group.requests.begin = lost  # type: ignore[assignment, method-assign]
+    with closing(ClusterChanges(running.log, TOPICS)) as changes, pytest.raises(ChangeUnconfirmed) as found:
+        changes.begin({"id": "r1", "kind": "add", "node": "n4"}, timeout_s=0.5)
+    assert "headrace cluster show" in found.value.action
+    assert [] == running.changes()
+
+
 def test_two_stores_under_one_id_are_refused(running: Cluster) -> None:
     """Which of them would join is not known; the table stays."""
     assert running.joiner is not None
