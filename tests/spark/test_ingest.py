@@ -41,7 +41,7 @@ from tests.spark.conftest import IngestCluster
 from tests.spark.stored import forward_logs, messages, stored_tables, tables_of
 from tests.waiting import eventually
 
-FLEET = iot(trucks=40, duration_s=3_000, disorder=True)
+FLEET = iot(trucks=40, duration_s=1_500, disorder=True)
 
 
 def lines_of(workload: Workload, form: str, table: str) -> list[bytes]:
