@@ -55,8 +55,10 @@ SPLIT_FILES = frozenset(
         "sim/test_cluster",
         "spark/test_ingest_command",
         "unit/connectors/formats/test_fast_and_slow_agree",
+        "unit/migration/test_puller",
         "unit/recovery/test_coordinator",
         "unit/recovery/test_supervisor",
+        "unit/replication/test_slot_stores",
         "unit/wal/test_exhaustive",
     )
 )

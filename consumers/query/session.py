@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -85,7 +85,7 @@ class Session:
         resources.callback(self._connection.close)
         self._now_us = now_us
         self._enter_catalog()
-        self.timer = QueryTimer(interrupter, self._connection.interrupt, timeout_ms)
+        self.timer = QueryTimer(interrupter, partial(interrupt, self._connection), timeout_ms)
         resources.callback(self.timer.finish)
 
     def check(self, sql: str) -> Statement:
@@ -256,6 +256,14 @@ def quoted(name: str) -> str:
 def literal(text: str) -> str:
     """A text literal as SQL."""
     return "'" + text.replace("'", "''") + "'"
+
+
+def interrupt(connection: duckdb.DuckDBPyConnection) -> None:
+    """End the statement that runs, if the connection is open."""
+    # The end of an engine closes connections of queries that are not finished. An exception would end the thread
+    # that interrupts all queries.
+    with suppress(duckdb.ConnectionException):
+        connection.interrupt()
 
 
 def column_types(schema: TableSchema, columns: Sequence[str] | None) -> dict[str, str]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -171,10 +172,13 @@ class HoldJob(StoreJob):
         leaving = [entry for entry in view.cut_entries() if self._hold.covers(entry)]
         # Of every bucket that loses files. One whose last row stayed would bring back what the new holder deletes.
         buckets = {(entry.database, entry.table, entry.bucket) for entry in leaving}
-        last = {key: encode_last(self._remaining(key)) for key in sorted(buckets)}
+        staying: dict[BucketKey, list[SegmentEntry]] = {key: [] for key in buckets}
+        for entry in view.entries():
+            staying.get((entry.database, entry.table, entry.bucket), []).append(entry)
+        last = {key: encode_last(self._remaining(key, staying[key])) for key in sorted(buckets)}
         components.commit(IndexChanges(last=last, held={**view.held, self._hold.version: True}))
 
-    def _remaining(self, key: BucketKey) -> pa.RecordBatch:
+    def _remaining(self, key: BucketKey, staying: Sequence[SegmentEntry]) -> pa.RecordBatch:
         """The last rows of a bucket, computed again from the segments that stay where their row has left."""
         view, table = self._components.view, key[:2]
         known = view.metadata(table)
@@ -186,7 +190,6 @@ class HoldJob(StoreJob):
         rows = apply_tombstones(rows, tombstones.newer_than(view.frontier), view.era_max)
         rows = rows.filter(pa.array(self._stays(rows, known, key[2])))
         # Newest slices first: what is known from them spares reading the files of older ones.
-        staying = (entry for entry in view.entries() if (entry.database, entry.table, entry.bucket) == key)
         for entry in sorted(staying, key=lambda each: each.max_time_ns, reverse=True):
             path, runs = self._components.files.path(entry.name), self._components.runs.get(entry.name)
             found = newest_of_file(path, entry, runs, tombstones.unapplied(entry), rows, fields)

@@ -101,10 +101,12 @@ class SegmentEntry:
 
     def to_json(self) -> bytes:
         """The value of the entry in the index."""
-        values = asdict(self)
+        # Not `asdict` of the whole entry: it copies each value, and a seal has an entry for every file.
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        values["carried"] = [asdict(tombstone) for tombstone in self.carried]
         # Fields that only a loaded file has are left out of the others: earlier builds read those still.
         for each in fields(self):
-            if values[each.name] == each.default:
+            if getattr(self, each.name) == each.default:
                 del values[each.name]
         return json.dumps(values, separators=(",", ":")).encode()
 

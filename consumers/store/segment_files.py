@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from urllib.parse import quote
 
@@ -29,6 +30,7 @@ SEGMENT_SUFFIX = ".parquet"
 COMPONENT_BYTES_MAX = 200
 """File systems allow 255 bytes; the rest is room for suffixes."""
 DIGEST_CHUNK_BYTES = 1 << 20
+PATH_COMPONENTS_KEPT_MAX = 1_024
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 _UNREADABLE = (errno.EIO, errno.ENOENT, errno.EUCLEAN, errno.EBADMSG)
 
@@ -116,12 +118,16 @@ class SegmentFiles:
         """Makes the names of files, and of the directories above them up to the root, durable."""
         # Once for all files of a seal, since most share a few directories. The call must come before the
         # index commit: the catalogue must never name a file that a crash can lose.
-        directories = {
-            parent for name in names for parent in self.path(name).parents if parent.is_relative_to(self.root)
-        }
+        directories = set[str]()
+        for name in names:
+            directory = os.path.dirname(name)
+            # What is above a known directory is known, up to the root, whose name is empty.
+            while directory not in directories:
+                directories.add(directory)
+                directory = os.path.dirname(directory)
         with translate_errors(self.root):
             for directory in sorted(directories, reverse=True):
-                fsync_directory(directory)
+                fsync_directory(self.path(directory))
 
     def pin(self, names: Iterable[str]) -> None:
         """Keeps files on disk until as many `release` calls. Raises StoreRetired after `retire`."""
@@ -206,6 +212,8 @@ def file_digest(path: Path, on_bytes: Callable[[int], None] = lambda _size: None
     return digest.hexdigest()
 
 
+# A seal names thousands of files of a few tables.
+@lru_cache(PATH_COMPONENTS_KEPT_MAX)
 def path_component(name: str) -> str:
     """`name` as one path component: unique, of limited length, without glob or hidden-file characters."""
     encoded = "".join(character if ord(character) > 0x7F else _encode_ascii(character) for character in name)

@@ -88,15 +88,15 @@ STORE = (
     Mutant(
         "names_of_segments_not_synced",
         "store/segment_files.py",
-        "            for directory in sorted(directories, reverse=True):\n                fsync_directory(directory)\n",
+        "            for directory in sorted(directories, reverse=True):\n                fsync_directory(self.path(directory))\n",
         "            del directories\n",
         (ORDER,),
     ),
     Mutant(
         "only_the_directory_of_a_segment_synced",
         "store/segment_files.py",
-        "parent for name in names for parent in self.path(name).parents if parent.is_relative_to(self.root)",
-        "self.path(name).parent for name in names",
+        "            while directory not in directories:\n",
+        "            if directory not in directories:\n",
         (ORDER,),
     ),
     Mutant(

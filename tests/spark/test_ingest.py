@@ -46,7 +46,7 @@ from tests.spark.stored import forward_logs, messages, stored_tables, tables_of
 from tests.unit.membership.growing import SLOTS, TOPICS, Growing
 from tests.waiting import eventually
 
-FLEET = iot(trucks=40, duration_s=3_000, disorder=True)
+FLEET = iot(trucks=40, duration_s=1_500, disorder=True)
 
 
 def lines_of(workload: Workload, form: str, table: str) -> list[bytes]:

@@ -49,10 +49,10 @@ def answer(moves: Moves, path: str, **query: Any) -> httpx.Response:
     return httpx.get(f"{server.url}/api/v1/{path}", params=query, timeout=20)
 
 
-def test_every_member_of_a_donor_lists_the_same_files(moves: Moves) -> None:
+def test_every_member_of_a_donor_lists_the_same_files(unchanged_moves: Moves) -> None:
     """With what a load needs, and the parts of the takeover."""
-    first = answer(moves, "cut", **LIST).json()
-    service = CutService("n3", moves.nodes["n3"].groups)
+    first = answer(unchanged_moves, "cut", **LIST).json()
+    service = CutService("n3", unchanged_moves.nodes["n3"].groups)
     assert first == json.loads(json.dumps(service.listing(DONOR, TARGET).document()))
     assert {"table_version", "version", "parts", "slots", "slots_total", "files"} == set(first)
     assert [14, 15] == first["slots"]
@@ -74,9 +74,9 @@ def test_every_member_of_a_donor_lists_the_same_files(moves: Moves) -> None:
         ("cut/file", {"group": "n1", "digest": "0" * 32}, 404, "FileGone"),
     ],
 )
-def test_a_refusal_has_a_type(moves: Moves, path: str, query: dict[str, Any], status: int, kind: str) -> None:
+def test_a_refusal_has_a_type(unchanged_moves: Moves, path: str, query: dict[str, Any], status: int, kind: str) -> None:
     """Nothing is ever an empty list, and no path of another node is followed."""
-    refused = answer(moves, path, **query)
+    refused = answer(unchanged_moves, path, **query)
     assert (status, kind) == (refused.status_code, refused.json()["error"]["kind"])
 
 

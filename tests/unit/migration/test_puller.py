@@ -48,6 +48,8 @@ from tests.unit.nodes import corrupt
 from tests.unit.store.builders import HOUR_NS, Row, contents, expected
 from tests.unit.store.test_deletes import last
 
+pytestmark = pytest.mark.slow(1.5)
+
 
 class Killed(BaseException):
     """The process ends here. Not an `Exception`: nothing in the code under test may handle it."""

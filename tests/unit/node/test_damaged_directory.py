@@ -21,6 +21,8 @@ from headrace.schemas.messages import NO_CHAIN
 from tests.unit.nodes import Nodes, rows, running_nodes
 from tests.waiting import eventually
 
+pytestmark = pytest.mark.slow(1)
+
 
 @pytest.fixture
 def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[Nodes]:

@@ -34,6 +34,8 @@ from headrace.producers.writer import TableWriter, WriterSettings
 from tests.unit.nodes import Nodes, running_nodes, sealed_by_any
 from tests.waiting import eventually
 
+pytestmark = pytest.mark.slow(2.5)
+
 NAMES = ("n1", "n2", "n3", "n4", "n5")
 HOUR_NS = 3_600_000_000_000
 HOURS = 24 * 6

@@ -38,6 +38,8 @@ from tests.unit.node.test_fewer_replicas import connected, scan_of
 from tests.unit.nodes import Nodes, running_nodes
 from tests.waiting import eventually
 
+pytestmark = pytest.mark.slow(2.5)
+
 NAMES = ("n1", "n2", "n3", "n4")
 HOUR_NS = 3_600_000_000_000
 ROWS = 240

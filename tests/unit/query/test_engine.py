@@ -8,8 +8,10 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 
+import duckdb
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -28,6 +30,8 @@ from headrace.consumers.query.query_errors import (
     TooManyQueries,
     UnknownTable,
 )
+from headrace.consumers.query.result_stream import Interrupter, QueryTimer
+from headrace.consumers.query.session import interrupt
 from headrace.consumers.query.settings import QuerySettings
 from headrace.consumers.query.table_source import Reading
 from headrace.consumers.store import StoreDamaged
@@ -506,3 +510,17 @@ def test_one_thread_interrupts_the_queries_of_an_engine(engine: QueryEngine) -> 
     engine.close()
     timer.join(20)
     assert not timer.is_alive()
+
+
+def test_queries_are_interrupted_also_beside_a_closed_connection() -> None:
+    """The end of an engine closes connections of queries that still run: the others keep their time limit."""
+    interrupter, interrupts = Interrupter(), threading.Semaphore(0)
+    closed = duckdb.connect()
+    closed.close()
+    timers = [QueryTimer(interrupter, partial(interrupt, closed), 1)]
+    timers.append(QueryTimer(interrupter, interrupts.release, 1))
+    for _ in range(3):
+        assert interrupts.acquire(timeout=60)
+    for timer in timers:
+        timer.finish()
+    interrupter.close()

@@ -12,6 +12,8 @@ import pytest
 from tests.unit.replication.slot_stores import StoredCluster
 from tests.unit.replication.test_slot_model import STEPS, WEIGHTS
 
+pytestmark = pytest.mark.slow(10)
+
 STORED = STEPS | {
     "work": StoredCluster.work,
     "seal": StoredCluster.seal,

@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 
 from headrace.consumers.store import Store, StoreSettings
+from tests.memory_directory import tmp_path
+
+__all__ = ["SETTINGS", "home", "store", "tmp_path"]
 
 SETTINGS = StoreSettings(row_group_rows=4, compaction_files_min=2, compaction_rows_max=1_000)
 """Small enough that a handful of rows makes several row groups and a merge."""
