@@ -183,8 +183,7 @@ class FilePuller:
         None: another worker attaches it.
         """
         # The list of what is due may be older than the end of an earlier attempt.
-        store, digest = file.group.store, file.entry.content_digest
-        if all(each.content_digest != digest for each in (*store.awaited(), *store.cut_files()) if each.awaited):
+        if not file.group.store.awaits(file.entry.content_digest):
             return 0.0
         try:
             staged = _Staged(file, *self._stage(file))

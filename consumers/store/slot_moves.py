@@ -85,6 +85,10 @@ class SlotMoves:
         """
         return self._components.view.awaited()
 
+    def awaits(self, content_digest: str) -> bool:
+        """Whether a file with some content is not here yet, also one of slots that left."""
+        return self._components.view.awaits(content_digest)
+
     def attach(self, *content_digests: str, verified: Collection[str] = ()) -> int:
         """Attaches staged files wherever they are awaited; returns the number of segments that they became.
 

@@ -246,6 +246,11 @@ class StoreView:
             found = (entry for entry in self._awaited.values() if of_cuts or not self.is_held(entry))
             return sorted(found, key=lambda each: each.name)
 
+    def awaits(self, content_digest: str) -> bool:
+        """Whether a file with some content is not here yet, also one of a cut."""
+        with self.lock:
+            return any(entry.content_digest == content_digest for entry in self._awaited.values())
+
     def entries(self) -> list[SegmentEntry]:
         """The files of the catalogue that are here, in order of name."""
         with self.lock:
