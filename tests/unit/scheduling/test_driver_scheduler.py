@@ -463,6 +463,22 @@ def test_an_error_at_the_end_of_a_driver_leaks_nothing() -> None:
     check_empty(bench.scheduler)
 
 
+@pytest.mark.parametrize("last", [Done(), Again()])
+def test_an_error_behind_a_slice_closes_a_driver_once(last: Step) -> None:
+    """A worker that fails when it has given its driver back reports that, whether the driver has ended or not."""
+    bench = Bench()
+    drivers = [ScriptedDriver(), ScriptedDriver(again(1))]
+    query = bench.submit(*drivers)
+    task = bench.scheduler.take(0)
+    assert task is query.tasks[0]
+    bench.scheduler.give_back(task, last, 0.001)
+    bench.scheduler.fail(task, RuntimeError("a defect"))
+    bench.run()
+    assert isinstance(query.error, QueryFailed)
+    assert [1, 1] == [driver.closed for driver in drivers]
+    check_empty(bench.scheduler)
+
+
 def test_a_query_needs_drivers_and_a_name_of_its_own() -> None:
     """Both are defects of the caller."""
     bench = Bench()

@@ -64,6 +64,17 @@ def test_memory_is_served_in_order() -> None:
     assert ["b"] == pool.release("small")
 
 
+def test_memory_that_is_free_waits_for_a_large_query() -> None:
+    """What would be enough for a later query does not go to it, or small ones could keep a large one out for ever."""
+    pool = MemoryPool(100, 100)
+    assert pool.reserve("a", 60)
+    assert pool.reserve("b", 40)
+    assert not pool.reserve("large", 80)
+    assert not pool.reserve("small", 10)
+    assert [] == pool.release("b")
+    assert ["large", "small"] == pool.release("a")
+
+
 def test_queries_without_memory_wait_for_nobody() -> None:
     """One that reserves nothing runs at once, also beside those that wait."""
     pool = MemoryPool(100, 100)
