@@ -197,7 +197,7 @@ class RunningScan:
         # Before the rows are read: they have at least what was accepted by now.
         [group] = self._fence.groups
         self.hand_overs = HandOvers.of(group.applied.changes)
-        result = self._result(Reading(self._fence, after, timer))
+        result = self._result(Reading(self._fence, after, timer, deadline))
         for batch in result.batches():
             yield self._wire(batch)
         # Behind the last row, and behind the fence that `batches` has checked.

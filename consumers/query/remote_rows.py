@@ -177,8 +177,10 @@ class RemoteRows:
             check_time(timer)
 
     def _is_changing(self, request: RemoteScanRequest) -> bool:
-        """Whether a member that is online has not reached the table of a scan yet, and is waited for."""
-        return any(0 < each.settled < request.table_version for each in self._live(request.group))
+        """Whether a member that is online has not reached the table of a scan yet, or waits for files: it is waited for."""
+        members = self._live(request.group)
+        late = any(0 < each.settled < request.table_version for each in members)
+        return late or any(each.reason for each in self._serving(members))
 
     def _check_table(self, request: RemoteScanRequest) -> None:
         version = self.placement.version

@@ -100,11 +100,21 @@ class ReadTimer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What one query's scans have in common: its fence, the log offsets by group that they contain, its time."""
+    """What one query's scans have in common: its fence, the log offsets by group that they contain, its time.
+
+    `patience` is how long they wait for files, where another node may have them: at most the query's time.
+    """
 
     fence: ReadFence
     after: Mapping[str, int]
     timer: ReadTimer
+    patience: Deadline | None = None
+
+    @property
+    def left_s(self) -> float:
+        """The seconds that a scan may wait."""
+        left_s = self.timer.left_s
+        return left_s if self.patience is None else min(left_s, self.patience.left_s())
 
 
 class TableSource(Protocol):
@@ -253,7 +263,7 @@ class LocalSource:
         fence = reading.fence
         with ExitStack() as opened:
             for group in self._groups_of(fence):
-                self._await_data(group, database, start_ns, end_ns, reading.timer)
+                self._await_data(group, database, start_ns, end_ns, reading)
                 # Rows are routed by series, so a group that got no series of a table does not know it.
                 try:
                     scan = group.store.scan(
@@ -308,14 +318,14 @@ class LocalSource:
             raise SlotsMoved.to(group.name, settled, version)
 
     def _await_data(
-        self, group: Group, database: str, start_ns: int | None, end_ns: int | None, timer: ReadTimer
+        self, group: Group, database: str, start_ns: int | None, end_ns: int | None, reading: Reading
     ) -> None:
         """Wait for the data of slots that a scan may read; for them only, and before that of others."""
         slots, schema = self.pulled.pulling(group.name), self._catalogue.databases.get(database)
         if not slots or schema is None:
             return
         wanted = touched(slots, group.applied.changes.slots_total, schema, start_ns, end_ns)
-        if wanted and not self.pulled.wait_until_pulled(group.name, wanted, timer.left_s):
+        if wanted and not self.pulled.wait_until_pulled(group.name, wanted, reading.left_s):
             shown = ", ".join(map(str, sorted(wanted)[:SLOTS_SHOWN]))
             more = f" and {len(wanted) - SLOTS_SHOWN} more" if len(wanted) > SLOTS_SHOWN else ""
             raise NotReady.because([f"group {group.name} still receives the data of slots {shown}{more}"])

@@ -147,6 +147,24 @@ def test_a_member_that_still_waits_for_files_is_asked_last(timer: QueryTimer) ->
         assert "a" == members.asked[-1]
 
 
+def test_members_that_all_wait_for_files_are_waited_for(timer: QueryTimer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each waits for a part of the query's time alone, so that another one is asked; they are asked again."""
+    monkeypatch.setattr(remote_rows, "PATIENCE_S", 0.0)
+    members = Members(a=NotReady.because(["group g still receives data"]), b=NotReady.because(["so does this one"]))
+    members.statuses |= {name: status(name, reason="pulling slots") for name in "ab"}
+    fetch = members.fetch
+
+    def arriving(*arguments: Any) -> pa.Table:
+        if len(members.asked) == 5:
+            members.answers["b"] = 2
+        return fetch(*arguments)
+
+    members.fetch = arriving
+    with members.rows().scan(REQUEST, SCHEMA, timer) as scan:
+        assert 2 == scan.table.num_rows
+    assert {"a", "b"} == set(members.asked)
+
+
 def test_only_members_that_serve_are_asked(timer: QueryTimer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not this node, and none that is out of sync, without a role, or without an address."""
     monkeypatch.setattr(remote_rows, "PATIENCE_S", 0.0)

@@ -293,7 +293,7 @@ def cluster_of(
 
 def status(node: str) -> Status:
     """A member in sync."""
-    return replace(STATUS, node=node, http=node, eligible=True, role=Role.FOLLOWER, durable_offset=0)
+    return replace(STATUS, node=node, http=node, eligible=True, role=Role.FOLLOWER, durable_offset=0, reason="")
 
 
 @pytest.fixture(scope="module")
@@ -384,7 +384,7 @@ def test_a_group_that_is_ahead_ends_a_query_of_an_older_table(directory: Path) -
                 cluster.ask(timeout_ms=300)
             assert raised.value.retriable
             fence: Any = cluster.source.fence()
-            reading: Any = SimpleNamespace(fence=fence, after={}, timer=SimpleNamespace(left_s=1.0))
+            reading: Any = SimpleNamespace(fence=fence, after={}, left_s=1.0, timer=SimpleNamespace(left_s=1.0))
             if here:
                 with pytest.raises(SlotsMoved, match=r"group a has reached slot table 2.*planned with table 1"):
                     cluster.source.wait_for(reading)
