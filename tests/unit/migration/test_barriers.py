@@ -9,9 +9,9 @@ import pytest
 from headrace.connectors.log.topics import Topics
 from headrace.consumers.membership.changes import MembershipState
 from headrace.consumers.migration.barriers import BarrierDue, barrier_due, pre_done_due
-from headrace.consumers.replication.change_state import Given
+from headrace.consumers.replication.change_state import Given, HandOver, Transfer
 from headrace.consumers.replication.change_view import ChangeView
-from headrace.schemas.group_changes import BarrierPhase, GroupKey
+from headrace.schemas.group_changes import BarrierPhase, GroupKey, HandOverPosition, Rank
 from headrace.schemas.membership_records import ChangeKind, PreDone
 from headrace.schemas.message_rules import check_message
 from headrace.schemas.messages import NO_CHAIN, Anchor, Leadership, Message, ProducerPosition
@@ -142,6 +142,29 @@ def test_slots_whose_holder_ends_get_the_next_one() -> None:
         assert GroupKey("n5", 2) not in {each.target for each in after.given.values()}
         for slot, given in after.given.items():
             assert change.table.holder(slot) == given.target.group != group
+
+
+def test_slots_get_another_holder_once_the_present_one_has_everything() -> None:
+    """A late record that the joiner has not accepted keeps its slots, and those of another group keep nothing."""
+    log = MemberLog()
+    change = log.begin(ChangeKind.ADD, "n5")
+    slot, donor = change.table.moved[0]
+    view = read(born(log, donor), due(log, donor, born(log, donor)))
+    log.formal()
+    view = read(view, due(log, donor, view))
+    log.migrate()
+    log.begin(ChangeKind.REMOVE, "n5")
+    view = read(view, due(log, donor, view))
+    log.formal()
+    formal = due(log, donor, view)
+    assert formal is not None
+    assert FORMAL is formal.phase
+    joiner, rank = GroupKey("n5", 2), Rank(view.era, 12)
+    kept = log.table.slots_of(donor)[0]
+    for concerned, found in ((slot, None), (kept, formal)):
+        transfer = Transfer(HandOverPosition(12, 0), rank, (concerned,), 30)
+        waiting = {joiner: (HandOver(joiner, "c.forward.n5.2", transfer, HandOverPosition(9, 0)),)}
+        assert found == due(log, donor, replace(view, due=waiting))
 
 
 def test_a_cancelled_change_is_reverted() -> None:
