@@ -164,21 +164,21 @@ class Group:
     def recover(self, entries: Iterable[JournalEntry], on_entry: Callable[[JournalEntry], None]) -> JournalEntry | None:
         """Apply the journal's entries beyond the store's state, before the thread starts; returns the newest.
 
-        The first that would wait for a version of a table, and all behind it, are left to the thread.
+        The first that would wait for a version of a table, or for a file, and all behind it, are left to the thread.
         """
+        # A node that waited here would not start: nobody would see what it waits for, and nobody fetch it.
         newest, left = None, list[JournalEntry]()
-        self._table_wait.waits = False
+        self._table_wait.waits = self.store_jobs.waits_for_files = False
         for newest in entries:
             try:
-                if not left:
+                if not left and not self.store_jobs.lacks_file:
                     self._apply(newest)
                     on_entry(newest)
                     continue
             except TablesAwaited:
-                # A node that waited here would not start, and nobody would see what it waits for.
                 pass
             left.append(newest)
-        self._table_wait.waits = True
+        self._table_wait.waits = self.store_jobs.waits_for_files = True
         self.enqueue(left)
         return newest
 

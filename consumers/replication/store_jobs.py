@@ -10,6 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Protocol
 
 import structlog
@@ -18,11 +19,21 @@ from headrace.consumers.replication.group_health import Event, GroupHealth
 from headrace.consumers.replication.group_state import GroupState
 from headrace.consumers.replication.hash_chain import content_digest
 from headrace.consumers.replication.settings import ReplicationLimits
-from headrace.consumers.store import JobSuperseded, LoadJob, SealJob, Store, StoreDamaged, StoreJob
+from headrace.consumers.store import (
+    JobSuperseded,
+    LoadJob,
+    SealJob,
+    SegmentAwaited,
+    Store,
+    StoreDamaged,
+    StoreJob,
+)
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.messages import NO_CHAIN
 
 NO_CONTENT = (-1, NO_CHAIN)
+LOOK_S = 0.02
+"""How often somebody who must not wait for files looks whether a job does."""
 _log = structlog.get_logger(__name__)
 
 
@@ -36,8 +47,8 @@ class JobHandle(Protocol):
         """Whether it has ended."""
         ...
 
-    def result(self) -> None:
-        """Wait for its end."""
+    def result(self, timeout: float | None = None) -> None:
+        """Wait for its end. May raise TimeoutError after so many seconds."""
         ...
 
 
@@ -87,7 +98,8 @@ class JobThread:
 class StoreJobQueue:
     """Owned by the applying thread; the properties may be read by any.
 
-    A job that waits, or cannot succeed, is reported to the group's health.
+    A job that waits, or cannot succeed, is reported to the group's health. `waits_for_files`: whether a job without room
+    waits also while the one that runs waits for a file of another node.
     """
 
     def __init__(
@@ -116,6 +128,8 @@ class StoreJobQueue:
         self._version = state.frontier
         self._open = 0
         self._stopping = False
+        self._awaits_file = False
+        self.waits_for_files = True
         self.sealed_version = state.frontier
         self.sealed_offset = state.offset
         self.sealed_log_bytes = state.log_bytes
@@ -167,7 +181,7 @@ class StoreJobQueue:
 
     def _queue(self, job: StoreJob, counted: bool) -> None:
         waiting, limit = self._waiting(job)
-        _wait_for_room(waiting, limit)
+        self._wait_for_room(waiting, limit)
         waiting.append(self._pool.submit(lambda: self._turn(job, counted)))
 
     def _waiting(self, job: StoreJob) -> tuple[deque[JobHandle], int]:
@@ -179,7 +193,22 @@ class StoreJobQueue:
     def wait_for_room(self) -> None:
         """Wait while more jobs than the limit are unfinished, loads aside."""
         # Memory holds what is unsealed and one frozen memtable, so a second seal waits for the first.
-        _wait_for_room(self._pending, self._limits.job_backlog)
+        self._wait_for_room(self._pending, self._limits.job_backlog)
+
+    def _wait_for_room(self, waiting: deque[JobHandle], limit: int) -> None:
+        while _is_full(waiting, limit):
+            if self.waits_for_files:
+                waiting.popleft().result()
+            elif self._awaits_file:
+                return
+            else:
+                with suppress(TimeoutError):
+                    waiting[0].result(LOOK_S)
+
+    @property
+    def lacks_file(self) -> bool:
+        """Whether there is no room before a file comes that other nodes have. Called by the applying thread."""
+        return self.full and self._awaits_file
 
     @property
     def full(self) -> bool:
@@ -215,6 +244,7 @@ class StoreJobQueue:
             job.cancel()
         except HeadraceError as error:
             if error.retriable:
+                self._awaits_file = isinstance(error, SegmentAwaited)
                 return self._wait(job, str(error))
             if isinstance(error, StoreDamaged):
                 self._health.damage(error.message)
@@ -239,6 +269,7 @@ class StoreJobQueue:
         self.cancel()
 
     def _done(self, job: StoreJob, counted: bool) -> None:
+        self._awaits_file = False
         if self._health.report(Event.STORE):
             _log.info("storing resumed", group=self._group, version=job.version)
         if isinstance(job, SealJob):
@@ -255,8 +286,3 @@ def _is_full(waiting: deque[JobHandle], limit: int) -> bool:
     while waiting and waiting[0].done():
         waiting.popleft()
     return len(waiting) > limit
-
-
-def _wait_for_room(waiting: deque[JobHandle], limit: int) -> None:
-    while _is_full(waiting, limit):
-        waiting.popleft().result()

@@ -100,8 +100,9 @@ class SimHandle:
         """See JobHandle."""
         return self.ended
 
-    def result(self) -> None:
+    def result(self, timeout: float | None = None) -> None:
         """The applying thread would wait: nothing else runs here, so the job does."""
+        del timeout
         while not self.ended:
             self._run_now()
 

@@ -107,8 +107,9 @@ class InlineJobs:
         """See JobHandle."""
         return True
 
-    def result(self) -> None:
+    def result(self, timeout: float | None = None) -> None:
         """See JobHandle."""
+        del timeout
 
     def hurry(self) -> None:
         """See JobPool."""

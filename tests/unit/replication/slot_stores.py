@@ -60,8 +60,9 @@ class LazyPool:
                 """See JobHandle."""
                 return id(self) in pool.ended
 
-            def result(self) -> None:
+            def result(self, timeout: float | None = None) -> None:
                 """See JobHandle."""
+                del timeout
                 while not self.done():
                     pool.run(1)
 

@@ -16,10 +16,11 @@ from headrace.consumers.replication.group_state import GapRecord, GroupState, Lo
 from headrace.consumers.replication.journal import JournalEntry
 from headrace.consumers.replication.settings import ReplicationLimits
 from headrace.consumers.replication.store_jobs import NO_CONTENT, JobStep, JobThread, StoreJobQueue
-from headrace.consumers.store import Store, StoreFull, StoreUnwritable
+from headrace.consumers.store import SegmentAwaited, Store, StoreFull, StoreJob, StoreUnwritable
 from headrace.consumers.store import segment_reader as reader
 from headrace.schemas.messages import NO_CHAIN
 from tests.unit.store.builders import Row, seal, write
+from tests.waiting import eventually
 
 ROWS: list[Row] = [({"host": "a"}, at, {"note": "x"}) for at in range(4)]
 
@@ -101,8 +102,9 @@ class HeldPool:
         """See JobHandle."""
         return not self.steps
 
-    def result(self) -> None:
+    def result(self, timeout: float | None = None) -> None:
         """See JobHandle."""
+        del timeout
 
     def hurry(self) -> None:
         """See JobPool."""
@@ -200,6 +202,64 @@ def group(tmp_path: Path) -> Iterator[Group]:
     yield made
     made.stop()
     store.close()
+
+
+class AwaitingJob(StoreJob):
+    """A job that needs a file of another node, until `come`."""
+
+    def __init__(self, group: Group, version: int) -> None:
+        super().__init__(group.store._components, version)
+        self.tried, self.come = threading.Event(), threading.Event()
+
+    def _execute(self) -> None:
+        self.tried.set()
+        if not self.come.is_set():
+            raise SegmentAwaited("it waits for a file")
+
+
+@pytest.fixture
+def starting(tmp_path: Path) -> Iterator[Group]:
+    """A group before its thread, with jobs on a thread of their own that try again at once."""
+    store = Store.open(tmp_path, "n1")
+    limits = ReplicationLimits(job_retry_s=0.01)
+    made = Group("n1", Founding(("n1",)), store, None, limits, lambda _group, _version: None)
+    yield made
+    made.stop()
+    store.close()
+
+
+def test_a_start_waits_for_no_file_of_another_node(starting: Group) -> None:
+    """Nobody fetches it before the node has started: the records behind are left to the thread of the group."""
+    jobs, awaiting = starting.store_jobs, AwaitingJob(starting, 1)
+    entries = [JournalEntry("n1", version, version - 1, 0, (), b"x") for version in (1, 2, 3)]
+
+    def note(entry: JournalEntry) -> None:
+        # As if the first record were a merge, and a seal behind it.
+        if entry.version == 1:
+            jobs.submit(awaiting)
+            jobs.submit(AwaitingJob(starting, 1))
+            jobs.submit_aside(AwaitingJob(starting, 1))
+
+    assert entries[-1] is starting.recover(entries, note)
+    assert awaiting.tried.is_set()
+    assert (1, True) == (starting.version, jobs.waits_for_files)
+    assert starting.turn()
+    assert 2 == starting.version
+
+
+def test_there_is_room_again_when_the_file_has_come(starting: Group) -> None:
+    """The applying thread waits for it, and then for nothing."""
+    jobs, awaiting = starting.store_jobs, AwaitingJob(starting, 1)
+    jobs.submit(awaiting)
+    behind = AwaitingJob(starting, 2)
+    behind.come.set()
+    jobs.submit(behind)
+    assert awaiting.tried.wait(60.0)
+    eventually(lambda: jobs.lacks_file, "the job awaits its file")
+    awaiting.come.set()
+    jobs.wait_for_room()
+    jobs.drain()
+    assert not jobs.lacks_file
 
 
 def test_a_record_that_fails_stops_its_group(group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
