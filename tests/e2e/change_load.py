@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 
@@ -42,13 +42,14 @@ class Pace:
 class Day:
     """The readings of one day: the newest acknowledged level, the newest that was sent, and how many pumps it has.
 
-    `gone` pumps are deleted, `going` of them perhaps.
+    `gone` pumps are deleted, `going` of them perhaps. `deletes` are the pumps of all deletes so far, in order.
     """
 
     level: int = 0
     sent: int = 0
     gone: frozenset[int] = frozenset()
     going: frozenset[int] = frozenset()
+    deletes: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)
@@ -65,7 +66,7 @@ class Model:
     def copied(self) -> dict[int, Day]:
         """The days as they are now."""
         with self.lock:
-            return {number: Day(day.level, day.sent, day.gone, day.going) for number, day in self.days.items()}
+            return {number: replace(day) for number, day in self.days.items()}
 
 
 class ChangeLoad:
@@ -175,6 +176,7 @@ class ChangeLoad:
             chosen = [self.model.days[number] for number in (first, first + 1)]
             for day in chosen:
                 day.going |= {pump}
+                day.deletes += (pump,)
         for attempt in range(100):
             try:
                 self._client.delete(
@@ -253,7 +255,9 @@ def _differences(
             continue
         # What is deleted at both moments, and not perhaps written in between, must be gone.
         gone = day.gone & later.gone if day.sent == later.sent == later.level else frozenset()
-        maybe = (day.gone | day.going | later.gone | later.going) - gone
+        # What was deleted since, and perhaps written again, may be missing in between.
+        since = frozenset(later.deletes[len(day.deletes) :])
+        maybe = (day.gone | day.going | later.gone | later.going | since) - gone
         least, most = PUMPS - len(gone) - len(maybe), PUMPS - len(gone)
         rows = found["rows"] if found is not None else 0
         if not least <= rows <= most:

@@ -98,10 +98,13 @@ def test_a_dead_node_is_replaced_by_one_whose_disk_is_full(
         assert "done" == change(cluster, "remove", "n3")["phase"]
         assert [expected] * 2 == answers(cluster, client, ("n1", "n2"))
         cluster.start_node("n3")
-        eventually(lambda: not cluster.node("n3").running, "the removed node ends", ENDED_S)
-        # It raises NodeDied unless the exit code is 0 and the node has reported its removal.
-        cluster.wait_ready(["n3"])
-        assert cluster.node("n3").removed
+
+        def has_ended() -> bool:
+            # It raises NodeDied unless the exit code is 0 and the node has reported its removal.
+            cluster.wait_ready(["n3"])
+            return cluster.node("n3").removed
+
+        eventually(has_ended, "the removed node ends", ENDED_S)
 
         small_disk(cluster.data_directory("n4"), DISK_MB)
         cluster.file.nodes.append(NodeProcess("n4", ""))

@@ -433,13 +433,6 @@ STORE = (
         (RECOVERY,),
     ),
     Mutant(
-        "snapshot_not_synced",
-        "store/store_directory.py",
-        "            fsync_directory(parent)\n",
-        "            continue\n",
-        (ORDER,),
-    ),
-    Mutant(
         "unreadable_segment_is_always_damage",
         "store/segment_reader.py",
         "    if file_digest(path) == entry.file_digest:\n",

@@ -45,4 +45,4 @@ for name, each in services.items():
 step 0 '3 copies of each row' headrace cluster show
 step 0 '"previous": null' headrace cluster slots --database hour --time 2026-01-01 --bucket 0 --json
 step 0 '"to": "n4"' headrace cluster add n4 --dry-run --json
-step 1 'add a node first' headrace cluster remove n1 --dry-run
+step 1 'add another node first' headrace cluster remove n1 --dry-run
