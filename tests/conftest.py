@@ -63,6 +63,10 @@ SPLIT_FILES = frozenset(
     )
 )
 
+CHANGES_OF_CLUSTERS = frozenset(
+    f"tests/e2e/{name}.py" for name in ("test_change_faults", "test_change_troubles", "test_cluster_changes")
+)
+
 
 def pytest_configure(config: pytest.Config) -> None:
     """The first process of a run creates the shared directory and passes it to its workers."""
@@ -123,12 +127,16 @@ def expected_seconds(item: pytest.Item) -> float:
 def scope_of(node_id: str) -> str:
     """The scope of a test: tests of one scope run on one worker, in sequence.
 
-    A scope is a file, whose tests may share a cluster, or all tests that share the Spark session.
+    A scope is a file, whose tests may share a cluster, or all tests that share the Spark session, or the
+    changes of clusters under load.
     """
     path = node_id.partition("::")[0]
     if path in SPLIT_FILES:
         return node_id
-    return "spark session" if path.startswith("tests/spark/") else path
+    if path.startswith("tests/spark/"):
+        return "spark session"
+    # Each keeps a cluster busy all the time: beside one another they would slow down everything.
+    return "changes of clusters" if path in CHANGES_OF_CLUSTERS else path
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -20,7 +20,7 @@ from tests.e2e.faults import EventLog
 pytestmark = [pytest.mark.slow, pytest.mark.broker]
 SOAK_FAULTS = 50
 # A slow copy: a fault in the last phase comes before its end.
-SETTINGS = {"store_seal_age_ms": "2000", "store_migration_bytes_per_second": "50000"}
+SETTINGS = {"store_seal_age_ms": "2000", "store_migration_bytes_per_second": "30000"}
 EIGHT = (
     Fault(Role.METADATA_LEADER, Phase.PRE, stopped=False, seconds=1),
     Fault(Role.CHANGING, Phase.MIGRATING, stopped=False, seconds=1),
@@ -60,7 +60,7 @@ def test_eight_faults_stop_no_change(broker: BrokerInfo, tmp_path: Path, cluster
     All replicas are equal in the end, and nobody keeps segments of slots that it does not hold.
     """
     # Four nodes are the fewest that may be five, and few files make cheap queries.
-    pace = Pace(days_max=24, write_pause_s=0.2, query_pause_s=2.0)
+    pace = Pace(days_max=12, write_pause_s=0.3, query_pause_s=3.0)
     run_faults(tmp_path, broker.bootstrap, cluster_name, EIGHT, seed=1, nodes=4, pace=pace)
 
 

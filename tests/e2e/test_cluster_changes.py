@@ -20,7 +20,7 @@ from headrace.local_cluster import LocalCluster
 from headrace.node_process import NodeProcess
 from tests.e2e.actions import running_cluster, verify_by_command
 from tests.e2e.change_faults import foreign_segments
-from tests.e2e.change_load import ChangeLoad, running
+from tests.e2e.change_load import ChangeLoad, Pace, running
 from tests.forked import run_forked
 from tests.waiting import eventually
 
@@ -97,7 +97,9 @@ def test_a_node_joins_and_another_leaves_under_writes_and_queries(
     ):
         cluster.file.nodes.append(NodeProcess("n6", ""))
         cluster.start_node("n6")
-        load = ChangeLoad(client, lambda: {node.name: cluster.url(node.name) for node in cluster.file.nodes})
+        # Days are written again in between, so that queries do not read more files all the time.
+        pace = Pace(days_max=40, write_pause_s=0.1)
+        load = ChangeLoad(client, lambda: {node.name: cluster.url(node.name) for node in cluster.file.nodes}, pace=pace)
         with running(load):
             load.ask_no_more("n6")
             eventually(lambda: load.rows_written >= 400, "rows before the change")
