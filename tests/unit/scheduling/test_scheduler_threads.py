@@ -28,6 +28,7 @@ WAIT_S = 60.0
 @pytest.fixture
 def threads() -> Iterator[SchedulerThreads]:
     """A scheduler with two workers, which holds nothing at the end."""
+    before = set(threading.enumerate())
     threads = SchedulerThreads(SchedulerLimits(workers=2))
     try:
         yield threads
@@ -35,7 +36,8 @@ def threads() -> Iterator[SchedulerThreads]:
         check_empty(threads.scheduler)
     finally:
         threads.close()
-    assert [] == [each.name for each in threading.enumerate() if each.name.startswith("query")]
+    new = set(threading.enumerate()) - before
+    assert [] == [each.name for each in new if each.name.startswith("query")]
 
 
 def submit(threads: SchedulerThreads, *drivers: Any, name: str = "q", timeout_ms: int = LONG_MS) -> ScheduledQuery:

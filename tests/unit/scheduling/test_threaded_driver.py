@@ -34,13 +34,15 @@ def nothing() -> None:
 @pytest.fixture
 def threads() -> Iterator[SchedulerThreads]:
     """A scheduler with one worker, without threads at its end."""
+    before = set(threading.enumerate())
     threads = SchedulerThreads(SchedulerLimits(workers=1, slice_s=0.001))
     try:
         yield threads
         check_empty(threads.scheduler)
     finally:
         threads.close()
-    assert [] == [each.name for each in threading.enumerate() if each.name.startswith("query")]
+    new = set(threading.enumerate()) - before
+    assert [] == [each.name for each in new if each.name.startswith("query")]
 
 
 def submit(
