@@ -142,7 +142,8 @@ def _show(output: Output, local: LocalCluster, started: Sequence[str], directory
 
     kafka = (KAFKA, local.bootstrap, local.broker_pid, state(KAFKA))
     nodes = [(node.name, local.url(node.name), node.pid, state(node.name)) for node in local.file.nodes]
-    copies = "" if local.replication == len(nodes) else f", each row on {local.replication} of {len(nodes)} nodes"
+    members = [node for node in local.file.nodes if not node.removed and node.name not in local.joining]
+    copies = "" if local.replication == len(members) else f", each row on {local.replication} of {len(members)} nodes"
     output.line(f"cluster {local.cluster} in {directory}{copies}")
     output.table(("name", "address", "pid", "state"), [kafka, *nodes])
     options = "" if bare else f" --bootstrap {local.bootstrap} --cluster {local.cluster}"
