@@ -21,7 +21,7 @@ environment:
 demo: environment  ## Broker, three nodes, real readings, kill -9 and recovery, with proof (under 3 minutes).
 	@$(BIN)/headrace demo
 
-test: environment  ## Lint, types and all tests (about 13 minutes on 2 cores).
+test: environment  ## Lint, types and all tests (about 20 minutes on 2 cores).
 	@$(MAKE) --no-print-directory -j lint type bytecode
 	$(PYTHON_KEEPING) tools/test_run.py $(SPREAD) -m "not soak"
 
