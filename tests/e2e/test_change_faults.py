@@ -19,8 +19,7 @@ from tests.e2e.faults import EventLog
 
 pytestmark = [pytest.mark.slow, pytest.mark.broker]
 SOAK_FAULTS = 50
-# A slow copy: a fault in the last phase comes before its end.
-SETTINGS = {"store_seal_age_ms": "2000", "store_migration_bytes_per_second": "30000"}
+SETTINGS = {"store_seal_age_ms": "2000"}
 EIGHT = (
     Fault(Role.METADATA_LEADER, Phase.PRE, stopped=False, seconds=1),
     Fault(Role.CHANGING, Phase.MIGRATING, stopped=False, seconds=1),
@@ -41,12 +40,17 @@ def run_faults(
     seed: int,
     nodes: int = 5,
     pace: Pace | None = None,
+    bytes_per_second: int = 200_000,
 ) -> None:
-    """Nodes with three replicas become one more and one less again, as often as there are pairs of faults."""
+    """Nodes with three replicas become one more and one less again, as often as there are pairs of faults.
+
+    The copy is slow, so that a fault in the last phase comes before its end.
+    """
+    settings = SETTINGS | {"store_migration_bytes_per_second": str(bytes_per_second)}
     events = EventLog(directory / "events.txt")
     events.add(f"HEADRACE_FAULT_SEED={seed}")
     with (
-        running_cluster(directory, bootstrap, name, nodes, replication=3, **SETTINGS) as cluster,
+        running_cluster(directory, bootstrap, name, nodes, replication=3, **settings) as cluster,
         connect(bootstrap=bootstrap, cluster=name) as client,
     ):
         ChangeFaultRun(cluster, client, events, seed, pace).run(faults)
@@ -61,7 +65,7 @@ def test_eight_faults_stop_no_change(broker: BrokerInfo, tmp_path: Path, cluster
     """
     # Four nodes are the fewest that may be five, and few files make cheap queries.
     pace = Pace(days_max=12, write_pause_s=0.3, query_pause_s=3.0)
-    run_faults(tmp_path, broker.bootstrap, cluster_name, EIGHT, seed=1, nodes=4, pace=pace)
+    run_faults(tmp_path, broker.bootstrap, cluster_name, EIGHT, seed=1, nodes=4, pace=pace, bytes_per_second=30_000)
 
 
 @pytest.mark.soak
