@@ -199,12 +199,12 @@ class DriverScheduler:
                 self.statistics.steps.add(step_s)
                 self.statistics.long_steps += step_s > slice_s
         if isinstance(step, Again):
-            goes_on = self._yield(task)
+            has_moved = self._yield(task)
         elif isinstance(step, Blocked):
-            goes_on = self._block(task, step)
+            has_moved = self._block(task, step)
         else:
-            goes_on = self._finish(task)
-        if not goes_on:
+            has_moved = self._finish(task)
+        if not has_moved:
             self._close_stopped(task)
 
     def fail(self, task: DriverTask, error: BaseException) -> None:

@@ -52,7 +52,7 @@ class Usage:
 
 
 class QueuedTask(Protocol):
-    """What the queue knows of a driver. Tasks are told apart by identity."""
+    """What the queue knows of a driver. Tasks are compared by identity."""
 
     @property
     def usage(self) -> Usage:

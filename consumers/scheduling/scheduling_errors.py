@@ -39,9 +39,7 @@ class QueryUnknown(QueryError):
     @classmethod
     def named(cls, query: str) -> QueryUnknown:
         """The error of whoever asks for a query that is not there."""
-        return cls(
-            f"no query {query} runs on this node", action="it may have ended; headrace query --running lists them"
-        )
+        return cls(f"no query {query} runs on this node", action="it may have ended, or run on another node")
 
 
 class QueryCancelled(QueryError):

@@ -35,7 +35,7 @@ def task_at(used_s: float, name: str = "", thresholds_s: Sequence[int] = THRESHO
 
 @dataclass
 class VirtualClock:
-    """A clock that moves when it is told to."""
+    """A virtual clock, which a test moves."""
 
     now_s: float = 1_000.0
 

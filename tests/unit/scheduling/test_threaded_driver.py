@@ -32,10 +32,10 @@ def nothing() -> None:
 
 
 @pytest.fixture
-def threads() -> Iterator[SchedulerThreads]:
-    """A scheduler with one worker, without threads at its end."""
+def threads(request: pytest.FixtureRequest) -> Iterator[SchedulerThreads]:
+    """A scheduler with one worker, without threads at its end. The parameter is the seconds of a slice."""
     before = set(threading.enumerate())
-    threads = SchedulerThreads(SchedulerLimits(workers=1, slice_s=0.001))
+    threads = SchedulerThreads(SchedulerLimits(workers=1, slice_s=getattr(request, "param", 0.001)))
     try:
         yield threads
         check_empty(threads.scheduler)
@@ -187,6 +187,7 @@ def statement(path: Path, found: list[int], paused: list[int]) -> tuple[Callable
     return work, interrupt
 
 
+@pytest.mark.parametrize("threads", [0.000_001], indirect=True)
 def test_statements_of_duckdb_take_turns(threads: SchedulerThreads, readings: Path) -> None:
     """Two scans share one worker in the middle of their statements, and their answers are right."""
     found, order = list[int](), list[str]()
@@ -207,8 +208,16 @@ def test_statements_of_duckdb_take_turns(threads: SchedulerThreads, readings: Pa
 
         return noted
 
+    # The worker is busy until both are there: else the first may have ended before the second comes.
+    both = threading.Event()
+
+    def busy(_turn: Turn) -> None:
+        both.wait(WAIT_S)
+
+    gate = submit(threads, busy, "gate")
     queries = [submit(threads, noting(name, work), name, end) for name, (work, end) in statements.items()]
-    assert all(query.wait(WAIT_S) for query in queries)
+    both.set()
+    assert all(query.wait(WAIT_S) for query in (gate, *queries))
     assert [None, None] == [query.error for query in queries]
     assert [79_999_800_000] * 2 == found
     assert [list(range(0, 400_000, 32_768))] * 2 == list(calls.values())
