@@ -57,10 +57,13 @@ class SchedulerThreads:
         """Abort every query, and wait until all threads have ended."""
         self._closing.set()
         self.scheduler.close()
-        with self._lock:
-            threads = [*self._workers.values(), self._sentinel]
-        for thread in threads:
-            thread.join()
+        # Again: a worker that died has just been replaced, perhaps.
+        while self.workers:
+            with self._lock:
+                workers = list(self._workers.values())
+            for worker in workers:
+                worker.join()
+        self._sentinel.join()
         self._wakers.shutdown()
 
     def _defer(self, call: Callable[[], None]) -> None:
@@ -74,13 +77,16 @@ class SchedulerThreads:
         except Exception as error:
             _log.error("query thread failed", error=repr(error), exc_info=error)
 
-    def _start_worker(self, number: int) -> None:
-        thread = threading.Thread(target=self._work, args=(number,), name=f"query-worker-{number}", daemon=True)
+    def _start_worker(self, number: int, dead: threading.Thread | None = None) -> None:
+        thread = threading.Thread(target=self._work, args=(number, dead), name=f"query-worker-{number}", daemon=True)
+        # Started under the lock: `close` waits for every thread that it finds.
         with self._lock:
             self._workers[number] = thread
-        thread.start()
+            thread.start()
 
-    def _work(self, number: int) -> None:
+    def _work(self, number: int, dead: threading.Thread | None = None) -> None:
+        if dead is not None:
+            dead.join()
         try:
             while not self._closing.is_set():
                 task = self.scheduler.take(IDLE_WAIT_S)
@@ -89,7 +95,7 @@ class SchedulerThreads:
         except BaseException as error:
             _log.error("query worker died and is replaced", worker=number, error=repr(error), exc_info=error)
             if not self._closing.wait(REPLACE_PAUSE_S):
-                self._start_worker(number)
+                self._start_worker(number, threading.current_thread())
 
     def _run(self, task: DriverTask) -> None:
         """One slice of a driver."""

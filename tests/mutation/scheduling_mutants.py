@@ -249,7 +249,7 @@ SCHEDULING = (
     Mutant(
         "dead_worker_is_not_replaced",
         THREADS,
-        "                self._start_worker(number)\n",
+        "                self._start_worker(number, threading.current_thread())\n",
         "                pass\n",
         WORKERS,
     ),
