@@ -1,9 +1,10 @@
-"""The contract of the log port, tested with the adapter in memory and with a real broker."""
+"""The contract of the log port, tested with each adapter: in memory, in a directory, and on a real broker."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -22,15 +23,18 @@ from headrace.connectors.log.port import (
     TopicMissing,
     read_to_end,
 )
+from headrace.consumers.local_log import LocalLog
 from headrace.schemas.errors import HeadraceError
 from tests.waiting import eventually
 
 
-@pytest.fixture(params=["memory", pytest.param("kafka", marks=pytest.mark.broker)])
-def log(request: pytest.FixtureRequest) -> Iterator[Log]:
-    """Both adapters in turn."""
+@pytest.fixture(params=["memory", "local", pytest.param("kafka", marks=pytest.mark.broker)])
+def log(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Log]:
+    """The adapters in turn."""
     if request.param == "memory":
         adapter: Log = MemoryLog(record_bytes_max=16 * 1024 * 1024)
+    elif request.param == "local":
+        adapter = LocalLog(tmp_path / "log")
     else:
         info: BrokerInfo = request.getfixturevalue("broker")
         adapter = KafkaLog(info.bootstrap)
