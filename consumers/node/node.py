@@ -1,7 +1,7 @@
 """Puts one node together: the logs it follows, its groups and their stores, its heartbeat, and the server.
 
-Start-up is bottom up and shut-down top down. A node needs nothing but its data directory and Kafka: what the
-directory lacks comes from the log, or from another member's files.
+Start-up is bottom up and shut-down top down. A node needs nothing but its data directory and its log, which
+is Kafka's or in that directory: what the directory lacks comes from the log, or from another member's files.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from typing import Any
 
 from headrace.connectors.clock import SYSTEM_CLOCK, Moment
 from headrace.connectors.files import DirectoryLock, create_directories
-from headrace.connectors.log.kafka import KafkaLog
 from headrace.connectors.log.port import Log
 from headrace.connectors.log.topics import Topics
 from headrace.connectors.periodic import PeriodicTask
@@ -38,6 +37,7 @@ from headrace.consumers.node.leading import leader_tasks
 from headrace.consumers.node.local_groups import LocalGroups
 from headrace.consumers.node.log_monitor import LogMonitor
 from headrace.consumers.node.metadata import metadata_group
+from headrace.consumers.node.node_log import check_log_kind, node_log
 from headrace.consumers.node.placing import placement_task
 from headrace.consumers.node.readiness import Readiness
 from headrace.consumers.node.recovery_environment import NodeRecoveryEnvironment
@@ -80,7 +80,7 @@ class Node:
         self.settings = settings
         self.incarnation = new_incarnation()
         self.topics = Topics(settings.cluster.name)
-        self.log: Log = log or KafkaLog(settings.cluster.bootstrap, settings.kafka)
+        self.log: Log = log or node_log(settings)
         copies = TopicCopies(settings.cluster.topic_replication_factor, settings.cluster.topic_min_insync_replicas)
         self.cluster_topics = ClusterTopics(self.log, copies)
         self.http_address = ""
@@ -127,6 +127,7 @@ class Node:
         lock = DirectoryLock(directory, purpose="data directory")
         self._opened.callback(lock.release)
         self.identity = Identity.load(directory, settings.cluster.name, settings.node.id)
+        check_log_kind(settings.node, self.identity)
         kafka = KafkaWait(settings.cluster.bootstrap, settings.node.startup_timeout_s, self._stopping, on_progress)
         has_data = bool(self.identity.topics)
         self.slot_table = kafka.await_answer(

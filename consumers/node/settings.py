@@ -6,14 +6,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from headrace.consumers.membership.settings import ClusterSettings
 from headrace.consumers.query.settings import QuerySettings
 from headrace.consumers.replication.settings import ReplicationLimits, SealPolicy
 from headrace.consumers.store.settings import StoreSettings
 from headrace.schemas.settings import SettingsModel
+
+
+def _lower_case(value: object) -> object:
+    return value.lower() if isinstance(value, str) else value
+
+
+LogKind = Annotated[Literal["kafka", "local"], BeforeValidator(_lower_case)]
 
 
 class NodeSettings(SettingsModel):
@@ -33,6 +41,9 @@ class NodeSettings(SettingsModel):
         default=(), description="further names of this node in requests, such as that of a proxy"
     )
     data_dir: str = Field(default="", description="directory of this node's data")
+    log: LogKind = Field(
+        default="kafka", description="kafka, or local: a cluster of this node alone, whose log is in its data_dir"
+    )
     startup_timeout_s: float = Field(default=60.0, ge=0, description="how long a starting node waits for Kafka")
     url: str = Field(
         default="", description="node to ask, HOST:PORT or a URL such as http://127.0.0.1:8080; empty = any live one"
@@ -52,6 +63,11 @@ class NodeSettings(SettingsModel):
     def data_directory(self) -> Path:
         """Where the data of this node is."""
         return Path(self.data_dir)
+
+    @property
+    def has_local_log(self) -> bool:
+        """Whether it needs no Kafka."""
+        return self.log == "local"
 
 
 # Fields come in the order of the bases from right to left, which is the order of `headrace config show`.

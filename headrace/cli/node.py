@@ -37,6 +37,9 @@ NodesOption = Annotated[
 ReplicationOption = Annotated[
     int | None, typer.Option("--replication", min=1, help="Nodes that hold each row of a new cluster.")
 ]
+LogOption = Annotated[
+    str | None, typer.Option("--log", metavar="kafka|local", help="Where its log is; local = in the data directory.")
+]
 node = typer.Typer(help="One node of a cluster.", no_args_is_help=True)
 
 
@@ -57,10 +60,14 @@ def run(
     advertise: Annotated[
         str | None, typer.Option(metavar="HOST:PORT", help="Address at which others reach it, if not that of --http.")
     ] = None,
+    log: LogOption = None,
     settings: SettingsOption = None,
     json_output: JsonOption = False,
 ) -> None:
-    """Run a node in the foreground until SIGTERM or Ctrl-C, which stop it cleanly."""
+    """Run a node in the foreground until SIGTERM or Ctrl-C, which stop it cleanly.
+
+    With --log local it needs no Kafka: a cluster of one node, whose log is in its data directory.
+    """
     with run_command(json_output, log_level="info") as output:
         # Before anything loads pyarrow: its allocator reads this once.
         keep_freed()
@@ -78,6 +85,7 @@ def run(
                 "node.data_dir": data_dir,
                 "node.http": http,
                 "node.advertise": advertise,
+                "node.log": log,
                 "kafka": parse_settings(settings),
             }
         )

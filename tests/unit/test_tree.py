@@ -24,7 +24,7 @@ ROOMS = (
     ("connectors",),
     ("producers",),
     ("consumers.wal",),
-    ("consumers.store",),
+    ("consumers.local_log", "consumers.store"),
     ("consumers.replication",),
     ("consumers.recovery",),
     ("consumers.integrity",),
@@ -43,6 +43,7 @@ LINKED = tuple(f"{TOP}.{package}" for package in PACKAGES if package != TOP)
 PURE_MODULES = (
     "consumers/integrity/divergence.py",
     "consumers/integrity/verify.py",
+    "consumers/local_log/topic_records.py",
     "consumers/membership/balancer.py",
     "consumers/membership/changes.py",
     "consumers/membership/cluster_report.py",

@@ -154,11 +154,11 @@ def test_a_full_disk_appends_nothing_and_later_all() -> None:
     store.create("a", {})
     disk.capacity = sum(disk.sizes().values())
     with pytest.raises(UpdateFailed):
-        store.append([new("a", bytes(LARGE_BYTES))])
+        store.append([new("a", bytes(RESERVED_BYTES))])
     assert {"a": {}} == held(store)
     disk.clear_faults()
-    assert [0] == store.append([new("a", bytes(LARGE_BYTES))])
-    assert {"a": {0: bytes(LARGE_BYTES)}} == held(store) == held(opened(disk.crash()))
+    assert [0] == store.append([new("a", bytes(RESERVED_BYTES))])
+    assert {"a": {0: bytes(RESERVED_BYTES)}} == held(store) == held(opened(disk.crash()))
 
 
 def test_a_failed_sync_is_unknown_and_the_log_works_again() -> None:
