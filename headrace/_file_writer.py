@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import BinaryIO
@@ -17,9 +17,9 @@ from headrace._spooled_input import spooled
 from headrace.connectors.formats.file_blocks import STANDARD_INPUT, Block, iterate_file
 from headrace.connectors.formats.interface import LINE_COLUMN, FormatOptions, RejectedLine
 from headrace.producers.cluster import Cluster
+from headrace.producers.declared import DeclaredTags, DeclaredTypes
 from headrace.producers.router import PAYLOAD_BYTES_MAX, RowTooLarge
 from headrace.producers.writer import TableWriter, WriterSettings
-from headrace.schemas.tables import Catalogue, FieldType
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,45 +39,6 @@ class FileProgress:
     replaced: int = 0
     replaced_exact: bool = True
     refused_columns: Mapping[str, str] = field(default_factory=dict)
-
-
-class DeclaredTypes(Mapping[str, Mapping[str, FieldType]]):
-    """The fields of every table of a database as the cluster knows them now."""
-
-    def __init__(self, catalogue: Catalogue, database: str) -> None:
-        self._catalogue = catalogue
-        self._database = database
-
-    def __getitem__(self, table: str) -> Mapping[str, FieldType]:
-        if (self._database, table) not in self._catalogue.tables:
-            raise KeyError(table)
-        return self._catalogue.newest(self._database, table).field_types()
-
-    def __iter__(self) -> Iterator[str]:
-        return (table for database, table in list(self._catalogue.tables) if database == self._database)
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
-
-
-class DeclaredTags(Mapping[str, Collection[str]]):
-    """The tags of every table of a database as the cluster knows them now."""
-
-    def __init__(self, types: DeclaredTypes, catalogue: Catalogue, database: str) -> None:
-        self._types = types
-        self._catalogue = catalogue
-        self._database = database
-
-    def __getitem__(self, table: str) -> Collection[str]:
-        if table not in self._types:
-            raise KeyError(table)
-        return self._catalogue.newest(self._database, table).tags
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._types)
-
-    def __len__(self) -> int:
-        return len(self._types)
 
 
 class FileWriter:
@@ -114,7 +75,7 @@ class FileWriter:
         catalogue = self._cluster.tables.catalogue
         # Views and not copies: a table that an early block creates is declared for the blocks behind it.
         types = DeclaredTypes(catalogue, self._database)
-        options = replace(options, declared=types, declared_tags=DeclaredTags(types, catalogue, self._database))
+        options = replace(options, declared=types, declared_tags=DeclaredTags(catalogue, self._database))
         # Line protocol marks the tags of each line, and a line without them is meant so.
         untagged = format != "influx" and not options.tags and not self._rules.no_tags
         with ExitStack() as opened:

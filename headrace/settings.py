@@ -49,22 +49,7 @@ def _lower_case(value: object) -> object:
     return value.lower() if isinstance(value, str) else value
 
 
-Compression = Annotated[Literal["zstd", "lz4", "none"], BeforeValidator(_lower_case)]
-Resolution = Annotated[Literal["us", "ns"], BeforeValidator(_lower_case)]
 LogLevel = Annotated[Literal["debug", "info", "warning", "error"], BeforeValidator(_lower_case)]
-
-
-class WriteSettings(SettingsModel):
-    """How writers behave."""
-
-    quorum: int = Field(default=1, ge=0, description="0 = not awaited, 1 = in the log, k = durable at k members")
-    quorum_timeout_ms: int = Field(default=2_000, ge=1, description="how long to wait for a quorum of 2 or more")
-    compression: Compression = Field(
-        default="zstd", description="of the rows in a message: zstd, lz4 or none; zstd is smallest"
-    )
-    time_resolution: Resolution = Field(
-        default="us", description="finest digits of the times of a new table: us or ns; a table keeps what it has"
-    )
 
 
 class IngestSettings(SettingsModel):
@@ -99,7 +84,6 @@ class Settings(BaseSettings, ServerSettings):
 
     model_config = SettingsConfigDict(frozen=True, strict=True, extra="forbid")
 
-    write: WriteSettings = WriteSettings()
     ingest: IngestSettings = IngestSettings()
     log: LogSettings = LogSettings()
     _origins: Mapping[str, str] = PrivateAttr(default_factory=dict)

@@ -16,11 +16,13 @@ from headrace.schemas.errors import HeadraceError
 from headrace.schemas.tables import TIME_COLUMN, FieldType, check_name
 
 Format = Literal["influx", "json", "csv", "parquet"]
-TimeUnit = Literal["ns", "us", "ms", "s"]
+TimeUnit = Literal["ns", "us", "ms", "s", "m", "h"]
 FieldValue = float | int | bool | str
 
 FORMATS: tuple[Format, ...] = get_args(Format)
-NS_PER_UNIT: Mapping[str, int] = MappingProxyType({"ns": 1, "us": 1_000, "ms": 1_000_000, "s": 1_000_000_000})
+NS_PER_UNIT: Mapping[str, int] = MappingProxyType(
+    {"ns": 1, "us": 1_000, "ms": 1_000_000, "s": 1_000_000_000, "m": 60_000_000_000, "h": 3_600_000_000_000}
+)
 TIME_MIN_NS = -(2**63)
 TIME_MAX_NS = 2**63 - 1
 
@@ -102,7 +104,7 @@ class FormatOptions:
 
     def __post_init__(self) -> None:
         if self.time_unit not in NS_PER_UNIT:
-            raise OptionsError(f"unknown time unit {self.time_unit!r}", action="use ns, us, ms or s")
+            raise OptionsError(f"unknown time unit {self.time_unit!r}", action="use ns, us, ms, s, m or h")
         if self.time_column in self.tags:
             raise OptionsError(f"column {self.time_column!r} cannot be both time and a tag")
         if len(self.delimiter.encode()) != 1 or self.delimiter in '"\n\r':

@@ -23,7 +23,9 @@ FIRST_ROWS = 1_000
 _OUTSIDE = f"the time is outside {FIRST_YEAR} to {LAST_YEAR}"
 _TAKEN = "; `--any-time` takes it"
 UNIT_NAMES = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}
+"""The units that a time is guessed to be in; nobody writes minutes or hours by mistake."""
 
+_GUESSED = {unit: NS_PER_UNIT[unit] for unit in ("ns", "us", "ms", "s")}
 Times = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
@@ -73,7 +75,7 @@ class TimeRules:
     def _by_guess(self, times: Times, outside: Mask) -> list[tuple[Mask, str]]:
         """The times that are outside, by the unit that they look like."""
         given, rest, found = times // self.ns_per_unit, outside.copy(), []
-        for unit, factor in NS_PER_UNIT.items():
+        for unit, factor in _GUESSED.items():
             alike = rest & (given >= _FIRST_NS // factor) & (given < _END_NS // factor)
             if alike.any():
                 found.append((alike, f"{_OUTSIDE}: it looks like {UNIT_NAMES[unit]} (`--time-unit {unit}`){_TAKEN}"))
@@ -87,7 +89,7 @@ def looks_like(time_ns: int, ns_per_unit: int = 1) -> str | None:
     The ranges of the units are far apart, so there is never a choice.
     """
     given = time_ns // ns_per_unit
-    fitting = (name for name, factor in NS_PER_UNIT.items() if _FIRST_NS <= given * factor < _END_NS)
+    fitting = (name for name, factor in _GUESSED.items() if _FIRST_NS <= given * factor < _END_NS)
     return next(fitting, None)
 
 

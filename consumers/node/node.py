@@ -38,6 +38,7 @@ from headrace.consumers.node.local_groups import LocalGroups
 from headrace.consumers.node.log_monitor import LogMonitor
 from headrace.consumers.node.metadata import metadata_group
 from headrace.consumers.node.node_log import check_log_kind, node_log
+from headrace.consumers.node.node_writer import NodeWriter
 from headrace.consumers.node.placing import placement_task
 from headrace.consumers.node.readiness import Readiness
 from headrace.consumers.node.recovery_environment import NodeRecoveryEnvironment
@@ -204,6 +205,7 @@ class Node:
         local.pulled = self.migration.puller
         self._follower.subscribe(self._follow)
         self.scanner = GroupScanner(self.name, local, self.schema_log, self.engine)
+        self.writes = NodeWriter(self.log, self.topics, self.settings.write)
 
     def _start_threads(self) -> None:
         for group in self.groups.values():
@@ -248,6 +250,8 @@ class Node:
             for waiting in (self.placement, self.divergence_monitor, self.log_monitor, self.metadata):
                 waiting.request_stop()
             self.placement.stop()
+            # While the log is still followed: a quorum needs the status of this node.
+            self.writes.close()
             self.engine.close()
             self.source.close()
             self.scrubber.stop()

@@ -1,4 +1,4 @@
-"""Everything one node is started with; the sections `cluster`, `node`, `store`, `query` and `kafka` of a
+"""Everything one node is started with; the sections `cluster`, `node`, `store`, `query`, `write` and `kafka` of a
 user's settings are these objects.
 """
 
@@ -14,6 +14,7 @@ from headrace.consumers.membership.settings import ClusterSettings
 from headrace.consumers.query.settings import QuerySettings
 from headrace.consumers.replication.settings import ReplicationLimits, SealPolicy
 from headrace.consumers.store.settings import StoreSettings
+from headrace.producers.settings import WriteSettings
 from headrace.schemas.settings import SettingsModel
 
 
@@ -85,4 +86,5 @@ class ServerSettings(SettingsModel):
     node: NodeSettings = NodeSettings()
     store: StoreSection = StoreSection()
     query: QuerySettings = QuerySettings()
+    write: WriteSettings = WriteSettings()
     kafka: Mapping[str, str] = {}

@@ -28,6 +28,7 @@ from headrace.consumers.serve.operations import admin_routes, snapshot_routes
 from headrace.consumers.serve.origin_check import OriginCheck
 from headrace.consumers.serve.query_service import QueryService, http_status, query_request
 from headrace.consumers.serve.scan_service import scan_routes
+from headrace.consumers.serve.write_service import write_routes
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.tables import TableSchema
 
@@ -55,6 +56,7 @@ def create_app(node: NodeApi, *, loopback: bool = True, names: frozenset[str] = 
         *admin_routes(node),
         *change_routes(node),
         *snapshot_routes(node),
+        *write_routes(node.writes),
         *cut_routes(lambda: node.migration.cuts),
         Mount("/static", StaticFiles(directory=STATIC)),
     ]

@@ -14,6 +14,7 @@ from headrace.consumers.query.remote_rows import RemoteStatistics
 from headrace.consumers.recovery.file_copy import Snapshot
 from headrace.consumers.serve.cut_service import CutService
 from headrace.consumers.serve.snapshots import SnapshotRegistry
+from headrace.consumers.serve.write_api import WriteApi
 
 UNKNOWN = -1
 """How an unknown number is shown, in `lag_seconds` above all. Never 0: that would read as no lag."""
@@ -159,6 +160,11 @@ class NodeApi(Protocol):
     @property
     def engine(self) -> QueryEngine:
         """Runs SQL."""
+        ...
+
+    @property
+    def writes(self) -> WriteApi:
+        """Writes rows of HTTP requests."""
         ...
 
     @property

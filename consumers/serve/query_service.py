@@ -294,4 +294,9 @@ _STATUSES = {
     "QueryFailed": 500,
     "QueryUnknown": 404,
     "RequestTooLarge": 413,
+    "WritesWaiting": 503,
+    "WriteUnknown": 503,
+    "QuorumTimeout": 503,
+    "WriteFailed": 503,
+    "WriterClosed": 503,
 }

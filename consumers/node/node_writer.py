@@ -1,0 +1,125 @@
+"""The writer inside a node, for rows that come over HTTP. Its connection is made by the first of them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection, Mapping
+from concurrent.futures import Future
+from contextlib import ExitStack
+
+import pyarrow as pa
+
+from headrace.connectors.deadline import Deadline
+from headrace.connectors.log.port import STOP_FLUSH_S, Log
+from headrace.connectors.log.topics import Topics
+from headrace.consumers.membership.routing import open_routing
+from headrace.consumers.membership.schema_log import SchemaLog
+from headrace.consumers.replication.heartbeat import StatusWatch
+from headrace.consumers.serve.write_api import WriteFigures, WrittenRows
+from headrace.producers.cluster import Cluster
+from headrace.producers.deletes import delete_rows
+from headrace.producers.group_writer import GroupWriter, GroupWriterStatistics
+from headrace.producers.line_requests import LineAnswer, LineRequest
+from headrace.producers.settings import WriteSettings
+from headrace.producers.writer import TableWriter, WriterClosed, WriterSettings, normal_rows
+from headrace.schemas.tables import TIME_COLUMN, TimeResolution
+
+OPEN_TIMEOUT_S = 10.0
+
+
+class NodeWriter:
+    """See WriteApi. `close` writes what waits."""
+
+    def __init__(self, log: Log, topics: Topics, settings: WriteSettings) -> None:
+        self.settings = settings
+        self.figures = WriteFigures()
+        self._log = log
+        self._topics = topics
+        self._lock = threading.Lock()
+        self._cluster: Cluster | None = None
+        self._groups: GroupWriter | None = None
+        self._opened = ExitStack()
+        self._closed = False
+
+    @property
+    def statistics(self) -> GroupWriterStatistics:
+        """See WriteApi."""
+        return self._groups.statistics if self._groups is not None else GroupWriterStatistics()
+
+    def submit(self, request: LineRequest) -> Future[LineAnswer]:
+        """See WriteApi."""
+        cluster = self._open()
+        with self._lock:
+            if self._groups is None:
+                waiting_bytes_max = self.settings.http_waiting_mb_max * 1_000_000
+                self._groups = GroupWriter(cluster, self._writer_settings(), waiting_bytes_max)
+        return self._groups.submit(request)
+
+    def write(
+        self, database: str, table: str, rows: pa.Table, tags: Collection[str], quorum: int | None
+    ) -> WrittenRows:
+        """See WriteApi."""
+        writer = TableWriter(self._open(), database, table, self._writer_settings(quorum))
+        with writer:
+            writer.write(rows, tags)
+        return WrittenRows(writer.written.rows, writer.written.points, writer.newest())
+
+    def delete(
+        self,
+        database: str,
+        table: str,
+        tags: Mapping[str, str | list[str]],
+        start: int | str | None,
+        end: int | str | None,
+    ) -> Mapping[str, int]:
+        """See WriteApi."""
+        cluster = self._open()
+        return delete_rows(cluster, database, table, tags, _ns(start), _ns(end), self._writer_settings())
+
+    def close(self) -> None:
+        """Write what waits for a moment, and take no more."""
+        with self._lock:
+            self._closed, self._cluster = True, None
+        if self._groups is not None:
+            self._groups.close(STOP_FLUSH_S)
+        self._opened.close()
+
+    def _open(self) -> Cluster:
+        with self._lock:
+            if self._closed:
+                raise WriterClosed("the node is stopping", action="write to another node")
+            if self._cluster is None:
+                self._cluster = self._connect()
+            return self._cluster
+
+    def _connect(self) -> Cluster:
+        with ExitStack() as undo:
+            routing = open_routing(self._log, self._topics, Deadline(OPEN_TIMEOUT_S))
+            undo.callback(routing.close)
+            tables = SchemaLog(self._log, self._topics)
+            undo.callback(tables.close)
+            tables.refresh()
+            watch = StatusWatch(self._log, self._topics)
+            undo.callback(watch.close)
+            appender = self._log.appender()
+            undo.callback(appender.close, STOP_FLUSH_S)
+            routing.prepare = appender.prepare
+            self._opened = undo.pop_all()
+        return Cluster(self._log, self._topics, routing, tables, watch, appender)
+
+    def _writer_settings(self, quorum: int | None = None) -> WriterSettings:
+        ours = self.settings
+        return WriterSettings(
+            ours.quorum if quorum is None else quorum,
+            ours.quorum_timeout_ms,
+            ours.compression,
+            resolution=TimeResolution(ours.time_resolution),
+        )
+
+
+def _ns(point: int | str | None) -> int | None:
+    """A point in time as nanoseconds since 1970, UTC."""
+    if point is None:
+        return None
+    rows = normal_rows(pa.table({TIME_COLUMN: [point]}), "time", ())
+    return int(rows.column(TIME_COLUMN)[0].as_py())

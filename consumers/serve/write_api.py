@@ -1,0 +1,71 @@
+"""What the HTTP surface needs of a node to write."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Protocol
+
+import pyarrow as pa
+
+from headrace.producers.group_writer import GroupWriterStatistics
+from headrace.producers.line_requests import LineAnswer, LineRequest
+from headrace.producers.settings import WriteSettings
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenRows:
+    """What one request wrote: rows, field values that are not null, and the newest offset of each group."""
+
+    rows: int
+    points: int
+    offsets: Mapping[str, int]
+
+
+@dataclass(slots=True)
+class WriteFigures:
+    """Requests to write over HTTP: open now, and refused because too many were open."""
+
+    open_requests: int = 0
+    refused_requests: int = 0
+
+
+class WriteApi(Protocol):
+    """Writes rows of HTTP requests. Any thread may call every method."""
+
+    @property
+    def settings(self) -> WriteSettings:
+        """Limits and the quorum."""
+        ...
+
+    @property
+    def figures(self) -> WriteFigures:
+        """Counted by the surface."""
+        ...
+
+    @property
+    def statistics(self) -> GroupWriterStatistics:
+        """Counted by the writer."""
+        ...
+
+    def submit(self, request: LineRequest) -> Future[LineAnswer]:
+        """Queue lines, see `GroupWriter.submit`."""
+        ...
+
+    def write(
+        self, database: str, table: str, rows: pa.Table, tags: Collection[str], quorum: int | None
+    ) -> WrittenRows:
+        """Write rows of one table and wait for their quorum. Raises as TableWriter."""
+        ...
+
+    def delete(
+        self,
+        database: str,
+        table: str,
+        tags: Mapping[str, str | list[str]],
+        start: int | str | None,
+        end: int | str | None,
+    ) -> Mapping[str, int]:
+        """Delete rows, see `delete_rows`; times are ISO 8601, or integers of ns."""
+        ...

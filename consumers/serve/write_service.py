@@ -1,0 +1,304 @@
+"""Writing over HTTP: line protocol as clients of InfluxDB 1, 2 and 3 send it, Arrow streams, and deletes.
+
+A body is read up to a limit, decompressed up to the same limit, and waits with those of other clients for one sync
+(`producers/group_writer.py`). What cannot be taken now is refused with 503 and the time to retry. An answer of 204 or 200
+means that the rows are in the log, or at as many members as `write.quorum` says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+import zlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from typing import Any, cast
+
+import pyarrow as pa
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from headrace.connectors.formats.interface import NS_PER_UNIT, TimeUnit
+from headrace.consumers.scheduling.scheduling_errors import RETRY_AFTER_S
+from headrace.consumers.serve.query_service import RequestInvalid, RequestTooLarge, posted_json
+from headrace.consumers.serve.write_api import WriteApi
+from headrace.producers.group_writer import LinesRefused, WritesWaiting
+from headrace.producers.line_requests import AUTO, LineAnswer, LineRequest, RefusedLine
+from headrace.schemas.errors import HeadraceError, StateUnknown
+
+REFUSED_SHOWN = 100
+ARROW_THREADS = 4
+V1_PRECISIONS: Mapping[str, TimeUnit] = {
+    "": "ns", "ns": "ns", "n": "ns", "us": "us", "u": "us", "ms": "ms", "s": "s", "m": "m", "h": "h"
+}  # fmt: skip
+V3_PRECISIONS: Mapping[str, TimeUnit | None] = {
+    "": None,
+    AUTO: None,
+    "nanosecond": "ns",
+    "microsecond": "us",
+    "millisecond": "ms",
+    "second": "s",
+    **{unit: cast("TimeUnit", unit) for unit in NS_PER_UNIT if unit not in ("m", "h")},
+}
+DEFAULT_RETENTION_POLICIES = ("", "autogen")
+"""Names of the retention policy that a database of InfluxDB has by itself."""
+_TRUTH = {"true": True, "": True, "false": False}
+
+
+def write_routes(writes: WriteApi) -> list[Route]:
+    """The routes of writers; `docs/operating/http-writing.md` lists them for people."""
+    service = WriteService(writes)
+    return [
+        Route("/ping", service.ping, methods=["GET", "HEAD"]),
+        Route("/write", service.write_v1, methods=["POST"]),
+        Route("/api/v2/write", service.write_v2, methods=["POST"]),
+        Route("/api/v3/write_lp", service.write_v3, methods=["POST"]),
+        Route("/api/v1/write", service.write_arrow, methods=["POST"]),
+        Route("/api/v1/delete", service.delete, methods=["POST"]),
+    ]
+
+
+class WriteService:
+    """Answers requests to write. Everything that waits for the log runs on threads."""
+
+    def __init__(self, writes: WriteApi) -> None:
+        self._writes = writes
+        self._threads = ThreadPoolExecutor(ARROW_THREADS, thread_name_prefix="http-write")
+
+    async def ping(self, _request: Request) -> Response:
+        """What clients of InfluxDB ask before they write."""
+        return Response(status_code=204)
+
+    async def write_v1(self, request: Request) -> Response:
+        """`POST /write?db=DB[&rp=R]&precision=P`."""
+
+        async def lines() -> Response:
+            given = _parameters(request, {"db", "rp", "precision", "u", "p", "consistency"})
+            return await self._write_lines(request, _database(given, "db"), _v1_unit(given), whole=False)
+
+        return await _influx(lines)
+
+    async def write_v2(self, request: Request) -> Response:
+        """`POST /api/v2/write?bucket=DB[/R]&org=…&precision=P`."""
+
+        async def lines() -> Response:
+            given = _parameters(request, {"bucket", "org", "orgID", "precision"})
+            return await self._write_lines(request, _database(given, "bucket"), _v1_unit(given), whole=False)
+
+        return await _influx(lines)
+
+    async def write_v3(self, request: Request) -> Response:
+        """`POST /api/v3/write_lp?db=DB&precision=P&accept_partial=B`."""
+
+        async def lines() -> Response:
+            given = _parameters(request, {"db", "precision", "accept_partial", "no_sync"})
+            unit = _chosen("precision", V3_PRECISIONS, given.get("precision", ""))
+            partial = _chosen("accept_partial", _TRUTH, given.get("accept_partial", ""))
+            return await self._write_lines(request, _database(given, "db"), unit, whole=not partial)
+
+        return await _influx(lines)
+
+    async def write_arrow(self, request: Request) -> Response:
+        """`POST /api/v1/write?database=DB&table=T&tags=A,B[&quorum=K]`, an Arrow IPC stream."""
+        given = _parameters(request, {"database", "table", "tags", "quorum"})
+        tags = tuple(name for name in given.get("tags", "").split(",") if name)
+        quorum = _quorum(given.get("quorum"))
+        for name in ("database", "table"):
+            if not given.get(name):
+                raise RequestInvalid(f"the request names no {name}", action=f"add {name}=NAME to the URL")
+        async with self._open_request():
+            body = await self._body(request)
+            written = await self._on_thread(
+                lambda: self._writes.write(given["database"], given["table"], _arrow(body), tags, quorum)
+            )
+        return JSONResponse({"rows": written.rows, "points": written.points, "offsets": dict(written.offsets)})
+
+    async def delete(self, request: Request) -> Response:
+        """`POST /api/v1/delete` with `{"database", "table", "tags", "start", "end"}`."""
+        given = await posted_json(request)
+        unknown = sorted(given.keys() - {"database", "table", "tags", "start", "end"})
+        if unknown:
+            raise RequestInvalid(
+                f"there is no parameter {unknown[0]!r}", action="known are database, table, tags, start, end"
+            )
+        async with self._open_request():
+            offsets = await self._on_thread(lambda: self._writes.delete(**_delete(given)))
+        return JSONResponse({"deleted": True, "offsets": dict(offsets)})
+
+    async def _write_lines(self, request: Request, database: str, unit: TimeUnit | None, *, whole: bool) -> Response:
+        async with self._open_request():
+            body = await self._body(request)
+            lines = LineRequest(database, unit, body, time.time_ns() // 1_000_000, whole)
+            # The first write of a node opens its connection; after that, this only queues.
+            answer = await asyncio.wrap_future(await self._on_thread(lambda: self._writes.submit(lines)))
+        return _refusal(answer) if answer.refused else Response(status_code=204)
+
+    async def _on_thread(self, call: Callable[[], Any]) -> Any:
+        return await asyncio.wrap_future(self._threads.submit(call))
+
+    @asynccontextmanager
+    async def _open_request(self) -> AsyncIterator[None]:
+        figures = self._writes.figures
+        # All requests are handled by one thread, that of the event loop: a counter is enough.
+        if figures.open_requests >= self._writes.settings.http_requests_max:
+            figures.refused_requests += 1
+            raise WritesWaiting("too many requests to write are open", action="try again in a moment", retriable=True)
+        figures.open_requests += 1
+        try:
+            yield
+        finally:
+            figures.open_requests -= 1
+
+    async def _body(self, request: Request) -> bytes:
+        limit = self._writes.settings.http_body_mb_max * 1_000_000
+        encoding = request.headers.get("content-encoding", "").strip().lower()
+        if encoding not in ("", "identity", "gzip"):
+            raise RequestInvalid(f"content-encoding {encoding!r} is unknown", action="send gzip, or no encoding")
+        # Counted while it arrives: the length that a client announces need not be true.
+        parts, size = list[bytes](), 0
+        async for part in request.stream():
+            size += len(part)
+            if size > limit:
+                raise _too_large(limit)
+            parts.append(part)
+        body = b"".join(parts)
+        return await self._on_thread(lambda: decompressed(body, limit)) if encoding == "gzip" else body
+
+
+def decompressed(body: bytes, limit: int) -> bytes:
+    """The content of a gzip body. Raises RequestTooLarge as soon as it has more bytes than `limit`, RequestInvalid."""
+    parts, size, rest = list[bytes](), 0, body
+    try:
+        # A gzip file may have several members, as `cat a.gz b.gz` has.
+        while rest:
+            member = zlib.decompressobj(wbits=31)
+            part = member.decompress(rest, limit - size + 1)
+            size += len(part)
+            if size > limit:
+                raise _too_large(limit)
+            if not member.eof:
+                raise RequestInvalid("the gzip body ends early", action="send it whole")
+            parts.append(part)
+            rest = member.unused_data
+    except zlib.error as error:
+        raise RequestInvalid(f"the body is not gzip: {error}", action="compress it, or leave the header out") from None
+    return b"".join(parts)
+
+
+def _too_large(limit: int) -> RequestTooLarge:
+    return RequestTooLarge(
+        f"the body is larger than {limit // 1_000_000} MB",
+        action="send fewer lines in a request (write.http_body_mb_max)",
+    )
+
+
+def _parameters(request: Request, known: set[str]) -> dict[str, str]:
+    """The parameters of a URL. Unknown ones are ignored, as InfluxDB does; one that is given twice is an error."""
+    found: dict[str, str] = {}
+    for name, value in request.query_params.multi_items():
+        if name in found and name in known:
+            raise RequestInvalid(f"{name} is given twice")
+        found[name] = value
+    return found
+
+
+def _database(given: Mapping[str, str], parameter: str) -> str:
+    """The database of a request: `DB`, or `DB/R` with a retention policy that has a name."""
+    name, _, policy = (
+        given.get(parameter, "").partition("/") if parameter == "bucket" else (given.get(parameter, ""), "", "")
+    )
+    policy = policy or given.get("rp", "")
+    if not name:
+        raise RequestInvalid(f"the request names no database: {parameter} is missing", action=f"add {parameter}=NAME")
+    return name if policy in DEFAULT_RETENTION_POLICIES else f"{name}/{policy}"
+
+
+def _v1_unit(given: Mapping[str, str]) -> TimeUnit:
+    return cast("TimeUnit", _chosen("precision", V1_PRECISIONS, given.get("precision", "")))
+
+
+def _chosen(name: str, values: Mapping[str, Any], given: str) -> Any:
+    if given not in values:
+        known = ", ".join(value for value in values if value)
+        raise RequestInvalid(f"{name} {given!r} is unknown", action=f"use one of {known}")
+    return values[given]
+
+
+def _quorum(given: str | None) -> int | None:
+    if given is None:
+        return None
+    if not given.isascii() or not given.isdigit() or len(given) > 3:
+        raise RequestInvalid(f"quorum {given!r} is not a whole number")
+    return int(given)
+
+
+def _arrow(body: bytes) -> pa.Table:
+    try:
+        with pa.ipc.open_stream(body) as reader:
+            return reader.read_all()
+    except (pa.ArrowInvalid, OSError) as error:
+        raise RequestInvalid(f"the body is not an Arrow stream: {error}", action="send an Arrow IPC stream") from None
+
+
+def _delete(given: Mapping[str, Any]) -> dict[str, Any]:
+    texts = {name: given.get(name) for name in ("database", "table")}
+    for name, value in texts.items():
+        if not isinstance(value, str) or not value:
+            raise RequestInvalid(f"the request names no {name}")
+    tags = given.get("tags") or {}
+    if not isinstance(tags, dict) or not all(_is_tag(each) for each in tags.values()):
+        raise RequestInvalid("tags does not map tags to values", action='send {"tags": {"host": ["a", "b"]}}')
+    for name in ("start", "end"):
+        value = given.get(name)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int | str)):
+            raise RequestInvalid(f"{name} is no time", action="send ISO 8601, or nanoseconds since 1970")
+    return {**texts, "tags": tags, "start": given.get("start"), "end": given.get("end")}
+
+
+def _is_tag(value: object) -> bool:
+    return isinstance(value, str) or (isinstance(value, list) and all(isinstance(each, str) for each in value))
+
+
+async def _influx(lines: Callable[[], Awaitable[Response]]) -> Response:
+    """An answer as clients of InfluxDB expect it, also of an error."""
+    try:
+        return await lines()
+    except LinesRefused as error:
+        return _refusal(error.answer)
+    except RequestTooLarge as error:
+        return _failure(413, "request too large", error)
+    except HeadraceError as error:
+        # Writing again is safe, and only the client can do it: rows are upserts.
+        if error.retriable or isinstance(error, StateUnknown):
+            return _failure(503, "unavailable", error)
+        return _failure(400, "invalid", error)
+
+
+def _failure(status: int, code: str, error: HeadraceError) -> Response:
+    document: dict[str, object] = {"code": code, "message": str(error), "error": str(error)}
+    if isinstance(error, StateUnknown):
+        document["state_unknown"] = True
+    headers = {"retry-after": str(RETRY_AFTER_S)} if status == 503 else {}
+    return Response(json.dumps(document), status, headers, "application/json")
+
+
+def _refusal(answer: LineAnswer) -> Response:
+    first = answer.refused[0]
+    rest = len(answer.refused) - 1
+    more = f" (and {rest} more)" if rest else ""
+    message = f"line {first.line}: {first.reason}{more}; {answer.rows} rows were written"
+    document = {
+        "code": "invalid",
+        "message": message,
+        "error": message,
+        "line": first.line,
+        "rejected": [_shown(each) for each in answer.refused[:REFUSED_SHOWN]],
+    }
+    return Response(json.dumps(document), 400, media_type="application/json")
+
+
+def _shown(line: RefusedLine) -> dict[str, object]:
+    return {"line": line.line, "reason": line.reason}
