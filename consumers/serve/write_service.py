@@ -289,7 +289,8 @@ def _refusal(answer: LineAnswer) -> Response:
     first = answer.refused[0]
     rest = len(answer.refused) - 1
     more = f" (and {rest} more)" if rest else ""
-    message = f"line {first.line}: {first.reason}{more}; {answer.rows} rows were written"
+    written = "1 row was" if answer.rows == 1 else f"{answer.rows} rows were"
+    message = f"line {first.line}: {first.reason}{more}; {written} written"
     document = {
         "code": "invalid",
         "message": message,

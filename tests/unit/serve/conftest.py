@@ -10,6 +10,10 @@ import httpx
 import pytest
 import structlog
 
+from headrace.connectors.log.memory import MemoryLog
+from headrace.connectors.log.topics import Topics
+from headrace.consumers.membership.bootstrap import join_cluster
+from headrace.consumers.node.node_writer import NodeWriter
 from headrace.consumers.query.engine import QueryEngine
 from headrace.consumers.query.group_scanner import GroupScanner
 from headrace.consumers.query.settings import QuerySettings
@@ -17,10 +21,20 @@ from headrace.consumers.query.table_source import LocalSource
 from headrace.consumers.serve.app import create_app
 from headrace.consumers.serve.node_api import NodeFigures
 from headrace.consumers.serve.server import Server
+from headrace.producers.settings import WriteSettings
+from headrace.schemas.records import Create
 from headrace.schemas.tables import Catalogue
 from tests.unit.query.memory_source import READINGS, MemorySource, readings
 
+TOPICS = Topics("c")
 START_NS = 1_700_006_400_000_000_000
+
+
+def new_log() -> MemoryLog:
+    """The log of a cluster of one node that no node follows."""
+    log = MemoryLog()
+    join_cluster(log, TOPICS, Create(("n1",), 1, 100))
+    return log
 
 
 class FakeNode:
@@ -34,6 +48,7 @@ class FakeNode:
         )
         nothing: Any = None
         self.scanner = GroupScanner("n1", LocalSource({}, Catalogue(), nothing), nothing, self.engine)
+        self.writes = NodeWriter(new_log(), TOPICS, WriteSettings(http_body_mb_max=1))
         self.started = True
         self.is_live = True
 
@@ -86,6 +101,7 @@ def node(tmp_path: Path) -> Iterator[FakeNode]:
         yield node
     finally:
         node.engine.close()
+        node.writes.close()
 
 
 @pytest.fixture

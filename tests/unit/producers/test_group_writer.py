@@ -1,0 +1,188 @@
+"""Requests of many clients are written in few batches, and nobody suffers from another client's lines."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from headrace.connectors.formats.interface import TimeUnit
+from headrace.connectors.log.memory import MemoryAppender
+from headrace.connectors.log.port import AppendFailed, AppendUnknown
+from headrace.producers import group_writer
+from headrace.producers.group_writer import GroupWriter, LinesRefused, WritesWaiting
+from headrace.producers.line_requests import LineAnswer, LineRequest
+from headrace.producers.sender import WriteFailed, WriteUnknown
+from headrace.producers.writer import WriterSettings
+from headrace.schemas.errors import HeadraceError
+from headrace.schemas.messages import Write
+from headrace.schemas.payload import decode_rows
+from headrace.schemas.tables import SchemaError
+from tests.unit.producers.scene import FailingAppender, Scene
+
+WAIT_S = 20
+T0_MS = 1_700_000_000_000
+
+
+class HeldAppender(MemoryAppender):
+    """Appends nothing before it is released."""
+
+    def __init__(self, scene: Scene) -> None:
+        super().__init__(scene.log)
+        self.arrived, self.released = threading.Event(), threading.Event()
+
+    def append(self, topic: str, value: bytes, **given: Any) -> None:
+        """See Appender."""
+        self.arrived.set()
+        assert self.released.wait(WAIT_S)
+        super().append(topic, value, **given)
+
+
+def lines(body: str, database: str = "db", unit: TimeUnit = "s", *, whole: bool = False) -> LineRequest:
+    """A request."""
+    return LineRequest(database, unit, body.encode(), T0_MS, whole)
+
+
+def opened(scene: Scene, appender: MemoryAppender | None = None, waiting_bytes_max: int = 1 << 20) -> GroupWriter:
+    """A group writer of the scene's cluster."""
+    cluster = replace(scene.cluster, appender=appender) if appender else scene.cluster
+    return GroupWriter(cluster, WriterSettings(), waiting_bytes_max)
+
+
+@pytest.fixture
+def writer(scene: Scene) -> Iterator[GroupWriter]:
+    """A group writer, closed at the end."""
+    made = opened(scene)
+    yield made
+    made.close(WAIT_S)
+
+
+def answer(future: Future[LineAnswer]) -> LineAnswer:
+    """The answer of a request."""
+    return future.result(WAIT_S)
+
+
+def test_requests_that_wait_are_one_batch(scene: Scene) -> None:
+    """A thousand clients write while the first one is on its way: all of theirs is one more batch, in their order."""
+    appender = HeldAppender(scene)
+    writer = opened(scene, appender)
+    first = writer.submit(lines("m,h=a v=0i 1"))
+    assert appender.arrived.wait(WAIT_S)
+    others = [writer.submit(lines(f"m,h=a v={number}i 2")) for number in range(1, 1_001)]
+    assert (1_001, True) == (writer.statistics.waiting_requests, writer.statistics.waiting_bytes > 10_000)
+    appender.released.set()
+    assert {1} == {answer(each).rows for each in (first, *others)}
+    writer.close(WAIT_S)
+    found = writer.statistics
+    assert (2, 1_001, 0, 0) == (found.batches, found.rows, found.waiting_requests, found.waiting_bytes)
+    # Of rows with the same series and time the last one counts, so the order matters.
+    assert [0, *range(1, 1_001)] == [dict(fields)["v"] for _, _, fields in scene_rows(scene)]
+
+
+def scene_rows(scene: Scene) -> list[tuple[str, int, Any]]:
+    """Every row in the order of the log."""
+    return sorted(scene.rows(), key=lambda row: (row[1], dict(row[2])["v"]))
+
+
+def test_databases_and_units_are_batches_of_their_own(scene: Scene, writer: GroupWriter) -> None:
+    """Rows come to the database and the time that their request names."""
+    futures = [writer.submit(lines("m,h=a v=1 1", database, unit)) for database in ("a", "b") for unit in ("s", "ms")]
+    assert [1, 1, 1, 1] == [answer(each).rows for each in futures]
+    found = set()
+    for _, message in scene.messages():
+        assert isinstance(message.body, Write)
+        found |= {(message.body.database, time) for time in decode_rows(message.body.rows).column("time").to_pylist()}
+    assert {("a", 10**9), ("a", 10**6), ("b", 10**9), ("b", 10**6)} == found
+
+
+def test_bad_lines_are_refused_and_good_ones_written(scene: Scene, writer: GroupWriter) -> None:
+    """By the type that the table has: also where the first request of the same batch made it."""
+    assert LineAnswer(1) == answer(writer.submit(lines("m,h=a v=1i 1")))
+    found = answer(writer.submit(lines('m,h=a v="x" 2\nm,h=a v=2i 3\nnonsense')))
+    assert (1, [1, 3]) == (found.rows, [each.line for each in found.refused])
+    assert [1, 3] == [time // 10**9 for _, time, _ in scene.rows()]
+
+
+def test_a_whole_request_with_a_bad_line_writes_nothing(scene: Scene, writer: GroupWriter) -> None:
+    """The error names the lines; a good one is written as any other."""
+    with pytest.raises(LinesRefused, match="line 2") as raised:
+        answer(writer.submit(lines("m,h=a v=1 1\nbad", whole=True)))
+    assert (0, [2]) == (raised.value.answer.rows, [each.line for each in raised.value.answer.refused])
+    assert 1 == answer(writer.submit(lines("m,h=a v=1 1", whole=True))).rows
+    assert 1 == len(scene.rows())
+
+
+def test_an_error_of_one_client_is_not_that_of_others(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch that fails for its content is written request by request."""
+    refused = SchemaError("this table cannot be")
+    original = GroupWriter._append
+
+    def append(self: GroupWriter, database: str, table: str, rows: Any) -> Any:
+        if "bad" in rows.column("h").to_pylist():
+            raise refused
+        return original(self, database, table, rows)
+
+    monkeypatch.setattr(GroupWriter, "_append", append)
+    appender = HeldAppender(scene)
+    writer = opened(scene, appender)
+    first = writer.submit(lines("m,h=a v=0 1"))
+    assert appender.arrived.wait(WAIT_S)
+    good, bad, last = (writer.submit(lines(f"m,h={host} v=1 2")) for host in ("good", "bad", "last"))
+    appender.released.set()
+    assert [1, 1, 1] == [answer(each).rows for each in (first, good, last)]
+    assert refused is bad.exception(WAIT_S)
+    writer.close(WAIT_S)
+
+
+@pytest.mark.parametrize(
+    ("error", "seen"), [(AppendUnknown("not confirmed"), WriteUnknown), (AppendFailed("refused"), WriteFailed)]
+)
+def test_a_log_that_fails_fails_the_requests(scene: Scene, error: HeadraceError, seen: type[HeadraceError]) -> None:
+    """What may be in the log is reported as unknown, never as written; the next request is written."""
+    appender = FailingAppender(scene.log)
+    writer = opened(scene, appender)
+    appender.errors = [error]
+    with pytest.raises(seen):
+        answer(writer.submit(lines("m,h=a v=1 1")))
+    assert 1 == answer(writer.submit(lines("m,h=a v=1 2"))).rows
+    writer.close(WAIT_S)
+    assert (1, 1) == (writer.statistics.failed, writer.statistics.rows)
+
+
+def test_more_bytes_than_the_limit_are_refused_at_once(scene: Scene) -> None:
+    """The error is retriable, and what waits is written; so is everything of a writer that is closed."""
+    appender = HeldAppender(scene)
+    writer = opened(scene, appender, waiting_bytes_max=30)
+    first = writer.submit(lines("m,h=a v=0 1"))
+    assert appender.arrived.wait(WAIT_S)
+    second = writer.submit(lines("m,h=a v=0 2"))
+    with pytest.raises(WritesWaiting) as raised:
+        writer.submit(lines("m,h=a v=0 3"))
+    assert (True, 1) == (raised.value.retriable, writer.statistics.refused_busy)
+    appender.released.set()
+    writer.close(WAIT_S)
+    assert (1, 1) == (answer(first).rows, answer(second).rows)
+    with pytest.raises(WritesWaiting, match="stopping"):
+        writer.submit(lines("m,h=a v=0 4"))
+
+
+def test_many_tables_keep_few_writers(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The writer of a table that was not used for longest is closed, and made again when it is needed."""
+    monkeypatch.setattr(group_writer, "WRITERS_MAX", 2)
+    writer = opened(scene)
+    for number in (1, 2, 3, 1):
+        assert 1 == answer(writer.submit(lines(f"t{number},h=a v=1 {number}"))).rows
+    assert [("db", "t3"), ("db", "t1")] == list(writer._writers)
+    writer.close(WAIT_S)
+
+
+def test_a_name_that_no_database_may_have_is_refused(writer: GroupWriter) -> None:
+    """Before it waits for anything."""
+    with pytest.raises(SchemaError):
+        writer.submit(lines("m v=1 1", ".hidden"))

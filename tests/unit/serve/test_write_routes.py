@@ -1,0 +1,202 @@
+"""Writing over HTTP as clients of InfluxDB do, as Arrow streams, and deletes; everything else is refused by name."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import zlib
+from typing import Any
+
+import httpx
+import pyarrow as pa
+import pytest
+
+from headrace.schemas.messages import Delete, Write, decode_message
+from headrace.schemas.payload import SERIES_COLUMN, decode_rows
+from tests.unit.serve.conftest import TOPICS, FakeNode
+
+SECOND_NS = 1_700_000_000_000_000_000
+LINE = b"cpu,host=a usage=1.5 1700000000"
+
+
+def written(node: FakeNode) -> list[tuple[str, str, int, dict[str, Any]]]:
+    """(database, table, time, fields) of every row in the log, in order."""
+    found = []
+    for record in node.writes._log.topic(TOPICS.forward("n1")).records:  # type: ignore[attr-defined]
+        body = decode_message(record.value).body
+        if isinstance(body, Write):
+            for row in decode_rows(body.rows).to_pylist():
+                row.pop(SERIES_COLUMN)
+                found.append((body.database, body.table, row.pop("time"), row))
+    return found
+
+
+def stream_of(table: pa.Table) -> bytes:
+    """An Arrow IPC stream."""
+    sink = io.BytesIO()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    return sink.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("url", "line", "database"),
+    [
+        ("/write?db=d&precision=s", LINE, "d"),
+        ("/write?db=d&rp=autogen&precision=s&u=x&p=y", LINE, "d"),
+        ("/write?db=d&rp=week&precision=s", LINE, "d/week"),
+        ("/write?db=d&precision=n", LINE + b"000000000", "d"),
+        ("/write?db=d&precision=u", LINE + b"000000", "d"),
+        ("/write?db=d", LINE + b"000000000", "d"),
+        ("/write?db=d&precision=h", b"cpu,host=a usage=1.5 472222", "d"),
+        ("/api/v2/write?bucket=d&org=o&precision=ms", LINE + b"000", "d"),
+        ("/api/v2/write?bucket=d/week&org=o&precision=us", LINE + b"000000", "d/week"),
+        ("/api/v2/write?bucket=d/autogen&org=o", LINE + b"000000000", "d"),
+        ("/api/v3/write_lp?db=d&precision=second", LINE, "d"),
+        ("/api/v3/write_lp?db=d&precision=auto", LINE + b"000", "d"),
+        ("/api/v3/write_lp?db=d&accept_partial=false", LINE, "d"),
+    ],
+)
+def test_each_route_takes_its_parameters(
+    client: httpx.Client, node: FakeNode, url: str, line: bytes, database: str
+) -> None:
+    """An answer of 204, and the row with the time that the precision means."""
+    assert (204, b"") == ((answer := client.post(url, content=line)).status_code, answer.content)
+    time = 472_222 * 3_600 * 10**9 if "precision=h" in url else SECOND_NS
+    assert [(database, "cpu", time, {"usage": 1.5})] == written(node)
+
+
+def test_gzip_bodies_of_one_and_several_members(client: httpx.Client, node: FakeNode) -> None:
+    """As `gzip` and `cat a.gz b.gz` make them."""
+    body = gzip.compress(LINE + b"\n") + gzip.compress(b"cpu,host=b usage=2 1700000000\n")
+    answer = client.post("/write?db=d&precision=s", content=body, headers={"content-encoding": "gzip"})
+    assert (204, 2) == (answer.status_code, len(written(node)))
+
+
+def test_good_lines_are_written_and_bad_ones_listed(client: httpx.Client, node: FakeNode) -> None:
+    """400 with the first line, and all of them up to a hundred."""
+    body = b"\n".join([LINE, b"bad", *[b"cpu usage=oops 1"] * 150])
+    answer = client.post("/api/v2/write?bucket=d&precision=s", content=body)
+    found = answer.json()
+    assert (400, "invalid", 2, 100) == (answer.status_code, found["code"], found["line"], len(found["rejected"]))
+    assert [2, 3, 4] == [each["line"] for each in found["rejected"][:3]]
+    assert all(each["reason"] for each in found["rejected"])
+    assert "1 row was written" in found["message"]
+    assert 1 == len(written(node))
+
+
+def test_without_accept_partial_a_bad_line_writes_nothing(client: httpx.Client, node: FakeNode) -> None:
+    """400, and the line is named all the same."""
+    answer = client.post("/api/v3/write_lp?db=d&accept_partial=false", content=LINE + b"\nbad")
+    assert (400, 2, []) == (answer.status_code, answer.json()["line"], written(node))
+
+
+@pytest.mark.parametrize(
+    ("url", "content", "headers", "status", "named"),
+    [
+        ("/write?precision=s", LINE, {}, 400, "db is missing"),
+        ("/api/v2/write?org=o", LINE, {}, 400, "bucket is missing"),
+        ("/write?db=d&precision=day", LINE, {}, 400, "precision 'day' is unknown"),
+        ("/api/v3/write_lp?db=d&precision=h", LINE, {}, 400, "precision 'h' is unknown"),
+        ("/api/v3/write_lp?db=d&accept_partial=maybe", LINE, {}, 400, "accept_partial 'maybe' is unknown"),
+        ("/write?db=d&db=e", LINE, {}, 400, "db is given twice"),
+        ("/write?db=.d", LINE, {}, 400, "reserved prefix"),
+        ("/write?db=d", b"no gzip", {"content-encoding": "gzip"}, 400, "not gzip"),
+        ("/write?db=d", gzip.compress(LINE)[:-9], {"content-encoding": "gzip"}, 400, "ends early"),
+        ("/write?db=d", LINE, {"content-encoding": "br"}, 400, "'br' is unknown"),
+        ("/write?db=d", b"x" * 1_000_001, {}, 413, "larger than 1 MB"),
+        ("/write?db=d", gzip.compress(bytes(50_000_000)), {"content-encoding": "gzip"}, 413, "larger than 1 MB"),
+    ],
+)
+def test_bad_requests_are_named(
+    client: httpx.Client, node: FakeNode, url: str, content: bytes, headers: dict[str, str], status: int, named: str
+) -> None:
+    """An error as clients of InfluxDB read it, and nothing written."""
+    answer = client.post(url, content=content, headers=headers)
+    assert (status, []) == (answer.status_code, written(node))
+    assert named in answer.json()["message"] == answer.json()["error"]
+
+
+def test_a_bomb_is_not_unpacked() -> None:
+    """Decompression ends behind the limit, however much would come."""
+    from headrace.consumers.serve.query_service import RequestTooLarge
+    from headrace.consumers.serve.write_service import decompressed
+
+    packer = zlib.compressobj(9, zlib.DEFLATED, 31)
+    bomb = b"".join(packer.compress(bytes(1 << 20)) for _ in range(512)) + packer.flush()
+    assert len(bomb) < 1 << 20
+    with pytest.raises(RequestTooLarge):
+        decompressed(bomb, 1_000_000)
+
+
+def test_more_open_requests_than_the_limit_get_503(client: httpx.Client, node: FakeNode) -> None:
+    """With the time to retry; the next one is taken."""
+    node.writes.figures.open_requests = node.writes.settings.http_requests_max
+    answer = client.post("/write?db=d&precision=s", content=LINE)
+    assert (503, "unavailable", True) == (answer.status_code, answer.json()["code"], "retry-after" in answer.headers)
+    node.writes.figures.open_requests = 0
+    assert 204 == client.post("/write?db=d&precision=s", content=LINE).status_code
+    assert (0, 1) == (node.writes.figures.open_requests, node.writes.figures.refused_requests)
+
+
+def test_ping_answers_as_influxdb_does(client: httpx.Client) -> None:
+    """Clients look at it before they write."""
+    assert [204, 204] == [client.get("/ping").status_code, client.head("/ping").status_code]
+
+
+def test_an_arrow_stream_is_written_as_one_table(client: httpx.Client, node: FakeNode) -> None:
+    """Rows and field values are counted, and the answer has the offsets to read them by."""
+    rows = pa.table({"host": ["a", "b"], "time": pa.array([1_000, 2_000]), "v": [1.0, None]})
+    answer = client.post("/api/v1/write?database=d&table=t&tags=host", content=stream_of(rows))
+    assert (200, 2, 1) == (answer.status_code, answer.json()["rows"], answer.json()["points"])
+    assert {"n1"} == answer.json()["offsets"].keys()
+    assert [("d", "t", 1_000, {"v": 1.0}), ("d", "t", 2_000, {"v": None})] == written(node)
+
+
+@pytest.mark.parametrize(
+    ("url", "content", "named"),
+    [
+        ("/api/v1/write?table=t", b"", "no database"),
+        ("/api/v1/write?database=d", b"", "no table"),
+        ("/api/v1/write?database=d&table=t", b"nonsense", "not an Arrow stream"),
+        ("/api/v1/write?database=d&table=t&quorum=x", b"", "quorum 'x'"),
+        ("/api/v1/write?database=d&table=t&quorum=5", None, "5"),
+    ],
+)
+def test_bad_arrow_requests_are_named(
+    client: httpx.Client, node: FakeNode, url: str, content: bytes | None, named: str
+) -> None:
+    """A typed error with its message, and nothing written."""
+    body = stream_of(pa.table({"time": [1], "v": [1]})) if content is None else content
+    answer = client.post(url, content=body)
+    assert (400, []) == (answer.status_code, written(node))
+    assert named in answer.json()["error"]["message"]
+
+
+def test_rows_are_deleted_by_tags_and_times(client: httpx.Client, node: FakeNode) -> None:
+    """ISO 8601 or nanoseconds; the message is in the log of every group."""
+    client.post("/write?db=d&precision=s", content=LINE)
+    wanted = {"database": "d", "table": "cpu", "tags": {"host": ["a"]}, "start": "1970-01-01T00:00:01Z", "end": 10**18}
+    answer = client.post("/api/v1/delete", json=wanted)
+    assert (200, True) == (answer.status_code, answer.json()["deleted"])
+    log = node.writes._log.topic(TOPICS.forward("n1"))  # type: ignore[attr-defined]
+    body = decode_message(log.records[answer.json()["offsets"]["n1"]].value).body
+    assert isinstance(body, Delete)
+    assert ("d", "cpu", 10**9, 10**18) == (body.database, body.table, body.start_ns, body.end_ns)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "named"),
+    [
+        ({"table": "t"}, "no database"),
+        ({"database": "d", "table": "t", "where": 1}, "no parameter 'where'"),
+        ({"database": "d", "table": "t", "tags": ["a"]}, "tags"),
+        ({"database": "d", "table": "t", "start": True}, "start is no time"),
+        ({"database": "d", "table": "missing"}, "missing"),
+    ],
+)
+def test_bad_deletes_are_named(client: httpx.Client, wanted: dict[str, Any], named: str) -> None:
+    """An unknown table too: a delete that can match no row is a mistake."""
+    answer = client.post("/api/v1/delete", json=wanted)
+    assert 400 == answer.status_code
+    assert named in answer.json()["error"]["message"]
