@@ -22,6 +22,7 @@ from headrace.consumers.query.group_scanner import ScanStatistics
 from headrace.consumers.query.remote_rows import RemoteStatistics
 from headrace.consumers.replication.actions import Ignored
 from headrace.consumers.serve.node_api import NodeApi, NodeStatus
+from headrace.consumers.serve.write_api import WriteApi
 from headrace.schemas.records import Role
 
 
@@ -88,6 +89,7 @@ class MetricsCollector:
         yield _gauge_by("headrace_hand_over_records", due, "group", figures.hand_over_due)
         yield from _migration_metrics(figures.migration)
         yield from _query_metrics(self._node.engine)
+        yield from _write_metrics(self._node.writes)
         yield from _scan_metrics(figures.remote, self._node.scanner.statistics)
 
 
@@ -159,6 +161,27 @@ def _query_metrics(engine: QueryEngine) -> Iterator[Metric]:
     )
     yield _gauge_by(
         "headrace_query_limit", "Limits of queries", "name", {name: float(getattr(limits, name)) for name in names}
+    )
+
+
+def _write_metrics(writes: WriteApi) -> Iterator[Metric]:
+    """Writes over HTTP."""
+    counts, figures, limits = writes.statistics, writes.figures, writes.settings
+    waiting = {"requests": float(counts.waiting_requests), "bytes": float(counts.waiting_bytes)}
+    yield _gauge_by("headrace_http_writes_waiting", "Line protocol that waits to be written", "of", waiting)
+    yield GaugeMetricFamily("headrace_http_writes_open", "Requests to write that are open", figures.open_requests)
+    yield CounterMetricFamily("headrace_http_write_rows", "Rows of line protocol that were written", counts.rows)
+    yield CounterMetricFamily("headrace_http_write_batches", "Batches of requests that were synced", counts.batches)
+    outcomes = {
+        "taken": counts.requests,
+        "failed": counts.failed,
+        "refused": counts.refused_busy + figures.refused_requests,
+    }
+    yield _counters("headrace_http_write_requests", "Requests to write lines by outcome", "outcome", outcomes)
+    yield CounterMetricFamily("headrace_http_write_refused_lines", "Lines that were not written", counts.refused_lines)
+    names = ("http_body_mb_max", "http_requests_max", "http_waiting_mb_max")
+    yield _gauge_by(
+        "headrace_write_limit", "Limits of writes over HTTP", "name", {name: getattr(limits, name) for name in names}
     )
 
 

@@ -49,7 +49,7 @@ _TRUTH = {"true": True, "": True, "false": False}
 
 
 def write_routes(writes: WriteApi) -> list[Route]:
-    """The routes of writers; `docs/operating/http-writing.md` lists them for people."""
+    """The routes of writers; `docs/operating/edge.md` lists them for people."""
     service = WriteService(writes)
     return [
         Route("/ping", service.ping, methods=["GET", "HEAD"]),

@@ -94,6 +94,7 @@ PURE_MODULES = (
     "consumers/wal/record_encoding.py",
     "pipeline/rebatch.py",
     "pipeline/schema_match.py",
+    "producers/line_requests.py",
     "producers/router.py",
     "schemas/group_changes.py",
     "schemas/message_rules.py",

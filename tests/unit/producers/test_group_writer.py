@@ -116,9 +116,7 @@ def test_a_whole_request_with_a_bad_line_writes_nothing(scene: Scene, writer: Gr
     assert 1 == len(scene.rows())
 
 
-def test_an_error_of_one_client_is_not_that_of_others(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_of_one_client_is_not_that_of_others(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """A batch that fails for its content is written request by request."""
     refused = SchemaError("this table cannot be")
     original = GroupWriter._append

@@ -35,7 +35,10 @@ def answered(*requests: LineRequest) -> tuple[list[tuple[int, object]], list[Lin
 def test_each_request_has_its_rows_and_the_numbers_of_its_lines() -> None:
     """Lines count from 1 in their request, blank ones and comments too; bodies may lack the last line end."""
     rows, found = answered(
-        request("m v=1 1\nm v=2 2"), request(""), request("# note\n\nbad\nm v=3 3\nm,=x v=1 4\n"), request("m v=4 4\r\n")
+        request("m v=1 1\nm v=2 2"),
+        request(""),
+        request("# note\n\nbad\nm v=3 3\nm,=x v=1 4\n"),
+        request("m v=4 4\r\n"),
     )
     assert [(1, 1.0), (2, 2.0), (3, 3.0), (4, 4.0)] == rows
     assert [2, 0, 1, 1] == [each.rows for each in found]

@@ -13,6 +13,9 @@ from headrace.consumers.query.remote_rows import RemoteStatistics
 from headrace.consumers.replication.actions import Ignored
 from headrace.consumers.serve.metrics import metrics_text
 from headrace.consumers.serve.node_api import NodeFigures
+from headrace.consumers.serve.write_api import WriteFigures
+from headrace.producers.group_writer import GroupWriterStatistics
+from headrace.producers.settings import WriteSettings
 
 EXPECTED = Path(__file__).with_name("metrics.txt")
 RECOVERY = {
@@ -75,6 +78,11 @@ class MeasuredNode:
     )
 
     scanner = SimpleNamespace(statistics=ScanStatistics(1, 6, 2, 3, 4_000))
+    writes = SimpleNamespace(
+        statistics=GroupWriterStatistics(90, 4_500, 3, 2, 1, 20, 5, 2_000),
+        figures=WriteFigures(7, 4),
+        settings=WriteSettings(),
+    )
 
     def status(self) -> dict[str, Any]:
         """See NodeApi."""
