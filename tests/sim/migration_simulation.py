@@ -325,9 +325,9 @@ class MigrationSimulation:
         groups = [group for group in self.truth.groups.values() if not group.deleted]
         staying = [group for group in groups if _is_of(self.table, group.key)]
         # One that ended before may have late records for a later one.
-        ends = [(birth.header, birth.birth) for birth in closable_ends(self.state)]
+        ends = closable_ends(self.state)
         left = [group for group in groups if group not in staying]
-        left.sort(key=lambda group: ends.index((group.key.group, group.key.birth)))
+        left.sort(key=lambda group: ends.index(group.key))
         if self._all_settled(staying):
             self.memory.closed.update(group.topic for group in left[:1])
 
