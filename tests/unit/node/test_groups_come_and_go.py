@@ -233,17 +233,17 @@ def test_again_and_again_leaves_nothing_behind(nodes: Nodes) -> None:
             node.placement.lifecycle.delete(old)
         if turn == 1:
             node.placement.lifecycle.delete(new)
-            assert [] == on_disk(node, new.key)
+            assert [] == on_disk(node, group_name(new))
         # The next change may come while the group still recovers.
         if turn == 2:
             ready(node)
             assert ROWS == rows_at(node, "wells")
         following(JOINED, node)
         assert {"n4", "n0@2"} == held(node)
-        assert {"index/n1", "segments/n1"} <= set(on_disk(node, old.key))
+        assert {"index/n1", "segments/n1"} <= set(on_disk(node, group_name(old)))
         node.placement.lifecycle.delete(old)
         node.placement.lifecycle.delete(old)
-        assert [] == on_disk(node, old.key)
+        assert [] == on_disk(node, group_name(old))
         assert nodes.topics.forward("n1") not in node.identity.topics
     # An index may just have had a file more, which it has merged since.
     eventually(lambda: resources(node) <= before, f"{before}, and now {resources(node)}")
