@@ -32,6 +32,7 @@ from headrace.consumers.replication.founding import Founding
 from headrace.producers.writer import TableWriter, WriterSettings
 from headrace.schemas.framing import format_headers
 from headrace.schemas.group_changes import Barrier, BarrierPhase, GroupKey
+from headrace.schemas.group_names import group_name
 from headrace.schemas.messages import Anchor, Message, ProducerPosition, encode_message
 from headrace.schemas.records import Role
 from tests.unit.node.test_fewer_replicas import connected, scan_of
