@@ -11,12 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from headrace.consumers.membership.group_changes import GroupBirth
 from headrace.consumers.membership.ring import ClusterInvalid, is_node_id
 from headrace.consumers.membership.running_change import Phase, RunningChange, SlotState, bits_of
 from headrace.consumers.membership.slot_table import SlotTable
 from headrace.consumers.replication.founding import Founding
 from headrace.schemas.framing import FrameInvalid
+from headrace.schemas.group_changes import GroupKey
 from headrace.schemas.membership_records import (
     Cancel,
     Change,
@@ -90,8 +90,8 @@ class MembershipState:
     exiles: Mapping[str, int] = field(default_factory=dict)
     requests: tuple[tuple[str, Outcome], ...] = ()
     formal_change: int = 0
-    founders: Mapping[GroupBirth, Founding] = field(default_factory=dict)
-    ended: Mapping[GroupBirth, tuple[str, ...]] = field(default_factory=dict)
+    founders: Mapping[GroupKey, Founding] = field(default_factory=dict)
+    ended: Mapping[GroupKey, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def exiled(self) -> tuple[str, ...]:
@@ -168,21 +168,19 @@ def _create(state: MembershipState, create: Create) -> Decided:
     return replace(state, table=table, founders=_founders(state, table)), Verdict.ACCEPTED
 
 
-def _founders(state: MembershipState, table: SlotTable) -> dict[GroupBirth, Founding]:
+def _founders(state: MembershipState, table: SlotTable) -> dict[GroupKey, Founding]:
     """The founding of each group of a table that counts from now on, and of those that ended."""
-    found = {birth: state.founders[birth] for birth in state.ended}
-    return found | {birth: state.founders.get(birth, new) for birth, new in foundings_by(table).items()}
+    found = {key: state.founders[key] for key in state.ended}
+    return found | {key: state.founders.get(key, new) for key, new in foundings_by(table).items()}
 
 
-def foundings_by(table: SlotTable) -> dict[GroupBirth, Founding]:
+def foundings_by(table: SlotTable) -> dict[GroupKey, Founding]:
     """What each group of a table is born with if it is born with that table."""
     gains: dict[str, list[int]] = {}
     for slot, _ in table.moved:
         gains.setdefault(table.holder(slot), []).append(slot)
-    births = (GroupBirth(header, table.birth(header)) for header in table.headers)
-    return {
-        birth: Founding(table.group(birth.header), birth.birth, tuple(gains.get(birth.header, ()))) for birth in births
-    }
+    keys = (GroupKey(header, table.birth(header)) for header in table.headers)
+    return {key: Founding(table.group(key.group), key.birth, tuple(gains.get(key.group, ()))) for key in keys}
 
 
 def _claim(state: MembershipState, table: SlotTable, claim: MetadataClaim) -> Decided:
@@ -219,11 +217,11 @@ def _change(state: MembershipState, table: SlotTable, change: Change) -> Decided
     return state, Verdict.ACCEPTED
 
 
-def unfinished_ends(state: MembershipState, kind: ChangeKind, node: str) -> tuple[GroupBirth, ...]:
+def unfinished_ends(state: MembershipState, kind: ChangeKind, node: str) -> tuple[GroupKey, ...]:
     """The ended groups that a change of this kind must wait for."""
     # Statuses name a group by its header alone, so a node never has two births of one header.
     if kind is ChangeKind.ADD:
-        return tuple(birth for birth in state.ended if birth.header == node)
+        return tuple(key for key in state.ended if key.group == node)
     # What a restart needs of them is bounded.
     return tuple(state.ended) if kind is ChangeKind.REMOVE and len(state.ended) >= ENDED_MAX else ()
 
@@ -261,7 +259,7 @@ def _formal(state: MembershipState, formal: Formal) -> Decided:
     exiles = {each: number for each, number in state.exiles.items() if each != change.node}
     if change.kind is ChangeKind.REMOVE:
         removed = (*removed, change.node)
-    ended = {GroupBirth(*each): change.base.group(each[0]) for each in change.table.ended}
+    ended = {GroupKey(*each): change.base.group(each[0]) for each in change.table.ended}
     state = replace(state, table=change.table, ended={**state.ended, **ended})
     leader = state.leader
     # The node that leaves leads nothing from here on. The epoch stays, so that the next claim is one higher.
@@ -306,12 +304,12 @@ def _exile(state: MembershipState, exile: Exile) -> Decided:
     if exile.node not in state.removed or leaving:
         return state, Verdict.NOT_DUE
     # Whoever appends it has seen that the topic of its group is gone.
-    gone = [birth for birth in state.ended if birth.header == exile.node]
+    gone = [key for key in state.ended if key.group == exile.node]
     return replace(
         state,
         exiles={**state.exiles, exile.node: state.records},
-        ended={birth: members for birth, members in state.ended.items() if birth not in gone},
-        founders={birth: founding for birth, founding in state.founders.items() if birth not in gone},
+        ended={key: members for key, members in state.ended.items() if key not in gone},
+        founders={key: founding for key, founding in state.founders.items() if key not in gone},
     ), Verdict.ACCEPTED
 
 

@@ -8,8 +8,8 @@ from headrace.connectors.clock import SYSTEM_CLOCK, Clock
 from headrace.connectors.deadline import GracePeriod
 from headrace.connectors.log.port import Log, TopicMissing
 from headrace.connectors.log.topics import Topics
-from headrace.consumers.membership.group_changes import GroupBirth
 from headrace.schemas.errors import HeadraceError
+from headrace.schemas.group_changes import GroupKey
 
 LOOK_INTERVAL_S = 1.0
 DELETED_AFTER_S = 3.0
@@ -27,45 +27,45 @@ class EndedTopics:
         self._topics = topics
         self._clock = clock
         self._absence = GracePeriod(clock.monotonic_s, DELETED_AFTER_S)
-        self._gone: set[GroupBirth] = set()
-        self.absent: frozenset[GroupBirth] = frozenset()
+        self._gone: set[GroupKey] = set()
+        self.absent: frozenset[GroupKey] = frozenset()
         self._look_at_s = 0.0
 
-    def missing(self, births: Iterable[GroupBirth]) -> frozenset[GroupBirth]:
+    def missing(self, keys: Iterable[GroupKey]) -> frozenset[GroupKey]:
         """Those whose topics the log reports as missing right now, perhaps because it has just started.
 
         Raises LogUnavailable.
         """
-        return frozenset(birth for birth in births if self._is_missing(birth))
+        return frozenset(key for key in keys if self._is_missing(key))
 
-    def gone(self, births: Iterable[GroupBirth]) -> frozenset[GroupBirth]:
+    def gone(self, keys: Iterable[GroupKey]) -> frozenset[GroupKey]:
         """Those whose topics were missing for long enough. It looks once an interval, and never raises."""
         # What is gone stays so: a later topic of the name would be another log.
-        wanted = frozenset(births)
+        wanted = frozenset(keys)
         self._gone &= wanted
         self.absent &= wanted
         if self._clock.monotonic_s() >= self._look_at_s:
             self._look_at_s = self._clock.monotonic_s() + LOOK_INTERVAL_S
-            self._gone |= {birth for birth in wanted - self._gone if self._is_gone(birth)}
+            self._gone |= {key for key in wanted - self._gone if self._is_gone(key)}
         return frozenset(self._gone)
 
-    def _is_gone(self, birth: GroupBirth) -> bool:
-        topic = self._topics.forward(birth.header, birth.birth)
+    def _is_gone(self, key: GroupKey) -> bool:
+        topic = self._topics.forward(key.group, key.birth)
         try:
             # In this order: a broker that knows this topic has loaded its metadata before the other look.
             loaded = not self._lacks(self._topics.membership)
-            missing = self._is_missing(birth)
+            missing = self._is_missing(key)
         except HeadraceError:
             self._absence.unknown(topic)
             return False
-        self.absent = self.absent | {birth} if missing else self.absent - {birth}
+        self.absent = self.absent | {key} if missing else self.absent - {key}
         if missing and loaded:
             return self._absence.missing(topic)
         self._absence.unknown(topic)
         return False
 
-    def _is_missing(self, birth: GroupBirth) -> bool:
-        return self._lacks(self._topics.forward(birth.header, birth.birth))
+    def _is_missing(self, key: GroupKey) -> bool:
+        return self._lacks(self._topics.forward(key.group, key.birth))
 
     def _lacks(self, topic: str) -> bool:
         try:

@@ -8,20 +8,6 @@ from typing import Protocol
 
 from headrace.consumers.replication.founding import Founding
 from headrace.schemas.group_changes import GroupKey
-from headrace.schemas.group_names import FIRST_BIRTH, group_name
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class GroupBirth:
-    """A data group by its header and its birth: the version of the slot table that had it first."""
-
-    header: str
-    birth: int = FIRST_BIRTH
-
-    @property
-    def key(self) -> str:
-        """Its name at a node: for its directories and in the journal."""
-        return group_name(GroupKey(self.header, self.birth))
 
 
 class GroupPlacement(Protocol):
@@ -49,18 +35,18 @@ class GroupPlacement(Protocol):
 class GroupChanges:
     """What a node does to get from the groups that it has to those that it should have."""
 
-    opened: tuple[GroupBirth, ...] = ()
-    closed: tuple[GroupBirth, ...] = ()
+    opened: tuple[GroupKey, ...] = ()
+    closed: tuple[GroupKey, ...] = ()
 
 
-def groups_at(table: GroupPlacement, node: str) -> dict[GroupBirth, Founding]:
+def groups_at(table: GroupPlacement, node: str) -> dict[GroupKey, Founding]:
     """The groups of a node in a first table, in ring order; none for a node that is not in the table."""
     headers = table.groups_of(node) if node in table.nodes else ()
-    births = [GroupBirth(header, table.birth(header)) for header in headers]
-    return {each: Founding(table.group(each.header), each.birth) for each in births}
+    keys = [GroupKey(header, table.birth(header)) for header in headers]
+    return {key: Founding(table.group(key.group), key.birth) for key in keys}
 
 
-def group_changes(present: Collection[GroupBirth], wanted: Collection[GroupBirth]) -> GroupChanges:
+def group_changes(present: Collection[GroupKey], wanted: Collection[GroupKey]) -> GroupChanges:
     """The changes from the groups that are present to those that are wanted.
 
     A group that was born again is another group: the old one is closed and the new one opened.

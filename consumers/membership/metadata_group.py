@@ -238,7 +238,7 @@ class MetadataGroup:
         if self._ended is None or not ended:
             return frozenset()
         gone = self._ended.gone(ended)
-        return frozenset(birth.header for birth in ended if birth not in gone)
+        return frozenset(key.group for key in ended if key not in gone)
 
     def _note_read(self, writer: str) -> None:
         if self._pending is not None and self._pending.writer == writer:

@@ -9,18 +9,18 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from headrace.consumers.membership.changes import MembershipState, foundings_by
-from headrace.consumers.membership.group_changes import GroupBirth
 from headrace.consumers.membership.running_change import RunningChange
 from headrace.consumers.membership.slot_table import SlotTable
 from headrace.consumers.replication.founding import Founding
+from headrace.schemas.group_changes import GroupKey
 from headrace.schemas.membership_records import ChangeKind
 
-NONE_GONE: frozenset[GroupBirth] = frozenset()
+NONE_GONE: frozenset[GroupKey] = frozenset()
 
 
 def wanted_groups(
-    state: MembershipState, node: str, gone: Collection[GroupBirth] = NONE_GONE
-) -> dict[GroupBirth, Founding]:
+    state: MembershipState, node: str, gone: Collection[GroupKey] = NONE_GONE
+) -> dict[GroupKey, Founding]:
     """The groups that a node opens and keeps, each with its founding; those of the table come first, in ring order.
 
     `gone` are groups that ended and whose topics were deleted.
@@ -30,12 +30,12 @@ def wanted_groups(
     found = groups_of_table(state.table, node)
     if state.change is not None:
         found += _groups_of_change(state.change, node)
-    found += sorted(birth for birth, members in state.ended.items() if node in members and birth not in gone)
+    found += sorted(key for key, members in state.ended.items() if node in members and key not in gone)
     ended = set(gone).intersection(state.ended)
-    return {birth: state.founders[birth] for birth in dict.fromkeys(found) if birth not in ended}
+    return {key: state.founders[key] for key in dict.fromkeys(found) if key not in ended}
 
 
-def early_groups(state: MembershipState, node: str) -> dict[GroupBirth, Founding]:
+def early_groups(state: MembershipState, node: str) -> dict[GroupKey, Founding]:
     """The groups that a running change will bring, which a node opens before: nobody waits for them then.
 
     They have no leader, and so no record, before the new table counts. A cancelled change takes them away again.
@@ -45,30 +45,30 @@ def early_groups(state: MembershipState, node: str) -> dict[GroupBirth, Founding
         return {}
     table = change.table
     born = (each for each in foundings_by(table).items() if each[0].birth == table.version)
-    return {birth: founding for birth, founding in born if node in founding.members}
+    return {key: founding for key, founding in born if node in founding.members}
 
 
-def groups_of_table(table: SlotTable, node: str) -> list[GroupBirth]:
+def groups_of_table(table: SlotTable, node: str) -> list[GroupKey]:
     """The groups of which a node is a member by a table, in ring order."""
     headers = table.groups_of(node) if node in table.nodes else ()
-    return [GroupBirth(header, table.birth(header)) for header in headers]
+    return [GroupKey(header, table.birth(header)) for header in headers]
 
 
-def _groups_of_change(change: RunningChange, node: str) -> list[GroupBirth]:
+def _groups_of_change(change: RunningChange, node: str) -> list[GroupKey]:
     """The groups of the old table that a node has, or gets in the first phase: until the change ends, it keeps them."""
     base = change.base
     return [
-        GroupBirth(header, base.birth(header))
+        GroupKey(header, base.birth(header))
         for header in base.headers
         # The members of the first phase contain those of before.
         if node in change.pre_members(header)
     ]
 
 
-def closable_ends(state: MembershipState) -> list[GroupBirth]:
+def closable_ends(state: MembershipState) -> list[GroupKey]:
     """The groups that ended and hand over nothing but late records any more, in the order of their ends."""
     running = state.change.table.ended if state.change is not None else ()
-    return [birth for birth in state.ended if (birth.header, birth.birth) not in running]
+    return [key for key in state.ended if (key.group, key.birth) not in running]
 
 
 def joining_reason(state: MembershipState, node: str) -> str:

@@ -202,7 +202,7 @@ def _check_idle(state: MembershipState) -> None:
 
 def _check_ended(state: MembershipState, request: ChangeRequest) -> None:
     if ended := unfinished_ends(state, request.kind, request.node_id):
-        names = ", ".join(f"{birth.header} (birth {birth.birth})" for birth in ended)
+        names = ", ".join(f"{key.group} (birth {key.birth})" for key in ended)
         raise MigrationUnfinished(
             f"groups that ended are not gone yet: {names}",
             action="wait until their topics are deleted; a majority of their members must be online",

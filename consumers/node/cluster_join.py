@@ -16,7 +16,6 @@ from headrace.consumers.membership.bootstrap import join_cluster
 from headrace.consumers.membership.changes import MembershipState
 from headrace.consumers.membership.cluster_topics import ClusterTopics
 from headrace.consumers.membership.ended_topics import EndedTopics
-from headrace.consumers.membership.group_changes import GroupBirth
 from headrace.consumers.membership.membership_follower import HISTORY_FILE, MembershipFollower
 from headrace.consumers.membership.placement import closable_ends, is_exiled, joining_reason, wanted_groups
 from headrace.consumers.membership.ring import ClusterInvalid
@@ -28,6 +27,7 @@ from headrace.consumers.node.kafka_wait import RETRY_S
 from headrace.consumers.node.settings import ServerSettings
 from headrace.consumers.replication.founding import Founding
 from headrace.schemas.errors import HeadraceError
+from headrace.schemas.group_changes import GroupKey
 from headrace.schemas.records import Create
 
 _log = structlog.get_logger(__name__)
@@ -84,7 +84,7 @@ def read_membership_log(log: Log, settings: ServerSettings, identity: Identity) 
     return follower
 
 
-def groups_at_start(log: Log, topics: Topics, state: MembershipState, node: str) -> dict[GroupBirth, Founding]:
+def groups_at_start(log: Log, topics: Topics, state: MembershipState, node: str) -> dict[GroupKey, Founding]:
     """The groups that a node opens at its start. Raises LogUnavailable."""
     # The topic of a group that has ended may be deleted. Should the broker just not know it yet, the group is opened
     # as soon as it does.

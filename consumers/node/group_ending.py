@@ -13,7 +13,6 @@ from headrace.connectors.clock import SYSTEM_CLOCK
 from headrace.connectors.log.port import Log, TopicMissing
 from headrace.connectors.log.topics import Topics
 from headrace.consumers.membership.ending import Ending, EndingView, all_settled, decide_ending
-from headrace.consumers.membership.group_changes import GroupBirth
 from headrace.consumers.membership.slot_table import SlotTable
 from headrace.consumers.migration.hand_over_sender import HandOverSender
 from headrace.consumers.replication.change_view import ChangeView
@@ -23,6 +22,7 @@ from headrace.consumers.replication.heartbeat import Heartbeat
 from headrace.consumers.replication.leader_tasks import LeaderTasks
 from headrace.consumers.replication.log_consumer import LogConsumer
 from headrace.schemas.errors import HeadraceError
+from headrace.schemas.group_changes import GroupKey
 from headrace.schemas.records import Role
 
 _log = structlog.get_logger(__name__)
@@ -54,9 +54,9 @@ class GroupEnding:
         self._faults: dict[str, str] = {}
         self.table: SlotTable | None = None
 
-    def turn(self, ended: Iterable[GroupBirth]) -> None:
+    def turn(self, ended: Iterable[GroupKey]) -> None:
         """One step of each of these groups that is here: their changes have ended, the first one before the others."""
-        topics = [self._topics.forward(birth.header, birth.birth) for birth in ended]
+        topics = [self._topics.forward(key.group, key.birth) for key in ended]
         for topic in topics:
             try:
                 # One that ended before may have late records for a later one, and nobody can rename their slots there.

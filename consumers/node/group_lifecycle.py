@@ -23,7 +23,7 @@ import structlog
 from headrace.connectors.log.port import Log, TopicMissing
 from headrace.connectors.log.topic_settings import FORWARD
 from headrace.consumers.membership.cluster_topics import ClusterTopics
-from headrace.consumers.membership.group_changes import GroupBirth, GroupChanges, group_changes
+from headrace.consumers.membership.group_changes import GroupChanges, group_changes
 from headrace.consumers.node.local_groups import LocalGroups
 from headrace.consumers.node.readiness import Readiness
 from headrace.consumers.recovery.coordinator import RecoveryCoordinator
@@ -35,6 +35,8 @@ from headrace.consumers.replication.heartbeat import Heartbeat
 from headrace.consumers.replication.leader_tasks import LeaderTasks
 from headrace.consumers.replication.log_consumer import LogConsumer
 from headrace.schemas.errors import HeadraceError
+from headrace.schemas.group_changes import GroupKey
+from headrace.schemas.group_names import group_name
 
 _log = structlog.get_logger(__name__)
 
@@ -66,16 +68,16 @@ class GroupLifecycle:
         self._coordinator = coordinator
         self._heartbeat = heartbeat
         self._step = threading.Lock()
-        self._wanted: Mapping[GroupBirth, Founding] | None = None
+        self._wanted: Mapping[GroupKey, Founding] | None = None
         self._reserved: set[str] = set()
 
     @property
-    def present(self) -> list[GroupBirth]:
+    def present(self) -> list[GroupKey]:
         """The groups that are here, those that leave included."""
-        births = self._local.births
-        return [births[topic] for topic in self._local.groups if topic in births]
+        keys = self._local.keys
+        return [keys[topic] for topic in self._local.groups if topic in keys]
 
-    def follow(self, wanted: Mapping[GroupBirth, Founding], ended: Collection[GroupBirth] = ()) -> GroupChanges:
+    def follow(self, wanted: Mapping[GroupKey, Founding], ended: Collection[GroupKey] = ()) -> GroupChanges:
         """Open and close groups until exactly those that are wanted are here.
 
         `ended` are groups whose topics may be gone: none of these is created. Returns what was done. Raises GroupBusy
@@ -90,43 +92,43 @@ class GroupLifecycle:
             return changes
 
     def _step_to(
-        self, wanted: Mapping[GroupBirth, Founding], ended: Collection[GroupBirth]
+        self, wanted: Mapping[GroupKey, Founding], ended: Collection[GroupKey]
     ) -> tuple[GroupChanges, list[str]]:
         """What was done, and what keeps the rest from being done now."""
-        groups, births, busy = self._local.groups, self._local.births, list[str]()
-        changes = group_changes({births[topic] for topic in groups}, wanted)
+        groups, keys, busy = self._local.groups, self._local.keys, list[str]()
+        changes = group_changes({keys[topic] for topic in groups}, wanted)
         # A group that was leaving when it became wanted again is closed first: it may have lost a part of itself. So
         # is one that was opened for a change that was cancelled, if another change brings it with other slots.
         other = [
             topic
             for topic, group in groups.items()
-            if topic in self._readiness.early and wanted.get(births[topic], group.founding) != group.founding
+            if topic in self._readiness.early and wanted.get(keys[topic], group.founding) != group.founding
         ]
         leaving = [*other, *(topic for topic, group in groups.items() if group.health.holds(State.LEAVING))]
-        closing = [(topic, births[topic]) for topic in groups if births[topic] in changes.closed or topic in leaving]
-        closed, opened = list[GroupBirth](), list[GroupBirth]()
-        for topic, birth in closing:
+        closing = [(topic, keys[topic]) for topic in groups if keys[topic] in changes.closed or topic in leaving]
+        closed, opened = list[GroupKey](), list[GroupKey]()
+        for topic, key in closing:
             if why := self._close(topic, groups[topic]):
-                busy.append(f"group {birth.header} is closed once {why}")
+                busy.append(f"group {key.group} is closed once {why}")
             else:
-                closed.append(birth)
+                closed.append(key)
         # One life of a header at a time: statuses name the header alone.
-        held = {births[topic].header for topic in groups}
-        for birth in wanted:
-            if birth.header in held:
+        held = {keys[topic].group for topic in groups}
+        for key in wanted:
+            if key.group in held:
                 continue
             try:
-                self._open(birth, wanted[birth], create=birth not in ended)
-                opened.append(birth)
+                self._open(key, wanted[key], create=key not in ended)
+                opened.append(key)
             except TopicMissing as error:
-                busy.append(f"group {birth.header} is not opened: {error}")
+                busy.append(f"group {key.group} is not opened: {error}")
         return GroupChanges(tuple(opened), tuple(closed)), busy
 
-    def _open(self, birth: GroupBirth, founding: Founding, *, create: bool) -> None:
-        topic = self._local.topics.forward(birth.header, birth.birth)
+    def _open(self, key: GroupKey, founding: Founding, *, create: bool) -> None:
+        topic = self._local.topics.forward(key.group, key.birth)
         if create:
             self._topics.ensure({topic: FORWARD})
-        topic, group = self._local.add(birth, founding, self._log.describe(topic))
+        topic, group = self._local.add(key, founding, self._log.describe(topic))
         # All that is known of it comes first: from the moment at which the registry has it, every thread asks.
         self._log_consumer.admit(topic, self._local.cursors[topic], self._local.receipts[topic])
         self._readiness.admit(topic, self._local.ends[topic])
@@ -172,15 +174,15 @@ class GroupLifecycle:
             return "the leader tasks have ended their turn"
         return ""
 
-    def delete(self, birth: GroupBirth) -> None:
+    def delete(self, key: GroupKey) -> None:
         """Delete the directories of a group that was closed. Raises GroupHeld, OSError; it can be repeated."""
         with self._step:
-            topic = self._local.topics.forward(birth.header, birth.birth)
-            wanted = self._local.births.values() if self._wanted is None else self._wanted
-            if birth in wanted or topic in self._local.groups:
+            topic = self._local.topics.forward(key.group, key.birth)
+            wanted = self._local.keys.values() if self._wanted is None else self._wanted
+            if key in wanted or topic in self._local.groups:
                 raise GroupHeld(
-                    f"group {birth.header} belongs to node {self._local.identity.node}",
+                    f"group {key.group} belongs to node {self._local.identity.node}",
                     action="its data is deleted once the change that takes the group away has ended",
                 )
             self._local.delete(topic)
-            _log.info("data of a closed group deleted", group=birth.key)
+            _log.info("data of a closed group deleted", group=group_name(key))

@@ -19,7 +19,6 @@ import structlog
 
 from headrace.connectors.log.port import Log, TopicState
 from headrace.connectors.log.topics import Topics
-from headrace.consumers.membership.group_changes import GroupBirth
 from headrace.consumers.membership.schema_log import SchemaLog
 from headrace.consumers.node.data_directory import Identity, set_aside
 from headrace.consumers.node.group_deletion import decide, finish_deletion, finish_deletions, is_decided
@@ -40,6 +39,8 @@ from headrace.consumers.store import Store, StoreDamaged, encoding_threads
 from headrace.consumers.store.segment_files import path_component
 from headrace.consumers.wal import LogDamaged
 from headrace.schemas.errors import HeadraceError
+from headrace.schemas.group_changes import GroupKey
+from headrace.schemas.group_names import group_name
 from headrace.schemas.receipts import receipt_of
 
 PROGRESS_INTERVAL_S = 1.0
@@ -59,7 +60,7 @@ class LocalGroups:
         self,
         directory: Path,
         identity: Identity,
-        wanted: Mapping[GroupBirth, Founding],
+        wanted: Mapping[GroupKey, Founding],
         topics: Topics,
         schema_log: SchemaLog,
         heartbeat: Heartbeat,
@@ -72,9 +73,9 @@ class LocalGroups:
         self._heartbeat = heartbeat
         self._settings = settings
         self._foundings: dict[str, Founding] = {}
-        self.births: dict[str, GroupBirth] = {}
-        for birth, founding in wanted.items():
-            self._place(birth, founding)
+        self.keys: dict[str, GroupKey] = {}
+        for key, founding in wanted.items():
+            self._place(key, founding)
         self._opened = ExitStack()
         self._open_groups: list[Group] = []
         # `node.json` is written under it, by whichever thread.
@@ -86,9 +87,9 @@ class LocalGroups:
         self.cursors: dict[str, Cursor] = {}
         self.receipts: dict[str, bytes] = {}
 
-    def _place(self, birth: GroupBirth, founding: Founding) -> str:
-        topic = self.topics.forward(birth.header, birth.birth)
-        self.births[topic], self._foundings[topic] = birth, founding
+    def _place(self, key: GroupKey, founding: Founding) -> str:
+        topic = self.topics.forward(key.group, key.birth)
+        self.keys[topic], self._foundings[topic] = key, founding
         return topic
 
     def check_topics(self, log: Log) -> None:
@@ -96,7 +97,7 @@ class LocalGroups:
 
         Raises TopicMissing, LogUnavailable.
         """
-        for topic in self.births:
+        for topic in self.keys:
             self._check_topic(topic, log.describe(topic))
 
     def _check_topic(self, topic: str, state: TopicState) -> None:
@@ -108,7 +109,7 @@ class LocalGroups:
             self._recreated[topic] = (
                 f"topic {topic} was recreated since this node stored its data "
                 f"(id {known} is now {state.topic_id}); "
-                f"{lost_log_choices(self.births[topic].header)}"
+                f"{lost_log_choices(self.keys[topic].group)}"
             )
         self.ends[topic] = state.end
 
@@ -137,18 +138,20 @@ class LocalGroups:
         """Forget what is recorded of groups whose directories are deleted."""
         with self.recording:
             for topic in list(self.identity.topics):
-                if (found := self.topics.group_of(topic)) and path_component(GroupBirth(*found).key) in directories:
+                if (found := self.topics.group_of(topic)) and path_component(
+                    group_name(GroupKey(*found))
+                ) in directories:
                     self.identity.forget(topic)
                     # The other members must not compare an empty group with what this node has published of it.
                     self.identity.renew()
                     self.identity.save(self.directory)
 
     def _open(self, on_progress: Callable[[str], None]) -> None:
-        self.journal = Journal(self.directory / JOURNAL_DIRECTORY, [birth.key for birth in self.births.values()])
+        self.journal = Journal(self.directory / JOURNAL_DIRECTORY, [group_name(key) for key in self.keys.values()])
         self._opened.callback(self.journal.close)
         self._encoders = encoding_threads(self._settings)
         self._opened.callback(self._encoders.shutdown)
-        for topic in self.births:
+        for topic in self.keys:
             self.groups.put(topic, self._open_recovered(topic, on_progress))
         for name in self.journal.remove_others():
             _log.info("journal of a group that left is cut", group=name)
@@ -168,7 +171,7 @@ class LocalGroups:
 
     def open_group(self, topic: str) -> Group:
         """A group with its store as it is on the disk, not started. The caller discards the one before it."""
-        key = self.births[topic].key
+        key = group_name(self.keys[topic])
         try:
             store = Store.open(self.directory, key, self._settings, self._encoders)
         except StoreDamaged as error:
@@ -183,7 +186,7 @@ class LocalGroups:
                 f"it is kept in {aside.relative_to(self.directory)}, and the group recovers"
             )
             store = Store.open(self.directory, key, self._settings, self._encoders)
-        header = self.births[topic].header
+        header = self.keys[topic].group
         group = Group(header, self._foundings[topic], store, self._schema_log, self._settings, self._on_sealed)
         self._open_groups.append(group)
         return group
@@ -195,23 +198,23 @@ class LocalGroups:
         if group in self._open_groups:
             self._open_groups.remove(group)
 
-    def add(self, birth: GroupBirth, founding: Founding, state: TopicState) -> tuple[str, Group]:
+    def add(self, key: GroupKey, founding: Founding, state: TopicState) -> tuple[str, Group]:
         """Open a group that comes while the node runs, whose log is in that state; it is in no registry yet.
 
         It has what the directory holds of it, mostly nothing. Raises StoreError, OSError.
         """
-        topic = self._place(birth, founding)
+        topic = self._place(key, founding)
         try:
-            return topic, self._add(topic, birth, state)
+            return topic, self._add(topic, key, state)
         except BaseException:
             # Opened in part: the next attempt must find its store unlocked.
-            for group in [group for group in self._open_groups if group.key == birth.key]:
+            for group in [group for group in self._open_groups if group.key == group_name(key)]:
                 self.discard(group)
             self._displace(topic)
             raise
 
-    def _add(self, topic: str, birth: GroupBirth, state: TopicState) -> Group:
-        directory = path_component(birth.key)
+    def _add(self, topic: str, key: GroupKey, state: TopicState) -> Group:
+        directory = path_component(group_name(key))
         if is_decided(self.directory, directory):
             self._forget_topics([directory])
             finish_deletion(self.directory, directory)
@@ -221,7 +224,7 @@ class LocalGroups:
             self._check_topic(topic, state)
             # Written before any data, so that no crash leaves data of which nothing shows the log.
             self.identity.save(self.directory)
-        self.journal.add(birth.key)
+        self.journal.add(group_name(key))
         group = self._open_recovered(topic, lambda _line: None)
         self._mark_short_of_gap(topic, group)
         return group
@@ -235,25 +238,25 @@ class LocalGroups:
         self._displace(topic)
 
     def _displace(self, topic: str) -> None:
-        kept: tuple[dict[str, Any], ...] = (self.births, self._foundings, self.ends, self.cursors, self.receipts)
+        kept: tuple[dict[str, Any], ...] = (self.keys, self._foundings, self.ends, self.cursors, self.receipts)
         for known in (*kept, self._recreated):
             known.pop(topic, None)
 
     def delete(self, topic: str) -> None:
         """Delete what a closed group has left on the disk. Raises OSError; it can be repeated."""
-        assert topic not in self.births, topic
+        assert topic not in self.keys, topic
         found = self.topics.group_of(topic)
         if found is None:
             return
-        directory = path_component(GroupBirth(*found).key)
+        directory = path_component(group_name(GroupKey(*found)))
         decide(self.directory, directory)
         self._forget_topics([directory])
         finish_deletion(self.directory, directory)
 
-    def left(self, wanted: Collection[GroupBirth]) -> list[GroupBirth]:
+    def left(self, wanted: Collection[GroupKey]) -> list[GroupKey]:
         """The groups that are closed and not wanted, and that have left something on the disk."""
-        found = (self.topics.group_of(topic) for topic in self.identity.topics if topic not in self.births)
-        return sorted(birth for each in found if each and (birth := GroupBirth(*each)) not in wanted)
+        found = (self.topics.group_of(topic) for topic in self.identity.topics if topic not in self.keys)
+        return sorted(key for each in found if each and (key := GroupKey(*each)) not in wanted)
 
     def close(self) -> None:
         """Stop the groups and close their stores and the journal."""

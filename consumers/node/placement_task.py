@@ -15,7 +15,6 @@ from headrace.connectors.periodic import LOG_JOIN_TIMEOUT_S, PeriodicTask
 from headrace.consumers.membership.changes import MembershipState
 from headrace.consumers.membership.cluster_topics import ClusterTopics
 from headrace.consumers.membership.ended_topics import EndedTopics
-from headrace.consumers.membership.group_changes import GroupBirth
 from headrace.consumers.membership.membership_follower import MembershipFollower
 from headrace.consumers.membership.placement import (
     closable_ends,
@@ -34,6 +33,7 @@ from headrace.consumers.node.readiness import Readiness
 from headrace.consumers.recovery.environment import GroupBusy
 from headrace.consumers.replication.founding import Founding
 from headrace.schemas.errors import HeadraceError
+from headrace.schemas.group_changes import GroupKey
 
 TURN_S = 0.25
 EXILE_WAIT_S = 20.0
@@ -130,14 +130,14 @@ class PlacementTask:
         self._readiness.early = frozenset(map(self._topic, early))
         wanted = {**wanted_groups(state, self._node, gone | self._topics.absent), **early}
         kept = {**wanted_groups(state, self._node, gone), **early}
-        for birth in ends:
+        for key in ends:
             # A deleted topic must not be made again, nor a closed one be opened by a check of its settings.
-            self._topics_of_cluster.forget(self._topic(birth))
+            self._topics_of_cluster.forget(self._topic(key))
         busy = self._follow(table, wanted, state)
-        for birth in self._local.left(kept):
-            self.lifecycle.delete(birth)
+        for key in self._local.left(kept):
+            self.lifecycle.delete(key)
         self._ending.table = table
-        self._ending.turn([birth for birth in ends if birth not in gone])
+        self._ending.turn([key for key in ends if key not in gone])
         exiled = is_exiled(state, self._node, self._local.identity.born)
         if exiled:
             self._end(busy is None)
@@ -147,10 +147,10 @@ class PlacementTask:
         self._settled = None if state.ended or exiled else state
 
     def _follow(
-        self, table: SlotTable, wanted: Mapping[GroupBirth, Founding], state: MembershipState
+        self, table: SlotTable, wanted: Mapping[GroupKey, Founding], state: MembershipState
     ) -> GroupBusy | None:
         """Open and close groups; returns what is left to do."""
-        own = {self._topic(birth) for birth in groups_of_table(table, self._node)}
+        own = {self._topic(key) for key in groups_of_table(table, self._node)}
         self._note(own, "")
         busy, fault = None, ""
         try:
@@ -176,8 +176,8 @@ class PlacementTask:
             f"groups not open yet: {missing}" + (f" ({fault})" if fault else "") if missing else ""
         )
 
-    def _topic(self, birth: GroupBirth) -> str:
-        return self._local.topics.forward(birth.header, birth.birth)
+    def _topic(self, key: GroupKey) -> str:
+        return self._local.topics.forward(key.group, key.birth)
 
     def _end(self, nothing_left: bool) -> None:
         """This node was removed for good."""
@@ -192,8 +192,8 @@ class PlacementTask:
         Any thread may ask.
         """
         state, found = self._follower.state, self._local.topics.group_of(topic)
-        return found is not None and _may_be_gone(state, GroupBirth(*found))
+        return found is not None and _may_be_gone(state, GroupKey(*found))
 
 
-def _may_be_gone(state: MembershipState, birth: GroupBirth) -> bool:
-    return birth not in state.founders or birth in closable_ends(state)
+def _may_be_gone(state: MembershipState, key: GroupKey) -> bool:
+    return key not in state.founders or key in closable_ends(state)

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 
 from headrace.connectors.clock import Moment
 from headrace.connectors.deadline import Deadline
-from headrace.consumers.query.ended_groups import EndedGroups
+from headrace.consumers.query.ended_groups import EndedGroups, Gone, GroupTopics
 from headrace.consumers.query.hand_overs import HandOvers, Positions, Required, missing
 from headrace.consumers.query.late_groups import LateGroups
 from headrace.consumers.query.local_fence import LocalFence
 from headrace.consumers.query.planner import column_names
-from headrace.consumers.query.query_errors import NotCaughtUp, NotReady
+from headrace.consumers.query.query_errors import NotCaughtUp, NotReady, SlotsMoved
 from headrace.consumers.query.remote_rows import Placement, RemoteRows, RemoteScan, check_time
 from headrace.consumers.query.scan_request import RemoteScanRequest, wire_schema
 from headrace.consumers.query.shared_timer import SharedTimer
@@ -47,7 +47,7 @@ class ClusterFence:
 
     The query is answered under the slot table `table`, by its groups `keys`. `remote` are the groups to fetch; their
     members check their own fences behind the last row that they send. `wanted` is what groups must have accepted from
-    others, and `ended` are groups that the table has no longer, with the offset that the answer contains of each.
+    others. `after` has the offsets that the answer contains, and `ended` those of groups that the table has no longer.
     """
 
     as_of: Moment | None = None
@@ -62,6 +62,7 @@ class ClusterFence:
         self.table = table
         self.keys = keys
         self.wanted: Required = {}
+        self.after: dict[str, int] = {}
         self.ended: dict[GroupKey, int] = {}
         self.gone: set[GroupKey] = set()
 
@@ -126,13 +127,13 @@ class ClusterSource:
         self,
         local: LocalSource,
         remote: RemoteRows,
-        is_deleted: Callable[[GroupKey], bool] = lambda _key: True,
+        topics: GroupTopics,
         look_soon: Callable[[], None] = lambda: None,
     ) -> None:
-        """`is_deleted`: whether the topic of a group that has ended is gone. `look_soon` reads the membership log."""
+        """`look_soon` reads the membership log."""
         self.remote = remote
         self._local = local
-        self._ended = EndedGroups(local, remote, is_deleted)
+        self._ended = EndedGroups(local, remote, topics)
         self._look_soon = look_soon
         self._late = LateGroups(0, ())
         self._threads = ThreadPoolExecutor(FETCHES_MAX, thread_name_prefix="remote-scan")
@@ -257,6 +258,7 @@ class ClusterSource:
                 self._check_stale(self.remote.placement.version)
                 opened.pop_all()
             return scans
+        self._contain(fence, reading.after)
         while True:
             self._await_local(fence, reading)
             found = self._scan(fence, conditions, reading)
@@ -268,7 +270,9 @@ class ClusterSource:
         """Wait for what groups here must have accepted, also from each other. Raises NotCaughtUp."""
         fence.require(missing({group.birth_key: HandOvers.of(group.applied.changes) for group in fence.local.groups}))
         wanted = {group_name(key): positions for key, positions in fence.wanted.items()}
-        if not self._local.wait_accepted(fence.local, wanted, reading.timer.left_s):
+        timer = reading.timer
+        waited = self._local.wait(fence.local, fence.after, timer.left_s)
+        if not waited or not self._local.wait_accepted(fence.local, wanted, timer.left_s):
             check_time(reading.timer)
             raise NotCaughtUp(
                 "this node has not received the rows of slots that changed hands in the time of the query",
@@ -285,17 +289,18 @@ class ClusterSource:
             for name in fence.remote:
                 key = fence.keys[name]
                 request = conditions.request(
-                    key, fence.table.version, reading.after.get(name, -1), fence.wanted.get(key, {})
+                    key, fence.table.version, fence.after.get(name, -1), fence.wanted.get(key, {})
                 )
                 schema = wire_schema(conditions.schema, conditions.names)
                 fetches[key] = self._threads.submit(self.remote.scan, request, schema, timer)
             # Before the rows are read: they have at least what was accepted by now.
             read = {group.birth_key: HandOvers.of(group.applied.changes) for group in fence.local.groups}
+            after = fence.after.copy()
             read |= self._ask_ended(fence, conditions, reading)
             scans = [opened.enter_context(scan) for scan in conditions.scanned(self._local, _here(reading))]
             read |= {key: fetch.result().hand_overs for key, fetch in fetches.items()}
             lacking = {target: each for target, each in missing(read).items() if target not in fence.gone}
-            if lacking:
+            if lacking or after != fence.after:
                 fence.require(lacking)
                 return None
             scans += [fetch.result() for fetch in fetches.values()]
@@ -303,21 +308,33 @@ class ClusterSource:
             opened.pop_all()
         return scans
 
+    def _contain(self, fence: ClusterFence, after: Mapping[str, int]) -> None:
+        """The answer contains these offsets, and what groups that are gone have left to others. Raises SlotsMoved."""
+        for name, offset in after.items():
+            if name in fence.keys:
+                fence.after[name] = max(offset, fence.after.get(name, -1))
+                continue
+            header, birth = parse_group(name)
+            key, version = GroupKey(header, birth or FIRST_BIRTH), fence.table.version
+            if key.birth > version:
+                # It has not ended, it is new: the client has written by a table that this node has not read.
+                raise SlotsMoved.to(name, key.birth, version)
+            if key not in fence.ended and (gone := self._ended.gone(key)) is not None:
+                fence.ended[key] = offset
+                self._contain(fence, gone.ends)
+            fence.ended[key] = max(offset, fence.ended.get(key, -1))
+
     def _ask_ended(self, fence: ClusterFence, conditions: _Conditions, reading: Reading) -> dict[GroupKey, HandOvers]:
         """What the groups that the table has no longer have handed over, as far as the answer depends on it."""
-        for name, offset in reading.after.items():
-            if name not in fence.keys:
-                header, birth = parse_group(name)
-                key = GroupKey(header, birth or FIRST_BIRTH)
-                fence.ended[key] = max(offset, fence.ended.get(key, -1))
         found = dict[GroupKey, HandOvers]()
-        for key, offset in fence.ended.items():
+        for key, offset in list(fence.ended.items()):
             request = conditions.request(key, 0, offset, fence.wanted.get(key, {}))
-            hand_overs = self._ended.hand_overs(key, request, conditions.schema, reading.timer)
-            if hand_overs is None:
+            known = self._ended.hand_overs(key, request, conditions.schema, reading.timer, fence.keys.values())
+            if isinstance(known, Gone):
                 fence.gone.add(key)
+                self._contain(fence, known.ends)
             else:
-                found[key] = hand_overs
+                found[key] = known
         return found
 
     def wait_for(self, reading: Reading) -> bool:

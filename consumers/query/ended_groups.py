@@ -5,8 +5,9 @@ A group that ended hands over what its log still takes. Then its topic is delete
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 from headrace.connectors.log.port import Log, TopicMissing
 from headrace.connectors.log.topics import Topics
@@ -25,25 +26,52 @@ GONE_MAX = 1_000
 """Groups that are known to have ended; beyond it their topics are looked up again."""
 
 
+class GroupTopics(Protocol):
+    """The topics of groups, as the log has them now."""
+
+    def is_deleted(self, key: GroupKey) -> bool:
+        """Whether a group has no topic any more. Raises LogUnavailable."""
+        ...
+
+    def newest_offset(self, key: GroupKey) -> int:
+        """The offset of a group's newest record; -1 for none. Raises LogUnavailable."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """A group whose topic is deleted. Everything that it handed over is up to the offsets `ends` of other groups."""
+
+    ends: Mapping[str, int]
+
+
 class EndedGroups:
     """Asks a group that ended, here or at another node. Every method may be called from any thread."""
 
-    def __init__(self, local: LocalSource, remote: RemoteRows, is_deleted: Callable[[GroupKey], bool]) -> None:
-        """`is_deleted`: whether the topic of a group does not exist any more."""
+    def __init__(self, local: LocalSource, remote: RemoteRows, topics: GroupTopics) -> None:
         self._local = local
         self._remote = remote
-        self._is_deleted = is_deleted
-        self._gone: set[GroupKey] = set()
+        self._topics = topics
+        self._gone: dict[GroupKey, Gone] = {}
+
+    def gone(self, key: GroupKey) -> Gone | None:
+        """A group that this node knows to be gone."""
+        return self._gone.get(key)
 
     def hand_overs(
-        self, key: GroupKey, request: RemoteScanRequest, schema: TableSchema, timer: ReadTimer
-    ) -> HandOvers | None:
+        self,
+        key: GroupKey,
+        request: RemoteScanRequest,
+        schema: TableSchema,
+        timer: ReadTimer,
+        present: Iterable[GroupKey],
+    ) -> HandOvers | Gone:
         """What a group has handed over once it has applied and accepted what a request names.
 
-        None: it is gone, and everything was handed over. Raises NotCaughtUp, GroupUnavailable.
+        `present` are the groups of the table. Raises NotCaughtUp, GroupUnavailable, LogUnavailable.
         """
-        if key in self._gone:
-            return None
+        if (known := self._gone.get(key)) is not None:
+            return known
         name = group_name(key)
         for group in list(self._local.groups.values()):
             if group.key == name and not group.health.holds(State.LEAVING):
@@ -64,14 +92,16 @@ class EndedGroups:
                 with self._remote.scan(empty, wire_schema(schema, empty.columns), timer) as scan:
                     return scan.hand_overs
         except GroupUnavailable:
-            if not self._is_deleted(key):
+            if not self._topics.is_deleted(key):
                 raise
         else:
-            if not self._is_deleted(key):
+            if not self._topics.is_deleted(key):
                 raise GroupUnavailable.because(name, ["it has ended, and no node that holds it is online"])
+        # One member of each next holder had accepted all of it. The one that is read may be behind that one.
+        gone = Gone({group_name(each): self._topics.newest_offset(each) for each in present})
         if len(self._gone) < GONE_MAX:
-            self._gone.add(key)
-        return None
+            self._gone[key] = gone
+        return gone
 
     def _here(self, group: Group, request: RemoteScanRequest, timer: ReadTimer) -> HandOvers:
         def reached() -> bool:
@@ -86,15 +116,15 @@ class EndedGroups:
         return HandOvers.of(group.applied.changes)
 
 
-class DeletedTopics:
-    """Whether topics of groups were deleted, by the log."""
+class LogTopics:
+    """See GroupTopics."""
 
     def __init__(self, log: Log, topics: Topics) -> None:
         self._log = log
         self._topics = topics
 
-    def __call__(self, key: GroupKey) -> bool:
-        """Whether a group has no topic any more. Raises LogUnavailable."""
+    def is_deleted(self, key: GroupKey) -> bool:
+        """See GroupTopics."""
         try:
             self._log.describe(self._topics.forward(key.group, key.birth))
         except TopicMissing:
@@ -102,3 +132,10 @@ class DeletedTopics:
             self._log.describe(self._topics.membership)
             return True
         return False
+
+    def newest_offset(self, key: GroupKey) -> int:
+        """See GroupTopics."""
+        try:
+            return self._log.describe(self._topics.forward(key.group, key.birth)).end - 1
+        except TopicMissing:
+            return -1

@@ -313,9 +313,9 @@ class LocalSource:
 
     def _check_table(self, group: Group, fence: ReadFence) -> None:
         version = fence.table_version if isinstance(fence, LocalFence) else 0
-        settled = group.applied.changes.settled_version
-        if version and settled > version:
-            raise SlotsMoved.to(group.name, settled, version)
+        proven = group.applied.changes.proven_version
+        if version and proven > version:
+            raise SlotsMoved.to(group.name, proven, version)
 
     def _await_data(
         self, group: Group, database: str, start_ns: int | None, end_ns: int | None, reading: Reading

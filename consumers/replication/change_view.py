@@ -103,6 +103,12 @@ class ChangeView:
         """The newest table version whose second phase, or birth, this group has reached."""
         return self.settled
 
+    @property
+    def proven_version(self) -> int:
+        """The newest table version that a record here has shown to count, also while the second phase is to come."""
+        # A writer of the new table proves it. From then on there are rows here that the former holder may have, too.
+        return max(self.settled, self.era)
+
     def due_offset(self) -> int | None:
         """The lowest offset of a record that another group must still accept; None if nothing is due."""
         return min((each.transfer.offset for due in self.due.values() for each in due[:1]), default=None)

@@ -6,7 +6,8 @@ one key the last one wins, first by the table under which its log held the slot,
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from bisect import bisect_right
+from collections.abc import Iterable
 
 from headrace.connectors.log.memory import MemoryLog
 from headrace.connectors.log.port import Headers, Record
@@ -16,7 +17,8 @@ from headrace.consumers.replication.applied_state import AppliedState
 from headrace.consumers.replication.founding import Founding
 from headrace.consumers.replication.replica import Replica
 from headrace.schemas.group_changes import BarrierPhase, GroupKey, HandedOver, HandOverPosition, Rank, Takeover
-from headrace.schemas.messages import Delete, Write, decode_message
+from headrace.schemas.messages import Delete, Message, Write, decode_message
+from tests.sim.migration_expected import Entry, Expected
 from tests.sim.migration_rows import GroupRows
 from tests.unit.replication.slot_logs import rows_of, slots_of
 
@@ -39,23 +41,6 @@ class ClosableLog(MemoryLog):
         return super().store(topic, value, key, headers)
 
 
-@dataclass
-class Expected:
-    """What the logs ask for: by key, the place of each record in the order of that key, and its value."""
-
-    records: dict[str, list[tuple[tuple[int, int], int | None]]] = field(default_factory=dict)
-    sent: set[tuple[str, int]] = field(default_factory=set)
-
-    def note(self, key: str, era: int, version: int, value: int | None) -> None:
-        """A record about a key is in the log that has held its slot since a table."""
-        self.records.setdefault(key, []).append(((era, version), value))
-
-    def value(self, key: str) -> int | None:
-        """The value that an answer must have; None for none."""
-        order = sorted(self.records.get(key, ()), key=lambda each: each[0])
-        return order[-1][1] if order else None
-
-
 class TrueGroup:
     """One group with its log, a replica that has read all of it, and its rows."""
 
@@ -70,6 +55,9 @@ class TrueGroup:
         self.cuts: dict[tuple[GroupKey, int], tuple[int, int]] = {}
         self.barriers: dict[tuple[int, BarrierPhase], int] = {}
         self.deleted = False
+        # The versions at which an answer changed, and all answers from there on, by key.
+        self._changed = [0]
+        self._answers: list[dict[str, int]] = [{}]
 
     @property
     def read(self) -> int:
@@ -85,6 +73,19 @@ class TrueGroup:
         """Records that were appended since."""
         return [] if self.deleted else self.log.topic(self.topic).records[self.read :]
 
+    def note_answers(self, keys: Iterable[str]) -> None:
+        """The newest record may have changed what this group answers for some keys."""
+        before = self._answers[-1]
+        values = {key: self.rows.value(key) for key in keys}
+        if any(before.get(key) != value for key, value in values.items()):
+            after = {key: value for key, value in (before | values).items() if value is not None}
+            self._changed.append(self.read)
+            self._answers.append(after)
+
+    def answers(self, version: int) -> dict[str, int]:
+        """What a replica that has read so much answers, by key, without those that it has no row of."""
+        return self._answers[bisect_right(self._changed, version) - 1]
+
 
 class TrueGroups:
     """All groups that there have been, by topic, and what must come out of their logs."""
@@ -94,11 +95,17 @@ class TrueGroups:
         self.groups: dict[str, TrueGroup] = {}
         self.tables: list[SlotTable] = []
         self.expected = Expected()
+        self._takeovers: dict[tuple[GroupKey, int], list[tuple[GroupKey, HandOverPosition]]] = {}
+        self._by_key: dict[GroupKey, TrueGroup] = {}
+        self._moves_of: dict[int, tuple[int, list[tuple[int, GroupKey, GroupKey | None]]]] = {}
         self._files: dict[tuple[GroupKey, int, GroupKey], dict[str, dict[Rank, int]]] = {}
 
     def by_key(self, key: GroupKey) -> TrueGroup:
         """A group of a header and a birth."""
-        return next(each for each in self.groups.values() if each.key == key)
+        found = self._by_key.get(key)
+        if found is None:
+            found = self._by_key[key] = next(each for each in self.groups.values() if each.key == key)
+        return found
 
     def read_all(self) -> None:
         """Take every new record of every log."""
@@ -107,10 +114,11 @@ class TrueGroups:
                 self._take(group, record)
 
     def _take(self, group: TrueGroup, record: Record) -> None:
-        state, body = group.replica.state, decode_message(record.value).body
+        message = decode_message(record.value)
+        state, body = group.replica.state, message.body
         given = frozenset(state.changes.given)
         if isinstance(body, Write | Delete):
-            self._expect(group, body, decode_message(record.value).position.producer)
+            self._expect(group, message, body)
         actions = group.replica.apply(record.offset, record.value, record.headers)
         group.rows.act(actions, state.changes.era)
         for action in actions:
@@ -123,31 +131,35 @@ class TrueGroups:
         after = group.newest.changes
         if (after.change, after.phase) != (before.change, before.phase) and after.phase is not None:
             group.barriers[after.change, after.phase] = state.version
+        if actions or isinstance(body, HandedOver):
+            group.note_answers(_values_of(body) if isinstance(body, Write | Delete) else KEYS)
 
-    def _expect(self, group: TrueGroup, body: Write | Delete, producer: str) -> None:
-        # A record that arrives twice counts where it came first.
-        version = group.replica.state.version + 1
-        if any(known == producer for known, _ in self.expected.sent):
+    def _expect(self, group: TrueGroup, message: Message, body: Write | Delete) -> None:
+        version, known = group.replica.state.version + 1, self.expected.log(group.topic)
+        if not known.counts(message):
             return
-        self.expected.sent.add((producer, version))
         named = body.slot_table_version if isinstance(body, Write) else 0
         proven = max(named, group.replica.state.changes.era)
-        rows: dict[str, int | None] = dict(rows_of(body)) if isinstance(body, Write) else {body.tags["key"][0]: None}
-        for key, value in rows.items():
-            era = max(since for since in self._held_since(group.key, int(key[0])) if since <= proven)
-            self.expected.note(key, era, version, value)
+        for key, value in _values_of(body).items():
+            slot = int(key[0])
+            if isinstance(body, Delete) or known.counts_for(slot, message):
+                era = max(since for since in self._held_since(group.key, slot) if since <= proven)
+                self.expected.add(key, Entry(era, version, value, group.topic))
 
     def _held_since(self, key: GroupKey, slot: int) -> list[int]:
         """The versions of the tables with which a slot came to a group."""
-        holders = [
-            (table.version, GroupKey(table.holder(slot), table.birth(table.holder(slot)))) for table in self.tables
-        ]
-        befores = [None, *(holder for _, holder in holders)]
-        return [
-            version
-            for (version, holder), before in zip(holders, befores, strict=False)
-            if holder == key and before != key
-        ]
+        return [version for version, holder, _ in self._moves(slot) if holder == key]
+
+    def _moves(self, slot: int) -> list[tuple[int, GroupKey, GroupKey | None]]:
+        """Each table with which a slot got another holder, with that one and the former one."""
+        count, moves = self._moves_of.setdefault(slot, (0, []))
+        for table in self.tables[count:]:
+            holder = GroupKey(table.holder(slot), table.birth(table.holder(slot)))
+            former = moves[-1][1] if moves else None
+            if holder != former:
+                moves.append((table.version, holder, former))
+        self._moves_of[slot] = len(self.tables), moves
+        return moves
 
     def _leave(self, group: TrueGroup, cut: CutSlots, given: frozenset[int]) -> None:
         """The files of the slots that leave, with the deletes applied."""
@@ -158,15 +170,24 @@ class TrueGroups:
             group.cuts[moved.key, changes.table_version] = version, parts
             leaving = [key for key in KEYS if int(key[0]) in moved.slots and int(key[0]) not in given]
             self._files[group.key, version, moved.key] = {key: group.rows.leave(key) for key in leaving}
+        slots = {slot for moved in cut.moves for slot in moved.slots} - given
+        self.expected.cut(group.key, group.topic, version, slots)
 
     def _arrive(self, group: TrueGroup, handed: HandedOver) -> None:
         """The next holder attaches the files of a cut when it has accepted the takeover."""
-        origin = group.replica.state.changes.origins.get(handed.origin)
-        name = handed.origin, handed.position.version, group.key
-        if origin is None or origin.position != handed.position or name not in self._files:
+        origin, position = group.replica.state.changes.origins.get(handed.origin), handed.position
+        if origin is None or origin.position != position:
             return
-        assert isinstance(handed.body, Takeover)
-        group.rows.attach(self._files.pop(name), handed.body.table_version)
+        body, cuts = handed.body, self.by_key(handed.origin).cuts
+        last = isinstance(body, Takeover) and cuts.get((group.key, body.table_version)) == (
+            position.version,
+            position.part + 1,
+        )
+        self.expected.handed(group.topic, handed, last=last)
+        name = handed.origin, position.version, group.key
+        if name in self._files:
+            assert isinstance(body, Takeover)
+            group.rows.attach(self._files.pop(name), body.table_version)
 
     def holder(self, slot: int) -> TrueGroup:
         """The group that holds a slot by the newest table."""
@@ -176,13 +197,33 @@ class TrueGroups:
 
     def value(self, key: str) -> int | None:
         """What a query would answer for a key."""
-        held = self.holder(int(key[0])).rows.visible(key)
-        return held[max(held)] if held else None
+        return self.holder(int(key[0])).rows.value(key)
+
+    def takeovers(self, key: GroupKey, table_version: int) -> list[tuple[GroupKey, HandOverPosition]] | None:
+        """By the former holder, the end of each takeover of slots that came with a table or before; None before a cut."""
+        found = self._takeovers.get((key, table_version))
+        if found is None:
+            cuts = {
+                (former, self.cut_of(former, key, version))
+                for slot in range(SLOTS)
+                for version, holder, former in self._moves(slot)
+                if holder == key and former is not None and version <= table_version
+            }
+            found = [(former, cut) for former, cut in cuts if cut is not None]
+            if len(found) < len(cuts):
+                return None
+            self._takeovers[key, table_version] = found
+        return found
 
     def cut_of(self, donor: GroupKey, target: GroupKey, table_version: int) -> HandOverPosition | None:
         """The last part of the takeover of a target with a table; None before the cut."""
         found = self.by_key(donor).cuts.get((target, table_version))
         return None if found is None else HandOverPosition(found[0], found[1] - 1)
+
+
+def _values_of(body: Write | Delete) -> dict[str, int | None]:
+    """By key, what a record asks for; None for its deletion."""
+    return dict(rows_of(body)) if isinstance(body, Write) else {body.tags["key"][0]: None}
 
 
 def new_replica(founding: Founding) -> Replica:

@@ -30,8 +30,8 @@ class GroupRows:
     """
 
     values: dict[str, dict[Rank, int]] = field(default_factory=dict)
-    deletes: list[tuple[Rank, str]] = field(default_factory=list)
-    handed: list[tuple[Rank, frozenset[int], str]] = field(default_factory=list)
+    deletes: dict[str, list[Rank]] = field(default_factory=dict)
+    handed: dict[str, list[Rank]] = field(default_factory=dict)
     held_since: dict[int, int] = field(default_factory=dict)
     newest: dict[tuple[int, int], int] = field(default_factory=dict)
     unsealed: set[tuple[str, Rank]] = field(default_factory=set)
@@ -49,7 +49,7 @@ class GroupRows:
                         self._add(key, rank, value)
                 self._records += 1
             elif isinstance(action, ApplyDelete):
-                self.deletes.append((Rank(era, action.version), action.delete.tags["key"][0]))
+                self.deletes.setdefault(action.delete.tags["key"][0], []).append(Rank(era, action.version))
             elif isinstance(action, ApplyHandedDelete):
                 self._delete(action.rank, frozenset(action.slots), action.delete.tags["key"][0])
             elif isinstance(action, SealNow):
@@ -60,16 +60,15 @@ class GroupRows:
     def _add(self, key: str, rank: Rank, value: int) -> None:
         assert (key, rank) not in self.seen, f"{key} twice at {rank}"
         self.seen.add((key, rank))
-        slot = int(key[0])
         # Deletes that were handed over before hide a late row when it comes.
-        if not any(deleted == key and slot in slots and rank < of for of, slots, deleted in self.handed):
+        if not any(rank < each for each in self.handed.get(key, ())):
             self.values.setdefault(key, {})[rank] = value
             self.unsealed.add((key, rank))
 
     def _delete(self, rank: Rank, slots: frozenset[int], key: str) -> None:
-        self.handed.append((rank, slots, key))
         if int(key[0]) not in slots:
             return
+        self.handed.setdefault(key, []).append(rank)
         for each in [each for each in self.values.get(key, {}) if each < rank]:
             if (key, each) in self.unsealed or self._file(key, each) < rank:
                 del self.values[key][each]
@@ -108,10 +107,9 @@ class GroupRows:
             for rank in rows:
                 self._note(key, rank)
         for key in found:
-            for rank, slots, deleted in self.handed:
-                if deleted == key and int(key[0]) in slots:
-                    kept = {each: value for each, value in self.values[key].items() if self._kept(key, each, rank)}
-                    self.values[key] = kept
+            for rank in self.handed.get(key, ()):
+                kept = {each: value for each, value in self.values[key].items() if self._kept(key, each, rank)}
+                self.values[key] = kept
 
     def _kept(self, key: str, row: Rank, delete: Rank) -> bool:
         return (key, row) in self.unsealed or not self._file(key, row) < delete
@@ -120,6 +118,11 @@ class GroupRows:
         """The rows of a key that no delete hides."""
         since = self.held_since.get(int(key[0]), 0)
         # An own delete of an era before the slot came concerns no row of a former holder.
-        hiding = (rank for rank, deleted in self.deletes if deleted == key and rank.era >= since)
+        hiding = (rank for rank in self.deletes.get(key, ()) if rank.era >= since)
         newest = max(hiding, default=Rank(0, 0))
         return {rank: value for rank, value in self.values.get(key, {}).items() if rank > newest}
+
+    def value(self, key: str) -> int | None:
+        """What the group answers for a key; None for no row."""
+        found = self.visible(key)
+        return found[max(found)] if found else None

@@ -11,10 +11,15 @@ import pytest
 from headrace.consumers.migration import barriers, change_tasks, hand_over_sender
 from headrace.consumers.migration.change_tasks import ChangeTasks
 from headrace.consumers.migration.hand_over_sender import HandOverSender
+from headrace.consumers.replication.actions import Action, ApplyRows
 from headrace.consumers.replication.change_state import ChangeState, HandOver
 from headrace.consumers.replication.change_view import ChangeView
-from headrace.schemas.group_changes import Barrier, GroupKey, HandedOver, HandOverPosition, Takeover
+from headrace.consumers.replication.producer_section import Origin, Section
+from headrace.consumers.replication.replica import Replica
+from headrace.schemas.group_changes import Barrier, GroupKey, HandedOver, HandOverPosition, Rank, Takeover
 from headrace.schemas.messages import Message
+from tests.sim import migration_reads
+from tests.sim.migration_reads import Reads
 from tests.sim.migration_simulation import MigrationSimulation
 
 Break = Callable[[pytest.MonkeyPatch], None]
@@ -100,7 +105,49 @@ def _close_logs_at_the_end_of_the_change(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(MigrationSimulation, "_all_settled", lambda *_: True)
 
 
+def _rank_by_the_last_holder(patch: pytest.MonkeyPatch) -> None:
+    handed_over = Replica._handed_over
+
+    def broken(self: Replica, handed: HandedOver) -> list[Action]:
+        here = Rank(self.state.changes.era, self.state.version)
+        actions = handed_over(self, handed)
+        return [replace(each, rank=here) if isinstance(each, ApplyRows) else each for each in actions]
+
+    patch.setattr(Replica, "_handed_over", broken)
+
+
+def _keep_the_era_until_the_barrier(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(ChangeState, "note_table", lambda *_: None)
+
+
+def _leave_producers_with_the_former_holder(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Section, "add", lambda *_: None)
+
+
+def _forget_late_batches(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Origin, "note", lambda *_: None)
+
+
+def _answer_by_the_former_table(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(ChangeView, "proven_version", property(lambda self: self.settled))
+
+
+def _answer_without_hand_overs(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(migration_reads, "missing", lambda _read: {})
+
+
+def _answer_behind_a_deleted_group(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Reads, "note_gone", lambda *_: None)
+
+
 MIGRATION_RULES = (
+    MigrationRule("rows that are handed over keep their rank", _rank_by_the_last_holder),
+    MigrationRule("rows by a new table outrank those of the former holder", _keep_the_era_until_the_barrier),
+    MigrationRule("the newest batches move with the slots", _leave_producers_with_the_former_holder),
+    MigrationRule("late batches are known at the next holder", _forget_late_batches),
+    MigrationRule("rows by a new table end answers by the former one", _answer_by_the_former_table),
+    MigrationRule("an answer has what was handed over", _answer_without_hand_overs),
+    MigrationRule("an answer has what a deleted group has handed over", _answer_behind_a_deleted_group),
     MigrationRule("a hand-over names the one before it", _name_the_accepted_one),
     MigrationRule("a hand-over counts behind the one before it only", _take_hand_overs_in_any_order),
     MigrationRule("the first phase is reported when new members follow", _report_before_new_members_follow),

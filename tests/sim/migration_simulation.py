@@ -24,23 +24,15 @@ from headrace.schemas.membership_records import (
     MembershipChange,
     MetadataClaim,
 )
-from headrace.schemas.messages import (
-    Delete,
-    Leadership,
-    Message,
-    ProducerPosition,
-    Write,
-    decode_message,
-    encode_message,
-)
+from headrace.schemas.messages import Leadership, decode_message
 from headrace.schemas.presence import Presence
 from headrace.schemas.records import Create, Status, encode_membership, format_of_membership
 from tests.sim import migration_groups
-from tests.sim.membership_log import MemberLog
 from tests.sim.migration_groups import KEYS, REPLICATION, SLOTS, ClosableLog, TrueGroup, TrueGroups
 from tests.sim.migration_node import TOPICS, MigrationNode
+from tests.sim.migration_reads import Reads
+from tests.sim.migration_writers import Writers
 from tests.sim.world import Crash, InvariantBroken, World
-from tests.unit.replication.slot_logs import rows_write
 
 NAMES = tuple(f"n{number}" for number in range(1, 7))
 FAULT_MS = 20_000
@@ -53,9 +45,7 @@ FAULTY = 0.2
 """The share of nodes whose appends may fail in a calm schedule."""
 CALM = 0.5
 """The share of schedules with a tenth of the faults: they have more changes."""
-BEGIN, CANCEL, DELETE = 0.8, 0.02, 0.25
-TABLES_KNOWN = 3
-"""A writer has one of so many newest tables."""
+BEGIN, CANCEL = 0.8, 0.02
 _decoded = cache(decode_message)
 
 
@@ -73,8 +63,8 @@ class MigrationSimulation:
         self.ended: list[tuple[int, Phase]] = []
         # How many records of a topic are in the journal of a node, whether it runs or not.
         self.durable: dict[tuple[str, str], int] = {}
-        self._writers = MemberLog(self.world, self.memory, "writers")
-        self._values = 0
+        self.writers = Writers(self)
+        self.reads = Reads(self)
         self._needed: dict[tuple[str, str, int], bool | None] = {}
         self._runs = 0
         self._healed = False
@@ -190,6 +180,7 @@ class MigrationSimulation:
         except Crash:
             self._kill(node)
             return
+        self._read_all_keys()
         if node.alive:
             self.world.after(self.world.random.uniform(*STEP_MS), lambda: self._step(node))
             if not self._healed and self.world.random.random() < FAULTS_PER_STEP * self._faults:
@@ -223,6 +214,7 @@ class MigrationSimulation:
             self.world.note(f"{topic} is deleted")
             self.memory.delete_topic(topic)
             group.deleted = True
+            self.reads.note_gone(group)
 
     # Faults.
 
@@ -271,7 +263,7 @@ class MigrationSimulation:
     def _heal(self) -> None:
         self._healed = True
         self.world.reads_cut.clear()
-        self._writers.faulty = False
+        self.writers.log.faulty = False
         for node in self.nodes.values():
             node.log.faulty = False
 
@@ -333,40 +325,26 @@ class MigrationSimulation:
         groups = [group for group in self.truth.groups.values() if not group.deleted]
         staying = [group for group in groups if _is_of(self.table, group.key)]
         # One that ended before may have late records for a later one.
-        ends = [(birth.header, birth.birth) for birth in closable_ends(self.state)]
+        ends = closable_ends(self.state)
         left = [group for group in groups if group not in staying]
-        left.sort(key=lambda group: ends.index((group.key.group, group.key.birth)))
+        left.sort(key=lambda group: ends.index(group.key))
         if self._all_settled(staying):
             self.memory.closed.update(group.topic for group in left[:1])
 
     def _all_settled(self, groups: list[TrueGroup]) -> bool:
         return all(group.newest.changes.settled_version >= self.table.version for group in groups)
 
-    # Writers.
-
     def _write(self) -> None:
         self.read()
-        chance = self.world.random
-        table = chance.choice(self.truth.tables[-TABLES_KNOWN:])
-        header = table.holder(int(chance.choice(KEYS)[0]))
-        topic = TOPICS.forward(header, table.birth(header))
-        keys = [key for key in KEYS if table.holder(int(key[0])) == header]
-        self._values += 1
-        body: Write | Delete
-        if chance.random() < DELETE:
-            body = Delete("db", "t", {"key": (chance.choice(keys),)})
-        else:
-            chosen = sorted(chance.sample(keys, min(len(keys), chance.randint(1, 3))))
-            body = rows_write(dict.fromkeys(chosen, self._values), table.version)
-        group = self.truth.groups[topic]
-        # A delete names no table, so it proves none: a client of a new table comes with a writer of it.
-        ahead = isinstance(body, Delete) and group.newest.changes.settled_version < self.table.version
-        if not group.deleted and not ahead:
-            message = Message(ProducerPosition(f"w{self._values}", 1, 0), body)
-            appender = self._writers.appender()
-            appender.append(topic, encode_message(message), on_delivery=lambda *_: None)
+        self.writers.write()
+        self._read_all_keys()
         if not self._healed:
-            self.world.after(chance.uniform(*WRITE_MS), self._write)
+            self.world.after(self.world.random.uniform(*WRITE_MS), self._write)
+
+    def _read_all_keys(self) -> None:
+        """What a query answers after each step."""
+        self.read()
+        self.reads.read()
 
     # What must hold.
 
@@ -420,7 +398,7 @@ class MigrationSimulation:
         for key in KEYS:
             wanted, found = self.truth.expected.value(key), self.truth.value(key)
             if wanted != found:
-                self.fail(f"{key} is {found} instead of {wanted}: {sorted(self.truth.expected.records[key])}")
+                self.fail(f"{key} is {found} instead of {wanted}: {self.truth.expected.entries.get(key)}")
 
 
 def _is_of(table: SlotTable, key: GroupKey) -> bool:

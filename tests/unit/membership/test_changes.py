@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from headrace.consumers.membership import changes
 from headrace.consumers.membership.changes import REQUESTS_KEPT, MembershipState, Verdict, follows
-from headrace.consumers.membership.group_changes import GroupBirth
 from headrace.consumers.membership.ring import RingNode
 from headrace.consumers.membership.running_change import Phase, SlotState
 from headrace.consumers.membership.slot_table import SlotTable
 from headrace.consumers.replication.founding import Founding
+from headrace.schemas.group_changes import GroupKey
 from headrace.schemas.membership_records import (
     Cancel,
     Change,
@@ -325,30 +325,30 @@ def test_groups_have_their_founders_as_long_as_a_node_may_open_them() -> None:
     """
     state = began()
     first = dict(state.founders)
-    assert {GroupBirth(node): Founding(BASE.group(node)) for node in NODES} == first
+    assert {GroupKey(node, 1): Founding(BASE.group(node)) for node in NODES} == first
     state = run(state, change(state, ChangeKind.ADD, JOINER))
     assert first == state.founders
     state = run(state, *pre_done(state))
     assert first == run(state, Cancel(FIRST, 1)).founders
     state = run(state, Formal(FIRST, 1))
-    joined = GroupBirth(JOINER, 2)
+    joined = GroupKey(JOINER, 2)
     gains = tuple(slot for slot, _ in table_of(state).moved)
     added = {joined: Founding((JOINER, "plant-3", "plant-4"), 2, gains)}
     assert first | added == state.founders
     state = whole(run(state, *slots_done(state)), ChangeKind.REMOVE, "plant-3", "r2")
-    assert (first | added, {GroupBirth("plant-3")}) == (state.founders, set(state.ended))
-    assert ("plant-3", "plant-4", "plant-5") == state.ended[GroupBirth("plant-3")]
+    assert (first | added, {GroupKey("plant-3", 1)}) == (state.founders, set(state.ended))
+    assert ("plant-3", "plant-4", "plant-5") == state.ended[GroupKey("plant-3", 1)]
     again = change(state, ChangeKind.ADD, "plant-3", "r3")
     assert Verdict.TOO_EARLY == verdict(state, again)
     # Another change need not wait: both groups are kept.
     later = whole(state, ChangeKind.REMOVE, "plant-5", "r4")
-    assert {GroupBirth("plant-3"), GroupBirth("plant-5")} == set(later.ended)
+    assert {GroupKey("plant-3", 1), GroupKey("plant-5", 1)} == set(later.ended)
     assert set(first | added) == set(later.founders)
     state = run(state, Exile(FIRST, "plant-3"))
     assert ({}, {"plant-3": state.records}) == (state.ended, state.exiles)
-    assert GroupBirth("plant-3") not in state.founders
+    assert GroupKey("plant-3", 1) not in state.founders
     state = run(state, change(state, ChangeKind.ADD, "plant-3", "r3"), *pre_done(run(state, again)), Formal(FIRST, 3))
-    reborn = state.founders[GroupBirth("plant-3", 4)]
+    reborn = state.founders[GroupKey("plant-3", 4)]
     assert (table_of(state).group("plant-3"), 4) == (reborn.members, reborn.birth)
 
 
@@ -474,10 +474,10 @@ def test_any_log_gives_every_reader_one_state(order: list[int], orderly: bool) -
             version = table.version
             assert 60 == sum(table.slot_counts().values())
             assert state.change is None or state.change.table.version in (version, version + 1)
-            births = {GroupBirth(header, table.birth(header)) for header in table.headers}
+            births = {GroupKey(header, table.birth(header)) for header in table.headers}
             assert set(state.founders) == births | set(state.ended)
             assert not births.intersection(state.ended)
-            assert len({birth.header for birth in state.founders}) == len(state.founders)
+            assert len({birth.group for birth in state.founders}) == len(state.founders)
     again = MembershipState()
     for record in records:
         again, _ = again.apply_value(encode_membership("another reader", record))

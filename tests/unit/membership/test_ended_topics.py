@@ -5,11 +5,11 @@ from __future__ import annotations
 from headrace.connectors.log.memory import MemoryLog
 from headrace.connectors.log.topics import Topics
 from headrace.consumers.membership.ended_topics import DELETED_AFTER_S, LOOK_INTERVAL_S, EndedTopics
-from headrace.consumers.membership.group_changes import GroupBirth
+from headrace.schemas.group_changes import GroupKey
 from tests.unit.membership.test_membership_follower import StepClock
 
 TOPICS = Topics("c")
-BIRTH = GroupBirth("n3", 2)
+BIRTH = GroupKey("n3", 2)
 TOPIC = TOPICS.forward("n3", 2)
 
 

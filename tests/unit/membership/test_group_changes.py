@@ -5,8 +5,10 @@ from __future__ import annotations
 import random
 
 from headrace.connectors.log.topics import Topics
-from headrace.consumers.membership.group_changes import GroupBirth, GroupChanges, group_changes, groups_at
+from headrace.consumers.membership.group_changes import GroupChanges, group_changes, groups_at
 from headrace.consumers.membership.slot_table import SlotTable
+from headrace.schemas.group_changes import GroupKey
+from headrace.schemas.group_names import group_name
 
 
 def test_a_node_gets_exactly_the_groups_of_the_table() -> None:
@@ -15,7 +17,7 @@ def test_a_node_gets_exactly_the_groups_of_the_table() -> None:
     """
     chance = random.Random(14)
     table = SlotTable.create([f"n{number}" for number in range(5)], 3, 60)
-    present: dict[str, set[GroupBirth]] = {}
+    present: dict[str, set[GroupKey]] = {}
     for number in range(60):
         leavers = [node for node in table.nodes if len(table.nodes) > 3 and chance.random() < 0.3]
         table = table.remove_node(leavers[0]) if leavers else table.add_node(f"n{number % 9 + 5}x{number}")
@@ -24,8 +26,8 @@ def test_a_node_gets_exactly_the_groups_of_the_table() -> None:
             changes = group_changes(before, wanted)
             present[node] = (before - set(changes.closed)) | set(changes.opened)
             assert set(wanted) == present[node]
-            assert {group.header for group in wanted} == set(table.groups_of(node) if node in table.nodes else ())
-            assert all(group.birth == table.birth(group.header) for group in wanted)
+            assert {group.group for group in wanted} == set(table.groups_of(node) if node in table.nodes else ())
+            assert all(group.birth == table.birth(group.group) for group in wanted)
             assert all(node in founding.members for founding in wanted.values())
             assert GroupChanges() == group_changes(present[node], wanted)
 
@@ -35,9 +37,9 @@ def test_a_group_that_was_born_again_is_another_group() -> None:
     table = SlotTable.create(("n1", "n2", "n3"), 2, 60)
     again = table.remove_node("n3").add_node("n3")
     changes = group_changes(groups_at(table, "n3"), groups_at(again, "n3"))
-    assert GroupBirth("n3", 1) in changes.closed
-    assert GroupBirth("n3", 3) in changes.opened
-    assert ("n3", "n3@3") == (GroupBirth("n3").key, GroupBirth("n3", 3).key)
+    assert GroupKey("n3", 1) in changes.closed
+    assert GroupKey("n3", 3) in changes.opened
+    assert ("n3", "n3@3") == (group_name(GroupKey("n3", 1)), group_name(GroupKey("n3", 3)))
 
 
 def test_a_forward_topic_has_its_header_and_its_birth() -> None:

@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.consumers.membership.changes import MembershipState, Verdict
-from headrace.consumers.membership.group_changes import GroupBirth
 from headrace.consumers.membership.placement import (
     closable_ends,
     early_groups,
@@ -22,6 +21,7 @@ from headrace.consumers.membership.placement import (
     wanted_groups,
 )
 from headrace.consumers.membership.running_change import RunningChange
+from headrace.schemas.group_changes import GroupKey
 from headrace.schemas.membership_records import Cancel, Change, ChangeKind, Exile, Formal, MembershipChange
 from tests.unit.membership.test_changes import (
     FIRST,
@@ -39,10 +39,10 @@ from tests.unit.membership.test_changes import (
 EVERYBODY = (*NODES, JOINER)
 
 
-def held(state: MembershipState, gone: frozenset[GroupBirth] = frozenset()) -> dict[str, str]:
+def held(state: MembershipState, gone: frozenset[GroupKey] = frozenset()) -> dict[str, str]:
     """The groups of each node, as ascending digits."""
     found = {node[-1]: wanted_groups(state, node, gone) for node in EVERYBODY}
-    return {node: "".join(sorted(birth.header[-1] for birth in wanted)) for node, wanted in found.items()}
+    return {node: "".join(sorted(birth.group[-1] for birth in wanted)) for node, wanted in found.items()}
 
 
 # The ring of the source's figures is 1 2 (6) 3 4 5, with three members a group: node 1 is in the groups 1, 4 and 5.
@@ -79,7 +79,7 @@ def test_new_groups_are_opened_before_their_table_counts() -> None:
     assert {"6", "3", "4"} == {node for node, groups in early.items() if groups}
     formal = run(running, Formal(FIRST, 1))
     assert early["6"] == early["3"] == {birth: formal.founders[birth] for birth in early["6"]}
-    assert [JOINER] == [birth.header for birth in early["6"]]
+    assert [JOINER] == [birth.group for birth in early["6"]]
     assert {} == early_groups(formal, JOINER) == early_groups(run(running, Cancel(FIRST, 1)), JOINER)
     removing = run(state, change(state, ChangeKind.REMOVE, "plant-3"))
     assert {} == early_groups(removing, "plant-4")
@@ -99,7 +99,7 @@ def test_a_removal_step_by_step() -> None:
     state = run(state, *slots_done(state))
     ended = {"1": "145", "2": "125", "3": "3", "4": "1234", "5": "2345", "6": ""}
     assert ended == held(state)
-    group = GroupBirth("plant-3")
+    group = GroupKey("plant-3", 1)
     assert [group] == closable_ends(state)
     later = run(state, change(state, ChangeKind.ADD, JOINER, "r2"))
     assert {"3", "4", "5"} == {node for node, groups in held(later).items() if "3" in groups}
@@ -117,7 +117,7 @@ def test_a_removal_step_by_step() -> None:
 def test_a_group_of_the_table_is_never_gone() -> None:
     """A topic that is missing there is a loss, which others report."""
     state = began()
-    assert TABLE == held(state, frozenset(GroupBirth(node) for node in NODES))
+    assert TABLE == held(state, frozenset(GroupKey(node, 1) for node in NODES))
 
 
 def test_slots_that_move_alone_keep_every_group() -> None:
@@ -170,7 +170,7 @@ class Copies:
         nodes |= {state.change.node} if state.change is not None else set()
         wanted = {node: wanted_groups(state, node) for node in nodes}
         for node, groups in wanted.items():
-            assert len({birth.header for birth in groups}) == len(groups)
+            assert len({birth.group for birth in groups}) == len(groups)
             assert set(groups_of_table(table, node)) <= set(groups)
             assert all(founding == state.founders[birth] for birth, founding in groups.items())
             if state.change is not None:
@@ -181,12 +181,12 @@ class Copies:
             self.holders[slot] = {node for node in self.holders[slot] if births.intersection(wanted.get(node, {}))}
             assert len(self.holders[slot]) >= table.replication, (slot, self.holders[slot])
 
-    def _groups(self, slot: int, before: MembershipState) -> set[GroupBirth]:
+    def _groups(self, slot: int, before: MembershipState) -> set[GroupKey]:
         """The groups whose files have rows of a slot."""
         table = table_of(self.state)
-        found = {GroupBirth(table.holder(slot), table.birth(table.holder(slot)))}
+        found = {GroupKey(table.holder(slot), table.birth(table.holder(slot)))}
         if self.state.change is not None and (former := table.previous_holder(slot)) and self.state.change.formal:
-            found.add(GroupBirth(former, self.state.change.base.birth(former)))
+            found.add(GroupKey(former, self.state.change.base.birth(former)))
         return found
 
 
@@ -203,7 +203,7 @@ def test_no_schedule_of_changes_closes_the_last_copies(seed: int, length: int) -
         table = table_of(state)
         removable = [node for node in table.nodes if node != FIRST.node and len(table.nodes) > table.replication]
         joinable = [node for node in (JOINER, "plant-7", *state.removed) if node not in table.nodes]
-        joinable = [node for node in joinable if node not in {birth.header for birth in state.ended}]
+        joinable = [node for node in joinable if node not in {birth.group for birth in state.ended}]
         kinds = [ChangeKind.ADD] * bool(joinable) + [ChangeKind.REMOVE] * bool(removable)
         kind = chance.choice(kinds)
         node = chance.choice(joinable if kind is ChangeKind.ADD else removable)
@@ -221,7 +221,7 @@ def test_no_schedule_of_changes_closes_the_last_copies(seed: int, length: int) -
             copies.step(done)
         for birth in closable_ends(copies.state):
             if chance.random() < 0.5:
-                copies.step(Exile(FIRST, birth.header))
+                copies.step(Exile(FIRST, birth.group))
 
 
 def test_a_restart_opens_the_same_groups() -> None:
@@ -255,5 +255,5 @@ def test_a_later_change_begins_where_the_one_before_ended(kind: ChangeKind) -> N
     """Nothing of an ended change is left but the groups that ended."""
     state = whole(began(), kind, JOINER if kind is ChangeKind.ADD else "plant-3")
     extra = {node: set(wanted_groups(state, node)) - set(groups_of_table(table_of(state), node)) for node in EVERYBODY}
-    expected = {GroupBirth("plant-3")} if kind is ChangeKind.REMOVE else set()
-    assert expected == set[GroupBirth]().union(*extra.values())
+    expected = {GroupKey("plant-3", 1)} if kind is ChangeKind.REMOVE else set()
+    assert expected == set[GroupKey]().union(*extra.values())

@@ -12,7 +12,6 @@ from headrace.connectors.log.closing import is_closed
 from headrace.connectors.log.memory import MemoryLog
 from headrace.connectors.log.port import RecordTooLarge, TopicMissing
 from headrace.connectors.log.topics import Topics
-from headrace.consumers.membership.group_changes import GroupBirth
 from headrace.consumers.membership.slot_table import SlotTable
 from headrace.consumers.node import group_ending
 from headrace.consumers.node.group_ending import GroupEnding
@@ -24,7 +23,7 @@ from headrace.schemas.records import Role
 from tests.unit.statuses import STATUS
 
 TOPICS = Topics("c")
-BIRTH = GroupBirth("n3", 2)
+BIRTH = GroupKey("n3", 2)
 TOPIC = TOPICS.forward("n3", 2)
 
 

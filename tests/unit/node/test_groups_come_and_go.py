@@ -18,7 +18,7 @@ import pytest
 
 from headrace.connectors.deadline import Deadline
 from headrace.consumers.membership.changes import MembershipState
-from headrace.consumers.membership.group_changes import GroupBirth, groups_at
+from headrace.consumers.membership.group_changes import groups_at
 from headrace.consumers.membership.placement import joining_reason
 from headrace.consumers.membership.slot_table import SlotTable
 from headrace.consumers.migration.puller import SlotPuller
@@ -31,7 +31,8 @@ from headrace.consumers.replication.change_view import ChangeView
 from headrace.consumers.replication.founding import Founding
 from headrace.producers.writer import TableWriter, WriterSettings
 from headrace.schemas.framing import format_headers
-from headrace.schemas.group_changes import Barrier, BarrierPhase
+from headrace.schemas.group_changes import Barrier, BarrierPhase, GroupKey
+from headrace.schemas.group_names import group_name
 from headrace.schemas.messages import Anchor, Message, ProducerPosition, encode_message
 from headrace.schemas.records import Role
 from tests.unit.node.test_fewer_replicas import connected, scan_of
@@ -221,7 +222,7 @@ def test_again_and_again_leaves_nothing_behind(nodes: Nodes) -> None:
     """Opened, closed and deleted in turns, with data and empty: threads and open files are as before, and the node
     still answers. Data is deleted in a step of its own, and never that of a group which the table names.
     """
-    node, old, new = nodes.running["n4"], GroupBirth("n1"), GroupBirth("n0", 2)
+    node, old, new = nodes.running["n4"], GroupKey("n1", 1), GroupKey("n0", 2)
     agree(nodes, "n1", "n0", "n4")
     following(JOINED, node)
     ready(node)
@@ -233,17 +234,17 @@ def test_again_and_again_leaves_nothing_behind(nodes: Nodes) -> None:
             node.placement.lifecycle.delete(old)
         if turn == 1:
             node.placement.lifecycle.delete(new)
-            assert [] == on_disk(node, new.key)
+            assert [] == on_disk(node, group_name(new))
         # The next change may come while the group still recovers.
         if turn == 2:
             ready(node)
             assert ROWS == rows_at(node, "wells")
         following(JOINED, node)
         assert {"n4", "n0@2"} == held(node)
-        assert {"index/n1", "segments/n1"} <= set(on_disk(node, old.key))
+        assert {"index/n1", "segments/n1"} <= set(on_disk(node, group_name(old)))
         node.placement.lifecycle.delete(old)
         node.placement.lifecycle.delete(old)
-        assert [] == on_disk(node, old.key)
+        assert [] == on_disk(node, group_name(old))
         assert nodes.topics.forward("n1") not in node.identity.topics
     # An index may just have had a file more, which it has merged since.
     eventually(lambda: resources(node) <= before, f"{before}, and now {resources(node)}")
@@ -272,7 +273,7 @@ def test_a_node_that_holds_nothing_any_more_is_joining(nodes: Nodes) -> None:
     sql = {"sql": "SELECT count(*) FROM plant.wells"}
     refused = httpx.post(f"{node.http_address}/api/v1/query", json=sql, timeout=60)
     assert (503, "NotReady") == (refused.status_code, refused.json()["error"]["kind"])
-    for birth in (GroupBirth("n1"), GroupBirth("n0", 2)):
+    for birth in (GroupKey("n1", 1), GroupKey("n0", 2)):
         node.placement.lifecycle.delete(birth)
     assert {} == node.identity.topics
     following(JOINED, node)
@@ -308,7 +309,7 @@ def test_a_kill_leaves_the_group_or_nothing(
         with suppress(Killed):
             following(JOINED, node)
             if step in place:
-                node.placement.lifecycle.delete(GroupBirth("n1"))
+                node.placement.lifecycle.delete(GroupKey("n1", 1))
         shutil.copytree(node.directory, tmp_path / "n4")
     settings = nodes.settings("n4")
     copied = settings.node.model_copy(update={"data_dir": str(tmp_path / "n4")})
@@ -323,17 +324,17 @@ def test_a_kill_leaves_the_group_or_nothing(
     finally:
         started.stop()
     following(JOINED, node)
-    node.placement.lifecycle.delete(GroupBirth("n1"))
+    node.placement.lifecycle.delete(GroupKey("n1", 1))
     assert [] == on_disk(node, "n1")
 
 
 def test_a_group_that_was_opened_early_is_opened_again_for_other_slots(nodes: Nodes) -> None:
     """Its change was cancelled, and another one brings it. Nobody leads it before, so its log has no record."""
-    node, topic, birth = nodes.running["n0"], nodes.topics.forward("n9", 7), GroupBirth("n9", 7)
-    others = {node._local.births[each]: group.founding for each, group in node.groups.items()}
+    node, topic, birth = nodes.running["n0"], nodes.topics.forward("n9", 7), GroupKey("n9", 7)
+    others = {node._local.keys[each]: group.founding for each, group in node.groups.items()}
     node.readiness.early = frozenset({topic})
 
-    def follows(wanted: dict[GroupBirth, Founding]) -> bool:
+    def follows(wanted: dict[GroupKey, Founding]) -> bool:
         try:
             node.placement.lifecycle.follow(wanted)
         except GroupBusy:

@@ -370,7 +370,17 @@ class Here:
 
     def source(self, members: Members) -> ClusterSource:
         """The cluster as this node sees it."""
-        return ClusterSource(LocalSource(self.groups, Catalogue(), self), members.rows())
+        return ClusterSource(LocalSource(self.groups, Catalogue(), self), members.rows(), self)
+
+    def is_deleted(self, key: GroupKey) -> bool:
+        """See GroupTopics."""
+        del key
+        return True
+
+    def newest_offset(self, key: GroupKey) -> int:
+        """See GroupTopics."""
+        del key
+        return -1
 
 
 class Group:

@@ -91,6 +91,16 @@ class Group:
         self.rows = rows
         self.store = self
         self._world = world
+        self._unread = 0
+
+    @property
+    def end(self) -> int:
+        """The offset of the newest record of its log, also of one that is not applied here."""
+        return self.applied.offset + self._unread
+
+    def delay(self, records: int) -> None:
+        """So many records are in the log, and not applied here."""
+        self._unread = records
 
     def scan(self, database: str, table: str, **_: Any) -> Scan:
         """See Store."""
@@ -109,6 +119,7 @@ class Group:
 
     def change(self, **changed: Any) -> None:
         """A record that changes what the log has decided."""
+        self._unread = max(0, self._unread - 1)
         view = replace(self.applied.changes, revision=self.applied.changes.revision + 1, **changed)
         self.applied = replace(self.applied, offset=self.applied.offset + 1, changes=view)
 
@@ -217,6 +228,22 @@ class Schemas:
 
 
 @dataclass
+class Topics:
+    """See GroupTopics."""
+
+    deleted: set[GroupKey]
+    groups: Mapping[GroupKey, Group]
+
+    def is_deleted(self, key: GroupKey) -> bool:
+        """See GroupTopics."""
+        return key in self.deleted
+
+    def newest_offset(self, key: GroupKey) -> int:
+        """See GroupTopics."""
+        return self.groups[key].end
+
+
+@dataclass
 class Cluster:
     """Two nodes with a group each, and a node that asks."""
 
@@ -283,7 +310,8 @@ def cluster_of(
 
     deleted: set[GroupKey] = set()
     remote = RemoteRows("me", Table(1, {"a": ("at-a",), "b": ("at-b",)}), Members(), 1_000_000, fetch)
-    source = ClusterSource(source_of(*here), remote, deleted.__contains__, lambda: (world.step(), None)[1])
+    topics = Topics(deleted, {group.birth_key: group for group in groups.values()})
+    source = ClusterSource(source_of(*here), remote, topics, lambda: (world.step(), None)[1])
     engine = QueryEngine(source, [directory], QuerySettings(timeout_ms=5_000))
     with made:
         made.callback(source.close)
@@ -464,6 +492,38 @@ def test_an_offset_of_a_group_that_is_gone_is_reached(directory: Path) -> None:
             cluster.ask(after={"a": 1})
         cluster.deleted.add(DONOR)
         assert 3 == len(cluster.ask(after={"a": 10**6}))
+
+
+@pytest.mark.parametrize("here", [(), ("b",)])
+def test_a_member_that_is_behind_a_group_that_is_gone_is_waited_for(directory: Path, here: tuple[str, ...]) -> None:
+    """Another member had accepted everything when the topic was deleted; the one that is asked reads on before."""
+    with cluster_of(directory, here) as cluster:
+        ended(cluster)
+        cluster.holders["a"] = []
+        cluster.deleted.add(DONOR)
+        cluster.taker.delay(1)
+        cluster.world.steps = [lambda: cluster.taker.accept(DONOR, 9, p2=22)]
+        assert [("p1", 1), ("p2", 22), ("p3", 3)] == cluster.ask(after={"a": 9})
+        # Once more: what is known by now is enough.
+        assert [("p1", 1), ("p2", 22), ("p3", 3)] == cluster.ask(after={"a": 9})
+
+
+def test_an_offset_of_a_group_of_a_newer_table_waits_for_that_table(directory: Path) -> None:
+    """The client wrote to a group that the asked node does not know yet: it has not ended, and has the row."""
+    for here in ((), ("a", "b")):
+        refused = pytest.raises((SlotsMoved, QueryTimeout), match="group c@2 has reached slot table 2|time")
+        with cluster_of(directory, here) as cluster, refused:
+            cluster.ask(after={"c@2": 0}, timeout_ms=300)
+
+
+def test_rows_by_the_next_table_end_a_query_of_the_one_before(directory: Path) -> None:
+    """A writer of the next table is ahead of the barrier: the former holder may have the same row, too."""
+    for here in ((), ("a", "b")):
+        with cluster_of(directory, here) as cluster:
+            cluster.taker.change(phase=BarrierPhase.PRE, table_version=2, era=2)
+            cluster.taker.rows = {"p2": 22, "p3": 3}
+            with pytest.raises((SlotsMoved, QueryTimeout)):
+                cluster.ask(timeout_ms=300)
 
 
 def test_a_bare_name_means_the_group_that_has_the_header(directory: Path) -> None:

@@ -1,0 +1,120 @@
+"""Reads while members change: at every step, by replicas that are behind each other, with what a client has written.
+
+A read asks what a query does (see `ClusterSource`), by the same pure rules: each group of a table has its second
+phase, the data of its slots, and everything that other groups show as handed over. Else it waits.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+from headrace.consumers.membership.slot_table import SlotTable
+from headrace.consumers.query.hand_overs import HandOvers, Required, missing
+from headrace.schemas.group_changes import BEGINNING, GroupKey
+from tests.sim.migration_groups import KEYS, SLOTS, TrueGroup
+
+if TYPE_CHECKING:
+    from tests.sim.migration_simulation import MigrationSimulation
+
+MOMENTS_KEPT = 40
+"""A replica is at one of so many moments before, and so is what a client knows."""
+TABLES_READ = 2
+KNOWN = 0.5
+"""The share of logs that a client has written to."""
+
+
+class Reads:
+    """Asks for every key. Fails for a row that is lost, stale or deleted; a double one fails where it is applied."""
+
+    def __init__(self, simulation: MigrationSimulation) -> None:
+        self._simulation = simulation
+        self._truth = simulation.truth
+        self._moments: deque[dict[str, int]] = deque(maxlen=MOMENTS_KEPT)
+        self._ends: dict[str, dict[str, int]] = {}
+        self.answered = self.waiting = 0
+
+    def note_gone(self, group: TrueGroup) -> None:
+        """A topic is deleted: a node that finds it missing reads the groups of the table to their present ends."""
+        table = self._simulation.table
+        present = (self._truth.by_key(GroupKey(header, table.birth(header))) for header in table.headers)
+        self._ends[group.topic] = {each.topic: each.read for each in present}
+
+    def read(self) -> None:
+        """One read, of what every log has now or had before. Raises InvariantBroken."""
+        chance, truth = self._simulation.world.random, self._truth
+        self._moments.append({topic: group.read for topic, group in truth.groups.items()})
+        known = chance.choice(self._moments)
+        after = {topic: version for topic, version in known.items() if chance.random() < KNOWN}
+        table = chance.choice(truth.tables[-TABLES_READ:])
+        at = self._versions(table, chance.choice(self._moments), after)
+        if at is None:
+            self.waiting += 1
+            return
+        self.answered += 1
+        answers = {key: truth.by_key(key).answers(version) for key, version in at.items()}
+        holders = [_holder(table, slot) for slot in range(SLOTS)]
+        for group, values in answers.items():
+            if strange := [key for key in values if holders[int(key[0])] != group]:
+                self._simulation.fail(f"{group} answers {strange} at {at} with table {table.version}")
+        for key in KEYS:
+            value = answers[holders[int(key[0])]].get(key)
+            if not truth.expected.admits(key, value, after):
+                entries = truth.expected.entries[key]
+                self._simulation.fail(f"{key} was read as {value} at {at}, after {after}: {entries}")
+
+    def _versions(self, table: SlotTable, moment: dict[str, int], after: dict[str, int]) -> dict[GroupKey, int] | None:
+        """By group, how far the replica has read that answers; None while one of them waits."""
+        truth, at = self._truth, dict[GroupKey, int]()
+        after = self._contained(after)
+        if any(truth.groups[topic].key.birth > table.version for topic in after):
+            return None
+        for header in table.headers:
+            group = truth.by_key(GroupKey(header, table.birth(header)))
+            version = max(moment.get(group.topic, 0), after.get(group.topic, 0))
+            at[group.key] = version if self._serves(group, version, table) else group.read
+        required = self._required(at, after)
+        at |= {key: truth.by_key(key).read for key in required}
+        serve = all(self._serves(truth.by_key(key), version, table) for key, version in at.items())
+        return at if serve and not (required and self._required(at, after)) else None
+
+    def _contained(self, after: dict[str, int]) -> dict[str, int]:
+        """What is to be contained, with what the groups that are gone have left to others."""
+        found, waiting = dict(after), list(after)
+        while waiting:
+            for topic, version in self._ends.get(waiting.pop(), {}).items():
+                if version > found.get(topic, -1):
+                    found[topic] = version
+                    waiting.append(topic)
+        return found
+
+    def _serves(self, group: TrueGroup, version: int, table: SlotTable) -> bool:
+        """Whether a group has a table, and the data of every slot that came with it or before."""
+        view = group.history[version].changes
+        if view.settled_version != table.version or view.proven_version > table.version:
+            return False
+        cuts = self._truth.takeovers(group.key, table.version)
+        return cuts is not None and all(view.accepted.get(origin, BEGINNING) >= position for origin, position in cuts)
+
+    def _required(self, at: dict[GroupKey, int], after: dict[str, int]) -> Required:
+        """What groups lack of what others show as handed over, also those that a table has no longer."""
+        truth = self._truth
+        read = {key: HandOvers.of(truth.by_key(key).history[version].changes) for key, version in at.items()}
+        required = missing(read)
+        waiting, gone = list(after), set[GroupKey]()
+        while waiting:
+            group = truth.groups[waiting.pop()]
+            if group.key in read or group.key in gone:
+                continue
+            if group.deleted:
+                gone.add(group.key)
+                continue
+            read[group.key] = HandOvers.of(group.newest.changes)
+            required = missing(read)
+            waiting += [truth.by_key(key).topic for key in required if key not in at]
+        return {key: each for key, each in required.items() if key in at}
+
+
+def _holder(table: SlotTable, slot: int) -> GroupKey:
+    header = table.holder(slot)
+    return GroupKey(header, table.birth(header))
