@@ -59,6 +59,7 @@ SINK_BYTES_MAX = 96 * 1024 * 1024
 INTERVAL_S = 1.0
 BROKER_WAIT_S = 30.0
 BROKER_LOST_WAIT_S = 600.0
+SINK_WAIT_S = 60.0
 STOP_WAIT_S = 10.0
 POLL_S = 0.25
 TRANSIENT_FAULTS_MAX = 5
@@ -86,6 +87,8 @@ class RunOptions:
     interval_s: float = INTERVAL_S
     broker_wait_s: float = BROKER_WAIT_S
     broker_lost_wait_s: float = BROKER_LOST_WAIT_S
+    sink_wait_s: float = SINK_WAIT_S
+    """How long a record waits for its topic, which may have ended, and for memory: Kafka's `max.block.ms`."""
 
 
 def check_session(session: SparkSession) -> None:
@@ -169,15 +172,16 @@ def raw_messages(
 
 
 def forward_writer(
-    raw: DataFrame, job: IngestJob, counts: Accumulator[TaskCounts], checkpoint: str
+    raw: DataFrame, job: IngestJob, counts: Accumulator[TaskCounts], run: RunOptions
 ) -> DataStreamWriter:
     """Writes the forward messages and dead letters of `raw`, a stream of `raw_messages` of which only the
     plan is used.
 
     Tasks add to `counts`.
     """
-    folder = local_folder(checkpoint) if is_local(raw.sparkSession) else None
-    raw_topic, tables = RawTopic(job.topic, checkpoint), BatchTables(checkpoint)
+    folder = local_folder(run.checkpoint) if is_local(raw.sparkSession) else None
+    raw_topic, tables = RawTopic(job.topic, run.checkpoint), BatchTables(run.checkpoint)
+    sink = _sink_options(job, run.sink_wait_s)
 
     def forward(planned: DataFrame, batch: int) -> None:
         query, ranges = query_id(planned, batch), planned_offset_ranges(planned, job.topic)
@@ -193,7 +197,7 @@ def forward_writer(
             numbers = planned.sparkSession.range(0, len(ranges), 1, len(ranges))
             records = numbers.mapInArrow(function, RECORD_DDL)  # type: ignore[arg-type]
             try:
-                records.write.format("kafka").options(**_sink_options(job)).save()
+                records.write.format("kafka").options(**sink).save()
                 break
             except Exception:
                 # A group that ends refuses rows from some moment on: they belong to others by then.
@@ -202,7 +206,7 @@ def forward_writer(
         # Once more: of a topic that was created again meanwhile no offset is committed.
         raw_topic.check(cluster_access(job).topic_id(job.topic))
 
-    return raw.writeStream.foreachBatch(forward).option("checkpointLocation", checkpoint)
+    return raw.writeStream.foreachBatch(forward).option("checkpointLocation", run.checkpoint)
 
 
 def start_query(
@@ -211,7 +215,7 @@ def start_query(
     """Start the query. Raises SpeculationRefused."""
     check_session(session)
     raw = raw_messages(session, job, run.messages_per_batch_max)
-    writer = forward_writer(raw, job, counts or new_counts(session), run.checkpoint).queryName(f"ingest {job.topic}")
+    writer = forward_writer(raw, job, counts or new_counts(session), run).queryName(f"ingest {job.topic}")
     if run.available_now:
         return writer.trigger(availableNow=True).start()
     return writer.trigger(processingTime=f"{round(run.interval_s * 1_000)} milliseconds").start()
@@ -342,7 +346,7 @@ def _wait_out_failure(failure: QueryFailed, job: IngestJob, run: RunOptions, not
     notify("Kafka answers again")
 
 
-def _sink_options(job: IngestJob) -> dict[str, str]:
+def _sink_options(job: IngestJob, wait_s: float) -> dict[str, str]:
     """Options of Spark's Kafka sink."""
     # Idempotence keeps the order of a task's records across retries. Row batches are compressed already.
     return _kafka_options(
@@ -351,6 +355,7 @@ def _sink_options(job: IngestJob) -> dict[str, str]:
             "acks": "all",
             "enable.idempotence": "true",
             "compression.type": "none",
+            "max.block.ms": str(round(wait_s * 1_000)),
             "max.request.size": str(SINK_BYTES_MAX),
             "buffer.memory": str(SINK_BYTES_MAX + 32 * 1024 * 1024),
             "batch.size": str(1024 * 1024),

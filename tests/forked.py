@@ -18,6 +18,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
 from functools import cache
 from pathlib import Path
 from typing import IO, Any
@@ -29,6 +30,8 @@ ARGUMENT_BYTES_MAX = 4_096
 HASH_SEEDS = 2
 """Neighbouring nodes have different ones, so that no copy depends on the order of a set."""
 POLL_S = 0.005
+REQUEST_BYTES_MAX = 200_000
+FORK_TIMEOUT_S = 300.0
 
 
 class Forked:
@@ -126,6 +129,42 @@ class ForkedCluster(LocalCluster):
         number = int(arguments[arguments.index("--id") + 1].removeprefix("n"))
         with Path(os.devnull).open("rb") as nothing:
             return parent(number).fork(arguments, [nothing, log, log], self.node_environment())
+
+
+class ForkService:
+    """Forks for processes that are not Python's: `first_hour/bin/headrace` sends its request to a socket.
+
+    A request is a message as those of `Parent.fork`, with streams 0 to 2; the answer is the exit code.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """`path`: of the socket."""
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._listener.bind(str(path))
+        self._listener.listen()
+        threading.Thread(target=self._accept, name="fork-service", daemon=True).start()
+
+    def close(self) -> None:
+        """Accept no more requests; what was forked runs on."""
+        # It wakes the thread that accepts.
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                connection, _ = self._listener.accept()
+                threading.Thread(target=self._serve, args=(connection,), name="fork-request", daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        with connection, ExitStack() as streams:
+            message, descriptors, _, _ = socket.recv_fds(connection, REQUEST_BYTES_MAX, 3)
+            request = json.loads(message)
+            opened = [streams.enter_context(os.fdopen(each, "rb", closefd=True)) for each in descriptors]
+            forked = parent().fork(request["arguments"], opened, request["environment"], Path(request["directory"]))
+            # Else whoever reads the output to its end would wait for this process.
+            streams.close()
+            connection.send(str(forked.wait(FORK_TIMEOUT_S)).encode())
 
 
 def run_forked(*arguments: str, timeout_s: float = 120.0, **options: Any) -> subprocess.CompletedProcess[str]:

@@ -197,7 +197,7 @@ def _ours(bench: Bench, job: IngestJob) -> Leg:
     """The whole of ingest: parsed, cut, written to the forward logs with acks=all."""
     tally = new_counts(bench.session)
     raw = raw_messages(bench.session, job, MESSAGES_MAX)
-    leg = _run(forward_writer(raw, job, tally, bench.new_checkpoint()))
+    leg = _run(forward_writer(raw, job, tally, RunOptions(bench.new_checkpoint())))
     _check(job, tally.value, bench.rows)
     return leg
 

@@ -3,37 +3,80 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
 
 from headrace.local_cluster import free_port
 from headrace.node_process import NodeProcess, is_stopped
-from tests.forked import Forked, parent, run_forked
+from tests.forked import Forked, ForkService, parent, run_forked
 from tests.waiting import WAIT_S, eventually
 
 WAITING = "waiting for Kafka"
+SHELL_COMMAND = Path(__file__).with_name("first_hour") / "bin" / "headrace"
 
 
-@pytest.mark.parametrize("arguments", [["--version"], ["nonsense"], ["status"], ["config", "show"]])
-def test_a_command_has_the_same_output_and_exit_code(tmp_path: Path, arguments: list[str]) -> None:
-    """Answers, usage errors with the program's name, and expected errors, in a directory and environment of its own."""
-    environment = {"HEADRACE__NODE__ID": "n7", "HEADRACE__CLUSTER__BOOTSTRAP": "127.0.0.1:9", "COLUMNS": "100"}
+WITHOUT_CLUSTER = "no cluster configured"
+ADDRESS = {"HEADRACE__NODE__ID": "n7", "HEADRACE__CLUSTER__BOOTSTRAP": "127.0.0.1:9", "COLUMNS": "100"}
+
+
+def assert_alike(directory: Path, arguments: list[str], environment: dict[str, str]) -> str:
+    """A real process and a fork have the same exit code and output; its standard error."""
     real = subprocess.run(
         [sys.executable, "-m", "headrace", *arguments],
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
         check=False,
-        cwd=tmp_path,
+        cwd=directory,
         env={**os.environ, **environment},
     )
-    forked = run_forked(*arguments, cwd=tmp_path, environment=environment)
+    forked = run_forked(*arguments, cwd=directory, environment=environment)
     assert (real.returncode, real.stdout, real.stderr) == (forked.returncode, forked.stdout, forked.stderr)
+    return real.stderr
+
+
+@pytest.mark.parametrize("arguments", [["--version"], ["nonsense"], ["status"], ["config", "show"]])
+def test_a_command_has_the_same_output_and_exit_code(tmp_path: Path, arguments: list[str]) -> None:
+    """Answers, usage errors with the program's name, and expected errors, in a directory and environment of its own."""
+    assert_alike(tmp_path, arguments, ADDRESS)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["cluster", "show"],
+        ["delete", "--database", "d", "--table", "t", "--tag", "pump=p1"],
+        ["retention", "set", "d.t", "30d"],
+        ["seal"],
+        ["table", "drop", "d.t", "--yes"],
+        ["verify"],
+        ["write", "a.lp", "--database", "d"],
+    ],
+)
+def test_a_command_imports_what_it_needs_when_it_is_alone(tmp_path: Path, arguments: list[str]) -> None:
+    """Commands that the first hour starts as forks only, up to the cluster that is not there."""
+    (tmp_path / "a.lp").write_text("pumps,pump=p1 flow=1 1767225600000000000\n")
+    assert WITHOUT_CLUSTER in assert_alike(tmp_path, arguments, {"COLUMNS": "100"})
+
+
+def test_a_service_forks_for_other_programs(tmp_path: Path) -> None:
+    """A shell's `headrace` has the streams, directory, environment and exit code of the shell's command."""
+    with closing(ForkService(tmp_path / "forks")):
+        environment = {**os.environ, "HEADRACE_FORKS": str(tmp_path / "forks"), "HEADRACE__NODE__ID": "n7"}
+        command = f"{SHELL_COMMAND} config show | grep n7; {SHELL_COMMAND} nonsense 2>&1; echo code $?"
+        done = subprocess.run(
+            ["sh", "-c", command], capture_output=True, text=True, check=False, cwd=tmp_path, env=environment
+        )
+    assert re.search(r"node\.id +. n7 ", done.stdout), done
+    assert "No such command 'nonsense'" in done.stdout
+    assert done.stdout.endswith("code 2\n")
+    assert "" == done.stderr
 
 
 def forked_node(directory: Path, number: int) -> tuple[Forked, NodeProcess]:

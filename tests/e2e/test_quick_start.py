@@ -7,7 +7,9 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -22,6 +24,7 @@ from headrace.local_cluster import LocalCluster
 from headrace.node_process import NodeProcess
 from headrace.pipeline.ingest_metrics import IngestMetrics
 from headrace.pipeline.job import IngestJob
+from tests.forked import ForkService
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.broker
@@ -40,10 +43,17 @@ def block(language: str, containing: str) -> str:
     return str(found[0])
 
 
-def run(command: list[str], directory: Path, timeout_s: float = 180) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end in a directory, as in an activated environment."""
+def run(
+    command: list[str], directory: Path, timeout_s: float = 180, forks: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end in a directory, as in an activated environment.
+
+    With `forks`, the socket of a ForkService, `headrace` is a fork unless the command says otherwise.
+    """
     environment = {name: value for name, value in os.environ.items() if not name.startswith("HEADRACE__")}
     environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    if forks is not None:
+        environment["HEADRACE_FORKS"] = str(forks)
     return subprocess.run(
         command, cwd=directory, env=environment, capture_output=True, text=True, timeout=timeout_s, check=False
     )
@@ -177,6 +187,8 @@ def test_the_first_hour(folder: Path) -> None:
     """What new users met: wrong units, repeated times, odd files, narrow terminals, ingest, missing things, dead nodes;
     each with its exit code.
     """
-    done = run(["sh", str(FIRST_HOUR)], folder, 1_450)
+    # A path of more than about 100 bytes is none for a socket.
+    with tempfile.TemporaryDirectory(prefix="headrace-forks-") as short, closing(ForkService(Path(short) / "forks")):
+        done = run(["sh", str(FIRST_HOUR)], folder, 1_450, Path(short) / "forks")
     assert 0 == done.returncode, f"{done.stdout}\n{done.stderr}"
     assert done.stdout.endswith("the first hour is over\n")

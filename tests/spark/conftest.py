@@ -19,7 +19,7 @@ from headrace.connectors.log.kafka import KafkaLog
 from headrace.connectors.log.port import Record, read_to_end
 from headrace.connectors.log.topics import Topics, dlq
 from headrace.consumers.membership.bootstrap import join_cluster
-from headrace.pipeline.ingest import RunOptions, prepare, run_ingest
+from headrace.pipeline.ingest import SINK_WAIT_S, RunOptions, prepare, run_ingest
 from headrace.pipeline.ingest_progress import IngestProgress
 from headrace.pipeline.job import IngestJob
 from headrace.pipeline.session import close_session, open_session
@@ -65,10 +65,18 @@ class IngestCluster:
             any_time=True,
         )
 
-    def run(self, spark: SparkSession, job: IngestJob, messages_per_batch_max: int = 1_000_000) -> IngestProgress:
+    def run(
+        self,
+        spark: SparkSession,
+        job: IngestJob,
+        messages_per_batch_max: int = 1_000_000,
+        sink_wait_s: float = SINK_WAIT_S,
+    ) -> IngestProgress:
         """Run a job to the current end of its topic."""
         checkpoint = f"checkpoint-{job.topic}-{job.format}-{job.database}"
-        run = RunOptions(str(self.directory / checkpoint), True, messages_per_batch_max, broker_wait_s=5)
+        run = RunOptions(
+            str(self.directory / checkpoint), True, messages_per_batch_max, broker_wait_s=5, sink_wait_s=sink_wait_s
+        )
         prepare(job, run, lambda _line: None)
         return run_ingest(spark, job, run)
 

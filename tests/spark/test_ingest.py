@@ -47,6 +47,8 @@ from tests.unit.membership.growing import SLOTS, TOPICS, Growing
 from tests.waiting import eventually
 
 FLEET = iot(trucks=40, duration_s=1_500, disorder=True)
+ENDED_TOPIC_WAIT_S = 10.0
+"""Every task of the micro-batch waits as long for a topic that is gone."""
 
 
 def lines_of(workload: Workload, form: str, table: str) -> list[bytes]:
@@ -180,7 +182,7 @@ def test_a_group_ends_while_a_micro_batch_is_written(
         stale, newest = [before], ClusterAccess.newest_table
         monkeypatch.setattr(ClusterAccess, "newest_table", lambda access: stale.pop() if stale else newest(access))
         cluster.produce(lines[1::2], partitions=2)
-        cluster.run(spark, cluster.job())
+        cluster.run(spark, cluster.job(), sink_wait_s=ENDED_TOPIC_WAIT_S)
         assert [] == stale
         stored = tables_of([ended, *forward_logs(cluster.log, cluster.topics).values()])[0]
         expected = workload_checksums(FLEET)["diagnostics"]
@@ -232,7 +234,7 @@ def test_an_unknown_source_fails_the_query_with_one_line(spark: SparkSession, cl
     """
     checkpoint = str(cluster.directory / "checkpoint")
     rate = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 5).load()
-    query = forward_writer(rate, cluster.job(), new_counts(spark), checkpoint).start()
+    query = forward_writer(rate, cluster.job(), new_counts(spark), RunOptions(checkpoint)).start()
     with pytest.raises(StreamingQueryException) as raised:
         query.awaitTermination(60)
     failure = explain(raised.value, "raw")

@@ -26,7 +26,7 @@ with headrace.connect(nodes=['$address']) as client:
     answer = client.query('SELECT sum(flow) AS flow FROM hour.pretty', stale_ok=True)
     print(answer.to_dicts()[0]['flow'], answer.as_of is not None)"
 # Ctrl-C ends a command that waits for Kafka; it would be killed, with another exit code, if it took long.
-step 130 'interrupted' timeout --preserve-status --kill-after=5 --signal=INT 8 headrace write fine.lp --database hour
+step 130 'interrupted' real timeout --preserve-status --kill-after=5 --signal=INT 8 headrace write fine.lp --database hour
 
 # `up` mends: what was killed is started again, what runs stays, and a second `up` changes nothing.
 survivor=$(of_cluster "nodes['n1']['pid']")

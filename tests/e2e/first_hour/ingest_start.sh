@@ -7,7 +7,7 @@ step 2 'csv' headrace ingest run --topic hour.raw --format csv --database hour -
 step 1 "no cluster 'nobody' on this Kafka" headrace ingest run --cluster nobody --topic hour.raw --format influx \
     --database hour
 # In a process group of its own, as a shell with job control starts it: Ctrl-C goes to all of the group.
-env --default-signal=INT setsid headrace ingest run --topic hour.raw --format json --database hour --table raw \
+env --default-signal=INT PATH="$real_path" setsid headrace ingest run --topic hour.raw --format json --database hour --table raw \
     --tags pump --checkpoint deep/er/checkpoint --http "$metrics" >ingest.out 2>ingest.log &
 ingest=$!
 trap 'kill -KILL -$ingest 2>/dev/null' EXIT

@@ -32,6 +32,16 @@ also() {
     done
 }
 
+# Most commands are forks of a warm process, if the caller offers these: see tests/forked.py. A start of Python and its
+# imports would be nine tenths of the CPU time of such a step.
+real_path=$PATH
+[ -z "${HEADRACE_FORKS:-}" ] || PATH=$parts/bin:$PATH
+
+# real COMMAND…: with a start of Python, as all that has a terminal, gets signals, or runs on.
+real() {
+    env PATH="$real_path" "$@"
+}
+
 # within FOLDER COMMAND…: the command in a folder of its own settings.
 within() (
     cd "$1" || exit 99
@@ -82,7 +92,7 @@ answer() {
 # typed COLUMNS DIALOG COMMAND…: the command in a terminal so wide. Of the dialog, `> KEYS` are typed and `< PATTERN`
 # is waited for; keys may have escapes of `printf`. Prints what the terminal shows, without colours.
 typed() {
-    python3 "$parts/typed.py" "$@"
+    real python3 "$parts/typed.py" "$@"
 }
 
 address=$(of_cluster "nodes['n1']['http']")

@@ -24,14 +24,27 @@ STORED = STEPS | {
     "release": StoredCluster.release,
 }
 COMMANDS = [*WEIGHTS, *STORED, *("seal", "load", "work", "delete") * 2]
-SEEDS = 40
+SEEDS = 20
+SOAK_SEEDS = 2_000
 
 
 @pytest.mark.parametrize("part", range(2))
 def test_slots_and_their_files_move_in_any_schedule(part: int) -> None:
     """Late rows and deletes keep their rank in the files of the new holder, and slots that left are shown to nobody."""
+    run_seeds(range(part, SEEDS, 2))
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(7_200)
+def test_slots_and_their_files_move_in_many_schedules() -> None:
+    """The soak test of the same."""
+    run_seeds(range(SEEDS, SOAK_SEEDS))
+
+
+def run_seeds(seeds: range) -> None:
+    """The schedule of each seed."""
     # Seeds, and not examples that a library finds: these are long, and what it prefers has few changes.
-    for seed in range(part, SEEDS, 2):
+    for seed in seeds:
         chance = random.Random(seed)
         length = chance.randint(30, 140)
         run([(chance.choice(COMMANDS), chance.randrange(64), chance.randrange(64)) for _ in range(length)])
