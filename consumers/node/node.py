@@ -32,6 +32,7 @@ from headrace.consumers.membership.slot_table import SlotTable
 from headrace.consumers.node.cluster_join import groups_at_start, join, read_membership_log
 from headrace.consumers.node.data_directory import DataDirectoryUnusable, Identity
 from headrace.consumers.node.exile import NodeExiled
+from headrace.consumers.node.flight_surface import FlightSurface
 from headrace.consumers.node.http_address import HttpAddress
 from headrace.consumers.node.kafka_wait import KafkaWait
 from headrace.consumers.node.leading import leader_tasks
@@ -86,6 +87,7 @@ class Node:
         self.http_address = ""
         self._address = HttpAddress.of(settings.node)
         self._reserved: socket.socket | None = None
+        self.flight = FlightSurface(settings.node.flight, self._address)
         self.software = installed_version()
         self.started_at = datetime.now(UTC).isoformat(timespec="seconds")
         self._server: Server | None = None
@@ -114,6 +116,7 @@ class Node:
         if not observer:
             # First of all: an address in use must not leave a data directory and topics behind.
             self._reserved = reserve_address(self._address.host, self._address.port)
+            self.flight.reserve()
         try:
             self._open(on_progress)
         except OSError as error:
@@ -222,7 +225,8 @@ class Node:
         self.started = True
 
     def serve(self) -> None:
-        """Serve HTTP on the address of the settings. Raises AddressInUse."""
+        """Serve HTTP and Arrow Flight on the addresses of the settings. Raises AddressInUse."""
+        self.flight.start(self.engine)
         address, reserved = self._address, self._reserved
         assert reserved is not None, "an observer does not serve"
         app = create_app(self, loopback=address.loopback, names=address.names)
@@ -243,6 +247,7 @@ class Node:
             self._server.stop()
         elif self._reserved is not None:
             self._reserved.close()
+        self.flight.stop()
         if self.started:
             for waiting in (self.placement, self.divergence_monitor, self.log_monitor, self.metadata):
                 waiting.request_stop()
