@@ -48,9 +48,10 @@ from headrace.consumers.node.slot_pulls import SlotMigration
 from headrace.consumers.node.software import installed_version
 from headrace.consumers.node.status_report import node_figures, node_status
 from headrace.consumers.query.cluster_source import ClusterSource
-from headrace.consumers.query.ended_groups import DeletedTopics
+from headrace.consumers.query.ended_groups import DeletedTopics, EndedLogs
 from headrace.consumers.query.engine import QueryEngine
 from headrace.consumers.query.group_scanner import GroupScanner
+from headrace.consumers.query.log_names import LogNames
 from headrace.consumers.query.remote_rows import RemoteRows
 from headrace.consumers.query.table_source import LocalSource
 from headrace.consumers.recovery.file_copy import Snapshot
@@ -198,7 +199,8 @@ class Node:
         local = LocalSource(self.groups, self.schema_log.catalogue, self.readiness)
         remote = RemoteRows(self.name, self.slot_table, self.heartbeat, settings.remote_mb_max * 1_000_000)
         is_deleted = DeletedTopics(self.log, self.topics)
-        self.source = ClusterSource(local, remote, is_deleted, self.metadata.follower.look_soon)
+        names = LogNames(self.topics, EndedLogs(lambda: self._follower.state, is_deleted))
+        self.source = ClusterSource(local, remote, is_deleted, self.metadata.follower.look_soon, names)
         # The directory of all groups: DuckDB is locked to it, and groups come while it runs.
         segments = create_directories(self.directory / SEGMENTS_DIRECTORY)
         self.engine = QueryEngine(self.source, [segments], settings, on_unreadable=self.scrubber.scrub_now)

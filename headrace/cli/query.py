@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from headrace.cli.stale import StaleAnswer, StaleOption
 from headrace.terminal.command import UsageInvalid, run_command
 
 STANDARD_INPUT = "-"
+AFTER_EXAMPLE = """for example --after '{"headrace.forward.n1.1": 17}'"""
 
 ParameterOption = Annotated[
     list[str] | None,
@@ -60,6 +62,10 @@ def query(
     limit: Annotated[
         int | None, typer.Option("--limit", metavar="N", min=1, help="Print the first N rows only.")
     ] = None,
+    after: Annotated[
+        str | None,
+        typer.Option("--after", metavar="JSON", help='{"TOPIC": OFFSET} as headrace write --json shows them.'),
+    ] = None,
     stale: StaleOption = None,
     cluster: ClusterOption = None,
     bootstrap: BootstrapOption = None,
@@ -73,7 +79,7 @@ def query(
         from headrace.terminal.result_view import footer, show_rows
 
         form = _checked(QueryFormat.JSON if output.json_output else chosen)
-        text, parameters = _sql(sql, file), typed_parameters(param or ())
+        text, parameters, offsets = _sql(sql, file), typed_parameters(param or ()), _offsets(after)
         started_s, older = time.monotonic(), StaleAnswer(stale)
         # At least 1 ms: the node takes 0 for its own default.
         chunks = NodeClient(node_url(node, cluster, bootstrap, stale=bool(older.within_s))).query(
@@ -81,6 +87,7 @@ def query(
             format="arrow" if form is QueryFormat.TABLE else form.value,
             timeout_ms=None if timeout_s is None else max(1, round(timeout_s * 1_000)),
             limit=limit,
+            after=offsets,
             stale_s=older.within_s,
             on_as_of=older.note,
             parameters=parameters,
@@ -98,6 +105,19 @@ def _copy_out(chunks: Iterator[bytes]) -> None:
     for chunk in chunks:
         sys.stdout.buffer.write(chunk)
     sys.stdout.buffer.flush()
+
+
+def _offsets(text: str | None) -> dict[str, int]:
+    """The offsets that an answer must contain, by topic. Raises UsageInvalid."""
+    try:
+        given = json.loads(text) if text is not None else {}
+    except (ValueError, RecursionError) as error:
+        raise UsageInvalid(f"--after is not JSON: {error}", action=AFTER_EXAMPLE) from error
+    # In Python `true` is an int; in JSON it is not a number.
+    numbers = isinstance(given, dict) and all(type(offset) is int and offset >= 0 for offset in given.values())
+    if not numbers:
+        raise UsageInvalid("--after does not map topics to offsets", action=AFTER_EXAMPLE)
+    return dict(given)
 
 
 def _checked(form: QueryFormat) -> QueryFormat:
