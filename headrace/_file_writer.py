@@ -28,7 +28,8 @@ class FileProgress:
 
     `replaced` is known at the end: rows that replaced others which this write wrote before; at least so many
     unless `replaced_exact`, where the temporary disk was full. `nan` counts values.
-    `refused_columns` are those of a Parquet file that are left out, and why.
+    `refused_columns` are those of a Parquet file that are left out, and why. `offsets` is known at the end: the
+    newest acknowledged offset in each log, by its topic.
     """
 
     rows: int = 0
@@ -39,6 +40,7 @@ class FileProgress:
     replaced: int = 0
     replaced_exact: bool = True
     refused_columns: Mapping[str, str] = field(default_factory=dict)
+    offsets: Mapping[str, int] = field(default_factory=dict)
 
 
 class FileWriter:
@@ -64,6 +66,13 @@ class FileWriter:
         self._replaced = ReplacedRows()
         self._writers: dict[str, TableWriter] = {}
         self._open_writers = ExitStack()
+
+    def _offsets(self) -> dict[str, int]:
+        found: dict[str, int] = {}
+        for writer in self._writers.values():
+            for topic, offset in writer.newest().items():
+                found[topic] = max(offset, found.get(topic, -1))
+        return found
 
     def write(self, source: str | BinaryIO, format: str, options: FormatOptions) -> Iterator[FileProgress]:
         """Write everything, and yield the progress after each block; at the end everything is in the log.
@@ -96,7 +105,9 @@ class FileWriter:
                 self.progress = replace(self.progress, bytes_read=block.bytes_read, refused_columns=refused)
                 yield self.progress
         replaced = self._replaced.finish()
-        self.progress = replace(self.progress, replaced=replaced, replaced_exact=self._replaced.exact)
+        self.progress = replace(
+            self.progress, replaced=replaced, replaced_exact=self._replaced.exact, offsets=self._offsets()
+        )
 
     def _block_rules(self, options: FormatOptions) -> BlockRules:
         catalogue = self._cluster.tables.catalogue

@@ -23,12 +23,11 @@ from headrace._parameters import query_parameters
 from headrace.connectors.deadline import Deadline
 from headrace.connectors.http import AnswerCut, NodeRefused, NodeUnreachable
 from headrace.consumers.query.query_errors import QueryError
-from headrace.producers.cluster import Cluster, groups_of
+from headrace.producers.cluster import Cluster
 from headrace.producers.deletes import delete_rows, drop_table, known_table, no_table, set_retention
 from headrace.producers.writer import TableWriter, WriterInvalid, WriterSettings, normal_rows
 from headrace.schemas.durations import DURATION_S_MAX, duration_s
 from headrace.schemas.errors import HeadraceError
-from headrace.schemas.group_names import FIRST_BIRTH, group_name, parse_group
 from headrace.schemas.tables import TIME_COLUMN, TableSchema, TimeResolution
 from headrace.settings import Settings, load_settings
 
@@ -40,6 +39,15 @@ Time = int | str | date | datetime
 
 class NoNode(HeadraceError):
     """No node of the cluster answers."""
+
+    @classmethod
+    def of(cls, cluster: str) -> NoNode:
+        """The error of a client that knows no live node of a cluster."""
+        return cls(
+            f"no live node of cluster {cluster!r} is known",
+            action="start its nodes, or give the URL of a node",
+            retriable=True,
+        )
 
 
 def connect(
@@ -153,20 +161,22 @@ class Client:
         node: str | None = None,
         stale: float | str | timedelta | None = None,
         stale_ok: bool = False,
+        after: Mapping[str, int] | None = None,
     ) -> QueryResult:
         """The answer to a SQL query, from any live node, or from the one at the URL `node`.
 
-        `parameters` are the values of the names that the SQL writes as `$name`: numbers, texts, booleans,
-        dates, datetimes (UTC without a zone), None, and lists of them.
+        `parameters` are the values of `$name` in the SQL: numbers, texts, booleans, dates, datetimes (UTC without a
+        zone), None, and lists of them.
 
-        It contains everything this client wrote before. While no node serves, for example without Kafka, a node
-        may answer from what it had at most `stale` ago (`"60s"`, seconds, a timedelta; `stale_ok`: at any age; 0:
-        never; default: `query.stale_max_s`). `QueryResult.as_of` is then not None. Raises the QueryError that the
-        node raised, NodeUnreachable, NoNode when no live node is known, and DurationInvalid.
+        It contains what this client wrote before, and with `after`, offsets of `flush` or `headrace write --json`, what
+        another one wrote. While no node serves, as without Kafka, a node may answer from what it had at most `stale`
+        ago (`"60s"`, seconds, a timedelta; `stale_ok`: at any age; 0: never; default: `query.stale_max_s`).
+        `QueryResult.as_of` is then not None. Raises the QueryError of the node, NodeUnreachable, NoNode when no live
+        node is known, and DurationInvalid.
         """
         stale_s = self._stale_s(stale, stale_ok)
         # The node answers when it has applied these offsets: clients read their own writes at every node.
-        after, values = self._named(self.flush()), query_parameters(parameters)
+        wanted, values = newest_of(self.flush(), after or {}), query_parameters(parameters)
         deadline = Deadline(FIND_TIMEOUT_S)
         while True:
             failure: HeadraceError | None = None
@@ -175,10 +185,9 @@ class Client:
             ways = [(url, 0.0 if stale_s else stale_s) for url in urls] + [(url, stale_s) for url in urls if stale_s]
             for url, within_s in ways:
                 try:
-                    answer = query_node(url, sql, values, after, timeout_ms, within_s)
+                    answer = query_node(url, sql, values, wanted, timeout_ms, within_s)
                 except (QueryError, NodeRefused, NodeUnreachable, AnswerCut) as error:
-                    # Errors in the SQL are the same everywhere; a node that is down or behind says nothing
-                    # about the others.
+                    # Errors in the SQL are the same everywhere; those of one node say nothing about the others.
                     if not error.retriable:
                         raise
                     failure = error
@@ -188,11 +197,7 @@ class Client:
                     self._nodes.note_answer(url)
                 return answer
             if deadline.passed():
-                raise failure or NoNode(
-                    f"no live node of cluster {self._settings.cluster.name!r} is known",
-                    action="start its nodes, or give the URL of a node",
-                    retriable=True,
-                )
+                raise failure or NoNode.of(self._settings.cluster.name)
             time.sleep(min(RETRY_S, deadline.left_s()))
 
     def tables(self) -> list[TableSchema]:
@@ -213,10 +218,9 @@ class Client:
         return found
 
     def flush(self) -> dict[str, int]:
-        """Wait for everything that this client wrote; the newest offset in each group's log.
+        """Wait for everything that this client wrote; the newest offset in each log, by its topic.
 
-        A group has the name of its header, and `@` with its birth unless that is the first one. Raises WriteFailed,
-        WriteUnknown.
+        `query(…, after=…)` of another client takes them. Raises WriteFailed, WriteUnknown.
         """
         with self._lock:
             writers = list(self._writers)
@@ -258,16 +262,6 @@ class Client:
     def _cluster(self) -> Cluster:
         return self._connection.cluster
 
-    def _named(self, offsets: Mapping[str, int]) -> Mapping[str, int]:
-        """Offsets by names of groups that mean no later group of the same header."""
-        if not self._connection.is_open:
-            return offsets
-        present = {group_name(key) for key in groups_of(self._cluster.routing.newest.table)}
-        return {
-            name if name in present or parse_group(name)[1] else f"{name}@{FIRST_BIRTH}": offset
-            for name, offset in offsets.items()
-        }
-
     def _stale_s(self, stale: float | str | timedelta | None, stale_ok: bool) -> float | None:
         if stale is not None:
             return duration_s(stale)
@@ -298,8 +292,7 @@ class Client:
 
     def _note(self, offsets: Mapping[str, int], closed: Writer | None = None) -> None:
         with self._lock:
-            for group, offset in offsets.items():
-                self._newest[group] = max(offset, self._newest.get(group, -1))
+            self._newest = newest_of(self._newest, offsets)
             if closed in self._writers:
                 self._writers.remove(closed)
 
@@ -339,7 +332,7 @@ class Writer:
         self._writer.write(rows, {*self._tags, *(name for name in known if name in rows.column_names)})
 
     def flush(self) -> dict[str, int]:
-        """Wait for everything written so far; the newest offset in each group's log.
+        """Wait for everything written so far; the newest offset in each log, by its topic.
 
         Raises WriteFailed, WriteUnknown.
         """
@@ -364,6 +357,11 @@ class Writer:
             self._writer.__exit__(kind, error, trace)
         finally:
             self._client._note(self._writer.newest(), closed=self)
+
+
+def newest_of(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
+    """The higher offset of each log that one of two mappings names."""
+    return {topic: max(one.get(topic, -1), other.get(topic, -1)) for topic in one.keys() | other.keys()}
 
 
 def _ns(point: Time | None) -> int | None:

@@ -190,15 +190,13 @@ class LocalCluster:
     def start_node(self, name: str, extra: Sequence[str] = (), on_progress: Progress = _quiet) -> None:
         """Start the process of one node, and return without waiting for it.
 
-        A node keeps its port, unless another program has taken it meanwhile.
+        A node keeps its ports, unless another program has taken them meanwhile.
         """
         node = self.node(name)
         if self._alive(node):
             raise ClusterRunning(f"node {name} is running", action="stop it first")
-        if not node.http or not port_is_free(int(node.http.rpartition(":")[2])):
-            before, node.http = node.http, f"127.0.0.1:{free_port()}"
-            if before:
-                on_progress(f"another program uses {before}: node {name} serves on {node.http} from now on")
+        node.http = _free_address(node.http, name, on_progress)
+        node.flight = _free_address(node.flight, name, on_progress)
         # Without -P a folder `headrace` in the current directory would be imported instead of this one.
         command = [
             *(sys.executable, "-P", "-m", "headrace", "node", "run", "--cluster", self.cluster, "--id", name),
@@ -206,6 +204,7 @@ class LocalCluster:
             *("--bootstrap", self._bootstraps.get(name, self.bootstrap)),
             # A `headrace.toml` here may name the address of another node.
             *("--data-dir", str(self.data_directory(name)), "--http", node.http, "--advertise", node.http),
+            *("--flight", node.flight),
             *extra,
         ]
         create_directories(self.directory)
@@ -369,6 +368,16 @@ class LocalCluster:
 
     def _save(self) -> None:
         write_cluster_file(self.directory, self.file)
+
+
+def _free_address(before: str, name: str, on_progress: Progress) -> str:
+    """The address that a node had, if no other program uses it; else a free one."""
+    if before and port_is_free(int(before.rpartition(":")[2])):
+        return before
+    address = f"127.0.0.1:{free_port()}"
+    if before:
+        on_progress(f"another program uses {before}: node {name} serves on {address} from now on")
+    return address
 
 
 def free_port() -> int:

@@ -14,7 +14,7 @@ LOG_LINES = 20
 
 @dataclass(slots=True)
 class NodeProcess:
-    """One node: its process (0 = not running) and the address it serves on.
+    """One node: its process (0 = not running) and the addresses it serves on.
 
     `removed`: it ended by itself, because it was removed from its cluster.
     """
@@ -23,6 +23,7 @@ class NodeProcess:
     http: str
     pid: int = 0
     removed: bool = False
+    flight: str = ""
 
     @property
     def running(self) -> bool:

@@ -13,7 +13,7 @@ from headrace.connectors.log.port import TopicMissing
 from headrace.producers.acks import Quorum
 from headrace.producers.cluster import Cluster, groups_of
 from headrace.producers.sender import Refused, Sender
-from headrace.producers.writer import WriterSettings, offsets_by_name
+from headrace.producers.writer import WriterSettings, offsets_by_topic
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.group_changes import GroupKey
 from headrace.schemas.messages import Delete
@@ -39,7 +39,7 @@ def delete_rows(
     end_ns: int | None = None,
     settings: WriterSettings | None = None,
 ) -> dict[str, int]:
-    """Hide every matching row written before this call; returns the delete's offset in each group's log, by its name.
+    """Hide every matching row written before this call; returns the delete's offset in each log, by its topic.
 
     A row matches when each tag has one of the given values (an empty value is an absent tag) and start <=
     time < end; None leaves a side open. Raises DeleteInvalid before anything is written, and WriteFailed,
@@ -58,7 +58,7 @@ def delete_rows(
     # A group that has ended has no members that stay: what it has, the others have by their own record.
     route = cluster.routing.newest
     quorum.confirm({key: each for key, each in sender.written().items() if route.voters(key)}, len(offsets), UNIT)
-    return offsets_by_name(offsets)
+    return offsets_by_topic(cluster.topics, offsets)
 
 
 def _sent_to_all(cluster: Cluster, sender: Sender, quorum: Quorum, body: Delete, deadline: Deadline) -> bool:

@@ -18,6 +18,7 @@ from headrace.connectors.formats.arrow_tables import normalise
 from headrace.connectors.formats.interface import FormatOptions, TimeRangeError
 from headrace.connectors.formats.row_rules import check_arrays, check_times
 from headrace.connectors.formats.time_rules import check_resolution
+from headrace.connectors.log.topics import Topics
 from headrace.producers.acks import Quorum
 from headrace.producers.cluster import Cluster, SlotRouting
 from headrace.producers.router import MESSAGE_ROWS_MAX, encode_writes, route
@@ -25,7 +26,6 @@ from headrace.producers.routes import RouteKeeper
 from headrace.producers.sender import EXIT_FLUSH_TIMEOUT_S, FLUSH_TIMEOUT_S, RoutedMessage, Sender, WriteFailed
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.group_changes import GroupKey
-from headrace.schemas.group_names import group_name
 from headrace.schemas.payload import COMPRESSIONS
 from headrace.schemas.tables import TIME_COLUMN, DatabaseSchema, FieldType, SchemaError, TableSchema, TimeResolution
 
@@ -147,7 +147,7 @@ class TableWriter:
                 self._write_block(schema, database, rows.slice(start, step))
 
     def flush(self) -> dict[str, int]:
-        """Wait for everything written so far; the newest offset of each group, by its name with its birth.
+        """Wait for everything written so far; the newest offset in each log, by its topic.
 
         Raises WriteFailed, WriteUnknown.
         """
@@ -155,8 +155,8 @@ class TableWriter:
             return self._flush(self._settings.flush_timeout_s)
 
     def newest(self) -> dict[str, int]:
-        """The newest offset in each group's log that is known to hold rows of this writer."""
-        return offsets_by_name(self._sender.newest())
+        """The newest offset in each log that is known to hold rows of this writer, by its topic."""
+        return offsets_by_topic(self._cluster.topics, self._sender.newest())
 
     def close(self) -> dict[str, int]:
         """Flush and take no more rows; a second call does nothing. Raises as `flush`."""
@@ -275,9 +275,9 @@ def normal_rows(rows: pa.Table, table: str, tags: Collection[str]) -> pa.Table:
     return rows
 
 
-def offsets_by_name(offsets: Mapping[GroupKey, int]) -> dict[str, int]:
-    """Offsets of groups by the names that queries take, see `group_names`."""
-    return {group_name(group): offset for group, offset in offsets.items()}
+def offsets_by_topic(topics: Topics, offsets: Mapping[GroupKey, int]) -> dict[str, int]:
+    """Offsets of groups by their topics, as queries take them."""
+    return {topics.forward(group.group, group.birth): offset for group, offset in offsets.items()}
 
 
 def count_points(rows: pa.Table, fields: Iterable[str]) -> int:

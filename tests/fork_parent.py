@@ -37,6 +37,7 @@ def import_all() -> None:
     keep_pandas_out()
     import headrace.cli.main
     import headrace.consumers.node.node
+    import headrace.consumers.serve.flight_server
     import headrace.settings  # noqa: F401
 
     # What lives now lives to the end: collections in the forks neither look at it nor copy its pages.

@@ -57,6 +57,11 @@ class HttpAddress:
             names |= {advertised_host.lower()} | ({host.lower()} - WILDCARDS)
         return cls(host, port, advertised_host, advertised_port, frozenset(names))
 
+    def flight_url(self, host: str, port: int) -> str:
+        """The URL that others use for Arrow Flight, which listens on an address of its own."""
+        name = self.advertised_host if host in WILDCARDS else host
+        return f"grpc://{f'[{name}]' if ':' in name else name}:{port}"
+
     @property
     def loopback(self) -> bool:
         """Whether only this machine can connect."""

@@ -31,6 +31,7 @@ from headrace.consumers.membership.slot_table import SlotTable
 from headrace.consumers.node.cluster_join import groups_at_start, join, read_membership_log
 from headrace.consumers.node.data_directory import DataDirectoryUnusable, Identity
 from headrace.consumers.node.exile import NodeExiled
+from headrace.consumers.node.flight_surface import FlightSurface
 from headrace.consumers.node.http_address import HttpAddress
 from headrace.consumers.node.kafka_wait import KafkaWait
 from headrace.consumers.node.leading import leader_tasks
@@ -48,9 +49,10 @@ from headrace.consumers.node.slot_pulls import SlotMigration
 from headrace.consumers.node.software import installed_version
 from headrace.consumers.node.status_report import node_figures, node_status
 from headrace.consumers.query.cluster_source import ClusterSource
-from headrace.consumers.query.ended_groups import LogTopics
+from headrace.consumers.query.ended_groups import EndedLogs, LogTopics
 from headrace.consumers.query.engine import QueryEngine
 from headrace.consumers.query.group_scanner import GroupScanner
+from headrace.consumers.query.log_names import LogNames
 from headrace.consumers.query.remote_rows import RemoteRows
 from headrace.consumers.query.table_source import LocalSource
 from headrace.consumers.recovery.file_copy import Snapshot
@@ -87,6 +89,7 @@ class Node:
         self.http_address = ""
         self._address = HttpAddress.of(settings.node)
         self._reserved: socket.socket | None = None
+        self.flight = FlightSurface(settings.node.flight, self._address)
         self.software = installed_version()
         self.started_at = datetime.now(UTC).isoformat(timespec="seconds")
         self._server: Server | None = None
@@ -115,6 +118,7 @@ class Node:
         if not observer:
             # First of all: an address in use must not leave a data directory and topics behind.
             self._reserved = reserve_address(self._address.host, self._address.port)
+            self.flight.reserve()
         try:
             self._open(on_progress)
         except OSError as error:
@@ -197,7 +201,8 @@ class Node:
         local = LocalSource(self.groups, self.schema_log.catalogue, self.readiness)
         remote = RemoteRows(self.name, self.slot_table, self.heartbeat, settings.remote_mb_max * 1_000_000)
         topics = LogTopics(self.log, self.topics)
-        self.source = ClusterSource(local, remote, topics, self.metadata.follower.look_soon)
+        names = LogNames(self.topics, EndedLogs(lambda: self._follower.state, topics.is_deleted))
+        self.source = ClusterSource(local, remote, topics, self.metadata.follower.look_soon, names)
         # The directory of all groups: DuckDB is locked to it, and groups come while it runs.
         segments = create_directories(self.directory / SEGMENTS_DIRECTORY)
         self.engine = QueryEngine(self.source, [segments], settings, on_unreadable=self.scrubber.scrub_now)
@@ -225,7 +230,8 @@ class Node:
         self.started = True
 
     def serve(self) -> None:
-        """Serve HTTP on the address of the settings. Raises AddressInUse."""
+        """Serve HTTP and Arrow Flight on the addresses of the settings. Raises AddressInUse."""
+        self.flight.start(self.engine)
         address, reserved = self._address, self._reserved
         assert reserved is not None, "an observer does not serve"
         app = create_app(self, loopback=address.loopback, names=address.names)
@@ -246,6 +252,7 @@ class Node:
             self._server.stop()
         elif self._reserved is not None:
             self._reserved.close()
+        self.flight.stop()
         if self.started:
             for waiting in (self.placement, self.divergence_monitor, self.log_monitor, self.metadata):
                 waiting.request_stop()

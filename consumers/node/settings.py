@@ -38,6 +38,9 @@ class NodeSettings(SettingsModel):
     advertise: str = Field(
         default="", description="HOST:PORT at which others reach this node's HTTP surface; empty = as in node.http"
     )
+    flight: str = Field(
+        default="", description="address of this node's Arrow Flight surface; port 0 takes a free one; empty = none"
+    )
     allowed_hosts: tuple[str, ...] = Field(
         default=(), description="further names of this node in requests, such as that of a proxy"
     )

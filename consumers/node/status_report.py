@@ -14,6 +14,7 @@ from headrace.consumers.integrity.scrubber import Scrubber
 from headrace.consumers.membership.cluster_report import ClusterReport
 from headrace.consumers.membership.metadata_group import MetadataGroup
 from headrace.consumers.membership.slot_table import SlotTable
+from headrace.consumers.node.flight_surface import FlightSurface
 from headrace.consumers.node.slot_pulls import SlotMigration
 from headrace.consumers.query.cluster_source import ClusterSource
 from headrace.consumers.replication.group import Group
@@ -32,6 +33,7 @@ class NodeParts(Protocol):
 
     incarnation: str
     http_address: str
+    flight: FlightSurface
     software: str
     started_at: str
     slot_table: SlotTable
@@ -121,6 +123,7 @@ def node_status(node: NodeParts) -> NodeStatus:
         "software": node.software,
         "started_at": node.started_at,
         "http": node.http_address,
+        "flight": node.flight.url,
         "ready": ready,
         "joining": node.name not in node.slot_table.nodes,
         "reasons": reasons,
@@ -183,6 +186,7 @@ def node_figures(node: NodeParts) -> NodeFigures:
         metadata_epoch=node.metadata.state.epoch,
         migration=node.migration.puller.figures,
         cluster=_cluster(node),
+        flight_calls=node.flight.open_calls,
         hand_over_due={group.key: sum(map(len, group.applied.changes.due.values())) for group in node.groups.values()},
     )
 

@@ -19,8 +19,9 @@ from headrace.consumers.query.ended_groups import EndedGroups, Gone, GroupTopics
 from headrace.consumers.query.hand_overs import HandOvers, Positions, Required, missing
 from headrace.consumers.query.late_groups import LateGroups
 from headrace.consumers.query.local_fence import LocalFence
+from headrace.consumers.query.log_names import GROUP_NAMES, LogNames
 from headrace.consumers.query.planner import column_names
-from headrace.consumers.query.query_errors import NotCaughtUp, NotReady, SlotsMoved
+from headrace.consumers.query.query_errors import GroupUnavailable, NotCaughtUp, NotReady, QueryTimeout, SlotsMoved
 from headrace.consumers.query.remote_rows import Placement, RemoteRows, RemoteScan, check_time
 from headrace.consumers.query.scan_request import RemoteScanRequest, wire_schema
 from headrace.consumers.query.shared_timer import SharedTimer
@@ -129,12 +130,14 @@ class ClusterSource:
         remote: RemoteRows,
         topics: GroupTopics,
         look_soon: Callable[[], None] = lambda: None,
+        names: LogNames = GROUP_NAMES,
     ) -> None:
         """`look_soon` reads the membership log."""
         self.remote = remote
         self._local = local
         self._ended = EndedGroups(local, remote, topics)
         self._look_soon = look_soon
+        self._names = names
         self._late = LateGroups(0, ())
         self._threads = ThreadPoolExecutor(FETCHES_MAX, thread_name_prefix="remote-scan")
 
@@ -261,10 +264,24 @@ class ClusterSource:
         self._contain(fence, reading.after)
         while True:
             self._await_local(fence, reading)
-            found = self._scan(fence, conditions, reading)
+            try:
+                found = self._scan(fence, conditions, reading)
+            except (GroupUnavailable, QueryTimeout) as error:
+                if beyond := self._beyond(fence, reading):
+                    raise NotCaughtUp.to(beyond) from error
+                raise
             if found is not None:
                 return found
             check_time(reading.timer)
+
+    def _beyond(self, fence: ClusterFence, reading: Reading) -> dict[str, int]:
+        """The offsets of groups of other nodes that no member of theirs has reached."""
+        reached = {
+            name: max((each.durable_offset for each in self.remote.serving(fence.keys[name].group)), default=offset)
+            for name in fence.remote
+            if (offset := reading.after.get(name, -1)) >= 0
+        }
+        return {name: reading.after[name] for name, offset in reached.items() if offset < reading.after[name]}
 
     def _await_local(self, fence: ClusterFence, reading: Reading) -> None:
         """Wait for what groups here must have accepted, also from each other. Raises NotCaughtUp."""
@@ -342,14 +359,8 @@ class ClusterSource:
         return self._local.wait_for(_here(reading))
 
     def named(self, after: Mapping[str, int]) -> Mapping[str, int]:
-        """See TableSource. A bare name is that of a first birth, or of the group that has the header now."""
-        table, found = self.remote.placement, dict[str, int]()
-        for name, offset in after.items():
-            header, birth = parse_group(name)
-            present = table.birth(header) if header in table.headers else FIRST_BIRTH
-            named = group_name(GroupKey(header, birth or present))
-            found[named] = max(offset, found.get(named, -1))
-        return found
+        """See TableSource."""
+        return self._names.groups(after, self.remote.placement)
 
     def plans_again(self, fence: ReadFence, timeout_s: float) -> bool:
         """See TableSource."""

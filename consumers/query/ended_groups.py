@@ -5,12 +5,13 @@ A group that ended hands over what its log still takes. Then its topic is delete
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 from headrace.connectors.log.port import Log, TopicMissing
 from headrace.connectors.log.topics import Topics
+from headrace.consumers.membership.slot_table import SlotTable
 from headrace.consumers.query.hand_overs import HandOvers
 from headrace.consumers.query.query_errors import GroupUnavailable, NotCaughtUp
 from headrace.consumers.query.remote_rows import RemoteRows
@@ -114,6 +115,39 @@ class EndedGroups:
         if not group.wait_for(reached, timer.left_s):
             raise NotCaughtUp.to({group.key: request.after})
         return HandOvers.of(group.applied.changes)
+
+
+class Members(Protocol):
+    """What the membership log has decided, as a node has read it."""
+
+    @property
+    def table(self) -> SlotTable | None:
+        """The newest slot table."""
+        ...
+
+    @property
+    def removed(self) -> Collection[str]:
+        """Former nodes that have not joined again."""
+        ...
+
+
+class EndedLogs:
+    """See FormerGroups: by what the membership log says, and by the topics that are there."""
+
+    def __init__(self, members: Callable[[], Members], is_deleted: Callable[[GroupKey], bool]) -> None:
+        self._members = members
+        self._is_deleted = is_deleted
+
+    def existed(self, key: GroupKey) -> bool:
+        """Whether a group ended some time, or is of a table to come. Raises LogUnavailable."""
+        members = self._members()
+        table = members.table
+        if table is not None and key.group in table.headers and key.birth < table.birth(key.group):
+            return True
+        if table is not None and key.group in members.removed and key.birth <= table.version:
+            return True
+        # A client may know a newer table than this node.
+        return not self._is_deleted(key)
 
 
 class LogTopics:

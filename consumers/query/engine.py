@@ -106,11 +106,11 @@ class QueryEngine:
     ) -> ResultStream:
         """Start a query and return when its first rows are there. The caller closes the result.
 
-        `after` maps groups (see `group_names`) to log offsets that the result must contain. `timeout_ms` bounds the whole query,
-        including the reading of its result. `row_limit` cuts the result. A node that does not serve answers from what
-        it has if that is at most `stale_s` old; None = `query.stale_max_s`. `on_start` receives a function that
-        cancels the query from any thread. `parameters` are the values of the names that the SQL writes as
-        `$name`. Raises a QueryError.
+        `after` maps groups (see `group_names`) to log offsets that the result must contain. `timeout_ms` bounds the
+        whole query, including the reading of its result. `row_limit` cuts the result; 0 = no table is read, and the
+        result has its schema alone. A node that does not serve answers from what it has if that is at most `stale_s`
+        old; None = `query.stale_max_s`. `on_start` receives a function that cancels the query from any thread.
+        `parameters` are the values of the names that the SQL writes as `$name`. Raises a QueryError.
         """
         resources = self._take_permit()
         started_s = time.monotonic()
@@ -215,7 +215,10 @@ class QueryEngine:
         statement = bound.statement
         resolved = resolve(statement.tables, statement.cte_names, self._source.tables())
         schemas = {key: self._source.schema(*key) for key in resolved.tables}
-        plans = plan_scans(statement, resolved, schemas, session.constant, bound.texts())
+        whole = ScanPlan(empty=row_limit == 0)
+        plans: Mapping[TableKey, ScanPlan] = dict.fromkeys(schemas, whole)
+        if not whole.empty:
+            plans = plan_scans(statement, resolved, schemas, session.constant, bound.texts())
         bare = bare_tables(resolved)
         sql = qualified(statement, session.catalog)
         self._create_views(session, resources, schemas, plans, bare, reading)
@@ -228,7 +231,7 @@ class QueryEngine:
                 raise
         # The planner may have left out a column that the SQL names in a way it does not see. With every
         # column in the view the statement runs, or the message names the right candidates.
-        self._create_views(session, resources, schemas, dict.fromkeys(plans, ScanPlan()), bare, reading)
+        self._create_views(session, resources, schemas, dict.fromkeys(plans, whole), bare, reading)
         return session.run(sql, row_limit)
 
     def _create_views(

@@ -76,6 +76,18 @@ class NotCaughtUp(QueryError):
         )
 
 
+class UnknownLog(QueryError):
+    """A query that must contain an offset of a log that the cluster does not have."""
+
+    @classmethod
+    def named(cls, name: str) -> UnknownLog:
+        """The error of a query whose `after` has this name."""
+        return cls(
+            f"after names {name!r}, which is no forward log of this cluster",
+            action="give the topics that headrace write --json shows as offsets",
+        )
+
+
 class SlotNotHeld(QueryError):
     """A node that was asked for rows of a group that it is no member of: never an empty answer."""
 

@@ -158,9 +158,10 @@ class ResultStream:
         self.rows = 0
         self.as_of = fence.as_of
         """The moment up to which a stale answer contains everything; None where the node serves."""
+        self.timer = timer
+        """The time of the query, which the reading of its result is part of."""
         self._reader = reader
         self._resources = resources
-        self._timer = timer
         self._translate = translate
         self._fence = fence
         self._row_limit = row_limit
@@ -197,7 +198,7 @@ class ResultStream:
         """Release everything that the query holds. Closing twice is fine."""
         # Cancelled before the lock is taken: the thread that computes a batch holds the lock until an
         # interrupt ends it.
-        self._timer.cancel()
+        self.timer.cancel()
         with self._lock:
             if not self._closed:
                 self._closed = True
@@ -209,7 +210,7 @@ class ResultStream:
                 raise QueryCancelled("the result was closed before its end")
             # Between two batches no statement runs that could be interrupted, so a slow reader is ended here.
             try:
-                if self._timer.expired or self._timer.cancelled:
+                if self.timer.expired or self.timer.cancelled:
                     raise duckdb.InterruptException("INTERRUPT Error: before the next batch")
                 return self._reader.read_next_batch()
             except StopIteration:

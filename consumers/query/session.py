@@ -150,7 +150,9 @@ class Session:
     def run(self, sql: str, row_limit: int | None) -> ResultStream:
         """Run a checked statement; returns when its first rows are there."""
         try:
-            reader = self._named(self._connection.sql(sql)).to_arrow_reader(BATCH_ROWS)
+            relation = self._named(self._connection.sql(sql))
+            # With no row to find DuckDB computes nothing, whatever the statement is.
+            reader = (relation.limit(0) if row_limit == 0 else relation).to_arrow_reader(BATCH_ROWS)
         except (duckdb.Error, pa.ArrowException, OSError) as error:
             raise self.translate(error) from error
         self._resources.callback(reader.close)

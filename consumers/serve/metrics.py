@@ -21,6 +21,7 @@ from headrace.consumers.query.engine import QueryEngine
 from headrace.consumers.query.group_scanner import ScanStatistics
 from headrace.consumers.query.remote_rows import RemoteStatistics
 from headrace.consumers.replication.actions import Ignored
+from headrace.consumers.serve.flight_calls import FLIGHT_CALLS_MAX
 from headrace.consumers.serve.node_api import NodeApi, NodeStatus
 from headrace.consumers.serve.write_api import WriteApi
 from headrace.schemas.records import Role
@@ -90,6 +91,7 @@ class MetricsCollector:
         yield from _migration_metrics(figures.migration)
         yield from _query_metrics(self._node.engine)
         yield from _write_metrics(self._node.writes)
+        yield _gauge("headrace_flight_calls", "Calls of Arrow Flight that are open", (), {(): figures.flight_calls})
         yield from _scan_metrics(figures.remote, self._node.scanner.statistics)
 
 
@@ -159,9 +161,8 @@ def _query_metrics(engine: QueryEngine) -> Iterator[Metric]:
         *("queries_max", "memory_limit_mb", "threads", "timeout_ms", "spill_mb_max"),
         *("scans_max", "remote_mb_max"),
     )
-    yield _gauge_by(
-        "headrace_query_limit", "Limits of queries", "name", {name: float(getattr(limits, name)) for name in names}
-    )
+    known = {name: float(getattr(limits, name)) for name in names} | {"flight_calls_max": float(FLIGHT_CALLS_MAX)}
+    yield _gauge_by("headrace_query_limit", "Limits of queries", "name", known)
 
 
 def _write_metrics(writes: WriteApi) -> Iterator[Metric]:

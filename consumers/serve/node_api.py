@@ -90,7 +90,7 @@ class NodeStatus(TypedDict):
 
     `data_age_s`: seconds since it knew that it was at the end of every log, UNKNOWN before the first time.
 
-    `started_at` is ISO-8601 in UTC.
+    `flight` is the URL for Arrow Flight, empty where the node does not serve it. `started_at` is ISO-8601 in UTC.
     """
 
     cluster: str
@@ -99,6 +99,7 @@ class NodeStatus(TypedDict):
     software: str
     started_at: str
     http: str
+    flight: str
     ready: bool
     joining: bool
     reasons: list[str]
@@ -124,6 +125,7 @@ class NodeFigures:
     directory, UNKNOWN where it cannot be asked. `metadata_leads`: this node leads the metadata group.
     `migration` is what it pulls of slots that moved to its groups. `cluster` is what `headrace cluster show` shows, as
     this node knows it. `hand_over_due` has, by group, the records that other groups must still accept from it.
+    `flight_calls` are the calls of Arrow Flight that are open.
     """
 
     consumed_bytes: int
@@ -140,6 +142,7 @@ class NodeFigures:
     migration: PullFigures = field(default_factory=PullFigures)
     cluster: Mapping[str, Any] = field(default_factory=dict)
     hand_over_due: Mapping[str, int] = field(default_factory=dict)
+    flight_calls: int = 0
 
 
 class MigrationApi(Protocol):

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -20,16 +19,19 @@ from headrace.consumers.query.engine import QueryEngine
 from headrace.consumers.query.parameters import problem_of
 from headrace.consumers.query.query_errors import QueryError
 from headrace.consumers.query.result_formats import MEDIA_TYPES, encode
-from headrace.consumers.query.result_stream import ResultStream
+from headrace.consumers.query.result_stream import QueryTimer, ResultStream
 from headrace.schemas.durations import DurationInvalid, duration_s
 from headrace.schemas.errors import HeadraceError
 
 DISCONNECT_CHECK_S = 0.25
+STALL_GRACE_S = 0.5
 SPARE_THREADS = 2
 BODY_BYTES_MAX = 1024 * 1024
 WHOLE_BYTES_MAX = 64 * 1024
 """An answer of up to so many bytes is encoded to its end before its first byte is sent."""
 FORMAT_DEFAULT = "json"
+QUERY_PARAMETERS = ("after", "timeout_ms", "limit", "stale", "parameters")
+"""What a query may have beside its SQL and its format, on every surface."""
 DIGITS_MAX = 18
 _log = structlog.get_logger(__name__)
 
@@ -89,11 +91,27 @@ class _StartedQuery(NamedTuple):
 
 
 class _CutOnError(StreamingResponse):
-    """A response that ends unfinished when its query fails, which makes the server cut the connection."""
+    """A response that ends unfinished when its query fails, which makes the server cut the connection.
+
+    So it ends when the time of the query is over and its client takes no rows, which would hold the query for ever.
+    """
+
+    def __init__(
+        self, rows: AsyncGenerator[bytes], timer: QueryTimer, media_type: str, headers: dict[str, str]
+    ) -> None:
+        super().__init__(rows, media_type=media_type, headers=headers)
+        self._rows = rows
+        self._timer = timer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with contextlib.suppress(QueryError):
-            await super().__call__(scope, receive, send)
+        try:
+            # Later than the time of the query: one that computes ends by itself then, and says so.
+            async with asyncio.timeout(self._timer.left_s + STALL_GRACE_S):
+                await super().__call__(scope, receive, send)
+        except (QueryError, TimeoutError):
+            pass
+        finally:
+            await self._rows.aclose()
 
 
 class QueryService:
@@ -128,9 +146,9 @@ class QueryService:
         if answer.complete:
             self._threads.submit(answer.result.close)
             return Response(answer.first, media_type=media_type, headers=headers)
-        return _CutOnError(self._stream(answer), media_type=media_type, headers=headers)
+        return _CutOnError(self._stream(answer), answer.result.timer, media_type, headers)
 
-    async def _stream(self, query: _StartedQuery) -> AsyncIterator[bytes]:
+    async def _stream(self, query: _StartedQuery) -> AsyncGenerator[bytes]:
         loop = asyncio.get_running_loop()
         try:
             yield query.first
@@ -144,16 +162,23 @@ class QueryService:
             self._threads.submit(query.result.close)
 
 
-def _start(engine: QueryEngine, query: QueryRequest, cancellation: _Cancellation) -> _StartedQuery:
-    result = engine.query(
+def start_query(
+    engine: QueryEngine, query: QueryRequest, on_start: Callable[[Callable[[], None]], None]
+) -> ResultStream:
+    """Start a query (see `QueryEngine.query`). Raises a QueryError."""
+    return engine.query(
         query.sql,
         after=query.after,
         timeout_ms=query.timeout_ms,
         row_limit=query.limit,
         stale_s=query.stale_s,
-        on_start=cancellation.started,
+        on_start=on_start,
         parameters=query.parameters,
     )
+
+
+def _start(engine: QueryEngine, query: QueryRequest, cancellation: _Cancellation) -> _StartedQuery:
+    result = start_query(engine, query, cancellation.started)
     try:
         chunks = encode(query.format, result.schema, result.batches())
         return _StartedQuery(result, *_beginning(chunks))
@@ -185,8 +210,15 @@ async def query_request(request: Request) -> QueryRequest:
     """The query of a GET (`?q=`) or a POST (JSON). Raises RequestInvalid or RequestTooLarge."""
     if request.method == "POST":
         return parse_query(await posted_json(request))
-    given: dict[str, Any] = dict(request.query_params)
-    given["sql"] = given.pop("q", given.get("sql"))
+    texts = dict(request.query_params)
+    if "q" in texts:
+        texts["sql"] = texts.pop("q")
+    return request_of_texts(texts)
+
+
+def request_of_texts(texts: Mapping[str, str]) -> QueryRequest:
+    """A query from parameters that are texts, as those of a URL. Raises RequestInvalid."""
+    given: dict[str, Any] = dict(texts)
     for name in ("timeout_ms", "limit"):
         if name in given:
             given[name] = _number(name, given[name])
@@ -199,11 +231,11 @@ async def query_request(request: Request) -> QueryRequest:
 def parse_query(given: Mapping[str, Any]) -> QueryRequest:
     """A query from its parameters. Raises RequestInvalid, which names the parameter that is wrong."""
     # An unknown parameter is an error: a misspelled `limit` must not return everything.
-    unknown = sorted(set(given) - {"sql", "format", "after", "timeout_ms", "limit", "stale", "parameters"})
+    known = ("sql", "format", *QUERY_PARAMETERS)
+    unknown = sorted(set(given) - set(known))
     if unknown:
         raise RequestInvalid(
-            f"there is no parameter {unknown[0]!r}",
-            action="known are sql, format, after, timeout_ms, limit, stale and parameters",
+            f"there is no parameter {unknown[0]!r}", action=f"known are {', '.join(known[:-1])} and {known[-1]}"
         )
     sql, name, after = given.get("sql"), given.get("format") or FORMAT_DEFAULT, given.get("after") or {}
     if not isinstance(sql, str) or not sql.strip():

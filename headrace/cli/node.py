@@ -61,6 +61,9 @@ def run(
         str | None, typer.Option(metavar="HOST:PORT", help="Address at which others reach it, if not that of --http.")
     ] = None,
     log: LogOption = None,
+    flight: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="Address to serve Arrow Flight on; none by default.")
+    ] = None,
     settings: SettingsOption = None,
     json_output: JsonOption = False,
 ) -> None:
@@ -86,6 +89,7 @@ def run(
                 "node.http": http,
                 "node.advertise": advertise,
                 "node.log": log,
+                "node.flight": flight,
                 "kafka": parse_settings(settings),
             }
         )
@@ -105,7 +109,8 @@ def _run_until_stopped(running: Node, output: Output) -> None:
         running.serve()
         starting.clear()
         be_patient()
-        output.note(f"node {running.name} serves on {running.http_address}")
+        more = f", Arrow Flight on {running.flight.url}" if running.flight.url else ""
+        output.note(f"node {running.name} serves on {running.http_address}{more}")
         # Freed memory is kept for the next seal (`keep_freed`); an idle node returns it to the system.
         while not stopping.wait(GIVE_BACK_INTERVAL_S):
             give_back()

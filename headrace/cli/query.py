@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from headrace.cli.stale import StaleAnswer, StaleOption
 from headrace.terminal.command import UsageInvalid, run_command
 
 STANDARD_INPUT = "-"
+AFTER_EXAMPLE = """for example --after '{"headrace.forward.n1.1": 17}'"""
 
 ParameterOption = Annotated[
     list[str] | None,
@@ -23,6 +25,19 @@ ParameterOption = Annotated[
         "--param",
         metavar="NAME=VALUE",
         help="Value of $NAME in the SQL; may be repeated. A number, true or false is typed, a value in quotes is text.",
+    ),
+]
+
+
+TimeoutOption = Annotated[
+    float | None, typer.Option("--timeout", metavar="SECONDS", min=0.001, help="How long the query may take.")
+]
+AfterOption = Annotated[
+    str | None,
+    typer.Option(
+        "--after",
+        metavar="JSON",
+        help='Wait for {"TOPIC": OFFSET}, as headrace write --json shows them.',
     ),
 ]
 
@@ -54,12 +69,11 @@ def query(
     chosen: Annotated[
         QueryFormat, typer.Option("--format", help="How rows come out; arrow is an IPC stream.")
     ] = QueryFormat.TABLE,
-    timeout_s: Annotated[
-        float | None, typer.Option("--timeout", metavar="SECONDS", min=0.001, help="How long the query may take.")
-    ] = None,
+    timeout_s: TimeoutOption = None,
     limit: Annotated[
         int | None, typer.Option("--limit", metavar="N", min=1, help="Print the first N rows only.")
     ] = None,
+    after: AfterOption = None,
     stale: StaleOption = None,
     cluster: ClusterOption = None,
     bootstrap: BootstrapOption = None,
@@ -73,7 +87,7 @@ def query(
         from headrace.terminal.result_view import footer, show_rows
 
         form = _checked(QueryFormat.JSON if output.json_output else chosen)
-        text, parameters = _sql(sql, file), typed_parameters(param or ())
+        text, parameters, offsets = _sql(sql, file), typed_parameters(param or ()), _offsets(after)
         started_s, older = time.monotonic(), StaleAnswer(stale)
         # At least 1 ms: the node takes 0 for its own default.
         chunks = NodeClient(node_url(node, cluster, bootstrap, stale=bool(older.within_s))).query(
@@ -81,6 +95,7 @@ def query(
             format="arrow" if form is QueryFormat.TABLE else form.value,
             timeout_ms=None if timeout_s is None else max(1, round(timeout_s * 1_000)),
             limit=limit,
+            after=offsets,
             stale_s=older.within_s,
             on_as_of=older.note,
             parameters=parameters,
@@ -98,6 +113,19 @@ def _copy_out(chunks: Iterator[bytes]) -> None:
     for chunk in chunks:
         sys.stdout.buffer.write(chunk)
     sys.stdout.buffer.flush()
+
+
+def _offsets(text: str | None) -> dict[str, int]:
+    """The offsets that an answer must contain, by topic. Raises UsageInvalid."""
+    try:
+        given = json.loads(text) if text is not None else {}
+    except (ValueError, RecursionError) as error:
+        raise UsageInvalid(f"--after is not JSON: {error}", action=AFTER_EXAMPLE) from error
+    # In Python `true` is an int; in JSON it is not a number.
+    numbers = isinstance(given, dict) and all(type(offset) is int and offset >= 0 for offset in given.values())
+    if not numbers:
+        raise UsageInvalid("--after does not map topics to offsets", action=AFTER_EXAMPLE)
+    return dict(given)
 
 
 def _checked(form: QueryFormat) -> QueryFormat:

@@ -51,6 +51,8 @@ def _show(output: Output, found: Mapping[str, Any]) -> None:
         output.line(f"  {reason}")
     for warning in found.get("warnings", ()):
         output.line(f"  warning: {warning}")
+    if flight := found.get("flight"):
+        output.line(f"  Arrow Flight on {flight}")
     groups, members = found.get("groups", ()), found.get("members", ())
     recoveries = [_recovery(group["group"], group["recovery"]) for group in groups if group.get("recovery")]
     if recoveries:

@@ -140,12 +140,15 @@ def _show(output: Output, local: LocalCluster, started: Sequence[str], directory
             return "waits to join"
         return "started" if name in started else "was running"
 
-    kafka = (KAFKA, local.bootstrap, local.broker_pid, state(KAFKA))
-    nodes = [(node.name, local.url(node.name), node.pid, state(node.name)) for node in local.file.nodes]
+    kafka = (KAFKA, local.bootstrap, "", local.broker_pid, state(KAFKA))
+    nodes = [
+        (node.name, local.url(node.name), f"grpc://{node.flight}", node.pid, state(node.name))
+        for node in local.file.nodes
+    ]
     members = [node for node in local.file.nodes if not node.removed and node.name not in local.joining]
     copies = "" if local.replication == len(members) else f", each row on {local.replication} of {len(members)} nodes"
     output.line(f"cluster {local.cluster} in {directory}{copies}")
-    output.table(("name", "address", "pid", "state"), [kafka, *nodes])
+    output.table(("name", "address", "Arrow Flight", "pid", "state"), [kafka, *nodes])
     options = "" if bare else f" --bootstrap {local.bootstrap} --cluster {local.cluster}"
     output.line(f"ask:   headrace query 'SHOW TABLES'{options}")
     output.line(f"write: headrace write FILE --database DB{options}")

@@ -201,6 +201,7 @@ def _report(output: Output, done: FileProgress, seconds: float) -> None:
         "nan": done.nan,
         "seconds": seconds,
         "refused_columns": dict(done.refused_columns),
+        "offsets": dict(done.offsets),
     }
     text = f"{counted(done.rows, 'row')}, {counted(done.points, 'point')} in {seconds:.1f} s"
     if done.replaced or not done.replaced_exact:

@@ -8,13 +8,9 @@ from typing import Any
 import pytest
 
 from headrace._nodes import LEARN_INTERVAL_S, NodeDirectory
-from headrace.client import Client
 from headrace.connectors.deadline import Deadline
 from headrace.connectors.http import NodeRefused
-from headrace.consumers.membership.slot_table import SlotTable
 from headrace.node_client import NodeClient
-from headrace.producers.cluster import FixedRouting
-from headrace.settings import load_settings
 
 
 def test_a_node_that_gives_no_answer_is_not_asked_first_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,12 +74,3 @@ def test_a_node_that_does_not_show_its_cluster_changes_nothing(monkeypatch: pyte
     nodes = NodeDirectory(closed, ["http://a:1"])
     nodes.note_answer("http://a:1")
     assert ["http://a:1"] == nodes.urls(Deadline(0))
-
-
-def test_offsets_of_a_group_that_ended_are_not_those_of_the_next_one_of_its_header() -> None:
-    """A header that joined again has another log: an offset of the first one must not be taken for one of it."""
-    table = SlotTable.create(("n1", "n2", "n3"), 2, 60).remove_node("n2").add_node("n2").remove_node("n3")
-    connection: Any = SimpleNamespace(is_open=True, cluster=SimpleNamespace(routing=FixedRouting(table)))
-    client = Client(connection, load_settings({}))
-    offsets = {"n1": 1, "n2": 2, "n2@3": 3, "n3": 4}
-    assert {"n1": 1, "n2@1": 2, "n2@3": 3, "n3@1": 4} == client._named(offsets)

@@ -43,7 +43,7 @@ def test_a_quorum_is_reached_when_enough_live_members_hold_the_rows(scene: Scene
     appender = FollowedAppender(scene, {group: ("n1", "n2")}, late=("n2",))
     with scene.writer(appender=appender, quorum=2, quorum_timeout_ms=20_000) as writer:
         writer.write(table, ["host"])
-        assert {group: 1} == writer.newest()
+        assert {TOPICS.forward(group): 1} == writer.newest()
 
 
 def test_a_write_waits_for_no_group_but_its_own(scene: Scene) -> None:

@@ -175,7 +175,7 @@ def test_a_writer_works_over_any_number_of_changes(clients: Clients) -> None:
         writer.write(block(20), ["host"])
         offsets = writer.flush()
     assert expected(20) == clients.visible()
-    assert {"n1", "n1@7"} <= set(offsets)
+    assert {TOPICS.forward("n1"), TOPICS.forward("n1", 7)} <= set(offsets)
     newest = [message.body for group, message in clients.messages() if group == GroupKey("n1", 7)]
     assert {7} == {body.slot_table_version for body in newest if isinstance(body, Write)}
 
@@ -306,8 +306,10 @@ def single(clients: Clients) -> tuple[Any, GroupKey]:
     rows = block(1, HOSTS[:1], 1)
     with clients.writer() as writer:
         writer.write(rows, ["host"])
-        (name,) = writer.flush()
-    return rows, GroupKey(name, 1)
+        (topic,) = writer.flush()
+    group = TOPICS.group_of(topic)
+    assert group is not None
+    return rows, GroupKey(*group)
 
 
 def test_a_quorum_needs_members_of_before_and_after_a_change() -> None:
@@ -378,7 +380,7 @@ def test_a_group_that_came_later_has_a_quorum(clients: Clients) -> None:
 
     writer._quorum.confirm = held_first  # type: ignore[method-assign]
     writer.write(block(1), ["host"])
-    assert "n0@2" in writer.newest()
+    assert TOPICS.forward("n0", 2) in writer.newest()
 
 
 # Deletes.
@@ -393,16 +395,16 @@ def test_a_delete_comes_first_to_a_group_that_ends(clients: Clients) -> None:
     """In each phase: where the group takes it no longer, the others have taken its slots over before theirs."""
     single(clients)
     clients.growing.begin(ChangeKind.REMOVE, "n2")
-    assert set(delete_rows(clients.cluster, "db", "t")) == set(NODES)
+    assert set(delete_rows(clients.cluster, "db", "t")) == set(map(TOPICS.forward, NODES))
     assert deletes(clients)[0] == GroupKey("n2", 1)
     clients.growing.formal()
-    assert set(delete_rows(clients.cluster, "db", "t")) == set(NODES)
+    assert set(delete_rows(clients.cluster, "db", "t")) == set(map(TOPICS.forward, NODES))
     assert deletes(clients)[4] == GroupKey("n2", 1)
     clients.growing.finish()
     clients.growing.log.closed.add(TOPICS.forward("n2"))
-    assert set(delete_rows(clients.cluster, "db", "t")) == {"n1", "n3", "n4"}
+    assert set(delete_rows(clients.cluster, "db", "t")) == set(map(TOPICS.forward, ("n1", "n3", "n4")))
     clients.growing.log.delete_topic(TOPICS.forward("n2"))
-    assert set(delete_rows(clients.cluster, "db", "t")) == {"n1", "n3", "n4"}
+    assert set(delete_rows(clients.cluster, "db", "t")) == set(map(TOPICS.forward, ("n1", "n3", "n4")))
 
 
 def test_a_delete_that_meets_the_end_of_a_group_is_sent_to_the_others_once_more(clients: Clients) -> None:
@@ -415,7 +417,7 @@ def test_a_delete_that_meets_the_end_of_a_group_is_sent_to_the_others_once_more(
             clients.growing.remove("n3")
 
     clients.appender.before = end
-    assert set(delete_rows(clients.cluster, "db", "t")) == {"n1", "n2", "n4"}
+    assert set(delete_rows(clients.cluster, "db", "t")) == set(map(TOPICS.forward, ("n1", "n2", "n4")))
     assert deletes(clients) == [GroupKey(name, 1) for name in (*clients.growing.table.headers,) * 2]
 
 
@@ -423,7 +425,7 @@ def test_a_delete_reaches_groups_that_came_while_the_client_was_idle(clients: Cl
     """It looks at the log first: a row that another client wrote to a new group before must go."""
     single(clients)
     clients.growing.add("n0")
-    assert "n0@2" in delete_rows(clients.cluster, "db", "t")
+    assert TOPICS.forward("n0", 2) in delete_rows(clients.cluster, "db", "t")
 
 
 def test_a_delete_that_a_present_group_refuses_is_an_error(clients: Clients) -> None:

@@ -107,8 +107,8 @@ def test_flush_gives_the_newest_offset_of_each_group(scene: Scene) -> None:
     """After a flush the writer knows the offsets that a query must have read."""
     writer = scene.writer()
     writer.write(readings([f"h{number}" for number in range(50)], [0] * 50, v=[1.0] * 50), ["host"])
-    ends = {name: scene.log.describe(TOPICS.forward(name)).end for name in NODES}
-    assert {name: end - 1 for name, end in ends.items() if end} == writer.flush() == writer.newest() == writer.close()
+    ends = {topic: scene.log.describe(topic).end for topic in map(TOPICS.forward, NODES)}
+    assert {topic: end - 1 for topic, end in ends.items() if end} == writer.flush() == writer.newest() == writer.close()
 
 
 def test_new_columns_and_widening_reach_the_table_before_the_rows(scene: Scene) -> None:
@@ -381,7 +381,7 @@ def test_a_delete_reaches_every_group(scene: Scene) -> None:
     offsets = delete_rows(scene.cluster, "db", "t", {"host": ["a", "b"]}, 0, 10)
     deletes = {group: message.body for group, message in scene.messages() if isinstance(message.body, Delete)}
     assert {name: Delete("db", "t", {"host": ("a", "b")}, 0, 10) for name in NODES} == deletes
-    assert {name: scene.log.describe(TOPICS.forward(name)).end - 1 for name in NODES} == offsets
+    assert {topic: scene.log.describe(topic).end - 1 for topic in map(TOPICS.forward, NODES)} == offsets
 
 
 @pytest.mark.parametrize(

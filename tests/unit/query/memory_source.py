@@ -62,6 +62,7 @@ class MemorySource:
     stale: str = ""
     as_of: Moment | None = None
     confirmed: dict[str, int] = field(default_factory=dict)
+    waited: list[dict[str, int]] = field(default_factory=list)
 
     def fence(self, stale_s: float = 0.0, timeout_s: float = 0.0) -> MemoryFence:
         """Refuses while there are `reasons`, unless what it has is as new as is allowed."""
@@ -118,6 +119,7 @@ class MemorySource:
 
     def wait_for(self, reading: Reading) -> bool:
         """Rows are in memory before any query."""
+        self.waited.append(dict(reading.after))
         return True
 
     def named(self, after: Mapping[str, int]) -> Mapping[str, int]:

@@ -234,3 +234,17 @@ def test_parameters_over_http(client: httpx.Client) -> None:
         assert (400, "RequestInvalid") == (refused.status_code, refused.json()["error"]["kind"])
     missing = client.post("/api/v1/query", json={"sql": sql})
     assert (400, "QueryInvalid") == (missing.status_code, missing.json()["error"]["kind"])
+
+
+@pytest.mark.parametrize("text", ["{", "[1]", '{"a": "1"}', '{"a": -1}', '{"a": true}', '{"a": 1.5}', "7"])
+def test_offsets_that_are_no_offsets_are_a_usage_error(client: httpx.Client, text: str) -> None:
+    """`--after` maps topics to whole numbers; anything else is refused before a node is asked."""
+    result = run("query", "SELECT 1", "--after", text, "--json", "--node", str(client.base_url))
+    assert (2, "UsageInvalid") == (result.exit_code, json.loads(result.stderr)["error"]["type"])
+
+
+def test_offsets_reach_the_node(client: httpx.Client, node: FakeNode) -> None:
+    """A query waits for what `--after` names: the node gets it as it is."""
+    result = run("query", "SELECT 1 AS a", "--after", '{"c.forward.n1.1": 7}', "--json", "--node", str(client.base_url))
+    assert (0, [{"a": 1}]) == (result.exit_code, json.loads(result.stdout))
+    assert [{"c.forward.n1.1": 7}] == node.source.waited

@@ -1,0 +1,50 @@
+"""Errors of queries as Arrow Flight carries them: a status that any client knows, and the error as JSON beside it."""
+
+from __future__ import annotations
+
+import json
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pyarrow.flight as flight
+import structlog
+
+from headrace.consumers.query.query_errors import QueryCancelled, QueryTimeout
+from headrace.schemas.errors import HeadraceError
+
+TRACE_FRAMES = 3
+_log = structlog.get_logger(__name__)
+
+
+def flight_error(error: HeadraceError) -> flight.FlightError:
+    """The Flight error of a typed one; `extra_info` has `{"type", "message", "action", "retriable"}` as JSON."""
+    document = {
+        "type": type(error).__name__,
+        "message": error.message,
+        "action": error.action,
+        "retriable": error.retriable,
+    }
+    text = f"{error.message}; {error.action}" if error.action else error.message
+    # Clients retry what is unavailable, so this comes before the kind of the error.
+    status = flight.FlightUnavailableError if error.retriable else flight.FlightServerError
+    if isinstance(error, QueryTimeout):
+        status = flight.FlightTimedOutError
+    elif isinstance(error, QueryCancelled) and not error.retriable:
+        status = flight.FlightCancelledError
+    return status(text, json.dumps(document).encode())
+
+
+@contextmanager
+def flight_errors() -> Iterator[None]:
+    """Raise errors of the block as Flight errors."""
+    try:
+        yield
+    except HeadraceError as error:
+        raise flight_error(error) from error
+    except Exception as error:
+        # As over HTTP: the inside of a node goes to its log and not to clients.
+        trace = "".join(traceback.format_tb(error.__traceback__)[-TRACE_FRAMES:])
+        _log.error("flight call failed", error=repr(error), trace=trace)
+        internal = HeadraceError("the node failed to answer", action="its log has the details")
+        raise flight_error(internal) from error

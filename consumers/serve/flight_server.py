@@ -1,0 +1,230 @@
+"""The Arrow Flight surface of a node: a ticket is SQL as UTF-8, and the answer a stream of record batches.
+
+Call headers are the parameters of HTTP queries under the same names, such as `after` and `timeout_ms`.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.flight as flight
+import structlog
+
+from headrace.consumers.query.engine import QueryEngine
+from headrace.consumers.query.query_errors import QueryError
+from headrace.consumers.query.result_stream import ResultStream
+from headrace.consumers.serve.connection_cut import cut_connections
+from headrace.consumers.serve.flight_calls import OpenCall, OpenCalls
+from headrace.consumers.serve.flight_errors import flight_error, flight_errors
+from headrace.consumers.serve.query_service import (
+    QUERY_PARAMETERS,
+    QueryRequest,
+    RequestInvalid,
+    request_of_texts,
+    start_query,
+)
+from headrace.consumers.serve.server import AddressInUse
+
+AS_OF_KEY = b"headrace.as_of"
+"""Key in the metadata of a schema: the moment up to which an answer of a node that does not serve has everything."""
+MESSAGE_BYTES_MAX = 2 * 1024 * 1024
+"""gRPC clients that are not Arrow's own take messages of 4 MiB by default."""
+GRACE_S = 1.0
+PATIENCE_S = 1.0
+STOP_S = 5.0
+_HEADERS = "headers"
+_log = structlog.get_logger(__name__)
+
+
+class FlightServer:
+    """The address of a node's Flight surface and what serves on it. It starts once; stopping it twice is fine."""
+
+    def __init__(self, engine: QueryEngine, host: str, reserved: socket.socket) -> None:
+        """`reserved` is the socket that `reserve_address` returned for this host and a port."""
+        self.calls = OpenCalls()
+        self.port: int = reserved.getsockname()[1]
+        self.location = f"grpc://{f'[{host}]' if ':' in host else host}:{self.port}"
+        self._engine = engine
+        self._reserved = reserved
+        self._surface: _Surface | None = None
+
+    def start(self) -> None:
+        """Listen and serve. Raises AddressInUse."""
+        try:
+            self._surface = _Surface(self._engine, self.calls, self.location)
+        except (pa.ArrowException, OSError) as error:
+            raise AddressInUse(
+                f"cannot listen on {self.location} for Arrow Flight",
+                action="give another address; port 0 takes a free one",
+            ) from error
+        finally:
+            # gRPC binds by itself. Until here the address was kept from others.
+            self._reserved.close()
+        self.calls.start()
+
+    def stop(self) -> None:
+        """Refuse new calls, let open ones finish for a second, end the others with an error, and stop listening."""
+        surface, self._surface = self._surface, None
+        if surface is None:
+            self._reserved.close()
+            return
+        ended = self.calls.stop(GRACE_S, PATIENCE_S)
+        ending = threading.Thread(target=surface.shutdown, name="flight-stop", daemon=True)
+        ending.start()
+        ending.join(PATIENCE_S if ended else 0)
+        # gRPC waits for every call. A client that neither reads nor leaves must not keep the node from stopping.
+        if ending.is_alive():
+            cut_connections(self.port)
+            ending.join(STOP_S)
+
+
+class _Headers(flight.ServerMiddleware):  # type: ignore[misc]
+    """The headers of one call."""
+
+    def __init__(self, texts: Mapping[str, str]) -> None:
+        self.texts = texts
+
+
+class _HeadersFactory(flight.ServerMiddlewareFactory):  # type: ignore[misc]
+    """Keeps those headers of a call that are parameters of queries."""
+
+    def start_call(self, info: Any, headers: Mapping[str, list[str | bytes]]) -> _Headers:
+        """See pyarrow.flight.ServerMiddlewareFactory."""
+        del info
+        if "origin" in headers:
+            # Browsers do not speak gRPC, but gateways translate for them. Pages of other sites may not ask here.
+            refusal = RequestInvalid("a page of a browser may not send requests here", action="use the HTTP surface")
+            raise flight_error(refusal)
+        known = {name: values[-1] for name, values in headers.items() if name in QUERY_PARAMETERS}
+        return _Headers({name: text for name, text in known.items() if isinstance(text, str)})
+
+
+class _Surface(flight.FlightServerBase):  # type: ignore[misc]
+    """Answers calls, each on a thread of gRPC."""
+
+    def __init__(self, engine: QueryEngine, calls: OpenCalls, location: str) -> None:
+        self._engine = engine
+        self._calls = calls
+        super().__init__(location, middleware={_HEADERS: _HeadersFactory()})
+
+    def do_get(self, context: flight.ServerCallContext, ticket: flight.Ticket) -> flight.FlightDataStream:
+        """The rows of a ticket."""
+        with flight_errors():
+            request = _request(context, ticket.ticket)
+            call = self._calls.open(context)
+            try:
+                result = start_query(self._engine, request, call.started)
+                call.streams(result)
+                batches = _Batches(call, result)
+                return flight.GeneratorStream(batches.schema, batches)
+            except QueryError as error:
+                call.close()
+                raise call.error(error) from error
+            except BaseException:
+                call.close()
+                raise
+
+    def get_flight_info(
+        self, context: flight.ServerCallContext, descriptor: flight.FlightDescriptor
+    ) -> flight.FlightInfo:
+        """Schema and ticket of a descriptor whose command is SQL."""
+        with flight_errors():
+            # No location: the ticket is for the node that was asked, under the address by which it was reached.
+            endpoint = flight.FlightEndpoint(descriptor.command or b"", [])
+            return flight.FlightInfo(self._schema(context, descriptor), descriptor, [endpoint], -1, -1)
+
+    def get_schema(self, context: flight.ServerCallContext, descriptor: flight.FlightDescriptor) -> flight.SchemaResult:
+        """The schema of a descriptor whose command is SQL."""
+        with flight_errors():
+            return flight.SchemaResult(self._schema(context, descriptor))
+
+    def _schema(self, context: flight.ServerCallContext, descriptor: flight.FlightDescriptor) -> pa.Schema:
+        # A limit of 0 is that of queries for their schema, which read nothing.
+        request = replace(_request(context, descriptor.command), limit=0)
+        call = self._calls.open(context)
+        try:
+            with start_query(self._engine, request, call.started) as result:
+                return result.schema
+        except QueryError as error:
+            raise call.error(error) from error
+        finally:
+            call.close()
+
+
+class _Batches(Iterator[object]):
+    """The batches of one answer as Flight takes them: one when the client has room for it."""
+
+    # A class and no generator: gRPC may let go of it before the first batch, and the code of a generator that has
+    # not begun never runs, so nothing would be released.
+
+    def __init__(self, call: OpenCall, result: ResultStream) -> None:
+        self.schema = _sent_schema(result)
+        self._call = call
+        self._result = result
+        self._batches = _sized(result.batches())
+        self._encoded = any(map(_has_dictionary, self.schema.types))
+        call.computes(False)
+
+    def __next__(self) -> object:
+        self._call.computes(True)
+        try:
+            with flight_errors():
+                batch = self._next()
+            if batch is None:
+                raise StopIteration
+        except BaseException:
+            self._call.close()
+            raise
+        self._call.computes(False)
+        return batch
+
+    def _next(self) -> object:
+        """The next batch, None behind the last."""
+        try:
+            batch = next(self._batches, None)
+        except QueryError as error:
+            cause = self._call.error(error)
+            _log.warning("answer cut short", kind=cause.kind, message=cause.message, rows=self._result.rows)
+            raise cause from error
+        if batch is None:
+            return None
+        batch = pa.RecordBatch.from_arrays(batch.columns, schema=self.schema)
+        # Flight sends the dictionaries of a nested stream only.
+        return flight.RecordBatchStream(pa.Table.from_batches([batch])) if self._encoded else batch
+
+    def __del__(self) -> None:
+        self._call.close()
+
+
+def _request(context: flight.ServerCallContext, sql: bytes | None) -> QueryRequest:
+    """The query of a call. Raises RequestInvalid."""
+    try:
+        text = (sql or b"").decode()
+    except UnicodeDecodeError as error:
+        raise RequestInvalid("the ticket is not UTF-8", action="a ticket is SQL as UTF-8") from error
+    if not text.strip():
+        raise RequestInvalid("the ticket has no SQL", action="a ticket, or the command of a descriptor, is SQL")
+    return request_of_texts({**context.get_middleware(_HEADERS).texts, "sql": text})
+
+
+def _sent_schema(result: ResultStream) -> pa.Schema:
+    return result.schema if result.as_of is None else result.schema.with_metadata({AS_OF_KEY: result.as_of.iso()})
+
+
+def _sized(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The same rows in batches of at most about MESSAGE_BYTES_MAX."""
+    for batch in batches:
+        rows = max(1, batch.num_rows * MESSAGE_BYTES_MAX // max(1, batch.nbytes))
+        for start in range(0, batch.num_rows, rows):
+            yield batch.slice(start, rows)
+
+
+def _has_dictionary(kind: pa.DataType) -> bool:
+    if pa.types.is_dictionary(kind):
+        return True
+    return any(_has_dictionary(kind.field(number).type) for number in range(kind.num_fields))
