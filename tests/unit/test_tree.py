@@ -316,6 +316,12 @@ def committed_files() -> list[Path]:
     return [path for path in names if path.is_file()] if listed.returncode == 0 else source_files()
 
 
+def test_no_file_has_a_conflict_of_a_merge() -> None:
+    """No committed file has the marks that git leaves where two branches changed the same lines."""
+    marks = re.compile(rb"^(<{7}|>{7}) ", re.MULTILINE)
+    assert [] == [str(path.relative_to(ROOT)) for path in committed_files() if marks.search(path.read_bytes())]
+
+
 def test_no_file_is_too_long() -> None:
     """A Python file has 600 lines at most."""
     python = [path for path in committed_files() if path.suffix == ".py"]
