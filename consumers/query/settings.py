@@ -17,7 +17,7 @@ class QuerySettings(SettingsModel):
     )
     threads: int = Field(default=2, ge=1, description="queries that compute at the same time; the others take turns")
     slice_ms: float = Field(
-        default=2.0, ge=0.1, le=1_000, description="how long a query computes before another one has its turn"
+        default=2.0, ge=0.1, le=86_400_000, description="how long a query computes before another one has its turn"
     )
     timeout_ms: int = Field(default=60_000, ge=1, description="the most time that a query may take")
     queue_max: int = Field(

@@ -22,6 +22,7 @@ from headrace.consumers.query.group_scanner import ScanStatistics
 from headrace.consumers.query.remote_rows import RemoteStatistics
 from headrace.consumers.replication.actions import Ignored
 from headrace.consumers.serve.node_api import NodeApi, NodeStatus
+from headrace.consumers.serve.scheduler_metrics import scheduler_metrics
 from headrace.schemas.records import Role
 
 
@@ -88,6 +89,7 @@ class MetricsCollector:
         yield _gauge_by("headrace_hand_over_records", due, "group", figures.hand_over_due)
         yield from _migration_metrics(figures.migration)
         yield from _query_metrics(self._node.engine)
+        yield from scheduler_metrics(self._node.engine.scheduler)
         yield from _scan_metrics(figures.remote, self._node.scanner.statistics)
 
 
@@ -154,7 +156,8 @@ def _query_metrics(engine: QueryEngine) -> Iterator[Metric]:
         "headrace_query_live_rows_scanned", "Rows out of segments handed to queries", statistics.live_rows_scanned
     )
     names = (
-        *("queries_max", "memory_limit_mb", "threads", "timeout_ms", "spill_mb_max"),
+        *("queries_max", "queries_per_user_max", "queue_max", "memory_limit_mb", "memory_per_query_mb"),
+        *("threads", "slice_ms", "timeout_ms", "spill_mb_max"),
         *("scans_max", "remote_mb_max"),
     )
     yield _gauge_by(

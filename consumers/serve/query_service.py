@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from headrace.connectors.http import AS_OF_HEADER
+from headrace.connectors.http import AS_OF_HEADER, QUERY_ID_HEADER
 from headrace.consumers.query.engine import QueryEngine
 from headrace.consumers.query.parameters import problem_of
 from headrace.consumers.query.query_errors import QueryError
@@ -31,6 +31,7 @@ WHOLE_BYTES_MAX = 64 * 1024
 """An answer of up to so many bytes is encoded to its end before its first byte is sent."""
 FORMAT_DEFAULT = "json"
 DIGITS_MAX = 18
+USER_CHARACTERS_MAX = 100
 _log = structlog.get_logger(__name__)
 
 
@@ -58,6 +59,7 @@ class QueryRequest:
     limit: int | None = None
     stale_s: float | None = None
     parameters: Mapping[str, Any] = field(default_factory=dict)
+    user: str = ""
 
 
 @dataclass(slots=True)
@@ -101,8 +103,8 @@ class QueryService:
 
     def __init__(self, engine: QueryEngine) -> None:
         self._engine = engine
-        # More threads than permits for queries: one query too many then reaches the engine, which refuses it at
-        # once, instead of waiting for a thread.
+        # More threads than queries may run: one query too many then reaches the engine, which refuses it at once,
+        # instead of waiting for a thread.
         self._threads = ThreadPoolExecutor(engine.settings.queries_max + SPARE_THREADS, thread_name_prefix="query")
 
     async def respond(self, request: Request, query: QueryRequest) -> Response:
@@ -124,7 +126,9 @@ class QueryService:
             raise
         answer = started.result()
         media_type, as_of = MEDIA_TYPES[query.format], answer.result.as_of
-        headers = {} if as_of is None else {AS_OF_HEADER: as_of.iso()}
+        headers = {QUERY_ID_HEADER: answer.result.query_id}
+        if as_of is not None:
+            headers[AS_OF_HEADER] = as_of.iso()
         if answer.complete:
             self._threads.submit(answer.result.close)
             return Response(answer.first, media_type=media_type, headers=headers)
@@ -153,6 +157,7 @@ def _start(engine: QueryEngine, query: QueryRequest, cancellation: _Cancellation
         stale_s=query.stale_s,
         on_start=cancellation.started,
         parameters=query.parameters,
+        user=query.user,
     )
     try:
         chunks = encode(query.format, result.schema, result.batches())
@@ -199,11 +204,11 @@ async def query_request(request: Request) -> QueryRequest:
 def parse_query(given: Mapping[str, Any]) -> QueryRequest:
     """A query from its parameters. Raises RequestInvalid, which names the parameter that is wrong."""
     # An unknown parameter is an error: a misspelled `limit` must not return everything.
-    unknown = sorted(set(given) - {"sql", "format", "after", "timeout_ms", "limit", "stale", "parameters"})
+    unknown = sorted(set(given) - {"sql", "format", "after", "timeout_ms", "limit", "stale", "parameters", "user"})
     if unknown:
         raise RequestInvalid(
             f"there is no parameter {unknown[0]!r}",
-            action="known are sql, format, after, timeout_ms, limit, stale and parameters",
+            action="known are sql, format, after, timeout_ms, limit, stale, parameters and user",
         )
     sql, name, after = given.get("sql"), given.get("format") or FORMAT_DEFAULT, given.get("after") or {}
     if not isinstance(sql, str) or not sql.strip():
@@ -219,8 +224,11 @@ def parse_query(given: Mapping[str, Any]) -> QueryRequest:
     problem = problem_of(parameters)
     if problem is not None:
         raise RequestInvalid(problem, action='send {"parameters": {"name": value}}')
+    user = given.get("user") or ""
+    if not isinstance(user, str) or len(user) > USER_CHARACTERS_MAX:
+        raise RequestInvalid(f"user is not a text of up to {USER_CHARACTERS_MAX} characters")
     stale_s = _stale_s(given.get("stale"))
-    return QueryRequest(sql, name, after, given.get("timeout_ms"), given.get("limit"), stale_s, parameters)
+    return QueryRequest(sql, name, after, given.get("timeout_ms"), given.get("limit"), stale_s, parameters, user)
 
 
 def _stale_s(given: Any) -> float | None:
