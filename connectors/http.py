@@ -21,6 +21,7 @@ from headrace.schemas.errors import HeadraceError
 CHUNK_BYTES = 256 * 1024
 ERROR_BYTES_MAX = 1024 * 1024
 AS_OF_HEADER = "x-headrace-as-of"
+QUERY_ID_HEADER = "x-headrace-query-id"
 """The header of an answer by a node that does not serve: the moment up to which the answer contains everything."""
 RETRIABLE_STATUSES = frozenset({http.client.CONFLICT, http.client.SERVICE_UNAVAILABLE})
 

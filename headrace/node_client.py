@@ -71,6 +71,7 @@ class NodeClient:
         stale_s: float | None = None,
         on_as_of: Callable[[datetime], None] = lambda _moment: None,
         parameters: Mapping[str, Any] | None = None,
+        user: str = "",
     ) -> Iterator[bytes]:
         """The answer to a query, in chunks as they arrive. `parameters` are the values of `$name` in the SQL.
 
@@ -85,6 +86,7 @@ class NodeClient:
             "timeout_ms": timeout_ms,
             "limit": limit,
             "parameters": dict(parameters or {}),
+            "user": user,
         }
         document: dict[str, Any] = {name: value for name, value in given.items() if value}
         # 0 is not the node's own setting: it is never.
@@ -94,6 +96,17 @@ class NodeClient:
         if as_of := answer.stream.getheader(AS_OF_HEADER):
             on_as_of(datetime.fromisoformat(as_of))
         return answer.chunks()
+
+    def running_queries(self) -> list[dict[str, Any]]:
+        """The queries that run at the node."""
+        with self._request("GET", "/api/v1/queries") as answer:
+            queries: list[dict[str, Any]] = answer.json()
+        return queries
+
+    def kill(self, query_id: str) -> None:
+        """End a query. Raises QueryUnknown."""
+        with self._request("DELETE", f"/api/v1/queries/{quote(query_id, safe='')}"):
+            pass
 
     def _request(self, method: str, path: str, document: Mapping[str, Any] | None = None) -> NodeAnswer:
         try:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from headrace.connectors.clock import Moment
 from headrace.connectors.deadline import Deadline
@@ -33,6 +33,7 @@ from headrace.consumers.query.table_source import (
     Reading,
     refusal_of,
 )
+from headrace.consumers.scheduling.driver import BlockedOn
 from headrace.schemas.group_changes import BEGINNING, GroupKey
 from headrace.schemas.group_names import FIRST_BIRTH, group_name, parse_group
 from headrace.schemas.tables import TableSchema
@@ -287,9 +288,19 @@ class ClusterSource:
         """Wait for what groups here must have accepted, also from each other. Raises NotCaughtUp."""
         fence.require(missing({group.birth_key: HandOvers.of(group.applied.changes) for group in fence.local.groups}))
         wanted = {group_name(key): positions for key, positions in fence.wanted.items()}
-        timer = reading.timer
-        waited = self._local.wait(fence.local, fence.after, timer.left_s)
-        if not waited or not self._local.wait_accepted(fence.local, wanted, timer.left_s):
+
+        def waited(timeout_s: float) -> bool:
+            """Whether the groups here have come so far."""
+            deadline = Deadline(timeout_s)
+            return self._local.wait(fence.local, fence.after, timeout_s) and self._local.wait_accepted(
+                fence.local, wanted, deadline.left_s()
+            )
+
+        if waited(0.0):
+            return
+        with reading.waits.outside(BlockedOn.LOG):
+            arrived = waited(reading.timer.left_s)
+        if not arrived:
             check_time(reading.timer)
             raise NotCaughtUp(
                 "this node has not received the rows of slots that changed hands in the time of the query",
@@ -315,7 +326,9 @@ class ClusterSource:
             after = fence.after.copy()
             read |= self._ask_ended(fence, conditions, reading)
             scans = [opened.enter_context(scan) for scan in conditions.scanned(self._local, _here(reading))]
-            read |= {key: fetch.result().hand_overs for key, fetch in fetches.items()}
+            if fetches:
+                with reading.waits.outside(BlockedOn.REMOTE):
+                    read |= {key: fetch.result().hand_overs for key, fetch in fetches.items()}
             lacking = {target: each for target, each in missing(read).items() if target not in fence.gone}
             if lacking or after != fence.after:
                 fence.require(lacking)
@@ -376,7 +389,7 @@ class ClusterSource:
 def _here(reading: Reading) -> Reading:
     """The reading as the groups of this node see it."""
     fence = reading.fence
-    return Reading(fence.local, reading.after, reading.timer) if isinstance(fence, ClusterFence) else reading
+    return replace(reading, fence=fence.local) if isinstance(fence, ClusterFence) else reading
 
 
 def _discard(fetches: Collection[Future[RemoteScan]]) -> None:

@@ -1,17 +1,20 @@
-"""The DuckDB instance that the queries of a node share, and its errors as query errors.
+"""The DuckDB instances that run the queries of a node, and their errors as query errors.
 
-It is locked before the first query: it reads no files outside the segment directories, loads no extensions,
-and changes no settings. One memory limit holds for all queries together.
+An instance is locked before its first query: it reads no files outside the segment directories, loads no extensions,
+and changes no settings. It runs one query at a time, on the thread that calls it, and is used again.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
 import re
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import duckdb
 
@@ -30,35 +33,99 @@ from headrace.consumers.query.settings import QuerySettings
 HOME_CATALOG = "memory"
 """The catalog that DuckDB itself gives an instance in memory."""
 CATALOG_PREFIX = "__q"
-"""Every query has a catalog of its own, named by this prefix and a number."""
+"""The catalog of the query that an instance runs, named by this prefix and a number."""
+CATALOG = f"{CATALOG_PREFIX}0"
+PAUSE_FUNCTION = "__headrace_pause"
+PAUSE_ROWS = 32_768
+"""Scans pause at rows that are a multiple of it; a power of two."""
+IDLE_MAX = 8
+"""Instances that wait for queries: to make one takes longer than a short query."""
+STREAM_BYTES = 1_000_000
+"""What DuckDB computes of a result before it is taken."""
 LINE_LENGTH_MAX = 400
 _CATALOG = re.compile(rf'"?{CATALOG_PREFIX}\d+"?\.')
 _HINT = re.compile(r"^\s*(Did you mean .*|Candidate bindings: .*)$", re.MULTILINE)
 
 
+class Instance:
+    """One DuckDB instance with one connection, which runs the statements of one query at a time.
+
+    `pause` is what its scans call; see `LockedDatabase.lease`.
+    """
+
+    def __init__(self, memory_mb: int, connection: duckdb.DuckDBPyConnection) -> None:
+        self.memory_mb = memory_mb
+        self.connection = connection
+        self.pauses: Pauses | None = None
+        connection.create_function(PAUSE_FUNCTION, self._pause, ["BIGINT"], "BOOLEAN", side_effects=False)
+        connection.execute(f"ATTACH ':memory:' AS {CATALOG}; USE {CATALOG}")
+
+    def _pause(self, row: int) -> bool:
+        # Whatever this raises ends the statement.
+        if self.pauses is not None:
+            self.pauses.at_row(row)
+        return True
+
+    def close(self) -> None:
+        """End it."""
+        # Without this the connection and its function keep each other.
+        with suppress(duckdb.Error):
+            self.connection.remove_function(PAUSE_FUNCTION)
+        self.connection.close()
+
+    def clear(self) -> None:
+        """Forget everything that a query has made here."""
+        # A catalog cannot be detached while it is the current one.
+        self.connection.execute(
+            f"USE {HOME_CATALOG}.main; DETACH {CATALOG}; ATTACH ':memory:' AS {CATALOG}; USE {CATALOG}"
+        )
+
+
+class Pauses(Protocol):
+    """Where a scan may wait for its next turn."""
+
+    def at_row(self, row: int) -> None:
+        """A scan has reached a row of a file, every PAUSE_ROWS."""
+        ...
+
+
 class LockedDatabase:
-    """Opens connections that read no files but those under `directories`, at any depth. Safe for any thread."""
+    """Lends instances that read no files but those under `directories`, at any depth. Safe for any thread.
+
+    The memory limit of DuckDB is one of an instance. With one each, a query at its limit fails or spills alone.
+    """
 
     def __init__(self, directories: Sequence[Path], settings: QuerySettings) -> None:
         self._directories = tuple(Path(directory).resolve() for directory in directories)
         self._settings = settings
         self._lock = threading.Lock()
-        self._database: duckdb.DuckDBPyConnection | None = _open(settings, self._directories)
+        self._closed = False
+        self._idle: list[Instance] = []
+        self._numbers = itertools.count()
 
-    def connect(self) -> duckdb.DuckDBPyConnection:
-        """A new connection to the instance. Raises QueryError after `close`."""
+    def lease(self, memory_mb: int) -> Instance:
+        """An instance of this memory for one query, for `give_back`. Raises QueryError after `close`."""
         with self._lock:
-            if self._database is None:
+            if self._closed:
                 raise QueryError("this node no longer answers queries", action="ask another node")
-            return self._database.cursor()
+            # The one that came back last knows the footers of the files that are read now.
+            for place in range(len(self._idle) - 1, -1, -1):
+                if self._idle[place].memory_mb == memory_mb:
+                    return self._idle.pop(place)
+        return Instance(memory_mb, _open(self._settings, memory_mb, self._directories, next(self._numbers)))
 
-    def reopen(self) -> None:
-        """Replace an instance that an internal error of DuckDB has ended."""
-        # The old instance is not closed: running queries hold connections to it, and it ends with the last.
-        fresh = _open(self._settings, self._directories)
+    def give_back(self, instance: Instance, *, reusable: bool) -> None:
+        """The query of an instance has ended. Not `reusable`: it may be broken, or hold much."""
+        instance.pauses = None
+        spare = None
         with self._lock:
-            if self._database is not None:
-                self._database = fresh
+            if reusable and not self._closed:
+                self._idle.append(instance)
+                spare = self._idle.pop(0) if len(self._idle) > IDLE_MAX else None
+            else:
+                spare = instance
+        if spare is not None:
+            spare.close()
 
     def names_segment(self, text: str) -> bool:
         """Whether a text names a file that queries may read."""
@@ -66,11 +133,12 @@ class LockedDatabase:
         return any(f"{directory}/" in text for directory in self._directories)
 
     def close(self) -> None:
-        """Refuse new connections. Running queries continue until their results are closed."""
-        # Not closed but let go, as in `reopen`: closing it would close the connections of running queries under them,
-        # and DuckDB refuses that while one of them executes. The instance ends with the last of them.
+        """Lend no more. Instances of running queries end when they are given back."""
         with self._lock:
-            self._database = None
+            self._closed = True
+            idle, self._idle = self._idle, []
+        for instance in idle:
+            instance.close()
 
 
 def statement_kinds(connection: duckdb.DuckDBPyConnection, sql: str) -> list[str]:
@@ -121,16 +189,21 @@ def _line(text: str) -> str:
     return _CATALOG.sub("", first)[:LINE_LENGTH_MAX]
 
 
-def _open(settings: QuerySettings, directories: Sequence[Path]) -> duckdb.DuckDBPyConnection:
-    # DuckDB creates the last folder only, and only when the first query spills.
-    spill_directory = (
-        str(create_directories(Path(settings.spill_directory).resolve())) if settings.spill_directory else ""
-    )
+def _open(
+    settings: QuerySettings, memory_mb: int, directories: Sequence[Path], number: int
+) -> duckdb.DuckDBPyConnection:
+    # DuckDB creates the last folder only, and only when the first query spills. Two instances would take the same
+    # names for their files.
+    spill_directory = ""
+    if settings.spill_directory:
+        spill_directory = str(create_directories(Path(settings.spill_directory).resolve()) / f"{os.getpid()}-{number}")
     database = duckdb.connect(
         ":memory:",
         config={
-            "memory_limit": f"{settings.memory_limit_mb}MB",
-            "threads": settings.threads,
+            "memory_limit": f"{memory_mb}MB",
+            # The thread that runs the statement: it computes while the scheduler lets it, and no other does.
+            "threads": 1,
+            "async_threads": 0,
             "temp_directory": spill_directory,
             "python_enable_replacements": "false",
             # The line above keeps SQL from naming Python variables of this process. An extension brings
@@ -140,7 +213,7 @@ def _open(settings: QuerySettings, directories: Sequence[Path]) -> duckdb.DuckDB
             "allow_community_extensions": "false",
         },
     )
-    database.execute("SET parquet_metadata_cache = true")
+    database.execute(f"SET parquet_metadata_cache = true; SET streaming_buffer_size = '{STREAM_BYTES}B'")
     if spill_directory:
         database.execute(f"SET max_temp_directory_size = '{settings.spill_mb_max}MB'")
     # In this order: without access no directory can be allowed, and locked settings cannot be set.

@@ -1,43 +1,42 @@
 """Runs SQL over the unsealed and sealed rows of one node.
 
-A query takes one of a bounded number of permits, is checked (`guard`), and waits for the log offsets that it
-must see. Then its table names are resolved (`table_names`), what it reads is narrowed (`planner`), and it
-runs in a `session` over scans of the source.
+Every query is one submission to the driver scheduler (see `consumers.scheduling`), whose driver runs it to its end on a
+thread of its own, whenever it has a worker (`query_run`). The caller reads its rows from a bounded buffer.
 """
 
 from __future__ import annotations
 
-import math
 import threading
 import time
+import uuid
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import duckdb
-
-from headrace.connectors.deadline import Deadline
 from headrace.consumers.query.database import LockedDatabase
-from headrace.consumers.query.parameters import BoundStatement
-from headrace.consumers.query.planner import ScanPlan, plan_scans
-from headrace.consumers.query.query_errors import (
-    NotCaughtUp,
-    QueryInvalid,
-    QueryTimeout,
-    SlotNotHeld,
-    TooManyQueries,
-)
-from headrace.consumers.query.result_stream import Interrupter, ResultStream
-from headrace.consumers.query.session import Session, bare_tables, qualified, show_table
+from headrace.consumers.query.query_errors import QueryCancelled, QueryError, QueryTimeout, TooManyQueries
+from headrace.consumers.query.query_run import MemoryClasses, QueryRun, QueryWanted
+from headrace.consumers.query.query_timer import Interrupter, QueryTimer
+from headrace.consumers.query.result_stream import ResultStream
 from headrace.consumers.query.settings import QuerySettings
-from headrace.consumers.query.table_names import TableKey, resolve
-from headrace.consumers.query.table_source import GroupScan, ReadFence, Reading, TableSource
-from headrace.consumers.store import StoreError
+from headrace.consumers.query.table_source import TableSource
+from headrace.consumers.scheduling.capacity import CapacityLimits
+from headrace.consumers.scheduling.driver import DriverSpec
+from headrace.consumers.scheduling.driver_scheduler import DriverScheduler, SchedulerLimits
+from headrace.consumers.scheduling.driver_task import QueryReport, ScheduledQuery, Submission
+from headrace.consumers.scheduling.memory_pool import BYTES_PER_MB
+from headrace.consumers.scheduling.scheduler_threads import SchedulerThreads
+from headrace.consumers.scheduling.threaded_driver import ThreadedDriver
 from headrace.schemas.tables import TableSchema
 
 __all__ = ["QueryEngine", "QueryStatistics"]
+
+SMALL_MB = 32
+"""What a query has at first: enough for scans, aggregates of few groups, and sorts of few rows."""
+CLOSE_WAIT_S = 10.0
+"""How long the close of a result waits for its query."""
 
 
 @dataclass(slots=True)
@@ -54,18 +53,6 @@ class QueryStatistics:
     planning_seconds: float = 0.0
     running_seconds: float = 0.0
     stale: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class _Wanted:
-    """What a caller of `QueryEngine.query` asks for."""
-
-    sql: str
-    after: Mapping[str, int]
-    row_limit: int | None
-    stale_s: float
-    on_start: Callable[[Callable[[], None]], None] | None
-    parameters: Mapping[str, Any]
 
 
 class QueryEngine:
@@ -85,13 +72,20 @@ class QueryEngine:
         """
         self.settings = settings or QuerySettings()
         self.statistics = QueryStatistics()
-        self._source = source
+        self.source = source
         self._clock_ns = clock_ns
         self.on_unreadable = on_unreadable
-        self._permits = threading.BoundedSemaphore(self.settings.queries_max)
         self._lock = threading.Lock()
         self.database = LockedDatabase(directories, self.settings)
         self.interrupter = Interrupter()
+        self._threads = SchedulerThreads(scheduler_limits(self.settings))
+        large_mb = min(self.settings.memory_per_query_mb, self.settings.memory_limit_mb)
+        self._memory = MemoryClasses(min(SMALL_MB, large_mb), large_mb)
+
+    @property
+    def scheduler(self) -> DriverScheduler:
+        """What runs the queries, for those who watch it."""
+        return self._threads.scheduler
 
     def query(
         self,
@@ -103,6 +97,7 @@ class QueryEngine:
         stale_s: float | None = None,
         on_start: Callable[[Callable[[], None]], None] | None = None,
         parameters: Mapping[str, Any] | None = None,
+        user: str = "",
     ) -> ResultStream:
         """Start a query and return when its first rows are there. The caller closes the result.
 
@@ -110,169 +105,132 @@ class QueryEngine:
         whole query, including the reading of its result. `row_limit` cuts the result; 0 = no table is read, and the
         result has its schema alone. A node that does not serve answers from what it has if that is at most `stale_s`
         old; None = `query.stale_max_s`. `on_start` receives a function that cancels the query from any thread.
-        `parameters` are the values of the names that the SQL writes as `$name`. Raises a QueryError.
+        `parameters` are the values of the names that the SQL writes as `$name`. `user` is whose query it is, for
+        `query.queries_per_user_max`. Raises a QueryError.
         """
-        resources = self._take_permit()
-        started_s = time.monotonic()
         stale_s = self.settings.stale_max_s if stale_s is None else stale_s
-        wanted = _Wanted(sql, after or {}, row_limit, stale_s, on_start, parameters or {})
+        wanted = QueryWanted(sql, after or {}, row_limit, stale_s, parameters or {})
+        query = _Query(self, wanted, min(timeout_ms or self.settings.timeout_ms, self.settings.timeout_ms), user)
         try:
-            result = self._planned(resources, wanted, timeout_ms)
+            query.submit()
+            if on_start is not None:
+                on_start(query.cancel)
+            result = ResultStream(query, query.output)
         except BaseException as error:
-            resources.close()
-            self._count(failed=1, timed_out=isinstance(error, QueryTimeout))
+            query.end()
+            if not isinstance(error, TooManyQueries):
+                self.count(failed=1, timed_out=isinstance(error, QueryTimeout))
             raise
-        planning_seconds = time.monotonic() - started_s
-        self._count(succeeded=1, planning_seconds=planning_seconds, stale=int(result.as_of is not None))
+        self.count(succeeded=1, planning_seconds=time.monotonic() - query.began_s, stale=int(result.as_of is not None))
         return result
 
     def tables(self) -> list[TableSchema]:
         """The newest schema of every table, in order of name."""
-        return [self._source.schema(database, table) for database, table in sorted(self._source.tables())]
+        return [self.source.schema(database, table) for database, table in sorted(self.source.tables())]
+
+    def reports(self) -> list[QueryReport]:
+        """The queries that run, in the order in which they came."""
+        return self.scheduler.reports()
+
+    def kill(self, query_id: str) -> None:
+        """End a query on somebody's word. Raises QueryUnknown."""
+        self.scheduler.kill(query_id)
 
     def close(self) -> None:
-        """Refuse new queries; running ones end when their results are closed."""
+        """Refuse new queries, and end those that run."""
+        self._threads.close()
         self.database.close()
         self.interrupter.close()
 
-    def _take_permit(self) -> ExitStack:
-        # Refused, never queued: the client can ask another node at once, and would only wait in a queue.
-        if not self._permits.acquire(blocking=False):
-            self._count(refused_busy=1)
-            raise TooManyQueries.because(f"{self.settings.queries_max} queries are running already")
-        self._count(running=1)
-        resources = ExitStack()
-        resources.callback(self._release_permit, time.monotonic())
-        return resources
+    def submit(self, submission: Submission) -> ScheduledQuery:
+        """Take a query, or refuse it. Raises TooManyQueries."""
+        try:
+            return self.scheduler.submit(submission)
+        except TooManyQueries:
+            self.count(refused_busy=1)
+            raise
 
-    def _release_permit(self, started_s: float) -> None:
-        self._count(running=-1, running_seconds=time.monotonic() - started_s)
-        self._permits.release()
-
-    def _count(self, **amounts: float) -> None:
+    def count(self, **amounts: float) -> None:
+        """See QueryHost."""
         with self._lock:
             for name, amount in amounts.items():
                 setattr(self.statistics, name, getattr(self.statistics, name) + amount)
 
-    def _planned(self, resources: ExitStack, wanted: _Wanted, timeout_ms: int | None) -> ResultStream:
-        """Start a query, again while slots change hands under it, within its time."""
-        timeout_ms = min(timeout_ms or self.settings.timeout_ms, self.settings.timeout_ms)
-        deadline, now_us = Deadline(timeout_ms / 1_000), self._clock_ns() // 1_000
-        while True:
-            # Before anything is read: an answer must contain all that was confirmed until now.
-            fence, attempt = self._source.fence(wanted.stale_s, deadline.left_s()), ExitStack()
-            try:
-                left_ms = max(1, min(timeout_ms, math.ceil(deadline.left_s() * 1_000)))
-                result = self._start(attempt, wanted, fence, left_ms, now_us)
-            except SlotNotHeld:
-                # Nothing of it was shown to anybody.
-                attempt.close()
-                if not self._source.plans_again(fence, deadline.left_s()):
-                    raise
-            except BaseException:
-                attempt.close()
-                raise
-            else:
-                resources.push(attempt)
-                result.hold(resources)
-                return result
+    def reserve(self, query_id: str, memory_mb: int) -> Future[None]:
+        """See QueryHost."""
+        return self.scheduler.reserve(query_id, memory_mb * BYTES_PER_MB)
 
-    def _start(
-        self, resources: ExitStack, wanted: _Wanted, fence: ReadFence, timeout_ms: int, now_us: int
-    ) -> ResultStream:
-        memory_limit_mb, row_limit = self.settings.memory_limit_mb, wanted.row_limit
-        session = Session(
-            self.database,
-            resources,
-            fence,
-            self.interrupter,
-            memory_limit_mb,
-            timeout_ms,
-            now_us,
-            self.on_unreadable,
-        )
-        if wanted.on_start is not None:
-            wanted.on_start(session.timer.cancel)
-        # Checked before the wait: SQL that cannot run is refused at once, not after the offsets have come.
-        bound = session.bind(session.check(wanted.sql), wanted.parameters)
-        statement = bound.statement
-        reading = Reading(fence, _newest(self._source.named(wanted.after), fence.confirmed), session.timer)
-        self._wait_for(reading)
-        if statement.show:
-            session.register(
-                "__shown", show_table(statement, {(item.database, item.table): item for item in self.tables()})
-            )
-            return session.run(f"{statement.explain}FROM __shown", row_limit)
-        return self._run(session, resources, bound, row_limit, reading)
+    def run_of(self, query_id: str, wanted: QueryWanted, timer: QueryTimer) -> QueryRun:
+        """The work of a query."""
+        return QueryRun(self, query_id, wanted, timer, self._memory, self._clock_ns() // 1_000)
 
-    def _wait_for(self, reading: Reading) -> None:
-        if not self._source.wait_for(reading):
-            raise NotCaughtUp.to(reading.after)
+    @property
+    def memory_first_bytes(self) -> int:
+        """What every query reserves before it runs."""
+        return self._memory.small_mb * BYTES_PER_MB
 
-    def _run(
-        self, session: Session, resources: ExitStack, bound: BoundStatement, row_limit: int | None, reading: Reading
-    ) -> ResultStream:
-        statement = bound.statement
-        resolved = resolve(statement.tables, statement.cte_names, self._source.tables())
-        schemas = {key: self._source.schema(*key) for key in resolved.tables}
-        whole = ScanPlan(empty=row_limit == 0)
-        plans: Mapping[TableKey, ScanPlan] = dict.fromkeys(schemas, whole)
-        if not whole.empty:
-            plans = plan_scans(statement, resolved, schemas, session.constant, bound.texts())
-        bare = bare_tables(resolved)
-        sql = qualified(statement, session.catalog)
-        self._create_views(session, resources, schemas, plans, bare, reading)
+
+class _Query:
+    """One query from its submission to its end."""
+
+    def __init__(self, engine: QueryEngine, wanted: QueryWanted, timeout_ms: int, user: str) -> None:
+        self.id = uuid.uuid4().hex[:16]
+        self.began_s = time.monotonic()
+        self._engine = engine
+        self._timeout_ms = timeout_ms
+        self.timer = QueryTimer(engine.interrupter, timeout_ms)
+        self._run = engine.run_of(self.id, wanted, self.timer)
+        self.output = self._run.output
+        self._sql = wanted.sql
+        self._user = user
+        self._scheduled: ScheduledQuery | None = None
+
+    def submit(self) -> None:
+        """Raises TooManyQueries, and QueryError of an engine that is closed."""
+        driver = ThreadedDriver(self._run.work, self._run.interrupt, f"query {self.id}/0 statement")
+        self._engine.count(running=1)
         try:
-            return session.run(sql, row_limit)
-        except QueryInvalid as error:
-            if not isinstance(error.__cause__, duckdb.BinderException) or all(
-                plan.columns is None for plan in plans.values()
-            ):
-                raise
-        # The planner may have left out a column that the SQL names in a way it does not see. With every
-        # column in the view the statement runs, or the message names the right candidates.
-        self._create_views(session, resources, schemas, dict.fromkeys(plans, whole), bare, reading)
-        return session.run(sql, row_limit)
-
-    def _create_views(
-        self,
-        session: Session,
-        resources: ExitStack,
-        schemas: Mapping[TableKey, TableSchema],
-        plans: Mapping[TableKey, ScanPlan],
-        bare: frozenset[TableKey],
-        reading: Reading,
-    ) -> None:
-        for key, plan in plans.items():
-            try:
-                scans = [] if plan.empty else self._scan(resources, schemas[key], plan, reading)
-            except StoreError as error:
-                raise session.translate(error) from error
-            if session.timer.expired:
-                raise QueryTimeout.after(session.timer.timeout_ms)
-            session.create_view(schemas[key], plan.columns, scans, bare=key in bare)
-            self._count(
-                files_scanned=sum(len(scan.files) for scan in scans),
-                live_rows_scanned=sum(scan.table.num_rows for scan in scans),
+            self._scheduled = self._engine.submit(
+                Submission(
+                    self.id,
+                    [DriverSpec(driver)],
+                    self._timeout_ms,
+                    self._engine.memory_first_bytes,
+                    self._sql,
+                    self._user,
+                    watcher=self,
+                )
             )
+        except BaseException:
+            self.ended(None)
+            raise
 
-    def _scan(self, resources: ExitStack, schema: TableSchema, plan: ScanPlan, reading: Reading) -> list[GroupScan]:
-        scans = list(
-            self._source.scan(
-                schema.database,
-                schema.table,
-                columns=plan.columns,
-                start_ns=plan.start_ns,
-                end_ns=plan.end_ns,
-                tags=plan.tags or None,
-                reading=reading,
-            )
-        )
-        for scan in scans:
-            resources.push(scan)
-        return scans
+    def ended(self, error: QueryError | None) -> None:
+        """See EndWatcher."""
+        self.timer.finish()
+        self._engine.count(running=-1, running_seconds=time.monotonic() - self.began_s)
+        self.output.fail(error or QueryCancelled("the query ended without an answer"))
+
+    def cancel(self) -> None:
+        """End it; any thread."""
+        if self._scheduled is not None:
+            self._engine.scheduler.abort(self._scheduled, QueryCancelled("the query was cancelled before its end"))
+
+    def end(self) -> None:
+        """See RunningQuery."""
+        if self._scheduled is None:
+            return
+        if not self.output.complete:
+            self._engine.scheduler.abort(self._scheduled, QueryCancelled("the result was closed before its end"))
+        self._scheduled.wait(CLOSE_WAIT_S)
 
 
-def _newest(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
-    """The higher offset of each group that one of two mappings names."""
-    return {group: max(one.get(group, -1), other.get(group, -1)) for group in one.keys() | other.keys()}
+def scheduler_limits(settings: QuerySettings) -> SchedulerLimits:
+    """The limits of a scheduler by the settings of queries."""
+    return SchedulerLimits(
+        settings.threads,
+        settings.slice_ms / 1_000,
+        CapacityLimits(settings.queue_max, settings.queries_max, settings.queries_per_user_max),
+        settings.memory_limit_mb * BYTES_PER_MB,
+        settings.memory_per_query_mb * BYTES_PER_MB,
+    )

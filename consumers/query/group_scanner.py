@@ -23,15 +23,18 @@ from headrace.consumers.query.engine import QueryEngine
 from headrace.consumers.query.hand_overs import HandOvers
 from headrace.consumers.query.local_fence import LocalFence
 from headrace.consumers.query.query_errors import NotCaughtUp, QueryError, SlotNotHeld, TooManyScans
-from headrace.consumers.query.result_stream import ResultStream
+from headrace.consumers.query.query_timer import QueryTimer
 from headrace.consumers.query.scan_request import RemoteScanRequest, wire_schema
-from headrace.consumers.query.session import Session, literal, quoted
+from headrace.consumers.query.session import Session
 from headrace.consumers.query.table_source import LocalSource, Reading
+from headrace.consumers.query.views import literal, quoted
 from headrace.consumers.replication.group import Group
 from headrace.consumers.replication.group_health import State
 from headrace.consumers.store import StoreError
 from headrace.schemas.tables import TIME_COLUMN, TableSchema
 
+SCAN_MB = 64
+"""Memory of one scan: it holds no rows but those on their way."""
 SCHEMA_WAIT_S = 1.0
 """How long a scan waits for a version of the schema that the asker knows already."""
 
@@ -111,17 +114,10 @@ class GroupScanner:
 
     def _session(self, resources: ExitStack, request: RemoteScanRequest, fence: LocalFence) -> Session:
         engine = self._engine
-        limit_mb, timeout_ms = engine.settings.memory_limit_mb, min(request.timeout_ms, engine.settings.timeout_ms)
-        return Session(
-            engine.database,
-            resources,
-            fence,
-            engine.interrupter,
-            limit_mb,
-            max(1, timeout_ms),
-            0,
-            engine.on_unreadable,
-        )
+        timer = QueryTimer(engine.interrupter, max(1, min(request.timeout_ms, engine.settings.timeout_ms)))
+        resources.callback(timer.finish)
+        memory_mb = min(SCAN_MB, engine.settings.memory_limit_mb)
+        return Session(engine.database, resources, fence, timer, memory_mb, 0, engine.on_unreadable)
 
     def _release(self, began_s: float) -> None:
         self._count(running=-1, seconds=time.monotonic() - began_s)
@@ -197,13 +193,15 @@ class RunningScan:
         # Before the rows are read: they have at least what was accepted by now.
         [group] = self._fence.groups
         self.hand_overs = HandOvers.of(group.applied.changes)
-        result = self._result(Reading(self._fence, after, timer, deadline))
-        for batch in result.batches():
+        rows = 0
+        for batch in self._batches_of(Reading(self._fence, after, timer, deadline)):
+            rows += batch.num_rows
             yield self._wire(batch)
-        # Behind the last row, and behind the fence that `batches` has checked.
-        self._end(result.rows)
+        self._fence.check()
+        # Behind the last row, and behind the fence.
+        self._end(rows)
 
-    def _result(self, reading: Reading) -> ResultStream:
+    def _batches_of(self, reading: Reading) -> Iterator[pa.RecordBatch]:
         request = self._request
         try:
             scans = self._source.scan(
@@ -221,7 +219,8 @@ class RunningScan:
             self._resources.push(scan)
         columns = tuple({*request.columns, *self._filtered()})
         self._session.create_view(self._table, columns, scans, bare=False)
-        return self._session.run(self._sql(), None)
+        _, batches = self._session.run(self._sql())
+        return batches
 
     def _filtered(self) -> list[str]:
         """The columns that conditions name."""

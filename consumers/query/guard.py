@@ -39,7 +39,9 @@ REFUSED_FUNCTIONS = frozenset(
         "current_schemas",
     }
 )
-REFUSED_PREFIXES = ("pg_", "read_", "parquet_", "duckdb_", "pragma_", "sniff_", "json_execute_")
+REFUSED_PREFIXES = ("__headrace_", "pg_", "read_", "parquet_", "duckdb_", "pragma_", "sniff_", "json_execute_")
+_HOLDING = frozenset({"JOIN", "ORDER_MODIFIER", "DISTINCT_MODIFIER", "SET_OPERATION_NODE", "PIVOT"})
+_GENERATING = frozenset({"TABLE_FUNCTION", "RECURSIVE_CTE_NODE"})
 # These two begin like functions of the system catalog, and only format their arguments.
 HARMLESS = frozenset({"pg_typeof", "pg_size_pretty"})
 # DuckDB gives a table reference without a position in the SQL the largest 64-bit number.
@@ -78,7 +80,8 @@ class Statement:
 
     `sql` is the statement without its EXPLAIN, and `explain` is "" or the prefix to put back. `show` is
     "tables" or "databases" for a statement that the engine answers itself, else "". `verb` is DESCRIBE,
-    SUMMARIZE or "". `names_now`: it may depend on the time at which it runs.
+    SUMMARIZE or "". `names_now`: it may depend on the time at which it runs. `holds_rows`: it has a step that takes
+    all rows before it gives one, such as a sort. `generates_rows`: it may compute without reading any.
     """
 
     sql: str
@@ -87,6 +90,9 @@ class Statement:
     show_database: str | None = None
     verb: str = ""
     names_now: bool = False
+    joins: bool = False
+    holds_rows: bool = False
+    generates_rows: bool = False
     tables: tuple[TableName, ...] = ()
     cte_names: frozenset[str] = frozenset()
     parameters: tuple[ParameterName, ...] = ()
@@ -180,9 +186,13 @@ def _statement(sql: str, explain: str, node: Mapping[str, Any]) -> Statement:
     tables: list[TableName] = []
     parameters: list[ParameterName] = []
     cte_names: set[str] = set()
-    names_now = False
+    names_now = joins = holds_rows = generates_rows = False
     for item in _nodes(node):
         names_now = names_now or _names_now(item)
+        kind = item.get("type")
+        joins = joins or kind == "JOIN"
+        holds_rows = holds_rows or kind in _HOLDING or item.get("class") == "WINDOW"
+        generates_rows = generates_rows or kind in _GENERATING
         _check_node(item, tables)
         if item.get("class") == "PARAMETER":
             parameters.append(_parameter_name(sql, item))
@@ -194,6 +204,9 @@ def _statement(sql: str, explain: str, node: Mapping[str, Any]) -> Statement:
         explain,
         verb=verb,
         names_now=names_now,
+        joins=joins,
+        holds_rows=holds_rows,
+        generates_rows=generates_rows,
         tables=tuple(tables),
         cte_names=frozenset(cte_names),
         parameters=tuple(parameters),

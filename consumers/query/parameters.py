@@ -45,6 +45,10 @@ class BoundStatement:
             for number, value in enumerate(self.values)
         ]
 
+    def variable_names(self) -> list[str]:
+        """The variables."""
+        return [f"{_VARIABLE_PREFIX}{number}" for number in range(len(self.values))]
+
     def texts(self) -> dict[str, str]:
         """The values that are texts, by the name of their variable."""
         named = ((f"{_VARIABLE_PREFIX}{number}", value) for number, value in enumerate(self.values))

@@ -1,29 +1,26 @@
-"""The session of one query in the shared DuckDB instance: a connection, and a catalog with a view per table.
+"""The session of one query in a DuckDB instance: a catalog with a view per table.
 
-The views show one instant, and their segment files stay on disk until the session ends. With a catalog each,
-queries never see each other's tables. Closing the stack `resources` releases everything in reverse order.
-
-Files of older schema versions may lack columns, or hold int64 where the table is float64 by now. A view gives
-every row the newest schema.
+The views show one instant, and their segment files stay on disk until the session ends. Closing the stack `resources`
+releases everything in reverse order, and empties the instance for the next query.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import duckdb
 import pyarrow as pa
+import structlog
 
 from headrace.consumers.query import guard
 from headrace.consumers.query.database import (
-    CATALOG_PREFIX,
+    CATALOG,
     HOME_CATALOG,
     LockedDatabase,
+    Pauses,
     is_broken,
     statement_kinds,
     syntax_tree,
@@ -31,62 +28,85 @@ from headrace.consumers.query.database import (
 )
 from headrace.consumers.query.guard import Statement
 from headrace.consumers.query.parameters import BoundStatement, bind
-from headrace.consumers.query.query_errors import QueryError, SegmentUnreadable
-from headrace.consumers.query.result_stream import Interrupter, QueryTimer, ResultStream
+from headrace.consumers.query.query_errors import (
+    QueryCancelled,
+    QueryError,
+    QueryMemory,
+    QueryTimeout,
+    SegmentUnreadable,
+)
+from headrace.consumers.query.query_timer import QueryTimer
 from headrace.consumers.query.table_names import Resolved, TableKey
 from headrace.consumers.query.table_source import GroupScan, ReadFence
+from headrace.consumers.query.views import PausingRows, joined, live_table, quoted, view_query
 from headrace.consumers.store import StoreError
-from headrace.schemas.tables import TIME_COLUMN, FieldType, TableSchema
+from headrace.schemas.tables import TableSchema
 
 BATCH_ROWS = 32_768
+_log = structlog.get_logger(__name__)
 AMBIGUOUS_DATABASES = frozenset({"system", "temp", HOME_CATALOG})
 """Databases whose name DuckDB also gives to a catalog of its own."""
 BARE_NAMES = "main"
 """The schema with a second view of each table that the statement names without its database."""
-_TIME_TYPE = "TIMESTAMP_NS"
-_TAG_TYPE = "VARCHAR"
-_FIELD_TYPES = {
-    FieldType.FLOAT64: "DOUBLE",
-    FieldType.INT64: "BIGINT",
-    FieldType.BOOL: "BOOLEAN",
-    FieldType.STRING: "VARCHAR",
-}
-
-_numbers = itertools.count(1)
 
 
 class Session:
-    """A connection that runs one statement. Used by one thread at a time."""
+    """An instance that runs one statement. Used by one thread at a time."""
 
     def __init__(
         self,
         database: LockedDatabase,
         resources: ExitStack,
         fence: ReadFence,
-        interrupter: Interrupter,
-        memory_limit_mb: int,
-        timeout_ms: int,
+        timer: QueryTimer,
+        memory_mb: int,
         now_us: int,
         on_unreadable: Callable[[], None] = lambda: None,
+        pauses: Pauses | None = None,
     ) -> None:
-        """Opens the connection and its catalog, and starts the timer.
+        """Takes an instance of `memory_mb`, whose scans call `pauses`. `timer` interrupts its statements.
 
         `on_unreadable` is called when a query meets a segment that cannot be read.
         """
         self._on_unreadable = on_unreadable
         self._database = database
-        self._resources = resources
         self._fence = fence
-        self._memory_limit_mb = memory_limit_mb
-        self._live = itertools.count()
+        self._memory_mb = memory_mb
+        self._registered: list[str] = []
         self._bound: BoundStatement | None = None
-        self.catalog = f"{CATALOG_PREFIX}{next(_numbers)}"
-        self._connection = database.connect()
-        resources.callback(self._connection.close)
+        self._reader: pa.RecordBatchReader | None = None
+        self._is_clean, self._is_reusable, self._pausing = True, True, pauses is not None
+        self.catalog = CATALOG
         self._now_us = now_us
-        self._enter_catalog()
-        self.timer = QueryTimer(interrupter, partial(interrupt, self._connection), timeout_ms)
-        resources.callback(self.timer.finish)
+        self.timer = timer
+        self._instance = database.lease(memory_mb)
+        self._instance.pauses = pauses
+        self._connection = self._instance.connection
+        resources.callback(self._give_back)
+        # Behind this no interrupt comes any more, which would end a statement of the next query.
+        resources.enter_context(timer.interrupts(partial(interrupt, self._connection)))
+
+    def _give_back(self) -> None:
+        reusable = False
+        self._instance.pauses = None
+        try:
+            if self._is_reusable:
+                self._clear()
+                reusable = True
+        except duckdb.Error as error:
+            _log.warning("query instance not used again", error=str(error))
+        finally:
+            self._database.give_back(self._instance, reusable=reusable)
+
+    def _clear(self) -> None:
+        if self._reader is not None:
+            self._reader.close()
+        for name in self._registered:
+            self._connection.unregister(name)
+        if self._bound is not None and self._bound.names:
+            self._connection.execute("; ".join(f"RESET VARIABLE {name}" for name in self._bound.variable_names()))
+        if not self._is_clean:
+            self._instance.clear()
 
     def check(self, sql: str) -> Statement:
         """The statement in `sql`, if it may run (see `guard`)."""
@@ -117,9 +137,10 @@ class Session:
             return None
         return None if value is None else int(value)
 
-    def register(self, name: str, table: pa.Table) -> None:
-        """Name an Arrow table in this connection."""
-        self._connection.register(name, table)
+    def register(self, name: str, rows: pa.Table | PausingRows) -> None:
+        """Name rows in this connection."""
+        self._registered.append(name)
+        self._connection.register(name, rows)
 
     def create_view(
         self, schema: TableSchema, columns: Sequence[str] | None, scans: Sequence[GroupScan], *, bare: bool
@@ -127,11 +148,12 @@ class Session:
         """Create or replace the view of a table over scans; `bare` makes its name without a database enough."""
         live: list[tuple[str, pa.Schema]] = []
         for table in joined([scan.table for scan in scans if scan.table.num_rows]):
-            name = f"__live_{next(self._live)}"
-            self.register(name, live_table(table))
+            name = f"__live_{len(self._registered)}"
+            self.register(name, PausingRows(live_table(table), self._instance))
             live.append((name, table.schema))
         # Resolved, because DuckDB compares paths as text with the directories that it may read.
-        query = view_query(schema, columns, [path.resolve() for scan in scans for path in scan.files], live)
+        files = [path.resolve() for scan in scans for path in scan.files]
+        query = view_query(schema, columns, files, live, pausing=self._pausing)
         names = {schema.database, BARE_NAMES} if bare else {schema.database}
         # One call: each would be a transaction of its own, and wait for the interpreter's lock.
         statements = [
@@ -142,37 +164,53 @@ class Session:
                 f"CREATE OR REPLACE VIEW {self.catalog}.{quoted(name)}.{quoted(schema.table)} AS {query}",
             )
         ]
+        self._is_clean = False
         try:
             self._connection.execute("; ".join(statements))
         except duckdb.Error as error:
             raise self.translate(error) from error
 
-    def run(self, sql: str, row_limit: int | None) -> ResultStream:
-        """Run a checked statement; returns when its first rows are there."""
+    def run(self, sql: str, *, empty: bool = False) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+        """Run a checked statement: its schema and its rows, which it computes as they are taken. They raise QueryError.
+
+        `empty`: the schema alone is wanted.
+        """
         try:
             relation = self._named(self._connection.sql(sql))
             # With no row to find DuckDB computes nothing, whatever the statement is.
-            reader = (relation.limit(0) if row_limit == 0 else relation).to_arrow_reader(BATCH_ROWS)
+            self._reader = (relation.limit(0) if empty else relation).to_arrow_reader(BATCH_ROWS)
         except (duckdb.Error, pa.ArrowException, OSError) as error:
             raise self.translate(error) from error
-        self._resources.callback(reader.close)
-        return ResultStream(reader, self._resources, self.timer, self.translate, self._fence, row_limit)
+        return self._reader.schema, self._batches(self._reader)
+
+    def _batches(self, reader: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
+        while True:
+            # Between two batches no statement runs that could be interrupted.
+            try:
+                if self.timer.expired or self.timer.cancelled:
+                    raise duckdb.InterruptException("INTERRUPT Error: before the next batch")
+                batch = reader.read_next_batch()
+            except StopIteration:
+                return
+            except (duckdb.Error, pa.ArrowException, OSError) as error:
+                raise self.translate(error) from error
+            yield batch
 
     def translate(self, error: Exception) -> QueryError:
         """The query error for an error of DuckDB or of a store."""
         if isinstance(error, StoreError):
             return self._unreadable(SegmentUnreadable.because(error.message))
-        # The next query needs an instance that works; this one fails with the error that it met.
-        if is_broken(error):
-            self._database.reopen()
         timer = self.timer
         condition = translate(
             error,
             names_segment=self._database.names_segment(str(error)),
             timed_out=timer.expired,
             timeout_ms=timer.timeout_ms,
-            memory_limit_mb=self._memory_limit_mb,
+            memory_limit_mb=self._memory_mb,
         )
+        # The next query needs an instance that works, and has memory; this one fails with the error that it met.
+        if is_broken(error) or isinstance(condition, QueryMemory | QueryCancelled | QueryTimeout):
+            self._is_reusable = False
         if self._bound is not None:
             condition.message = self._bound.shown(condition.message)
         return self._unreadable(condition) if isinstance(condition, SegmentUnreadable) else condition
@@ -195,11 +233,6 @@ class Session:
         self._on_unreadable()
         return condition
 
-    def _enter_catalog(self) -> None:
-        self._connection.execute(f"ATTACH ':memory:' AS {self.catalog}; USE {self.catalog}")
-        # A catalog cannot be detached while it is the current one.
-        self._resources.callback(self._connection.execute, f"USE {HOME_CATALOG}.main; DETACH {self.catalog}")
-
     def _fix_now(self) -> None:
         """One value of `now()` for planner and run."""
         # Under `time < now()` a planner that looked at the clock a moment earlier would leave out rows that
@@ -208,6 +241,7 @@ class Session:
         moments = ("now", "get_current_timestamp", "transaction_timestamp", "current_localtimestamp")
         macros = [f"CREATE MACRO {name}() AS {now}" for name in moments]
         macros += [f"CREATE MACRO {name}() AS CAST({now} AS DATE)" for name in ("current_date", "today")]
+        self._is_clean = False
         self._connection.execute("; ".join(macros))
 
 
@@ -250,80 +284,9 @@ def show_table(statement: Statement, schemas: Mapping[TableKey, TableSchema]) ->
     )
 
 
-def quoted(name: str) -> str:
-    """An identifier as SQL."""
-    return '"' + name.replace('"', '""') + '"'
-
-
-def literal(text: str) -> str:
-    """A text literal as SQL."""
-    return "'" + text.replace("'", "''") + "'"
-
-
 def interrupt(connection: duckdb.DuckDBPyConnection) -> None:
     """End the statement that runs, if the connection is open."""
     # The end of an engine closes connections of queries that are not finished. An exception would end the thread
     # that interrupts all queries.
     with suppress(duckdb.ConnectionException):
         connection.interrupt()
-
-
-def column_types(schema: TableSchema, columns: Sequence[str] | None) -> dict[str, str]:
-    """SQL type of each wanted column, in the order of `SELECT *`: tags, time, fields."""
-    types = dict.fromkeys(schema.tags, _TAG_TYPE) | {TIME_COLUMN: _TIME_TYPE}
-    types |= {name: _FIELD_TYPES[kind] for name, kind in schema.fields}
-    return types if columns is None else {name: kind for name, kind in types.items() if name in columns}
-
-
-def view_query(
-    schema: TableSchema, columns: Sequence[str] | None, files: Sequence[Path], live: Sequence[tuple[str, pa.Schema]]
-) -> str:
-    """The SELECT of a table's view; `live` are names and schemas of registered tables (see `live_table`)."""
-    types = column_types(schema, columns)
-    parts = [_from_files(types, files)] if files else []
-    parts += [_from_live(types, frozenset(schema.tags), name, frozenset(arrow.names)) for name, arrow in live]
-    return " UNION ALL ".join(parts) if parts else _empty(types)
-
-
-def joined(tables: Sequence[pa.Table]) -> list[pa.Table]:
-    """The rows of several groups as few tables, one for each Arrow schema among them, without a copy."""
-    # Each table of a view costs DuckDB a plan of its own, which takes longer than to read a small one.
-    by_schema: dict[pa.Schema, list[pa.Table]] = {}
-    for table in tables:
-        by_schema.setdefault(table.schema, []).append(table)
-    return [pa.concat_tables(alike) for alike in by_schema.values()]
-
-
-def live_table(table: pa.Table) -> pa.Table:
-    """Unsealed rows with `time` as a timestamp without zone, which DuckDB reads from Arrow without a copy."""
-    position = table.schema.get_field_index(TIME_COLUMN)
-    if position < 0:
-        return table
-    return table.set_column(position, TIME_COLUMN, table.column(position).cast(pa.timestamp("ns")))
-
-
-def _from_files(types: dict[str, str], files: Sequence[Path]) -> str:
-    # With a schema given by name DuckDB opens no file before the query reads it; otherwise planning would
-    # read the footer of every segment.
-    paths = ", ".join(literal(str(path)) for path in files)
-    columns = ", ".join(
-        f"{literal(name)}: {{name: {literal(name)}, type: {literal(kind)}, default_value: NULL}}"
-        for name, kind in types.items()
-    )
-    return f"SELECT {', '.join(map(quoted, types))} FROM read_parquet([{paths}], schema = MAP {{{columns}}})"
-
-
-def _from_live(types: dict[str, str], tags: frozenset[str], name: str, present: frozenset[str]) -> str:
-    columns = (_live_column(column, kind, column in tags, column in present) for column, kind in types.items())
-    return f"SELECT {', '.join(columns)} FROM {quoted(name)}"
-
-
-def _live_column(name: str, kind: str, is_tag: bool, is_present: bool) -> str:
-    value = f"CAST({quoted(name) if is_present else 'NULL'} AS {kind})"
-    # Unsealed rows write an absent tag as an empty text; queries show null.
-    content = f"NULLIF({value}, '')" if is_tag else value
-    return f"{content} AS {quoted(name)}"
-
-
-def _empty(types: dict[str, str]) -> str:
-    return f"SELECT {', '.join(f'CAST(NULL AS {kind}) AS {quoted(name)}' for name, kind in types.items())} WHERE false"

@@ -12,11 +12,21 @@ class QuerySettings(SettingsModel):
     """Limits of all queries of a node together; `timeout_ms` is also the default of one query."""
 
     memory_limit_mb: int = Field(default=1_000, ge=16, description="memory of all running queries")
-    threads: int = Field(default=2, ge=1, description="threads of all running queries")
-    timeout_ms: int = Field(default=60_000, ge=1, description="the most time that a query may take")
-    queries_max: int = Field(
-        default=8, ge=1, description="queries that run at the same time; more are refused and may be retried"
+    memory_per_query_mb: int = Field(
+        default=250, ge=16, description="the most of it that one query may have; queries wait while there is none"
     )
+    threads: int = Field(default=2, ge=1, description="queries that compute at the same time; the others take turns")
+    slice_ms: float = Field(
+        default=2.0, ge=0.1, le=86_400_000, description="how long a query computes before another one has its turn"
+    )
+    timeout_ms: int = Field(default=60_000, ge=1, description="the most time that a query may take")
+    queue_max: int = Field(
+        default=1_000, ge=1, description="parts of all queries that run or wait; more are refused and may be retried"
+    )
+    queries_max: int = Field(
+        default=64, ge=1, description="queries that run or wait; more are refused and may be retried"
+    )
+    queries_per_user_max: int = Field(default=64, ge=1, description="those of one user")
     scans_max: int = Field(
         default=16,
         ge=1,

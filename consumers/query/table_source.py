@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -24,6 +24,7 @@ from headrace.consumers.query.touched_slots import touched
 from headrace.consumers.replication.group import Group
 from headrace.consumers.replication.group_health import State
 from headrace.consumers.replication.group_registry import GroupNotHere
+from headrace.consumers.scheduling.driver import BlockedOn
 from headrace.consumers.store import StoreRetired, TableUnknown
 from headrace.schemas.group_changes import BEGINNING, GroupKey
 from headrace.schemas.group_names import FIRST_BIRTH, group_name, parse_group
@@ -98,17 +99,36 @@ class ReadTimer(Protocol):
         ...
 
 
+class Waits(Protocol):
+    """What a query does while it waits; see `consumers.scheduling.threaded_driver.Turn`."""
+
+    def outside(self, on: BlockedOn) -> AbstractContextManager[None]:
+        """Without a worker inside. Raises QueryCancelled."""
+        ...
+
+
+class NoWaits:
+    """The Waits of a reader that has no worker."""
+
+    def outside(self, on: BlockedOn) -> AbstractContextManager[None]:
+        """See Waits."""
+        del on
+        return nullcontext()
+
+
 @dataclass(frozen=True, slots=True)
 class Reading:
     """What one query's scans have in common: its fence, the log offsets by group that they contain, its time.
 
-    `patience` is how long they wait for files, where another node may have them: at most the query's time.
+    `patience` is how long they wait for files, where another node may have them: at most the query's time. What they
+    wait for, they wait for under `waits`.
     """
 
     fence: ReadFence
     after: Mapping[str, int]
     timer: ReadTimer
     patience: Deadline | None = None
+    waits: Waits = field(default_factory=lambda: NoWaits())
 
     @property
     def left_s(self) -> float:
@@ -325,7 +345,11 @@ class LocalSource:
         if not slots or schema is None:
             return
         wanted = touched(slots, group.applied.changes.slots_total, schema, start_ns, end_ns)
-        if wanted and not self.pulled.wait_until_pulled(group.name, wanted, reading.left_s):
+        if not wanted:
+            return
+        with reading.waits.outside(BlockedOn.FILE):
+            has_arrived = self.pulled.wait_until_pulled(group.name, wanted, reading.left_s)
+        if not has_arrived:
             shown = ", ".join(map(str, sorted(wanted)[:SLOTS_SHOWN]))
             more = f" and {len(wanted) - SLOTS_SHOWN} more" if len(wanted) > SLOTS_SHOWN else ""
             raise NotReady.because([f"group {group.name} still receives the data of slots {shown}{more}"])

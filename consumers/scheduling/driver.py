@@ -17,13 +17,18 @@ class BlockedOn(StrEnum):
     OUTPUT = "output"
     REMOTE = "remote"
     FILE = "file"
+    LOG = "log"
 
 
 @dataclass(frozen=True, slots=True)
 class Again:
-    """The driver wants another step. `cpu_s`: the processor time of its step, where another thread did the work."""
+    """The driver wants another step. `cpu_s`: the processor time of its step, where another thread did the work.
+
+    `unbounded`: from now on it may have steps that cannot stop, see DriverSpec.
+    """
 
     cpu_s: float | None = None
+    unbounded: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,7 @@ from headrace.consumers.scheduling.scheduling_errors import (
 )
 from headrace.consumers.scheduling.task_states import ENDED, LIVE, TaskState, Transition
 from headrace.consumers.scheduling.timeout_queue import TimeoutQueue
+from headrace.consumers.scheduling.unbounded_slots import UnboundedSlots
 
 TIMEOUT_S_MAX = 7 * 86_400.0
 _log = structlog.get_logger(__name__)
@@ -92,8 +93,7 @@ class DriverScheduler:
         self._memory = MemoryPool(limits.memory_bytes, limits.memory_per_query_bytes)
         self._timeouts = TimeoutQueue()
         self._queries: dict[str, ScheduledQuery] = {}
-        self._unbounded: set[DriverTask] = set()
-        self._held: list[DriverTask] = []
+        self._unbounded: UnboundedSlots[DriverTask] = UnboundedSlots(limits.unbounded_max)
         self._closed = False
 
     def submit(self, submission: Submission) -> ScheduledQuery:
@@ -131,6 +131,30 @@ class DriverScheduler:
             raise ValueError(f"query {query.id} runs already")
         self._memory.check(query.submission.memory_bytes)
         self._capacity.admit(query.id, query.submission.user, [task.id for task in query.tasks])
+
+    def reserve(self, query_id: str, memory_bytes: int) -> Future[None]:
+        """Exchange the memory that a running query has; done once it has all of it. Raises QueryMemory.
+
+        It has none while it waits, so that two queries cannot wait for each other.
+        """
+        query, has_it = self._query(query_id), Future[None]()
+        with self._lock:
+            self._memory.check(memory_bytes)
+            granted = [self._queries[name] for name in self._memory.release(query_id)]
+            query.memory = has_it
+            if self._memory.reserve(query_id, memory_bytes):
+                granted.append(query)
+        self._grant(granted)
+        return has_it
+
+    def _grant(self, granted: Sequence[ScheduledQuery]) -> None:
+        """These queries have the memory now that they waited for."""
+        for query in granted:
+            memory, query.memory = query.memory, None
+            if memory is not None:
+                memory.set_result(None)
+            for waiting in query.tasks:
+                self._open(waiting, BlockedOn.MEMORY)
 
     def kill(self, query_id: str) -> None:
         """Abort a query on somebody's word. Raises QueryUnknown."""
@@ -175,12 +199,8 @@ class DriverScheduler:
 
     def _poll(self) -> DriverTask | None:
         while (task := self._queue.poll()) is not None:
-            if not task.unbounded:
+            if self._unbounded.take(task):
                 return task
-            if len(self._unbounded) < self.limits.unbounded_max:
-                self._unbounded.add(task)
-                return task
-            self._held.append(task)
         return None
 
     def slice_s(self, task: DriverTask) -> float:
@@ -199,7 +219,7 @@ class DriverScheduler:
                 self.statistics.steps.add(step_s)
                 self.statistics.long_steps += step_s > slice_s
         if isinstance(step, Again):
-            has_moved = self._yield(task)
+            has_moved = self._yield(task, step)
         elif isinstance(step, Blocked):
             has_moved = self._block(task, step)
         else:
@@ -262,10 +282,11 @@ class DriverScheduler:
                 raise QueryUnknown.named(query_id)
             return self._queries[query_id]
 
-    def _yield(self, task: DriverTask) -> bool:
+    def _yield(self, task: DriverTask, step: Again) -> bool:
         with task.lock:
             if not task.move(Transition.YIELD):
                 return False
+            task.unbounded = task.unbounded or step.unbounded
             task.spent_s(self._clock_s())
             with self._lock:
                 # Nobody is notified: the worker that gives it back polls next.
@@ -334,11 +355,7 @@ class DriverScheduler:
 
     def _stop_unbounded(self, task: DriverTask) -> None:
         """A worker is free of a driver; those that were held for the sake of others may be polled again."""
-        if task not in self._unbounded:
-            return
-        self._unbounded.remove(task)
-        held, self._held = self._held, []
-        for each in held:
+        for each in self._unbounded.free(task):
             # Aborted ones have left the queue.
             if self._queue.is_running(each):
                 self._queue.offer(each)
@@ -364,10 +381,8 @@ class DriverScheduler:
             granted = [self._queries[name] for name in self._memory.release(query.id)]
             if query.error is not None:
                 self.statistics.aborts[query.error.kind] += 1
-        query.set_ended()
-        for other in granted:
-            for waiting in other.tasks:
-                self._open(waiting, BlockedOn.MEMORY)
+        self._grant(granted)
+        self._guarded(task, query.set_ended)
 
     def _condition(self, task: DriverTask, error: BaseException) -> QueryError:
         """The condition that an error of a driver is."""

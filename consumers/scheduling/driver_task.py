@@ -9,13 +9,22 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from headrace.consumers.scheduling.driver import BlockedOn, Driver, DriverSpec
 from headrace.consumers.scheduling.multilevel_queue import NS_PER_S, Usage
 from headrace.consumers.scheduling.scheduling_errors import QueryError
 from headrace.consumers.scheduling.task_states import ENDED, TaskState, Transition, after
+
+
+class EndWatcher(Protocol):
+    """Who wants to know that a query has ended."""
+
+    def ended(self, error: QueryError | None) -> None:
+        """It holds nothing any more. `error` is why it gave no answer. Called once, by any thread."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +38,7 @@ class Submission:
     sql: str = ""
     user: str = ""
     urgent: bool = False
+    watcher: EndWatcher | None = None
 
 
 class DriverTask:
@@ -93,6 +103,8 @@ class ScheduledQuery:
         self.tasks = tuple(DriverTask(self, number, spec, now_s) for number, spec in enumerate(submission.drivers))
         self.cause: QueryError | None = None
         """Why it was aborted: the first cause."""
+        self.memory: Future[None] | None = None
+        """Done once it has the memory that it asked for while it ran."""
         self.open = set(self.tasks)
         """Tasks whose drivers are not closed yet."""
         self._ended = threading.Event()
@@ -114,7 +126,11 @@ class ScheduledQuery:
 
     def set_ended(self) -> None:
         """Its drivers are closed; for the scheduler."""
-        self._ended.set()
+        try:
+            if self.submission.watcher is not None:
+                self.submission.watcher.ended(self.error)
+        finally:
+            self._ended.set()
 
     def report(self, memory_bytes: int) -> QueryReport:
         """What it does now. No lock is taken: each state is that of a moment."""

@@ -18,7 +18,8 @@ from headrace.consumers.scheduling.driver_scheduler import DriverScheduler, Sche
 from headrace.consumers.scheduling.driver_task import DriverTask
 from headrace.consumers.scheduling.task_states import TaskState
 
-WAKE_THREADS = 2
+WAKE_THREADS = 16
+"""Most are for closes of drivers whose work waits for something that no interrupt ends."""
 IDLE_WAIT_S = 5.0
 REPLACE_PAUSE_S = 0.1
 """Before a worker that died is replaced: an error at every start does not become a storm of threads."""

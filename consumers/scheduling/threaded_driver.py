@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from queue import SimpleQueue
 from typing import Any
 
@@ -25,6 +26,7 @@ class Turn:
         self._driver = driver
         self._ends_s = 0.0
         self._cpu_began_s = 0.0
+        self._unbounded = False
 
     def pause(self) -> None:
         """Go on within the slice; wait for the next one behind it. Raises QueryCancelled behind `cancel`."""
@@ -37,6 +39,26 @@ class Turn:
     def block(self, future: Future[Any], on: BlockedOn) -> None:
         """Wait for a future without a worker. Raises QueryCancelled behind `cancel`."""
         self._give_back(Blocked(future, on, self.used_s()))
+
+    @contextmanager
+    def outside(self, on: BlockedOn) -> Iterator[None]:
+        """Without a worker inside: for a wait that is no future. Behind it comes the next step.
+
+        Raises QueryCancelled behind `cancel`.
+        """
+        future = Future[None]()
+        self._driver.steps.put(Blocked(future, on, self.used_s()))
+        try:
+            yield
+        finally:
+            future.set_result(None)
+            self.begin()
+
+    def set_unbounded(self) -> None:
+        """From now on the work may do what cannot stop, such as a sort: wait for a turn as such. Once is enough."""
+        if not self._unbounded:
+            self._unbounded = True
+            self._give_back(Again(self.used_s(), unbounded=True))
 
     def begin(self) -> None:
         """Wait for the next step; for the driver."""

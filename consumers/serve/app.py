@@ -27,6 +27,7 @@ from headrace.consumers.serve.node_api import NodeApi
 from headrace.consumers.serve.operations import admin_routes, snapshot_routes
 from headrace.consumers.serve.origin_check import OriginCheck
 from headrace.consumers.serve.query_service import QueryService, http_status, query_request
+from headrace.consumers.serve.running_queries import running_query_routes
 from headrace.consumers.serve.scan_service import scan_routes
 from headrace.consumers.serve.write_service import write_routes
 from headrace.schemas.errors import HeadraceError
@@ -52,6 +53,7 @@ def create_app(node: NodeApi, *, loopback: bool = True, names: frozenset[str] = 
         Route("/api/v1/status", surface.status),
         Route("/api/v1/tables", surface.tables),
         Route("/api/v1/query", surface.query, methods=["GET", "POST"]),
+        *running_query_routes(node),
         *scan_routes(node),
         *admin_routes(node),
         *change_routes(node),

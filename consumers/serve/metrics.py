@@ -23,6 +23,7 @@ from headrace.consumers.query.remote_rows import RemoteStatistics
 from headrace.consumers.replication.actions import Ignored
 from headrace.consumers.serve.flight_calls import FLIGHT_CALLS_MAX
 from headrace.consumers.serve.node_api import NodeApi, NodeStatus
+from headrace.consumers.serve.scheduler_metrics import scheduler_metrics
 from headrace.consumers.serve.write_api import WriteApi
 from headrace.schemas.records import Role
 
@@ -92,6 +93,7 @@ class MetricsCollector:
         yield from _query_metrics(self._node.engine)
         yield from _write_metrics(self._node.writes)
         yield _gauge("headrace_flight_calls", "Calls of Arrow Flight that are open", (), {(): figures.flight_calls})
+        yield from scheduler_metrics(self._node.engine.scheduler)
         yield from _scan_metrics(figures.remote, self._node.scanner.statistics)
 
 
@@ -158,7 +160,8 @@ def _query_metrics(engine: QueryEngine) -> Iterator[Metric]:
         "headrace_query_live_rows_scanned", "Rows out of segments handed to queries", statistics.live_rows_scanned
     )
     names = (
-        *("queries_max", "memory_limit_mb", "threads", "timeout_ms", "spill_mb_max"),
+        *("queries_max", "queries_per_user_max", "queue_max", "memory_limit_mb", "memory_per_query_mb"),
+        *("threads", "slice_ms", "timeout_ms", "spill_mb_max"),
         *("scans_max", "remote_mb_max"),
     )
     known = {name: float(getattr(limits, name)) for name in names} | {"flight_calls_max": float(FLIGHT_CALLS_MAX)}

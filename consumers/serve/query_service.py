@@ -14,12 +14,13 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from headrace.connectors.http import AS_OF_HEADER
+from headrace.connectors.http import AS_OF_HEADER, QUERY_ID_HEADER
 from headrace.consumers.query.engine import QueryEngine
 from headrace.consumers.query.parameters import problem_of
 from headrace.consumers.query.query_errors import QueryError
 from headrace.consumers.query.result_formats import MEDIA_TYPES, encode
-from headrace.consumers.query.result_stream import QueryTimer, ResultStream
+from headrace.consumers.query.query_timer import QueryTimer
+from headrace.consumers.query.result_stream import ResultStream
 from headrace.schemas.durations import DurationInvalid, duration_s
 from headrace.schemas.errors import HeadraceError
 
@@ -30,9 +31,10 @@ BODY_BYTES_MAX = 1024 * 1024
 WHOLE_BYTES_MAX = 64 * 1024
 """An answer of up to so many bytes is encoded to its end before its first byte is sent."""
 FORMAT_DEFAULT = "json"
-QUERY_PARAMETERS = ("after", "timeout_ms", "limit", "stale", "parameters")
+QUERY_PARAMETERS = ("after", "timeout_ms", "limit", "stale", "parameters", "user")
 """What a query may have beside its SQL and its format, on every surface."""
 DIGITS_MAX = 18
+USER_CHARACTERS_MAX = 100
 _log = structlog.get_logger(__name__)
 
 
@@ -60,6 +62,7 @@ class QueryRequest:
     limit: int | None = None
     stale_s: float | None = None
     parameters: Mapping[str, Any] = field(default_factory=dict)
+    user: str = ""
 
 
 @dataclass(slots=True)
@@ -119,8 +122,8 @@ class QueryService:
 
     def __init__(self, engine: QueryEngine) -> None:
         self._engine = engine
-        # More threads than permits for queries: one query too many then reaches the engine, which refuses it at
-        # once, instead of waiting for a thread.
+        # More threads than queries may run: one query too many then reaches the engine, which refuses it at once,
+        # instead of waiting for a thread.
         self._threads = ThreadPoolExecutor(engine.settings.queries_max + SPARE_THREADS, thread_name_prefix="query")
 
     async def respond(self, request: Request, query: QueryRequest) -> Response:
@@ -142,7 +145,9 @@ class QueryService:
             raise
         answer = started.result()
         media_type, as_of = MEDIA_TYPES[query.format], answer.result.as_of
-        headers = {} if as_of is None else {AS_OF_HEADER: as_of.iso()}
+        headers = {QUERY_ID_HEADER: answer.result.query_id}
+        if as_of is not None:
+            headers[AS_OF_HEADER] = as_of.iso()
         if answer.complete:
             self._threads.submit(answer.result.close)
             return Response(answer.first, media_type=media_type, headers=headers)
@@ -174,6 +179,7 @@ def start_query(
         stale_s=query.stale_s,
         on_start=on_start,
         parameters=query.parameters,
+        user=query.user,
     )
 
 
@@ -251,8 +257,11 @@ def parse_query(given: Mapping[str, Any]) -> QueryRequest:
     problem = problem_of(parameters)
     if problem is not None:
         raise RequestInvalid(problem, action='send {"parameters": {"name": value}}')
+    user = given.get("user") or ""
+    if not isinstance(user, str) or len(user) > USER_CHARACTERS_MAX:
+        raise RequestInvalid(f"user is not a text of up to {USER_CHARACTERS_MAX} characters")
     stale_s = _stale_s(given.get("stale"))
-    return QueryRequest(sql, name, after, given.get("timeout_ms"), given.get("limit"), stale_s, parameters)
+    return QueryRequest(sql, name, after, given.get("timeout_ms"), given.get("limit"), stale_s, parameters, user)
 
 
 def _stale_s(given: Any) -> float | None:

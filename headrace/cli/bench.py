@@ -16,6 +16,7 @@ BENCHES = {
     "replication": "headrace.bench.replication",
     "recovery": "headrace.bench.recovery",
     "migrate": "headrace.bench.migrate",
+    "fairness": "headrace.bench.fairness",
     "wal": "headrace.bench.wal",
     "spark": "headrace.bench.spark_ingest",
 }

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from enum import StrEnum
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,6 +15,9 @@ from headrace.cli.options import BootstrapOption, ClusterOption, JsonOption, Nod
 from headrace.cli.session import node_url
 from headrace.cli.stale import StaleAnswer, StaleOption
 from headrace.terminal.command import UsageInvalid, run_command
+
+if TYPE_CHECKING:
+    from headrace.terminal.output import Output
 
 STANDARD_INPUT = "-"
 AFTER_EXAMPLE = """for example --after '{"headrace.forward.n1.1": 17}'"""
@@ -75,6 +78,11 @@ def query(
     ] = None,
     after: AfterOption = None,
     stale: StaleOption = None,
+    user: Annotated[
+        str, typer.Option("--user", metavar="NAME", help="Whose query it is: the node bounds those of one user.")
+    ] = "",
+    running: Annotated[bool, typer.Option("--running", help="List the queries that run at the node.")] = False,
+    kill: Annotated[str | None, typer.Option("--kill", metavar="ID", help="End a query that runs at the node.")] = None,
     cluster: ClusterOption = None,
     bootstrap: BootstrapOption = None,
     json_output: JsonOption = False,
@@ -82,30 +90,47 @@ def query(
     """Query a node in SQL (DuckDB's dialect; tables are database.table, times are UTC)."""
     # `--format json` is `--json`: errors are JSON too.
     with run_command(json_output or chosen is QueryFormat.JSON) as output:
-        from headrace._parameters import typed_parameters
-        from headrace.node_client import NodeClient
-        from headrace.terminal.result_view import footer, show_rows
-
-        form = _checked(QueryFormat.JSON if output.json_output else chosen)
-        text, parameters, offsets = _sql(sql, file), typed_parameters(param or ()), _offsets(after)
-        started_s, older = time.monotonic(), StaleAnswer(stale)
-        # At least 1 ms: the node takes 0 for its own default.
-        chunks = NodeClient(node_url(node, cluster, bootstrap, stale=bool(older.within_s))).query(
-            text,
-            format="arrow" if form is QueryFormat.TABLE else form.value,
-            timeout_ms=None if timeout_s is None else max(1, round(timeout_s * 1_000)),
-            limit=limit,
-            after=offsets,
-            stale_s=older.within_s,
-            on_as_of=older.note,
-            parameters=parameters,
+        if running or kill is not None:
+            if sql is not None or file is not None or (running and kill is not None):
+                raise UsageInvalid("--running and --kill take no SQL, and not each other")
+            _operate(output, node_url(node, cluster, bootstrap, stale=True), kill)
+            return
+        form, older = _checked(QueryFormat.JSON if output.json_output else chosen), StaleAnswer(stale)
+        text, given = (
+            _sql(sql, file),
+            dict[str, Any](limit=limit, user=user, parameters=param or (), after=_offsets(after)),
         )
-        older.show(output)
-        if form is QueryFormat.TABLE:
-            rows = show_rows(chunks)
-            output.note(footer(rows, (time.monotonic() - started_s) * 1_000))
-        else:
-            _copy_out(older.document(chunks) if form is QueryFormat.JSON else chunks)
+        # At least 1 ms: the node takes 0 for its own default.
+        given["timeout_ms"] = None if timeout_s is None else max(1, round(timeout_s * 1_000))
+        _ask(output, node_url(node, cluster, bootstrap, stale=bool(older.within_s)), text, form, older, given)
+
+
+def _operate(output: Output, url: str, kill: str | None) -> None:
+    from headrace.cli.running_queries import operate
+    from headrace.node_client import NodeClient
+
+    operate(output, NodeClient(url), kill)
+
+
+def _ask(output: Output, url: str, sql: str, form: QueryFormat, older: StaleAnswer, given: Mapping[str, Any]) -> None:
+    from headrace._parameters import typed_parameters
+    from headrace.node_client import NodeClient
+    from headrace.terminal.result_view import footer, show_rows
+
+    started_s = time.monotonic()
+    chunks = NodeClient(url).query(
+        sql,
+        format="arrow" if form is QueryFormat.TABLE else form.value,
+        stale_s=older.within_s,
+        on_as_of=older.note,
+        **{**given, "parameters": typed_parameters(given["parameters"])},
+    )
+    older.show(output)
+    if form is QueryFormat.TABLE:
+        rows = show_rows(chunks)
+        output.note(footer(rows, (time.monotonic() - started_s) * 1_000))
+    else:
+        _copy_out(older.document(chunks) if form is QueryFormat.JSON else chunks)
 
 
 def _copy_out(chunks: Iterator[bytes]) -> None:

@@ -109,7 +109,7 @@ function showQueries(queries) {
   add("running", `${grouped(queries.running)} of ${grouped(queries.queries_max)}`);
   add("answered", grouped(queries.succeeded));
   add("failed", `${grouped(queries.failed)}, ${grouped(queries.timed_out)} of them out of time`);
-  add("refused, all places taken", grouped(queries.refused_busy));
+  add("refused, too many queries", grouped(queries.refused_busy));
   add("segment files read", grouped(queries.files_scanned));
   find("queries").replaceChildren(list);
 }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -28,6 +27,7 @@ from headrace.consumers.query.query_errors import (
 from headrace.consumers.query.scan_request import RemoteScanRequest
 from headrace.consumers.replication.group_health import Event
 from headrace.consumers.replication.heartbeat import StatusWatch
+from headrace.consumers.scheduling.capacity import CapacityLimits
 from headrace.producers.cluster import Cluster, FixedRouting
 from headrace.producers.deletes import delete_rows
 from headrace.producers.writer import TableWriter, WriterSettings
@@ -269,11 +269,13 @@ def test_a_member_that_stops_serving_ends_its_scan(nodes: Nodes) -> None:
 def test_scans_for_other_nodes_have_their_own_permits(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nodes whose queries take all places still answer each other's scans; one scan too many is refused at once."""
     for node in nodes.running.values():
-        monkeypatch.setattr(node.engine, "_permits", threading.BoundedSemaphore(1))
+        monkeypatch.setattr(node.engine.scheduler._capacity, "limits", CapacityLimits(queries_max=1))
     with ExitStack() as opened:
         for node in nodes.running.values():
-            result = opened.enter_context(node.engine.query("SELECT count(*) AS c FROM plant.wells"))
-            assert sum(batch.num_rows for batch in result.batches()) == 1
+            # Its first rows are those of every node; then it waits for its reader.
+            sql = "SELECT * FROM plant.wells, range(1000000)"
+            result = opened.enter_context(node.engine.query(sql))
+            assert next(result.batches()).num_rows > 0
             with pytest.raises(TooManyQueries):
                 node.engine.query("SELECT 1")
     node = nodes.running["n4"]

@@ -41,7 +41,7 @@ def kind(answer: httpx.Response) -> tuple[int, str, bool]:
 
 def in_query(node: Node, monkeypatch: pytest.MonkeyPatch, work: Callable[[], None], *, before_scan: bool) -> None:
     """Run `work` once in the next query, right before or behind its scan."""
-    source, waiting = node.engine._source, [work]
+    source, waiting = node.engine.source, [work]
     scan = source.scan
 
     def held(*names: str, **conditions: Any) -> Any:

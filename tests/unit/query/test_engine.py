@@ -6,7 +6,7 @@ import gc
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -30,7 +30,7 @@ from headrace.consumers.query.query_errors import (
     TooManyQueries,
     UnknownTable,
 )
-from headrace.consumers.query.result_stream import Interrupter, QueryTimer
+from headrace.consumers.query.query_timer import Interrupter, QueryTimer
 from headrace.consumers.query.session import interrupt
 from headrace.consumers.query.settings import QuerySettings
 from headrace.consumers.query.table_source import Reading
@@ -308,7 +308,10 @@ class SourceAtOffset5(MemorySource):
 
     def wait_for(self, reading: Reading) -> bool:
         """Whether the offsets are reached."""
-        return reading.timer.left_s > 0 and all(offset <= 5 for offset in reading.after.values())
+        if all(offset <= 5 for offset in reading.after.values()):
+            return True
+        time.sleep(reading.timer.left_s)
+        return False
 
 
 def test_a_reader_sees_its_own_writes_or_an_error(tmp_path: Path) -> None:
@@ -317,7 +320,7 @@ def test_a_reader_sees_its_own_writes_or_an_error(tmp_path: Path) -> None:
     engine = QueryEngine(source, [tmp_path])
     assert 1 == engine.query("SELECT 1", after={"n1": 5}).read_all().num_rows
     with pytest.raises(NotCaughtUp, match="offset 6 of group n1") as raised:
-        engine.query("SELECT 1", after={"n1": 6})
+        engine.query("SELECT 1", after={"n1": 6}, timeout_ms=500)
     assert raised.value.retriable
     engine.close()
 
@@ -346,16 +349,15 @@ def test_a_closed_engine_refuses_queries(engine: QueryEngine) -> None:
     assert 0 == engine.statistics.running
 
 
-def test_running_queries_outlive_the_closing_of_their_engine(engine: QueryEngine) -> None:
-    """A result is read to its end, and a statement that executes at that moment is no obstacle."""
+def test_the_closing_of_an_engine_ends_its_queries(engine: QueryEngine) -> None:
+    """One whose rows are being read, and one whose statement executes at that moment; both may be retried."""
     result = engine.query("SELECT i FROM range(3000000) t(i)")
-    begun, ended = threading.Event(), list[type[BaseException]]()
-    enders: list[Callable[[], None]] = []
+    begun, ended = threading.Event(), list[bool]()
 
     def run() -> None:
-        with pytest.raises(QueryCancelled) as raised:
-            engine.query(ENDLESS, on_start=lambda end: (enders.append(end), begun.set()))
-        ended.append(raised.type)
+        with pytest.raises(QueryCancelled, match="stops") as raised:
+            engine.query(ENDLESS, on_start=lambda _end: begun.set())
+        ended.append(raised.value.retriable)
 
     thread = threading.Thread(target=run)
     thread.start()
@@ -363,10 +365,11 @@ def test_running_queries_outlive_the_closing_of_their_engine(engine: QueryEngine
     # Long enough that the statement executes.
     time.sleep(0.2)
     engine.close()
-    assert 3_000_000 == result.read_all().num_rows
-    enders[0]()
+    with pytest.raises(QueryCancelled, match="stops"):
+        result.read_all()
     thread.join(30)
-    assert [QueryCancelled] == ended
+    assert [True] == ended
+    assert 0 == engine.statistics.running
 
 
 def test_a_closed_result_keeps_no_unsealed_rows(engine: QueryEngine, source: MemorySource) -> None:
@@ -418,7 +421,7 @@ def test_a_query_waits_for_what_the_source_has_confirmed(tmp_path: Path) -> None
     assert 1 == engine.query("SELECT 1", after={"n1": 3, "n2": 4}).read_all().num_rows
     source.confirmed = {"n1": 6}
     with pytest.raises(NotCaughtUp, match="offset 6 of group n1"):
-        engine.query("SELECT 1", after={"n1": 3})
+        engine.query("SELECT 1", after={"n1": 3}, timeout_ms=500)
     engine.close()
 
 
@@ -517,10 +520,10 @@ def test_queries_are_interrupted_also_beside_a_closed_connection() -> None:
     interrupter, interrupts = Interrupter(), threading.Semaphore(0)
     closed = duckdb.connect()
     closed.close()
-    timers = [QueryTimer(interrupter, partial(interrupt, closed), 1)]
-    timers.append(QueryTimer(interrupter, interrupts.release, 1))
-    for _ in range(3):
-        assert interrupts.acquire(timeout=60)
+    timers = [QueryTimer(interrupter, 1) for _ in range(2)]
+    with timers[0].interrupts(partial(interrupt, closed)), timers[1].interrupts(interrupts.release):
+        for _ in range(3):
+            assert interrupts.acquire(timeout=60)
     for timer in timers:
         timer.finish()
     interrupter.close()

@@ -10,7 +10,7 @@ import pytest
 from headrace.consumers.query import remote_rows
 from headrace.consumers.query.late_groups import LateGroups
 from headrace.consumers.query.query_errors import GroupUnavailable, NotReady, SlotNotHeld, SlotsMoved
-from headrace.consumers.query.result_stream import QueryTimer
+from headrace.consumers.query.query_timer import QueryTimer
 from headrace.schemas.records import Status
 from tests.unit.query.test_remote_rows import REQUEST, SCHEMA, Here, Members, batch, cluster, status, timer
 

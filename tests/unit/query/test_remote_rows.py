@@ -29,8 +29,8 @@ from headrace.consumers.query.query_errors import (
     QueryTimeout,
     SlotNotHeld,
 )
+from headrace.consumers.query.query_timer import Interrupter, QueryTimer
 from headrace.consumers.query.remote_rows import RemoteRows, fetch_rows
-from headrace.consumers.query.result_stream import Interrupter, QueryTimer
 from headrace.consumers.query.scan_request import SCAN_ROUTE, RemoteScanRequest
 from headrace.consumers.query.scan_stream import ScanCut, ScanEncoder
 from headrace.consumers.query.table_source import LocalSource, Reading, ReadTimer
@@ -58,7 +58,7 @@ def batch(first: int, rows: int = 10) -> pa.RecordBatch:
 def timer() -> Iterator[QueryTimer]:
     """The time of a query."""
     interrupter = Interrupter()
-    timer = QueryTimer(interrupter, lambda: None, 60_000)
+    timer = QueryTimer(interrupter, 60_000)
     yield timer
     timer.finish()
     interrupter.close()
@@ -225,7 +225,7 @@ def test_rows_beyond_the_limit_end_the_query(timer: QueryTimer) -> None:
 def test_the_end_of_a_query_ends_its_fetches(ends: str, error: type[QueryError]) -> None:
     """A fetch that waits for a member ends with its query, and no other member is asked."""
     interrupter = Interrupter()
-    timer = QueryTimer(interrupter, lambda: None, 500 if ends == "expire" else 60_000)
+    timer = QueryTimer(interrupter, 500 if ends == "expire" else 60_000)
     ended = threading.Event()
 
     def hangs(*_given: Any) -> pa.Table:

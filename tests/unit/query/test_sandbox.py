@@ -95,10 +95,11 @@ def test_nothing_but_tables_can_be_reached(engine: QueryEngine, source: MemorySo
 
 @pytest.fixture
 def unguarded_connection(source: MemorySource) -> Iterator[duckdb.DuckDBPyConnection]:
-    """A connection of the locked instance, without the guard in front of it."""
+    """The connection of a locked instance, without the guard in front of it."""
     database = LockedDatabase([source.directory], QuerySettings())
-    with contextlib.closing(database.connect()) as connection:
-        yield connection
+    instance = database.lease(64)
+    yield instance.connection
+    database.give_back(instance, reusable=False)
     database.close()
 
 

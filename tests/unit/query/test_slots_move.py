@@ -32,7 +32,7 @@ from headrace.consumers.query.remote_rows import RemoteRows
 from headrace.consumers.query.scan_request import RemoteScanRequest, ScanInvalid
 from headrace.consumers.query.scan_stream import HAND_OVERS
 from headrace.consumers.query.settings import QuerySettings
-from headrace.consumers.query.table_source import LocalSource, ReadTimer
+from headrace.consumers.query.table_source import LocalSource, Reading, ReadTimer
 from headrace.consumers.query.touched_slots import touched
 from headrace.consumers.replication.applied_state import AppliedState
 from headrace.consumers.replication.change_state import HandOver, Transfer
@@ -412,7 +412,8 @@ def test_a_group_that_is_ahead_ends_a_query_of_an_older_table(directory: Path) -
                 cluster.ask(timeout_ms=300)
             assert raised.value.retriable
             fence: Any = cluster.source.fence()
-            reading: Any = SimpleNamespace(fence=fence, after={}, left_s=1.0, timer=SimpleNamespace(left_s=1.0))
+            timer: Any = SimpleNamespace(left_s=1.0)
+            reading = Reading(fence, {}, timer)
             if here:
                 with pytest.raises(SlotsMoved, match=r"group a has reached slot table 2.*planned with table 1"):
                     cluster.source.wait_for(reading)

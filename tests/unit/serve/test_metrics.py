@@ -11,6 +11,7 @@ from headrace.consumers.query.engine import QuerySettings, QueryStatistics
 from headrace.consumers.query.group_scanner import ScanStatistics
 from headrace.consumers.query.remote_rows import RemoteStatistics
 from headrace.consumers.replication.actions import Ignored
+from headrace.consumers.scheduling.driver_scheduler import DriverScheduler, SchedulerLimits
 from headrace.consumers.serve.metrics import metrics_text
 from headrace.consumers.serve.node_api import NodeFigures
 from headrace.consumers.serve.write_api import WriteFigures
@@ -75,6 +76,7 @@ class MeasuredNode:
     engine = SimpleNamespace(
         statistics=QueryStatistics(1, 10, 5, 2, 3, 40, 500, 1.5, 2.75),
         settings=QuerySettings(memory_limit_mb=200, timeout_ms=20_000, queries_max=2),
+        scheduler=DriverScheduler(SchedulerLimits(), lambda _call: None),
     )
 
     scanner = SimpleNamespace(statistics=ScanStatistics(1, 6, 2, 3, 4_000))

@@ -1,0 +1,130 @@
+"""The views of a query's tables: SQL over segment files, and Arrow rows, that give every row the newest schema.
+
+Files of older schema versions may lack columns, or hold int64 where the table is float64 by now. Every scan pauses at
+each PAUSE_ROWS, so that it can wait there for its next turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pyarrow as pa
+
+from headrace.consumers.query.database import PAUSE_FUNCTION, PAUSE_ROWS, Instance
+from headrace.schemas.tables import TIME_COLUMN, FieldType, TableSchema
+
+ROW_NUMBER = "file_row_number"
+_TIME_TYPE = "TIMESTAMP_NS"
+_TAG_TYPE = "VARCHAR"
+_FIELD_TYPES = {
+    FieldType.FLOAT64: "DOUBLE",
+    FieldType.INT64: "BIGINT",
+    FieldType.BOOL: "BOOLEAN",
+    FieldType.STRING: "VARCHAR",
+}
+
+
+def quoted(name: str) -> str:
+    """An identifier as SQL."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def literal(text: str) -> str:
+    """A text literal as SQL."""
+    return "'" + text.replace("'", "''") + "'"
+
+
+class PausingRows:
+    """Unsealed rows as DuckDB reads them: every scan reads them from the beginning, with a pause before each batch."""
+
+    def __init__(self, table: pa.Table, instance: Instance) -> None:
+        self._table = table
+        self._instance = instance
+
+    def __arrow_c_schema__(self) -> object:
+        return self._table.schema.__arrow_c_schema__()
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        reader = pa.RecordBatchReader.from_batches(self._table.schema, self._batches())
+        return reader.__arrow_c_stream__(requested_schema)
+
+    def _batches(self) -> Iterator[pa.RecordBatch]:
+        row = 0
+        for batch in self._table.to_batches(max_chunksize=PAUSE_ROWS):
+            if self._instance.pauses is not None:
+                self._instance.pauses.at_row(row)
+            yield batch
+            row += batch.num_rows
+
+
+def column_types(schema: TableSchema, columns: Sequence[str] | None) -> dict[str, str]:
+    """SQL type of each wanted column, in the order of `SELECT *`: tags, time, fields."""
+    types = dict.fromkeys(schema.tags, _TAG_TYPE) | {TIME_COLUMN: _TIME_TYPE}
+    types |= {name: _FIELD_TYPES[kind] for name, kind in schema.fields}
+    return types if columns is None else {name: kind for name, kind in types.items() if name in columns}
+
+
+def view_query(
+    schema: TableSchema,
+    columns: Sequence[str] | None,
+    files: Sequence[Path],
+    live: Sequence[tuple[str, pa.Schema]],
+    *,
+    pausing: bool = False,
+) -> str:
+    """The SELECT of a table's view; `live` are names and schemas of registered tables (see `live_table`)."""
+    types = column_types(schema, columns)
+    parts = [_from_files(types, files, pausing=pausing)] if files else []
+    parts += [_from_live(types, frozenset(schema.tags), name, frozenset(arrow.names)) for name, arrow in live]
+    return " UNION ALL ".join(parts) if parts else _empty(types)
+
+
+def joined(tables: Sequence[pa.Table]) -> list[pa.Table]:
+    """The rows of several groups as few tables, one for each Arrow schema among them, without a copy."""
+    # Each table of a view costs DuckDB a plan of its own, which takes longer than to read a small one.
+    by_schema: dict[pa.Schema, list[pa.Table]] = {}
+    for table in tables:
+        by_schema.setdefault(table.schema, []).append(table)
+    return [pa.concat_tables(alike) for alike in by_schema.values()]
+
+
+def live_table(table: pa.Table) -> pa.Table:
+    """Unsealed rows with `time` as a timestamp without zone, which DuckDB reads from Arrow without a copy."""
+    position = table.schema.get_field_index(TIME_COLUMN)
+    if position < 0:
+        return table
+    return table.set_column(position, TIME_COLUMN, table.column(position).cast(pa.timestamp("ns")))
+
+
+def _from_files(types: dict[str, str], files: Sequence[Path], *, pausing: bool) -> str:
+    # With a schema given by name DuckDB opens no file before the query reads it; otherwise planning would
+    # read the footer of every segment.
+    paths = ", ".join(literal(str(path)) for path in files)
+    columns = ", ".join(
+        f"{literal(name)}: {{name: {literal(name)}, type: {literal(kind)}, default_value: NULL}}"
+        for name, kind in types.items()
+    )
+    source = f"SELECT {', '.join(map(quoted, types))} FROM read_parquet([{paths}], schema = MAP {{{columns}}}"
+    # DuckDB would take the name for the table's own column.
+    if not pausing or ROW_NUMBER in types:
+        return f"{source})"
+    # Read in every row, evaluated in few; a remainder takes longer than a mask.
+    condition = f"CASE WHEN ({ROW_NUMBER} & {PAUSE_ROWS - 1}) = 0 THEN {PAUSE_FUNCTION}({ROW_NUMBER}) ELSE true END"
+    return f"{source}, {ROW_NUMBER} = true) WHERE {condition}"
+
+
+def _from_live(types: dict[str, str], tags: frozenset[str], name: str, present: frozenset[str]) -> str:
+    columns = (_live_column(column, kind, column in tags, column in present) for column, kind in types.items())
+    return f"SELECT {', '.join(columns)} FROM {quoted(name)}"
+
+
+def _live_column(name: str, kind: str, is_tag: bool, is_present: bool) -> str:
+    value = f"CAST({quoted(name) if is_present else 'NULL'} AS {kind})"
+    # Unsealed rows write an absent tag as an empty text; queries show null.
+    content = f"NULLIF({value}, '')" if is_tag else value
+    return f"{content} AS {quoted(name)}"
+
+
+def _empty(types: dict[str, str]) -> str:
+    return f"SELECT {', '.join(f'CAST(NULL AS {kind}) AS {quoted(name)}' for name, kind in types.items())} WHERE false"

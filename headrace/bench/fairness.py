@@ -1,0 +1,300 @@
+"""`headrace bench fairness`: what long queries cost short ones, and the other way round, at one node.
+
+One run, on the same sealed rows, asked by other processes over HTTP. Short queries come at a fixed rate, and their time
+counts from the moment at which they were due: first alone, then beside eight long ones, then beside the same long ones
+at a node whose slices never end, which is a FIFO pool. The long ones are a fixed amount of work: scans, an aggregate of
+all series, a full sort and a join, together long enough to cross levels. Their ratio is the time that this work takes
+alone over its time beside the short queries.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from headrace.bench.measurement import (
+    DATABASE,
+    Note,
+    chosen,
+    connected,
+    percentiles,
+    running_broker,
+    running_cluster,
+    seal,
+    settings_text,
+    silent,
+    versions,
+)
+from headrace.connectors.http import NodeRefused, request_node
+from headrace.local_cluster import LocalCluster
+from headrace.producers.cluster import Cluster
+from headrace.producers.writer import TableWriter, WriterSettings
+from headrace.schemas.errors import HeadraceError
+from headrace.workload import DEFAULT_START_NS, cpu
+
+OPTIONS = {
+    "hosts": 400,
+    "hours": 12,
+    "rate": 50.0,
+    "scans": 30,
+    "repeats": 12,
+    "alone_s": 20.0,
+    "fifo_s": 60.0,
+    "seed": 1,
+    "dir": "",
+}
+RATIO_MOST, SHORT_MS_MOST, LONG_RATIO_LEAST, STEP_MS_MOST, REFUSED_MOST = 2.0, 250.0, 0.9, 5.0, 0
+FIFO_SLICE_MS = 86_400_000
+TABLE = f'"{DATABASE}"."cpu"'
+SHORTS_AT_ONCE = 200
+TIMEOUT_MS = 900_000
+STEP_METRIC = "headrace_query_step_seconds_bucket"
+_CONTEXT = multiprocessing.get_context("spawn")
+
+
+class ClientFailed(HeadraceError):
+    """A query of the benchmark gave no answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shorts:
+    """What short queries met: milliseconds from the moment at which each was due, and how many were refused."""
+
+    taken_ms: list[float]
+    refused: int
+
+    def figures(self) -> dict[str, float]:
+        """The percentiles, and the longest."""
+        found = percentiles(self.taken_ms)
+        return {"p50_ms": found["p50"], "p99_ms": found["p99"], "max_ms": max(self.taken_ms), "count": found["count"]}
+
+
+def run(options: Mapping[str, str], note: Note = silent) -> dict[str, Any]:
+    """Options: hosts, hours, rate, scans, repeats, alone_s, fifo_s, seed, dir. Raises ClientFailed."""
+    settings = chosen(options, OPTIONS)
+    directory = Path(tempfile.mkdtemp(prefix="headrace-fairness-", dir=settings.pop("dir") or None))
+    try:
+        with (
+            running_broker(directory / "broker") as broker,
+            running_cluster(
+                directory / "node", broker, 1, query_threads="2", query_timeout_ms=str(TIMEOUT_MS)
+            ) as local,
+            connected(local.bootstrap, local.cluster) as cluster,
+        ):
+            note(f"writing {settings['hosts']} hosts of {settings['hours']} hours")
+            _fill(local, cluster, settings)
+            figures = _measure(local, settings, note)
+            return figures | {"bars": bars(figures), "settings": settings, "versions": versions()}
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def table(result: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
+    """The result as rows for people."""
+    lines = [
+        (name, f"p50 {each['p50_ms']:.1f} ms, p99 {each['p99_ms']:.1f} ms, longest {each['max_ms']:.0f} ms")
+        for name, each in ((name, result[name]) for name in ("unloaded", "loaded", "fifo"))
+    ]
+    bar_lines = [
+        (name, f"{bar['value']:.2f}, {bar['bar']}: {'met' if bar['met'] else 'missed'}")
+        for name, bar in result["bars"].items()
+    ]
+    return [*settings_text(result), *lines, *bar_lines]
+
+
+def bars(figures: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Each figure that has a bar, and whether it reaches it."""
+    most = {
+        "ratio": (figures["ratio"], RATIO_MOST),
+        "short_longest_ms": (figures["loaded"]["max_ms"], SHORT_MS_MOST),
+        "step_p99_ms": (figures["step_ms"]["p99"], STEP_MS_MOST),
+        "refused": (figures["refused"], REFUSED_MOST),
+    }
+    found = {
+        name: {"value": value, "bar": f"at most {bar:g}", "met": value <= bar} for name, (value, bar) in most.items()
+    }
+    value = figures["long_ratio"]
+    found["long_ratio"] = {"value": value, "bar": f"at least {LONG_RATIO_LEAST:g}", "met": value >= LONG_RATIO_LEAST}
+    return found
+
+
+def _fill(local: LocalCluster, cluster: Cluster, settings: Mapping[str, Any]) -> None:
+    source = cpu(
+        hosts=settings["hosts"],
+        start_ns=DEFAULT_START_NS,
+        duration_s=settings["hours"] * 3_600,
+        seed=settings["seed"],
+    )
+    with TableWriter(cluster, DATABASE, "cpu", WriterSettings()) as writer:
+        for _, rows in source.batches(tables=["cpu"]):
+            writer.write(rows, [name for name in rows.schema.names if not name.startswith(("usage_", "time"))])
+        writer.flush()
+        offsets = writer.newest()
+    seal(local, offsets)
+
+
+def _measure(local: LocalCluster, settings: Mapping[str, Any], note: Note) -> dict[str, Any]:
+    url, work = local.url("n1"), _long_work(settings)
+    note("short queries alone")
+    # Caches and connections of the first seconds are no part of what is usual.
+    _shorts_for(url, settings, 3.0)
+    unloaded = _shorts_for(url, settings, settings["alone_s"])
+    note("the long queries alone")
+    alone_s = _longs(url, work, timeout_s=None)
+    note(f"they took {alone_s:.0f} s; the same beside {settings['rate']:g} short ones a second")
+    steps_before = _steps(url)
+    loaded, loaded_s = _beside(url, settings, work, timeout_s=None)
+    steps = _step_figures(steps_before, _steps(url))
+    note("the same at a FIFO pool")
+    local.stop()
+    local.environment |= {
+        "HEADRACE__QUERY__SLICE_MS": str(FIFO_SLICE_MS),
+        "HEADRACE__QUERY__QUERIES_MAX": str(10 * SHORTS_AT_ONCE),
+        "HEADRACE__QUERY__QUERIES_PER_USER_MAX": str(10 * SHORTS_AT_ONCE),
+    }
+    local.start()
+    fifo, _ = _beside(local.url("n1"), settings, work, timeout_s=settings["fifo_s"])
+    return {
+        "unloaded": unloaded.figures(),
+        "loaded": loaded.figures(),
+        "fifo": fifo.figures(),
+        "ratio": loaded.figures()["p99_ms"] / unloaded.figures()["p99_ms"],
+        "long_ratio": alone_s / loaded_s,
+        "long_alone_s": alone_s,
+        "long_loaded_s": loaded_s,
+        "step_ms": steps,
+        "refused": unloaded.refused + loaded.refused,
+    }
+
+
+def _long_work(settings: Mapping[str, Any]) -> list[tuple[str, int]]:
+    """The eight long queries, and how often each is asked, one after the other."""
+    many = " UNION ALL ".join([f"FROM {TABLE}"] * settings["scans"])
+    scans = [f"SELECT sum({field}) FROM ({many}) WHERE usage_idle >= 0" for field in ("usage_user", "usage_system")]
+    scans += [f"SELECT max({field}), min(usage_irq) FROM ({many})" for field in ("usage_nice", "usage_iowait")]
+    scans += [f"SELECT count(*) FROM ({many}) WHERE usage_user + usage_steal > 300"]
+    every = f"SELECT hostname, avg(usage_user), max(usage_idle) FROM ({many}) GROUP BY hostname"
+    sort = (
+        "SELECT sum(place * usage_idle) FROM"
+        f" (SELECT usage_idle, row_number() OVER (ORDER BY usage_user) AS place FROM {TABLE})"
+    )
+    join = f"SELECT sum(a.usage_user * b.usage_idle) FROM {TABLE} AS a JOIN {TABLE} AS b USING (hostname, time)"
+    return [*((sql, 1) for sql in (*scans, every)), (sort, settings["repeats"]), (join, settings["repeats"])]
+
+
+def _longs(url: str, work: Sequence[tuple[str, int]], timeout_s: float | None) -> float:
+    """Run the long queries, each by a process of its own; the seconds until all have ended."""
+    began_s = time.monotonic()
+    with _CONTEXT.Pool(len(work)) as pool:
+        pending = pool.starmap_async(_ask_long, [(url, sql, times) for sql, times in work])
+        if timeout_s is None:
+            pending.get()
+        else:
+            pending.wait(timeout_s)
+    return time.monotonic() - began_s
+
+
+def _beside(
+    url: str, settings: Mapping[str, Any], work: Sequence[tuple[str, int]], timeout_s: float | None
+) -> tuple[Shorts, float]:
+    """Short queries while the long ones run; what they met, and the seconds of the long ones."""
+    taken = list[float]()
+    thread = threading.Thread(target=lambda: taken.append(_longs(url, work, timeout_s)))
+    thread.start()
+    with _CONTEXT.Pool(1) as pool:
+        stopping = _CONTEXT.Manager().Event()
+        pending = pool.apply_async(_ask_shorts, (url, settings["hosts"], settings["rate"], stopping))
+        thread.join()
+        stopping.set()
+        shorts = pending.get()
+    if not taken:
+        raise ClientFailed("the long queries gave no answer", action="see the log of the node")
+    return shorts, taken[0]
+
+
+def _shorts_for(url: str, settings: Mapping[str, Any], seconds: float) -> Shorts:
+    with _CONTEXT.Pool(1) as pool:
+        stopping = _CONTEXT.Manager().Event()
+        pending = pool.apply_async(_ask_shorts, (url, settings["hosts"], settings["rate"], stopping))
+        time.sleep(seconds)
+        stopping.set()
+        return pending.get()
+
+
+def _ask_long(url: str, sql: str, times: int) -> float:
+    began_s = time.monotonic()
+    for _ in range(times):
+        _ask(url, sql)
+    return time.monotonic() - began_s
+
+
+def _ask_shorts(url: str, hosts: int, rate: float, stopping: Any) -> Shorts:
+    """Ask at a fixed rate, whatever the answers take."""
+    taken_ms, refused = list[float](), list[int]()
+
+    def ask(number: int, due_s: float) -> None:
+        try:
+            _ask(url, _short(number, hosts))
+        except NodeRefused:
+            refused.append(number)
+        taken_ms.append((time.monotonic() - due_s) * 1_000)
+
+    with ThreadPoolExecutor(SHORTS_AT_ONCE) as threads:
+        began_s, number = time.monotonic(), 0
+        while not stopping.is_set():
+            due_s = began_s + number / rate
+            time.sleep(max(0.0, due_s - time.monotonic()))
+            threads.submit(ask, number, due_s)
+            number += 1
+        threads.shutdown(cancel_futures=True)
+    return Shorts(taken_ms, len(refused))
+
+
+def _short(number: int, hosts: int) -> str:
+    """One series, of a quarter of an hour."""
+    host, begin = number * 7 % hosts, number * 11 % 40 * 900
+    start = f"make_timestamp_ns({DEFAULT_START_NS + begin * 1_000_000_000})"
+    return (
+        f"SELECT max(usage_user), count(*) FROM {TABLE} WHERE hostname = 'host_{host}'"
+        f" AND time >= {start} AND time < {start} + INTERVAL 15 MINUTE"
+    )
+
+
+def _ask(url: str, sql: str) -> Any:
+    document = {"sql": sql, "format": "json", "timeout_ms": TIMEOUT_MS}
+    with request_node(f"{url}/api/v1/query", method="POST", document=document, timeout_s=TIMEOUT_MS / 1_000) as answer:
+        return answer.json()
+
+
+def _steps(url: str) -> dict[float, float]:
+    """Steps so far by the upper bound of their seconds."""
+    with request_node(f"{url}/metrics", method="GET", timeout_s=60.0) as answer:
+        lines = b"".join(answer.chunks()).decode().splitlines()
+    pairs = (line.rsplit(" ", 1) for line in lines if line.startswith(STEP_METRIC))
+    return {float(labels.split('le="')[1].split('"')[0]): float(count) for labels, count in pairs}
+
+
+def _step_figures(before: Mapping[float, float], after: Mapping[float, float]) -> dict[str, float]:
+    """Percentiles in ms, within a bucket by a line; `max` is the bound of the last bucket that has a step."""
+    counts = {bound: after[bound] - before.get(bound, 0.0) for bound in sorted(after)}
+    total = max(counts.values())
+    edges = [(0.0, 0.0), *counts.items()]
+
+    def at(share: float) -> float:
+        for (low, below), (high, upto) in pairwise(edges):
+            if upto >= share * total and upto > below:
+                return 1_000 * (
+                    low if high == float("inf") else low + (high - low) * (share * total - below) / (upto - below)
+                )
+        return 0.0
+
+    return {"p50": at(0.5), "p99": at(0.99), "max": at(1.0)}
