@@ -189,7 +189,8 @@ def _statement(sql: str, explain: str, node: Mapping[str, Any]) -> Statement:
     names_now = joins = holds_rows = generates_rows = False
     for item in _nodes(node):
         names_now = names_now or _names_now(item)
-        kind = item.get("type")
+        # What a sample is of, has a type that is no text.
+        kind = str(item.get("type"))
         joins = joins or kind == "JOIN"
         holds_rows = holds_rows or kind in _HOLDING or item.get("class") == "WINDOW"
         generates_rows = generates_rows or kind in _GENERATING

@@ -18,8 +18,8 @@ from headrace.connectors.http import AS_OF_HEADER, QUERY_ID_HEADER
 from headrace.consumers.query.engine import QueryEngine
 from headrace.consumers.query.parameters import problem_of
 from headrace.consumers.query.query_errors import QueryError
-from headrace.consumers.query.result_formats import MEDIA_TYPES, encode
 from headrace.consumers.query.query_timer import QueryTimer
+from headrace.consumers.query.result_formats import MEDIA_TYPES, encode
 from headrace.consumers.query.result_stream import ResultStream
 from headrace.schemas.durations import DurationInvalid, duration_s
 from headrace.schemas.errors import HeadraceError
