@@ -102,10 +102,10 @@ def test_without_accept_partial_a_bad_line_writes_nothing(client: httpx.Client, 
         ("/write?db=d&db=e", LINE, {}, 400, "db is given twice"),
         ("/write?db=.d", LINE, {}, 400, "reserved prefix"),
         ("/write?db=d", b"no gzip", {"content-encoding": "gzip"}, 400, "not gzip"),
-        ("/write?db=d", gzip.compress(LINE)[:-9], {"content-encoding": "gzip"}, 400, "ends early"),
+        ("/write?db=d", gzip.compress(LINE, mtime=0)[:-9], {"content-encoding": "gzip"}, 400, "ends early"),
         ("/write?db=d", LINE, {"content-encoding": "br"}, 400, "'br' is unknown"),
         ("/write?db=d", b"x" * 1_000_001, {}, 413, "larger than 1 MB"),
-        ("/write?db=d", gzip.compress(bytes(50_000_000)), {"content-encoding": "gzip"}, 413, "larger than 1 MB"),
+        ("/write?db=d", gzip.compress(bytes(50_000_000), mtime=0), {"content-encoding": "gzip"}, 413, "larger than 1 MB"),
     ],
 )
 def test_bad_requests_are_named(
