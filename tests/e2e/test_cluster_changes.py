@@ -78,7 +78,7 @@ def in_ring(found: dict[str, list[str]], nodes: list[str], replicas: int) -> boo
     )
 
 
-@pytest.mark.slow(110)
+@pytest.mark.slow(80)
 @pytest.mark.timeout(400)
 def test_a_node_joins_and_another_leaves_under_writes_and_queries(
     broker: BrokerInfo, tmp_path: Path, cluster_name: str

@@ -181,7 +181,7 @@ def ops_expressions() -> Iterator[tuple[str, set[str]]]:
             yield target["expr"], set(re.findall(r"\{\{ *(\w+)", target["legendFormat"]))
 
 
-@pytest.mark.slow(300)
+@pytest.mark.slow(170)
 @pytest.mark.timeout(1_500)
 def test_the_first_hour(folder: Path) -> None:
     """What new users met: wrong units, repeated times, odd files, narrow terminals, ingest, missing things, dead nodes;

@@ -150,7 +150,7 @@ def test_a_repeated_micro_batch_changes_nothing(spark: SparkSession, cluster: In
     assert_same(FLEET, cluster, ("diagnostics",))
 
 
-@pytest.mark.slow(75)
+@pytest.mark.slow(25)
 @pytest.mark.parametrize("deleted", [False, True], ids=["closed", "deleted"])
 def test_a_group_ends_while_a_micro_batch_is_written(
     spark: SparkSession,

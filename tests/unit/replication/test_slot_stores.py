@@ -12,7 +12,7 @@ import pytest
 from tests.unit.replication.slot_stores import StoredCluster
 from tests.unit.replication.test_slot_model import STEPS, WEIGHTS
 
-pytestmark = pytest.mark.slow(10)
+pytestmark = pytest.mark.slow(6)
 
 STORED = STEPS | {
     "work": StoredCluster.work,
