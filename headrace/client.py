@@ -40,6 +40,15 @@ Time = int | str | date | datetime
 class NoNode(HeadraceError):
     """No node of the cluster answers."""
 
+    @classmethod
+    def of(cls, cluster: str) -> NoNode:
+        """The error of a client that knows no live node of a cluster."""
+        return cls(
+            f"no live node of cluster {cluster!r} is known",
+            action="start its nodes, or give the URL of a node",
+            retriable=True,
+        )
+
 
 def connect(
     bootstrap: str | None = None,
@@ -156,15 +165,14 @@ class Client:
     ) -> QueryResult:
         """The answer to a SQL query, from any live node, or from the one at the URL `node`.
 
-        `parameters` are the values of the names that the SQL writes as `$name`: numbers, texts, booleans,
-        dates, datetimes (UTC without a zone), None, and lists of them.
+        `parameters` are the values of `$name` in the SQL: numbers, texts, booleans, dates, datetimes (UTC without a
+        zone), None, and lists of them.
 
-        It contains everything this client wrote before. With `after`, the offsets that `flush` of another client or
-        `headrace write --json` gave, it contains what that one wrote; it waits for them within the time of the query,
-        and raises UnknownLog for a topic that the cluster does not have. While no node serves, for example without Kafka, a node
-        may answer from what it had at most `stale` ago (`"60s"`, seconds, a timedelta; `stale_ok`: at any age; 0:
-        never; default: `query.stale_max_s`). `QueryResult.as_of` is then not None. Raises the QueryError that the
-        node raised, NodeUnreachable, NoNode when no live node is known, and DurationInvalid.
+        It contains what this client wrote before, and with `after`, offsets of `flush` or `headrace write --json`, what
+        another one wrote. While no node serves, as without Kafka, a node may answer from what it had at most `stale`
+        ago (`"60s"`, seconds, a timedelta; `stale_ok`: at any age; 0: never; default: `query.stale_max_s`).
+        `QueryResult.as_of` is then not None. Raises the QueryError of the node, NodeUnreachable, NoNode when no live
+        node is known, and DurationInvalid.
         """
         stale_s = self._stale_s(stale, stale_ok)
         # The node answers when it has applied these offsets: clients read their own writes at every node.
@@ -179,8 +187,7 @@ class Client:
                 try:
                     answer = query_node(url, sql, values, wanted, timeout_ms, within_s)
                 except (QueryError, NodeRefused, NodeUnreachable, AnswerCut) as error:
-                    # Errors in the SQL are the same everywhere; a node that is down or behind says nothing
-                    # about the others.
+                    # Errors in the SQL are the same everywhere; those of one node say nothing about the others.
                     if not error.retriable:
                         raise
                     failure = error
@@ -190,11 +197,7 @@ class Client:
                     self._nodes.note_answer(url)
                 return answer
             if deadline.passed():
-                raise failure or NoNode(
-                    f"no live node of cluster {self._settings.cluster.name!r} is known",
-                    action="start its nodes, or give the URL of a node",
-                    retriable=True,
-                )
+                raise failure or NoNode.of(self._settings.cluster.name)
             time.sleep(min(RETRY_S, deadline.left_s()))
 
     def tables(self) -> list[TableSchema]:

@@ -29,6 +29,19 @@ ParameterOption = Annotated[
 ]
 
 
+TimeoutOption = Annotated[
+    float | None, typer.Option("--timeout", metavar="SECONDS", min=0.001, help="How long the query may take.")
+]
+AfterOption = Annotated[
+    str | None,
+    typer.Option(
+        "--after",
+        metavar="JSON",
+        help='Wait for {"TOPIC": OFFSET}, as headrace write --json shows them.',
+    ),
+]
+
+
 class QueryFormat(StrEnum):
     """How rows come out."""
 
@@ -56,16 +69,11 @@ def query(
     chosen: Annotated[
         QueryFormat, typer.Option("--format", help="How rows come out; arrow is an IPC stream.")
     ] = QueryFormat.TABLE,
-    timeout_s: Annotated[
-        float | None, typer.Option("--timeout", metavar="SECONDS", min=0.001, help="How long the query may take.")
-    ] = None,
+    timeout_s: TimeoutOption = None,
     limit: Annotated[
         int | None, typer.Option("--limit", metavar="N", min=1, help="Print the first N rows only.")
     ] = None,
-    after: Annotated[
-        str | None,
-        typer.Option("--after", metavar="JSON", help='{"TOPIC": OFFSET} as headrace write --json shows them.'),
-    ] = None,
+    after: AfterOption = None,
     stale: StaleOption = None,
     cluster: ClusterOption = None,
     bootstrap: BootstrapOption = None,
