@@ -142,7 +142,7 @@ def _show(output: Output, local: LocalCluster, started: Sequence[str], directory
 
     kafka = (KAFKA, local.bootstrap, "", local.broker_pid, state(KAFKA))
     nodes = [
-        (node.name, local.url(node.name), f"grpc://{node.flight}", node.pid, state(node.name))
+        (node.name, local.url(node.name), f"grpc://{node.flight}" if node.flight else "", node.pid, state(node.name))
         for node in local.file.nodes
     ]
     members = [node for node in local.file.nodes if not node.removed and node.name not in local.joining]

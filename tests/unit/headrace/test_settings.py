@@ -39,6 +39,7 @@ DEFAULTS = {
     "node.replication": 0,
     "node.http": "127.0.0.1:0",
     "node.advertise": "",
+    "node.flight": "",
     "node.allowed_hosts": (),
     "node.data_dir": "",
     "node.log": "kafka",

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -18,6 +17,7 @@ from headrace.consumers.serve.flight_calls import OpenCalls
 from headrace.consumers.serve.flight_server import AS_OF_KEY, MESSAGE_BYTES_MAX, FlightServer
 from headrace.consumers.serve.server import AddressInUse, reserve_address
 from tests.unit.serve.conftest import FakeNode
+from tests.waiting import eventually
 
 ENDLESS_ROWS = "SELECT * FROM range(100000000000)"
 ENDLESS_COUNT = "SELECT count(*) FROM range(100000000000000)"
@@ -54,13 +54,6 @@ def refusal(client: flight.FlightClient, sql: str | bytes, **headers: str) -> tu
     with pytest.raises(flight.FlightError) as caught:
         get(client, sql, **headers)
     return type(caught.value), json.loads(caught.value.extra_info)
-
-
-def eventually(met: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not met():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.01)
 
 
 def test_a_ticket_is_sql_and_the_answer_its_rows(flights: flight.FlightClient) -> None:

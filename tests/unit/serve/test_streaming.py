@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import socket
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from headrace.consumers.serve.flight_server import FlightServer
 from headrace.consumers.serve.server import Server, reserve_address
 from headrace.node_client import NodeClient
 from tests.unit.serve.conftest import FakeNode
+from tests.waiting import eventually
 
 MEMORY_MB = 16
 COPIES = 800_000
@@ -28,7 +28,6 @@ RESULT_BYTES = ROWS * 16
 """Two columns of 8 bytes: more than ten times the memory of queries."""
 SQL = f"SELECT velocity, range AS copy FROM iot.readings, range({COPIES})"
 ENDLESS = "SELECT velocity, range AS copy FROM iot.readings, range(100000000000)"
-WAIT_S = 20.0
 
 
 class Surfaces:
@@ -61,13 +60,6 @@ def surfaces(tmp_path: Path) -> Iterator[Surfaces]:
     surfaces = Surfaces(tmp_path / "segments")
     yield surfaces
     surfaces.close()
-
-
-def eventually(met: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not met():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.01)
 
 
 def rows_by_arrow(surfaces: Surfaces) -> int:
