@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import urlencode
@@ -17,19 +18,23 @@ import xxhash
 
 from headrace.connectors.files import PARTIAL_SUFFIX, Buffer, fsync_file
 from headrace.connectors.http import AnswerCut, NodeRefused, NodeUnreachable, call_node, request_node
-from headrace.consumers.migration.cut_listing import NOBODY, CutListing, ListingInvalid
+from headrace.consumers.migration.copies_ahead import CopyNote
+from headrace.consumers.migration.cut_listing import NOBODY, CutListing, ListingInvalid, files_of_slots
 from headrace.consumers.migration.slot_pull import Pair
 from headrace.consumers.recovery.file_copy import SnapshotFile, SourceCorrupt, SourceFailed, complete_file
 from headrace.consumers.recovery.progress import CopyObserver
 from headrace.consumers.replication.group import Group
 from headrace.consumers.replication.group_health import Use
-from headrace.consumers.store import CutUnready, SegmentEntry, SeriesFile, Slots, StoreError, staged_names
+from headrace.consumers.store import CutFile, CutUnready, SegmentEntry, SeriesFile, Slots, StoreError, staged_names
 from headrace.consumers.store.segment_files import translate_errors
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.group_changes import GroupKey
+from headrace.schemas.messages import Load
 
 CUT_ROUTE = "/api/v1/cut"
 CUT_FILE_ROUTE = "/api/v1/cut/file"
+PRESENT_ROUTE = "/api/v1/cut/present"
+NOTE_ROUTE = "/api/v1/cut/note"
 DIGEST_HEADER = "x-headrace-digest"
 """xxh3-128 of all bytes of a series file, in hex. The digest of a segment is in its series."""
 SEGMENT_PART, SERIES_PART = "segment", "series"
@@ -67,6 +72,17 @@ class CutSource(Protocol):
         """The files of a pair. Raises ListingInvalid."""
         ...
 
+    def present(self, pair: Pair, slots_total: int) -> tuple[Load, ...]:
+        """The files of slots that the group has given to nobody yet, without their deletes: what it may give later.
+
+        None of a group whose files will be linked. Raises ListingInvalid.
+        """
+        ...
+
+    def note(self, note: CopyNote) -> None:
+        """Say that files of the group are copied ahead."""
+        ...
+
     def stage(self, entry: SegmentEntry, staging: Path, observer: CopyObserver, loaded: int = 0) -> bool:
         """Put the file of an awaited entry and its series into a staging directory.
 
@@ -93,6 +109,14 @@ def cut_of(group: Group, target: GroupKey) -> CutListing:
     parts = max((each.position.part for each in due if each.position.version == version), default=0) + 1
     loads = tuple(file.load(NOBODY, "", 0) for file in cut.files)
     return CutListing(changes.settled_version, version, parts, slots, changes.slots_total, loads)
+
+
+def present_files(group: Group) -> tuple[Load, ...]:
+    """The files of a group that are here, of all slots. Raises CutRefused."""
+    if group.health.refuses(Use.QUORUM):
+        raise CutRefused(f"group {group.name} has wrong data here", action="ask another member")
+    entries = (entry for entry in group.store.segments() if not entry.awaited)
+    return tuple(CutFile(entry, ()).load(NOBODY, "", 0) for entry in entries)
 
 
 def checked(document: Any, pair: Pair, table_version: int, origin: str) -> CutListing:
@@ -122,13 +146,24 @@ class PeerCut:
         """See CutSource."""
         target = {"target": pair.target.group, "target_birth": pair.target.birth}
         url = f"{self._url}{CUT_ROUTE}?{urlencode(self._named() | target)}"
+        return checked(self._document(url), pair, table_version, self._origin)
+
+    def present(self, pair: Pair, slots_total: int) -> tuple[Load, ...]:
+        """See CutSource."""
+        document = self._document(f"{self._url}{PRESENT_ROUTE}?{urlencode(self._named())}")
+        return files_of_slots(document, self._origin, pair.slots, slots_total)
+
+    def note(self, note: CopyNote) -> None:
+        """See CutSource."""
+        self._document(f"{self._url}{NOTE_ROUTE}?{urlencode(self._named() | asdict(note))}")
+
+    def _document(self, url: str) -> Any:
         try:
-            document = call_node(url, timeout_s=LISTING_TIMEOUT_S)
+            return call_node(url, timeout_s=LISTING_TIMEOUT_S)
         except NodeRefused as error:
             raise _refused(self.name, error) from error
         except NodeUnreachable as error:
             raise SourceFailed(error.message, retriable=True) from error
-        return checked(document, pair, table_version, self._origin)
 
     def stage(self, entry: SegmentEntry, staging: Path, observer: CopyObserver, loaded: int = 0) -> bool:
         """See CutSource."""
@@ -200,6 +235,15 @@ class OwnCut:
         except HeadraceError as error:
             raise CutRefused(error.message, kind=type(error).__name__) from error
         return checked(document, pair, table_version, self._origin)
+
+    def present(self, pair: Pair, slots_total: int) -> tuple[Load, ...]:
+        """See CutSource."""
+        del pair, slots_total
+        return ()
+
+    def note(self, note: CopyNote) -> None:
+        """See CutSource."""
+        del note
 
     def stage(self, entry: SegmentEntry, staging: Path, observer: CopyObserver, loaded: int = 0) -> bool:
         """See CutSource."""

@@ -47,6 +47,8 @@ class WantedFile:
     group: Group
     entry: SegmentEntry
     sources: tuple[tuple[str, GroupKey], ...]
+    ahead: bool = False
+    """Whether no record names it yet: it is staged, tried once, and attached by its load."""
 
     @property
     def has_donors(self) -> bool:
@@ -94,6 +96,9 @@ class FilePuller:
         self._lock = threading.Lock()
         self._due: dict[tuple[str, str], WantedFile] = {}
         self._active: set[tuple[str, str]] = set()
+        self._ahead: dict[tuple[str, str], bool] = {}
+        self._ahead_number = 0
+        self._ahead_full = False
         self._staged: dict[Group, dict[str, _Staged]] = {}
         self._attaching: set[Group] = set()
         self._workers = 0
@@ -128,6 +133,17 @@ class FilePuller:
             self._workers += started
         for _ in range(started):
             self._pool.submit(self._work)
+
+    def begin_ahead(self, number: int) -> None:
+        """Files are copied ahead for the change of this number; those of another one are forgotten."""
+        with self._lock:
+            if number != self._ahead_number:
+                self._ahead_number, self._ahead, self._ahead_full = number, {}, False
+
+    def was_tried_ahead(self, file: WantedFile) -> bool:
+        """Whether a file was copied ahead, or could not be."""
+        with self._lock:
+            return self._ahead_full or file.key in self._ahead
 
     def sweep(self, topic: str, group: Group) -> None:
         """Remove what is staged for a group that awaits nothing: a crash leaves files that were attached."""
@@ -182,6 +198,9 @@ class FilePuller:
 
         None: another worker attaches it.
         """
+        if file.ahead:
+            self._copy_ahead(file)
+            return 0.0
         # The list of what is due may be older than the end of an earlier attempt.
         if not file.group.store.awaits(file.entry.content_digest):
             return 0.0
@@ -197,6 +216,22 @@ class FilePuller:
             return RETRY_S
         self._attach(staged)
         return None
+
+    def _copy_ahead(self, file: WantedFile) -> None:
+        """Stage a file that is not due yet. One that fails is fetched when it is."""
+        verified = False
+        try:
+            _, verified = self._stage(file)
+        except StoreFull as error:
+            # What is due needs the space: nothing more is copied ahead for this change.
+            _log.warning("no files are copied ahead", group=file.group.name, error=error.message)
+            with self._lock:
+                self._ahead_full = True
+                self._due = {key: due for key, due in self._due.items() if not due.ahead}
+        except (HeadraceError, TransferStopped) as error:
+            _log.debug("file not copied ahead", group=file.group.name, file=file.entry.name, error=str(error))
+        with self._lock:
+            self._ahead[file.key] = verified
 
     def _attach(self, staged: _Staged) -> None:
         """Attach a file, with those that others fetch meanwhile; or leave it to the worker that is about it."""
@@ -255,7 +290,7 @@ class FilePuller:
         staging, refusals = file.group.store.staging_directory, list[str]()
         gone, merged = set[str](), set[str]()
         if all((staging / name).exists() for name in staged_names(file.entry.content_digest)):
-            return "", False
+            return "", self._ahead.get(file.key, False)
         now_s = self._clock.monotonic_s()
         for node, key in file.sources:
             if now_s < self._distrusted_until_s.get((file.entry.content_digest, node), 0.0):

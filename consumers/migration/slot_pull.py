@@ -99,8 +99,11 @@ def decide_pull(view: PullView) -> PullDecision:
 
 def pairs_of(change: RunningChange | None, node: str) -> tuple[Pair, ...]:
     """The pairs of the groups of a node, once the table of the change counts."""
-    if change is None or not change.formal:
-        return ()
+    return () if change is None or not change.formal else moved_pairs(change, node)
+
+
+def moved_pairs(change: RunningChange, node: str) -> tuple[Pair, ...]:
+    """The pairs of the groups that a node has by the table of a change."""
     found: dict[tuple[GroupKey, GroupKey], list[int]] = {}
     for slot, former in change.table.moved:
         header = change.table.holder(slot)

@@ -31,6 +31,7 @@ from headrace.consumers.replication.leader_parts import (
 from headrace.consumers.replication.settings import SealPolicy
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.framing import format_headers
+from headrace.schemas.group_changes import BarrierPhase
 from headrace.schemas.messages import (
     Anchor,
     Claim,
@@ -253,7 +254,8 @@ class LeaderTasks:
         self._upkeep_after_s[topic] = self._clock.monotonic_s() + UPKEEP_INTERVAL_S
         entries = group.store.segments()
         by_name = {entry.name: entry for entry in entries}
-        for plan in group.store.plan_compaction()[:COMPACTIONS_MAX]:
+        plans = group.store.plan_compaction()[:COMPACTIONS_MAX] if _may_merge(group) else ()
+        for plan in plans:
             if first := by_name.get(plan.inputs[0]):
                 self.append(topic, Compact(leadership, first.database, first.table, plan.inputs))
         now_ns = retention_time_ns(self._clock.wall_ns(), self._heartbeat.detector.newest_ms)
@@ -361,6 +363,12 @@ class LogTrimmer:
             self._log.trim(topic, before)
             self._trimmed[topic] = before
             _log.info("log trimmed", group=group.name, before=before)
+
+
+def _may_merge(group: Group) -> bool:
+    """Whether files of a group should be merged: not while some of them are copied ahead, or are on their way."""
+    # What a merge replaces would be copied for nothing, and a merge takes the processors from what others wait for.
+    return group.applied.changes.phase is not BarrierPhase.PRE and not group.store.awaited()
 
 
 def trim_before(live: Sequence[Status], members: Sequence[str], sealed_offset: int, keep_from: int) -> int:

@@ -66,6 +66,10 @@ class FakeStore:
         """See Store."""
         return 0
 
+    def awaited(self) -> list[Any]:
+        """See Store."""
+        return []
+
     def plan_compaction(self) -> list[Any]:
         """See Store."""
         return []
