@@ -12,13 +12,14 @@ import pytest
 from headrace.consumers.membership.changes import MembershipState
 from headrace.consumers.migration import cut_source
 from headrace.consumers.migration.cut_source import PeerCut
+from headrace.consumers.migration.slot_pull import donors_of, moved_pairs
 from headrace.consumers.recovery.file_copy import SourceFailed
 from headrace.consumers.store import StoreFull
 from headrace.schemas.group_changes import GroupKey
 from headrace.schemas.messages import Seal
 from headrace.schemas.series import slot_of
 from tests.unit.migration.conftest import of_some_slots
-from tests.unit.migration.moves import ANCHOR, BASE, CHANGE, GAINED, SLOTS, TARGET, Moves, random_rows, topic_of
+from tests.unit.migration.moves import ANCHOR, BASE, CHANGE, SLOTS, TABLES, TARGET, Moves, random_rows, topic_of
 from tests.unit.migration.test_puller import finished
 
 pytestmark = pytest.mark.slow(1.5)
@@ -32,7 +33,8 @@ def first_phase(tmp_path: Path) -> Iterator[Moves]:
     moves = Moves(tmp_path)
     second_phase, moves.state = moves.state, FIRST_PHASE
     try:
-        moves.write("cpu", of_some_slots("cpu", random_rows(1)))
+        for seed, table in enumerate(TABLES, 1):
+            moves.write(table, of_some_slots(table, random_rows(seed)))
         seal(moves)
         moves.open_target()
         moves.serve()
@@ -61,13 +63,14 @@ def staged(moves: Moves, node: str) -> set[str]:
     return {path.stem for path in moves.nodes[node].target.store.staging_directory.glob("*.parquet")}
 
 
-def present(moves: Moves, *donors: str) -> set[str]:
-    """The contents of the files that groups have of the slots that will move."""
+def present(moves: Moves, node: str, *, linked: bool = False) -> set[str]:
+    """The contents of the files that will move to a node: out of groups of which it is a member, or of others."""
     found = set()
-    for donor in donors:
-        for entry in moves.nodes[donor].groups[topic_of(GroupKey(donor, 1))].store.segments():
-            if slot_of(entry.database, entry.bucket, entry.slice_number, SLOTS) in GAINED:
-                found.add(entry.content_digest)
+    for pair in moved_pairs(CHANGE, node):
+        if (node in donors_of(CHANGE, pair, node)) is linked:
+            for entry in moves.nodes[pair.donor.group].groups[topic_of(pair.donor)].store.segments():
+                if slot_of(entry.database, entry.bucket, entry.slice_number, SLOTS) in pair.slots:
+                    found.add(entry.content_digest)
     return found
 
 
@@ -77,14 +80,14 @@ def test_what_is_in_files_before_the_cut_is_not_fetched_after_it(
     """Also what is sealed in the first phase. Rows that come later arrive with the cut, and no row is lost."""
     first_phase.turns(count=2)
     before = staged(first_phase, "n4")
-    assert before == present(first_phase, *BASE.headers)
-    first_phase.write("disk", of_some_slots("disk", random_rows(2)))
+    assert before == present(first_phase, "n4")
+    first_phase.write("disk", of_some_slots("disk", random_rows(3)))
     seal(first_phase)
     first_phase.turns(count=2)
     early = staged(first_phase, "n4")
     assert before < early
-    assert early == present(first_phase, *BASE.headers)
-    first_phase.write("disk", of_some_slots("disk", random_rows(3, 20)))
+    assert early == present(first_phase, "n4")
+    first_phase.write("disk", of_some_slots("disk", random_rows(4, 20)))
     fetched: list[str] = []
     stage = PeerCut.stage
 
@@ -102,9 +105,11 @@ def test_what_is_in_files_before_the_cut_is_not_fetched_after_it(
 
 
 def test_a_member_of_both_groups_copies_nothing_that_it_will_link(first_phase: Moves) -> None:
-    """Node n3 has the groups n2 and n3, and copies the files of n1 alone."""
+    """Whichever groups it has, or joins: only the files of the others are copied."""
     first_phase.turns(count=2)
-    assert staged(first_phase, "n3") == present(first_phase, "n1")
+    assert present(first_phase, "n3", linked=True)
+    for node in ("n3", "n4"):
+        assert staged(first_phase, node) == present(first_phase, node)
 
 
 def test_a_cancelled_change_leaves_no_copy(first_phase: Moves) -> None:
@@ -129,7 +134,7 @@ def test_a_donor_that_fails_ahead_is_asked_again_after_the_cut(
     with monkeypatch.context() as patched:
         patched.setattr(PeerCut, "stage", failing)
         first_phase.turns("n4", count=5)
-    assert set(tried) == present(first_phase, *BASE.headers)
+    assert set(tried) == present(first_phase, "n4")
     assert len(tried) <= 2 * len(set(tried))
     puller = first_phase.nodes["n4"].puller
     assert "" == puller.files.fault(topic_of(TARGET))
