@@ -4,7 +4,7 @@
 and sealed the cut, and with `SegmentAwaited` while it is still pulling some of these slots itself. Both pass.
 `GET /api/v1/cut/present?group=G&birth=B` lists the files of all slots that the group has now.
 `GET /api/v1/cut/note?group=G&birth=B&change=C&node=N&left=K` says that a node copies K more of them ahead.
-`GET /api/v1/cut/file?group=G&birth=B&digest=D&part=segment|series&offset=N` sends any file of the group that is here.
+`GET /api/v1/cut/file?group=G&birth=B&digest=D&part=both|segment|series&offset=N` sends any file of the group that is here.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from __future__ import annotations
 import asyncio
 import os
 import string
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from io import FileIO
+from itertools import chain
 
 import xxhash
 from starlette.requests import Request
@@ -23,12 +24,14 @@ from starlette.routing import Route
 from headrace.consumers.migration.copies_ahead import CopiesAhead, CopyNote
 from headrace.consumers.migration.cut_listing import CutListing, files_document
 from headrace.consumers.migration.cut_source import (
+    BOTH_PARTS,
     CUT_FILE_ROUTE,
     CUT_ROUTE,
     DIGEST_HEADER,
     NOTE_ROUTE,
     PRESENT_ROUTE,
     SEGMENT_PART,
+    SERIES_BYTES_HEADER,
     SERIES_PART,
     CutRefused,
     FileGone,
@@ -169,12 +172,21 @@ def _file(service: CutService, query: Mapping[str, str]) -> Response:
     digest, part = query.get("digest", ""), query.get("part", SEGMENT_PART)
     if len(digest) != DIGEST_DIGITS or set(digest) - set(string.hexdigits):
         raise RequestInvalid("digest is not a content digest", action="send one of the list")
-    if part not in (SEGMENT_PART, SERIES_PART):
-        raise RequestInvalid(f"there is no part {part!r}", action=f"use {SEGMENT_PART} or {SERIES_PART}")
-    offset, loaded = _number(query, "offset", "0"), _number(query, "loaded", "0")
-    size, found, chunks = service.open(_key(query, "group", "birth"), digest, part, offset, loaded)
+    if part not in (SEGMENT_PART, SERIES_PART, BOTH_PARTS):
+        raise RequestInvalid(f"there is no part {part!r}", action=f"use {BOTH_PARTS}, {SEGMENT_PART} or {SERIES_PART}")
+    key, offset, loaded = _key(query, "group", "birth"), _number(query, "offset", "0"), _number(query, "loaded", "0")
+    headers: dict[str, str] = {}
+    first: Iterable[bytes] = ()
+    series_bytes = 0
+    if part == BOTH_PARTS:
+        series_bytes, found, first = service.open(key, digest, SERIES_PART, 0, loaded)
+        headers |= {DIGEST_HEADER: found, SERIES_BYTES_HEADER: str(series_bytes)}
+        part = SEGMENT_PART
+    size, found, chunks = service.open(key, digest, part, offset, loaded)
+    headers |= {DIGEST_HEADER: found} if found and not series_bytes else {}
     # Without a length an early end of the file would look like its end.
-    headers = {"content-length": str(size), **({DIGEST_HEADER: found} if found else {})}
+    headers["content-length"] = str(series_bytes + size)
+    chunks = chain(first, chunks)
     return StreamingResponse(chunks, media_type="application/octet-stream", headers=headers)
 
 
