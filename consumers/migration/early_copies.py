@@ -39,6 +39,7 @@ class _Ahead:
     ask_at_s: float = 0.0
     loads: dict[bytes, Load] = field(default_factory=dict)
     left: int = 0
+    left_bytes: int = 0
     is_listed: bool = False
 
 
@@ -79,9 +80,15 @@ class EarlyCopies:
             sources = tuple((node, each.pair.donor) for node in each.donors)
             files = (WantedFile(topic, group, awaited_entry(0, load), sources, True) for load in each.loads.values())
             left = [file for file in files if not self._files.was_tried_ahead(file)]
-            each.left = len(left)
+            each.left, each.left_bytes = len(left), sum(file.entry.size_bytes for file in left)
             found += left
         return sorted(found, key=lambda file: -file.entry.max_time_ns)
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        """(bytes that were copied, bytes of all files), zeros while nothing is copied ahead."""
+        total = sum(load.size_bytes for each in self._pairs for load in each.loads.values())
+        return total - sum(each.left_bytes for each in self._pairs), total
 
     def _begin(self, change: RunningChange) -> list[_Ahead]:
         node = self._environment.node

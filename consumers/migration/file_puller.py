@@ -7,7 +7,6 @@ others fetch, and what they have fetched is attached with one commit after that.
 
 from __future__ import annotations
 
-import shutil
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
@@ -96,7 +95,7 @@ class FilePuller:
         self._lock = threading.Lock()
         self._due: dict[tuple[str, str], WantedFile] = {}
         self._active: set[tuple[str, str]] = set()
-        self._ahead: dict[tuple[str, str], bool] = {}
+        self._ahead: set[tuple[str, str]] = set()
         self._ahead_number = 0
         self._ahead_full = False
         self._staged: dict[Group, dict[str, _Staged]] = {}
@@ -138,7 +137,7 @@ class FilePuller:
         """Files are copied ahead for the change of this number; those of another one are forgotten."""
         with self._lock:
             if number != self._ahead_number:
-                self._ahead_number, self._ahead, self._ahead_full = number, {}, False
+                self._ahead_number, self._ahead, self._ahead_full = number, set(), False
 
     def was_tried_ahead(self, file: WantedFile) -> bool:
         """Whether a file was copied ahead, or could not be."""
@@ -151,7 +150,7 @@ class FilePuller:
             if topic in self._swept or any(active == topic for active, _ in self._active):
                 return
             self._swept.add(topic)
-        shutil.rmtree(group.store.staging_directory, ignore_errors=True)
+        group.store.clear_staging()
 
     def fault(self, topic: str) -> str:
         """Why the files of a group do not arrive, empty while they do."""
@@ -219,9 +218,9 @@ class FilePuller:
 
     def _copy_ahead(self, file: WantedFile) -> None:
         """Stage a file that is not due yet. One that fails is fetched when it is."""
-        verified = False
         try:
-            _, verified = self._stage(file)
+            if self._stage(file)[1]:
+                file.group.store.note_verified(file.entry.content_digest)
         except StoreFull as error:
             # What is due needs the space: nothing more is copied ahead for this change.
             _log.warning("no files are copied ahead", group=file.group.name, error=error.message)
@@ -231,7 +230,7 @@ class FilePuller:
         except (HeadraceError, TransferStopped) as error:
             _log.debug("file not copied ahead", group=file.group.name, file=file.entry.name, error=str(error))
         with self._lock:
-            self._ahead[file.key] = verified
+            self._ahead.add(file.key)
 
     def _attach(self, staged: _Staged) -> None:
         """Attach a file, with those that others fetch meanwhile; or leave it to the worker that is about it."""
@@ -290,7 +289,7 @@ class FilePuller:
         staging, refusals = file.group.store.staging_directory, list[str]()
         gone, merged = set[str](), set[str]()
         if all((staging / name).exists() for name in staged_names(file.entry.content_digest)):
-            return "", self._ahead.get(file.key, False)
+            return "", False
         now_s = self._clock.monotonic_s()
         for node, key in file.sources:
             if now_s < self._distrusted_until_s.get((file.entry.content_digest, node), 0.0):

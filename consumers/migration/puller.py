@@ -183,7 +183,7 @@ class SlotPuller:
             self._report(change, now_s)
         pulls, topic = list(self._pulls.values()), self._environment.topic
         faults = {pull.pair.target: self.files.fault(topic(pull.pair.target)) for pull in pulls}
-        self.figures = figures_of(pulls, faults, self.rate.per_second, self.files)
+        self.figures = figures_of(pulls, faults, self.rate.per_second, self.files, self._early.progress)
 
     def _follow(self, change: RunningChange | None) -> None:
         """Forget the pairs of a change that has ended, and begin with those of the one that runs."""
@@ -203,10 +203,12 @@ class SlotPuller:
             pull.decision = PullDecision(PullState.WAITING)
             return
         self._take_listing(pull, now_s)
-        before, pull.decision = pull.decision, decide_pull(self._view(change, pull, topic, group, now_s))
+        view = self._view(change, pull, topic, group, now_s)
+        before, pull.decision = pull.decision, decide_pull(view)
         if before.state is not pull.decision.state:
-            donor = pull.pair.donor.group
-            _log.info("slots pulled", group=group.name, donor=donor, state=str(pull.decision.state))
+            donor, files = pull.pair.donor.group, len(pull.listing.loads) if pull.listing is not None else 0
+            state = str(pull.decision.state)
+            _log.info("slots pulled", group=group.name, donor=donor, state=state, files=files, awaited=view.awaited)
         if pull.decision.state is PullState.LISTING and pull.asked is None and now_s >= pull.ask_at_s:
             pull.asked = self._pool.submit(self._ask, pull, change.table.version)
             pull.asked.add_done_callback(lambda _: self.wake())

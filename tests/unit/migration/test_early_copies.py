@@ -78,8 +78,10 @@ def test_what_is_in_files_before_the_cut_is_not_fetched_after_it(
     first_phase: Moves, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also what is sealed in the first phase. Rows that come later arrive with the cut, and no row is lost."""
-    first_phase.turns(count=2)
+    first_phase.turns(count=3)
     before = staged(first_phase, "n4")
+    figures = first_phase.nodes["n4"].puller.figures
+    assert 0 < figures.bytes_total == figures.bytes_done
     assert before == present(first_phase, "n4")
     first_phase.write("disk", of_some_slots("disk", random_rows(3)))
     seal(first_phase)
