@@ -85,7 +85,7 @@ def test_what_is_in_files_before_the_cut_is_not_fetched_after_it(
     assert before == present(first_phase, "n4")
     first_phase.write("disk", of_some_slots("disk", random_rows(3)))
     seal(first_phase)
-    first_phase.turns(count=2)
+    first_phase.turns(count=4)
     early = staged(first_phase, "n4")
     assert before < early
     assert early == present(first_phase, "n4")
