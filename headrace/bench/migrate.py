@@ -66,8 +66,8 @@ WARM_SHARE = 0.2
 """Connections and caches of the first blocks are no part of what is usual."""
 COPIES_LEAST_S = 5.0
 """The copy beside the writer is repeated for so long: a short one would meet few of its blocks."""
-COMPARED_MB = "16384"
-"""The rows that are read back and compared are more than a query may hold by default."""
+COMPARED_MB, COMPARED_MS = "16384", "600000"
+"""The rows that are read back and compared are more than a query may hold, and take longer, by default."""
 CHANGE_TIMEOUT_S = 900.0
 JOIN_TIMEOUT_S = 30.0
 QUERY = f'SELECT count(*) FROM "{DATABASE}"."{SEALED}" WHERE host = \'host_1\''
@@ -106,7 +106,14 @@ def run(options: Mapping[str, str], note: Note = silent) -> dict[str, Any]:
     try:
         with (
             running_broker(directory / "broker") as broker,
-            running_cluster(directory / "grow", broker, NODES, replication=1, query_remote_mb_max=COMPARED_MB) as local,
+            running_cluster(
+                directory / "grow",
+                broker,
+                NODES,
+                replication=1,
+                query_remote_mb_max=COMPARED_MB,
+                query_timeout_ms=COMPARED_MS,
+            ) as local,
             connected(local.bootstrap, local.cluster) as cluster,
         ):
             note(f"writing {settings['rows']:,} rows of {ROW_BYTES} bytes over {settings['days']} days")
