@@ -94,6 +94,16 @@ class NodeAnswer:
             except _FAILURES as error:
                 raise _answer_cut() from error
 
+    def read(self, size_bytes: int) -> bytes:
+        """The next bytes of the body, as many as asked for. Raises AnswerCut."""
+        try:
+            data = self.stream.read(size_bytes)
+        except _FAILURES as error:
+            raise _answer_cut() from error
+        if len(data) < size_bytes:
+            raise _answer_cut()
+        return data
+
     def views(self) -> Iterator[memoryview]:
         """The body in views of one buffer, each valid until the next one is taken. Raises AnswerCut.
 

@@ -6,7 +6,7 @@ at a time, and waits until the group has read it back.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import structlog
@@ -17,6 +17,7 @@ from headrace.connectors.log.topics import Topics
 from headrace.consumers.membership.changes import MembershipState
 from headrace.consumers.membership.running_change import RunningChange
 from headrace.consumers.migration.barriers import barrier_due, pre_done_due
+from headrace.consumers.migration.copies_ahead import CopiesAhead
 from headrace.consumers.migration.hand_over_sender import HandOverSender
 from headrace.consumers.replication.change_view import ChangeView
 from headrace.consumers.replication.failure_detector import FailureDetector
@@ -35,6 +36,8 @@ SEAL_ROWS = 50_000
 """A group with more unsealed rows seals in the first phase: a query of slots that move waits for the seal of the cut."""
 SEAL_WAIT_S = 15.0
 """How long the report of the first phase waits for that seal, which is no condition of it."""
+FIRST_NOTE_S = 1.0
+"""How long a group that gives slots waits for the first note of a node that copies its files ahead."""
 ACCEPTED_INTERVAL_S = 0.5
 """Between two notes of what a next holder has accepted: late records may come one by one for long."""
 _log = structlog.get_logger(__name__)
@@ -82,11 +85,16 @@ class _Appended:
 
 @dataclass(frozen=True, slots=True)
 class _Sealing:
-    """The seal of a first phase: the change, the version that shall be in files, and until when to wait for that."""
+    """A seal of a first phase: the change, the version that shall be in files, and until when to wait for that.
+
+    `begun_s` is when the first phase began. `last`: the files were copied, so what is sealed then is all there is.
+    """
 
     change: int
     version: int
     until_s: float
+    begun_s: float
+    last: bool = False
 
 
 class ChangeTasks:
@@ -100,7 +108,10 @@ class ChangeTasks:
         heartbeats: Heartbeats,
         records: LeaderRecords,
         clock: Clock = SYSTEM_CLOCK,
+        copies: CopiesAhead | None = None,
     ) -> None:
+        """`copies` has who copies files of the groups of this node ahead; nobody does without it."""
+        self._copies = copies
         self._log = log
         self._topics = topics
         self._membership = membership
@@ -128,7 +139,7 @@ class ChangeTasks:
             self._append(topic, due.record(leadership, anchor))
             return True
         if (change := pre_done_due(state, key, view)) is not None:
-            if self._is_sealed(topic, group, leadership, change.number):
+            if self._is_prepared(topic, group, leadership, change):
                 self._report(topic, group, leadership, change)
         else:
             self._reported.pop(topic, None)
@@ -187,18 +198,38 @@ class ChangeTasks:
             )
         return self._senders[topic]
 
-    def _is_sealed(self, topic: str, group: Group, leadership: Leadership, change: int) -> bool:
-        """Whether the cut will find few unsealed rows; a group with many seals them while nobody waits for it."""
-        sealing, now_s = self._sealing.get(topic), self._clock.monotonic_s()
-        if sealing is not None and sealing.change == change:
-            return now_s >= sealing.until_s or group.sealed_for_others[0] >= sealing.version
-        applied = group.applied
-        if applied.unsealed_rows < SEAL_ROWS:
-            self._sealing[topic] = _Sealing(change, 0, now_s)
+    def _is_prepared(self, topic: str, group: Group, leadership: Leadership, change: RunningChange) -> bool:
+        """Whether the cut will find few rows that are unsealed or not copied; see `_Sealing`.
+
+        A group with many seals them before its files are copied, and those that came meanwhile after that: while
+        nobody waits for it.
+        """
+        now_s, sealing = self._clock.monotonic_s(), self._sealing.get(topic)
+        if sealing is None or sealing.change != change.number:
+            sealing = self._seal(topic, group, leadership, _Sealing(change.number, 0, now_s, now_s))
+        if now_s < sealing.until_s and group.sealed_for_others[0] < sealing.version:
+            return False
+        if sealing.last or self._copies is None:
             return True
-        self._sealing[topic] = _Sealing(change, applied.version, now_s + SEAL_WAIT_S)
-        self._records.append(topic, Seal(leadership, Anchor(applied.offset, applied.version, applied.chain)))
-        return False
+        left = self._copies.left(group.birth_key, change.number)
+        if left is None:
+            # Nobody copies ahead, or does not yet.
+            return now_s >= sealing.begun_s + FIRST_NOTE_S or not _gives(change, group.name)
+        if left:
+            return False
+        sealing = self._seal(topic, group, leadership, replace(sealing, last=True))
+        return now_s >= sealing.until_s
+
+    def _seal(self, topic: str, group: Group, leadership: Leadership, sealing: _Sealing) -> _Sealing:
+        """Seal what has come since the newest seal, if that is much."""
+        applied, now_s = group.applied, self._clock.monotonic_s()
+        if applied.unsealed_rows < SEAL_ROWS:
+            sealing = replace(sealing, version=0, until_s=now_s)
+        else:
+            sealing = replace(sealing, version=applied.version, until_s=now_s + SEAL_WAIT_S)
+            self._records.append(topic, Seal(leadership, Anchor(applied.offset, applied.version, applied.chain)))
+        self._sealing[topic] = sealing
+        return sealing
 
     def _report(self, topic: str, group: Group, leadership: Leadership, change: RunningChange) -> None:
         """Append that the group has its members of the first phase, once those that it adds follow."""
@@ -248,6 +279,11 @@ class ChangeTasks:
         # Not by the id that the change names: a recovery renews it, and an empty directory may replace a lost one.
         present = self._heartbeats.detector.presences()
         return len({each.store for each in present if each.node == node}) <= 1
+
+
+def _gives(change: RunningChange, group: str) -> bool:
+    """Whether a group gives slots."""
+    return any(former == group for _, former in change.table.moved)
 
 
 def _follows(status: Status, topic_id: str, change: RunningChange) -> bool:

@@ -84,6 +84,23 @@ class CutListing:
         return cls(table_version, version, parts, slots, total, loads)
 
 
+def files_document(loads: Iterable[Load]) -> dict[str, Any]:
+    """Files as JSON values, see `files_of_slots`."""
+    return {"files": [_file(load) for load in loads]}
+
+
+def files_of_slots(document: Any, origin: str, slots: Iterable[int], slots_total: int) -> tuple[Load, ...]:
+    """The files of some slots out of a document of `files_document`. Raises ListingInvalid."""
+    held = frozenset(slots)
+    try:
+        loads = tuple(_load(file, origin, 0) for file in document["files"])
+        for load in loads:
+            check_body(load)
+    except (KeyError, TypeError, ValueError, HeadraceError) as error:
+        raise ListingInvalid(f"a list of files cannot be read: {error!r}", retriable=True) from error
+    return tuple(load for load in loads if _slot(load, slots_total) in held)
+
+
 def led_by(loads: Iterable[Load], leadership: Leadership) -> tuple[Load, ...]:
     """The loads as the records of a leader."""
     return tuple(replace(load, leadership=leadership) for load in loads)

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import urlencode
@@ -16,23 +18,29 @@ from urllib.parse import urlencode
 import xxhash
 
 from headrace.connectors.files import PARTIAL_SUFFIX, Buffer, fsync_file
-from headrace.connectors.http import AnswerCut, NodeRefused, NodeUnreachable, call_node, request_node
-from headrace.consumers.migration.cut_listing import NOBODY, CutListing, ListingInvalid
+from headrace.connectors.http import AnswerCut, NodeAnswer, NodeRefused, NodeUnreachable, call_node, request_node
+from headrace.consumers.migration.copies_ahead import CopyNote
+from headrace.consumers.migration.cut_listing import NOBODY, CutListing, ListingInvalid, files_of_slots
 from headrace.consumers.migration.slot_pull import Pair
 from headrace.consumers.recovery.file_copy import SnapshotFile, SourceCorrupt, SourceFailed, complete_file
 from headrace.consumers.recovery.progress import CopyObserver
 from headrace.consumers.replication.group import Group
 from headrace.consumers.replication.group_health import Use
-from headrace.consumers.store import CutUnready, SegmentEntry, SeriesFile, Slots, StoreError, staged_names
+from headrace.consumers.store import CutFile, CutUnready, SegmentEntry, SeriesFile, Slots, StoreError, staged_names
 from headrace.consumers.store.segment_files import translate_errors
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.group_changes import GroupKey
+from headrace.schemas.messages import Load
 
 CUT_ROUTE = "/api/v1/cut"
 CUT_FILE_ROUTE = "/api/v1/cut/file"
+PRESENT_ROUTE = "/api/v1/cut/present"
+NOTE_ROUTE = "/api/v1/cut/note"
 DIGEST_HEADER = "x-headrace-digest"
 """xxh3-128 of all bytes of a series file, in hex. The digest of a segment is in its series."""
-SEGMENT_PART, SERIES_PART = "segment", "series"
+SERIES_BYTES_HEADER = "x-headrace-series-bytes"
+"""How many bytes of an answer are the series, which come before the segment."""
+SEGMENT_PART, SERIES_PART, BOTH_PARTS = "segment", "series", "both"
 ANSWER_TIMEOUT_S = 10.0
 LISTING_TIMEOUT_S = 30.0
 SERIES_BYTES_MAX = 1 << 30
@@ -67,6 +75,17 @@ class CutSource(Protocol):
         """The files of a pair. Raises ListingInvalid."""
         ...
 
+    def present(self, pair: Pair, slots_total: int) -> tuple[Load, ...]:
+        """The files of slots that the group has given to nobody yet, without their deletes: what it may give later.
+
+        None of a group whose files will be linked. Raises ListingInvalid.
+        """
+        ...
+
+    def note(self, note: CopyNote) -> None:
+        """Say that files of the group are copied ahead."""
+        ...
+
     def stage(self, entry: SegmentEntry, staging: Path, observer: CopyObserver, loaded: int = 0) -> bool:
         """Put the file of an awaited entry and its series into a staging directory.
 
@@ -93,6 +112,14 @@ def cut_of(group: Group, target: GroupKey) -> CutListing:
     parts = max((each.position.part for each in due if each.position.version == version), default=0) + 1
     loads = tuple(file.load(NOBODY, "", 0) for file in cut.files)
     return CutListing(changes.settled_version, version, parts, slots, changes.slots_total, loads)
+
+
+def present_files(group: Group) -> tuple[Load, ...]:
+    """The files of a group that are here, of all slots. Raises CutRefused."""
+    if group.health.refuses(Use.QUORUM):
+        raise CutRefused(f"group {group.name} has wrong data here", action="ask another member")
+    entries = (entry for entry in group.store.segments() if not entry.awaited)
+    return tuple(CutFile(entry, ()).load(NOBODY, "", 0) for entry in entries)
 
 
 def checked(document: Any, pair: Pair, table_version: int, origin: str) -> CutListing:
@@ -122,23 +149,37 @@ class PeerCut:
         """See CutSource."""
         target = {"target": pair.target.group, "target_birth": pair.target.birth}
         url = f"{self._url}{CUT_ROUTE}?{urlencode(self._named() | target)}"
+        return checked(self._document(url), pair, table_version, self._origin)
+
+    def present(self, pair: Pair, slots_total: int) -> tuple[Load, ...]:
+        """See CutSource."""
+        document = self._document(f"{self._url}{PRESENT_ROUTE}?{urlencode(self._named())}")
+        return files_of_slots(document, self._origin, pair.slots, slots_total)
+
+    def note(self, note: CopyNote) -> None:
+        """See CutSource."""
+        self._document(f"{self._url}{NOTE_ROUTE}?{urlencode(self._named() | asdict(note))}")
+
+    def _document(self, url: str) -> Any:
         try:
-            document = call_node(url, timeout_s=LISTING_TIMEOUT_S)
+            return call_node(url, timeout_s=LISTING_TIMEOUT_S)
         except NodeRefused as error:
             raise _refused(self.name, error) from error
         except NodeUnreachable as error:
             raise SourceFailed(error.message, retriable=True) from error
-        return checked(document, pair, table_version, self._origin)
 
     def stage(self, entry: SegmentEntry, staging: Path, observer: CopyObserver, loaded: int = 0) -> bool:
         """See CutSource."""
         segment, series = (staging / name for name in staged_names(entry.content_digest))
-        data, found = self._series(entry, observer, loaded)
         partial = segment.with_name(segment.name + PARTIAL_SUFFIX)
-        file = SnapshotFile(segment.name, found.size_bytes, found.file_digest)
-        with translate_errors(staging):
+        begun = partial.stat().st_size if partial.exists() else 0
+        # One request for both: with small files the requests cost more than the bytes.
+        with translate_errors(staging), self._ask_file(entry, BOTH_PARTS, begun, loaded) as answer:
+            data, found = self._series(answer, entry, observer)
+            file = SnapshotFile(segment.name, found.size_bytes, found.file_digest)
             staging.mkdir(parents=True, exist_ok=True)
-            complete_file(lambda offset: self._bytes(entry, offset), file, partial, observer)
+            answers = {begun: answer}
+            complete_file(lambda at: self._bytes(entry, at, answers.pop(at, None)), file, partial, observer)
             # Here and not where it is attached: the files of several fetches are synced at the same time.
             fsync_file(partial)
             write_series(series, data)
@@ -146,33 +187,35 @@ class PeerCut:
             os.rename(partial, segment)
         return True
 
-    def _series(self, entry: SegmentEntry, observer: CopyObserver, loaded: int) -> tuple[bytes, SeriesFile]:
-        """The series of a file, compared with the digest of its sender and with the entry."""
-        parts, size, digest = list[bytes](), 0, ""
+    @contextmanager
+    def _ask_file(self, entry: SegmentEntry, part: str, offset: int, loaded: int = 0) -> Iterator[NodeAnswer]:
+        """The answer to a request for a file."""
         try:
-            with request_node(self._file_url(entry, SERIES_PART, 0, loaded), timeout_s=ANSWER_TIMEOUT_S) as answer:
-                digest = answer.stream.headers.get(DIGEST_HEADER, "")
-                for chunk in answer.chunks():
-                    parts.append(chunk)
-                    size += len(chunk)
-                    observer.received(len(chunk))
-                    if size > SERIES_BYTES_MAX:
-                        raise SourceCorrupt(f"{self.name} sends a series file of more than {SERIES_BYTES_MAX} bytes")
-        except NodeRefused as error:
-            raise _refused(self.name, error) from error
-        except (NodeUnreachable, AnswerCut) as error:
-            raise SourceFailed(f"{self.name} failed while it sent a series file: {error}", retriable=True) from error
-        data = b"".join(parts)
-        return data, _checked_series(data, digest, entry, self.name)
-
-    def _bytes(self, entry: SegmentEntry, offset: int) -> Iterator[Buffer]:
-        try:
-            with request_node(self._file_url(entry, SEGMENT_PART, offset), timeout_s=ANSWER_TIMEOUT_S) as answer:
-                yield from answer.views()
+            with request_node(self._file_url(entry, part, offset, loaded), timeout_s=ANSWER_TIMEOUT_S) as answer:
+                yield answer
         except NodeRefused as error:
             raise _refused(self.name, error) from error
         except (NodeUnreachable, AnswerCut) as error:
             raise SourceFailed(f"{self.name} failed while it sent {entry.name}: {error}", retriable=True) from error
+
+    def _series(self, answer: NodeAnswer, entry: SegmentEntry, observer: CopyObserver) -> tuple[bytes, SeriesFile]:
+        """The series, with which an answer begins, compared with the digest of its sender and with the entry."""
+        headers = answer.stream.headers
+        sent = headers.get(SERIES_BYTES_HEADER, "")
+        size = int(sent) if sent.isascii() and sent.isdigit() else SERIES_BYTES_MAX + 1
+        if size > SERIES_BYTES_MAX:
+            raise SourceCorrupt(f"{self.name} sends a series file of {sent or 'no'} bytes, at most {SERIES_BYTES_MAX}")
+        data = answer.read(size)
+        observer.received(len(data))
+        return data, _checked_series(data, headers.get(DIGEST_HEADER, ""), entry, self.name)
+
+    def _bytes(self, entry: SegmentEntry, offset: int, answer: NodeAnswer | None = None) -> Iterator[Buffer]:
+        """The segment from an offset: what is left of an answer, or a request of its own."""
+        if answer is not None:
+            yield from answer.views()
+            return
+        with self._ask_file(entry, SEGMENT_PART, offset) as own:
+            yield from own.views()
 
     def _file_url(self, entry: SegmentEntry, part: str, offset: int, loaded: int = 0) -> str:
         named = self._named() | {"digest": entry.content_digest, "part": part, "offset": offset}
@@ -200,6 +243,15 @@ class OwnCut:
         except HeadraceError as error:
             raise CutRefused(error.message, kind=type(error).__name__) from error
         return checked(document, pair, table_version, self._origin)
+
+    def present(self, pair: Pair, slots_total: int) -> tuple[Load, ...]:
+        """See CutSource."""
+        del pair, slots_total
+        return ()
+
+    def note(self, note: CopyNote) -> None:
+        """See CutSource."""
+        del note
 
     def stage(self, entry: SegmentEntry, staging: Path, observer: CopyObserver, loaded: int = 0) -> bool:
         """See CutSource."""

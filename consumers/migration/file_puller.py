@@ -7,7 +7,6 @@ others fetch, and what they have fetched is attached with one commit after that.
 
 from __future__ import annotations
 
-import shutil
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
@@ -47,6 +46,8 @@ class WantedFile:
     group: Group
     entry: SegmentEntry
     sources: tuple[tuple[str, GroupKey], ...]
+    ahead: bool = False
+    """Whether no record names it yet: it is staged, tried once, and attached by its load."""
 
     @property
     def has_donors(self) -> bool:
@@ -94,6 +95,9 @@ class FilePuller:
         self._lock = threading.Lock()
         self._due: dict[tuple[str, str], WantedFile] = {}
         self._active: set[tuple[str, str]] = set()
+        self._ahead: set[tuple[str, str]] = set()
+        self._ahead_number = 0
+        self._ahead_full = False
         self._staged: dict[Group, dict[str, _Staged]] = {}
         self._attaching: set[Group] = set()
         self._workers = 0
@@ -129,13 +133,24 @@ class FilePuller:
         for _ in range(started):
             self._pool.submit(self._work)
 
+    def begin_ahead(self, number: int) -> None:
+        """Files are copied ahead for the change of this number; those of another one are forgotten."""
+        with self._lock:
+            if number != self._ahead_number:
+                self._ahead_number, self._ahead, self._ahead_full = number, set(), False
+
+    def was_tried_ahead(self, file: WantedFile) -> bool:
+        """Whether a file was copied ahead, or could not be."""
+        with self._lock:
+            return self._ahead_full or file.key in self._ahead
+
     def sweep(self, topic: str, group: Group) -> None:
         """Remove what is staged for a group that awaits nothing: a crash leaves files that were attached."""
         with self._lock:
             if topic in self._swept or any(active == topic for active, _ in self._active):
                 return
             self._swept.add(topic)
-        shutil.rmtree(group.store.staging_directory, ignore_errors=True)
+        group.store.clear_staging()
 
     def fault(self, topic: str) -> str:
         """Why the files of a group do not arrive, empty while they do."""
@@ -182,6 +197,9 @@ class FilePuller:
 
         None: another worker attaches it.
         """
+        if file.ahead:
+            self._copy_ahead(file)
+            return 0.0
         # The list of what is due may be older than the end of an earlier attempt.
         if not file.group.store.awaits(file.entry.content_digest):
             return 0.0
@@ -197,6 +215,22 @@ class FilePuller:
             return RETRY_S
         self._attach(staged)
         return None
+
+    def _copy_ahead(self, file: WantedFile) -> None:
+        """Stage a file that is not due yet. One that fails is fetched when it is."""
+        try:
+            if self._stage(file)[1]:
+                file.group.store.note_verified(file.entry.content_digest)
+        except StoreFull as error:
+            # What is due needs the space: nothing more is copied ahead for this change.
+            _log.warning("no files are copied ahead", group=file.group.name, error=error.message)
+            with self._lock:
+                self._ahead_full = True
+                self._due = {key: due for key, due in self._due.items() if not due.ahead}
+        except (HeadraceError, TransferStopped) as error:
+            _log.debug("file not copied ahead", group=file.group.name, file=file.entry.name, error=str(error))
+        with self._lock:
+            self._ahead.add(file.key)
 
     def _attach(self, staged: _Staged) -> None:
         """Attach a file, with those that others fetch meanwhile; or leave it to the worker that is about it."""

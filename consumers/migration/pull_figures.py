@@ -36,9 +36,17 @@ class PullFigures:
 
 
 def figures_of(
-    pulls: Sequence[Pull], faults: Mapping[GroupKey, str], bytes_per_second: float, counts: FetchCounts
+    pulls: Sequence[Pull],
+    faults: Mapping[GroupKey, str],
+    bytes_per_second: float,
+    counts: FetchCounts,
+    ahead: tuple[int, int] = (0, 0),
 ) -> PullFigures:
-    """The figures of all pairs of a node; `faults` are why files do not arrive, by the group that gained slots."""
+    """The figures of all pairs of a node.
+
+    `faults` are why files do not arrive, by the group that gained slots. `ahead` has the bytes that were copied in a
+    first phase, and all that will be.
+    """
     reasons: dict[str, list[str]] = {}
     for pull in pulls:
         if pull.decision.state is not PullState.REPORTED:
@@ -46,8 +54,8 @@ def figures_of(
     return PullFigures(
         slots_done=sum(len(pull.pair.slots) for pull in pulls if pull.decision.state is PullState.REPORTED),
         slots_total=sum(len(pull.pair.slots) for pull in pulls),
-        bytes_done=sum(pull.bytes_done for pull in pulls),
-        bytes_total=sum(pull.bytes_total for pull in pulls),
+        bytes_done=ahead[0] + sum(pull.bytes_done for pull in pulls),
+        bytes_total=ahead[1] + sum(pull.bytes_total for pull in pulls),
         bytes_per_second=bytes_per_second,
         files=counts.files,
         errors=counts.errors,

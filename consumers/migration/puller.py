@@ -21,6 +21,7 @@ from headrace.connectors.periodic import LOG_JOIN_TIMEOUT_S, PeriodicTask
 from headrace.consumers.membership.running_change import RunningChange
 from headrace.consumers.migration.cut_listing import CutListing
 from headrace.consumers.migration.cut_source import CutRefused
+from headrace.consumers.migration.early_copies import EarlyCopies, keeps_staged
 from headrace.consumers.migration.file_puller import FilePuller, WantedFile
 from headrace.consumers.migration.pull import Pull, is_settled, missing_loads
 from headrace.consumers.migration.pull_environment import PullEnvironment
@@ -74,6 +75,7 @@ class SlotPuller:
         self._task = PeriodicTask("slot-puller", TURN_S, self.turn, LOG_JOIN_TIMEOUT_S)
         self.rate = PullRate(limits.migration_bytes_per_second, self._task.stopping, clock)
         self.files = FilePuller(environment, pool, limits.migration_fetches_max, self.rate, clock, self.wake)
+        self._early = EarlyCopies(environment, self.files, pool, self.wake)
         self._pulls: dict[Pair, Pull] = {}
         self._number = 0
         self._attached: tuple[int, dict[str, frozenset[int]]] = (0, {})
@@ -161,6 +163,7 @@ class SlotPuller:
         """Look at everything, and do what is due."""
         change, now_s = self._environment.state.change, self._clock.monotonic_s()
         self._follow(change)
+        self._early.turn(change, now_s)
         self.rate.limit(change.rate if change is not None else 0)
         for pull in self._pulls.values():
             assert change is not None, pull
@@ -175,12 +178,12 @@ class SlotPuller:
         with self._changed:
             self._attached = self._number, attached
             self._changed.notify_all()
-        self.files.want(self._due_files())
+        self.files.want([*self._due_files(), *self._early.wanted()])
         if change is not None:
             self._report(change, now_s)
         pulls, topic = list(self._pulls.values()), self._environment.topic
         faults = {pull.pair.target: self.files.fault(topic(pull.pair.target)) for pull in pulls}
-        self.figures = figures_of(pulls, faults, self.rate.per_second, self.files)
+        self.figures = figures_of(pulls, faults, self.rate.per_second, self.files, self._early.progress)
 
     def _follow(self, change: RunningChange | None) -> None:
         """Forget the pairs of a change that has ended, and begin with those of the one that runs."""
@@ -200,10 +203,12 @@ class SlotPuller:
             pull.decision = PullDecision(PullState.WAITING)
             return
         self._take_listing(pull, now_s)
-        before, pull.decision = pull.decision, decide_pull(self._view(change, pull, topic, group, now_s))
+        view = self._view(change, pull, topic, group, now_s)
+        before, pull.decision = pull.decision, decide_pull(view)
         if before.state is not pull.decision.state:
-            donor = pull.pair.donor.group
-            _log.info("slots pulled", group=group.name, donor=donor, state=str(pull.decision.state))
+            donor, files = pull.pair.donor.group, len(pull.listing.loads) if pull.listing is not None else 0
+            state = str(pull.decision.state)
+            _log.info("slots pulled", group=group.name, donor=donor, state=state, files=files, awaited=view.awaited)
         if pull.decision.state is PullState.LISTING and pull.asked is None and now_s >= pull.ask_at_s:
             pull.asked = self._pool.submit(self._ask, pull, change.table.version)
             pull.asked.add_done_callback(lambda _: self.wake())
@@ -276,7 +281,8 @@ class SlotPuller:
             # A member that leaves the group needs none: nobody reads them there any more. Neither does one whose data
             # is about to be replaced: the other members may not have these files.
             if not awaited or group.health.is_wrong or self._environment.node not in self._members(group):
-                self.files.sweep(topic, group)
+                if not self._keeps_staged(group.birth_key):
+                    self.files.sweep(topic, group)
                 continue
             table = self._environment.state.table
             for entry in awaited if table is not None else ():
@@ -287,6 +293,13 @@ class SlotPuller:
         # Newest rows first of the others: most queries want them, and what is known from them spares reading older
         # files for the last rows.
         return [file for _, file in sorted(found, key=lambda each: (each[0], -each[1].entry.max_time_ns))]
+
+    def _keeps_staged(self, key: GroupKey) -> bool:
+        """Whether loads may come for files that were copied ahead."""
+        change = self._environment.state.change
+        pulls = [pull for pull in self._pulls.values() if pull.pair.target == key]
+        has_rows = bool(pulls) and all(pull.decision.has_rows for pull in pulls)
+        return keeps_staged(change, key) and not has_rows
 
     def _donors(self, group: Group, slot: int) -> tuple[tuple[str, GroupKey], ...]:
         for pull in self._pulls.values():

@@ -99,14 +99,21 @@ def decide_pull(view: PullView) -> PullDecision:
 
 def pairs_of(change: RunningChange | None, node: str) -> tuple[Pair, ...]:
     """The pairs of the groups of a node, once the table of the change counts."""
-    if change is None or not change.formal:
-        return ()
+    return () if change is None or not change.formal else moved_pairs(change, node)
+
+
+def moved_pairs(change: RunningChange, node: str) -> tuple[Pair, ...]:
+    """The pairs of the groups that a node has by the table of a change."""
+    # Once a group and not once a slot, of which there may be many.
+    targets = {
+        header: GroupKey(header, change.table.birth(header))
+        for header in change.gained
+        if node in change.table.group(header)
+    }
     found: dict[tuple[GroupKey, GroupKey], list[int]] = {}
     for slot, former in change.table.moved:
-        header = change.table.holder(slot)
-        if node in change.table.group(header):
-            keys = GroupKey(header, change.table.birth(header)), GroupKey(former, change.base.birth(former))
-            found.setdefault(keys, []).append(slot)
+        if (target := targets.get(change.table.holder(slot))) is not None:
+            found.setdefault((target, GroupKey(former, change.base.birth(former))), []).append(slot)
     return tuple(sorted(Pair(target, donor, tuple(slots)) for (target, donor), slots in found.items()))
 
 

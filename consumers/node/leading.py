@@ -7,6 +7,7 @@ from headrace.connectors.log.topics import Topics
 from headrace.consumers.membership.metadata_group import MetadataGroup
 from headrace.consumers.membership.schema_log import SchemaLog
 from headrace.consumers.migration.change_tasks import ChangeTasks
+from headrace.consumers.migration.copies_ahead import CopiesAhead
 from headrace.consumers.node.readiness import Readiness
 from headrace.consumers.node.settings import StoreSection
 from headrace.consumers.replication.group_registry import GroupRegistry
@@ -23,10 +24,11 @@ def leader_tasks(
     heartbeat: Heartbeat,
     schemas: SchemaLog,
     metadata: MetadataGroup,
+    copies: CopiesAhead,
 ) -> LeaderTasks:
     """The leader's tasks of a node, not started."""
     trimmer = LogTrimmer(log, heartbeat, settings.log_keep_records)
     tasks = LeaderTasks(log, groups, settings, readiness, heartbeat, schemas, trimmer)
-    tasks.change_tasks = ChangeTasks(log, topics, metadata, heartbeat, tasks)
+    tasks.change_tasks = ChangeTasks(log, topics, metadata, heartbeat, tasks, copies=copies)
     readiness.decision = tasks.decision
     return tasks

@@ -28,6 +28,7 @@ from headrace.consumers.membership.placement import joining_reason, leaving_reas
 from headrace.consumers.membership.schema_history import HISTORY_FILE
 from headrace.consumers.membership.schema_log import SchemaLog
 from headrace.consumers.membership.slot_table import SlotTable
+from headrace.consumers.migration.copies_ahead import CopiesAhead
 from headrace.consumers.node.cluster_join import groups_at_start, join, read_membership_log
 from headrace.consumers.node.data_directory import DataDirectoryUnusable, Identity
 from headrace.consumers.node.exile import NodeExiled
@@ -180,8 +181,17 @@ class Node:
         self.log_monitor = LogMonitor(
             log, self.schema_log, groups, self.identity, self.log_consumer, self.readiness, self.cluster_topics
         )
+        self.copies_ahead = CopiesAhead()
         self.leader_tasks = leader_tasks(
-            log, self.topics, groups, settings.store, self.readiness, self.heartbeat, self.schema_log, self.metadata
+            log,
+            self.topics,
+            groups,
+            settings.store,
+            self.readiness,
+            self.heartbeat,
+            self.schema_log,
+            self.metadata,
+            self.copies_ahead,
         )
         environment = NodeRecoveryEnvironment(self._local, self.log_consumer, self.readiness, self.heartbeat)
         copies = ThreadPoolExecutor(settings.store.recoveries_max, thread_name_prefix="recovery-copy")

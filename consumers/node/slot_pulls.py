@@ -12,6 +12,7 @@ from headrace.connectors.log.port import Log
 from headrace.connectors.log.topics import Topics
 from headrace.consumers.membership.changes import MembershipState
 from headrace.consumers.membership.metadata_group import APPEND_TIMEOUT_S, MetadataGroup
+from headrace.consumers.migration.copies_ahead import CopiesAhead
 from headrace.consumers.migration.cut_listing import led_by
 from headrace.consumers.migration.cut_source import CutSource, OwnCut, PeerCut, PresentFiles
 from headrace.consumers.migration.puller import LISTINGS_MAX, SlotPuller
@@ -115,6 +116,7 @@ class NodeParts(Protocol):
     heartbeat: Heartbeat
     readiness: Readiness
     supervisor: RecoverySupervisor
+    copies_ahead: CopiesAhead
 
     @property
     def limits(self) -> ReplicationLimits:
@@ -132,7 +134,7 @@ class SlotMigration:
         fetches = node.limits.migration_fetches_max + LISTINGS_MAX
         self.puller = SlotPuller(environment, node.limits, ThreadPoolExecutor(fetches, thread_name_prefix="slot-pull"))
         self.release = SlotRelease(node.groups, lambda: node.metadata.state)
-        self.cuts = CutService(node.heartbeat.node, node.groups)
+        self.cuts = CutService(node.heartbeat.node, node.groups, node.copies_ahead)
         node.readiness.pulling_reason = self.puller.reason
 
     def start(self) -> None:

@@ -29,8 +29,10 @@ from headrace.consumers.replication.leader_parts import (
     TableRetention,
 )
 from headrace.consumers.replication.settings import SealPolicy
+from headrace.consumers.store import Compaction
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.framing import format_headers
+from headrace.schemas.group_changes import BarrierPhase
 from headrace.schemas.messages import (
     Anchor,
     Claim,
@@ -51,6 +53,8 @@ TURN_S = 0.1
 READ_BACK_TIMEOUT_S = 5.0
 UPKEEP_INTERVAL_S = 5.0
 COMPACTIONS_MAX = 4
+DEFERRED_MERGES_MAX = 100
+"""More merges than this wait for no change of members."""
 NO_ROLE = Decision(Role.UNSYNCED, False, "no role yet")
 RESUMED = Decision(Role.UNSYNCED, False, "this process was stopped for 3 s or more and has just resumed")
 _log = structlog.get_logger(__name__)
@@ -253,7 +257,7 @@ class LeaderTasks:
         self._upkeep_after_s[topic] = self._clock.monotonic_s() + UPKEEP_INTERVAL_S
         entries = group.store.segments()
         by_name = {entry.name: entry for entry in entries}
-        for plan in group.store.plan_compaction()[:COMPACTIONS_MAX]:
+        for plan in _due_merges(group)[:COMPACTIONS_MAX]:
             if first := by_name.get(plan.inputs[0]):
                 self.append(topic, Compact(leadership, first.database, first.table, plan.inputs))
         now_ns = retention_time_ns(self._clock.wall_ns(), self._heartbeat.detector.newest_ms)
@@ -361,6 +365,15 @@ class LogTrimmer:
             self._log.trim(topic, before)
             self._trimmed[topic] = before
             _log.info("log trimmed", group=group.name, before=before)
+
+
+def _due_merges(group: Group) -> Sequence[Compaction]:
+    """The merges to do now: few wait while files of the group are copied ahead, or are on their way."""
+    # What a merge replaces would be copied for nothing, and a merge takes the processors from what others wait for.
+    # A change may last for hours, and queries must not suffer from it.
+    plans = group.store.plan_compaction()
+    moving = group.applied.changes.phase is BarrierPhase.PRE or bool(group.store.awaited())
+    return () if moving and len(plans) <= DEFERRED_MERGES_MAX else plans
 
 
 def trim_before(live: Sequence[Status], members: Sequence[str], sealed_offset: int, keep_from: int) -> int:

@@ -2,7 +2,9 @@
 
 `GET /api/v1/cut?group=G&birth=B&target=T&target_birth=B` is refused with `CutUnready` until this member has applied
 and sealed the cut, and with `SegmentAwaited` while it is still pulling some of these slots itself. Both pass.
-`GET /api/v1/cut/file?group=G&birth=B&digest=D&part=segment|series&offset=N` sends any file of the group that is here.
+`GET /api/v1/cut/present?group=G&birth=B` lists the files of all slots that the group has now.
+`GET /api/v1/cut/note?group=G&birth=B&change=C&node=N&left=K` says that a node copies K more of them ahead.
+`GET /api/v1/cut/file?group=G&birth=B&digest=D&part=both|segment|series&offset=N` sends any file of the group that is here.
 """
 
 from __future__ import annotations
@@ -10,26 +12,33 @@ from __future__ import annotations
 import asyncio
 import os
 import string
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from io import FileIO
+from itertools import chain
 
 import xxhash
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from headrace.consumers.migration.cut_listing import CutListing
+from headrace.consumers.migration.copies_ahead import CopiesAhead, CopyNote
+from headrace.consumers.migration.cut_listing import CutListing, files_document
 from headrace.consumers.migration.cut_source import (
+    BOTH_PARTS,
     CUT_FILE_ROUTE,
     CUT_ROUTE,
     DIGEST_HEADER,
+    NOTE_ROUTE,
+    PRESENT_ROUTE,
     SEGMENT_PART,
+    SERIES_BYTES_HEADER,
     SERIES_PART,
     CutRefused,
     FileGone,
     FileMerged,
     PresentFiles,
     cut_of,
+    present_files,
 )
 from headrace.consumers.query.query_errors import SlotNotHeld
 from headrace.consumers.replication.group import Group
@@ -38,6 +47,7 @@ from headrace.consumers.serve.query_service import RequestInvalid
 from headrace.consumers.store import SegmentAwaited, SegmentEntry, SegmentGone
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.group_changes import GroupKey
+from headrace.schemas.messages import Load
 
 CHUNK_BYTES = 1 << 20
 DIGITS_MAX = 18
@@ -48,8 +58,9 @@ DIGEST_DIGITS = 32
 class CutService:
     """Lists and opens the files of the groups of one node. Safe to share between threads."""
 
-    def __init__(self, node: str, groups: Mapping[str, Group]) -> None:
-        """`groups` by forward topic."""
+    def __init__(self, node: str, groups: Mapping[str, Group], copies: CopiesAhead | None = None) -> None:
+        """`groups` by forward topic. `copies` takes the notes of those who copy files ahead."""
+        self.copies = copies or CopiesAhead()
         self._node = node
         self._groups = groups
         self._files = PresentFiles()
@@ -57,6 +68,10 @@ class CutService:
     def listing(self, key: GroupKey, target: GroupKey) -> CutListing:
         """What a group has given to another one. Raises SlotNotHeld, CutRefused, CutUnready, SegmentAwaited."""
         return cut_of(self._group(key), target)
+
+    def present(self, key: GroupKey) -> tuple[Load, ...]:
+        """The files of a group that are here. Raises SlotNotHeld, CutRefused."""
+        return present_files(self._group(key))
 
     def open(
         self, key: GroupKey, digest: str, part: str, offset: int, loaded: int = 0
@@ -124,10 +139,17 @@ def cut_routes(service: Callable[[], CutService]) -> list[Route]:
     async def listing(request: Request) -> Response:
         return await _answer(lambda: _listing(service(), request.query_params))
 
+    async def present(request: Request) -> Response:
+        return await _answer(lambda: _present(service(), request.query_params))
+
+    async def note(request: Request) -> Response:
+        return await _answer(lambda: _note(service(), request.query_params))
+
     async def file(request: Request) -> Response:
         return await _answer(lambda: _file(service(), request.query_params))
 
-    return [Route(CUT_ROUTE, listing, methods=["GET"]), Route(CUT_FILE_ROUTE, file, methods=["GET"])]
+    routes = {CUT_ROUTE: listing, PRESENT_ROUTE: present, NOTE_ROUTE: note, CUT_FILE_ROUTE: file}
+    return [Route(route, answer, methods=["GET"]) for route, answer in routes.items()]
 
 
 def _listing(service: CutService, query: Mapping[str, str]) -> Response:
@@ -135,16 +157,36 @@ def _listing(service: CutService, query: Mapping[str, str]) -> Response:
     return JSONResponse(found.document())
 
 
+def _present(service: CutService, query: Mapping[str, str]) -> Response:
+    return JSONResponse(files_document(service.present(_key(query, "group", "birth"))))
+
+
+def _note(service: CutService, query: Mapping[str, str]) -> Response:
+    numbers = (_number(query, name, "") for name in ("change", "left"))
+    change, left = numbers
+    service.copies.take(_key(query, "group", "birth"), CopyNote(change, query.get("node", ""), left))
+    return JSONResponse({})
+
+
 def _file(service: CutService, query: Mapping[str, str]) -> Response:
     digest, part = query.get("digest", ""), query.get("part", SEGMENT_PART)
     if len(digest) != DIGEST_DIGITS or set(digest) - set(string.hexdigits):
         raise RequestInvalid("digest is not a content digest", action="send one of the list")
-    if part not in (SEGMENT_PART, SERIES_PART):
-        raise RequestInvalid(f"there is no part {part!r}", action=f"use {SEGMENT_PART} or {SERIES_PART}")
-    offset, loaded = _number(query, "offset", "0"), _number(query, "loaded", "0")
-    size, found, chunks = service.open(_key(query, "group", "birth"), digest, part, offset, loaded)
+    if part not in (SEGMENT_PART, SERIES_PART, BOTH_PARTS):
+        raise RequestInvalid(f"there is no part {part!r}", action=f"use {BOTH_PARTS}, {SEGMENT_PART} or {SERIES_PART}")
+    key, offset, loaded = _key(query, "group", "birth"), _number(query, "offset", "0"), _number(query, "loaded", "0")
+    headers: dict[str, str] = {}
+    first: Iterable[bytes] = ()
+    series_bytes = 0
+    if part == BOTH_PARTS:
+        series_bytes, found, first = service.open(key, digest, SERIES_PART, 0, loaded)
+        headers |= {DIGEST_HEADER: found, SERIES_BYTES_HEADER: str(series_bytes)}
+        part = SEGMENT_PART
+    size, found, chunks = service.open(key, digest, part, offset, loaded)
+    headers |= {DIGEST_HEADER: found} if found and not series_bytes else {}
     # Without a length an early end of the file would look like its end.
-    headers = {"content-length": str(size), **({DIGEST_HEADER: found} if found else {})}
+    headers["content-length"] = str(series_bytes + size)
+    chunks = chain(first, chunks)
     return StreamingResponse(chunks, media_type="application/octet-stream", headers=headers)
 
 

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from headrace.consumers.store.compaction import Compaction, plan_compaction
     from headrace.consumers.store.cut import Cut, CutFile, HoldJob, ReleaseJob
     from headrace.consumers.store.jobs import CompactJob, DropJob, SealJob
-    from headrace.consumers.store.load_job import LoadJob, SeriesFile, staged_names
+    from headrace.consumers.store.load_job import LoadJob, SeriesFile, awaited_entry, staged_names
     from headrace.consumers.store.memtable import MemtableSize
     from headrace.consumers.store.scan import TableScan
     from headrace.consumers.store.segment import SegmentEntry
@@ -80,6 +80,7 @@ _HOMES = {
     "encoding_threads": "headrace.consumers.store.store",
     "handed_tombstone": "headrace.consumers.store.slot_moves",
     "plan_compaction": "headrace.consumers.store.compaction",
+    "awaited_entry": "headrace.consumers.store.load_job",
     "staged_names": "headrace.consumers.store.load_job",
 }
 
@@ -120,6 +121,7 @@ __all__ = [
     "TableScan",
     "TableUnknown",
     "Tombstone",
+    "awaited_entry",
     "digest_of_file",
     "encoding_threads",
     "handed_tombstone",

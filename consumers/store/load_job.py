@@ -211,6 +211,7 @@ class _Attaching:
         if not segment.exists() or not series.exists():
             return False
         try:
+            verified = verified or entry.content_digest in components.verified
             found, runs = _checked(segment, series, entry, verified=verified)
         except StagedFileInvalid:
             discard(components, entry.content_digest)
@@ -283,6 +284,7 @@ def attach(components: StoreComponents, content_digests: Collection[str], verifi
 
 def discard(components: StoreComponents, content_digest: str) -> None:
     """Removes staged files."""
+    components.verified.discard(content_digest)
     with translate_errors(components.staging):
         for name in staged_names(content_digest):
             (components.staging / name).unlink(missing_ok=True)

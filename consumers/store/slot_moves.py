@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,6 +89,15 @@ class SlotMoves:
     def awaits(self, content_digest: str) -> bool:
         """Whether a file with some content is not here yet, also one of slots that left."""
         return self._components.view.awaits(content_digest)
+
+    def note_verified(self, content_digest: str) -> None:
+        """The bytes of a staged file were compared with the digest of their sender, and synced: its load trusts them."""
+        self._components.verified.add(content_digest)
+
+    def clear_staging(self) -> None:
+        """Remove everything that is staged."""
+        shutil.rmtree(self.staging_directory, ignore_errors=True)
+        self._components.verified.clear()
 
     def attach(self, *content_digests: str, verified: Collection[str] = ()) -> int:
         """Attaches staged files wherever they are awaited; returns the number of segments that they became.

@@ -40,7 +40,8 @@ class StoreComponents:
 
     `encoders` runs work that needs CPU. `commit_lock` is held from an index commit to the change in memory,
     and by snapshots. `work_lock` is held by the running job, and while a file that was awaited is attached:
-    both read the last rows of a bucket and commit them changed. Fetched files are in `staging`.
+    both read the last rows of a bucket and commit them changed. Fetched files are in `staging`; those whose bytes were
+    compared with the digest of their sender, and synced, by this process are in `verified`, by content.
     """
 
     group: str
@@ -56,6 +57,7 @@ class StoreComponents:
     work_lock: threading.Lock = field(default_factory=threading.Lock)
     commit_lock: threading.Lock = field(default_factory=threading.Lock)
     queue: deque[StoreJob] = field(default_factory=deque)
+    verified: set[str] = field(default_factory=set)
 
     def commit(self, changes: IndexChanges, released: Slots | None = None) -> None:
         """Commits changes of segments, and slots whose files are removed: in the index, then in memory."""

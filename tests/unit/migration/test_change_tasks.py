@@ -12,11 +12,13 @@ from headrace.connectors.log.topics import Topics
 from headrace.consumers.membership.changes import MembershipState
 from headrace.consumers.migration.change_tasks import (
     ACCEPTED_INTERVAL_S,
+    FIRST_NOTE_S,
     READ_BACK_TIMEOUT_S,
     SEAL_ROWS,
     SEAL_WAIT_S,
     ChangeTasks,
 )
+from headrace.consumers.migration.copies_ahead import NOTE_VALID_S, CopiesAhead, CopyNote
 from headrace.consumers.replication.applied_state import AppliedState
 from headrace.consumers.replication.failure_detector import OFFLINE_MS, FailureDetector
 from headrace.consumers.replication.leader_parts import LeaderRecord
@@ -47,6 +49,7 @@ class Scene:
     incarnation: str = "run"
     unsealed_rows: int = 0
     sealed_version: int = 0
+    copies: CopiesAhead | None = None
 
     def __post_init__(self) -> None:
         """The group has a leader, its header."""
@@ -56,7 +59,7 @@ class Scene:
         self.log.create_topic(TOPICS.membership, {})
         self.log.create_topic(self.group.topic, {})
         shared: Any = self
-        self.tasks = ChangeTasks(self.log, TOPICS, self, self, self, shared)
+        self.tasks = ChangeTasks(self.log, TOPICS, self, self, self, shared, self.copies)
 
     @property
     def state(self) -> MembershipState:
@@ -71,6 +74,11 @@ class Scene:
         """See LeaderRecords."""
         assert topic == self.group.topic
         self.appended.append(body)
+
+    @property
+    def group_key(self) -> GroupKey:
+        """The group, of its first birth."""
+        return GroupKey(self.header, 1)
 
     def turn(self) -> bool:
         """One turn."""
@@ -290,6 +298,71 @@ def test_a_group_with_many_unsealed_rows_seals_before_it_reports(arrives: bool) 
     assert 1 == len(scene.reports())
     # Rows that come meanwhile are those of a moment.
     assert 2 == len(scene.appended)
+
+
+def giving(unsealed_rows: int) -> Scene:
+    """A group that adds no member and gives slots, with so many unsealed rows, behind the barrier of the first phase."""
+    scene = Scene("n2")
+    change = scene.members.begin(ChangeKind.ADD, "n5")
+    givers = {former for _, former in change.table.moved}
+    header = next(each.group for each in change.groups() if each.before == each.pre and each.group in givers)
+    scene = Scene(header, scene.members, unsealed_rows=unsealed_rows)
+    clock: Any = scene
+    scene.copies = CopiesAhead(clock)
+    scene.__post_init__()
+    scene.turn()
+    scene.read()
+    scene.show(header, change=1)
+    return scene
+
+
+def test_the_first_phase_waits_for_files_that_are_copied_ahead() -> None:
+    """The group seals before they are copied, and once more after that; then nothing is left to wait for."""
+    scene = giving(SEAL_ROWS)
+    assert scene.copies is not None
+    key = scene.group_key
+    scene.turn()
+    [_, first] = scene.appended
+    scene.sealed_version = first_version = anchor_of(first)
+    for left in (4, 1):
+        scene.copies.take(key, CopyNote(1, "n5", left))
+        scene.now_s += NOTE_VALID_S - 1
+        scene.turn()
+        assert [] == scene.reports()
+    assert 2 == len(scene.appended)
+    scene.copies.take(key, CopyNote(1, "n5", 0))
+    scene.read()
+    scene.turn()
+    [_, _, last] = scene.appended
+    assert anchor_of(last) > first_version
+    assert [] == scene.reports()
+    scene.sealed_version = anchor_of(last)
+    scene.turn()
+    assert 1 == len(scene.reports())
+    assert 3 == len(scene.appended)
+
+
+@pytest.mark.parametrize("noted", [True, False])
+def test_a_node_that_copies_no_more_holds_up_no_change(noted: bool) -> None:
+    """One that sends no note is waited for a moment only, and so is one whose notes end."""
+    scene = giving(0)
+    assert scene.copies is not None
+    if noted:
+        scene.copies.take(scene.group_key, CopyNote(1, "n5", 9))
+    # A note of another change, and of another group, say nothing.
+    scene.copies.take(scene.group_key, CopyNote(2, "n6", 9))
+    scene.copies.take(GroupKey("n9", 1), CopyNote(1, "n5", 9))
+    scene.turn()
+    assert [] == scene.reports()
+    scene.now_s += NOTE_VALID_S if noted else FIRST_NOTE_S
+    scene.turn()
+    assert 1 == len(scene.reports())
+
+
+def anchor_of(record: LeaderRecord) -> int:
+    """The version that a seal puts into files."""
+    assert isinstance(record, Seal)
+    return record.anchor.version
 
 
 def test_a_cancelled_change_is_reverted_by_the_leader() -> None:

@@ -9,11 +9,14 @@ from typing import Any
 import httpx
 import pytest
 import xxhash
+from starlette.applications import Starlette
 
+from headrace.consumers.migration.copies_ahead import NOTES_MAX, CopiesAhead, CopyNote
 from headrace.consumers.migration.cut_source import DIGEST_HEADER, CutRefused, FileGone, PeerCut
 from headrace.consumers.migration.slot_pull import pairs_of
 from headrace.consumers.recovery.file_copy import SourceCorrupt, SourceFailed
-from headrace.consumers.serve.cut_service import CutService
+from headrace.consumers.serve.cut_service import CutService, cut_routes
+from headrace.consumers.serve.server import Server
 from headrace.consumers.store import SegmentAwaited, SeriesFile
 from headrace.schemas.group_changes import GroupKey
 from tests.unit.migration.moves import CHANGE, TARGET, Moves, topic_of
@@ -68,6 +71,9 @@ def test_every_member_of_a_donor_lists_the_same_files(unchanged_moves: Moves) ->
         ("cut", LIST | {"group": "n9"}, 409, "SlotNotHeld"),
         ("cut", LIST | {"birth": 3}, 409, "SlotNotHeld"),
         ("cut", LIST | {"target": "n3", "target_birth": 1}, 409, "CutUnready"),
+        ("cut/present", {"group": "n9"}, 409, "SlotNotHeld"),
+        ("cut/note", {"group": "n1", "change": 1, "left": -1}, 400, "RequestInvalid"),
+        ("cut/note", {"group": "n1", "left": 1}, 400, "RequestInvalid"),
         ("cut/file", {"group": "n1", "digest": "../../node.json"}, 400, "RequestInvalid"),
         ("cut/file", {"group": "n1", "digest": "0" * 32, "part": "index"}, 400, "RequestInvalid"),
         ("cut/file", {"group": "n1", "digest": "0" * 32, "offset": -1}, 400, "RequestInvalid"),
@@ -99,11 +105,38 @@ def test_bytes_come_from_any_offset_also_while_the_file_goes(moves: Moves) -> No
         service.open(DONOR, entry.content_digest, "segment", 0)
 
 
+def test_a_note_reaches_the_leader_of_the_group(moves: Moves) -> None:
+    """The newest note of each node counts; nobody else's group is concerned."""
+    copies = CopiesAhead()
+    service = CutService("n1", moves.nodes["n1"].groups, copies)
+    server = Server(Starlette(routes=cut_routes(lambda: service)))
+    server.start()
+    try:
+        source = PeerCut("n1", server.url, DONOR, topic_of(DONOR))
+        assert copies.left(DONOR, 7) is None
+        for node, left in (("n4", 9), ("n5", 2), ("n4", 3)):
+            source.note(CopyNote(7, node, left))
+    finally:
+        server.stop()
+    assert 5 == copies.left(DONOR, 7)
+    assert copies.left(DONOR, 8) is None
+    assert copies.left(GroupKey("n2", 1), 7) is None
+
+
+def test_notes_of_many_names_are_bounded() -> None:
+    """Whoever can reach a node can send them."""
+    copies = CopiesAhead()
+    for number in range(NOTES_MAX + 5):
+        copies.take(DONOR, CopyNote(1, f"n{number}", 1))
+    assert NOTES_MAX == copies.left(DONOR, 1)
+
+
 def test_wrong_data_is_given_to_nobody(moves: Moves) -> None:
     """Neither listed nor sent."""
     _, entry = donor_file(moves, "n1", "n1")
     moves.nodes["n1"].groups[topic_of(DONOR)].health.mark("its files differ from those of the others")
     assert "CutRefused" == answer(moves, "cut", **LIST).json()["error"]["kind"]
+    assert "CutRefused" == answer(moves, "cut/present", group="n1", birth=1).json()["error"]["kind"]
     refused = answer(moves, "cut/file", group="n1", birth=1, digest=entry.content_digest)
     assert "CutRefused" == refused.json()["error"]["kind"]
 

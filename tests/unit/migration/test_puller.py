@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
@@ -243,9 +244,9 @@ def test_a_donor_that_disappears_in_the_middle_is_replaced(
     sent: dict[str, list[tuple[int, int]]] = {}
     whole = PeerCut._bytes
 
-    def failing(source: PeerCut, entry: SegmentEntry, offset: int) -> Iterator[Buffer]:
+    def failing(source: PeerCut, entry: SegmentEntry, offset: int, *begun: Any) -> Iterator[Buffer]:
         parts = sent.setdefault(entry.name, [])
-        data = b"".join(map(bytes, whole(source, entry, offset)))
+        data = b"".join(map(bytes, whole(source, entry, offset, *begun)))
         if source.name == "n2":
             parts.append((offset, cut_at))
             yield data[:cut_at]

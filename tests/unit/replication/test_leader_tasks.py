@@ -15,6 +15,7 @@ from headrace.consumers.replication.change_view import ChangeView
 from headrace.consumers.replication.election import GroupView, MemberView
 from headrace.consumers.replication.failure_detector import FailureDetector
 from headrace.consumers.replication.leader_tasks import (
+    DEFERRED_MERGES_MAX,
     LeadershipForeign,
     LeaderTasks,
     LogTrimmer,
@@ -23,7 +24,8 @@ from headrace.consumers.replication.leader_tasks import (
     trim_before,
 )
 from headrace.consumers.replication.settings import SealPolicy
-from headrace.schemas.messages import Anchor, Body, Claim, Drop, Leadership, Seal, decode_message
+from headrace.schemas.group_changes import BarrierPhase
+from headrace.schemas.messages import Anchor, Body, Claim, Compact, Drop, Leadership, Seal, decode_message
 from headrace.schemas.records import Status
 from tests.unit.statuses import STATUS
 from tests.unit.store.foreign import foreign_files, load_of
@@ -65,6 +67,10 @@ class FakeStore:
     def pending_jobs(self) -> int:
         """See Store."""
         return 0
+
+    def awaited(self) -> list[Any]:
+        """See Store."""
+        return []
 
     def plan_compaction(self) -> list[Any]:
         """See Store."""
@@ -255,3 +261,22 @@ def test_no_upkeep_is_planned_while_a_job_runs(monkeypatch: pytest.MonkeyPatch) 
     assert [] == scene.turn()
     monkeypatch.setattr(FakeStore, "pending_jobs", lambda _self: 0)
     assert [Drop] == [type(body) for body in scene.turn()]
+
+
+@pytest.mark.parametrize("moving", ["first phase", "awaited files", "nothing"])
+def test_few_merges_wait_while_files_move(monkeypatch: pytest.MonkeyPatch, moving: str) -> None:
+    """What a merge replaces would be copied for nothing. Many are done all the same: a change may last for hours."""
+    scene = Scene(leader=MINE, epoch=1, applied=MINE)
+    plans: list[Any] = [SimpleNamespace(inputs=("s",))]
+    monkeypatch.setattr(FakeStore, "plan_compaction", lambda _self: plans)
+    if moving == "first phase":
+        changes = replace(scene.group.applied.changes, phase=BarrierPhase.PRE)
+        scene.group.applied = replace(scene.group.applied, changes=changes)
+    elif moving == "awaited files":
+        monkeypatch.setattr(FakeStore, "awaited", lambda _self: ["file"])
+    merges = [body for body in scene.turn() if isinstance(body, Compact)]
+    assert (1 if moving == "nothing" else 0) == len(merges)
+    scene.tasks._upkeep_after_s.clear()
+    plans *= DEFERRED_MERGES_MAX + 1
+    merges = [body for body in scene.turn() if isinstance(body, Compact)]
+    assert merges
