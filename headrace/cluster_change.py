@@ -63,24 +63,6 @@ class ChangeResult:
         }
 
 
-class MigrationRate:
-    """How fast slots arrive, from the first to the newest look at a change."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._first: tuple[float, int] | None = None
-
-    def eta_s(self, done: int, total: int) -> int:
-        """Seconds until all slots have arrived, -1 while that is unknown."""
-        now_s = self._clock()
-        if self._first is None:
-            self._first = (now_s, done)
-        since_s, began = self._first
-        if done >= total:
-            return 0
-        return UNKNOWN if done <= began else round((now_s - since_s) * (total - done) / (done - began))
-
-
 class ClusterChanges:
     """Begins, follows and cancels changes of one cluster. Owned by one thread."""
 
@@ -158,16 +140,14 @@ class ClusterChanges:
         self, name: str, on_progress: Callable[[Mapping[str, Any]], None], timeout_s: float | None = None
     ) -> ChangeResult:
         """Wait for the end of the change of a request. Raises ChangeUnfinished, ChangeCancelled."""
-        began_s, rate = time.monotonic(), MigrationRate()
+        began_s = time.monotonic()
         slots_moved, bytes_moved, shown = 0, UNKNOWN, dict[str, Any]()
         while True:
             outcome = self.state.outcome(name)
             running = self.state.change
             if running is not None and running.request == name:
-                shown = ClusterReport(self.state, self._statuses.detector).cluster()["change"]
+                shown = ClusterReport(self.state, self._statuses.detector, self._follower.formal_ms).cluster()["change"]
                 slots_moved, bytes_moved = running.slots_total, shown["bytes_total"]
-                if running.formal:
-                    shown["eta_s"] = rate.eta_s(running.slots_done, running.slots_total)
                 on_progress(shown)
             if outcome is not None and outcome.phase in ENDED:
                 seconds = time.monotonic() - began_s

@@ -6,6 +6,7 @@ are its share of its group's: an estimate. -1 is unknown.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -22,8 +23,10 @@ UNKNOWN = -1
 class ClusterReport:
     """The cluster after its membership log, with the newest statuses of its nodes."""
 
-    def __init__(self, state: MembershipState, statuses: FailureDetector) -> None:
+    def __init__(self, state: MembershipState, statuses: FailureDetector, formal_ms: int = 0) -> None:
+        """`formal_ms` is the broker's time at which the running change became formal; 0 for none."""
         assert state.table is not None, "a report of no cluster"
+        self._formal_ms = formal_ms
         self._state = state
         self._table: SlotTable = state.table
         self._statuses = statuses
@@ -144,10 +147,26 @@ class ClusterReport:
             "slots_total": len(moved),
             "bytes_done": _total(sizes[slot] for slot in done),
             "bytes_total": _total(sizes[slot] for slot in moved),
-            # One reading of the log has no rate.
-            "eta_s": UNKNOWN,
+            "eta_s": self._eta_s(change, sizes),
             "waiting_for": self._waiting_for(change),
         }
+
+    def _eta_s(self, change: RunningChange, sizes: Sequence[int]) -> int:
+        """Seconds until all data has arrived, by the bytes that members have and the time since it began to move."""
+        # By members: a slot is done with the last of them. An empty slot counts as one byte, as for the balancers.
+        received = dict(change.received)
+        done = total = 0
+        for slot, _ in change.table.moved:
+            members = change.table.group(change.table.holder(slot))
+            size = max(1, sizes[slot])
+            total += size * len(members)
+            done += size * sum(received.get(member, 0) >> slot & 1 for member in members)
+        since_ms = self._statuses.newest_ms - self._formal_ms
+        if done == total:
+            return 0
+        if not done or not self._formal_ms or since_ms < 0:
+            return UNKNOWN
+        return math.ceil(since_ms * (total - done) / done / 1_000)
 
     def _waiting_for(self, change: RunningChange) -> Sequence[str]:
         if change.groups_waiting:

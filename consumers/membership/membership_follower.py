@@ -22,7 +22,7 @@ from headrace.consumers.membership.schema_history import SchemaHistory
 from headrace.consumers.replication.failure_detector import OFFLINE_MS
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.framing import FormatTooNew, FrameInvalid, check_format
-from headrace.schemas.membership_records import MetadataClaim
+from headrace.schemas.membership_records import Formal, MetadataClaim
 from headrace.schemas.records import MembershipRecord, decode_membership
 
 HISTORY_FILE = "membership.json"
@@ -52,7 +52,7 @@ class MembershipFollower:
 
     `stopped` is why this build cannot follow any further, `lost` why the log is not the one that was read. Neither
     has a cure that waiting brings. `fault` is the newest error of the log. `claimed_ms` is the broker's time of the
-    newest accepted claim.
+    newest accepted claim, `formal_ms` that of the record with which the running change became formal.
     """
 
     def __init__(self, log: Log, topic: str, history_file: Path | None = None, clock: Clock = SYSTEM_CLOCK) -> None:
@@ -66,6 +66,7 @@ class MembershipFollower:
         self._changed = threading.Condition()
         self.state = MembershipState()
         self.claimed_ms = 0
+        self.formal_ms = 0
         self.caught_up = False
         self.stopped = ""
         self.fault = ""
@@ -185,6 +186,8 @@ class MembershipFollower:
         self.state, verdict = self.state.apply(decoded)
         if isinstance(decoded, MetadataClaim) and verdict is Verdict.ACCEPTED:
             self.claimed_ms = record.timestamp_ms
+        if isinstance(decoded, Formal) and verdict is Verdict.ACCEPTED:
+            self.formal_ms = record.timestamp_ms
         taken.append(ReadRecord(writer, decoded, verdict))
 
     def _check_known(self) -> None:

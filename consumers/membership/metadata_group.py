@@ -18,6 +18,7 @@ from headrace.connectors.log.port import AppendUnknown, Log
 from headrace.connectors.periodic import LOG_JOIN_TIMEOUT_S, PeriodicTask
 from headrace.consumers.membership.change_requests import ChangeRequests, NotMetadataLeader
 from headrace.consumers.membership.changes import MembershipState
+from headrace.consumers.membership.cluster_report import ClusterReport
 from headrace.consumers.membership.ended_topics import EndedTopics
 from headrace.consumers.membership.membership_follower import MembershipFollower
 from headrace.consumers.membership.metadata_leader import (
@@ -146,6 +147,10 @@ class MetadataGroup:
             if leader is not None and (each.node, each.incarnation) == (leader.node, leader.incarnation):
                 return each.node, each.http
         return "", ""
+
+    def report(self) -> ClusterReport:
+        """What operators see of the cluster, as this node knows it. There is a table."""
+        return ClusterReport(self.state, self.statuses, self.follower.formal_ms)
 
     def presence(self, http: str) -> Presence:
         """What this node reports of itself."""

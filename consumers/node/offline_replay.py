@@ -21,6 +21,7 @@ from headrace.connectors.log.topics import Topics
 from headrace.consumers.membership.bootstrap import read_slot_table
 from headrace.consumers.node.data_directory import IDENTITY_FILE, Identity
 from headrace.consumers.node.node import Node
+from headrace.consumers.node.replay_files import ReplayFiles
 from headrace.consumers.node.settings import ServerSettings
 from headrace.consumers.replication.group_health import Aspect, State
 from headrace.consumers.replication.heartbeat import StatusReader
@@ -46,13 +47,14 @@ class ReplayStalled(HeadraceError):
 
 @dataclass(frozen=True, slots=True)
 class ReplayResult:
-    """Figures of a replay: what it read and built."""
+    """Figures of a replay: what it read and built. `loaded_files` are those that came from other members."""
 
     records: int
     rows: int
     segments: int
     bytes: int
     seconds: float
+    loaded_files: int = 0
 
 
 def replay(
@@ -60,8 +62,8 @@ def replay(
 ) -> ReplayResult:
     """Rebuild a store; `on_progress(done, total)` counts offsets of all logs together.
 
-    Raises NodeRunning, DirectoryNotEmpty, DirectoryHeld, NoCluster, ReplayStalled and what a starting node
-    raises.
+    Raises NodeRunning, DirectoryNotEmpty, DirectoryHeld, NoCluster, ReplayStalled, LoadedFilesMissing and what a
+    starting node raises.
     """
     directory = settings.node.data_directory
     settings = _as_created(settings, log)
@@ -131,8 +133,10 @@ def _claim(directory: Path, settings: ServerSettings, may_replace: bool) -> Dire
 def _build(settings: ServerSettings, on_progress: Callable[[int, int], None], log: Log | None) -> ReplayResult:
     node, started = Node(settings, log), time.monotonic()
     node.start(lambda _line: None, observer=True)
+    files: ReplayFiles | None = None
     try:
-        _await_end(node, on_progress)
+        files = ReplayFiles(node.name, node.log, node.topics, node.groups, node.metadata.state, node.limits)
+        _await_end(node, files, on_progress)
         groups = list(node.groups.values())
         # Stopping a node cancels its jobs: the newest seals would be left to the next start, and missing in
         # the figures.
@@ -145,24 +149,35 @@ def _build(settings: ServerSettings, on_progress: Callable[[int, int], None], lo
             segments=len(segments),
             bytes=node.log_consumer.bytes_consumed,
             seconds=time.monotonic() - started,
+            loaded_files=files.fetched,
         )
     finally:
+        if files is not None:
+            files.close()
         node.stop()
 
 
-def _await_end(node: Node, on_progress: Callable[[int, int], None]) -> None:
-    """Wait until every group has applied its log to the end that was read last. Raises ReplayStalled."""
-    newest, stalled = -1, Deadline(STALL_TIMEOUT_S)
+def _await_end(node: Node, files: ReplayFiles, on_progress: Callable[[int, int], None]) -> None:
+    """Wait until every group has applied its log to the end that was read last, and has all files that it loads.
+
+    Raises ReplayStalled, LoadedFilesMissing.
+    """
+    newest, stalled = (-1, -1), Deadline(STALL_TIMEOUT_S)
     while True:
         done = sum(max(0, group.applied.offset + 1) for group in node.groups.values())
         total = sum(node.end(topic) for topic in node.groups)
         on_progress(min(done, total), total)
         _check_faults(node)
-        if all(node.readiness.caught_up(topic) for topic in node.groups):
+        # Before the look at the files: the last record may load one.
+        caught_up = all(node.readiness.caught_up(topic) for topic in node.groups)
+        files.turn()
+        if caught_up and not files.awaited:
             return
-        if done > newest:
-            newest, stalled = done, Deadline(STALL_TIMEOUT_S)
+        if (done, files.fetched) > newest:
+            newest, stalled = (done, files.fetched), Deadline(STALL_TIMEOUT_S)
         elif stalled.passed():
+            if files.awaited:
+                raise files.missing()
             reasons = "; ".join(node.reason(topic) for topic in node.groups if node.reason(topic))
             raise ReplayStalled(
                 f"no record arrived for {STALL_TIMEOUT_S:g} s: {reasons}",

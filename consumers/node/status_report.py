@@ -11,7 +11,6 @@ from typing import Any, Protocol
 
 from headrace.connectors.clock import Moment
 from headrace.consumers.integrity.scrubber import Scrubber
-from headrace.consumers.membership.cluster_report import ClusterReport
 from headrace.consumers.membership.metadata_group import MetadataGroup
 from headrace.consumers.membership.slot_table import SlotTable
 from headrace.consumers.node.flight_surface import FlightSurface
@@ -192,8 +191,8 @@ def node_figures(node: NodeParts) -> NodeFigures:
 
 
 def _cluster(node: NodeParts) -> dict[str, Any]:
-    state = node.metadata.state
-    return {} if state.table is None else ClusterReport(state, node.metadata.statuses).cluster()
+    metadata = node.metadata
+    return {} if metadata.state.table is None else metadata.report().cluster()
 
 
 def group_status(node: NodeParts, topic: str, group: Group) -> GroupStatus:

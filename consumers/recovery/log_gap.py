@@ -59,7 +59,9 @@ def new_gap(
             )
     if not log.begin <= resume_offset <= log.end:
         raise GapRefused(f"offset {resume_offset} is not in the log, which holds {log.begin} to {log.end}")
-    return Gap(log.topic_id, resume_offset, Anchor(state.offset, state.version, state.chain))
+    # A topic that was made again has the anchor at no offset, and none of the records before it, wherever it begins.
+    anchor_offset = state.offset if log.topic_id == known_topic_id else -1
+    return Gap(log.topic_id, resume_offset, Anchor(anchor_offset, state.version, state.chain))
 
 
 def runs_of(history: Sequence[tuple[int, bytes]], state: GroupState) -> list[Sequence[tuple[int, bytes]]]:

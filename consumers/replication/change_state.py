@@ -355,8 +355,8 @@ class ChangeState:
 
     def lose(self, gap: Gap) -> dict[str, int]:
         """An accepted gap: late records that the log has lost are due no more. How many, by the group they were for."""
-        # A log that begins behind all that was read has none of them. One that was cut, or made again, has other
-        # records from there on.
+        # A log that begins behind all that was read has none of them, and neither has one that was made again: the
+        # anchor has no offset in it. One that was cut has other records from there on.
         behind = gap.resume_offset > gap.anchor.offset + 1
         found: dict[str, int] = {}
         for target in self.targets.values():

@@ -100,10 +100,9 @@ def _balancer(node: NodeApi, given: Mapping[str, Any]) -> Balancer:
 
 def _report(node: NodeApi) -> ClusterReport:
     """What `headrace cluster show` shows, as this node knows it. Raises NotMetadataLeader before it has a table."""
-    state = node.metadata.state
-    if state.table is None:
+    if node.metadata.state.table is None:
         raise node.metadata.not_leader()
-    return ClusterReport(state, node.metadata.statuses)
+    return node.metadata.report()
 
 
 def _outcome(node: NodeApi, name: str) -> dict[str, Any]:

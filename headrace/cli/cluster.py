@@ -173,9 +173,13 @@ def _report(
     cluster: str | None, bootstrap: str | None, settings: list[str] | None
 ) -> Iterator[tuple[ClusterSession, ClusterReport]]:
     from headrace.consumers.membership.cluster_report import ClusterReport
+    from headrace.consumers.membership.membership_follower import MembershipFollower
 
     with cluster_session(cluster, bootstrap, settings) as session, session.admin_client() as admin:
-        yield session, ClusterReport(session.membership, admin.statuses)
+        # Unlike the state alone, it knows since when data moves.
+        with closing(MembershipFollower(session.log, session.topics.membership)) as follower:
+            state = follower.read_all()
+        yield session, ClusterReport(state, admin.statuses, follower.formal_ms)
 
 
 @cluster.command()

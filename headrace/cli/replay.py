@@ -60,8 +60,10 @@ def replay(
                 shown = done
 
             replayed = rebuild(loaded, may_replace=may_replace, on_progress=move)
+        count = replayed.loaded_files
+        fetched = f"; {count} files that the logs had loaded came from other members" if count else ""
         output.result(
             asdict(replayed),
             f"{replayed.rows} rows of {replayed.records} records are in {replayed.segments} segments "
-            f"after {replayed.seconds:.1f} s",
+            f"after {replayed.seconds:.1f} s{fetched}",
         )

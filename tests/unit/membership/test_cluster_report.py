@@ -27,3 +27,32 @@ def test_a_member_that_waits_names_its_cause() -> None:
         f"node {first}: {slots} slots of group n4, the disk is full",
         f"node {second}: {slots} slots of group n4",
     ] == report.cluster()["change"]["waiting_for"]
+
+
+def test_the_time_left_follows_from_the_bytes_that_members_have() -> None:
+    """Unknown before the first of them, then from the time since the table counts. It is of bytes, and not of slots."""
+    base = SlotTable.create(("n1", "n2", "n3"), 2, 12)
+    done = tuple(PreDone(1, header, header, 1, 1) for header in base.headers)
+    change = RunningChange(1, "r", ChangeKind.ADD, "n4", "s", base, base.add_node("n4"), pre_done=done)
+    detector = FailureDetector()
+    for header, size in (("n1", 4_000), ("n2", 12), ("n3", 0)):
+        detector.observe(11_000, replace(STATUS, group=header, node=header, segment_bytes=size))
+
+    def eta_s(received: dict[str, tuple[int, ...]], formal_ms: int = 1_000, *, formal: bool = True) -> int:
+        bits = tuple((node, sum(1 << slot for slot in slots)) for node, slots in sorted(received.items()))
+        now = replace(change, formal=formal, received=bits)
+        table = change.table if formal else base
+        state = MembershipState(records=1, table=table, changes=1, change=now)
+        found: int = ClusterReport(state, detector, formal_ms).cluster()["change"]["eta_s"]
+        return found
+
+    [large], [small], [empty] = (
+        [slot for slot, former in change.table.moved if former == header] for header in ("n1", "n2", "n3")
+    )
+    first, second = change.table.group("n4")
+    assert -1 == eta_s({}, formal=False) == eta_s({})
+    assert -1 == eta_s({first: (large,)}, formal_ms=0)
+    # 1,000 of 2,008 bytes after 10 s: the slots are of 1,000, 3 and 1 byte, and two members need each.
+    assert 11 == eta_s({first: (large,)})
+    assert 1 == eta_s({first: (large, small, empty), second: (large,)})
+    assert 0 == eta_s({first: (large, small, empty), second: (large, small, empty)})

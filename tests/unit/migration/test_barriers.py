@@ -144,6 +144,26 @@ def test_slots_whose_holder_ends_get_the_next_one() -> None:
             assert change.table.holder(slot) == given.target.group != group
 
 
+def test_slots_whose_holder_ends_are_in_the_barrier_of_each_that_gave_them_before() -> None:
+    """The table moves them between two other groups: a former holder would hand its late records over to nobody."""
+    log = MemberLog()
+    log.begin(ChangeKind.ADD, "n5")
+    log.formal()
+    log.migrate()
+    change = log.begin(ChangeKind.REMOVE, "n5")
+    log.formal()
+    ended, slots = GroupKey("n5", 2), [slot for slot, _ in change.table.moved]
+    [(group, slot), *_] = [
+        (group, slot) for slot in slots for group in change.table.headers if change.table.holder(slot) != group
+    ]
+    view = replace(born(log, group), given={slot: Given(ended, 1, 9)})
+    view = replace(view, change=change.number, phase=PRE, table_version=change.table.version)
+    found = due(log, group, view)
+    assert found is not None
+    holder = change.table.holder(slot)
+    assert [(holder, (slot,))] == [(each.key.group, each.slots) for each in found.moves]
+
+
 def test_slots_get_another_holder_once_the_present_one_has_everything() -> None:
     """A late record that the joiner has not accepted keeps its slots, and those of another group keep nothing."""
     log = MemberLog()

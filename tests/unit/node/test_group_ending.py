@@ -170,3 +170,40 @@ def test_a_log_that_does_not_answer_is_tried_again() -> None:
     assert not scene.exists
     scene.groups.pop(TOPIC)
     scene.turn()
+
+
+def test_topics_close_in_the_order_of_their_ends() -> None:
+    """A group that ended before may have late records for a later one, whose topic must take them until then."""
+    scene, later = Scene(), TOPICS.forward("n4", 1)
+    ended = [BIRTH, GroupKey("n4", 1)]
+    scene.log.create_topic(later, {})
+    scene.groups[later] = SimpleNamespace(
+        key="n4", birth_key=ended[1], applied=SimpleNamespace(offset=2, changes=SimpleNamespace(due={}))
+    )
+    for _ in range(3):
+        scene.log.store(later, b"row", None, ())
+    scene.decision = Decision(Role.FOLLOWER, False)
+    scene.ending.turn(ended)
+    scene.decision = Decision(Role.LEADER, False)
+    scene.read = 2
+    for _ in range(3):
+        scene.ending.turn(ended)
+        assert (True, False) == (is_closed(scene.log, TOPIC), is_closed(scene.log, later))
+    # The first one is drained and gone; the node looks at those that are left.
+    scene.read = 3
+    scene.ending.turn(ended)
+    assert not scene.exists
+    scene.ending.turn(ended[1:])
+    assert is_closed(scene.log, later)
+
+
+def test_a_topic_waits_for_an_earlier_end_at_other_nodes() -> None:
+    """Also where this node is no member of the group that ended before."""
+    scene = Scene()
+    earlier = GroupKey("n2", 1)
+    for _ in range(3):
+        scene.ending.turn([earlier, BIRTH])
+    assert scene.exists
+    assert not is_closed(scene.log, TOPIC)
+    scene.turn(3)
+    assert not scene.exists

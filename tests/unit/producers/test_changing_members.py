@@ -15,6 +15,7 @@ from headrace.connectors.log.memory import MemoryAppender
 from headrace.connectors.log.port import AppendUnknown, Headers, OnDelivery
 from headrace.consumers.membership.routing import MembershipRouting
 from headrace.consumers.membership.schema_log import SchemaLog
+from headrace.consumers.membership.slot_table import SlotTable
 from headrace.consumers.replication.heartbeat import StatusWatch
 from headrace.producers.acks import QuorumTimeout
 from headrace.producers.cluster import Cluster
@@ -28,6 +29,7 @@ from headrace.schemas.messages import Delete, Message, Write, decode_message
 from headrace.schemas.payload import SERIES_COLUMN, decode_rows
 from headrace.schemas.receipts import receipt_of, value_digest
 from headrace.schemas.records import encode_status
+from headrace.schemas.series import bucket_of, slot_of
 from headrace.schemas.tables import TimeResolution
 from tests.unit.membership.growing import TOPICS, ClosableLog, Growing
 from tests.unit.producers.scene import DAY_NS, readings, status_of
@@ -87,6 +89,8 @@ class Clients:
     growing: Growing
     cluster: Cluster
     appender: LateAppender
+    tables: dict[int, SlotTable]
+    eras: dict[int, int]
 
     def writer(self, **given: Any) -> TableWriter:
         """A writer of `db.t`."""
@@ -102,15 +106,46 @@ class Clients:
         return [(group, message) for _, group, message in sorted(found, key=lambda each: each[0])]
 
     def visible(self) -> dict[tuple[str, int], int]:
-        """The value of each (series, time) that replicas show: by the table of its log, then by its place there."""
+        """The value of each (series, time) that replicas show: by the table of its log, then by its place there.
+
+        Every row must be in the log of the group that holds its slot by the table that its message names. A delete
+        concerns older rows of the slots that its group held when it came.
+        """
         found: dict[tuple[str, int], tuple[tuple[int, int], int]] = {}
-        for place, (_, message) in enumerate(self.messages()):
-            if isinstance(message.body, Write):
-                rank = (message.body.slot_table_version, place)
-                for row in decode_rows(message.body.rows).to_pylist():
+        for place, (group, message) in enumerate(self.messages()):
+            body = message.body
+            if isinstance(body, Write):
+                rank = body.slot_table_version, place
+                for row in decode_rows(body.rows).to_pylist():
                     key = row[SERIES_COLUMN], row["time"]
+                    assert self.holder(key, body.slot_table_version) == group, (key, body.slot_table_version)
                     found[key] = max(found.get(key, (rank, row["v"])), (rank, row["v"]))
+            elif isinstance(body, Delete):
+                since = self.since[place]
+                gone = [key for key, (rank, _) in found.items() if rank < (since, place)]
+                for key in gone:
+                    if self.holder(key, since) == group:
+                        del found[key]
         return {key: value for key, (_, value) in found.items()}
+
+    @property
+    def since(self) -> list[int]:
+        """By place, the table that counted when a record of the forward logs came."""
+        times = [
+            each.timestamp_ms
+            for topic in list(self.growing.log._topics)
+            if TOPICS.group_of(topic) is not None
+            for each in self.growing.log._topics[topic].records
+        ]
+        return [self.eras[time] for time in sorted(times)]
+
+    def holder(self, key: tuple[str, int], version: int) -> GroupKey:
+        """The group that holds the slot of a row by a table."""
+        series, time = key
+        table, database = self.tables[version], self.cluster.tables.ensure_database("db")
+        slot = slot_of("db", bucket_of(series, database.buckets), time // database.slice_ns, table.slots)
+        header = table.holder(slot)
+        return GroupKey(header, table.birth(header))
 
     def hold(self, group: GroupKey, *nodes: str) -> None:
         """Members hold all that the log of a group has."""
@@ -126,14 +161,27 @@ class Clients:
 @contextmanager
 def clients_of(nodes: tuple[str, ...] = NODES, replication: int = 2, due: int = 1_000) -> Iterator[Clients]:
     """Clients of a cluster."""
-    ticks = iter(range(10**9))
     log = ClosableLog()
-    log._clock_ms = lambda: next(ticks)
+    tables_by_version: dict[int, SlotTable] = {}
+    eras: dict[int, int] = {}
+    growing: Growing | None = None
+
+    def tick() -> int:
+        """Each record has a time of its own, and the table that counts then."""
+        if growing is not None:
+            tables_by_version[growing.table.version] = growing.table
+            eras[len(eras)] = growing.table.version
+        else:
+            eras[len(eras)] = 0
+        return len(eras) - 1
+
+    log._clock_ms = tick
     growing = Growing(nodes, replication, log)
     tables, watch, appender = SchemaLog(log, TOPICS), StatusWatch(log, TOPICS), LateAppender(log, due)
     routing = MembershipRouting(log, TOPICS)
     try:
-        yield Clients(growing, Cluster(log, TOPICS, routing, tables, watch, appender), appender)
+        cluster = Cluster(log, TOPICS, routing, tables, watch, appender)
+        yield Clients(growing, cluster, appender, tables_by_version, eras)
     finally:
         routing.close()
         watch.close()
@@ -400,6 +448,7 @@ def test_a_delete_comes_first_to_a_group_that_ends(clients: Clients) -> None:
     clients.growing.formal()
     assert set(delete_rows(clients.cluster, "db", "t")) == set(map(TOPICS.forward, NODES))
     assert deletes(clients)[4] == GroupKey("n2", 1)
+    assert {} == clients.visible()
     clients.growing.finish()
     clients.growing.log.closed.add(TOPICS.forward("n2"))
     assert set(delete_rows(clients.cluster, "db", "t")) == set(map(TOPICS.forward, ("n1", "n3", "n4")))
@@ -419,13 +468,23 @@ def test_a_delete_that_meets_the_end_of_a_group_is_sent_to_the_others_once_more(
     clients.appender.before = end
     assert set(delete_rows(clients.cluster, "db", "t")) == set(map(TOPICS.forward, ("n1", "n2", "n4")))
     assert deletes(clients) == [GroupKey(name, 1) for name in (*clients.growing.table.headers,) * 2]
+    assert {} == clients.visible()
+    # What is written behind it stays.
+    with clients.writer() as writer:
+        writer.write(block(2), ["host"])
+    assert expected(2) == clients.visible()
 
 
 def test_a_delete_reaches_groups_that_came_while_the_client_was_idle(clients: Clients) -> None:
     """It looks at the log first: a row that another client wrote to a new group before must go."""
     single(clients)
     clients.growing.add("n0")
+    with clients.writer() as writer:
+        clients.cluster.routing.look(10.0)
+        writer.write(block(2), ["host"])
+    assert expected(2) == clients.visible()
     assert TOPICS.forward("n0", 2) in delete_rows(clients.cluster, "db", "t")
+    assert {} == clients.visible()
 
 
 def test_a_delete_that_a_present_group_refuses_is_an_error(clients: Clients) -> None:

@@ -89,7 +89,10 @@ def test_the_newest_common_record_is_found_by_its_content(log: MemoryLog) -> Non
     described = log.describe(TOPIC)
     gap = new_gap(state, described.topic_id, described, lambda: last_common_offset(log, TOPIC, history), None)
     assert (3, Anchor(5, 6, chain)) == (gap.resume_offset, gap.anchor)
-    assert 0 == new_gap(state, "another topic", described, lambda: 2, None).resume_offset
+    renewed = new_gap(state, "another topic", described, lambda: 2, None)
+    assert 0 == renewed.resume_offset
+    # The topic is another one, so the anchor is at none of its offsets.
+    assert (-1, state.offset) == (renewed.anchor.offset, gap.anchor.offset)
 
 
 @pytest.mark.parametrize("offset", [1, 7])

@@ -202,6 +202,24 @@ def test_a_log_that_begins_behind_all_that_was_read_has_no_late_record(donor: Sl
     assert parts == list(ChangeView.of(state.changes).due[taker.key])
 
 
+def test_a_log_that_was_made_again_has_no_late_record_wherever_it_begins(donor: SlotLog) -> None:
+    """Its first offset may be above that of a late record, and below the newest one that was read."""
+    taker = joiner()
+    donor.hand_over(taker)
+    donor.append(rows_write({"3a": 1}))
+    for _ in range(3):
+        donor.append(rows_write({"0a": 1}))
+    state = donor.replica.state
+    gap = Gap("another topic", state.offset, Anchor(-1, state.version, state.chain))
+    state.base = LogBase.of(gap)
+    assert HandOversLost(state.version + 1, {"n6": 1}) == donor.append(gap)[-1]
+    assert not state.changes.targets[taker.key].outstanding
+    donor.append(rows_write({"3c": 1}))
+    assert [rows_write({"3c": 1})] == [
+        each.write for actions in donor.hand_over(taker) for each in actions if isinstance(each, ApplyRows)
+    ]
+
+
 def test_rows_of_a_slot_that_left_go_to_its_holder_whatever_table_their_writer_names(donor: SlotLog) -> None:
     """A record that somebody made by hand would else put them where no query looks."""
     taker = joiner()

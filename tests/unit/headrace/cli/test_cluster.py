@@ -319,10 +319,3 @@ def test_a_change_needs_a_leader_of_the_metadata_group(scene: Scene, monkeypatch
     monkeypatch.setattr(cluster_change, "LEADER_TIMEOUT_S", 0.1)
     scene.send_statuses()
     assert (1, "NoMajority") == scene.error("add", "plant-6")
-
-
-def test_the_time_left_follows_from_the_slots_that_arrived() -> None:
-    """Unknown until the first slot arrives."""
-    now = iter([0.0, 2.0, 4.0, 5.0])
-    rate = cluster_change.MigrationRate(lambda: next(now))
-    assert [-1, -1, 6, 0] == [rate.eta_s(done, 50) for done in (0, 0, 20, 50)]
