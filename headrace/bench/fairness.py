@@ -21,8 +21,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-
 from headrace.bench.measurement import (
     DATABASE,
     Note,
