@@ -58,7 +58,7 @@ def plan_scans(
     if statement.described:
         return {key: ScanPlan(empty=True) for key in resolved.tables}
     plans = {key: ScanPlan() for key in resolved.tables}
-    tree = _parse(statement)
+    tree = _parse(statement) if plans else None
     if tree is None:
         return plans
     mark_texts(tree, texts)

@@ -44,4 +44,4 @@ class QuerySettings(SettingsModel):
     spill_directory: str = Field(
         default="", description="where queries that outgrow their memory may write; empty = they fail instead"
     )
-    spill_mb_max: int = Field(default=4_000, ge=1, description="the most that they may write there together")
+    spill_mb_max: int = Field(default=4_000, ge=1, description="the most that each of them may write there")

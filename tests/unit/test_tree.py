@@ -85,6 +85,7 @@ PURE_MODULES = (
     "consumers/scheduling/multilevel_queue.py",
     "consumers/scheduling/task_states.py",
     "consumers/scheduling/timeout_queue.py",
+    "consumers/scheduling/unbounded_slots.py",
     "consumers/store/compaction.py",
     "consumers/store/encoding.py",
     "consumers/store/row_order.py",

@@ -149,7 +149,7 @@ def test_an_arrow_stream_is_written_as_one_table(client: httpx.Client, node: Fak
     rows = pa.table({"host": ["a", "b"], "time": pa.array([1_000, 2_000]), "v": [1.0, None]})
     answer = client.post("/api/v1/write?database=d&table=t&tags=host", content=stream_of(rows))
     assert (200, 2, 1) == (answer.status_code, answer.json()["rows"], answer.json()["points"])
-    assert {"n1"} == answer.json()["offsets"].keys()
+    assert {TOPICS.forward("n1")} == answer.json()["offsets"].keys()
     assert [("d", "t", 1_000, {"v": 1.0}), ("d", "t", 2_000, {"v": None})] == written(node)
 
 
@@ -180,7 +180,7 @@ def test_rows_are_deleted_by_tags_and_times(client: httpx.Client, node: FakeNode
     answer = client.post("/api/v1/delete", json=wanted)
     assert (200, True) == (answer.status_code, answer.json()["deleted"])
     log = node.writes._log.topic(TOPICS.forward("n1"))  # type: ignore[attr-defined]
-    body = decode_message(log.records[answer.json()["offsets"]["n1"]].value).body
+    body = decode_message(log.records[answer.json()["offsets"][TOPICS.forward("n1")]].value).body
     assert isinstance(body, Delete)
     assert ("d", "cpu", 10**9, 10**18) == (body.database, body.table, body.start_ns, body.end_ns)
 

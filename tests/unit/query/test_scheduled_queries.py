@@ -1,0 +1,146 @@
+"""Queries on the driver scheduler: turns, places, memory, ends."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from headrace.consumers.query.engine import SMALL_MB, QueryEngine
+from headrace.consumers.query.query_errors import (
+    QueryCancelled,
+    QueryTimeout,
+    QueryUnknown,
+    TooManyQueries,
+)
+from headrace.consumers.query.settings import QuerySettings
+from headrace.consumers.scheduling.driver import BlockedOn
+from headrace.consumers.scheduling.task_states import TaskState
+from tests.unit.query.memory_source import READINGS, MemorySource, readings
+from tests.waiting import eventually
+
+START_NS = 1_700_006_400_000_000_000
+ROWS = 600_000
+WIDE = "SELECT * FROM iot.readings AS a, range(1000)"
+MANY = "SELECT i FROM range(2000000) t(i)"
+"""More rows than the output holds: they wait for their reader, once they have begun."""
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> MemorySource:
+    """One large segment, and rows in memory."""
+    source = MemorySource(tmp_path / "segments")
+    source.directory.mkdir()
+    live = readings(START_NS + 2 * ROWS, 100_000, 1)
+    source.add(READINGS, segments=[readings(START_NS, ROWS, 1)], live=[live])
+    return source
+
+
+@pytest.fixture
+def engine(source: MemorySource) -> Iterator[QueryEngine]:
+    """An engine with one worker, short slices, and memory for a few queries; it holds nothing at its end."""
+    settings = QuerySettings(
+        memory_limit_mb=3 * SMALL_MB + 100, memory_per_query_mb=100, threads=1, slice_ms=0.1, queries_per_user_max=2
+    )
+    engine = QueryEngine(source, [source.directory], settings)
+    try:
+        yield engine
+        eventually(lambda: engine.scheduler.figures().queries == 0, "the end of every query")
+        figures = engine.scheduler.figures()
+        assert (0, 0, 0, 0) == (figures.reserved, figures.timeouts, figures.memory_bytes, engine.statistics.running)
+    finally:
+        engine.close()
+
+
+def rows(engine: QueryEngine, sql: str) -> int:
+    """How many rows an answer has."""
+    return engine.query(sql).read_all().num_rows
+
+
+@pytest.mark.parametrize("condition", ["true", "velocity >= 0 AND velocity + 1 > 0"])
+def test_a_scan_gives_its_worker_back_again_and_again(engine: QueryEngine, condition: str) -> None:
+    """An aggregate has one row and no batches to stop at; its slices are those of its scan, in files and in memory."""
+    sql = f"SELECT sum(velocity) FROM iot.readings WHERE {condition}"
+    expected = sum(range(ROWS)) + sum(range(100_000))
+    assert expected == engine.query(sql).read_all().column(0)[0].as_py()
+    slices = sum(level.slices for level in engine.scheduler.figures().levels.values())
+    assert slices > (ROWS + 100_000) // 32_768 // 2
+
+
+def test_a_reader_that_waits_needs_no_worker(engine: QueryEngine) -> None:
+    """Its query is blocked on its output, and the only worker answers others; it gets all its rows at last."""
+    with engine.query(MANY) as slow:
+        batches = slow.batches()
+        count = next(batches).num_rows
+        eventually(lambda: [BlockedOn.OUTPUT] == [each.blocked_on for each in engine.reports()], "a full output")
+        assert 1 == rows(engine, "SELECT 1")
+        assert 2_000_000 == count + sum(batch.num_rows for batch in batches)
+
+
+def test_a_running_query_is_reported_and_killed(engine: QueryEngine) -> None:
+    """By its id, with its SQL and user; its reader gets QueryCancelled, and the id is unknown from then on."""
+    with engine.query(WIDE, user="eva") as result:
+        [report] = engine.reports()
+        assert (result.query_id, WIDE, "eva") == (report.id, report.sql, report.user)
+        assert 1 == sum(report.drivers[state] for state in (TaskState.READY, TaskState.RUNNING, TaskState.BLOCKED))
+        engine.kill(result.query_id)
+        with pytest.raises(QueryCancelled, match="was killed"):
+            list(result.batches())
+    with pytest.raises(QueryUnknown):
+        engine.kill(result.query_id)
+
+
+def test_queries_of_one_user_are_bounded(engine: QueryEngine) -> None:
+    """One more is refused and may be retried; those of another user are not."""
+    with engine.query(MANY, user="eva"), engine.query(MANY, user="eva"):
+        with pytest.raises(TooManyQueries, match="of user eva") as raised:
+            engine.query("SELECT 1", user="eva")
+        assert raised.value.retriable
+        assert 1 == engine.query("SELECT 1", user="ada").read_all().num_rows
+
+
+def test_a_query_waits_for_memory_without_a_worker(engine: QueryEngine) -> None:
+    """Queries beyond the memory of the node are blocked, and begin when another one has ended."""
+    answers = list[int]()
+    held = [engine.query(MANY, user=str(number)) for number in range(6)]
+    waiting = threading.Thread(target=lambda: answers.append(rows(engine, "SELECT 1")))
+    waiting.start()
+    eventually(lambda: BlockedOn.MEMORY in [each.blocked_on for each in engine.reports()], "a wait for memory")
+    assert [] == answers
+    for result in held:
+        result.close()
+    waiting.join(60)
+    assert [1] == answers
+
+
+def test_a_sort_of_many_rows_has_all_the_memory_of_a_query(engine: QueryEngine) -> None:
+    """It exchanges what it had at first; its rows are those of one run."""
+    with engine.query("SELECT * FROM iot.readings ORDER BY velocity, time") as result:
+        assert [100_000_000] == [each.memory_bytes for each in engine.reports()]
+        assert ROWS + 100_000 == sum(batch.num_rows for batch in result.batches())
+
+
+def test_any_time_is_one_that_ends(engine: QueryEngine) -> None:
+    """A millisecond is an error at once; a million years are bounded, and others still end in their time."""
+    with engine.query(WIDE, timeout_ms=10**15):
+        for timeout_ms in (1, 20):
+            with pytest.raises(QueryTimeout, match=f"{timeout_ms} ms"):
+                engine.query("SELECT sum(i) FROM range(1000000000000) t(i)", timeout_ms=timeout_ms)
+
+
+def test_a_statement_at_its_memory_limit_fails_alone(engine: QueryEngine) -> None:
+    """One that has rows of everything ends with an error of its own; another one is read on."""
+    with engine.query(MANY) as other:
+        batches = other.batches()
+        count = next(batches).num_rows
+        with pytest.raises(Exception, match="100 MB"):
+            engine.query("SELECT list(i) FROM range(50000000) t(i) GROUP BY i // 3").read_all()
+        assert 2_000_000 == count + sum(batch.num_rows for batch in batches)
+
+
+def test_a_table_is_read_twice_by_one_statement(engine: QueryEngine) -> None:
+    """Rows in memory are given anew to each of its scans."""
+    sql = "SELECT count(*) FROM iot.readings AS a JOIN iot.readings AS b USING (name, time)"
+    assert ROWS + 100_000 == engine.query(sql).read_all().column(0)[0].as_py()

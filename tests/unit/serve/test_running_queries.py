@@ -1,0 +1,38 @@
+"""The queries that run, over HTTP."""
+
+from __future__ import annotations
+
+import httpx
+
+from headrace.connectors.http import QUERY_ID_HEADER
+
+LONG = "SELECT i FROM range(100000000) t(i)"
+
+
+def test_queries_are_listed_and_killed(client: httpx.Client) -> None:
+    """An answer carries the id of its query, under which it is listed and ended; its connection is cut."""
+    with client.stream("POST", "/api/v1/query", json={"sql": LONG, "user": "eva"}) as answer:
+        query_id = answer.headers[QUERY_ID_HEADER]
+        [listed] = client.get("/api/v1/queries").json()
+        assert (query_id, LONG, "eva", "n1") == tuple(listed[name] for name in ("id", "sql", "user", "node"))
+        assert {"ready", "running", "blocked"} == set(listed["drivers"])
+        assert {"state", "level", "cpu_seconds", "memory_bytes", "blocked_on"} < set(listed)
+        assert {"killed": query_id} == client.delete(f"/api/v1/queries/{query_id}").json()
+    assert [] == client.get("/api/v1/queries").json()
+
+
+def test_an_unknown_query_cannot_be_killed(client: httpx.Client) -> None:
+    """404, by name."""
+    answer = client.delete("/api/v1/queries/none")
+    assert (404, "QueryUnknown") == (answer.status_code, answer.json()["error"]["kind"])
+
+
+def test_too_many_queries_may_be_retried(client: httpx.Client) -> None:
+    """503 with the seconds to wait."""
+    with (
+        client.stream("POST", "/api/v1/query", json={"sql": LONG}),
+        client.stream("POST", "/api/v1/query", json={"sql": LONG}),
+    ):
+        answer = client.post("/api/v1/query", json={"sql": "SELECT 1"})
+    assert (503, "TooManyQueries") == (answer.status_code, answer.json()["error"]["kind"])
+    assert int(answer.headers["retry-after"]) > 0
