@@ -16,7 +16,7 @@ from headrace.producers.settings import WriteSettings
 
 @dataclass(frozen=True, slots=True)
 class WrittenRows:
-    """What one request wrote: rows, field values that are not null, and the newest offset of each group."""
+    """What one request wrote: rows, field values that are not null, and the newest offset of each log."""
 
     rows: int
     points: int
