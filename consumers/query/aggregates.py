@@ -76,7 +76,7 @@ def divided(node: exp.Expression, is_time: Callable[[exp.Expression], bool]) -> 
     return Divided(partials, lambda names: parsed_expression(rule.final.format(*names)))
 
 
-def is_aggregate(node: exp.Expression) -> bool:
+def is_aggregate(node: exp.Expr) -> bool:
     """Whether a node is a call of an aggregate, with or without FILTER, that the table may have."""
     if isinstance(node, exp.Filter):
         return is_aggregate(node.this)

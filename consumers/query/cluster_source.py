@@ -11,22 +11,22 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
 
 from headrace.connectors.clock import Moment
 from headrace.connectors.deadline import Deadline
 from headrace.consumers.query.ended_groups import EndedGroups
+from headrace.consumers.query.fragments import Fragment, FragmentScans, FragmentSource
+from headrace.consumers.query.group_scans import GroupScan
 from headrace.consumers.query.hand_overs import HandOvers, Positions, Required, missing
 from headrace.consumers.query.late_groups import LateGroups
 from headrace.consumers.query.local_fence import LocalFence
-from headrace.consumers.query.planner import column_names
+from headrace.consumers.query.planner import ScanPlan
 from headrace.consumers.query.query_errors import NotCaughtUp, NotReady
 from headrace.consumers.query.remote_rows import Placement, RemoteRows, RemoteScan, check_time
-from headrace.consumers.query.scan_request import RemoteScanRequest, wire_schema
 from headrace.consumers.query.shared_timer import SharedTimer
 from headrace.consumers.query.stale_reads import not_ready
+from headrace.consumers.query.table_read import TableRead
 from headrace.consumers.query.table_source import (
-    GroupScan,
     LocalSource,
     ReadFence,
     Reading,
@@ -77,46 +77,6 @@ class ClusterFence:
                 wanted[origin] = max(position, wanted.get(origin, BEGINNING))
             if target not in self.keys.values():
                 self.ended.setdefault(target, -1)
-
-
-@dataclass(frozen=True)
-class _Conditions:
-    """What a query reads of one table."""
-
-    schema: TableSchema
-    columns: Sequence[str] | None
-    start_ns: int | None
-    end_ns: int | None
-    tags: Mapping[str, Sequence[str]] | None
-
-    def scanned(self, source: LocalSource, reading: Reading) -> Sequence[GroupScan]:
-        """Scans of the groups here."""
-        return source.scan(
-            self.schema.database,
-            self.schema.table,
-            columns=self.columns,
-            start_ns=self.start_ns,
-            end_ns=self.end_ns,
-            tags=self.tags,
-            reading=reading,
-        )
-
-    def request(self, key: GroupKey, table_version: int, after: int, accepted: Positions) -> RemoteScanRequest:
-        """The scan of one group of other nodes."""
-        schema = self.schema
-        return RemoteScanRequest(
-            *(key.group, schema.database, schema.table, schema.version, self.names, self.start_ns, self.end_ns),
-            {tag: tuple(values) for tag, values in (self.tags or {}).items()},
-            after=after,
-            birth=key.birth,
-            table_version=table_version,
-            accepted=accepted,
-        )
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The columns by name."""
-        return tuple(self.columns) if self.columns is not None else column_names(self.schema)
 
 
 class ClusterSource:
@@ -244,22 +204,47 @@ class ClusterSource:
         start_ns: int | None,
         end_ns: int | None,
         tags: Mapping[str, Sequence[str]] | None,
+        newest: Sequence[str] | None = None,
         reading: Reading,
     ) -> Sequence[GroupScan]:
         """See TableSource. The groups of other nodes are fetched at once, while those here are scanned."""
-        conditions = _Conditions(self.schema(database, table), columns, start_ns, end_ns, tags)
+        wanted = {tag: tuple(values) for tag, values in (tags or {}).items()}
+        plan = ScanPlan(
+            None if columns is None else tuple(columns),
+            start_ns,
+            end_ns,
+            wanted,
+            newest=None if newest is None else tuple(newest),
+        )
+        scans = self._read(TableRead(self.schema(database, table), plan), reading)
+        return [*scans.local, *scans.remote]
+
+    @property
+    def node(self) -> str:
+        """See FragmentSource."""
+        return self.remote.node
+
+    def fragments(self, fence: ReadFence, *, always: bool = False) -> FragmentSource | None:
+        """See TableSource."""
+        return self if always or (isinstance(fence, ClusterFence) and fence.remote) else None
+
+    def scan_fragment(self, fragment: Fragment, reading: Reading) -> FragmentScans:
+        """See FragmentSource."""
+        return self._read(TableRead(fragment.schema, fragment.plan, fragment.remote, fragment.profiled), reading)
+
+    def _read(self, read: TableRead, reading: Reading) -> FragmentScans:
         fence = reading.fence
         if not isinstance(fence, ClusterFence):
-            scans = conditions.scanned(self._local, reading)
+            scans = read.scanned(self._local, reading)
             with ExitStack() as opened:
                 for each in scans:
                     opened.push(each)
                 self._check_stale(self.remote.placement.version)
                 opened.pop_all()
-            return scans
+            return FragmentScans(scans, ())
         while True:
             self._await_local(fence, reading)
-            found = self._scan(fence, conditions, reading)
+            found = self._scan(fence, read, reading)
             if found is not None:
                 return found
             check_time(reading.timer)
@@ -276,7 +261,7 @@ class ClusterSource:
                 retriable=True,
             )
 
-    def _scan(self, fence: ClusterFence, conditions: _Conditions, reading: Reading) -> Sequence[GroupScan] | None:
+    def _scan(self, fence: ClusterFence, wanted: TableRead, reading: Reading) -> FragmentScans | None:
         """The scans of all groups; None if one of them had not accepted yet what another one had handed over."""
         fetches, timer = dict[GroupKey, Future[RemoteScan]](), SharedTimer(reading.timer)
         with ExitStack() as opened:
@@ -284,26 +269,24 @@ class ClusterSource:
             opened.callback(timer.abandon)
             for name in fence.remote:
                 key = fence.keys[name]
-                request = conditions.request(
+                request = wanted.request(
                     key, fence.table.version, reading.after.get(name, -1), fence.wanted.get(key, {})
                 )
-                schema = wire_schema(conditions.schema, conditions.names)
-                fetches[key] = self._threads.submit(self.remote.scan, request, schema, timer)
+                fetches[key] = self._threads.submit(self.remote.scan, request, wanted.wire(), timer)
             # Before the rows are read: they have at least what was accepted by now.
             read = {group.birth_key: HandOvers.of(group.applied.changes) for group in fence.local.groups}
-            read |= self._ask_ended(fence, conditions, reading)
-            scans = [opened.enter_context(scan) for scan in conditions.scanned(self._local, _here(reading))]
+            read |= self._ask_ended(fence, wanted, reading)
+            scans = [opened.enter_context(scan) for scan in wanted.scanned(self._local, _here(reading))]
             read |= {key: fetch.result().hand_overs for key, fetch in fetches.items()}
             lacking = {target: each for target, each in missing(read).items() if target not in fence.gone}
             if lacking:
                 fence.require(lacking)
                 return None
-            scans += [fetch.result() for fetch in fetches.values()]
             # From here the caller closes them; an error before this line closes those that are open.
             opened.pop_all()
-        return scans
+        return FragmentScans(scans, [fetch.result() for fetch in fetches.values()])
 
-    def _ask_ended(self, fence: ClusterFence, conditions: _Conditions, reading: Reading) -> dict[GroupKey, HandOvers]:
+    def _ask_ended(self, fence: ClusterFence, wanted: TableRead, reading: Reading) -> dict[GroupKey, HandOvers]:
         """What the groups that the table has no longer have handed over, as far as the answer depends on it."""
         for name, offset in reading.after.items():
             if name not in fence.keys:
@@ -312,8 +295,9 @@ class ClusterSource:
                 fence.ended[key] = max(offset, fence.ended.get(key, -1))
         found = dict[GroupKey, HandOvers]()
         for key, offset in fence.ended.items():
-            request = conditions.request(key, 0, offset, fence.wanted.get(key, {}))
-            hand_overs = self._ended.hand_overs(key, request, conditions.schema, reading.timer)
+            plain = TableRead(wanted.schema, wanted.plan)
+            request = plain.request(key, 0, offset, fence.wanted.get(key, {}))
+            hand_overs = self._ended.hand_overs(key, request, wanted.schema, reading.timer)
             if hand_overs is None:
                 fence.gone.add(key)
             else:

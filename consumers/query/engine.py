@@ -20,6 +20,8 @@ import duckdb
 
 from headrace.connectors.deadline import Deadline
 from headrace.consumers.query.database import LockedDatabase
+from headrace.consumers.query.distributed_run import DistributedRun
+from headrace.consumers.query.group_scans import GroupScan
 from headrace.consumers.query.parameters import BoundStatement
 from headrace.consumers.query.planner import ScanPlan, plan_scans
 from headrace.consumers.query.query_errors import (
@@ -32,8 +34,8 @@ from headrace.consumers.query.query_errors import (
 from headrace.consumers.query.result_stream import Interrupter, ResultStream
 from headrace.consumers.query.session import Session, bare_tables, qualified, show_table
 from headrace.consumers.query.settings import QuerySettings
-from headrace.consumers.query.table_names import TableKey, resolve
-from headrace.consumers.query.table_source import GroupScan, ReadFence, Reading, TableSource
+from headrace.consumers.query.table_names import Resolved, TableKey, resolve
+from headrace.consumers.query.table_source import ReadFence, Reading, TableSource
 from headrace.consumers.store import StoreError
 from headrace.schemas.tables import TableSchema
 
@@ -216,6 +218,8 @@ class QueryEngine:
         resolved = resolve(statement.tables, statement.cte_names, self._source.tables())
         schemas = {key: self._source.schema(*key) for key in resolved.tables}
         plans = plan_scans(statement, resolved, schemas, session.constant, bound.texts())
+        if (divided := self._divided(session, resources, bound, resolved, schemas, reading)) is not None:
+            return session.run(divided, row_limit)
         bare = bare_tables(resolved)
         sql = qualified(statement, session.catalog)
         self._create_views(session, resources, schemas, plans, bare, reading)
@@ -230,6 +234,27 @@ class QueryEngine:
         # column in the view the statement runs, or the message names the right candidates.
         self._create_views(session, resources, schemas, dict.fromkeys(plans, ScanPlan()), bare, reading)
         return session.run(sql, row_limit)
+
+    def _divided(
+        self,
+        session: Session,
+        resources: ExitStack,
+        bound: BoundStatement,
+        resolved: Resolved,
+        schemas: Mapping[TableKey, TableSchema],
+        reading: Reading,
+    ) -> str | None:
+        """SQL of a statement whose parts run where the rows are; None where it runs over rows, all of them here."""
+        statement, fragments = bound.statement, self._source.fragments(reading.fence)
+        if not statement.analyzed:
+            if fragments is None or statement.explain:
+                return None
+            return DistributedRun(session, resources, fragments, reading).prepared(bound, resolved, schemas)
+        source = self._source.fragments(reading.fence, always=True)
+        if source is None:
+            return None
+        run = DistributedRun(session, resources, source, reading, partial=fragments is not None, profiled=True)
+        return run.explained(bound, resolved, schemas)
 
     def _create_views(
         self,
@@ -262,6 +287,7 @@ class QueryEngine:
                 start_ns=plan.start_ns,
                 end_ns=plan.end_ns,
                 tags=plan.tags or None,
+                newest=plan.newest,
                 reading=reading,
             )
         )

@@ -10,22 +10,28 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.connectors.deadline import Deadline
+from headrace.consumers.query.bounds_sql import bounds_sql
 from headrace.consumers.query.engine import QueryEngine
+from headrace.consumers.query.explain import profiled
+from headrace.consumers.query.fragment_sql import FragmentSql
 from headrace.consumers.query.hand_overs import HandOvers
 from headrace.consumers.query.local_fence import LocalFence
 from headrace.consumers.query.query_errors import NotCaughtUp, QueryError, SlotNotHeld, TooManyScans
 from headrace.consumers.query.result_stream import ResultStream
-from headrace.consumers.query.scan_request import RemoteScanRequest, wire_schema
-from headrace.consumers.query.session import Session, literal, quoted
+from headrace.consumers.query.scan_figures import ScanFigures
+from headrace.consumers.query.scan_request import RemoteScanRequest, ScanInvalid, wire_schema
+from headrace.consumers.query.scan_stream import SchemaAhead
+from headrace.consumers.query.session import Session, qualified, quoted
+from headrace.consumers.query.table_names import fold
 from headrace.consumers.query.table_source import LocalSource, Reading
 from headrace.consumers.replication.group import Group
 from headrace.consumers.replication.group_health import State
@@ -110,7 +116,7 @@ class GroupScanner:
         return self._source.schema(request.database, request.table)
 
     def _session(self, resources: ExitStack, request: RemoteScanRequest, fence: LocalFence) -> Session:
-        engine = self._engine
+        engine, now_us = self._engine, 0 if request.fragment is None else request.fragment.now_us
         limit_mb, timeout_ms = engine.settings.memory_limit_mb, min(request.timeout_ms, engine.settings.timeout_ms)
         return Session(
             engine.database,
@@ -119,7 +125,7 @@ class GroupScanner:
             engine.interrupter,
             limit_mb,
             max(1, timeout_ms),
-            0,
+            now_us,
             engine.on_unreadable,
         )
 
@@ -149,7 +155,13 @@ class RunningScan:
         source: LocalSource,
         on_end: Callable[[int | None], None],
     ) -> None:
-        self.schema = wire_schema(schema, request.columns)
+        fragment = request.fragment
+        self._is_of_rows = fragment is None or fragment.schema is None
+        self.schema = (
+            fragment.schema
+            if fragment is not None and fragment.schema is not None
+            else wire_schema(schema, request.columns)
+        )
         self._resources = resources
         self._session = session
         self._request = request
@@ -160,6 +172,7 @@ class RunningScan:
         self.hand_overs = HandOvers()
         self._lock = threading.Lock()
         self._ended = False
+        self._figures: ScanFigures | None = None
         self._batches: Iterator[pa.RecordBatch] | None = None
 
     def next(self) -> pa.RecordBatch | None:
@@ -205,6 +218,8 @@ class RunningScan:
 
     def _result(self, reading: Reading) -> ResultStream:
         request = self._request
+        # Before the rows: what may not run is refused at once.
+        sql = self._sql() if request.fragment is None else self._checked(request.fragment)
         try:
             scans = self._source.scan(
                 request.database,
@@ -213,6 +228,7 @@ class RunningScan:
                 start_ns=request.start_ns,
                 end_ns=request.end_ns,
                 tags=request.tags or None,
+                newest=request.newest,
                 reading=reading,
             )
         except StoreError as error:
@@ -221,7 +237,25 @@ class RunningScan:
             self._resources.push(scan)
         columns = tuple({*request.columns, *self._filtered()})
         self._session.create_view(self._table, columns, scans, bare=False)
-        return self._session.run(self._sql(), None)
+        if request.profiled:
+            self._figures = profiled(self._session, sql, scans, request.group)
+        result = self._session.run(sql, None)
+        if not self._is_of_rows and not result.schema.equals(self.schema):
+            raise SchemaAhead.of_fragment()
+        return result
+
+    def _checked(self, fragment: FragmentSql) -> str:
+        """The SQL of a fragment, as the SQL of a user is checked. It reads the table of its request alone."""
+        statement = self._session.check(fragment.sql)
+        path = (self._request.database, self._request.table)
+        others = {fold(name.path) for name in statement.tables} - {fold(path)}
+        if others or not statement.tables or statement.explain or statement.show or statement.verb:
+            raise ScanInvalid("the fragment is no SELECT over the table of its request")
+        return qualified(self._session.bind(statement, fragment.parameters).statement, self._session.catalog)
+
+    def figures(self) -> Mapping[str, Any]:
+        """What was read, if the asker wants to know; see ScanFigures."""
+        return {} if self._figures is None else self._figures.document()
 
     def _filtered(self) -> list[str]:
         """The columns that conditions name."""
@@ -231,17 +265,15 @@ class RunningScan:
     def _sql(self) -> str:
         request = self._request
         name = f"{self._session.catalog}.{quoted(request.database)}.{quoted(request.table)}"
-        conditions = [
-            f"{quoted(TIME_COLUMN)} {sign} make_timestamp_ns({bound})"
-            for sign, bound in ((">=", request.start_ns), ("<", request.end_ns))
-            if bound is not None
-        ]
-        conditions += [_among(tag, values) for tag, values in request.tags.items() if tag in self._table.tags]
+        tags = {tag: values for tag, values in request.tags.items() if tag in self._table.tags}
+        conditions = bounds_sql(request.start_ns, request.end_ns, tags)
         where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
         return f"SELECT {', '.join(map(quoted, request.columns))} FROM {name}{where}"
 
     def _wire(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """A batch with its tags as dictionaries: a third of the bytes, here, on the way and at the asker."""
+        if not self._is_of_rows:
+            return pa.RecordBatch.from_arrays(batch.columns, schema=self.schema)
         columns = [
             pc.dictionary_encode(column) if pa.types.is_dictionary(field.type) else column
             for field, column in zip(self.schema, batch.columns, strict=True)
@@ -255,9 +287,3 @@ def _is_wanted(group: Group, request: RemoteScanRequest) -> bool:
     """Whether a group is the one that a scan asks for; an asker that names no birth means the one there is."""
     wanted = group.key == request.name if request.birth else group.name == request.group
     return wanted and not group.health.holds(State.LEAVING)
-
-
-def _among(tag: str, values: Sequence[str]) -> str:
-    # Stores take an absent tag for an empty text; the view shows null.
-    condition = f"{quoted(tag)} IN ({', '.join(map(literal, values))})" if values else "false"
-    return f"({condition} OR {quoted(tag)} IS NULL)" if "" in values else condition

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import sqlglot
 from sqlglot import exp
-from sqlglot.tokens import Token, TokenType
+from sqlglot.tokenizer_core import Token, TokenType
 
 from headrace.consumers.query.aggregates import divided, is_aggregate
 from headrace.consumers.query.sql_nodes import is_of_row, parsed_expression, quoted_column, sql_of
@@ -196,7 +196,7 @@ class _Division:
         """An item of the select list over the columns of the fragments."""
         _require(not isinstance(item, exp.Star) and not item.is_star)
         content = self._over_partials(_content(item), strict=False, ordered=False)
-        return exp.alias_(content, item.alias, quoted=True) if isinstance(item, exp.Alias) else content
+        return _aliased(content, item.alias) if isinstance(item, exp.Alias) else content
 
     def _over_partials(self, expression: exp.Expression, strict: bool, ordered: bool) -> exp.Expression:
         """An expression with its keys and aggregates replaced by columns of the fragments."""
@@ -314,8 +314,12 @@ def _name(item: exp.Expression) -> str | None:
     return item.alias if isinstance(item, exp.Alias) else None
 
 
+def _aliased(content: exp.Expression, name: str) -> exp.Alias:
+    return exp.Alias(this=content, alias=exp.to_identifier(name, quoted=True))
+
+
 def _named(item: exp.Expression, name: str) -> exp.Expression:
-    return exp.alias_(_content(item), name, quoted=True)
+    return _aliased(_content(item), name)
 
 
 def _final_column(name: str) -> exp.Column:

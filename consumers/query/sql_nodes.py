@@ -91,7 +91,7 @@ def is_of_row(node: exp.Expression) -> bool:
     return all(_allowed(each) for each in node.walk())
 
 
-def _allowed(node: exp.Expression) -> bool:
+def _allowed(node: exp.Expr) -> bool:
     if isinstance(node, exp.Anonymous):
         return node.name.lower() in ROW_FUNCTIONS or node.name.lower() == READER
     if isinstance(node, exp.DataType):

@@ -14,16 +14,16 @@ SCHEMA = TableSchema(
     "cpu",
     1,
     ("host", "region"),
-    (("x", FieldType.FLOAT64), ("n", FieldType.INT64), ("b", FieldType.BOOL), ("s", FieldType.STRING)),
+    (("b", FieldType.BOOL), ("n", FieldType.INT64), ("s", FieldType.STRING), ("x", FieldType.FLOAT64)),
 )
 TYPES = {
     "host": pa.string(),
     "region": pa.string(),
     "time": pa.timestamp("ns"),
-    "x": pa.float64(),
-    "n": pa.int64(),
     "b": pa.bool_(),
+    "n": pa.int64(),
     "s": pa.string(),
+    "x": pa.float64(),
 }
 BEGIN_NS = 1_767_225_600_000_000_000
 _INT64_ENDS = (2**63 - 1, -(2**63), 2**62)
@@ -37,17 +37,24 @@ def random_groups(chance: random.Random, groups: int) -> list[pa.Table]:
         host = chance.choice([None, f"host_{number}"])
         series = {"host": host or None, "region": chance.choice(["eu", "us", None]) if host else f"region_{number}"}
         group = rows[chance.randrange(groups)]
-        group += [series | _values(chance, next(times)) for _ in range(chance.choice([0, 1, 5, 40]))]
+        group += [
+            series | _at(chance, next(times)) | random_values(chance) for _ in range(chance.choice([0, 1, 5, 40]))
+        ]
     schema = pa.schema(list(TYPES.items()))
     return [pa.Table.from_pylist(each, schema=schema) for each in rows]
 
 
-def _values(chance: random.Random, second: int) -> dict[str, object]:
+def _at(chance: random.Random, second: int) -> dict[str, object]:
+    return {"time": BEGIN_NS + second * 1_000_000_000 + chance.randrange(1_000)}
+
+
+def random_values(chance: random.Random) -> dict[str, object]:
+    """The fields of a row, each of them null at times."""
+
     def maybe(value: object) -> object:
         return None if chance.random() < 0.2 else value
 
     return {
-        "time": BEGIN_NS + second * 1_000_000_000 + chance.randrange(1_000),
         "x": maybe(chance.choice([chance.uniform(-100, 100), 0.0, float(chance.randrange(10))])),
         "n": maybe(chance.choice([chance.randrange(-50, 50), *_INT64_ENDS])),
         "b": maybe(chance.random() < 0.5),
@@ -80,7 +87,14 @@ _CONDITIONS = (
 )
 UNDIVIDED = (
     *("count(DISTINCT host)", "median(x)", "first(s ORDER BY time)", "string_agg(s, ',' ORDER BY time)"),
-    *("arg_max(x, n)", "max(x, 2)", "list(n ORDER BY time)", "sum(DISTINCT n)", "stddev(x)", "quantile_cont(x, 0.5)"),
+    *(
+        "arg_max(x, epoch_ns(time))",
+        "max(x, 2)",
+        "list(n ORDER BY time)",
+        "sum(DISTINCT n)",
+        "stddev(x)",
+        "quantile_cont(x, 0.5)",
+    ),
 )
 """Aggregates that are computed from rows."""
 
