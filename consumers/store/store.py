@@ -251,7 +251,7 @@ class Store(SlotMoves):
         with components.view.lock:
             view = components.view.table(database, table)
             keys = [(database, table, bucket) for bucket in range(view.metadata.database.buckets)]
-            sealed = [batch for batch in map(components.last, keys) if batch is not None]
+            last = [(name, batch) for name in keys if (batch := components.last(name)) is not None]
             era_max, frontier = components.view.era_max, components.view.frontier
             if any((entry.database, entry.table) == (database, table) for entry in components.view.awaited()):
                 return None
@@ -260,8 +260,14 @@ class Store(SlotMoves):
                 return None
         # Tombstones that came up to the frontier were applied to the sealed last rows by their seal.
         unapplied = view.tombstones.newer_than(frontier)
-        batches = [apply_tombstones(batch, unapplied, era_max) for batch in sealed] if unapplied else sealed
-        batches = [with_tags(batch, wanted) for batch in (*batches, components.live.of(view).last)]
+        named = [*last, ((database, table), components.live.of(view).last)]
+        indices = components.last_tags
+        # By the tags first: what is deleted matters of the wanted series alone.
+        found = [with_tags(batch, wanted, indices.of(name, batch)) for name, batch in named]
+        sealed, live = found[:-1], found[-1]
+        if unapplied:
+            sealed = [apply_tombstones(batch, unapplied, era_max) for batch in sealed]
+        batches = [*sealed, live]
         merged = merge_last(batches, view.schema.field_types())
         return None if has_stale(merged) else last_table(merged, view.schema)
 

@@ -16,6 +16,7 @@ BENCHES = {
     "replication": "headrace.bench.replication",
     "recovery": "headrace.bench.recovery",
     "migrate": "headrace.bench.migrate",
+    "queries": "headrace.bench.queries",
     "wal": "headrace.bench.wal",
     "spark": "headrace.bench.spark_ingest",
 }
