@@ -1,8 +1,8 @@
-"""Divides a statement into what members of other groups compute and what runs here. Pure but for DuckDB's binder.
+"""Divides a statement into what members of other groups compute and what runs here. Pure.
 
 Each SELECT that aggregates one table becomes a fragment with partial aggregates. A table that one other SELECT names
-gives rows, without those that its WHERE rejects. The text of a statement changes only where a divided SELECT is, and
-only if DuckDB gives the new one the same types.
+gives rows, without those that its WHERE rejects. The text of a statement changes only where a divided SELECT is.
+
 """
 
 from __future__ import annotations

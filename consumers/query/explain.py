@@ -25,6 +25,7 @@ _SCHEMA = pa.schema(
     + [(name, pa.int64()) for name in _COUNTS]
     + [("ms", pa.float64())]
 )
+_FILE_SCANS = ("READ_PARQUET", "PARQUET_SCAN")
 VECTOR_ROWS = 2_048
 """Rows that DuckDB reads at a time."""
 
@@ -57,9 +58,10 @@ def _operators(profile: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 def _row_groups(operator: Mapping[str, Any]) -> int:
     """The row groups that a scan of files has taken rows from."""
-    # DuckDB counts those that it has begun with, of which a LIMIT leaves most before their first row.
+    # DuckDB counts those that it has begun with, of which a LIMIT leaves most before their first row. Row groups of
+    # a store have far more rows than a vector, so that the rows bound how many were read.
     vectors = math.ceil(operator.get("rows_scanned", 0) / VECTOR_ROWS)
-    is_of_files = str(operator.get("extra_info", {}).get("Function", "")).upper().endswith("PARQUET_SCAN")
+    is_of_files = str(operator.get("extra_info", {}).get("Function", "")).upper() in _FILE_SCANS
     return min(int(operator.get("row_groups_scanned", 0)), vectors) if is_of_files else 0
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import duckdb
@@ -246,3 +247,19 @@ def test_what_needs_older_rows_does_not_use_the_index(written: Written, sql: str
 def test_a_null_in_the_newest_row_is_not_the_newest_value(written: Written) -> None:
     """An aggregate ignores nulls, so groups with such a row are scanned."""
     written.check("n1", f"SELECT host, region, arg_max(x, time) AS x FROM {TABLE} GROUP BY ALL", ordered=False)
+
+
+def test_a_limit_reads_few_row_groups(tmp_path: Path) -> None:
+    """Ten of thousands of rows: each group reads two row groups at most, here and at other nodes."""
+    with cluster_of_stores(tmp_path, SCHEMA) as cluster:
+        tags = [{"host": f"host_{number}"} for number in range(20)]
+        cluster.write([(each, BEGIN_NS + second, {"n": second}) for second in range(300) for each in tags])
+        cluster.seal()
+        found = cluster.ask("n0", f"EXPLAIN ANALYZE SELECT * FROM {TABLE} LIMIT 10").to_pylist()
+        rows = [row for row in found if row["driver"] == "rows"]
+        assert set(cluster.ring.headers) == {row["group"] for row in rows}
+        assert all(row["row_groups_read"] <= 2 and row["rows"] <= 10 for row in rows)
+        whole = cluster.ask("n0", f"EXPLAIN ANALYZE SELECT * FROM {TABLE}").to_pylist()
+        read = [row for row in whole if row["driver"] == "rows" and row["segments_read"]]
+        assert 6_000 == sum(row["rows"] for row in read)
+        assert all(row["row_groups_read"] >= 1 for row in read)
