@@ -2,7 +2,6 @@
 
 Each SELECT that aggregates one table becomes a fragment with partial aggregates. A table that one other SELECT names
 gives rows, without those that its WHERE rejects. The text of a statement changes only where a divided SELECT is.
-
 """
 
 from __future__ import annotations
