@@ -43,17 +43,15 @@ from headrace.consumers.node.node_log import check_log_kind, node_log
 from headrace.consumers.node.node_writer import NodeWriter
 from headrace.consumers.node.placing import placement_task
 from headrace.consumers.node.readiness import Readiness
+from headrace.consumers.node.reading import cluster_source
 from headrace.consumers.node.recovery_environment import NodeRecoveryEnvironment
 from headrace.consumers.node.requests import GroupRequests
 from headrace.consumers.node.settings import ServerSettings
 from headrace.consumers.node.slot_pulls import SlotMigration
 from headrace.consumers.node.software import installed_version
 from headrace.consumers.node.status_report import node_figures, node_status
-from headrace.consumers.query.cluster_source import ClusterSource
-from headrace.consumers.query.ended_groups import EndedLogs, LogTopics
 from headrace.consumers.query.engine import QueryEngine
 from headrace.consumers.query.group_scanner import GroupScanner
-from headrace.consumers.query.log_names import LogNames
 from headrace.consumers.query.remote_rows import RemoteRows
 from headrace.consumers.query.table_source import LocalSource
 from headrace.consumers.recovery.file_copy import Snapshot
@@ -95,8 +93,7 @@ class Node:
         self.started_at = datetime.now(UTC).isoformat(timespec="seconds")
         self._server: Server | None = None
         self.started = False
-        # The heartbeat is needed before the parts that its statuses describe; it sends nothing before
-        # `start`.
+        # Needed before the parts that its statuses describe; it sends nothing before `start`.
         self.heartbeat = Heartbeat(
             self.log, self.topics.status, settings.node.id, self.incarnation, lambda: self.readiness.statuses()
         )
@@ -112,8 +109,7 @@ class Node:
     def start(self, on_progress: Callable[[str], None], *, observer: bool = False) -> None:
         """Open the data directory, join the cluster, apply the journal and begin to consume.
 
-        Raises typed errors. An observer only follows its logs: it serves nothing, sends no status, leads no
-        group and recovers nothing from files.
+        Raises typed errors. An observer only follows its logs, and does nothing for others.
         """
         self._observer = observer
         if not observer:
@@ -210,9 +206,7 @@ class Node:
         settings = self.settings.query
         local = LocalSource(self.groups, self.schema_log.catalogue, self.readiness)
         remote = RemoteRows(self.name, self.slot_table, self.heartbeat, settings.remote_mb_max * 1_000_000)
-        topics = LogTopics(self.log, self.topics)
-        names = LogNames(self.topics, EndedLogs(lambda: self._follower.state, topics.is_deleted))
-        self.source = ClusterSource(local, remote, topics, self.metadata.follower.look_soon, names)
+        self.source = cluster_source(local, remote, self.log, self.topics, self._follower)
         # The directory of all groups: DuckDB is locked to it, and groups come while it runs.
         segments = create_directories(self.directory / SEGMENTS_DIRECTORY)
         self.engine = QueryEngine(self.source, [segments], settings, on_unreadable=self.scrubber.scrub_now)
@@ -227,14 +221,9 @@ class Node:
             group.start()
         self.log_consumer.start()
         if not self._observer:
-            self.heartbeat.start()
-            self.metadata.start()
-            self.leader_tasks.start()
-            self.placement.start()
-            self.supervisor.start()
-            self.divergence_monitor.start()
-            self.scrubber.start()
-            self.migration.start()
+            first = (self.heartbeat, self.metadata, self.leader_tasks, self.placement, self.supervisor)
+            for part in (*first, self.divergence_monitor, self.scrubber, self.migration):
+                part.start()
         self.log_monitor.start()
         self._snapshot_expiry.start()
         self.started = True

@@ -8,26 +8,27 @@ stop answers that others can give.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from headrace.connectors.clock import Moment
 from headrace.connectors.deadline import Deadline
 from headrace.consumers.query.ended_groups import EndedGroups, Gone, GroupTopics
+from headrace.consumers.query.fragments import Fragment, FragmentScans, FragmentSource
+from headrace.consumers.query.group_scans import GroupScan
 from headrace.consumers.query.hand_overs import HandOvers, Positions, Required, missing
 from headrace.consumers.query.late_groups import LateGroups
 from headrace.consumers.query.local_fence import LocalFence
 from headrace.consumers.query.log_names import GROUP_NAMES, LogNames
-from headrace.consumers.query.planner import column_names
+from headrace.consumers.query.planner import ScanPlan
 from headrace.consumers.query.query_errors import GroupUnavailable, NotCaughtUp, NotReady, QueryTimeout, SlotsMoved
-from headrace.consumers.query.remote_rows import Placement, RemoteRows, RemoteScan, check_time
-from headrace.consumers.query.scan_request import RemoteScanRequest, wire_schema
+from headrace.consumers.query.remote_rows import Placement, RemoteRows, RemoteScan, check_time, discard
 from headrace.consumers.query.shared_timer import SharedTimer
 from headrace.consumers.query.stale_reads import not_ready
+from headrace.consumers.query.table_read import TableRead
 from headrace.consumers.query.table_source import (
-    GroupScan,
     LocalSource,
     ReadFence,
     Reading,
@@ -80,46 +81,6 @@ class ClusterFence:
                 wanted[origin] = max(position, wanted.get(origin, BEGINNING))
             if target not in self.keys.values():
                 self.ended.setdefault(target, -1)
-
-
-@dataclass(frozen=True)
-class _Conditions:
-    """What a query reads of one table."""
-
-    schema: TableSchema
-    columns: Sequence[str] | None
-    start_ns: int | None
-    end_ns: int | None
-    tags: Mapping[str, Sequence[str]] | None
-
-    def scanned(self, source: LocalSource, reading: Reading) -> Sequence[GroupScan]:
-        """Scans of the groups here."""
-        return source.scan(
-            self.schema.database,
-            self.schema.table,
-            columns=self.columns,
-            start_ns=self.start_ns,
-            end_ns=self.end_ns,
-            tags=self.tags,
-            reading=reading,
-        )
-
-    def request(self, key: GroupKey, table_version: int, after: int, accepted: Positions) -> RemoteScanRequest:
-        """The scan of one group of other nodes."""
-        schema = self.schema
-        return RemoteScanRequest(
-            *(key.group, schema.database, schema.table, schema.version, self.names, self.start_ns, self.end_ns),
-            {tag: tuple(values) for tag, values in (self.tags or {}).items()},
-            after=after,
-            birth=key.birth,
-            table_version=table_version,
-            accepted=accepted,
-        )
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The columns by name."""
-        return tuple(self.columns) if self.columns is not None else column_names(self.schema)
 
 
 class ClusterSource:
@@ -249,24 +210,49 @@ class ClusterSource:
         start_ns: int | None,
         end_ns: int | None,
         tags: Mapping[str, Sequence[str]] | None,
+        newest: Sequence[str] | None = None,
         reading: Reading,
     ) -> Sequence[GroupScan]:
         """See TableSource. The groups of other nodes are fetched at once, while those here are scanned."""
-        conditions = _Conditions(self.schema(database, table), columns, start_ns, end_ns, tags)
+        wanted = {tag: tuple(values) for tag, values in (tags or {}).items()}
+        plan = ScanPlan(
+            None if columns is None else tuple(columns),
+            start_ns,
+            end_ns,
+            wanted,
+            newest=None if newest is None else tuple(newest),
+        )
+        scans = self._read(TableRead(self.schema(database, table), plan), reading)
+        return [*scans.local, *scans.remote]
+
+    @property
+    def node(self) -> str:
+        """See FragmentSource."""
+        return self.remote.node
+
+    def fragments(self, fence: ReadFence, *, always: bool = False) -> FragmentSource | None:
+        """See TableSource."""
+        return self if always or (isinstance(fence, ClusterFence) and fence.remote) else None
+
+    def scan_fragment(self, fragment: Fragment, reading: Reading) -> FragmentScans:
+        """See FragmentSource."""
+        return self._read(TableRead(fragment.schema, fragment.plan, fragment.remote, fragment.profiled), reading)
+
+    def _read(self, read: TableRead, reading: Reading) -> FragmentScans:
         fence = reading.fence
         if not isinstance(fence, ClusterFence):
-            scans = conditions.scanned(self._local, reading)
+            scans = read.scanned(self._local, reading)
             with ExitStack() as opened:
                 for each in scans:
                     opened.push(each)
                 self._check_stale(self.remote.placement.version)
                 opened.pop_all()
-            return scans
+            return FragmentScans(scans, ())
         self._contain(fence, reading.after)
         while True:
             self._await_local(fence, reading)
             try:
-                found = self._scan(fence, conditions, reading)
+                found = self._scan(fence, read, reading)
             except (GroupUnavailable, QueryTimeout) as error:
                 if beyond := self._beyond(fence, reading):
                     raise NotCaughtUp.to(beyond) from error
@@ -308,24 +294,21 @@ class ClusterSource:
                 retriable=True,
             )
 
-    def _scan(self, fence: ClusterFence, conditions: _Conditions, reading: Reading) -> Sequence[GroupScan] | None:
+    def _scan(self, fence: ClusterFence, wanted: TableRead, reading: Reading) -> FragmentScans | None:
         """The scans of all groups; None if one of them had not accepted yet what another one had handed over."""
         fetches, timer = dict[GroupKey, Future[RemoteScan]](), SharedTimer(reading.timer)
         with ExitStack() as opened:
-            opened.callback(_discard, fetches.values())
+            opened.callback(discard, fetches.values())
             opened.callback(timer.abandon)
             for name in fence.remote:
                 key = fence.keys[name]
-                request = conditions.request(
-                    key, fence.table.version, fence.after.get(name, -1), fence.wanted.get(key, {})
-                )
-                schema = wire_schema(conditions.schema, conditions.names)
-                fetches[key] = self._threads.submit(self.remote.scan, request, schema, timer)
+                request = wanted.request(key, fence.table.version, fence.after.get(name, -1), fence.wanted.get(key, {}))
+                fetches[key] = self._threads.submit(self.remote.scan, request, wanted.wire(), timer)
             # Before the rows are read: they have at least what was accepted by now.
             read = {group.birth_key: HandOvers.of(group.applied.changes) for group in fence.local.groups}
             after = fence.after.copy()
-            read |= self._ask_ended(fence, conditions, reading)
-            scans = [opened.enter_context(scan) for scan in conditions.scanned(self._local, _here(reading))]
+            read |= self._ask_ended(fence, wanted, reading)
+            scans = [opened.enter_context(scan) for scan in wanted.scanned(self._local, _here(reading))]
             if fetches:
                 with reading.waits.outside(BlockedOn.REMOTE):
                     read |= {key: fetch.result().hand_overs for key, fetch in fetches.items()}
@@ -333,10 +316,9 @@ class ClusterSource:
             if lacking or after != fence.after:
                 fence.require(lacking)
                 return None
-            scans += [fetch.result() for fetch in fetches.values()]
             # From here the caller closes them; an error before this line closes those that are open.
             opened.pop_all()
-        return scans
+        return FragmentScans(scans, [fetch.result() for fetch in fetches.values()])
 
     def _contain(self, fence: ClusterFence, after: Mapping[str, int]) -> None:
         """The answer contains these offsets, and what groups that are gone have left to others. Raises SlotsMoved."""
@@ -354,12 +336,13 @@ class ClusterSource:
                 self._contain(fence, gone.ends)
             fence.ended[key] = max(offset, fence.ended.get(key, -1))
 
-    def _ask_ended(self, fence: ClusterFence, conditions: _Conditions, reading: Reading) -> dict[GroupKey, HandOvers]:
+    def _ask_ended(self, fence: ClusterFence, wanted: TableRead, reading: Reading) -> dict[GroupKey, HandOvers]:
         """What the groups that the table has no longer have handed over, as far as the answer depends on it."""
         found = dict[GroupKey, HandOvers]()
+        plain = TableRead(wanted.schema, wanted.plan)
         for key, offset in list(fence.ended.items()):
-            request = conditions.request(key, 0, offset, fence.wanted.get(key, {}))
-            known = self._ended.hand_overs(key, request, conditions.schema, reading.timer, fence.keys.values())
+            request = plain.request(key, 0, offset, fence.wanted.get(key, {}))
+            known = self._ended.hand_overs(key, request, wanted.schema, reading.timer, fence.keys.values())
             if isinstance(known, Gone):
                 fence.gone.add(key)
                 self._contain(fence, known.ends)
@@ -390,18 +373,6 @@ def _here(reading: Reading) -> Reading:
     """The reading as the groups of this node see it."""
     fence = reading.fence
     return replace(reading, fence=fence.local) if isinstance(fence, ClusterFence) else reading
-
-
-def _discard(fetches: Collection[Future[RemoteScan]]) -> None:
-    """Release the rows of fetches that nobody takes, also of those that still run."""
-    for fetch in fetches:
-        fetch.cancel()
-        fetch.add_done_callback(_release)
-
-
-def _release(fetch: Future[RemoteScan]) -> None:
-    if not fetch.cancelled() and fetch.exception() is None:
-        fetch.result().__exit__(None, None, None)
 
 
 def _keys(table: Placement) -> dict[str, GroupKey]:

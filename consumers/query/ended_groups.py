@@ -87,6 +87,7 @@ class EndedGroups:
             end_ns=0,
             table_version=0,
             tags={},
+            newest=None,
         )
         try:
             if self._remote.holders(key.group):

@@ -10,24 +10,30 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.connectors.deadline import Deadline
+from headrace.consumers.query.bounds_sql import bounds_sql
 from headrace.consumers.query.engine import QueryEngine
+from headrace.consumers.query.explain import profiled
+from headrace.consumers.query.fragment_sql import FragmentSql
 from headrace.consumers.query.hand_overs import HandOvers
 from headrace.consumers.query.local_fence import LocalFence
 from headrace.consumers.query.query_errors import NotCaughtUp, QueryError, SlotNotHeld, TooManyScans
 from headrace.consumers.query.query_timer import QueryTimer
-from headrace.consumers.query.scan_request import RemoteScanRequest, wire_schema
-from headrace.consumers.query.session import Session
+from headrace.consumers.query.scan_figures import ScanFigures
+from headrace.consumers.query.scan_request import RemoteScanRequest, ScanInvalid, wire_schema
+from headrace.consumers.query.scan_stream import SchemaAhead
+from headrace.consumers.query.session import Session, qualified
+from headrace.consumers.query.table_names import fold
 from headrace.consumers.query.table_source import LocalSource, Reading
-from headrace.consumers.query.views import literal, quoted
+from headrace.consumers.query.views import quoted
 from headrace.consumers.replication.group import Group
 from headrace.consumers.replication.group_health import State
 from headrace.consumers.store import StoreError
@@ -35,6 +41,8 @@ from headrace.schemas.tables import TIME_COLUMN, TableSchema
 
 SCAN_MB = 64
 """Memory of one scan: it holds no rows but those on their way."""
+FRAGMENT_MB = 256
+"""Memory of one that computes: groups of an aggregate, rows of a sort with a limit."""
 SCHEMA_WAIT_S = 1.0
 """How long a scan waits for a version of the schema that the asker knows already."""
 
@@ -113,11 +121,12 @@ class GroupScanner:
         return self._source.schema(request.database, request.table)
 
     def _session(self, resources: ExitStack, request: RemoteScanRequest, fence: LocalFence) -> Session:
-        engine = self._engine
+        engine, fragment = self._engine, request.fragment
         timer = QueryTimer(engine.interrupter, max(1, min(request.timeout_ms, engine.settings.timeout_ms)))
         resources.callback(timer.finish)
-        memory_mb = min(SCAN_MB, engine.settings.memory_limit_mb)
-        return Session(engine.database, resources, fence, timer, memory_mb, 0, engine.on_unreadable)
+        memory_mb = min(SCAN_MB if fragment is None else FRAGMENT_MB, engine.settings.memory_limit_mb)
+        now_us = 0 if fragment is None else fragment.now_us
+        return Session(engine.database, resources, fence, timer, memory_mb, now_us, engine.on_unreadable)
 
     def _release(self, began_s: float) -> None:
         self._count(running=-1, seconds=time.monotonic() - began_s)
@@ -145,7 +154,13 @@ class RunningScan:
         source: LocalSource,
         on_end: Callable[[int | None], None],
     ) -> None:
-        self.schema = wire_schema(schema, request.columns)
+        fragment = request.fragment
+        self._is_of_rows = fragment is None or fragment.schema is None
+        self.schema = (
+            fragment.schema
+            if fragment is not None and fragment.schema is not None
+            else wire_schema(schema, request.columns)
+        )
         self._resources = resources
         self._session = session
         self._request = request
@@ -156,6 +171,7 @@ class RunningScan:
         self.hand_overs = HandOvers()
         self._lock = threading.Lock()
         self._ended = False
+        self._figures: ScanFigures | None = None
         self._batches: Iterator[pa.RecordBatch] | None = None
 
     def next(self) -> pa.RecordBatch | None:
@@ -203,6 +219,8 @@ class RunningScan:
 
     def _batches_of(self, reading: Reading) -> Iterator[pa.RecordBatch]:
         request = self._request
+        # Before the rows: what may not run is refused at once.
+        sql = self._sql() if request.fragment is None else self._checked(request.fragment)
         try:
             scans = self._source.scan(
                 request.database,
@@ -211,6 +229,7 @@ class RunningScan:
                 start_ns=request.start_ns,
                 end_ns=request.end_ns,
                 tags=request.tags or None,
+                newest=request.newest,
                 reading=reading,
             )
         except StoreError as error:
@@ -219,8 +238,25 @@ class RunningScan:
             self._resources.push(scan)
         columns = tuple({*request.columns, *self._filtered()})
         self._session.create_view(self._table, columns, scans, bare=False)
-        _, batches = self._session.run(self._sql())
+        if request.profiled:
+            self._figures = profiled(self._session, sql, scans, request.group)
+        found, batches = self._session.run(sql)
+        if not self._is_of_rows and not found.equals(self.schema):
+            raise SchemaAhead.of_fragment()
         return batches
+
+    def _checked(self, fragment: FragmentSql) -> str:
+        """The SQL of a fragment, as the SQL of a user is checked. It reads the table of its request alone."""
+        statement = self._session.check(fragment.sql)
+        path = (self._request.database, self._request.table)
+        others = {fold(name.path) for name in statement.tables} - {fold(path)}
+        if others or not statement.tables or statement.explain or statement.show or statement.verb:
+            raise ScanInvalid("the fragment is no SELECT over the table of its request")
+        return qualified(self._session.bind(statement, fragment.parameters).statement, self._session.catalog)
+
+    def figures(self) -> Mapping[str, Any]:
+        """What was read, if the asker wants to know; see ScanFigures."""
+        return {} if self._figures is None else self._figures.document()
 
     def _filtered(self) -> list[str]:
         """The columns that conditions name."""
@@ -230,17 +266,15 @@ class RunningScan:
     def _sql(self) -> str:
         request = self._request
         name = f"{self._session.catalog}.{quoted(request.database)}.{quoted(request.table)}"
-        conditions = [
-            f"{quoted(TIME_COLUMN)} {sign} make_timestamp_ns({bound})"
-            for sign, bound in ((">=", request.start_ns), ("<", request.end_ns))
-            if bound is not None
-        ]
-        conditions += [_among(tag, values) for tag, values in request.tags.items() if tag in self._table.tags]
+        tags = {tag: values for tag, values in request.tags.items() if tag in self._table.tags}
+        conditions = bounds_sql(request.start_ns, request.end_ns, tags)
         where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
         return f"SELECT {', '.join(map(quoted, request.columns))} FROM {name}{where}"
 
     def _wire(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """A batch with its tags as dictionaries: a third of the bytes, here, on the way and at the asker."""
+        if not self._is_of_rows:
+            return pa.RecordBatch.from_arrays(batch.columns, schema=self.schema)
         columns = [
             pc.dictionary_encode(column) if pa.types.is_dictionary(field.type) else column
             for field, column in zip(self.schema, batch.columns, strict=True)
@@ -254,9 +288,3 @@ def _is_wanted(group: Group, request: RemoteScanRequest) -> bool:
     """Whether a group is the one that a scan asks for; an asker that names no birth means the one there is."""
     wanted = group.key == request.name if request.birth else group.name == request.group
     return wanted and not group.health.holds(State.LEAVING)
-
-
-def _among(tag: str, values: Sequence[str]) -> str:
-    # Stores take an absent tag for an empty text; the view shows null.
-    condition = f"{quoted(tag)} IN ({', '.join(map(literal, values))})" if values else "false"
-    return f"({condition} OR {quoted(tag)} IS NULL)" if "" in values else condition

@@ -98,6 +98,11 @@ class Statement:
     parameters: tuple[ParameterName, ...] = ()
 
     @property
+    def analyzed(self) -> bool:
+        """True when what the statement does is wanted, and not its rows."""
+        return self.explain.startswith("EXPLAIN ANALYZE")
+
+    @property
     def described(self) -> bool:
         """True when only the shape of the tables matters, not their rows."""
         return self.verb == "DESCRIBE"

@@ -22,7 +22,10 @@ from sqlglot.dialects import DuckDB
 from sqlglot.errors import SqlglotError
 
 from headrace.consumers.query.guard import Statement
+from headrace.consumers.query.newest_rows import of_aggregates, of_rows
+from headrace.consumers.query.partial_plan import divide
 from headrace.consumers.query.predicates import Evaluate, Narrowing, mark_texts, narrow
+from headrace.consumers.query.scope import Scope, column_names, conditions_of, rows_depend_on_each_other, select_of
 from headrace.consumers.query.table_names import Resolved, TableKey, fold
 from headrace.schemas.tables import TIME_COLUMN, TableSchema
 
@@ -38,13 +41,17 @@ logging.getLogger("sqlglot").setLevel(logging.ERROR)
 
 @dataclass(frozen=True, slots=True)
 class ScanPlan:
-    """What to read of one table. None and missing tags mean everything; `empty` means columns without rows."""
+    """What to read of one table. None and missing tags mean everything; `empty` means columns without rows.
+
+    `newest`: only the newest row of each series is needed, if these columns are not null there; None: every row.
+    """
 
     columns: tuple[str, ...] | None = None
     start_ns: int | None = None
     end_ns: int | None = None
     tags: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     empty: bool = False
+    newest: tuple[str, ...] | None = None
 
 
 def plan_scans(
@@ -58,23 +65,23 @@ def plan_scans(
     if statement.described:
         return {key: ScanPlan(empty=True) for key in resolved.tables}
     plans = {key: ScanPlan() for key in resolved.tables}
-    tree = _parse(statement) if plans else None
+    tree = parse(statement) if plans else None
     if tree is None:
         return plans
     mark_texts(tree, texts)
     found: dict[TableKey, list[exp.Table]] = {}
     for table in tree.find_all(exp.Table):
-        key = resolved.by_path.get(_path(table))
+        key = resolved.by_path.get(path_of(table))
         if key is not None:
             found.setdefault(key, []).append(table)
     # A name that is also a CTE may mean either in each place, so its table is read whole.
     for key, tables in found.items():
         if key not in resolved.shadowed:
-            plans[key] = _combine([_occurrence(tree, table, schemas[key], evaluate) for table in tables], schemas[key])
+            plans[key] = combine([occurrence_of(tree, table, schemas[key], evaluate) for table in tables], schemas[key])
     return plans
 
 
-def _parse(statement: Statement) -> exp.Expression | None:
+def parse(statement: Statement) -> exp.Expression | None:
     """The tree of a statement, or None where sqlglot fails on it or sees other tables than DuckDB."""
     if len(statement.sql) > PLANNED_BYTES_MAX:
         return None
@@ -84,22 +91,26 @@ def _parse(statement: Statement) -> exp.Expression | None:
     # none of them may fail the query.
     except (SqlglotError, RecursionError, ValueError, TypeError, AttributeError, KeyError, IndexError):
         return None
-    ours = Counter(_path(table) for table in tree.find_all(exp.Table))
+    ours = Counter(path_of(table) for table in tree.find_all(exp.Table))
     theirs = Counter(fold(name.path) for name in statement.tables)
     return tree if isinstance(tree, exp.Expression) and ours == theirs else None
 
 
-def _path(table: exp.Table) -> tuple[str, ...]:
+def path_of(table: exp.Table) -> tuple[str, ...]:
+    """The path of a table as SQL compares it."""
     return fold(part for part in (table.catalog, table.db, table.name) if part)
 
 
 @dataclass(slots=True)
-class _Occurrence:
+class Occurrence:
+    """What one use of a table in a statement needs of it."""
+
     columns: frozenset[str] | None
     narrowing: Narrowing
+    newest: tuple[str, ...] | None = None
 
 
-def _combine(occurrences: Sequence[_Occurrence], schema: TableSchema) -> ScanPlan:
+def combine(occurrences: Sequence[Occurrence], schema: TableSchema) -> ScanPlan:
     """One plan that suffices for every use of a table."""
     columns: set[str] | None = set()
     for occurrence in occurrences:
@@ -113,98 +124,44 @@ def _combine(occurrences: Sequence[_Occurrence], schema: TableSchema) -> ScanPla
     starts = [item.start_ns for item in live if item.start_ns is not None]
     ends = [item.end_ns for item in live if item.end_ns is not None]
     shared = set.intersection(*(set(item.tags) for item in live))
+    newest = [occurrence.newest for occurrence in occurrences]
     return ScanPlan(
         columns=ordered,
         start_ns=min(starts) if len(starts) == len(live) else None,
         end_ns=max(ends) if len(ends) == len(live) else None,
         tags={tag: tuple(sorted(frozenset[str]().union(*(item.tags[tag] for item in live)))) for tag in sorted(shared)},
+        newest=_all_newest(newest),
     )
 
 
-def column_names(schema: TableSchema) -> tuple[str, ...]:
-    """The columns of a table in the order in which `SELECT *` gives them: tags, time, fields."""
-    return (*schema.tags, TIME_COLUMN, *(name for name, _ in schema.fields))
+def _all_newest(wanted: Sequence[tuple[str, ...] | None]) -> tuple[str, ...] | None:
+    if any(each is None for each in wanted):
+        return None
+    return tuple(sorted({name for each in wanted for name in each or ()}))
 
 
-def _occurrence(tree: exp.Expression, table: exp.Table, schema: TableSchema, evaluate: Evaluate) -> _Occurrence:
-    select = _select_of(table)
+def occurrence_of(tree: exp.Expression, table: exp.Table, schema: TableSchema, evaluate: Evaluate) -> Occurrence:
+    """What one use of a table in the tree of a statement needs of it."""
+    select = select_of(table)
     if select is None or table.alias_column_names:
-        return _Occurrence(None, Narrowing())
+        return Occurrence(None, Narrowing())
     columns = _columns_used(tree, table, select, schema)
     narrowing = Narrowing()
-    if not _rows_depend_on_each_other(select):
-        spelled = {name.lower(): name for name in column_names(schema)}
-        scope = _Scope(table, select, spelled)
-        for condition in _conditions(select, table):
+    if not rows_depend_on_each_other(select):
+        scope = Scope.of(table, select, schema)
+        for condition in conditions_of(select, table):
             narrow(condition, scope.belongs, frozenset(schema.tags), evaluate, narrowing)
-    return _Occurrence(columns, narrowing)
+    return Occurrence(columns, narrowing, _newest(select, table, schema))
 
 
-def _select_of(table: exp.Table) -> exp.Select | None:
-    """The SELECT whose FROM or JOIN names the table directly."""
-    clause = table.parent
-    select = clause.parent if isinstance(clause, exp.From | exp.Join) else None
-    return select if isinstance(select, exp.Select) else None
-
-
-def _rows_depend_on_each_other(select: exp.Select) -> bool:
-    """True where leaving out a row that WHERE rejects changes which other rows are joined or sampled."""
-    if select.args.get("sample") or any(
-        source.args.get("sample") or source.args.get("pivots") for source in _sources(select)
-    ):
-        return True
-    return any(join.method.upper() in ("ASOF", "POSITIONAL") for join in select.args.get("joins") or ())
-
-
-def _sources(select: exp.Select) -> list[exp.Expression]:
-    clause = select.args.get("from_") or select.args.get("from")
-    first = [clause.this] if clause is not None else []
-    return [*first, *(join.this for join in select.args.get("joins") or ()), *(select.args.get("laterals") or ())]
-
-
-def _conditions(select: exp.Select, table: exp.Table) -> list[exp.Expression]:
-    """Conditions that hold for every row that is used of `table` in `select`."""
-    where = select.args.get("where")
-    found = [where.this] if where is not None else []
-    for join in select.args.get("joins") or ():
-        condition = join.args.get("on")
-        kind, side, method = join.kind.upper(), join.side.upper(), join.method.upper()
-        if condition is None or method or kind not in ("", "INNER", "CROSS", "OUTER"):
-            continue
-        # An ON condition of an outer join drops rows only of the side that may be null.
-        if (not side and kind != "OUTER") or (side == "LEFT" and join.this is table):
-            found.append(condition)
-    return found
-
-
-@dataclass(slots=True)
-class _Scope:
-    """Decides whether a column name inside `select` means a column of `table`."""
-
-    table: exp.Table
-    select: exp.Select
-    spelled: Mapping[str, str]
-
-    def belongs(self, column: exp.Column) -> str | None:
-        """The catalogue's spelling of the column, None when it is or may be one of another table."""
-        name = self.spelled.get(column.name.lower())
-        if name is None or column.args.get("catalog"):
-            return None
-        if column.table:
-            return name if self._qualified(column) else None
-        alone = len(_sources(self.select)) == 1
-        return name if alone and not self._shadowed(column.name.lower()) else None
-
-    def _qualified(self, column: exp.Column) -> bool:
-        exposed = self.table.alias_or_name.lower()
-        if sum(source.alias_or_name.lower() == exposed for source in _sources(self.select)) != 1:
-            return False
-        database = self.table.db.lower() if not self.table.alias else ""
-        return column.table.lower() == exposed and (not column.db or column.db.lower() == database)
-
-    def _shadowed(self, name: str) -> bool:
-        """True if the select list gives the name another meaning, which DuckDB also accepts in WHERE."""
-        return any(isinstance(item, exp.Alias) and item.alias.lower() == name for item in self.select.expressions)
+def _newest(select: exp.Select, table: exp.Table, schema: TableSchema) -> tuple[str, ...] | None:
+    # Most statements end here: dividing one takes as long as to parse it.
+    if any(not isinstance(node, exp.Max | exp.ArgMax | exp.RowNumber) for node in select.find_all(exp.AggFunc)):
+        return None
+    divided = divide(select, table, schema)
+    if divided is not None:
+        return of_aggregates(divided, schema)
+    return () if of_rows(select, table, schema) else None
 
 
 def _columns_used(

@@ -7,7 +7,7 @@ again; nothing of its answer was shown until then.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -17,6 +17,8 @@ import duckdb
 import pyarrow as pa
 
 from headrace.consumers.query.database import LockedDatabase
+from headrace.consumers.query.distributed_run import DistributedRun
+from headrace.consumers.query.group_scans import GroupScan
 from headrace.consumers.query.guard import Statement
 from headrace.consumers.query.parameters import BoundStatement
 from headrace.consumers.query.planner import ScanPlan, plan_scans
@@ -26,8 +28,8 @@ from headrace.consumers.query.query_timer import QueryTimer, ShortTimer
 from headrace.consumers.query.remote_rows import check_time
 from headrace.consumers.query.result_stream import unique_names
 from headrace.consumers.query.session import Session, bare_tables, qualified, show_table
-from headrace.consumers.query.table_names import TableKey, resolve
-from headrace.consumers.query.table_source import GroupScan, ReadFence, Reading, TableSource
+from headrace.consumers.query.table_names import Resolved, TableKey, resolve
+from headrace.consumers.query.table_source import ReadFence, Reading, TableSource
 from headrace.consumers.scheduling.driver import BlockedOn
 from headrace.consumers.scheduling.threaded_driver import Turn
 from headrace.consumers.store import StoreError
@@ -219,6 +221,11 @@ class _Attempt:
         plans: Mapping[TableKey, ScanPlan] = dict.fromkeys(schemas, whole)
         if not whole.empty:
             plans = plan_scans(statement, resolved, schemas, session.constant, bound.texts())
+        divided = None if whole.empty else self._divided(session, bound, resolved, schemas, reading)
+        if divided is not None:
+            self._prepare(statement, has_all=has_all)
+            self._write(session, reading.fence, divided)
+            return
         bare = bare_tables(resolved)
         sql = qualified(statement, session.catalog)
         self._create_views(session, schemas, plans, bare, reading)
@@ -236,6 +243,44 @@ class _Attempt:
         # column in the view the statement runs, or the message names the right candidates.
         self._create_views(session, schemas, dict.fromkeys(plans, whole), bare, reading)
         self._write(session, reading.fence, sql)
+
+    def _divided(
+        self,
+        session: Session,
+        bound: BoundStatement,
+        resolved: Resolved,
+        schemas: Mapping[TableKey, TableSchema],
+        reading: Reading,
+    ) -> str | None:
+        """SQL of a statement whose parts run where the rows are; None where it runs over rows, all of them here."""
+        statement, source = bound.statement, self._host.source
+        fragments = source.fragments(reading.fence)
+        if not statement.analyzed and (fragments is None or statement.explain):
+            return None
+        used = source.fragments(reading.fence, always=True) if statement.analyzed else fragments
+        if used is None:
+            return None
+        run = DistributedRun(
+            session,
+            self._resources,
+            used,
+            reading,
+            partial=fragments is not None,
+            profiled=statement.analyzed,
+        )
+        prepared = run.explained if statement.analyzed else run.prepared
+        sql = prepared(bound, resolved, schemas)
+        self._note(run.scans)
+        return sql
+
+    def _note(self, scans: Sequence[GroupScan]) -> None:
+        """Count what the statement reads."""
+        self._input_bytes += sum(path.stat().st_size for scan in scans for path in scan.files)
+        self._input_bytes += sum(scan.table.nbytes for scan in scans)
+        self._host.count(
+            files_scanned=sum(len(scan.files) for scan in scans),
+            live_rows_scanned=sum(scan.table.num_rows for scan in scans),
+        )
 
     def _prepare(self, statement: Statement, *, has_all: bool) -> None:
         """Before a statement with steps that cannot stop, or that holds many rows: a turn and memory for such ones."""
@@ -261,12 +306,7 @@ class _Attempt:
                 raise session.translate(error) from error
             check_time(self._timer)
             session.create_view(schemas[key], plan.columns, scans, bare=key in bare)
-            self._input_bytes += sum(path.stat().st_size for scan in scans for path in scan.files)
-            self._input_bytes += sum(scan.table.nbytes for scan in scans)
-            self._host.count(
-                files_scanned=sum(len(scan.files) for scan in scans),
-                live_rows_scanned=sum(scan.table.num_rows for scan in scans),
-            )
+            self._note(scans)
             self._turn.pause()
 
     def _scan(self, schema: TableSchema, plan: ScanPlan, reading: Reading) -> list[GroupScan]:
@@ -278,6 +318,7 @@ class _Attempt:
                 start_ns=plan.start_ns,
                 end_ns=plan.end_ns,
                 tags=plan.tags or None,
+                newest=plan.newest,
                 reading=reading,
             )
         )

@@ -10,7 +10,10 @@ import itertools
 import json
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -25,12 +28,14 @@ from headrace.consumers.query.query_errors import (
     GroupUnavailable,
     QueryCancelled,
     QueryError,
+    QueryInvalid,
     QueryMemory,
     QueryTimeout,
     SlotsMoved,
 )
+from headrace.consumers.query.scan_figures import ScanFigures
 from headrace.consumers.query.scan_request import SCAN_ROUTE, RemoteScanRequest
-from headrace.consumers.query.scan_stream import HAND_OVERS, ScanCut, SchemaAhead, error_of, read_scan
+from headrace.consumers.query.scan_stream import FIGURES, HAND_OVERS, ScanCut, SchemaAhead, error_of, read_scan
 from headrace.consumers.query.table_source import ReadTimer
 from headrace.schemas.records import Role, Status
 from headrace.schemas.tables import TIME_COLUMN
@@ -105,9 +110,16 @@ class RemoteScan:
 
     files: Sequence[Path] = ()
 
-    def __init__(self, table: pa.Table, release: Callable[[], None], hand_overs: HandOvers | None = None) -> None:
+    def __init__(
+        self,
+        table: pa.Table,
+        release: Callable[[], None],
+        hand_overs: HandOvers | None = None,
+        figures: ScanFigures | None = None,
+    ) -> None:
         self.table = table
         self.hand_overs = hand_overs or HandOvers()
+        self.figures = figures or ScanFigures()
         self._release = release
 
     def __enter__(self) -> Self:
@@ -128,11 +140,12 @@ class RemoteRows:
         """`node` is this one, which is never asked."""
         self.statistics = RemoteStatistics()
         self.placement = placement
-        self._node = node
+        self.node = node
         self._members = members
         self._limit_bytes = limit_bytes
         self._fetch: Fetch = fetch or fetch_rows
         self._turns = itertools.count()
+        self._asked: Counter[str] = Counter()
         self._lock = threading.Lock()
 
     def serving(self, group: str) -> list[Status]:
@@ -153,7 +166,7 @@ class RemoteRows:
         return [
             each
             for each in found
-            if each.node != self._node and each.http and each.eligible and each.role is not Role.UNSYNCED
+            if each.node != self.node and each.http and each.eligible and each.role is not Role.UNSYNCED
         ]
 
     def scan(self, request: RemoteScanRequest, schema: pa.Schema, timer: ReadTimer) -> RemoteScan:
@@ -195,29 +208,45 @@ class RemoteRows:
         timed = replace(request, timeout_ms=left_ms, wait_ms=min(left_ms, WAIT_MS_MAX))
         share = _Share(self._reserve)
         try:
-            table = self._fetch(member.http, timed, schema, timer, share.reserve)
+            with self._asking(member.node):
+                table = self._fetch(member.http, timed, schema, timer, share.reserve)
         except BaseException as error:
             share.release()
             # The end of the query's own time shows as a connection that was cut.
             check_time(timer)
-            if not isinstance(error, QueryError) or isinstance(error, QueryMemory | SlotsMoved):
+            # An expression that fails over the rows of one member fails over those of all of them.
+            if not isinstance(error, QueryError) or isinstance(error, QueryMemory | SlotsMoved | QueryInvalid):
                 raise
             self._count(tried_again=1)
             reasons[member.node] = f"{_verb(error)}: {error.message}"
             return None
         self._count(answered=1, rows=table.num_rows)
-        return RemoteScan(_local_form(table), share.release, hand_overs_of(table))
+        return RemoteScan(_local_form(table), share.release, hand_overs_of(table), _figures_of(table, member.node))
+
+    @contextmanager
+    def _asking(self, node: str) -> Iterator[None]:
+        with self._lock:
+            self._asked[node] += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._asked[node] -= 1
 
     def _in_order(self, request: RemoteScanRequest) -> list[Status]:
-        """The members to ask, each query another one first; those behind what it must see come last.
+        """The members to ask: the one with the fewest scans of this node first, of equal ones another each time.
 
+        Those behind what the query must see come last.
         Before these come members that name a reason and serve all the same: they still wait for files.
         """
         # A request without a table is for a group that has ended: whoever still holds it may answer.
         found = self.serving(request.group) if request.table_version else self.holders(request.group)
         turn = next(self._turns) % max(1, len(found))
+        with self._lock:
+            asked = self._asked.copy()
         return sorted(
-            found[turn:] + found[:turn], key=lambda each: (each.durable_offset < request.after, each.reason != "")
+            found[turn:] + found[:turn],
+            key=lambda each: (each.durable_offset < request.after, each.reason != "", asked[each.node]),
         )
 
     def _reserve(self, size_bytes: int) -> None:
@@ -281,6 +310,13 @@ def hand_overs_of(table: pa.Table) -> HandOvers:
         raise ScanCut.because(str(error)) from error
 
 
+def _figures_of(table: pa.Table, node: str) -> ScanFigures:
+    """The figures that came with rows, of the node that gave them."""
+    metadata = table.schema.metadata or {}
+    found = ScanFigures.parse(json.loads(metadata[FIGURES])) if FIGURES in metadata else ScanFigures()
+    return replace(found, node=node, rows=table.num_rows)
+
+
 def check_time(timer: ReadTimer) -> None:
     """Raises QueryTimeout or QueryCancelled for a query whose time is over."""
     if timer.cancelled:
@@ -301,3 +337,15 @@ def _local_form(table: pa.Table) -> pa.Table:
     if position < 0:
         return table
     return table.set_column(position, TIME_COLUMN, table.column(position).cast(pa.int64()))
+
+
+def discard(fetches: Collection[Future[RemoteScan]]) -> None:
+    """Release the rows of fetches that nobody takes, also of those that still run."""
+    for fetch in fetches:
+        fetch.cancel()
+        fetch.add_done_callback(_release)
+
+
+def _release(fetch: Future[RemoteScan]) -> None:
+    if not fetch.cancelled() and fetch.exception() is None:
+        fetch.result().__exit__(None, None, None)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from headrace.consumers.query.fragment_sql import FragmentSql
 from headrace.consumers.query.hand_overs import from_list, to_list
 from headrace.consumers.query.query_errors import QueryError
 from headrace.schemas.group_changes import GroupKey, HandOverPosition
@@ -31,7 +32,9 @@ class RemoteScanRequest:
     `version` is that of the asker's schema: the answer is of this one or a newer one. `after` is a log offset that
     the answer contains, -1 for none. `timeout_ms` is what is left of the query's time, and `wait_ms` the most of it
     to wait for `after`. `birth` is that of the group, 0 for any. The answer is that of slot table `table_version`,
-    0 for any, and has what the group must have `accepted`, by the origin of the hand-over.
+    0 for any, and has what the group must have `accepted`, by the origin of the hand-over. `fragment` runs over these
+    rows where they are. `newest`: the newest row of each series is enough if these columns are not null there.
+    `profiled`: the answer has the figures of EXPLAIN ANALYZE.
     """
 
     group: str
@@ -48,6 +51,9 @@ class RemoteScanRequest:
     birth: int = 0
     table_version: int = 1
     accepted: Mapping[GroupKey, HandOverPosition] = field(default_factory=dict)
+    fragment: FragmentSql | None = None
+    newest: tuple[str, ...] | None = None
+    profiled: bool = False
 
     @property
     def name(self) -> str:
@@ -61,6 +67,7 @@ class RemoteScanRequest:
             "columns": list(self.columns),
             "tags": {tag: list(values) for tag, values in tags.items()},
             **self._changes(),
+            **self._work(),
         }
 
     def _changes(self) -> dict[str, Any]:
@@ -70,12 +77,19 @@ class RemoteScanRequest:
             found["table_version"] = self.table_version
         return found | ({"accepted": to_list(self.accepted)} if self.accepted else {})
 
+    def _work(self) -> dict[str, Any]:
+        """What only a part of the requests has."""
+        found: dict[str, Any] = {} if self.fragment is None else {"fragment": self.fragment.document()}
+        if self.newest is not None:
+            found["newest"] = list(self.newest)
+        return found | ({"profiled": True} if self.profiled else {})
+
     @classmethod
     def parse(cls, document: Any) -> RemoteScanRequest:
         """The inverse of `document`. Raises ScanInvalid, which names what is wrong."""
         if not isinstance(document, dict):
             raise ScanInvalid("the body is not a JSON object")
-        if unknown := sorted(set(document) - {*_TEXTS, *_NUMBERS, *_TIMES, *_CHANGES, "columns", "tags"}):
+        if unknown := sorted(set(document) - {*_TEXTS, *_NUMBERS, *_TIMES, *_CHANGES, *_WORK, "columns", "tags"}):
             raise ScanInvalid(f"there is no parameter {unknown[0]!r}")
         for name in _TEXTS:
             if not isinstance(document.get(name), str) or not document[name]:
@@ -89,7 +103,7 @@ class RemoteScanRequest:
         if not isinstance(tags, dict) or not all(_are_texts(values) for values in tags.values()):
             raise ScanInvalid("tags does not map names to lists of values")
         given: dict[str, Any] = {name: document.get(name) for name in _TEXTS + _NUMBERS + _TIMES}
-        given |= _parsed_changes(document)
+        given |= _parsed_changes(document) | _parsed_work(document)
         return cls(**given, columns=tuple(columns), tags={tag: tuple(values) for tag, values in tags.items()})
 
 
@@ -105,6 +119,19 @@ def _parsed_changes(document: dict[str, Any]) -> dict[str, Any]:
         raise ScanInvalid(f"accepted: {error}") from error
 
 
+def _parsed_work(document: dict[str, Any]) -> dict[str, Any]:
+    newest, profiled, fragment = (document.get(name) for name in ("newest", "profiled", "fragment"))
+    if newest is not None and not _are_texts(newest):
+        raise ScanInvalid("newest is not a list of names")
+    if not isinstance(profiled, bool | None):
+        raise ScanInvalid("profiled is neither true nor false")
+    try:
+        parsed = None if fragment is None else FragmentSql.parse(fragment)
+    except ValueError as error:
+        raise ScanInvalid(f"fragment: {error}") from error
+    return {"newest": None if newest is None else tuple(newest), "profiled": bool(profiled), "fragment": parsed}
+
+
 def wire_schema(schema: TableSchema, columns: tuple[str, ...]) -> pa.Schema:
     """The Arrow schema of an answer: tags as dictionaries, `time` in ns, fields. Raises ScanInvalid."""
     types = dict.fromkeys(schema.tags, TAG_TYPE) | {TIME_COLUMN: pa.timestamp("ns")}
@@ -118,6 +145,7 @@ _TEXTS = ("group", "database", "table")
 _NUMBERS = ("version", "after", "timeout_ms", "wait_ms")
 _TIMES = ("start_ns", "end_ns")
 _CHANGES = ("birth", "table_version", "accepted")
+_WORK = ("fragment", "newest", "profiled")
 
 
 def _is_int64(value: object) -> bool:

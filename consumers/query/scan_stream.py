@@ -23,6 +23,8 @@ MEDIA_TYPE = "application/vnd.apache.arrow.stream"
 COMPRESSION = "lz4"
 _MARK, _ROWS, _ERROR = b"headrace.scan", b"rows", b"error"
 HAND_OVERS = b"headrace.hand_overs"
+FIGURES = b"headrace.figures"
+_BESIDE = (HAND_OVERS, FIGURES)
 _WAITING, _END, _FAILED = b"waiting", b"end", b"failed"
 
 
@@ -55,11 +57,13 @@ class ScanEncoder:
         self._writer.write_batch(batch)
         return self._taken()
 
-    def end(self, hand_overs: Mapping[str, Any] | None = None) -> bytes:
-        """There are no more rows, and the member has served until now; `hand_overs` see HandOvers.document."""
+    def end(self, hand_overs: Mapping[str, Any] | None = None, figures: Mapping[str, Any] | None = None) -> bytes:
+        """There are no more rows, and the member has served until now; see HandOvers and ScanFigures."""
         marks = {_MARK: _END, _ROWS: str(self._rows).encode()}
         if hand_overs:
             marks[HAND_OVERS] = json.dumps(hand_overs).encode()
+        if figures:
+            marks[FIGURES] = json.dumps(figures).encode()
         return self._mark(marks) + self._closed()
 
     def failed(self, error: HeadraceError) -> bytes:
@@ -85,7 +89,7 @@ class ScanEncoder:
 def read_scan(stream: Any, schema: pa.Schema, reserve: Callable[[int], None]) -> pa.Table:
     """All rows of an answer, or the error that ended it; `reserve` is called with the bytes of each batch first.
 
-    Its hand-overs, if it has any, are in the metadata of the table's schema. `stream` is read like a file.
+    Its hand-overs and figures, if it has any, are in the metadata of the table's schema. `stream` is read like a file.
     Raises ScanCut, SchemaAhead, and the error that the member sent.
     """
     batches: list[pa.RecordBatch] = []
@@ -97,8 +101,8 @@ def read_scan(stream: Any, schema: pa.Schema, reserve: Callable[[int], None]) ->
                 mark = metadata[_MARK] if metadata is not None and _MARK in metadata else b""
                 if mark == _END:
                     table = _complete(batches, schema, metadata[_ROWS])
-                    has_more = HAND_OVERS in metadata
-                    return table.replace_schema_metadata({HAND_OVERS: metadata[HAND_OVERS]}) if has_more else table
+                    beside = {name: metadata[name] for name in _BESIDE if name in metadata}
+                    return table.replace_schema_metadata(beside) if beside else table
                 if mark == _FAILED:
                     raise error_of(json.loads(metadata[_ERROR]))
                 if not mark:
@@ -111,7 +115,16 @@ def read_scan(stream: Any, schema: pa.Schema, reserve: Callable[[int], None]) ->
 
 
 class SchemaAhead(QueryError):
-    """A member has a newer schema of a table than the node that asks it."""
+    """A member has a newer schema of a table than the node that asks it, or another build."""
+
+    @classmethod
+    def of_fragment(cls) -> SchemaAhead:
+        """The error of a member whose answer has other types than the asker expects."""
+        return cls(
+            "its answer has other types: it has a newer schema of the table, or another build",
+            action="retry: this node reads the schema in a moment",
+            retriable=True,
+        )
 
 
 def _check_schema(found: pa.Schema, wanted: pa.Schema) -> None:

@@ -26,6 +26,7 @@ from headrace.consumers.query.database import (
     syntax_tree,
     translate,
 )
+from headrace.consumers.query.group_scans import GroupScan
 from headrace.consumers.query.guard import Statement
 from headrace.consumers.query.parameters import BoundStatement, bind
 from headrace.consumers.query.query_errors import (
@@ -37,7 +38,7 @@ from headrace.consumers.query.query_errors import (
 )
 from headrace.consumers.query.query_timer import QueryTimer
 from headrace.consumers.query.table_names import Resolved, TableKey
-from headrace.consumers.query.table_source import GroupScan, ReadFence
+from headrace.consumers.query.table_source import ReadFence
 from headrace.consumers.query.views import PausingRows, joined, live_table, quoted, view_query
 from headrace.consumers.store import StoreError
 from headrace.schemas.tables import TableSchema
@@ -77,7 +78,7 @@ class Session:
         self._reader: pa.RecordBatchReader | None = None
         self._is_clean, self._is_reusable, self._pausing = True, True, pauses is not None
         self.catalog = CATALOG
-        self._now_us = now_us
+        self.now_us = now_us
         self.timer = timer
         self._instance = database.lease(memory_mb)
         self._instance.pauses = pauses
@@ -146,18 +147,17 @@ class Session:
         self._registered.append(name)
         self._connection.register(name, rows)
 
+    def register_next(self, table: pa.Table) -> str:
+        """Name an Arrow table by a name that no other one has; returns it."""
+        name = f"__live_{len(self._registered)}"
+        self.register(name, PausingRows(table, self._instance))
+        return name
+
     def create_view(
         self, schema: TableSchema, columns: Sequence[str] | None, scans: Sequence[GroupScan], *, bare: bool
     ) -> None:
         """Create or replace the view of a table over scans; `bare` makes its name without a database enough."""
-        live: list[tuple[str, pa.Schema]] = []
-        for table in joined([scan.table for scan in scans if scan.table.num_rows]):
-            name = f"__live_{len(self._registered)}"
-            self.register(name, PausingRows(live_table(table), self._instance))
-            live.append((name, table.schema))
-        # Resolved, because DuckDB compares paths as text with the directories that it may read.
-        files = [path.resolve() for scan in scans for path in scan.files]
-        query = view_query(schema, columns, files, live, pausing=self._pausing)
+        query = self.view_of(schema, columns, scans)
         names = {schema.database, BARE_NAMES} if bare else {schema.database}
         # One call: each would be a transaction of its own, and wait for the interpreter's lock.
         statements = [
@@ -168,9 +168,36 @@ class Session:
                 f"CREATE OR REPLACE VIEW {self.catalog}.{quoted(name)}.{quoted(schema.table)} AS {query}",
             )
         ]
+        self.execute("; ".join(statements))
+
+    def view_of(self, schema: TableSchema, columns: Sequence[str] | None, scans: Sequence[GroupScan]) -> str:
+        """The SELECT of a table over scans, whose rows in memory it registers."""
+        tables = joined([scan.table for scan in scans if scan.table.num_rows])
+        live = [(self.register_next(live_table(table)), table.schema) for table in tables]
+        # Resolved, because DuckDB compares paths as text with the directories that it may read.
+        files = [path.resolve() for scan in scans for path in scan.files]
+        return view_query(schema, columns, files, live, pausing=self._pausing)
+
+    def execute(self, sql: str) -> list[tuple[Any, ...]]:
+        """Run SQL of this node's own; its rows."""
         self._is_clean = False
         try:
-            self._connection.execute("; ".join(statements))
+            return self._connection.execute(sql).fetchall()
+        except duckdb.Error as error:
+            raise self.translate(error) from error
+
+    def described(self, sql: str) -> tuple[list[str], list[str]]:
+        """Names and types of the columns that a statement would give."""
+        try:
+            relation = self._connection.sql(sql)
+        except duckdb.Error as error:
+            raise self.translate(error) from error
+        return relation.columns, [str(kind) for kind in relation.types]
+
+    def arrow_schema(self, sql: str) -> pa.Schema:
+        """The Arrow schema of the answer to a statement over empty tables."""
+        try:
+            return self._connection.sql(sql).to_arrow_table().schema
         except duckdb.Error as error:
             raise self.translate(error) from error
 
@@ -241,7 +268,7 @@ class Session:
         """One value of `now()` for planner and run."""
         # Under `time < now()` a planner that looked at the clock a moment earlier would leave out rows that
         # the run still wants. Not for every statement: the macros take as long as a small query.
-        now = f"make_timestamp({self._now_us})"
+        now = f"make_timestamp({self.now_us})"
         moments = ("now", "get_current_timestamp", "transaction_timestamp", "current_localtimestamp")
         macros = [f"CREATE MACRO {name}() AS {now}" for name in moments]
         macros += [f"CREATE MACRO {name}() AS CAST({now} AS DATE)" for name in ("current_date", "today")]

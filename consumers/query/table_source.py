@@ -9,13 +9,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
-from typing import Any, Protocol
-
-import pyarrow as pa
+from typing import TYPE_CHECKING, Protocol
 
 from headrace.connectors.clock import Moment
 from headrace.connectors.deadline import Deadline
+from headrace.consumers.query.group_scans import Conditions, GroupScan, open_scan
 from headrace.consumers.query.hand_overs import Positions
 from headrace.consumers.query.local_fence import LocalFence, ServingState
 from headrace.consumers.query.query_errors import NotReady, SlotNotHeld, SlotsMoved
@@ -30,27 +28,11 @@ from headrace.schemas.group_changes import BEGINNING, GroupKey
 from headrace.schemas.group_names import FIRST_BIRTH, group_name, parse_group
 from headrace.schemas.tables import Catalogue, TableSchema
 
+if TYPE_CHECKING:
+    from headrace.consumers.query.fragments import FragmentSource
+
 SLOTS_SHOWN = 5
 """Slots that an error names."""
-
-
-class GroupScan(AbstractContextManager[Any], Protocol):
-    """Rows of one table in one data group at one instant. Its files stay on disk until it is closed.
-
-    `files` are Parquet segments whose rows are valid and unique as they are. `table` holds all other rows,
-    merged: tags as string or dictionary columns, `time` as int64 or as timestamp in ns, then the fields. A
-    column that no row here has may be missing from either.
-    """
-
-    @property
-    def files(self) -> Sequence[Path]:
-        """Parquet segments to read whole."""
-        ...
-
-    @property
-    def table(self) -> pa.Table:
-        """All other rows."""
-        ...
 
 
 class ReadFence(Protocol):
@@ -165,12 +147,18 @@ class TableSource(Protocol):
         start_ns: int | None,
         end_ns: int | None,
         tags: Mapping[str, Sequence[str]] | None,
+        newest: Sequence[str] | None = None,
         reading: Reading,
     ) -> Sequence[GroupScan]:
         """One scan per data group.
 
-        The conditions, time as [start_ns, end_ns), may be used to return less; more is never wrong.
+        The conditions, time as [start_ns, end_ns), may be used to return less; more is never wrong. `newest`: the
+        newest row of each series is enough, if these columns are not null there.
         """
+        ...
+
+    def fragments(self, fence: ReadFence, *, always: bool = False) -> FragmentSource | None:
+        """Where fragments of a query run; None when all of its rows are here, unless one is wanted `always`."""
         ...
 
     def wait_for(self, reading: Reading) -> bool:
@@ -276,19 +264,18 @@ class LocalSource:
         start_ns: int | None,
         end_ns: int | None,
         tags: Mapping[str, Sequence[str]] | None,
+        newest: Sequence[str] | None = None,
         reading: Reading,
     ) -> Sequence[GroupScan]:
         """See TableSource. Raises NotReady while the data of slots that it may read has not arrived."""
         scans: list[GroupScan] = []
-        fence = reading.fence
+        fence, wanted = reading.fence, Conditions(database, table, columns, start_ns, end_ns, tags, newest)
         with ExitStack() as opened:
             for group in self._groups_of(fence):
                 self._await_data(group, database, start_ns, end_ns, reading)
                 # Rows are routed by series, so a group that got no series of a table does not know it.
                 try:
-                    scan = group.store.scan(
-                        database, table, columns=columns, start_ns=start_ns, end_ns=end_ns, tags=tags
-                    )
+                    scan = open_scan(group, wanted)
                 except TableUnknown:
                     continue
                 except StoreRetired as error:
@@ -299,6 +286,11 @@ class LocalSource:
             # From here the caller closes them; an error before this line closes those that are open.
             opened.pop_all()
         return scans
+
+    def fragments(self, fence: ReadFence, *, always: bool = False) -> FragmentSource | None:
+        """See TableSource: all rows are here."""
+        del fence, always
+        return None
 
     def wait_for(self, reading: Reading) -> bool:
         """See TableSource."""

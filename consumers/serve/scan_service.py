@@ -68,7 +68,7 @@ class ScanService:
                 if batch is None:
                     break
                 yield await loop.run_in_executor(self._threads, encoder.rows, batch)
-            yield encoder.end(scan.hand_overs.document())
+            yield encoder.end(scan.hand_overs.document(), scan.figures())
         except HeadraceError as error:
             _log.warning("scan ended early", group=request.group, kind=type(error).__name__, message=error.message)
             yield encoder.failed(error)

@@ -20,12 +20,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.consumers.store.batch_columns import Int64s, field_column, narrow_text, series_mask, tag_column
+from headrace.consumers.store.batch_columns import Int64s, field_column, narrow_text, tag_column
 from headrace.consumers.store.memtable import LiveBatch, TableKey
 from headrace.consumers.store.row_order import order_rows, runs_of
 from headrace.consumers.store.segment import Runs, SegmentEntry, SegmentRows
 from headrace.consumers.store.segment_reader import read_rows
 from headrace.consumers.store.store_view import TableView
+from headrace.consumers.store.tag_index import TagIndex
 from headrace.consumers.store.tombstone_set import TombstoneSet, visible, without_deleted
 from headrace.schemas.payload import SERIES_COLUMN
 from headrace.schemas.tables import TIME_COLUMN, FieldType, TableSchema
@@ -187,9 +188,9 @@ def last_table(batch: pa.RecordBatch, schema: TableSchema) -> pa.Table:
     return pa.table(columns)
 
 
-def with_tags(batch: pa.RecordBatch, tags: Mapping[str, Sequence[str]]) -> pa.RecordBatch:
-    """The last rows of the series with these tags."""
-    return batch.filter(pa.array(series_mask(batch.column(0), tags))) if tags else batch
+def with_tags(batch: pa.RecordBatch, tags: Mapping[str, Sequence[str]], index: TagIndex) -> pa.RecordBatch:
+    """The last rows of the series with these tags; `index` is that of the batch's keys."""
+    return batch.take(pa.array(index.places(tags))) if tags else batch
 
 
 def encode_last(batch: pa.RecordBatch) -> bytes:

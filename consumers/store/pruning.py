@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.consumers.store.batch_columns import Mask, series_mask
+from headrace.consumers.store.batch_columns import Mask
 from headrace.consumers.store.memtable import LiveBatch
 from headrace.consumers.store.row_order import order_rows
 from headrace.consumers.store.segment import Runs, SegmentEntry
@@ -66,16 +66,21 @@ def candidates_of(
     found = [entry for entry in entries if entry.overlaps(request.start_ns, request.end_ns)]
     if not request.tags:
         return found, {}
-    masks = {entry.name: _wanted(runs_of(entry.name), request) for entry in found}
-    return [entry for entry in found if masks[entry.name].any()], masks
+    masks = {entry.name: mask for entry in found if (mask := _wanted(runs_of(entry.name), request)) is not None}
+    return [entry for entry in found if entry.name in masks], masks
 
 
-def _wanted(runs: Runs, request: ScanRequest) -> Mask:
-    mask = series_mask(runs.keys, request.tags or {})
+def _wanted(runs: Runs, request: ScanRequest) -> Mask | None:
+    """Which series are wanted, None for none. Only those with the tags are looked at."""
+    places = runs.tags.places(request.tags or {})
     if request.start_ns is not None:
-        mask &= runs.last_ns >= request.start_ns
+        places = places[runs.last_ns[places] >= request.start_ns]
     if request.end_ns is not None:
-        mask &= runs.first_ns < request.end_ns
+        places = places[runs.first_ns[places] < request.end_ns]
+    if not len(places):
+        return None
+    mask = np.zeros(len(runs.keys), np.bool_)
+    mask[places] = True
     return mask
 
 

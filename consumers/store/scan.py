@@ -29,7 +29,7 @@ from headrace.consumers.store.pruning import OverlapCache, RunsOf, ScanRequest, 
 from headrace.consumers.store.row_order import order_rows
 from headrace.consumers.store.segment import SegmentEntry
 from headrace.consumers.store.segment_files import SegmentFiles
-from headrace.consumers.store.segment_reader import read_rows
+from headrace.consumers.store.segment_reader import ReadCount, read_rows
 from headrace.consumers.store.store_view import TableView
 from headrace.consumers.store.tombstone_set import visible, without_deleted
 from headrace.consumers.store.tombstones import rows_between
@@ -47,10 +47,19 @@ class TableScan:
     Files stay on disk until `close`; use the scan as a context manager.
     """
 
-    def __init__(self, files: list[Path], table: pa.Table, close: Callable[[], None]) -> None:
-        """Created by `Store.scan`."""
+    def __init__(
+        self,
+        files: list[Path],
+        table: pa.Table,
+        close: Callable[[], None],
+        segments: int = 0,
+        merged: ReadCount | None = None,
+    ) -> None:
+        """Created by `Store.scan`; `segments` are those of the table, and `merged` was read of them for `table`."""
         self.files = files
         self.table = table
+        self.segments = segments
+        self.merged = merged or ReadCount()
         self._close: Callable[[], None] | None = close
 
     def close(self) -> None:
@@ -75,8 +84,8 @@ def read_table(
     runs_of: RunsOf,
     overlaps: OverlapCache,
     live_is_unique: bool,
-) -> tuple[list[SegmentEntry], pa.Table]:
-    """The segments to read directly, and the merged rest.
+) -> tuple[list[SegmentEntry], pa.Table, ReadCount]:
+    """The segments to read directly, the merged rest, and what was read for it.
 
     `live_is_unique`: no two visible unsealed rows share series and time.
     """
@@ -85,9 +94,10 @@ def read_table(
     direct, merged = split(candidates, live, view.tombstones, request, runs_of, overlaps)
     fields = [name for name, _ in view.schema.fields if request.needs(name)]
     ranked: list[tuple[tuple[int, int], pa.RecordBatch]] = []
+    count = ReadCount()
     for entry in merged:
         runs, mask = runs_of(entry.name), wanted.get(entry.name)
-        rows = read_rows(files.path(entry.name), entry, runs, fields, request.start_ns, request.end_ns, mask)
+        rows = read_rows(files.path(entry.name), entry, runs, fields, request.start_ns, request.end_ns, mask, count)
         (rows,) = without_deleted([rows], view.tombstones.unapplied(entry), [0])
         ranked.append(((entry.era, entry.first_version), rows))
     masks = _TagFilter(request.tags or {})
@@ -99,7 +109,7 @@ def read_table(
     ranked.sort(key=lambda pair: pair[0])
     batches = [rows for _, rows in ranked if len(rows)]
     # Unique unsealed rows alone need no sort: the common query on recent data.
-    return direct, merge(batches, view.schema, request, live_is_unique and not merged)
+    return direct, merge(batches, view.schema, request, live_is_unique and not merged), count
 
 
 def merge(batches: Sequence[pa.RecordBatch], schema: TableSchema, request: ScanRequest, unique: bool) -> pa.Table:

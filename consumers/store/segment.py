@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 
 import numpy as np
 import pyarrow as pa
@@ -43,6 +43,7 @@ from headrace.consumers.store.digest import content_digest
 from headrace.consumers.store.encoding import ColumnEncoding, Encoding, choose_encodings, writer_options
 from headrace.consumers.store.segment_files import SegmentName
 from headrace.consumers.store.settings import StoreSettings
+from headrace.consumers.store.tag_index import TagIndex
 from headrace.consumers.store.tombstones import Tombstone
 from headrace.schemas.tables import TIME_COLUMN, TableSchema, TimeResolution
 
@@ -144,6 +145,14 @@ class Runs:
     lengths: Int64s
     first_ns: Int64s
     last_ns: Int64s
+    _tags: list[TagIndex] = field(default_factory=list, repr=False, compare=False)
+
+    @property
+    def tags(self) -> TagIndex:
+        """Which series have which values of tags; made when it is asked for, and kept with the runs."""
+        if not self._tags:
+            self._tags.append(TagIndex(self.keys))
+        return self._tags[0]
 
     @classmethod
     def of_times(cls, keys: pa.StringArray, lengths: Int64s, times: Int64s) -> Runs:

@@ -31,6 +31,8 @@ COMPONENT_BYTES_MAX = 200
 """File systems allow 255 bytes; the rest is room for suffixes."""
 DIGEST_CHUNK_BYTES = 1 << 20
 PATH_COMPONENTS_KEPT_MAX = 1_024
+_INDEX = "index"
+"""The name that readers of the index hold; no segment has it."""
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 _UNREADABLE = (errno.EIO, errno.ENOENT, errno.EUCLEAN, errno.EBADMSG)
 
@@ -135,6 +137,15 @@ class SegmentFiles:
             if self._retired:
                 raise StoreRetired(f"{self.root.name} has left this node", action="ask another node", retriable=True)
             self._pins.update(names)
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep the store open meanwhile, as a pin does, for a reader of its index. Raises StoreRetired."""
+        self.pin((_INDEX,))
+        try:
+            yield
+        finally:
+            self.release((_INDEX,))
 
     def retire(self) -> bool:
         """Whether no reader has a pin; none gets one from then on."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,19 @@ from headrace.schemas.series import series_keys
 from headrace.schemas.tables import TIME_COLUMN, FieldType, TableSchema
 
 
+@dataclass(slots=True)
+class ReadCount:
+    """What one scan has read."""
+
+    segments: int = 0
+    row_groups: int = 0
+
+    def add(self, row_groups: int) -> None:
+        """One more segment, of which so many row groups were read."""
+        self.segments += 1
+        self.row_groups += row_groups
+
+
 def read_rows(
     path: Path,
     entry: SegmentEntry,
@@ -29,16 +43,17 @@ def read_rows(
     start_ns: int | None = None,
     end_ns: int | None = None,
     wanted: Mask | None = None,
+    count: ReadCount | None = None,
 ) -> pa.RecordBatch:
     """Rows of a segment as a row batch with those of `fields` that the file has.
 
     Only rows with a time in [start_ns, end_ns) of a series that `wanted` marks (one flag a run); row groups
     that cannot hold such a row are not read. Text is large_string. Raises StoreDamaged when the file's bytes
-    have changed, SegmentUnread when they have not and yet cannot be read.
+    have changed, SegmentUnread when they have not and yet cannot be read. `count` gets what was read.
     """
     try:
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
-            return _read_open(file, entry, runs, fields, start_ns, end_ns, wanted)
+            return _read_open(file, entry, runs, fields, start_ns, end_ns, wanted, count or ReadCount())
     except (pa.ArrowException, OSError, ValueError) as error:
         raise _read_error(path, entry, error) from error
 
@@ -102,10 +117,12 @@ def _read_open(
     start_ns: int | None,
     end_ns: int | None,
     wanted: Mask | None,
+    count: ReadCount,
 ) -> pa.RecordBatch:
     if file.metadata.num_rows != entry.rows:
         raise ValueError(f"{file.metadata.num_rows} rows, the catalogue has {entry.rows}")
     groups, ranges = _row_groups(file.metadata, runs, start_ns, end_ns, wanted)
+    count.add(len(groups))
     present = set(file.schema_arrow.names)
     names = [name for name in fields if name in present]
     # One thread: queries and merges already run several at a time on a few cores.

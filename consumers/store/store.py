@@ -219,7 +219,7 @@ class Store(SlotMoves):
         request = ScanRequest(None if columns is None else frozenset(columns), start_ns, end_ns, dict(tags or {}))
         try:
             unique = self._components.live.of(table_view).unique
-            direct, rows = read_table(
+            direct, rows, merged = read_table(
                 table_view, request, files, self._components.runs.get, self._components.overlaps, unique
             )
         except BaseException:
@@ -228,7 +228,8 @@ class Store(SlotMoves):
         # Segments that were merged or pruned are released now; only those that the caller reads stay pinned.
         names = {entry.name for entry in direct}
         files.release([name for name in pinned if name not in names])
-        return TableScan([files.path(name) for name in sorted(names)], rows, lambda: files.release(names))
+        paths = [files.path(name) for name in sorted(names)]
+        return TableScan(paths, rows, lambda: files.release(names), len(pinned), merged)
 
     def last_rows(self, database: str, table: str, tags: Mapping[str, Sequence[str]] | None = None) -> pa.Table | None:
         """The newest row of every series with these tags, sealed or not.
@@ -237,12 +238,20 @@ class Store(SlotMoves):
         one. None also while a file of the table is awaited. Raises TableUnknown.
         """
         components, wanted = self._components, tags or {}
+        # Held while the index is read: a store that has left its node is closed once nobody holds a name.
+        with components.files.held():
+            return self._last_rows(components, (database, table), wanted)
+
+    def _last_rows(
+        self, components: StoreComponents, key: TableKey, wanted: Mapping[str, Sequence[str]]
+    ) -> pa.Table | None:
+        database, table = key
         # One critical section: a seal that commits between the
         # two reads would move rows out of the one into the other.
         with components.view.lock:
             view = components.view.table(database, table)
             keys = [(database, table, bucket) for bucket in range(view.metadata.database.buckets)]
-            sealed = [batch for batch in map(components.last, keys) if batch is not None]
+            last = [(name, batch) for name in keys if (batch := components.last(name)) is not None]
             era_max, frontier = components.view.era_max, components.view.frontier
             if any((entry.database, entry.table) == (database, table) for entry in components.view.awaited()):
                 return None
@@ -251,14 +260,24 @@ class Store(SlotMoves):
                 return None
         # Tombstones that came up to the frontier were applied to the sealed last rows by their seal.
         unapplied = view.tombstones.newer_than(frontier)
-        batches = [apply_tombstones(batch, unapplied, era_max) for batch in sealed] if unapplied else sealed
-        batches = [with_tags(batch, wanted) for batch in (*batches, components.live.of(view).last)]
+        named = [*last, ((database, table), components.live.of(view).last)]
+        indices = components.last_tags
+        # By the tags first: what is deleted matters of the wanted series alone.
+        found = [with_tags(batch, wanted, indices.of(name, batch)) for name, batch in named]
+        sealed, live = found[:-1], found[-1]
+        if unapplied:
+            sealed = [apply_tombstones(batch, unapplied, era_max) for batch in sealed]
+        batches = [*sealed, live]
         merged = merge_last(batches, view.schema.field_types())
         return None if has_stale(merged) else last_table(merged, view.schema)
 
     def segments(self) -> list[SegmentEntry]:
         """The files of the catalogue that are here, in order of name."""
         return self._components.view.entries()
+
+    def segments_of(self, database: str, table: str) -> int:
+        """How many files a table has here."""
+        return len(self._components.view.table(database, table).entries)
 
     @property
     def loaded_version(self) -> int:

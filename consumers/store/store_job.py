@@ -32,6 +32,7 @@ from headrace.consumers.store.settings import StoreSettings
 from headrace.consumers.store.slots import Slots
 from headrace.consumers.store.store_errors import JobOutOfOrder
 from headrace.consumers.store.store_view import StoreView
+from headrace.consumers.store.tag_index import TagIndices
 
 
 @dataclass(slots=True)
@@ -54,6 +55,7 @@ class StoreComponents:
     live: LiveSummaries
     encoders: Executor
     staging: Path
+    last_tags: TagIndices = field(default_factory=TagIndices)
     work_lock: threading.Lock = field(default_factory=threading.Lock)
     commit_lock: threading.Lock = field(default_factory=threading.Lock)
     queue: deque[StoreJob] = field(default_factory=deque)

@@ -17,6 +17,7 @@ BENCHES = {
     "recovery": "headrace.bench.recovery",
     "migrate": "headrace.bench.migrate",
     "fairness": "headrace.bench.fairness",
+    "queries": "headrace.bench.queries",
     "wal": "headrace.bench.wal",
     "spark": "headrace.bench.spark_ingest",
 }

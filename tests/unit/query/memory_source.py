@@ -13,7 +13,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from headrace.connectors.clock import Moment
+from headrace.consumers.query.fragments import FragmentSource
 from headrace.consumers.query.query_errors import AnswerStale, NotReady
+from headrace.consumers.query.scan_figures import ScanFigures
 from headrace.consumers.query.table_source import ReadFence, Reading
 from headrace.schemas.tables import FieldType, TableSchema
 
@@ -25,6 +27,7 @@ class MemoryScan:
     files: list[Path]
     table: pa.Table
     closed: bool = False
+    figures: ScanFigures = field(default_factory=ScanFigures)
 
     def __enter__(self) -> MemoryScan:
         return self
@@ -99,6 +102,7 @@ class MemorySource:
         start_ns: int | None,
         end_ns: int | None,
         tags: Mapping[str, Sequence[str]] | None,
+        newest: Sequence[str] | None = None,
         reading: Reading,
     ) -> list[MemoryScan]:
         """Prunes as much as the contract allows: complete files, single live rows, columns."""
@@ -116,6 +120,10 @@ class MemorySource:
         scans = [MemoryScan(files if number == 0 else [], rows) for number, rows in enumerate(tables)]
         self.opened += scans
         return scans
+
+    def fragments(self, fence: ReadFence, *, always: bool = False) -> FragmentSource | None:
+        """All rows are here."""
+        return None
 
     def wait_for(self, reading: Reading) -> bool:
         """Rows are in memory before any query."""

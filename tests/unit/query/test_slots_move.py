@@ -38,6 +38,7 @@ from headrace.consumers.replication.applied_state import AppliedState
 from headrace.consumers.replication.change_state import HandOver, Transfer
 from headrace.consumers.replication.change_view import ChangeView
 from headrace.consumers.replication.group_health import GroupHealth
+from headrace.consumers.store.segment_reader import ReadCount
 from headrace.schemas.group_changes import BEGINNING, BarrierPhase, GroupKey, HandOverPosition
 from headrace.schemas.records import Role, Status
 from headrace.schemas.series import slot_of
@@ -57,9 +58,10 @@ def catalogue() -> Catalogue:
 
 
 class Scan:
-    """A GroupScan of rows as they were."""
+    """A TableScan of rows as they were."""
 
     files: Sequence[Path] = ()
+    segments, merged = 0, ReadCount()
 
     def __init__(self, rows: Mapping[str, int]) -> None:
         self.table = pa.table(
@@ -74,6 +76,9 @@ class Scan:
         return self
 
     def __exit__(self, *_: object) -> None:
+        pass
+
+    def close(self) -> None:
         pass
 
 

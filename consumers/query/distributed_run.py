@@ -1,0 +1,190 @@
+"""Prepares a statement whose rows are on several nodes: fragments run where the rows are, and the rest of it here.
+
+First the statement is bound over empty tables, as it is and as it would be divided. Only if DuckDB gives both the same
+columns is it divided. Then every fragment has one answer of each group: a view over the rows of the groups here, and
+the answers of the others beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import pyarrow as pa
+from sqlglot import exp
+
+from headrace.consumers.query.bounds_sql import bounds_sql
+from headrace.consumers.query.distribution import Distribution, NamedParameters, PartialPart, distribute
+from headrace.consumers.query.explain import Explanation
+from headrace.consumers.query.fragment_sql import FRAGMENT_BYTES_MAX, FragmentSql
+from headrace.consumers.query.fragments import Fragment, FragmentScans, FragmentSource
+from headrace.consumers.query.group_scans import GroupScan
+from headrace.consumers.query.parameters import BoundStatement
+from headrace.consumers.query.planner import ScanPlan
+from headrace.consumers.query.query_errors import QueryInvalid, QueryTimeout
+from headrace.consumers.query.row_fragments import RowFragment
+from headrace.consumers.query.scope import column_names
+from headrace.consumers.query.session import AMBIGUOUS_DATABASES, Session, bare_tables
+from headrace.consumers.query.sql_nodes import sql_of
+from headrace.consumers.query.table_names import Resolved, TableKey
+from headrace.consumers.query.table_source import Reading
+from headrace.consumers.query.views import quoted
+from headrace.consumers.store import StoreError
+from headrace.schemas.tables import TableSchema
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A divided SELECT with what the binder knows of it: names of its result, types of the fragment's columns."""
+
+    part: PartialPart
+    view: str
+    names: Sequence[str]
+    types: Sequence[str]
+    wire: pa.Schema
+
+
+class DistributedRun:
+    """One statement over the fragments of all groups. Used by one thread, for one attempt."""
+
+    def __init__(
+        self,
+        session: Session,
+        resources: ExitStack,
+        source: FragmentSource,
+        reading: Reading,
+        *,
+        partial: bool = True,
+        profiled: bool = False,
+    ) -> None:
+        """Scans are closed with `resources`. `partial`: aggregates are divided. `profiled`: see `explained`."""
+        self._session = session
+        self._resources = resources
+        self._source = source
+        self._reading = reading
+        self._partial = partial
+        self._explanation = Explanation(session, source.node) if profiled else None
+        self.scans: list[GroupScan] = []
+        """What it reads, in the order of its fragments."""
+
+    def prepared(
+        self, bound: BoundStatement, resolved: Resolved, schemas: Mapping[TableKey, TableSchema]
+    ) -> str | None:
+        """SQL to run in the session, with all that it reads; None where every row must be fetched.
+
+        Raises a QueryError.
+        """
+        statement = bound.statement
+        if not resolved.tables or any(key[0].lower() in AMBIGUOUS_DATABASES for key in resolved.tables):
+            return None
+        found = distribute(statement, resolved, schemas, self._session.constant, bound.texts(), partial=self._partial)
+        if found is None:
+            return None
+        bare = bare_tables(resolved)
+        for key, schema in schemas.items():
+            self._session.create_view(schema, None, [], bare=key in bare)
+        try:
+            divided = self._divided(statement.sql, found)
+        except QueryInvalid:
+            # Of SQL that is wrong, the error must name what the user wrote.
+            return None
+        if divided is None:
+            return None
+        parts, sql = divided
+        for each in parts:
+            self._create_part(each, bound, schemas[each.part.key])
+        for key, plan in found.plans.items():
+            self._create_rows(schemas[key], plan, found.rows.get(key, RowFragment()), bound, bare=key in bare)
+        return sql
+
+    def explained(
+        self, bound: BoundStatement, resolved: Resolved, schemas: Mapping[TableKey, TableSchema]
+    ) -> str | None:
+        """SQL of the rows of EXPLAIN ANALYZE; None as for `prepared`. Raises a QueryError."""
+        assert self._explanation is not None
+        sql = self.prepared(bound, resolved, schemas)
+        if sql is None:
+            return None
+        self._explanation.add_final(sql)
+        return f"FROM {quoted(self._session.register_next(self._explanation.table()))}"
+
+    def _divided(self, sql: str, found: Distribution) -> tuple[list[_Part], str] | None:
+        session = self._session
+        wanted, parts, texts = session.described(sql), list[_Part](), list[str]()
+        for number, part in enumerate(found.parts):
+            view = f"{session.catalog}.main.{quoted(f'__fragment_{number}')}"
+            names, _ = session.described(sql[part.span.start : part.span.end])
+            fragment = part.divided.fragment(f"{quoted(part.key[0])}.{quoted(part.key[1])}")
+            _, types = session.described(fragment)
+            parts.append(_Part(part, view, names, types, session.arrow_schema(fragment)))
+            session.execute(f"CREATE VIEW {view} AS {fragment}")
+            texts.append(part.divided.final(view, names))
+        divided = found.spliced(sql, texts)
+        # Whole statements are compared: names and types of the columns that the user gets.
+        return (parts, divided) if session.described(divided) == wanted else None
+
+    def _create_part(self, each: _Part, bound: BoundStatement, schema: TableSchema) -> None:
+        """Make the view of a divided SELECT: the fragment over the groups here, and the answers of the others."""
+        part, session, named = each.part, self._session, NamedParameters(bound)
+        sql = part.divided.fragment(f"{quoted(schema.database)}.{quoted(schema.table)}", named.sql)
+        remote = FragmentSql(sql, each.wire, named.values, session.now_us)
+        scans = self._scan(Fragment(schema, part.plan, remote, self._explanation is not None))
+        if self._explanation is not None:
+            self._explanation.add(
+                "partial", scans, lambda scan: part.divided.fragment(f"({self._view(schema, part.plan, [scan])})")
+            )
+        rows = self._view(schema, part.plan, scans.local)
+        queries = [part.divided.fragment(f"({rows})")]
+        if answers := [scan.table for scan in scans.remote if scan.table.num_rows]:
+            name = session.register_next(pa.concat_tables(answers))
+            casts = zip(part.divided.columns, each.types, strict=True)
+            listed = ", ".join(f"CAST({quoted(column)} AS {kind}) AS {quoted(column)}" for column, kind in casts)
+            queries.append(f"SELECT {listed} FROM {quoted(name)}")
+        session.execute(f"CREATE OR REPLACE VIEW {each.view} AS {' UNION ALL '.join(queries)}")
+
+    def _create_rows(
+        self, schema: TableSchema, plan: ScanPlan, wanted: RowFragment, bound: BoundStatement, *, bare: bool
+    ) -> None:
+        path = f"{quoted(schema.database)}.{quoted(schema.table)}"
+        named = NamedParameters(bound)
+        sql = _rows_sql(schema, plan, wanted, path, named.sql)
+        remote = FragmentSql(sql, None, named.values, self._session.now_us)
+        is_sent = 0 < len(sql) <= FRAGMENT_BYTES_MAX and (wanted.conditions or wanted.limit is not None)
+        found = self._scan(Fragment(schema, plan, remote if is_sent else None, self._explanation is not None))
+        if self._explanation is not None:
+            self._explanation.add(
+                "rows",
+                found,
+                lambda scan: _rows_sql(schema, plan, wanted, f"({self._view(schema, plan, [scan])})", sql_of),
+            )
+        self._session.create_view(schema, plan.columns, [*found.local, *found.remote], bare=bare)
+
+    def _view(self, schema: TableSchema, plan: ScanPlan, scans: Sequence[GroupScan]) -> str:
+        return self._session.view_of(schema, plan.columns, scans)
+
+    def _scan(self, fragment: Fragment) -> FragmentScans:
+        if fragment.plan.empty:
+            return FragmentScans((), ())
+        try:
+            scans = self._source.scan_fragment(fragment, self._reading)
+        except StoreError as error:
+            raise self._session.translate(error) from error
+        for scan in (*scans.local, *scans.remote):
+            self._resources.push(scan)
+            self.scans.append(scan)
+        timer = self._session.timer
+        if timer.expired:
+            raise QueryTimeout.after(timer.timeout_ms)
+        return scans
+
+
+def _rows_sql(
+    schema: TableSchema, plan: ScanPlan, wanted: RowFragment, table: str, write: Callable[[exp.Expression], str]
+) -> str:
+    """SQL of the rows that are wanted of a table, by its SQL name."""
+    conditions = bounds_sql(plan.start_ns, plan.end_ns, plan.tags) + [f"({write(each)})" for each in wanted.conditions]
+    sql = f"SELECT {', '.join(map(quoted, plan.columns or column_names(schema)))} FROM {table}"
+    sql += f" WHERE {' AND '.join(conditions)}" if conditions else ""
+    sql += f" ORDER BY {', '.join(map(write, wanted.order))}" if wanted.order else ""
+    return f"{sql} LIMIT {wanted.limit}" if wanted.limit is not None else sql

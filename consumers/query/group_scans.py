@@ -1,0 +1,114 @@
+"""Scans of the rows of a group: the protocol, and the scan of a group of this node, of its files or its newest rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+import pyarrow as pa
+
+from headrace.consumers.query.scan_figures import ScanFigures
+from headrace.consumers.replication.group import Group
+from headrace.consumers.store.scan import TableScan
+
+
+class GroupScan(AbstractContextManager[Any], Protocol):
+    """Rows of one table in one data group at one instant. Its files stay on disk until it is closed.
+
+    `files` are Parquet segments whose rows are valid and unique as they are. `table` holds all other rows,
+    merged: tags as string or dictionary columns, `time` as int64 or as timestamp in ns, then the fields. A
+    column that no row here has may be missing from either.
+    """
+
+    @property
+    def files(self) -> Sequence[Path]:
+        """Parquet segments to read whole."""
+        ...
+
+    @property
+    def table(self) -> pa.Table:
+        """All other rows."""
+        ...
+
+    @property
+    def figures(self) -> ScanFigures:
+        """What it has read, as far as that is known when it is opened."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """What a query reads of one table; see `TableSource.scan`."""
+
+    database: str
+    table: str
+    columns: Sequence[str] | None = None
+    start_ns: int | None = None
+    end_ns: int | None = None
+    tags: Mapping[str, Sequence[str]] | None = None
+    newest: Sequence[str] | None = None
+
+
+class LocalScan:
+    """See GroupScan: rows of a group of this node."""
+
+    def __init__(self, group: str, scan: TableScan) -> None:
+        self.files: Sequence[Path] = scan.files
+        self.table = scan.table
+        read, skipped = len(scan.files) + scan.merged.segments, scan.segments - len(scan.files) - scan.merged.segments
+        self.figures = ScanFigures("", group, read, skipped, scan.merged.row_groups)
+        self._scan = scan
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._scan.close()
+
+
+class NewestScan:
+    """See GroupScan: the newest row of each series of a group, from its index and its unsealed rows."""
+
+    files: Sequence[Path] = ()
+
+    def __init__(self, group: str, segments: int, table: pa.Table) -> None:
+        self.table = table
+        self.figures = ScanFigures(group=group, segments_skipped=segments, from_index=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        pass
+
+
+def open_scan(group: Group, wanted: Conditions) -> GroupScan:
+    """The rows that a query reads in one group. Raises TableUnknown, StoreRetired, StoreDamaged."""
+    if wanted.newest is not None and (rows := _newest(group, wanted, wanted.newest)) is not None:
+        return rows
+    scan = group.store.scan(
+        wanted.database,
+        wanted.table,
+        columns=wanted.columns,
+        start_ns=wanted.start_ns,
+        end_ns=wanted.end_ns,
+        tags=wanted.tags,
+    )
+    return LocalScan(group.name, scan)
+
+
+def _newest(group: Group, wanted: Conditions, needed: Sequence[str]) -> NewestScan | None:
+    """The newest rows, None where they do not suffice: the index does not know one, or a value is null there."""
+    rows = group.store.last_rows(wanted.database, wanted.table, wanted.tags)
+    # An aggregate ignores nulls: an older row of the series may have a value.
+    if rows is None or any(name not in rows.column_names or rows.column(name).null_count for name in needed):
+        return None
+    return NewestScan(group.name, group.store.segments_of(wanted.database, wanted.table), rows)

@@ -1,0 +1,91 @@
+"""Which names of a SELECT mean columns of a table, and which conditions hold for the table's rows. Pure.
+
+`planner` and the modules of fragments ask here, so that all of them take a doubtful name for one of another table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from sqlglot import exp
+
+from headrace.schemas.tables import TIME_COLUMN, TableSchema
+
+
+def column_names(schema: TableSchema) -> tuple[str, ...]:
+    """The columns of a table in the order in which `SELECT *` gives them: tags, time, fields."""
+    return (*schema.tags, TIME_COLUMN, *(name for name, _ in schema.fields))
+
+
+def select_of(table: exp.Table) -> exp.Select | None:
+    """The SELECT whose FROM or JOIN names the table directly."""
+    clause = table.parent
+    select = clause.parent if isinstance(clause, exp.From | exp.Join) else None
+    return select if isinstance(select, exp.Select) else None
+
+
+def rows_depend_on_each_other(select: exp.Select) -> bool:
+    """True where leaving out a row that WHERE rejects changes which other rows are joined or sampled."""
+    if select.args.get("sample") or any(
+        source.args.get("sample") or source.args.get("pivots") for source in sources_of(select)
+    ):
+        return True
+    return any(join.method.upper() in ("ASOF", "POSITIONAL") for join in select.args.get("joins") or ())
+
+
+def sources_of(select: exp.Select) -> list[exp.Expression]:
+    """What a SELECT reads: each item of its FROM, with joins and laterals."""
+    clause = select.args.get("from_") or select.args.get("from")
+    first = [clause.this] if clause is not None else []
+    return [*first, *(join.this for join in select.args.get("joins") or ()), *(select.args.get("laterals") or ())]
+
+
+def conditions_of(select: exp.Select, table: exp.Table) -> list[exp.Expression]:
+    """Conditions that hold for every row that is used of `table` in `select`."""
+    where = select.args.get("where")
+    found = [where.this] if where is not None else []
+    for join in select.args.get("joins") or ():
+        condition = join.args.get("on")
+        kind, side, method = join.kind.upper(), join.side.upper(), join.method.upper()
+        if condition is None or method or kind not in ("", "INNER", "CROSS", "OUTER"):
+            continue
+        # An ON condition of an outer join drops rows only of the side that may be null.
+        if (not side and kind != "OUTER") or (side == "LEFT" and join.this is table):
+            found.append(condition)
+    return found
+
+
+@dataclass(slots=True)
+class Scope:
+    """Decides whether a column name inside `select` means a column of `table`."""
+
+    table: exp.Table
+    select: exp.Select
+    spelled: Mapping[str, str]
+
+    @classmethod
+    def of(cls, table: exp.Table, select: exp.Select, schema: TableSchema) -> Scope:
+        """The scope of a table in the SELECT that names it."""
+        return cls(table, select, {name.lower(): name for name in column_names(schema)})
+
+    def belongs(self, column: exp.Column) -> str | None:
+        """The catalogue's spelling of the column, None when it is or may be one of another table."""
+        name = self.spelled.get(column.name.lower())
+        if name is None or column.args.get("catalog"):
+            return None
+        if column.table:
+            return name if self._qualified(column) else None
+        alone = len(sources_of(self.select)) == 1
+        return name if alone and not self._shadowed(column.name.lower()) else None
+
+    def _qualified(self, column: exp.Column) -> bool:
+        exposed = self.table.alias_or_name.lower()
+        if sum(source.alias_or_name.lower() == exposed for source in sources_of(self.select)) != 1:
+            return False
+        database = self.table.db.lower() if not self.table.alias else ""
+        return column.table.lower() == exposed and (not column.db or column.db.lower() == database)
+
+    def _shadowed(self, name: str) -> bool:
+        """True if the select list gives the name another meaning, which DuckDB also accepts in WHERE."""
+        return any(isinstance(item, exp.Alias) and item.alias.lower() == name for item in self.select.expressions)

@@ -1,0 +1,193 @@
+"""`headrace bench queries`: the queries of TSBS over HTTP, beside DuckDB on the same files with as many threads.
+
+One run on one node. Both workloads are written and sealed; then each query is asked in turn of the node and of DuckDB
+over the node's own Parquet files, in alternating order. A query counts by its least time, as other work of a shared
+machine only adds to it. Every answer is compared.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+
+from headrace.bench.measurement import (
+    DATABASE,
+    Note,
+    chosen,
+    connected,
+    running_broker,
+    running_cluster,
+    seal,
+    settings_text,
+    silent,
+    versions,
+)
+from headrace.bench.tsbs_queries import LAST_ROW_QUERIES, BenchQuery, cpu_queries, iot_queries
+from headrace.connectors.http import request_node
+from headrace.local_cluster import LocalCluster
+from headrace.producers.writer import TableWriter
+from headrace.workload import Workload, cpu, iot
+
+OPTIONS = {"hosts": 400, "trucks": 1_000, "hours": 24, "rounds": 5, "threads": 2, "seed": 1, "dir": ""}
+START_NS = 1_767_225_600_000_000_000
+TABLE_ROWS = 100_000
+QUERY_TIMEOUT_S = 300.0
+TOLERANCE = 1e-9
+Ask = Callable[[BenchQuery], pa.Table]
+
+
+def run(options: Mapping[str, str], note: Note = silent) -> dict[str, Any]:
+    """Options: hosts, trucks (0 leaves the workload out), hours, rounds, threads, seed, dir."""
+    settings = chosen(options, OPTIONS)
+    hours, seed = settings["hours"], settings["seed"]
+    directory = Path(tempfile.mkdtemp(prefix="headrace-queries-", dir=settings.pop("dir") or None))
+    loads = [cpu(hosts=settings["hosts"], start_ns=START_NS, duration_s=hours * 3_600, seed=seed)]
+    asked = cpu_queries(settings["hosts"], START_NS, hours, seed)
+    if settings["trucks"]:
+        loads.append(iot(trucks=settings["trucks"], start_ns=START_NS, duration_s=hours * 3_600, seed=seed))
+        asked += iot_queries(settings["trucks"], START_NS, hours, seed)
+    try:
+        with (
+            running_broker(directory / "broker") as broker,
+            running_cluster(directory / "node", broker, 1, query_threads=str(settings["threads"])) as local,
+        ):
+            for load in loads:
+                note(f"writing {load.rows} rows of {load.kind}")
+                _write(local, load)
+            (node,) = local.file.nodes
+            tables = [name for load in loads for name in load.tables]
+            files = _files(directory / "node", tables)
+            figures = [
+                _measured(query, local.url(node.name), files, settings["threads"], settings["rounds"], note)
+                for query in asked
+            ]
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+    data = {"rows": sum(load.rows for load in loads), "segments": sum(map(len, files.values()))}
+    return {"data": data, "queries": figures, **_summary(figures), "settings": settings, "versions": versions()}
+
+
+def table(result: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The figures for people."""
+    shown = [(each["name"], _line(each)) for each in result["queries"]]
+    shown += [(name, f"{result[name]:.2f}") for name in ("geomean_ratio", "slowest_ratio", "last_row_speedup")]
+    return [*shown, *settings_text(result)]
+
+
+def _line(each: Mapping[str, Any]) -> str:
+    equal = "" if each["equal"] else ", ANSWERS DIFFER"
+    return f"{each['ours_ms']:.1f} ms, DuckDB {each['duckdb_ms']:.1f} ms, ratio {each['ratio']:.2f}{equal}"
+
+
+def _write(local: LocalCluster, load: Workload) -> None:
+    with connected(local.bootstrap, local.cluster) as cluster:
+        writers = {name: TableWriter(cluster, DATABASE, name) for name in load.tables}
+        for name, rows in load.batches(TABLE_ROWS):
+            writers[name].write(rows, list(load.tags))
+        offsets: dict[str, int] = {}
+        for writer in writers.values():
+            offsets |= writer.close()
+        seal(local, offsets)
+
+
+def _files(directory: Path, tables: Sequence[str]) -> dict[str, list[str]]:
+    """The segments of the node by table."""
+    return {name: sorted(map(str, directory.glob(f"**/segments/*/{DATABASE}/{name}/*/*.parquet"))) for name in tables}
+
+
+def _measured(
+    query: BenchQuery, url: str, files: Mapping[str, Sequence[str]], threads: int, rounds: int, note: Note
+) -> dict[str, Any]:
+    note(query.name)
+    with duckdb.connect(config={"threads": threads}) as connection:
+        for name, paths in files.items():
+            listed = ", ".join(f"'{path}'" for path in paths)
+            connection.execute(f"CREATE VIEW {name} AS FROM read_parquet([{listed}], union_by_name = true)")
+        connection.execute("SET parquet_metadata_cache = true")
+
+        def ours(asked: BenchQuery) -> pa.Table:
+            return _over_http(url, _sql(asked, files, f"{DATABASE}."))
+
+        def theirs(asked: BenchQuery) -> pa.Table:
+            return connection.sql(_sql(asked, files, "")).to_arrow_table()
+
+        first = {ours: ours(query), theirs: theirs(query)}
+        taken: dict[Ask, list[float]] = {ours: [], theirs: []}
+        for number in range(rounds):
+            # In alternating order: neither always runs on the caches that the other one left.
+            for ask in (ours, theirs) if number % 2 else (theirs, ours):
+                begun = time.perf_counter()
+                ask(query)
+                taken[ask].append((time.perf_counter() - begun) * 1_000)
+    own, other = min(taken[ours]), min(taken[theirs])
+    figures = {"name": query.name, "ours_ms": own, "duckdb_ms": other, "chdb_ms": None, "ratio": own / other}
+    return figures | {"equal": same(first[ours], first[theirs], query.ordered), "rows": first[ours].num_rows}
+
+
+def _sql(query: BenchQuery, files: Mapping[str, object], prefix: str) -> str:
+    sql = query.sql
+    for name in files:
+        sql = sql.replace(f"{{{name}}}", f"{prefix}{name}")
+    return sql
+
+
+def _over_http(url: str, sql: str) -> pa.Table:
+    document = {"sql": sql, "format": "arrow"}
+    answer = request_node(f"{url}/api/v1/query", method="POST", document=document, timeout_s=QUERY_TIMEOUT_S)
+    with answer, pa.ipc.open_stream(answer.stream) as reader:
+        return reader.read_all()
+
+
+def same(one: pa.Table, other: pa.Table, ordered: bool) -> bool:
+    """Whether two answers have the same columns and rows, doubles to TOLERANCE."""
+    if one.column_names != other.column_names or one.num_rows != other.num_rows:
+        return False
+    if not one.num_columns or not one.num_rows:
+        return True
+    tables = [_plain(each) for each in (one, other)]
+    if not ordered:
+        exact = [name for name in one.column_names if not pa.types.is_floating(tables[0].schema.field(name).type)]
+        order = [(name, "ascending") for name in [*exact, *(set(one.column_names) - set(exact))]]
+        tables = [each.sort_by(order) for each in tables]
+    return all(_equal(*(each.column(name) for each in tables)) for name in one.column_names)
+
+
+def _plain(rows: pa.Table) -> pa.Table:
+    """Times as integers of nanoseconds: both sides may have them at other precisions."""
+    columns = [
+        column.cast(pa.timestamp("ns")).cast(pa.int64()) if pa.types.is_timestamp(column.type) else column
+        for column in rows.columns
+    ]
+    return pa.table(dict(zip(rows.column_names, columns, strict=True)))
+
+
+def _equal(one: pa.ChunkedArray, other: pa.ChunkedArray) -> bool:
+    if not pa.types.is_floating(one.type):
+        return bool(one.to_pylist() == other.to_pylist())
+    pairs = zip(one.to_pylist(), other.to_pylist(), strict=True)
+    return all(
+        mine == theirs
+        or (
+            mine is not None and theirs is not None and math.isclose(mine, theirs, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
+        )
+        for mine, theirs in pairs
+    )
+
+
+def _summary(figures: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    ratios = [each["ratio"] for each in figures]
+    newest = [1 / each["ratio"] for each in figures if each["name"] in LAST_ROW_QUERIES]
+    return {
+        "geomean_ratio": statistics.geometric_mean(ratios),
+        "slowest_ratio": max(ratios),
+        "last_row_speedup": statistics.geometric_mean(newest),
+    }

@@ -1,0 +1,49 @@
+"""The queries of TSBS: which there are, and when two answers are the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from headrace.bench import queries
+from headrace.bench.tsbs_queries import LAST_ROW_QUERIES, cpu_queries, iot_queries
+from tests.bench.test_cluster_benches import assert_nothing_left
+
+CPU = """single-groupby-1-1-1 single-groupby-1-1-12 single-groupby-1-8-1 single-groupby-5-1-1 single-groupby-5-1-12
+single-groupby-5-8-1 cpu-max-all-1 cpu-max-all-8 double-groupby-1 double-groupby-5 double-groupby-all high-cpu-1
+high-cpu-all lastpoint groupby-orderby-limit"""
+IOT = """last-loc single-last-loc low-fuel high-load stationary-trucks long-driving-sessions long-daily-sessions
+avg-vs-projected-fuel-consumption avg-daily-driving-duration avg-daily-driving-session avg-load daily-activity
+breakdown-frequency"""
+
+
+def test_every_query_of_tsbs_is_asked() -> None:
+    """Those of both workloads by their names, also on a day of fewer hours than a query's range."""
+    for hours in (1, 24):
+        assert CPU.split() == [query.name for query in cpu_queries(100, queries.START_NS, hours, 1)]
+        assert IOT.split() == [query.name for query in iot_queries(100, queries.START_NS, hours, 1)]
+    assert {*CPU.split(), *IOT.split()} >= LAST_ROW_QUERIES
+
+
+def test_answers_are_the_same_to_the_last_digits_of_doubles() -> None:
+    """The order counts only where the query has one; times may have other precisions; nulls are values."""
+    one = pa.table({"host": ["a", "b"], "x": [1.0, None], "t": pa.array([1_000, 2_000], pa.timestamp("ns"))})
+    other = pa.table({"host": ["b", "a"], "x": [None, 1.0 + 1e-12], "t": pa.array([2, 1], pa.timestamp("us"))})
+    assert queries.same(one, other, ordered=False)
+    assert not queries.same(one, other, ordered=True)
+    assert not queries.same(one, one.set_column(1, "x", pa.array([1.001, None])), ordered=False)
+    assert not queries.same(one, one.slice(1), ordered=False)
+    assert not queries.same(one, one.rename_columns(["host", "y", "t"]), ordered=False)
+
+
+@pytest.mark.soak
+@pytest.mark.broker
+def test_the_queries_bench_compares_every_answer(tmp_path: Path) -> None:
+    """All answers of a small run are those of DuckDB, and nothing is left."""
+    sizes = {"hosts": "10", "trucks": "10", "hours": "1", "rounds": "1"}
+    result = queries.run({**sizes, "dir": str(tmp_path)})
+    assert all(each["equal"] for each in result["queries"])
+    assert result["geomean_ratio"] <= result["slowest_ratio"]
+    assert_nothing_left(tmp_path)
