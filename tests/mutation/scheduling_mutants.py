@@ -171,9 +171,9 @@ SCHEDULING = (
     ),
     Mutant(
         "unbounded_drivers_take_every_worker",
-        SCHEDULER,
-        "            if len(self._unbounded) < self.limits.unbounded_max:\n",
-        "            if True:\n",
+        "scheduling/unbounded_slots.py",
+        "        if len(self._running) < self.limit:\n",
+        "        if True:\n",
         STEPS,
     ),
     Mutant(
