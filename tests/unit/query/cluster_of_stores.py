@@ -56,6 +56,18 @@ class StoredGroup:
         return condition()
 
 
+class NoEndedGroups:
+    """See GroupTopics: every group is one of the slot table."""
+
+    def is_deleted(self, key: GroupKey) -> bool:
+        """See GroupTopics."""
+        raise AssertionError(key)
+
+    def newest_offset(self, key: GroupKey) -> int:
+        """See GroupTopics."""
+        raise AssertionError(key)
+
+
 class Serving:
     """A node that serves. See ServingState."""
 
@@ -202,7 +214,7 @@ def cluster_of_stores(directory: Path, schema: TableSchema, nodes: int = 5) -> I
         for node in ring.headers:
             local = LocalSource(cast(Any, groups[node]), known, Serving())
             remote = RemoteRows(node, ring, ring, LIMIT_BYTES, cluster.fetch)
-            source = ClusterSource(local, remote)
+            source = ClusterSource(local, remote, NoEndedGroups())
             opened.callback(source.close)
             engine = QueryEngine(source, [directory / node], QuerySettings(timeout_ms=30_000))
             opened.callback(engine.close)
