@@ -63,7 +63,8 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
         # The table of the log stays the first one: what a node holds is set by each test.
         for node in nodes.running.values():
             node.placement.stop()
-        patch.setattr(ChangeView, "settled_version", property(lambda _view: SETTLED[0]))
+        for name in ("settled_version", "proven_version"):
+            patch.setattr(ChangeView, name, property(lambda _view: SETTLED[0]))
         # No change runs in the membership log: nothing is pulled.
         patch.setattr(SlotPuller, "pulling", lambda *_: frozenset())
         yield nodes

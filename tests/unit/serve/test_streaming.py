@@ -25,7 +25,7 @@ MEMORY_MB = 16
 COPIES = 800_000
 ROWS = 15 * COPIES
 RESULT_BYTES = ROWS * 16
-"""Two columns of 8 bytes: more than ten times the memory of queries."""
+"""Two columns of 8 bytes: more than ten times the memory of a query."""
 SQL = f"SELECT velocity, range AS copy FROM iot.readings, range({COPIES})"
 ENDLESS = "SELECT velocity, range AS copy FROM iot.readings, range(100000000000)"
 
@@ -36,7 +36,11 @@ class Surfaces:
     def __init__(self, directory: Path) -> None:
         node = FakeNode(directory)
         node.engine = QueryEngine(
-            node.source, [directory], QuerySettings(memory_limit_mb=MEMORY_MB, queries_max=8, timeout_ms=60_000)
+            node.source,
+            [directory],
+            QuerySettings(
+                memory_limit_mb=8 * MEMORY_MB, memory_per_query_mb=MEMORY_MB, queries_max=8, timeout_ms=60_000
+            ),
         )
         self.engine = node.engine
         self._http = Server(create_app(node))

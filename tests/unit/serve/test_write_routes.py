@@ -105,7 +105,13 @@ def test_without_accept_partial_a_bad_line_writes_nothing(client: httpx.Client, 
         ("/write?db=d", gzip.compress(LINE, mtime=0)[:-9], {"content-encoding": "gzip"}, 400, "ends early"),
         ("/write?db=d", LINE, {"content-encoding": "br"}, 400, "'br' is unknown"),
         ("/write?db=d", b"x" * 1_000_001, {}, 413, "larger than 1 MB"),
-        ("/write?db=d", gzip.compress(bytes(50_000_000), mtime=0), {"content-encoding": "gzip"}, 413, "larger than 1 MB"),
+        (
+            "/write?db=d",
+            gzip.compress(bytes(50_000_000), mtime=0),
+            {"content-encoding": "gzip"},
+            413,
+            "larger than 1 MB",
+        ),
     ],
 )
 def test_bad_requests_are_named(
