@@ -254,7 +254,7 @@ def test_an_empty_file_is_no_error(shell: Shell) -> None:
         (["missing.lp"], {}, 2, "missing.lp: no such file"),
         (["readings"], {}, 2, "does not say its format"),
         (["readings", "--format", "xml"], {}, 2, "--format xml is unknown"),
-        (["readings.lp", "--time-unit", "h"], {}, 2, "--time-unit h is unknown"),
+        (["readings.lp", "--time-unit", "d"], {}, 2, "--time-unit d is unknown"),
         (["readings.lp", "--tag", "site"], {}, 2, "--tag site is not KEY=VALUE"),
         (["readings.lp", "-X", "linger.mss=5"], {}, 2, "librdkafka refuses its settings"),
         (["readings.lp"], {"HEADRACE__WRITE__QUORUMS": "2"}, 2, "no setting 'write.quorums'"),
