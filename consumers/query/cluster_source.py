@@ -254,15 +254,18 @@ class ClusterSource:
             try:
                 found = self._scan(fence, read, reading)
             except (GroupUnavailable, QueryTimeout) as error:
-                if beyond := self._beyond(fence, reading):
+                if beyond := self.beyond(reading):
                     raise NotCaughtUp.to(beyond) from error
                 raise
             if found is not None:
                 return found
             check_time(reading.timer)
 
-    def _beyond(self, fence: ClusterFence, reading: Reading) -> dict[str, int]:
-        """The offsets of groups of other nodes that no member of theirs has reached."""
+    def beyond(self, reading: Reading) -> Mapping[str, int]:
+        """See TableSource: what no member of a group of other nodes has reached."""
+        fence = reading.fence
+        if not isinstance(fence, ClusterFence):
+            return {}
         reached = {
             name: max((each.durable_offset for each in self.remote.serving(fence.keys[name].group)), default=offset)
             for name in fence.remote

@@ -209,6 +209,8 @@ class _Query:
         """See EndWatcher."""
         self.timer.finish()
         self._engine.count(running=-1, running_seconds=time.monotonic() - self.began_s)
+        if isinstance(error, QueryTimeout):
+            error = self._run.timed_out(error)
         self.output.fail(error or QueryCancelled("the query ended without an answer"))
 
     def cancel(self) -> None:

@@ -22,7 +22,15 @@ from headrace.consumers.query.group_scans import GroupScan
 from headrace.consumers.query.guard import Statement
 from headrace.consumers.query.parameters import BoundStatement
 from headrace.consumers.query.planner import ScanPlan, plan_scans
-from headrace.consumers.query.query_errors import NotCaughtUp, NotReady, QueryInvalid, QueryMemory, SlotNotHeld
+from headrace.consumers.query.query_errors import (
+    NotCaughtUp,
+    NotReady,
+    QueryError,
+    QueryInvalid,
+    QueryMemory,
+    QueryTimeout,
+    SlotNotHeld,
+)
 from headrace.consumers.query.query_output import QueryOutput
 from headrace.consumers.query.query_timer import QueryTimer, ShortTimer
 from headrace.consumers.query.remote_rows import check_time
@@ -99,6 +107,13 @@ class QueryRun:
         self._memory = memory
         self._memory_mb = memory.small_mb
         self._now_us = now_us
+        self._attempt: _Attempt | None = None
+
+    def timed_out(self, error: QueryTimeout) -> QueryError:
+        """The error of a query whose time is over: what it waited for elsewhere, where that never came."""
+        reading = None if self._attempt is None or self.output.begun else self._attempt.reading
+        beyond = {} if reading is None else self._host.source.beyond(reading)
+        return NotCaughtUp.to(beyond) if beyond else error
 
     def interrupt(self) -> None:
         """End what it does, again and again until it has ended."""
@@ -110,9 +125,10 @@ class QueryRun:
             fence = self._fence(turn)
             try:
                 with ExitStack() as resources:
-                    _Attempt(self._host, self._wanted, self._timer, self.output, turn, self._memory_mb, resources).run(
-                        fence, self._now_us, has_all=self._memory_mb >= self._memory.large_mb
+                    self._attempt = _Attempt(
+                        self._host, self._wanted, self._timer, self.output, turn, self._memory_mb, resources
                     )
+                    self._attempt.run(fence, self._now_us, has_all=self._memory_mb >= self._memory.large_mb)
                     return
             except (SlotNotHeld, QueryMemory) as error:
                 # Nothing of it was shown to anybody.
@@ -161,6 +177,8 @@ class _Attempt:
         self._turn = turn
         self._memory_mb = memory_mb
         self._resources = resources
+        self.reading: Reading | None = None
+        """What its scans have in common, once they may begin."""
         self._sorts = False
         self._blocks = 0
         self._input_bytes = 0
@@ -191,6 +209,7 @@ class _Attempt:
             fence, _newest(host.source.named(wanted.after), fence.confirmed), self._timer, waits=self._turn
         )
         self._wait_for(reading)
+        self.reading = reading
         statement = bound.statement
         if statement.show:
             schemas = {key: host.source.schema(*key) for key in host.source.tables()}

@@ -173,6 +173,10 @@ class TableSource(Protocol):
         """Offsets by group as a client names them, by the names of `ReadFence.confirmed`."""
         ...
 
+    def beyond(self, reading: Reading) -> Mapping[str, int]:
+        """The offsets of a reading that groups elsewhere have not reached; never waits."""
+        ...
+
     def plans_again(self, fence: ReadFence, timeout_s: float) -> bool:
         """Whether a query that SlotNotHeld ended may be planned again with a new fence; waits for a reason to."""
         ...
@@ -350,6 +354,11 @@ class LocalSource:
         """See TableSource."""
         pairs = ((parse_group(name), offset) for name, offset in after.items())
         return {group_name(GroupKey(header, birth or FIRST_BIRTH)): offset for (header, birth), offset in pairs}
+
+    def beyond(self, reading: Reading) -> Mapping[str, int]:
+        """See TableSource. Every group is here."""
+        del reading
+        return {}
 
     def plans_again(self, fence: ReadFence, timeout_s: float) -> bool:
         """See TableSource."""
