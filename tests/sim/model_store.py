@@ -128,6 +128,10 @@ class ModelStore:
         """Whether it holds exactly these rows, by number and version."""
         return self.content == content
 
+    def awaited(self) -> list[SegmentEntry]:
+        """See Store. No slots move here."""
+        return []
+
     def plan_compaction(self) -> list[Compaction]:
         """See Store."""
         names = sorted(self.disk.sealed.segments)

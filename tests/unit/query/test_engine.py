@@ -187,8 +187,9 @@ def test_show_describe_summarize_and_explain_are_answered(engine: QueryEngine, s
 
 
 def test_scans_stay_open_while_the_result_is_and_no_longer(engine: QueryEngine, source: MemorySource) -> None:
-    """Files are pinned from the scan until the result is closed, also after an error."""
-    with engine.query("SELECT * FROM iot.readings") as result:
+    """Files are pinned from the scan until the last row is computed or the result is closed, also after an error."""
+    # More rows than the buffer between a query and its reader takes.
+    with engine.query("SELECT readings.*, range FROM iot.readings, range(1000000)") as result:
         assert [False] == [scan.closed for scan in source.opened]
         result.close()
         assert [True] == [scan.closed for scan in source.opened]

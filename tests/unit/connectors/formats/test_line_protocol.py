@@ -233,7 +233,7 @@ def test_a_line_of_fifty_megabytes() -> None:
 def test_contradictory_options_are_refused() -> None:
     """An unknown unit, and a column that is both time and tag, are errors before any line is read."""
     with pytest.raises(OptionsError, match="time unit"):
-        FormatOptions(time_unit="m")  # type: ignore[arg-type]
+        FormatOptions(time_unit="d")  # type: ignore[arg-type]
     with pytest.raises(OptionsError, match="both time and a tag"):
         FormatOptions(tags=("time",))
     with pytest.raises(OptionsError, match="unknown format"):

@@ -9,6 +9,7 @@ import pytest
 from headrace.connectors.formats.interface import NS_PER_UNIT, TimeRangeError
 from headrace.connectors.formats.time_rules import (
     FIRST_ROWS,
+    UNIT_NAMES,
     TimeRules,
     TimesImplausible,
     check_resolution,
@@ -50,8 +51,8 @@ def test_a_row_is_refused_once_with_its_first_reason() -> None:
     assert {} == refused(TimeRules("pumps", TimeResolution.NS, any_time=True), T0 + 1, -1, 1)
 
 
-@pytest.mark.parametrize("given", NS_PER_UNIT)
-@pytest.mark.parametrize("right", NS_PER_UNIT)
+@pytest.mark.parametrize("given", UNIT_NAMES)
+@pytest.mark.parametrize("right", UNIT_NAMES)
 def test_a_unit_is_recognised_by_the_size_of_its_values(given: str, right: str) -> None:
     """For every pair of units of which the wrong one fits int64; never the one that was given."""
     number = T0 // NS_PER_UNIT[right]
