@@ -196,13 +196,18 @@ def forward_writer(
             function = task_function(job, counts, query, batch, ranges, table.to_bytes())
             numbers = planned.sparkSession.range(0, len(ranges), 1, len(ranges))
             records = numbers.mapInArrow(function, RECORD_DDL)  # type: ignore[arg-type]
+            failure: Exception | None = None
             try:
                 records.write.format("kafka").options(**sink).save()
+            except Exception as error:
+                failure = error
+            # A group that ends refuses rows from some moment on: they belong to others by then. Asked behind a
+            # success too: Kafka's client divides a batch that a closed topic refuses as too large, and its flush
+            # does not wait for the parts (KAFKA-19479), so that Spark takes rows for written which nobody has.
+            if not has_ended(table, cluster_access(job).newest_table()):
+                if failure is not None:
+                    raise failure
                 break
-            except Exception:
-                # A group that ends refuses rows from some moment on: they belong to others by then.
-                if not has_ended(table, cluster_access(job).newest_table()):
-                    raise
         # Once more: of a topic that was created again meanwhile no offset is committed.
         raw_topic.check(cluster_access(job).topic_id(job.topic))
 
