@@ -12,7 +12,7 @@ import threading
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 import structlog
@@ -68,7 +68,7 @@ class _Waiting:
     answer: Future[LineAnswer] = field(default_factory=Future)
 
     def settle(self, found: LineAnswer | HeadraceError) -> None:
-        """Once. A caller that has left is told nothing."""
+        """Complete the future, once; that of a caller which has left is cancelled already."""
         if self.answer.set_running_or_notify_cancel():
             if isinstance(found, HeadraceError):
                 self.answer.set_exception(found)
@@ -168,7 +168,7 @@ class GroupWriter:
                 if isinstance(outcome, HeadraceError):
                     self._count(failed=1)
                 else:
-                    self._count(rows=outcome.rows, refused_lines=len(outcome.refused))
+                    self._count(rows=outcome.rows, refused_lines=outcome.refused_count)
                 each.settle(outcome)
 
     def _written(self, requests: Sequence[LineRequest]) -> list[LineAnswer]:
@@ -184,7 +184,7 @@ class GroupWriter:
         found = answers(requests, list(tables.values()), pa.concat_tables(rejected))
         if requests[0].whole and found[0].refused:
             first = found[0].refused[0]
-            raise LinesRefused(f"line {first.line}: {first.reason}", replace_rows(found[0]))
+            raise LinesRefused(f"line {first.line}: {first.reason}", replace(found[0], rows=0))
         writers = [self._append(database, name, rows) for name, rows in tables.items() if rows.num_rows]
         # One wait for all tables: their messages are in the log's queue already.
         for writer in writers:
@@ -218,11 +218,6 @@ class GroupWriter:
     def _count(self, **amounts: int) -> None:
         for name, amount in amounts.items():
             setattr(self.statistics, name, getattr(self.statistics, name) + amount)
-
-
-def replace_rows(answer: LineAnswer) -> LineAnswer:
-    """The answer of a request of which nothing was written."""
-    return LineAnswer(0, answer.refused)
 
 
 def _close(writer: TableWriter) -> None:

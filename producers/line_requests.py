@@ -31,6 +31,8 @@ AUTO = "auto"
 """The unit of each time by its size, as InfluxDB 3 takes it."""
 _AUTO_LIMITS = ((5 * 10**9, 1_000_000_000), (5 * 10**12, 1_000_000), (5 * 10**15, 1_000))
 """(times below this, nanoseconds in their unit); larger ones are nanoseconds."""
+REFUSED_SHOWN = 100
+"""Lines of a request that are named; the others are counted."""
 _OUT_OF_RANGE = "time does not fit int64 nanoseconds since 1970"
 
 
@@ -64,10 +66,11 @@ class RefusedLine:
 
 @dataclass(slots=True)
 class LineAnswer:
-    """What became of a request: the rows that were written, and the lines that were not, in order."""
+    """What became of a request: the rows that were written, and the first lines that were not, in order."""
 
     rows: int = 0
     refused: list[RefusedLine] = field(default_factory=list)
+    refused_count: int = 0
 
 
 def parse_requests(requests: Sequence[LineRequest], options: FormatOptions) -> ParseResult:
@@ -89,9 +92,13 @@ def answers(requests: Sequence[LineRequest], written: Sequence[pa.Table], reject
         counts = np.bincount(np.asarray(rows.column(MESSAGE_COLUMN)), minlength=len(found))
         for answer, count in zip(found, counts, strict=True):
             answer.rows += int(count)
-    # One step for each refused line: the exception, not the path of the data.
-    for row in rejected.sort_by([("message", "ascending"), ("line", "ascending")]).to_pylist():
-        found[row["message"]].refused.append(RefusedLine(row["line"] + 1, row["reason"]))
+    rejected = rejected.sort_by([("message", "ascending"), ("line", "ascending")])
+    starts = np.searchsorted(np.asarray(rejected.column("message")), np.arange(len(found) + 1))
+    for answer, start, end in zip(found, starts[:-1].tolist(), starts[1:].tolist(), strict=True):
+        answer.refused_count = end - start
+        # A body may have millions of bad lines: only those that are shown become objects.
+        shown = rejected.slice(start, min(end - start, REFUSED_SHOWN)).to_pylist()
+        answer.refused = [RefusedLine(row["line"] + 1, row["reason"]) for row in shown]
     return found
 
 

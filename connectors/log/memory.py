@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import uuid
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from headrace.connectors.deadline import Deadline
@@ -29,6 +29,7 @@ from headrace.connectors.log.port import (
     TopicMissing,
     TopicState,
 )
+from headrace.connectors.log.positions import ReaderPositions
 from headrace.schemas.errors import HeadraceError
 
 # Kafka's own.
@@ -195,14 +196,12 @@ class MemoryLog:
             self._changed.wait(timeout_s)
 
 
-class MemoryReader:
+class MemoryReader(ReaderPositions):
     """See Reader."""
 
     def __init__(self, log: MemoryLog, positions: dict[str, int]) -> None:
+        super().__init__(positions)
         self._log = log
-        self._positions = positions
-        self._paused: set[str] = set()
-        self._answered: set[str] = set()
 
     def poll(self, max_records: int, timeout_s: float) -> list[Record]:
         """See Reader."""
@@ -245,29 +244,6 @@ class MemoryReader:
         self._positions[name] = topic.end if reached_end else records[-1].offset + 1 if records else position
         self._answered.add(name)
         return records
-
-    def answered(self, topic: str) -> bool:
-        """See Reader."""
-        return topic in self._answered
-
-    def position(self, topic: str) -> int:
-        """See Reader."""
-        return self._positions[topic]
-
-    def seek(self, topic: str, offset: int) -> None:
-        """See Reader."""
-        self._positions[topic] = offset
-
-    def pause(self, topics: Iterable[str]) -> None:
-        """See Reader."""
-        self._paused.update(topics)
-
-    def resume(self, topics: Iterable[str]) -> None:
-        """See Reader."""
-        self._paused.difference_update(topics)
-
-    def close(self) -> None:
-        """See Reader."""
 
 
 class MemoryAppender:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from headrace.connectors.deadline import Deadline
@@ -25,6 +25,7 @@ from headrace.connectors.log.port import (
     TopicMissing,
     TopicState,
 )
+from headrace.connectors.log.positions import ReaderPositions
 from headrace.connectors.periodic import PeriodicTask
 from headrace.consumers.local_log.group_append import GroupAppend, Outstanding
 from headrace.consumers.local_log.topic_store import NewRecord, TopicStore
@@ -151,14 +152,12 @@ class _Opened:
         self.store.close()
 
 
-class LocalReader:
+class LocalReader(ReaderPositions):
     """See Reader."""
 
     def __init__(self, store: TopicStore, positions: dict[str, int]) -> None:
+        super().__init__(positions)
         self._store = store
-        self._positions = positions
-        self._paused: set[str] = set()
-        self._answered: set[str] = set()
         self._turn = 0
 
     def poll(self, max_records: int, timeout_s: float) -> list[Record]:
@@ -210,29 +209,6 @@ class LocalReader:
             raise LogTruncated(f"topic {name} lost offset {position} while it was read")
         self._answered.add(name)
         return records
-
-    def answered(self, topic: str) -> bool:
-        """See Reader."""
-        return topic in self._answered
-
-    def position(self, topic: str) -> int:
-        """See Reader."""
-        return self._positions[topic]
-
-    def seek(self, topic: str, offset: int) -> None:
-        """See Reader."""
-        self._positions[topic] = offset
-
-    def pause(self, topics: Iterable[str]) -> None:
-        """See Reader."""
-        self._paused.update(topics)
-
-    def resume(self, topics: Iterable[str]) -> None:
-        """See Reader."""
-        self._paused.difference_update(topics)
-
-    def close(self) -> None:
-        """See Reader."""
 
 
 class LocalAppender:

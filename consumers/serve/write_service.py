@@ -29,7 +29,6 @@ from headrace.producers.group_writer import LinesRefused, WritesWaiting
 from headrace.producers.line_requests import AUTO, LineAnswer, LineRequest, RefusedLine
 from headrace.schemas.errors import HeadraceError, StateUnknown
 
-REFUSED_SHOWN = 100
 ARROW_THREADS = 4
 V1_PRECISIONS: Mapping[str, TimeUnit] = {
     "": "ns", "ns": "ns", "n": "ns", "us": "us", "u": "us", "ms": "ms", "s": "s", "m": "m", "h": "h"
@@ -287,7 +286,7 @@ def _failure(status: int, code: str, error: HeadraceError) -> Response:
 
 def _refusal(answer: LineAnswer) -> Response:
     first = answer.refused[0]
-    rest = len(answer.refused) - 1
+    rest = answer.refused_count - 1
     more = f" (and {rest} more)" if rest else ""
     written = "1 row was" if answer.rows == 1 else f"{answer.rows} rows were"
     message = f"line {first.line}: {first.reason}{more}; {written} written"
@@ -296,7 +295,7 @@ def _refusal(answer: LineAnswer) -> Response:
         "message": message,
         "error": message,
         "line": first.line,
-        "rejected": [_shown(each) for each in answer.refused[:REFUSED_SHOWN]],
+        "rejected": [_shown(each) for each in answer.refused],
     }
     return Response(json.dumps(document), 400, media_type="application/json")
 

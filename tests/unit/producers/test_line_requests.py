@@ -80,6 +80,13 @@ def test_the_ends_of_int64_are_nanoseconds_by_size() -> None:
     assert (list(ends), [True, True]) == (list(times), list(fits))
 
 
+def test_of_many_bad_lines_the_first_are_named_and_all_are_counted() -> None:
+    """In each request for itself."""
+    _, found = answered(request("bad\n" * 5_000), request("m v=1 1"), request("bad\n" * 3))
+    assert [(5_000, 100), (0, 0), (3, 3)] == [(each.refused_count, len(each.refused)) for each in found]
+    assert [1, 100, 1] == [found[0].refused[0].line, found[0].refused[-1].line, found[2].refused[0].line]
+
+
 def test_a_refused_line_has_its_reason() -> None:
     """As the parser of files gives it."""
     _, (found,) = answered(request("m v=1x 1"))
