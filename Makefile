@@ -7,7 +7,7 @@ WORKERS ?= 4
 PYTHON_KEEPING := PYTHONDONTWRITEBYTECODE= PYTHONPYCACHEPREFIX=$(CURDIR)/build/bytecode $(BIN)/python
 SPREAD := -n $(WORKERS) --dist loadscope --no-loadscope-reorder
 PYTEST := $(PYTHON_KEEPING) -m pytest $(SPREAD)
-SOURCES := schemas connectors producers consumers pipeline headrace
+SOURCES := schemas connectors producers consumers pipeline headrace pyspark_headrace.py
 
 help:  ## Show this list.
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)

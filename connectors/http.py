@@ -12,8 +12,9 @@ import http.client
 import json
 import socket
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
+from typing import IO, Any
 from urllib.parse import urlsplit
 
 from headrace.schemas.errors import HeadraceError
@@ -25,16 +26,20 @@ QUERY_ID_HEADER = "x-headrace-query-id"
 """The header of an answer by a node that does not serve: the moment up to which the answer contains everything."""
 RETRIABLE_STATUSES = frozenset({http.client.CONFLICT, http.client.SERVICE_UNAVAILABLE})
 
+_BINARY = "application/octet-stream"
 # ValueError: addresses come from outside, and a node with an unusable one cannot be reached.
 _FAILURES = (OSError, http.client.HTTPException, ValueError)
 
 
 class NodeUnreachable(HeadraceError):
-    """A node that does not answer. `reason` is the cause in a few words."""
+    """A node that does not answer. `reason` is the cause in a few words; `sent`: it may have got the request."""
 
-    def __init__(self, message: str, *, action: str = "", retriable: bool = True, reason: str = "") -> None:
+    def __init__(
+        self, message: str, *, action: str = "", retriable: bool = True, reason: str = "", sent: bool = False
+    ) -> None:
         super().__init__(message, action=action, retriable=retriable)
         self.reason = reason
+        self.sent = sent
 
 
 class NodeRefused(HeadraceError):
@@ -42,7 +47,7 @@ class NodeRefused(HeadraceError):
 
     `status` is the HTTP status and `body` the answer as text. `document` is its `error` object with
     `message`, and `kind`, `action` and `retriable` where the node sends them; it is empty where something
-    other than a node answered.
+    other than a node answered. `retry_after_s` is when the node wants to be asked again, 0 where it does not say.
     """
 
     def __init__(
@@ -54,15 +59,25 @@ class NodeRefused(HeadraceError):
         status: int = 0,
         body: str = "",
         document: Mapping[str, Any] | None = None,
+        retry_after_s: float = 0.0,
     ) -> None:
         super().__init__(message, action=action, retriable=retriable)
         self.status = status
         self.body = body
         self.document = document or {}
+        self.retry_after_s = retry_after_s
 
 
 class AnswerCut(HeadraceError):
     """An answer that ended before its end: the bytes received so far are not all."""
+
+
+@dataclass(frozen=True, slots=True)
+class SizedContent:
+    """The body of a request: a file at its begin, or bytes."""
+
+    data: IO[bytes] | bytes
+    size_bytes: int
 
 
 class NodeAnswer:
@@ -154,29 +169,38 @@ def request_node(
     *,
     method: str = "GET",
     document: Mapping[str, Any] | None = None,
+    content: bytes | memoryview | SizedContent | None = None,
     timeout_s: float = 30.0,
     connect_timeout_s: float | None = None,
+    token: str = "",
 ) -> NodeAnswer:
-    """The answer to one request; `document` is sent as JSON. Raises NodeUnreachable, NodeRefused.
+    """The answer to one request; `document` is sent as JSON, `content` as it is. Raises NodeUnreachable, NodeRefused.
 
     `timeout_s` bounds each wait for the node, not the whole answer; `connect_timeout_s` replaces it while
-    connecting.
+    connecting. `token` is for a proxy in front of the node that authenticates.
     """
-    body = None if document is None else json.dumps(document).encode()
-    connection = None
+    body: Any = content if document is None else json.dumps(document).encode()
+    headers = {"content-type": "application/json" if document is not None else _BINARY} if body is not None else {}
+    if isinstance(body, SizedContent):
+        headers["content-length"] = str(body.size_bytes)
+        body = body.data
+    if token:
+        headers["authorization"] = f"Bearer {token}"
+    connection, sent = None, False
     try:
         connection, target = _connection(url, connect_timeout_s or timeout_s)
         connection.connect()
         # Long queries compute in silence, but a connection that takes seconds means that nobody listens.
         connected = connection.sock
         connected.settimeout(timeout_s)
-        connection.request(method, target, body, {"content-type": "application/json"} if body else {})
+        sent = True
+        connection.request(method, target, body, headers)
         response = connection.getresponse()
         failure = b"" if response.status < http.client.MULTIPLE_CHOICES else response.read(ERROR_BYTES_MAX)
     except _FAILURES as error:
         if connection is not None:
             connection.close()
-        raise _unreachable(url, error) from error
+        raise _unreachable(url, error, sent=sent) from error
     except BaseException:
         # Ctrl-C: the node ends a query whose client leaves, so the connection must not wait for the collector.
         if connection is not None:
@@ -186,7 +210,7 @@ def request_node(
     if response.status < http.client.MULTIPLE_CHOICES:
         return answer
     with answer:
-        raise _refused(url, response.status, failure.decode(errors="replace"))
+        raise _refused(url, response, failure.decode(errors="replace"))
 
 
 def call_node(url: str, *, method: str = "GET", timeout_s: float = 30.0) -> Any:
@@ -195,7 +219,7 @@ def call_node(url: str, *, method: str = "GET", timeout_s: float = 30.0) -> Any:
         try:
             return answer.json()
         except (AnswerCut, ValueError) as error:
-            raise _unreachable(url, error.__cause__ or error) from error
+            raise _unreachable(url, error.__cause__ or error, sent=True) from error
 
 
 def _connection(url: str, timeout_s: float) -> tuple[http.client.HTTPConnection, str]:
@@ -204,21 +228,30 @@ def _connection(url: str, timeout_s: float) -> tuple[http.client.HTTPConnection,
     if parts.scheme != "http" or not parts.hostname:
         raise ValueError(f"{url!r} is not an http URL")
     target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-    return http.client.HTTPConnection(parts.hostname, parts.port or 80, timeout=timeout_s), target
+    return http.client.HTTPConnection(
+        parts.hostname, parts.port or 80, timeout=timeout_s, blocksize=CHUNK_BYTES
+    ), target
 
 
-def _unreachable(url: str, error: BaseException) -> NodeUnreachable:
+def _unreachable(url: str, error: BaseException, *, sent: bool) -> NodeUnreachable:
     reason = "it took too long" if isinstance(error, TimeoutError) else str(getattr(error, "strerror", "") or error)
-    return NodeUnreachable(f"{url} does not answer: {reason}", action="check that the node runs", reason=reason)
+    message = f"{url} does not answer: {reason}"
+    return NodeUnreachable(message, action="check that the node runs", reason=reason, sent=sent)
 
 
-def _refused(url: str, status: int, body: str) -> NodeRefused:
+def _refused(url: str, response: http.client.HTTPResponse, body: str) -> NodeRefused:
+    status, retry_after = response.status, response.getheader("retry-after", "")
     document = _error_document(body)
     reason = str(document["message"]) if document else body[:200]
     if document.get("action"):
         reason = f"{reason} ({document['action']})"
     return NodeRefused(
-        f"{url}: {reason}", retriable=status in RETRIABLE_STATUSES, status=status, body=body, document=document
+        f"{url}: {reason}",
+        retriable=status in RETRIABLE_STATUSES,
+        status=status,
+        body=body,
+        document=document,
+        retry_after_s=float(retry_after) if retry_after.isascii() and retry_after.isdigit() else 0.0,
     )
 
 

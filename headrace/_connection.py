@@ -84,6 +84,17 @@ class ClusterConnection:
             close_cluster(cluster)
 
 
+class NoLogs:
+    """See `headrace._nodes.StatusConnection`: the nodes of a client that reaches its cluster through one of them."""
+
+    is_open = False
+
+    @property
+    def cluster(self) -> Cluster:
+        """Raises ClientClosed: a client whose node is named looks for none in Kafka."""
+        raise ClientClosed("the client has no connection to Kafka", action="connect by bootstrap")
+
+
 def close_cluster(cluster: Cluster) -> None:
     """Close everything; records that were appended and not flushed get a moment to be sent."""
     # The last one is closed first: the appender still flushes while the log exists. One failure does not skip

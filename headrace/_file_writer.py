@@ -11,15 +11,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headrace._access import ClusterAccess, RowWriter
 from headrace._file_rules import BlockRules, FileRules, nan_values
 from headrace._replaced_rows import ReplacedRows
 from headrace._spooled_input import spooled
 from headrace.connectors.formats.file_blocks import STANDARD_INPUT, Block, iterate_file
 from headrace.connectors.formats.interface import LINE_COLUMN, FormatOptions, RejectedLine
-from headrace.producers.cluster import Cluster
 from headrace.producers.declared import DeclaredTags, DeclaredTypes
 from headrace.producers.router import PAYLOAD_BYTES_MAX, RowTooLarge
-from headrace.producers.writer import TableWriter, WriterSettings
+from headrace.producers.writer import WriterSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class FileWriter:
 
     def __init__(
         self,
-        cluster: Cluster,
+        cluster: ClusterAccess,
         database: str,
         settings: WriterSettings,
         on_rejected: Callable[[RejectedLine], None],
@@ -64,7 +64,7 @@ class FileWriter:
         self._show_rejected = show_rejected
         self._rules = rules or FileRules()
         self._replaced = ReplacedRows()
-        self._writers: dict[str, TableWriter] = {}
+        self._writers: dict[str, RowWriter] = {}
         self._open_writers = ExitStack()
 
     def _offsets(self) -> dict[str, int]:
@@ -161,7 +161,7 @@ class FileWriter:
 
     def _write_rows(self, table: str, rows: pa.Table) -> None:
         if table not in self._writers:
-            made = TableWriter(self._cluster, self._database, table, self._settings)
+            made = self._cluster.writer(self._database, table, self._settings)
             self._writers[table] = self._open_writers.enter_context(made)
         rows = rows.drop_columns([LINE_COLUMN])
         tags = [column.name for column in rows.schema if pa.types.is_dictionary(column.type)]

@@ -5,17 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, Protocol
 
 import pyarrow as pa
 
 from headrace._answers import QueryResult
-from headrace._connection import ClusterConnection
 from headrace.connectors.deadline import Deadline
 from headrace.node_client import NodeClient
-from headrace.producers.cluster import MemberStatuses
+from headrace.producers.cluster import Cluster
+from headrace.producers.live_nodes import live_nodes
 from headrace.schemas.errors import HeadraceError
-from headrace.schemas.records import Role
 
 ANSWER_TIMEOUT_S = 600.0
 # The node ends a query at its timeout. The client waits longer, to get the error of that and not a
@@ -26,11 +25,25 @@ LEARN_INTERVAL_S = 10.0
 """A client without Kafka asks this often, while it queries, which nodes its cluster has."""
 
 
+class StatusConnection(Protocol):
+    """The way to the status topic, see `ClusterConnection`."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it is there already."""
+        ...
+
+    @property
+    def cluster(self) -> Cluster:
+        """The cluster, connected to if it was not."""
+        ...
+
+
 class NodeDirectory:
     """The nodes of a cluster: those that the user named, and those that its nodes or its status topic show."""
 
     def __init__(
-        self, connection: ClusterConnection, named: Sequence[str] = (), clock: Callable[[], float] = time.monotonic
+        self, connection: StatusConnection, named: Sequence[str] = (), clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._connection = connection
         self._named = tuple(named)
@@ -116,14 +129,3 @@ def query_node(
     )
     with pa.ipc.open_stream(pa.py_buffer(b"".join(chunks))) as reader:
         return QueryResult(reader.read_all(), next(iter(as_of), None))
-
-
-def live_nodes(statuses: MemberStatuses) -> list[str]:
-    """URLs of the nodes that are alive, those first that serve most groups."""
-    # A group that is not in sync is behind its log: a query that waits for newer offsets fails there with
-    # NotCaughtUp.
-    serving: dict[str, int] = {}
-    for status in statuses.online():
-        if status.http:
-            serving[status.http] = serving.get(status.http, 0) + int(status.role is not Role.UNSYNCED)
-    return sorted(serving, key=lambda url: -serving[url])

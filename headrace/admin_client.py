@@ -1,7 +1,7 @@
 """Commands of operators to a running cluster: seal everything, compare all replicas, accept a gap in a log.
 
-They find nodes through the status topic and trust only what they read back: a seal is done when every live
-member reports it, and members are compared at one version that all of them have passed.
+They find nodes through their statuses and trust only what they read back: a seal is done when every live member
+reports it, and members are compared at one version that all of them have passed.
 """
 
 from __future__ import annotations
@@ -11,22 +11,21 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
+from headrace._member_views import MemberView
 from headrace.connectors.deadline import Deadline
 from headrace.connectors.http import NodeRefused, NodeUnreachable, call_node
-from headrace.connectors.log.port import Log, TopicState
-from headrace.connectors.log.topics import Topics
+from headrace.connectors.log.port import TopicState
 from headrace.consumers.integrity.verify import GroupVerdict, MemberEvidence, compare
-from headrace.consumers.membership.slot_table import SlotTable
 from headrace.consumers.replication.election import FENCED
-from headrace.consumers.replication.failure_detector import FailureDetector
-from headrace.consumers.replication.heartbeat import StatusReader
 from headrace.schemas.errors import HeadraceError, StateUnknown
 from headrace.schemas.records import Role, Status
 
 LEADER_TIMEOUT_S = 15.0
 SETTLE_TIMEOUT_S = 20.0
-LISTEN_S = 1.5
 POLL_S = 0.2
+EVIDENCE_TIMEOUT_S = 30.0
+READ_TIMEOUT_S = 3_600.0
+"""A node that reads all files of a group is as slow as its disk."""
 
 
 class NoLeader(HeadraceError):
@@ -92,29 +91,17 @@ class SealedGroup:
 class AdminClient:
     """Commands against one cluster. Owned by one thread."""
 
-    def __init__(self, log: Log, topics: Topics, slot_table: SlotTable) -> None:
-        self._log = log
-        self._topics = topics
-        self._slot_table = slot_table
-        self._reader = StatusReader(log, topics.status)
-        # Nodes send heartbeats every 500 ms: long enough for one of every live node, also on a busy machine.
-        deadline = Deadline(LISTEN_S)
-        while not deadline.passed():
-            self._reader.follow(deadline.left_s())
+    def __init__(self, view: MemberView) -> None:
+        self._view = view
 
     def close(self) -> None:
-        """Close the reader of the status topic."""
-        self._reader.close()
-
-    @property
-    def statuses(self) -> FailureDetector:
-        """What the members of all groups have sent."""
-        return self._reader.detector
+        """Close the view."""
+        self._view.close()
 
     def seal_all(self, timeout_s: float, on_progress: Callable[[str], None]) -> list[SealedGroup]:
         """Seal every group and wait for all its live members. Raises NoLeader, SealIncomplete."""
         versions = {}
-        for group in self._slot_table.headers:
+        for group in self._view.groups:
             on_progress(f"sealing group {group}")
             versions[group] = self._seal(group)
         deadline = Deadline(timeout_s)
@@ -134,7 +121,7 @@ class AdminClient:
                     problem = str(error)
             if deadline.passed():
                 raise NoLeader(problem, action=f"start node {group}, the header of the group", retriable=True)
-            self._reader.follow(POLL_S)
+            self._view.follow(POLL_S)
 
     def _await_sealed(self, group: str, version: int, deadline: Deadline) -> SealedGroup:
         while True:
@@ -147,14 +134,14 @@ class AdminClient:
                     f"group {group}: {late} have not sealed version {version} in time",
                     action="wait and look at headrace status",
                 )
-            self._reader.follow(POLL_S)
+            self._view.follow(POLL_S)
 
     def accept_gap(self, group: str, resume_offset: int | None, missing_max: int, timeout_s: float) -> AcceptedGap:
         """Continue a group whose log lost records: its most advanced member appends a Gap record to the log.
 
         Raises GapUnacceptable, GapUnconfirmed.
         """
-        members, live = self._slot_table.group(group), self._live(group)
+        members, live = self._view.members(group), self._live(group)
         missing = sorted(set(members) - {each.node for each in live})
         if len(missing) > missing_max:
             raise GapUnacceptable(
@@ -169,7 +156,7 @@ class AdminClient:
         best = most_advanced(live)
         if best is None:
             raise GapUnacceptable(f"no member of group {group} is up", action="start them")
-        unaware = [each.node for each in unaware_of_loss(live, best, self._log.describe(self._topics.forward(group)))]
+        unaware = [each.node for each in unaware_of_loss(live, best, self._view.log_state(group))]
         if len(missing) + len(unaware) > missing_max:
             raise GapUnacceptable(
                 f"{', '.join(unaware)} of group {group} may hold more than {best.node}, and has not noticed the loss yet",
@@ -185,14 +172,11 @@ class AdminClient:
         while not any(each.node == node and each.eligible for each in self._live(group)):
             if deadline.passed():
                 raise GapUnconfirmed(f"node {node} did not continue in time", action="see headrace status of that node")
-            self._reader.follow(POLL_S)
+            self._view.follow(POLL_S)
 
     def verify(self, timeout_s: float, on_progress: Callable[[str], None]) -> list[GroupVerdict]:
         """Compare the members of every group at one version that all of them have passed."""
-        table = self._slot_table
-        ends = {
-            group: self._log.describe(self._topics.forward(group, table.birth(group))).end for group in table.headers
-        }
+        ends = {group: self._view.log_state(group).end for group in self._view.groups}
         deadline = Deadline(timeout_s)
         verdicts = []
         for group, end in ends.items():
@@ -201,12 +185,12 @@ class AdminClient:
         return verdicts
 
     def _verify_group(self, group: str, end: int, deadline: Deadline) -> GroupVerdict:
-        members = self._slot_table.group(group)
+        members = self._view.members(group)
         while True:
             live = [each for each in self._live(group) if each.http and _has_passed(each, end)]
             if len(live) == len(members) or deadline.passed():
                 break
-            self._reader.follow(POLL_S)
+            self._view.follow(POLL_S)
         version = min((each.version for each in live), default=0)
         sealed_version = min((each.sealed_version for each in live), default=0)
         evidence = self._settled_evidence(live, group, version, sealed_version)
@@ -223,15 +207,18 @@ class AdminClient:
         """
         deadline = Deadline(SETTLE_TIMEOUT_S)
         while True:
-            shown = [each for status in live if (each := _evidence(status, group, version, sealed_version)) is not None]
+            # With nobody to compare with, the files themselves are read.
+            alone = len(self._view.members(group)) == 1
+            asked = [_evidence(status, group, version, sealed_version, read_files=alone) for status in live]
+            shown = [each for each in asked if each is not None]
             newest = max((each.stored_version for each in shown), default=-1)
             settled = [each for each in shown if each.stored_version == newest >= 0]
             if len(settled) == len(live) or deadline.passed():
                 return settled
-            self._reader.follow(POLL_S)
+            self._view.follow(POLL_S)
 
     def _live(self, group: str) -> list[Status]:
-        return self._reader.detector.live(group, self._slot_table.group(group))
+        return self._view.live(group)
 
 
 def _has_passed(status: Status, end: int) -> bool:
@@ -240,10 +227,22 @@ def _has_passed(status: Status, end: int) -> bool:
     return status.position >= end and status.offset == status.durable_offset
 
 
-def _evidence(status: Status, group: str, version: int, sealed_version: int) -> MemberEvidence | None:
+def _evidence(
+    status: Status, group: str, version: int, sealed_version: int, *, read_files: bool
+) -> MemberEvidence | None:
     query = f"group={quote(group)}&version={version}&sealed_version={sealed_version}"
+    query, timeout_s = (f"{query}&read_files=true", READ_TIMEOUT_S) if read_files else (query, EVIDENCE_TIMEOUT_S)
     try:
-        answer: dict[str, Any] = call_node(f"{status.http}/api/v1/evidence?{query}")
+        answer: dict[str, Any] = call_node(f"{status.http}/api/v1/evidence?{query}", timeout_s=timeout_s)
     except (NodeUnreachable, NodeRefused):
         return None
-    return MemberEvidence(status.node, answer["chain"], answer["digests"], answer["stored_version"])
+    return MemberEvidence(
+        status.node,
+        answer["chain"],
+        answer["digests"],
+        answer["stored_version"],
+        # A node of an earlier build has read nothing.
+        answer.get("files_read", 0),
+        answer.get("records_read", 0),
+        tuple(answer.get("wrong", ())),
+    )

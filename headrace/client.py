@@ -10,22 +10,23 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from datetime import date, datetime, timedelta
 from types import TracebackType
 from typing import Any
 
+from headrace._access import ClusterAccess, LogAccess, RowWriter
 from headrace._answers import QueryResult
-from headrace._connection import CONNECT_TIMEOUT_S, ClusterConnection, open_cluster
+from headrace._connection import CONNECT_TIMEOUT_S, ClusterConnection, NoLogs, open_cluster
 from headrace._frames import arrow_table
+from headrace._node_access import NodeAccess
 from headrace._nodes import NodeDirectory, node_addresses, query_node
 from headrace._parameters import query_parameters
 from headrace.connectors.deadline import Deadline
 from headrace.connectors.http import AnswerCut, NodeRefused, NodeUnreachable
 from headrace.consumers.query.query_errors import QueryError
-from headrace.producers.cluster import Cluster
-from headrace.producers.deletes import delete_rows, drop_table, known_table, no_table, set_retention
-from headrace.producers.writer import TableWriter, WriterInvalid, WriterSettings, normal_rows
+from headrace.producers.deletes import known_table, no_table
+from headrace.producers.writer import WriterInvalid, WriterSettings, normal_rows
 from headrace.schemas.durations import DURATION_S_MAX, duration_s
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.tables import TIME_COLUMN, TableSchema, TimeResolution
@@ -50,29 +51,52 @@ class NoNode(HeadraceError):
         )
 
 
+class ConnectionAmbiguous(HeadraceError):
+    """A connection that names a node and Kafka."""
+
+    exit_code = 2
+
+
 def connect(
     bootstrap: str | None = None,
     cluster: str | None = None,
     *,
+    node: str | None = None,
     nodes: str | Iterable[str] | None = None,
     timeout_s: float = CONNECT_TIMEOUT_S,
     **librdkafka: object,
 ) -> Client:
     """Connect to a cluster; what is not given comes from the environment and `headrace.toml`.
 
-    `nodes` are addresses of nodes (HOST:PORT or URLs; by default the setting `node.url`). With them queries need no
-    Kafka: it is connected by the first call that does, such as `writer`, which then raises these errors.
+    `node` is the address of one node (HOST:PORT or a URL). Everything goes through it, also writing, and no Kafka is
+    needed: the node may be one with a log of its own. It takes no other argument but `timeout_s`.
+
+    `nodes` are addresses of nodes, by default the setting `node.url`. With them queries need no Kafka: it is connected
+    by the first call that does, such as `writer`, which then raises these errors.
     `librdkafka` are settings of that library, verbatim (`**{"linger.ms": 5}`) or with `_` for each dot
     (`linger_ms=5`, `log__level=3` for `log_level`). Raises LogUnavailable when Kafka does not answer within
-    `timeout_s`, NoCluster, SettingsInvalid, and NodeAddressInvalid.
+    `timeout_s`, NodeUnreachable when `node` does not, NoCluster, SettingsInvalid, NodeAddressInvalid, and
+    ConnectionAmbiguous.
     """
+    if node is not None:
+        if bootstrap or cluster or nodes or librdkafka:
+            raise ConnectionAmbiguous("a client has one node, or Kafka", action="give node alone, or leave it out")
+        return node_client(node, load_settings({"node.url": node}))
     kafka = {_property(name): value for name, value in librdkafka.items()}
     settings = load_settings({"cluster.bootstrap": bootstrap, "cluster.name": cluster, "kafka": kafka})
     connection = ClusterConnection(lambda: open_cluster(settings, timeout_s=timeout_s))
-    client = Client(connection, settings, named := node_addresses(nodes, settings.node.url))
+    named = node_addresses(nodes, settings.node.url)
+    client = Client(LogAccess(connection), settings, NodeDirectory(connection, named))
     if not named:
         connection.open()
     return client
+
+
+def node_client(url: str, settings: Settings) -> Client:
+    """A client that reaches its cluster through one node. Raises NodeAddressInvalid, NodeUnreachable, NodeRefused."""
+    access = NodeAccess(url)
+    access.tables.refresh()
+    return Client(access, settings, NodeDirectory(NoLogs(), [access.url]))
 
 
 class Client:
@@ -81,9 +105,9 @@ class Client:
     A context manager; every method may be called from any thread. Made by `connect`.
     """
 
-    def __init__(self, connection: ClusterConnection, settings: Settings, nodes: Sequence[str] = ()) -> None:
-        self._connection = connection
-        self._nodes = NodeDirectory(connection, nodes)
+    def __init__(self, access: ClusterAccess, settings: Settings, nodes: NodeDirectory) -> None:
+        self._access = access
+        self._nodes = nodes
         self._settings = settings
         self._lock = threading.Lock()
         self._writers: list[Writer] = []
@@ -108,7 +132,7 @@ class Client:
         `us`. A table keeps its resolution: `write` raises ResolutionFixed if another one is given here.
         """
         settings = self._writer_settings(quorum, quorum_timeout_ms, resolution)
-        made = Writer(self, TableWriter(self._cluster, database, table, settings), _names(tags))
+        made = Writer(self, self._access.writer(database, table, settings), _names(tags))
         with self._lock:
             self._writers.append(made)
         return made
@@ -130,10 +154,8 @@ class Client:
         that are nanoseconds. Raises DeleteInvalid for a table or a tag that does not exist.
         """
         self.flush()
-        offsets = delete_rows(
-            self._cluster, database, table, tags, _ns(start), _ns(end), self._writer_settings(quorum, None)
-        )
-        self._note(offsets)
+        settings = self._writer_settings(quorum, None)
+        self._note(self._access.delete(database, table, tags or {}, _ns(start), _ns(end), settings))
 
     def drop_table(self, database: str, table: str, *, quorum: int | None = None) -> None:
         """Delete every row of a table written before this call; nodes then remove its files.
@@ -142,7 +164,7 @@ class Client:
         """
         self.flush()
         self.table(database, table)
-        self._note(drop_table(self._cluster, database, table, self._writer_settings(quorum, None)))
+        self._note(self._access.drop(database, table, self._writer_settings(quorum, None)))
 
     def set_retention(self, database: str, table: str, keep: timedelta | None) -> None:
         """Keep the rows of a table for so long, None = for ever. Nodes drop whole time slices that are older.
@@ -150,7 +172,7 @@ class Client:
         Raises DeleteInvalid for a table that does not exist, and for less than a second.
         """
         keep_ns = None if keep is None else keep // timedelta(microseconds=1) * 1_000
-        set_retention(self._cluster, database, table, keep_ns)
+        self._access.set_retention(database, table, keep_ns)
 
     def query(
         self,
@@ -202,8 +224,8 @@ class Client:
 
     def tables(self) -> list[TableSchema]:
         """Every table of the cluster with its newest schema, in order of name, without those that were dropped."""
-        self._cluster.tables.refresh()
-        catalogue = self._cluster.tables.catalogue
+        self._access.tables.refresh()
+        catalogue = self._access.tables.catalogue
         dropped = {key for key in catalogue.tables if catalogue.is_dropped(*key)}
         # Only a node knows whether a dropped table has rows again.
         gone = dropped - self._nodes.listed_tables() if dropped else dropped
@@ -211,10 +233,10 @@ class Client:
 
     def table(self, database: str, table: str) -> TableSchema:
         """One table with its newest schema. Raises DeleteInvalid when there is none."""
-        found = known_table(self._cluster, database, table)
-        dropped = self._cluster.tables.catalogue.is_dropped(database, table)
+        found = known_table(self._access.tables, database, table)
+        dropped = self._access.tables.catalogue.is_dropped(database, table)
         if dropped and (database, table) not in self._nodes.listed_tables():
-            raise no_table(self._cluster, database, table)
+            raise no_table(self._access.tables, database, table)
         return found
 
     def flush(self) -> dict[str, int]:
@@ -240,7 +262,7 @@ class Client:
                 writer.close()
             except HeadraceError as error:
                 failures.append(error)
-        self._connection.close()
+        self._access.close()
         if failures:
             raise failures[0]
 
@@ -257,10 +279,6 @@ class Client:
             if error is None:
                 raise
             error.add_note(f"also: {also}")
-
-    @property
-    def _cluster(self) -> Cluster:
-        return self._connection.cluster
 
     def _stale_s(self, stale: float | str | timedelta | None, stale_ok: bool) -> float | None:
         if stale is not None:
@@ -284,7 +302,7 @@ class Client:
         )
 
     def _tags_of(self, database: str, table: str) -> tuple[str, ...]:
-        tables = self._cluster.tables
+        tables = self._access.tables
         # A table that this process does not know may be another client's, created since the last refresh.
         if tables.catalogue.newest(database, table).version == 0:
             tables.refresh()
@@ -300,7 +318,7 @@ class Client:
 class Writer:
     """Writes rows of one table. A context manager that flushes at its end; made by `Client.writer`."""
 
-    def __init__(self, client: Client, writer: TableWriter, tags: tuple[str, ...]) -> None:
+    def __init__(self, client: Client, writer: RowWriter, tags: tuple[str, ...]) -> None:
         self._client = client
         self._writer = writer
         self._tags = tags

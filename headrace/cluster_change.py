@@ -103,12 +103,12 @@ class ClusterChanges:
         while True:
             try:
                 problem = self._post(request)
-            # By the leader: the node that would join has sent no status.
+            # By the leader: the node that would join has sent no status, or sends none any more.
             except NodeUnreachable as error:
                 if joiner.passed():
                     raise
                 if not waits:
-                    on_wait(f"{error.message} yet: waiting up to {JOINER_TIMEOUT_S:g} s")
+                    on_wait(f"{error.message}: waiting up to {JOINER_TIMEOUT_S:g} s")
                 problem, waits = error, True
             self._look()
             if (outcome := self.state.outcome(name)) is not None:

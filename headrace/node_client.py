@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
+from headrace._node_errors import raised_by_node
 from headrace.connectors.http import AS_OF_HEADER, NodeAnswer, NodeRefused, NodeUnreachable, base_url, request_node
-from headrace.consumers.query import query_errors
 from headrace.schemas.errors import HeadraceError
 
 CONNECT_TIMEOUT_S = 5.0
@@ -108,12 +108,53 @@ class NodeClient:
         with self._request("DELETE", f"/api/v1/queries/{quote(query_id, safe='')}"):
             pass
 
-    def _request(self, method: str, path: str, document: Mapping[str, Any] | None = None) -> NodeAnswer:
+    def schemas(self) -> dict[str, Any]:
+        """Every database and table that the cluster knows (see `headrace.schemas.table_documents`)."""
+        with self._request("GET", "/api/v1/schemas") as answer:
+            schemas: dict[str, Any] = answer.json()
+        return schemas
+
+    def write(self, parameters: Mapping[str, str | Sequence[str]], stream: bytes | memoryview) -> dict[str, Any]:
+        """Write an Arrow IPC stream; `parameters` are those of the URL. Returns rows, points and offsets.
+
+        Raises NodeUnreachable, AnswerCut, NodeRefused, and the typed errors of a writer.
+        """
+        with self._request("POST", f"/api/v1/write?{urlencode(parameters, doseq=True)}", content=stream) as answer:
+            written: dict[str, Any] = answer.json()
+        return written
+
+    def post(self, path: str, document: Mapping[str, Any]) -> dict[str, Any]:
+        """Send a command as JSON (`/api/v1/delete`, `/api/v1/drop`, `/api/v1/retention`). Raises as `write`."""
+        with self._request("POST", path, document) as answer:
+            done: dict[str, Any] = answer.json()
+        return done
+
+    def sync_centres(self) -> dict[str, Any]:
+        """The centres that the store sends to, and its members (see `headrace.consumers.sync.edge_store`)."""
+        with self._request("GET", "/api/v1/sync/centres") as answer:
+            centres: dict[str, Any] = answer.json()
+        return centres
+
+    def members(self) -> dict[str, Any]:
+        """Groups with their members and logs, and the statuses of the nodes that are online."""
+        with self._request("GET", "/api/v1/members") as answer:
+            members: dict[str, Any] = answer.json()
+        return members
+
+    def _request(
+        self,
+        method: str,
+        path: str,
+        document: Mapping[str, Any] | None = None,
+        *,
+        content: bytes | memoryview | None = None,
+    ) -> NodeAnswer:
         try:
             return request_node(
                 f"{self.url}{path}",
                 method=method,
                 document=document,
+                content=content,
                 timeout_s=self._answer_timeout_s,
                 connect_timeout_s=CONNECT_TIMEOUT_S,
             )
@@ -123,25 +164,7 @@ class NodeClient:
                 f"no node answers at {self.url}: {error.reason}",
                 action="is it running there? headrace node run starts one",
                 reason=error.reason,
+                sent=error.sent,
             ) from error
         except NodeRefused as error:
-            raise _raised_by_node(error) from error
-
-
-def _raised_by_node(refusal: NodeRefused) -> HeadraceError:
-    """The error that the node raised, under its own class where it is a QueryError, else as NodeRefused."""
-    document = refusal.document
-    if not document:
-        return NodeRefused(
-            f"the node answered HTTP {refusal.status}",
-            action="is this the address of a node?",
-            status=refusal.status,
-            body=refusal.body,
-        )
-    message, action = str(document["message"]), str(document.get("action", ""))
-    retriable = bool(document.get("retriable", False))
-    # The kind comes from outside this process, so only names of QueryErrors count.
-    known = getattr(query_errors, str(document.get("kind", "")), None)
-    if isinstance(known, type) and issubclass(known, query_errors.QueryError):
-        return known(message, action=action, retriable=retriable)
-    return NodeRefused(message, action=action, retriable=retriable, status=refusal.status, body=refusal.body)
+            raise raised_by_node(self.url, error) from error

@@ -23,6 +23,7 @@ from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from headrace.consumers.node.settings import ServerSettings
+from headrace.consumers.sync.send_settings import SendSettings
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.settings import SettingsModel, user_settings
 
@@ -85,6 +86,7 @@ class Settings(BaseSettings, ServerSettings):
     model_config = SettingsConfigDict(frozen=True, strict=True, extra="forbid")
 
     ingest: IngestSettings = IngestSettings()
+    send: SendSettings = SendSettings()
     log: LogSettings = LogSettings()
     _origins: Mapping[str, str] = PrivateAttr(default_factory=dict)
 

@@ -1,23 +1,23 @@
-"""Records the class-data archive of Spark's JVM: one run from Kafka to Kafka, as an ingest job is."""
+"""Records the class-data archive of Spark's JVM: one run of an ingest job."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from pathlib import Path
-
-import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession
 
 from headrace.connectors.kafka.broker import EmbeddedBroker
 from headrace.connectors.kafka.class_data_archive import record_archive, recording_options
 from headrace.connectors.kafka.jars import ProgressCallback, resolve_jars
 from headrace.connectors.kafka.java import find_java
 from headrace.connectors.log.kafka import KafkaLog
+from headrace.connectors.log.topics import Topics
+from headrace.consumers.membership.bootstrap import join_cluster
+from headrace.pipeline.ingest import RunOptions, prepare
+from headrace.pipeline.ingest_run import run_ingest
+from headrace.pipeline.job import IngestJob
 from headrace.pipeline.session import COLLECTOR_OPTION, close_session, open_session, spark_archive
-from headrace.pipeline.sink_records import RECORD_DDL, forward_record
+from headrace.schemas.records import Create
 
-TOPIC = "recorded"
-SINK_TOPIC = "recorded-sink"
+CLUSTER = "recorded"
 END_TIMEOUT_S = 300.0
 _OPTIONS_SETTING = "spark.driver.extraJavaOptions"
 
@@ -41,21 +41,15 @@ def _record_query(partial: Path, directory: Path) -> None:
     broker = EmbeddedBroker(directory / "broker")
     bootstrap = broker.start().bootstrap
     try:
-        log = KafkaLog(bootstrap)
-        try:
-            for topic in (TOPIC, SINK_TOPIC):
-                log.create_topic(topic, {})
-            appender = log.appender()
-            appender.append(TOPIC, b"recorded")
-            appender.close()
-        finally:
-            log.close()
+        job = IngestJob(CLUSTER, bootstrap, f"{CLUSTER}.ingest.lines", CLUSTER, "influx", any_time=True)
+        run = RunOptions(str(directory / "checkpoint"), available_now=True)
+        _fill(job, run)
         options = " ".join((*recording_options(partial), COLLECTOR_OPTION))
         session = open_session(
             "headrace archive", log_file=directory / "spark.log", settings={_OPTIONS_SETTING: options}
         )
         try:
-            _run_query(session, bootstrap, str(directory / "checkpoint"))
+            run_ingest(session, job, run)
         finally:
             # The JVM writes the archive while it exits.
             close_session(session, END_TIMEOUT_S)
@@ -63,21 +57,14 @@ def _record_query(partial: Path, directory: Path) -> None:
         broker.stop()
 
 
-def _run_query(session: SparkSession, bootstrap: str, checkpoint: str) -> None:
-    """What an ingest job lets the JVM do: plan micro-batches of a topic, run Python workers, write their records."""
-    servers = {"kafka.bootstrap.servers": bootstrap}
-    options = {**servers, "subscribe": TOPIC, "startingOffsets": "earliest"}
-
-    def forward(_planned: DataFrame, _batch: int) -> None:
-        records = session.range(0, 1, 1, 1).mapInArrow(_one_record(), RECORD_DDL)  # type: ignore[arg-type]
-        records.write.format("kafka").options(**servers).save()
-
-    raw = session.readStream.format("kafka").options(**options).load()
-    writer = raw.writeStream.foreachBatch(forward).option("checkpointLocation", checkpoint)
-    writer.trigger(availableNow=True).start().awaitTermination()
-
-
-def _one_record() -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    # A local function is pickled by value, so the worker need not import this module.
-    record = forward_record(SINK_TOPIC, b"recorded")
-    return lambda batches: (record for _ in batches)
+def _fill(job: IngestJob, run: RunOptions) -> None:
+    """A cluster, and a raw topic with a line."""
+    log = KafkaLog(job.bootstrap)
+    try:
+        join_cluster(log, Topics(job.cluster), Create(("n1",), 1, 10))
+        prepare(job, run, lambda _line: None)
+        appender = log.appender()
+        appender.append(job.topic, b"recorded value=1 1")
+        appender.close()
+    finally:
+        log.close()

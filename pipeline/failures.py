@@ -19,16 +19,15 @@ class KafkaLost(QueryFailed):
     """Kafka stopped answering while the query ran."""
 
 
-class SparkTransientFault(QueryFailed):
-    """A known fault of Spark that loses nothing: the query works again after a restart."""
+class GroupEnded(QueryFailed):
+    """A data group of the micro-batch's slot table has ended: the batch must be written again, by the newest table."""
 
 
-# Spark 4.1.1 cannot report metrics of a micro-batch that it has replayed from its offset log, and ends the
-# query once that batch is committed. Its stack frame or the JVM's message about the null identifies it.
-_METRICS_FAULT = (
-    "KafkaMicroBatchStream$.metrics",
-    'IterableOps.map(scala.Function1)" because the return value of "scala.Option.get()"',
-)
+class WorkerLate(QueryFailed):
+    """A Python process of Spark did not start within Spark's fixed 10 s, as on a machine that is overloaded."""
+
+
+_WORKER_LATE = ("failed to connect back", "waiting for the Python worker to connect back")
 _DATA_LOST = ("Some data may have been lost", "KAFKA_DATA_LOSS", "OffsetOutOfRangeException", "failOnDataLoss")
 _KAFKA_AWAY = (
     "org.apache.kafka.common.errors.TimeoutException",
@@ -59,8 +58,12 @@ def explain(error: Exception, topic: str) -> QueryFailed:
     text = str(error)
     own = _OWN_ERROR.findall(text)
     # The order matters: a trace often holds several marks, and a timeout may be the symptom of another cause.
-    if any(mark in text for mark in _METRICS_FAULT):
-        return SparkTransientFault("Spark could not report on a batch that it replayed", retriable=True)
+    if any(name == GroupEnded.__name__ for name, _ in own):
+        return GroupEnded("a data group ended while its rows were written", retriable=True)
+    if any(mark in text for mark in _WORKER_LATE):
+        return WorkerLate(
+            "a Python process of Spark did not start in 10 s", action="relieve the machine", retriable=True
+        )
     if any(mark in text for mark in _DATA_LOST) or any(name == RawDataLost.__name__ for name, _ in own):
         return raw_data_lost(topic)
     if own and not any(name in ("LogUnavailable", "AppendUnknown") for name, _ in own):

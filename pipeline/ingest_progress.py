@@ -1,18 +1,18 @@
-"""Progress of an ingest query: the counts of its tasks, added up exactly, and its lag behind the raw topic."""
+"""Progress of an ingest query: what Spark's reports say of its micro-batches, and its lag behind the raw topic."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import islice
 from typing import Any
 
-from pyspark.accumulators import AccumulatorParam
-
-BATCHES_KEPT = 64
 UNKNOWN = -1
+OBSERVED = "headrace"
+OBSERVED_READING = "reading"
+"""The names of what a query observes of its micro-batches: counts, and what its reading was like."""
 REASONS_MAX = 20
 """Reasons of refusal that are counted apart; a reason may hold a value of its line, so there is no end to them."""
 
@@ -28,10 +28,11 @@ class IngestState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Rows and points in forward messages, bad lines, bytes read, and the newest Kafka timestamp read (-1
-    before any). `reasons` has the bad lines by reason, of the first REASONS_MAX reasons.
+    """Messages read, rows and points in forward messages, bad lines, bytes read, and the newest Kafka timestamp
+    read (-1 before any). `reasons` has the bad lines by reason, of the first REASONS_MAX reasons.
     """
 
+    messages: int = 0
     rows: int = 0
     points: int = 0
     rejected: int = 0
@@ -41,6 +42,7 @@ class Counts:
 
     def __add__(self, other: Counts) -> Counts:
         return Counts(
+            self.messages + other.messages,
             self.rows + other.rows,
             self.points + other.points,
             self.rejected + other.rejected,
@@ -55,53 +57,6 @@ def _added(left: Mapping[str, int], right: Mapping[str, int]) -> Mapping[str, in
         return left
     names = islice({**left, **right}, REASONS_MAX)
     return {name: left.get(name, 0) + right.get(name, 0) for name in names}
-
-
-# A plain sum would count the rows of a task again each time Spark runs it again: its accumulators are exact
-# only in actions.
-@dataclass(slots=True)
-class TaskCounts:
-    """Counts by (micro-batch, partition): a task that runs again replaces its counts.
-
-    Old batches are folded into one sum.
-    """
-
-    tasks: dict[tuple[int, int], Counts] = field(default_factory=dict)
-    folded: Counts = field(default_factory=Counts)
-    folded_batches: int = 0
-
-    def merge(self, other: TaskCounts) -> None:
-        """Add or replace the counts of other tasks."""
-        self.tasks.update(other.tasks)
-        batches = {batch for batch, _ in self.tasks}
-        if len(batches) > BATCHES_KEPT:
-            # Spark runs only the newest batch again, so the older ones are final.
-            self._fold(sorted(batches)[: BATCHES_KEPT // 2])
-
-    def _fold(self, batches: list[int]) -> None:
-        for key in [key for key in self.tasks if key[0] in set(batches)]:
-            self.folded += self.tasks.pop(key)
-        self.folded_batches += len(batches)
-
-    def total(self) -> tuple[Counts, int]:
-        """(sum over all tasks, number of micro-batches)."""
-        # A copy: Spark's accumulator server merges in a thread of its own while the driver adds up.
-        tasks = dict(self.tasks)
-        return sum(tasks.values(), self.folded), self.folded_batches + len({batch for batch, _ in tasks})
-
-
-class TaskCountsParam(AccumulatorParam[TaskCounts]):
-    """How Spark's accumulators merge `TaskCounts`."""
-
-    def zero(self, value: TaskCounts) -> TaskCounts:
-        """The counts before any task."""
-        del value
-        return TaskCounts()
-
-    def addInPlace(self, value1: TaskCounts, value2: TaskCounts) -> TaskCounts:  # noqa: N802
-        """See TaskCounts.merge."""
-        value1.merge(value2)
-        return value1
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,37 +77,65 @@ class IngestProgress:
     state: IngestState = IngestState.RUNNING
 
 
-def progress_of(tasks: TaskCounts, lag: int, now_ms: int) -> IngestProgress:
+class RunCounts:
+    """Counts of the micro-batches of one run, by the reports of its queries."""
+
+    # Spark reports a micro-batch once, behind its commit. What a failed attempt had written is not in any report.
+    def __init__(self) -> None:
+        self.counts = Counts()
+        self.batches = 0
+        self.newest_batch = -1
+
+    def add(self, report: Mapping[str, Any]) -> None:
+        """Count a report, unless it is of a batch that was counted before."""
+        batch = int(report["batchId"])
+        if batch <= self.newest_batch:
+            return
+        self.newest_batch = batch
+        counts = observed_counts(report)
+        self.counts += counts
+        self.batches += counts.messages > 0
+
+
+def observed_counts(report: Mapping[str, Any]) -> Counts:
+    """The counts in a report of Spark; none in a report of a batch without tasks."""
+    observed = report.get("observedMetrics") or {}
+    seen, reading = observed.get(OBSERVED) or {}, observed.get(OBSERVED_READING) or {}
+    newest_ms = reading.get("newest_ms")
+    counts = Counts(
+        messages=int(seen.get("messages") or 0),
+        rows=int(seen.get("rows") or 0),
+        points=int(seen.get("points") or 0),
+        rejected=int(seen.get("rejected") or 0),
+        bytes=int(reading.get("bytes") or 0),
+        newest_ms=UNKNOWN if newest_ms is None else int(newest_ms),
+    )
+    for text in reading.get("reasons") or ():
+        counts += Counts(reasons=json.loads(text))
+    return counts
+
+
+def progress_of(run: RunCounts, lag: int, now_ms: int) -> IngestProgress:
     """Counts so far; the lag in seconds is the age of the newest message read, 0 without unread messages."""
-    counts, batches = tasks.total()
+    counts = run.counts
     lag_seconds: float = UNKNOWN
     if lag == 0:
         lag_seconds = 0.0
     elif lag > 0 and counts.newest_ms >= 0:
         lag_seconds = max(0.0, (now_ms - counts.newest_ms) / 1_000)
-    return IngestProgress(counts, batches, lag, lag_seconds)
+    return IngestProgress(counts, run.batches, lag, lag_seconds)
 
 
-def lag_records(report: Mapping[str, Any]) -> int:
-    """Records between the last micro-batch and the end of the topic, by a report of Spark; -1 while unknown."""
-    lag = 0
-    for source in report["sources"]:
-        end, latest = _offsets(source.get("endOffset")), _offsets(source.get("latestOffset"))
-        # Spark's first reports have no latest offset: unknown must not look like "no lag".
-        if not latest:
-            return UNKNOWN
-        lag += sum(max(0, offset - end.get(partition, 0)) for partition, offset in latest.items())
-    return lag
+def position_of(report: Mapping[str, Any]) -> dict[int, int]:
+    """The offsets that a reported micro-batch ended with, by partition."""
+    # Spark gives offsets as an object or as its JSON text, depending on how the report was made.
+    [source] = report["sources"]
+    end = source.get("endOffset")
+    document = json.loads(end) if isinstance(end, str) else end or {}
+    return {int(partition): int(offset) for parts in document.values() for partition, offset in parts.items()}
 
 
 def batch_seconds(report: Mapping[str, Any]) -> float:
     """How long the micro-batch of a report of Spark took; -1 while unknown."""
     duration_ms = report.get("batchDuration")
     return UNKNOWN if duration_ms is None else float(duration_ms) / 1_000
-
-
-def _offsets(value: Any) -> dict[tuple[str, str], int]:
-    # Spark gives offsets as an object or as its JSON text, depending on how the report was made.
-    document = json.loads(value) if isinstance(value, str) else value or {}
-    pairs: Iterable[tuple[str, Mapping[str, int]]] = document.items()
-    return {(topic, partition): int(offset) for topic, parts in pairs for partition, offset in parts.items()}

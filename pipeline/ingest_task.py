@@ -1,30 +1,30 @@
 """The ingest task of a Python worker: reads raw messages, parses them, matches table schemas, routes rows and
 returns Kafka records.
 
-Runs inside `mapInArrow`. A task is an offset range of one topic partition and keeps the order of its rows: of
-two values for one series and time the later one wins.
+A task is an offset range of one topic partition and keeps the order of its rows: of two values for one series and
+time the later one wins.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
-from pyspark import Accumulator
 
 from headrace.connectors.formats.interface import LINE_COLUMN, MESSAGE_COLUMN, REJECTED_MESSAGES, ParseResult
 from headrace.connectors.formats.parser import parse_messages
 from headrace.connectors.formats.time_rules import TimeRules
 from headrace.consumers.membership.slot_table import SlotTable
 from headrace.pipeline.cluster_access import ClusterAccess, cluster_access
-from headrace.pipeline.ingest_progress import REASONS_MAX, Counts, TaskCounts
+from headrace.pipeline.ingest_progress import REASONS_MAX, Counts
 from headrace.pipeline.job import IngestJob
-from headrace.pipeline.offset_ranges import OffsetRange, offset_range_reader
+from headrace.pipeline.offset_ranges import offset_range_reader
 from headrace.pipeline.package import forget_archives
+from headrace.pipeline.raw_offsets import OffsetRange
 from headrace.pipeline.rebatch import FlushedRows, RowAccumulator, rebatch
 from headrace.pipeline.schema_match import (
     Columns,
@@ -34,7 +34,7 @@ from headrace.pipeline.schema_match import (
     oldest_match,
     rejected_columns,
 )
-from headrace.pipeline.sink_records import dead_letters, forward_record
+from headrace.pipeline.sink_records import counted_records, dead_letters, forward_record
 from headrace.producers.router import PAYLOAD_BYTES_MAX, encode_writes, route
 from headrace.schemas.message_rules import check_body
 from headrace.schemas.messages import Message, ProducerPosition, Write, body_digest, encode_message
@@ -47,56 +47,38 @@ ROW_BYTES_MAX = PAYLOAD_BYTES_MAX - 65_536
 RecordBatches = Iterator[pa.RecordBatch]
 
 
-def task_function(
-    job: IngestJob,
-    counts: Accumulator[TaskCounts],
-    query: str,
-    batch: int,
-    ranges: Sequence[OffsetRange],
-    slot_table: bytes,
-) -> Callable[[RecordBatches], RecordBatches]:
-    """The function for `mapInArrow`: indices of ranges in, `RECORD_SCHEMA` out. It closes over plain values,
-    since Spark pickles it.
+def read_records(
+    job: IngestJob, query: str, batch: int, offset_range: OffsetRange, slot_table: bytes | None
+) -> RecordBatches:
+    """What one task of a micro-batch returns, in `COUNTED_SCHEMA`.
 
     `query` and `batch` name the micro-batch of a streaming query: producer and batch of the messages. All its tasks
-    route rows by one slot table.
+    route rows by one slot table; None is the newest.
     """
-
-    def forward(indices: RecordBatches) -> RecordBatches:
-        forget_archives()
-        access = cluster_access(job)
-        access.begin_task(SlotTable.from_bytes(slot_table))
-        reader = offset_range_reader(job)
-        for batch_of_indices in indices:
-            for index in batch_of_indices.column(0).to_pylist():
-                yield from ingest_partition(rebatch(reader.read(ranges[index])), job, access, query, batch, counts.add)
-
-    return forward
+    forget_archives()
+    access = cluster_access(job)
+    access.begin_task(None if slot_table is None else SlotTable.from_bytes(slot_table))
+    yield from ingest_partition(rebatch(offset_range_reader(job).read(offset_range)), job, access, query, batch)
 
 
 def ingest_partition(
-    batches: RecordBatches,
-    job: IngestJob,
-    access: ClusterAccess,
-    query: str,
-    batch: int,
-    report: Callable[[TaskCounts], None],
+    batches: RecordBatches, job: IngestJob, access: ClusterAccess, query: str, batch: int
 ) -> RecordBatches:
-    """The Kafka records of one topic partition's raw messages: forward messages and dead letters.
+    """The Kafka records of one topic partition's raw messages: forward messages and dead letters, counted."""
+    # Spark renumbers its tasks at every attempt; only Kafka's number of the partition is stable.
+    tasks: list[IngestTask] = []
 
-    Reports its counts at the end.
-    """
-    task = None
-    for raw in batches:
-        if raw.num_rows:
-            # Spark renumbers its tasks at every attempt; only Kafka's number of the partition is stable.
-            partition = raw["partition"][0].as_py()
-            task = task or IngestTask(job, access, ProducerPosition(query, batch, partition << SEQUENCE_BITS))
-            yield from task.add(raw)
-    if task is not None:
-        yield from task.finish()
-        # Reported last: a cancelled attempt must not count rows that its successor writes again.
-        report(TaskCounts({(batch, task.partition): task.counts}))
+    def records() -> RecordBatches:
+        for raw in batches:
+            if raw.num_rows and not tasks:
+                partition = raw["partition"][0].as_py()
+                tasks.append(IngestTask(job, access, ProducerPosition(query, batch, partition << SEQUENCE_BITS)))
+            if raw.num_rows:
+                yield from tasks[0].add(raw)
+        if tasks:
+            yield from tasks[0].finish()
+
+    return counted_records(records(), lambda: tasks[0].counts if tasks else Counts())
 
 
 class IngestTask:
@@ -127,7 +109,8 @@ class IngestTask:
         assert raw["partition"][-1].as_py() == self.partition, (
             "a task reads one partition, the order of two is undefined"
         )
-        self.counts += Counts(bytes=_value_bytes(raw), newest_ms=pc.max(_times_ms(raw)).as_py())
+        newest_ms = pc.max(_times_ms(raw)).as_py()
+        self.counts += Counts(messages=raw.num_rows, bytes=_value_bytes(raw), newest_ms=newest_ms)
         parsed = self._parse(raw)
         rejected = [parsed.rejected]
         if not self._all_match(raw, parsed):
@@ -238,7 +221,7 @@ class IngestTask:
         for part in route(slot_table, self._database, flushed.schema, flushed.rows):
             topic = self._access.forward_topic(part.group)
             points = sum(len(column) - column.null_count for column in part.rows.columns[2:])
-            self.counts += Counts(part.rows.num_rows, points)
+            self.counts += Counts(rows=part.rows.num_rows, points=points)
             for write in encode_writes(flushed.schema, slot_table.version, part.rows, self._job.compression):
                 check_body(write)
                 yield forward_record(topic, encode_message(Message(self._next_position(write), write)))

@@ -10,7 +10,6 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from operator import itemgetter
 
 import numpy as np
@@ -22,6 +21,7 @@ from headrace.connectors.log.kafka_settings import consumer_settings
 from headrace.connectors.log.port import LogUnavailable, RecordUndeliverable
 from headrace.pipeline.failures import raw_data_lost
 from headrace.pipeline.job import IngestJob
+from headrace.pipeline.raw_offsets import OffsetRange
 from headrace.schemas.errors import HeadraceError
 
 MESSAGES_PER_CALL = 1_000
@@ -50,16 +50,6 @@ RAW_SCHEMA = pa.schema(
 )
 _TIME = itemgetter(1)
 _readers: dict[tuple[str, str, tuple[tuple[str, str], ...]], OffsetRangeReader] = {}
-
-
-@dataclass(frozen=True, slots=True)
-class OffsetRange:
-    """The messages of a topic partition with begin <= offset < end."""
-
-    topic: str
-    partition: int
-    begin: int
-    end: int
 
 
 def offset_range_reader(job: IngestJob) -> OffsetRangeReader:

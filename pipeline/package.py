@@ -16,6 +16,8 @@ import xxhash
 
 PACKAGE = "headrace"
 SUFFIXES = (".py", ".avsc", ".xml")
+SOURCE_MODULES = "pyspark_headrace*.py"
+"""The modules beside the package by which Spark finds its data sources."""
 ARCHIVE_NAME = "headrace-{digest}.zip"
 # The oldest time that a zip can hold. With the files' own times equal content would give other bytes, and
 # Spark another file.
@@ -72,6 +74,8 @@ def _files() -> Iterator[tuple[str, bytes]]:
             # An editor's lock is a link to nowhere with the name of a source file.
             if path.suffix in SUFFIXES and path.is_file():
                 yield f"{PACKAGE}/{path.relative_to(package).as_posix()}", path.read_bytes()
+    for path in sorted(package.parent.glob(SOURCE_MODULES)):
+        yield path.name, path.read_bytes()
 
 
 if __name__ == "__main__":

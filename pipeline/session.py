@@ -42,7 +42,7 @@ END_TIMEOUT_S = 30.0
 COLLECTOR_OPTION = "-XX:+UseParallelGC"
 # What the class-data archive is recorded from. It is in the name of the archive: one of another run or another class
 # path is useless.
-RECORDED = "Kafka to Kafka"
+RECORDED = "headrace_raw to Kafka"
 
 # What the jobs rely on, whoever starts the session.
 JOB_SETTINGS: Mapping[str, str] = {

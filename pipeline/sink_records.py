@@ -1,8 +1,11 @@
-"""Kafka records as Arrow batches in the columns of Spark's Kafka sink: forward messages and dead letters."""
+"""Kafka records as Arrow batches in the columns of Spark's Kafka sink: forward messages and dead letters, and the
+counts of the task that makes them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -16,6 +19,7 @@ from headrace.connectors.log.topics import (
     DLQ_TOPIC_HEADER,
     dlq,
 )
+from headrace.pipeline.ingest_progress import Counts
 from headrace.schemas.framing import format_headers
 
 HEADER_TYPE = pa.struct([("key", pa.string()), ("value", pa.binary())])
@@ -28,9 +32,10 @@ RECORD_SCHEMA = pa.schema(
         ("headers", pa.list_(HEADER_TYPE)),
     ]
 )
-RECORD_DDL = "topic string, partition int, key binary, value binary, headers array<struct<key: string, value: binary>>"
-"""`RECORD_SCHEMA` in Spark's notation."""
-
+COUNT_FIELDS = ("messages", "rows", "points", "rejected", "bytes", "newest_ms")
+COUNTED_SCHEMA = pa.schema(
+    [*RECORD_SCHEMA, *(pa.field(name, pa.int64()) for name in COUNT_FIELDS), pa.field("reasons", pa.string())]
+)
 # Headers count towards a record's size: a reason must not make a record too large that a topic has held.
 REASON_BYTES_MAX = 1_000
 
@@ -93,3 +98,30 @@ def _headers(values: Mapping[str, pa.Array], count: int) -> pa.ListArray:
     pairs = pa.StructArray.from_arrays([names, content], fields=list(HEADER_TYPE))
     offsets = pa.array(np.arange(count + 1, dtype=np.int32) * width)
     return pa.ListArray.from_arrays(offsets, pairs)
+
+
+def counted_records(records: Iterable[pa.RecordBatch], counts: Callable[[], Counts]) -> Iterator[pa.RecordBatch]:
+    """The records of a task in `COUNTED_SCHEMA`: the last one carries the counts of all, which others have as 0.
+
+    A task without a record gives one without a topic, so that its messages are counted too; `counts` is called once,
+    at the end.
+    """
+    # The counts go last: Spark drops what a task returned before it failed, but a sum over records that another
+    # attempt returns again would be wrong if they were spread over them.
+    held: pa.RecordBatch | None = None
+    for batch in records:
+        if held is not None:
+            yield _with_counts(held, Counts())
+        held = batch
+    total = counts()
+    if held is None and total.messages:
+        held = pa.RecordBatch.from_arrays([pa.nulls(1, kind) for kind in RECORD_SCHEMA.types], schema=RECORD_SCHEMA)
+    if held is not None:
+        yield _with_counts(held, total)
+
+
+def _with_counts(records: pa.RecordBatch, counts: Counts) -> pa.RecordBatch:
+    others = records.num_rows - 1
+    numbers = [pa.array([0] * others + [getattr(counts, name)], pa.int64()) for name in COUNT_FIELDS]
+    reasons = pa.array([None] * others + [json.dumps(dict(counts.reasons)) if counts.reasons else None], pa.string())
+    return pa.RecordBatch.from_arrays([*records.columns, *numbers, reasons], schema=COUNTED_SCHEMA)

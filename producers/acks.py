@@ -35,6 +35,16 @@ class QuorumTimeout(StateUnknown):
         self.lagging = lagging
 
 
+def check_quorum(copies: int, replication: int) -> None:
+    """Raises QuorumInvalid and QuorumTooLarge for a quorum that groups of so many members cannot give."""
+    if copies < 0:
+        raise QuorumInvalid(f"quorum {copies} is negative", action="use 0, 1 or up to the replication")
+    if copies > replication:
+        raise QuorumTooLarge(
+            f"quorum {copies} is more than the {replication} members of a group", action=f"use at most {replication}"
+        )
+
+
 class Quorum:
     """Confirms that `copies` members hold what was written.
 
@@ -47,13 +57,7 @@ class Quorum:
         self, log: Log, topics: Topics, routing: Routing, watch: StatusSource, copies: int, timeout_ms: int
     ) -> None:
         table = routing.newest.table
-        if copies < 0:
-            raise QuorumInvalid(f"quorum {copies} is negative", action="use 0, 1 or up to the replication")
-        if copies > table.replication:
-            raise QuorumTooLarge(
-                f"quorum {copies} is more than the {table.replication} members of a group",
-                action=f"use at most {table.replication}",
-            )
+        check_quorum(copies, table.replication)
         self.copies = copies
         self._log = log
         self._topics = topics

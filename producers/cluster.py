@@ -11,7 +11,15 @@ from headrace.connectors.log.topics import Topics
 from headrace.schemas.group_changes import GroupKey
 from headrace.schemas.receipts import WrittenRecords
 from headrace.schemas.records import Status
-from headrace.schemas.tables import Catalogue, DatabaseSchema, FieldType, TableSchema, TimeResolution
+from headrace.schemas.tables import (
+    DEFAULT_BUCKETS,
+    DEFAULT_SLICE_NS,
+    Catalogue,
+    DatabaseSchema,
+    FieldType,
+    TableSchema,
+    TimeResolution,
+)
 
 
 class SlotRouting(Protocol):
@@ -121,22 +129,28 @@ class FixedRouting:
         """See Routing."""
 
 
-class SchemaChanges(Protocol):
+class Schemas(Protocol):
+    """The schemas of a cluster's tables, as far as they are known here."""
+
+    @property
+    def catalogue(self) -> Catalogue:
+        """Every schema that is known."""
+        ...
+
+    def refresh(self) -> None:
+        """Learn every schema up to now. Raises LogUnavailable, NodeUnreachable."""
+        ...
+
+
+class SchemaChanges(Schemas, Protocol):
     """The schemas of a cluster's tables and their changes; implemented by
     `consumers.membership.schema_log.SchemaLog`.
     """
 
-    @property
-    def catalogue(self) -> Catalogue:
-        """Every schema in the part of the table log that has been read."""
-        ...
-
-    def refresh(self) -> None:
-        """Read the table log to its end. Raises LogUnavailable."""
-        ...
-
-    def ensure_database(self, database: str) -> DatabaseSchema:
-        """The schema of a database, which is created if it is missing. Raises SchemaError."""
+    def ensure_database(
+        self, database: str, slice_ns: int = DEFAULT_SLICE_NS, buckets: int = DEFAULT_BUCKETS
+    ) -> DatabaseSchema:
+        """The schema of a database, which is created so if it is missing. Raises SchemaError."""
         ...
 
     def ensure(

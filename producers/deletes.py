@@ -6,17 +6,18 @@ their delete hides them; the other way round it would be in no log that the rows
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from headrace.connectors.deadline import Deadline
 from headrace.connectors.log.port import TopicMissing
 from headrace.producers.acks import Quorum
-from headrace.producers.cluster import Cluster, groups_of
-from headrace.producers.sender import Refused, Sender
+from headrace.producers.cluster import Cluster, Schemas, groups_of
+from headrace.producers.sender import Refused, RoutedMessage, Sender
 from headrace.producers.writer import WriterSettings, offsets_by_topic
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.group_changes import GroupKey
-from headrace.schemas.messages import Delete
+from headrace.schemas.message_rules import check_body
+from headrace.schemas.messages import Delete, Message, ProducerPosition, encode_message
 from headrace.schemas.near_names import near_tables
 from headrace.schemas.tables import KEEP_FOREVER_NS, TableSchema
 
@@ -49,10 +50,14 @@ def delete_rows(
     quorum = Quorum(
         cluster.log, cluster.topics, cluster.routing, cluster.watch, settings.quorum, settings.quorum_timeout_ms
     )
-    body = delete_message(known_table(cluster, database, table), tags or {}, start_ns, end_ns)
+    body = delete_message(known_table(cluster.tables, database, table), tags or {}, start_ns, end_ns)
     sender = Sender(cluster.appender, cluster.topic_of, UNIT, receipts=quorum.watched)
     deadline = Deadline(settings.flush_timeout_s)
-    while not _sent_to_all(cluster, sender, quorum, body, deadline):
+
+    def encode(groups: Sequence[GroupKey]) -> list[RoutedMessage]:
+        return sender.encode([(group, body, 1) for group in groups])
+
+    while not _sent_to_all(cluster, sender, quorum, encode, deadline):
         pass
     offsets = sender.newest()
     # A group that has ended has no members that stay: what it has, the others have by their own record.
@@ -61,7 +66,31 @@ def delete_rows(
     return offsets_by_topic(cluster.topics, offsets)
 
 
-def _sent_to_all(cluster: Cluster, sender: Sender, quorum: Quorum, body: Delete, deadline: Deadline) -> bool:
+def repeat_deletes(
+    cluster: Cluster, deletes: Sequence[tuple[ProducerPosition, Delete]], flush_timeout_s: float
+) -> None:
+    """Have every group delete, each delete with a position of the caller: a repeat of the same position counts once.
+
+    Raises MessageInvalid, SchemaError, WriteFailed and WriteUnknown; all may then be repeated.
+    """
+    quorum = Quorum(cluster.log, cluster.topics, cluster.routing, cluster.watch, 1, 0)
+    sender = Sender(cluster.appender, cluster.topic_of, UNIT)
+    for _, body in deletes:
+        check_body(body)
+    values = [encode_message(Message(position, body)) for position, body in deletes]
+
+    def encode(groups: Sequence[GroupKey]) -> list[RoutedMessage]:
+        return [RoutedMessage(group, value, 1) for group in groups for value in values]
+
+    deadline = Deadline(flush_timeout_s)
+    while values and not _sent_to_all(cluster, sender, quorum, encode, deadline):
+        pass
+
+
+Encode = Callable[[Sequence[GroupKey]], Sequence[RoutedMessage]]
+
+
+def _sent_to_all(cluster: Cluster, sender: Sender, quorum: Quorum, encode: Encode, deadline: Deadline) -> bool:
     """Whether every group of the newest table has the delete, behind those that end. Raises WriteFailed, WriteUnknown.
 
     False if a group has ended meanwhile: the others must have it once more, since they had it before its rows.
@@ -70,10 +99,10 @@ def _sent_to_all(cluster: Cluster, sender: Sender, quorum: Quorum, body: Delete,
     route = cluster.routing.look(deadline.left_s())
     # Of a group that has ended and takes no records any more, the others have everything, or get it as older rows.
     ending = [group for group in route.ending if route.holds(group) or _exists(cluster, group)]
-    late = _send(sender, quorum, body, ending, deadline)
+    late = _send(sender, quorum, encode, ending, deadline)
     _fail_present(cluster, sender, late, deadline)
     refused = _send(
-        sender, quorum, body, [group for group in groups_of(route.table) if group not in route.ending], deadline
+        sender, quorum, encode, [group for group in groups_of(route.table) if group not in route.ending], deadline
     )
     _fail_present(cluster, sender, refused, deadline)
     return not refused
@@ -89,13 +118,13 @@ def _fail_present(cluster: Cluster, sender: Sender, refused: Sequence[Refused], 
 
 
 def _send(
-    sender: Sender, quorum: Quorum, body: Delete, groups: Sequence[GroupKey], deadline: Deadline
+    sender: Sender, quorum: Quorum, encode: Encode, groups: Sequence[GroupKey], deadline: Deadline
 ) -> Sequence[Refused]:
     """Append the delete to some groups; those that refused it."""
     if not groups:
         return ()
     quorum.prepare(groups)
-    sender.append(sender.encode([(group, body, 1) for group in groups]), again=True)
+    sender.append(encode(groups), again=True)
     refused = sender.settled(deadline)
     sender.check()
     return refused
@@ -125,23 +154,23 @@ def set_retention(cluster: Cluster, database: str, table: str, retention_ns: int
     """
     if retention_ns is not None and not RETENTION_MIN_NS <= retention_ns < KEEP_FOREVER_NS:
         raise DeleteInvalid("a table keeps its rows for a second at least", action="give a time such as 30d")
-    known_table(cluster, database, table)
+    known_table(cluster.tables, database, table)
     return cluster.tables.ensure(database, table, (), {}, KEEP_FOREVER_NS if retention_ns is None else retention_ns)
 
 
-def known_table(cluster: Cluster, database: str, table: str) -> TableSchema:
+def known_table(tables: Schemas, database: str, table: str) -> TableSchema:
     """The newest schema of a table. Raises DeleteInvalid."""
     # A table or tag that another writer has just created must not be refused as unknown.
-    cluster.tables.refresh()
-    schema = cluster.tables.catalogue.newest(database, table)
+    tables.refresh()
+    schema = tables.catalogue.newest(database, table)
     if schema.version == 0:
-        raise no_table(cluster, database, table)
+        raise no_table(tables, database, table)
     return schema
 
 
-def no_table(cluster: Cluster, database: str, table: str) -> DeleteInvalid:
+def no_table(tables: Schemas, database: str, table: str) -> DeleteInvalid:
     """The error for a table that does not exist, with the names that it may have meant."""
-    catalogue = cluster.tables.catalogue
+    catalogue = tables.catalogue
     near = near_tables((database, table), sorted(key for key in catalogue.tables if not catalogue.is_dropped(*key)))
     return DeleteInvalid(
         f"there is no table {database}.{table}",

@@ -4,48 +4,40 @@ One thread takes the waiting requests in their order, as many as share database 
 `BATCH_BYTES_MAX`. While it waits for the log, the next requests gather. So one client has the latency of one sync, and
 a thousand clients share it. A batch with an error that concerns its content is written again request by request:
 nobody's lines are refused because of another client's. Writing again is safe, rows are upserts.
+
+A request with many lines that are read one by one, as those with escapes in their fields, is moved to a second thread.
+There such requests wait for each other, and for nobody else.
 """
 
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
-import pyarrow as pa
 import structlog
 
-from headrace.connectors.formats.interface import LINE_COLUMN, MESSAGE_COLUMN, FormatOptions
-from headrace.connectors.formats.time_rules import TimeRules
+from headrace.connectors.deadline import Deadline
+from headrace.connectors.formats.interface import ScansRefused
 from headrace.producers.cluster import Cluster
-from headrace.producers.declared import DeclaredTags, DeclaredTypes
-from headrace.producers.line_requests import LineAnswer, LineRequest, answers, parse_requests, rejected_lines
+from headrace.producers.line_batches import LineBatches
+from headrace.producers.line_requests import LineAnswer, LineRequest
 from headrace.producers.sender import WriteFailed
-from headrace.producers.writer import TableWriter, WriterSettings
+from headrace.producers.writer import WriterSettings
 from headrace.schemas.errors import HeadraceError, StateUnknown
 from headrace.schemas.tables import check_name
 
 BATCH_BYTES_MAX = 8 << 20
 BATCH_REQUESTS_MAX = 4_096
-WRITERS_MAX = 256
-"""Tables whose writer is kept open; the one that was not used for longest is closed."""
+SCANNED_LINES_MAX = 1_000
+"""Lines of one request that the first thread reads one by one: some milliseconds."""
 _log = structlog.get_logger(__name__)
 
 
 class WritesWaiting(HeadraceError):
     """More bytes wait to be written than the node takes."""
-
-
-class LinesRefused(HeadraceError):
-    """Lines of a request that is written whole or not at all; nothing of it was written."""
-
-    exit_code = 3
-
-    def __init__(self, message: str, answer: LineAnswer) -> None:
-        super().__init__(message, action="correct these lines")
-        self.answer = answer
 
 
 @dataclass(slots=True)
@@ -66,6 +58,7 @@ class GroupWriterStatistics:
 class _Waiting:
     request: LineRequest
     answer: Future[LineAnswer] = field(default_factory=Future)
+    settled: bool = False
 
     def settle(self, found: LineAnswer | HeadraceError) -> None:
         """Complete the future, once; that of a caller which has left is cancelled already."""
@@ -81,15 +74,19 @@ class GroupWriter:
 
     def __init__(self, cluster: Cluster, settings: WriterSettings, waiting_bytes_max: int) -> None:
         self.statistics = GroupWriterStatistics()
-        self._cluster = cluster
-        self._settings = settings
         self._waiting_bytes_max = waiting_bytes_max
-        self._writers: OrderedDict[tuple[str, str], TableWriter] = OrderedDict()
         self._waiting: deque[_Waiting] = deque()
+        self._slow: deque[_Waiting] = deque()
         self._changed = threading.Condition()
-        self._closed = False
-        self._thread = threading.Thread(target=self._run, name="group-writer", daemon=True)
-        self._thread.start()
+        self._closed = self._ended = False
+        self._batches = LineBatches(cluster, settings, SCANNED_LINES_MAX)
+        self._slow_batches = LineBatches(cluster, settings, None)
+        self._threads = [
+            threading.Thread(target=self._run, name="group-writer", daemon=True),
+            threading.Thread(target=self._run_slow, name="group-writer-slow", daemon=True),
+        ]
+        for thread in self._threads:
+            thread.start()
 
     def submit(self, request: LineRequest) -> Future[LineAnswer]:
         """Queue a request; the answer comes when its rows are acknowledged.
@@ -117,21 +114,37 @@ class GroupWriter:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-        self._thread.join(timeout_s)
+        deadline = Deadline(timeout_s)
+        for thread in self._threads:
+            thread.join(deadline.left_s())
 
     def _run(self) -> None:
         while batch := self._take():
-            try:
-                self._write(batch)
-            except Exception as error:
-                _log.exception("a batch of lines failed")
-                failed = WriteFailed(f"the node failed to write: {error!r}", rows=0, action="its log has the details")
-                self._settle(batch, [failed] * len(batch))
-            with self._changed:
-                size = sum(len(each.request.body) for each in batch)
-                self._count(batches=1, waiting_requests=-len(batch), waiting_bytes=-size)
-        for writer in self._writers.values():
-            _close(writer)
+            self._write_guarded(batch, self._batches)
+            self._count(batches=1)
+        self._batches.close()
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
+
+    def _run_slow(self) -> None:
+        while batch := self._take_slow():
+            self._write_guarded(batch, self._slow_batches)
+        self._slow_batches.close()
+
+    def _write_guarded(self, batch: Sequence[_Waiting], batches: LineBatches) -> None:
+        try:
+            self._write(batch, batches)
+        except Exception as error:
+            _log.exception("a batch of lines failed")
+            failed = WriteFailed(f"the node failed to write: {error!r}", rows=0, action="its log has the details")
+            self._settle(batch, [failed] * len(batch))
+
+    def _take_slow(self) -> list[_Waiting]:
+        """The next request of the second thread; none when the first one has ended and nothing waits."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._ended or self._slow)
+            return [self._slow.popleft()] if self._slow else []
 
     def _take(self) -> list[_Waiting]:
         """The next requests that share a key, in their order; none when the writer is closed and nothing waits."""
@@ -149,80 +162,42 @@ class GroupWriter:
                 batch.append(self._waiting.popleft())
             return batch
 
-    def _write(self, batch: Sequence[_Waiting]) -> None:
+    def _write(self, batch: Sequence[_Waiting], batches: LineBatches) -> None:
         try:
-            found: Sequence[LineAnswer | HeadraceError] = self._written([each.request for each in batch])
+            found: Sequence[LineAnswer | HeadraceError] = batches.write([each.request for each in batch])
+        except ScansRefused as error:
+            slow = set(error.messages)
+            rest = [each for number, each in enumerate(batch) if number not in slow]
+            with self._changed:
+                self._slow.extend(each for number, each in enumerate(batch) if number in slow)
+                self._changed.notify_all()
+            if rest:
+                self._write(rest, batches)
+            return
         except StateUnknown as error:
             found = [error] * len(batch)
         except HeadraceError as error:
             if len(batch) > 1 and not error.retriable:
                 for each in batch:
-                    self._write([each])
+                    self._write([each], batches)
                 return
             found = [error] * len(batch)
         self._settle(batch, found)
 
     def _settle(self, batch: Sequence[_Waiting], found: Sequence[LineAnswer | HeadraceError]) -> None:
         for each, outcome in zip(batch, found, strict=True):
-            if not each.answer.done():
+            # A batch that failed half-way may come here twice.
+            if not each.settled:
+                each.settled = True
+                waited = {"waiting_requests": -1, "waiting_bytes": -len(each.request.body)}
                 if isinstance(outcome, HeadraceError):
-                    self._count(failed=1)
+                    self._count(failed=1, **waited)
                 else:
-                    self._count(rows=outcome.rows, refused_lines=outcome.refused_count)
+                    self._count(rows=outcome.rows, refused_lines=outcome.refused_count, **waited)
                 each.settle(outcome)
 
-    def _written(self, requests: Sequence[LineRequest]) -> list[LineAnswer]:
-        database, catalogue = requests[0].database, self._cluster.tables.catalogue
-        options = FormatOptions(
-            declared=DeclaredTypes(catalogue, database), declared_tags=DeclaredTags(catalogue, database)
-        )
-        parsed = parse_requests(requests, options)
-        tables, rejected = dict[str, pa.Table](), [parsed.rejected]
-        for name, rows in parsed.tables.items():
-            tables[name], refused = self._fitting(database, name, rows)
-            rejected += refused
-        found = answers(requests, list(tables.values()), pa.concat_tables(rejected))
-        if requests[0].whole and found[0].refused:
-            first = found[0].refused[0]
-            raise LinesRefused(f"line {first.line}: {first.reason}", replace(found[0], rows=0))
-        writers = [self._append(database, name, rows) for name, rows in tables.items() if rows.num_rows]
-        # One wait for all tables: their messages are in the log's queue already.
-        for writer in writers:
-            writer.flush()
-        return found
-
-    def _fitting(self, database: str, table: str, rows: pa.Table) -> tuple[pa.Table, list[pa.Table]]:
-        """(rows whose times the table can have, the others as rejected lines)."""
-        schema = self._cluster.tables.catalogue.newest(database, table)
-        rejected: list[pa.Table] = []
-        for mask, reason in TimeRules(table, self._settings.resolution_of(schema), any_time=True).refusals(rows):
-            rejected.append(rejected_lines(rows.filter(pa.array(mask)), reason))
-            rows = rows.filter(pa.array(~mask))
-        return rows, rejected
-
-    def _append(self, database: str, table: str, rows: pa.Table) -> TableWriter:
-        writer = self._writer(database, table)
-        rows = rows.drop_columns([MESSAGE_COLUMN, LINE_COLUMN])
-        writer.write(rows, [column.name for column in rows.schema if pa.types.is_dictionary(column.type)])
-        return writer
-
-    def _writer(self, database: str, table: str) -> TableWriter:
-        key = database, table
-        if key not in self._writers:
-            if len(self._writers) >= WRITERS_MAX:
-                _close(self._writers.popitem(last=False)[1])
-            self._writers[key] = TableWriter(self._cluster, database, table, self._settings)
-        self._writers.move_to_end(key)
-        return self._writers[key]
-
     def _count(self, **amounts: int) -> None:
-        for name, amount in amounts.items():
-            setattr(self.statistics, name, getattr(self.statistics, name) + amount)
-
-
-def _close(writer: TableWriter) -> None:
-    # Everything that it wrote was flushed, or its error was reported with the batch.
-    try:
-        writer.close()
-    except HeadraceError as error:
-        _log.warning("a writer was closed with an error", table=writer.table, error=str(error))
+        # Both threads count, and those of callers.
+        with self._changed:
+            for name, amount in amounts.items():
+                setattr(self.statistics, name, getattr(self.statistics, name) + amount)

@@ -11,6 +11,7 @@ import threading
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from headrace.connectors.deadline import Deadline
 from headrace.connectors.log.port import Appender, AppendUnknown, RecordTooLarge, TopicMissing
@@ -85,6 +86,39 @@ class _DeliveryState:
             self.failed_rows += rows
 
 
+class Positions(Protocol):
+    """Gives each message its place among those of its producer, by which replicas recognise a repeat."""
+
+    def begin_batch(self) -> None:
+        """The next messages are a newer batch."""
+        ...
+
+    def next(self, body: Body) -> ProducerPosition:
+        """The position of the next message, which has this body."""
+        ...
+
+
+class OwnPositions:
+    """A producer of its own: batches count from 1, and messages from 0 in each batch."""
+
+    def __init__(self) -> None:
+        # A new identity for each sender: replicas drop batches below the newest of a producer.
+        self._producer = uuid.uuid4().hex
+        self._batch = 0
+        self._sequence = 0
+
+    def begin_batch(self) -> None:
+        """See Positions."""
+        self._batch += 1
+        self._sequence = 0
+
+    def next(self, body: Body) -> ProducerPosition:
+        """See Positions."""
+        del body
+        self._sequence += 1
+        return ProducerPosition(self._producer, self._batch, self._sequence - 1)
+
+
 class Sender:
     """One producer of forward messages.
 
@@ -92,20 +126,23 @@ class Sender:
     """
 
     def __init__(
-        self, appender: Appender, topic_of: Callable[[GroupKey], str], unit: str = "rows", *, receipts: bool = False
+        self,
+        appender: Appender,
+        topic_of: Callable[[GroupKey], str],
+        unit: str = "rows",
+        *,
+        receipts: bool = False,
+        positions: Positions | None = None,
     ) -> None:
         """`topic_of` gives the forward log of a group. `unit` is what the messages hold, for error messages;
-        `receipts` are needed for a quorum only.
+        `receipts` are needed for a quorum only. `positions` None: a new producer.
         """
         self.unit = unit
         self._with_receipts = receipts
         self._written: dict[GroupKey, WrittenRecords] = {}
-        # A new identity for each sender: batch numbers start at 1, and replicas drop batches below the newest
-        # of a producer.
-        self.producer = uuid.uuid4().hex
+        self._positions = positions or OwnPositions()
         self._appender = appender
         self._topic_of = topic_of
-        self._batch = 0
         self._appended = 0
         self._state = _DeliveryState()
         self._changed = threading.Condition()
@@ -119,12 +156,10 @@ class Sender:
             check_body(body)
         # Encoded once: a message that the log port sends again has the same position and digest, and replicas
         # drop the repeat.
-        self._batch += 1
+        self._positions.begin_batch()
         return [
-            RoutedMessage(
-                group, encode_message(Message(ProducerPosition(self.producer, self._batch, number), body)), rows
-            )
-            for number, (group, body, rows) in enumerate(bodies)
+            RoutedMessage(group, encode_message(Message(self._positions.next(body), body)), rows)
+            for group, body, rows in bodies
         ]
 
     def append(self, messages: Sequence[RoutedMessage], *, again: bool = False) -> None:

@@ -20,7 +20,7 @@ from headrace.connectors.formats.row_rules import check_arrays, check_times
 from headrace.connectors.formats.time_rules import check_resolution
 from headrace.connectors.log.topics import Topics
 from headrace.producers.acks import Quorum
-from headrace.producers.cluster import Cluster, SlotRouting
+from headrace.producers.cluster import Cluster, Schemas, SlotRouting
 from headrace.producers.router import MESSAGE_ROWS_MAX, encode_writes, route
 from headrace.producers.routes import RouteKeeper
 from headrace.producers.sender import EXIT_FLUSH_TIMEOUT_S, FLUSH_TIMEOUT_S, RoutedMessage, Sender, WriteFailed
@@ -137,7 +137,7 @@ class TableWriter:
             if self._settings.quorum > 0:
                 self._sender.check()
             rows = normal_rows(rows, self.table, tags)
-            expected = self._check_resolution(rows)
+            expected = table_resolution(self._cluster.tables, self._settings, self.database, self.table, rows)
             schema, database = self._schema(rows.schema, frozenset(tags))
             if schema.resolution is not expected:
                 # Another writer has made the table meanwhile.
@@ -223,32 +223,12 @@ class TableWriter:
             ]
         )
 
-    def _check_resolution(self, rows: pa.Table) -> TimeResolution:
-        """The resolution of the table as far as it is known; before the table is made or changed.
-
-        Raises TimeRangeError, ResolutionFixed.
-        """
-        tables, name = self._cluster.tables, f"{self.database}.{self.table}"
-        resolution = self._settings.resolution_of(tables.catalogue.newest(self.database, self.table))
-        try:
-            check_resolution(rows, name, resolution)
-        except TimeRangeError:
-            # Another client may have made the table with finer times since the catalogue was read.
-            tables.refresh()
-            resolution = self._settings.resolution_of(tables.catalogue.newest(self.database, self.table))
-            check_resolution(rows, name, resolution)
-        return resolution
-
     def _schema(self, columns: pa.Schema, tags: frozenset[str]) -> tuple[TableSchema, DatabaseSchema]:
         """The schema that holds these columns; looked up again only when the columns change."""
         # Versions only add or widen, so a schema that held these columns once still does: rows may be written
         # under an old version.
         if self._known is None or self._known[0] != columns or self._known[1] != tags:
-            fields = {
-                column.name: kind
-                for column in columns
-                if column.name not in tags and column.name != TIME_COLUMN and (kind := FieldType.of_arrow(column.type))
-            }
+            fields = fields_of(columns, tags)
             tables, settings = self._cluster.tables, self._settings
             database = tables.ensure_database(self.database)
             schema = tables.ensure(self.database, self.table, sorted(tags), fields, resolution=settings.resolution)
@@ -273,6 +253,33 @@ def normal_rows(rows: pa.Table, table: str, tags: Collection[str]) -> pa.Table:
     rows = normalise(rows, FormatOptions(table=table, tags=tuple(sorted(tags))))
     check_times(rows)
     return rows
+
+
+def fields_of(columns: pa.Schema, tags: Collection[str]) -> dict[str, FieldType]:
+    """The fields of rows that are normal, with their types: all columns but tags and time."""
+    return {
+        column.name: kind
+        for column in columns
+        if column.name not in tags and column.name != TIME_COLUMN and (kind := FieldType.of_arrow(column.type))
+    }
+
+
+def table_resolution(
+    tables: Schemas, settings: WriterSettings, database: str, table: str, rows: pa.Table
+) -> TimeResolution:
+    """The resolution of a table as far as it is known; before the table is made or changed.
+
+    Raises TimeRangeError for rows that are finer, ResolutionFixed.
+    """
+    resolution = settings.resolution_of(tables.catalogue.newest(database, table))
+    try:
+        check_resolution(rows, f"{database}.{table}", resolution)
+    except TimeRangeError:
+        # Another client may have made the table with finer times since the catalogue was read.
+        tables.refresh()
+        resolution = settings.resolution_of(tables.catalogue.newest(database, table))
+        check_resolution(rows, f"{database}.{table}", resolution)
+    return resolution
 
 
 def offsets_by_topic(topics: Topics, offsets: Mapping[GroupKey, int]) -> dict[str, int]:

@@ -27,16 +27,17 @@ from headrace.schemas.errors import HeadraceError
 
 MAGIC = b"\xc3\x01"
 HEADER_BYTES = 10
-FORMAT = 3
+FORMAT = 4
 """The newest format that this build reads.
 
 2: the changes of `table.avsc` with a resolution. 3: the records of `membership_change.avsc`, `load.avsc` and
-`group_change.avsc`.
+`group_change.avsc`. 4: those of `synced_load.avsc`.
 """
 # Nodes apply a Load, and do not act on a change of members yet: before they do, no build may append one.
 BASE_FORMAT = 1
 LOAD_FORMAT = 3
 GROUP_CHANGE_FORMAT = 3
+SYNCED_LOAD_FORMAT = 4
 FORMAT_HEADER = "format"
 FORMAT_DIGITS_MAX = 9
 

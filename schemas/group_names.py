@@ -19,3 +19,9 @@ def parse_group(name: str) -> tuple[str, int]:
     if separator and birth.isascii() and birth.isdigit() and int(birth[:18]) > 0:
         return header, int(birth[:18])
     return name, 0
+
+
+def group_identity(name: str) -> str:
+    """group/birth of a name: how a group of another cluster is known."""
+    group, birth = parse_group(name)
+    return f"{group}/{birth or FIRST_BIRTH}"

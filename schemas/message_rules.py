@@ -7,6 +7,8 @@ table's schema is known.
 
 from __future__ import annotations
 
+import re
+
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.group_changes import (
     BEGINNING,
@@ -37,6 +39,14 @@ MEMBERS_MAX = 256
 NAME_BYTES_MAX = 249
 """Of a node, a group and a topic: as many as Kafka gives a topic."""
 LOAD_BYTES = 16
+ORDER_CHARACTERS_MAX = 120
+"""Of the order of a file at its sync sender: it becomes a part of the name of the segment."""
+ORDER_END = "+"
+"""Behind the order in `SegmentEntry.order`. It is below every character of an order, so places sort as orders do."""
+PLACE_CHARACTERS_MAX = ORDER_CHARACTERS_MAX + 1 + 16
+SYNC_NAMES_MAX = 10_000
+"""Senders and stores that one file names."""
+_ORDER = re.compile(f"[0-9A-Za-z._-]{{1,{ORDER_CHARACTERS_MAX}}}")
 
 
 class MessageInvalid(HeadraceError):
@@ -156,6 +166,8 @@ def _check_load(load: Load) -> None:
         raise MessageInvalid(f"the origin of a file has 1 to {ORIGIN_BYTES_MAX} bytes")
     if not (0 <= load.era <= ERA_MAX and 0 < load.first_version <= load.last_version <= VERSION_MAX):
         raise MessageInvalid(f"no log has rows of era {load.era}, versions {load.first_version} to {load.last_version}")
+    if load.has_sync:
+        _check_sync(load)
     # Else deletes of this group would be compared with rows of another log in one era.
     if load.held_since and load.era >= load.held_since:
         raise MessageInvalid(f"a file of era {load.era} is of no earlier holder of a slot held since {load.held_since}")
@@ -171,6 +183,25 @@ def _check_load(load: Load) -> None:
             raise MessageInvalid("a file brings a delete that does not outrank it")
         for name, _ in each.tags:
             check_name("tag", name)
+
+
+def _check_sync(load: Load) -> None:
+    if load.sender and (load.sender != load.origin or load.held_since or load.synced):
+        raise MessageInvalid("a file of a sync sender has the sender as its origin, and no slot that moved")
+    orders = [each for rows in load.synced for each in (rows.order, rows.settled)] + [load.settled]
+    orders += [load.order] if load.sender else [place.partition(ORDER_END)[0] for place in (load.order,) if place]
+    if load.sender and not load.order:
+        raise MessageInvalid("a file of a sync sender has an order")
+    for order in orders:
+        if order and not _ORDER.fullmatch(order):
+            raise MessageInvalid(
+                f"an order has 1 to {ORDER_CHARACTERS_MAX} letters, digits, dots, dashes or underscores"
+            )
+    if len(load.order) > PLACE_CHARACTERS_MAX or len(load.stores) > SYNC_NAMES_MAX or len(load.synced) > SYNC_NAMES_MAX:
+        raise MessageInvalid(f"a file has rows of {SYNC_NAMES_MAX} senders and stores at most")
+    for name in (*load.stores, *(each.sender for each in load.synced)):
+        if not 0 < len(name.encode()) <= NAME_BYTES_MAX:
+            raise MessageInvalid(f"a sender or a store has a name of 1 to {NAME_BYTES_MAX} bytes")
 
 
 def _check_table(database: str, table: str) -> None:

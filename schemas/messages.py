@@ -13,7 +13,14 @@ from typing import Any
 
 import xxhash
 
-from headrace.schemas.framing import BASE_FORMAT, GROUP_CHANGE_FORMAT, HEADER_BYTES, LOAD_FORMAT, codec
+from headrace.schemas.framing import (
+    BASE_FORMAT,
+    GROUP_CHANGE_FORMAT,
+    HEADER_BYTES,
+    LOAD_FORMAT,
+    SYNCED_LOAD_FORMAT,
+    codec,
+)
 from headrace.schemas.group_changes import (
     Barrier,
     GroupChange,
@@ -29,6 +36,8 @@ MESSAGE_BYTES_MAX = 8 * 1024 * 1024
 # The hash chain before the first record (docs/internals/formats.md).
 NO_CHAIN = bytes(16)
 _NAMESPACE = "headrace.v1."
+_SYNC_FIELDS = ("sender", "order", "settled", "stores", "synced", "loaded_era", "loaded_version")
+"""Of a Load; one without them is a record of `load.avsc`, with the digest that it had before."""
 
 __all__ = [
     "MESSAGE_BYTES_MAX",
@@ -50,6 +59,7 @@ __all__ = [
     "Message",
     "ProducerPosition",
     "Seal",
+    "SyncedRows",
     "TableVersion",
     "Write",
     "body_digest",
@@ -128,11 +138,23 @@ class CarriedDelete:
 
 
 @dataclass(frozen=True, slots=True)
+class SyncedRows:
+    """What a file has of one sync sender.
+
+    `order` is the highest one of the sender's files in it. No file of the sender up to `settled` is undecided there.
+    """
+
+    sender: str
+    order: str
+    settled: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Load:
-    """One sealed file of another log becomes a segment of this group; `load.avsc` explains the fields. Leader only.
+    """One sealed file of another log becomes a segment of this group. Leader only.
 
     It counts once, by origin, file and content digest. The record brings no bytes: each replica attaches the
-    file when it has it.
+    file when it has it. `load.avsc` explains the fields, `synced_load.avsc` those from `sender` on.
     """
 
     leadership: Leadership
@@ -153,6 +175,18 @@ class Load:
     size_bytes: int
     schema_version: int
     deletes: tuple[CarriedDelete, ...] = ()
+    sender: str = ""
+    order: str = ""
+    settled: str = ""
+    stores: tuple[str, ...] = ()
+    synced: tuple[SyncedRows, ...] = ()
+    loaded_era: int = 0
+    loaded_version: int = 0
+
+    @property
+    def has_sync(self) -> bool:
+        """Whether rows of the file come from a sync sender."""
+        return any(getattr(self, name) for name in _SYNC_FIELDS)
 
 
 Body = Write | Delete | Seal | Drop | Compact | Claim | Gap | Load | GroupChange
@@ -179,15 +213,17 @@ def encode_message(message: Message) -> bytes:
         return codec("group_change").encode(envelope | {"body": group_change_record(message.body)})
     name, record = _body_record(message.body)
     if isinstance(message.body, Load):
-        return codec("load").encode(envelope | {"body": record})
+        kind = "synced_load" if message.body.has_sync else "load"
+        return codec(kind).encode(envelope | {"body": record})
     return codec("forward").encode(envelope | {"body": (_NAMESPACE + name, record)})
 
 
 def decode_message(value: bytes) -> Message:
     """The message in a record's value. Raises FrameInvalid for bytes that no build could have written."""
     prefix = bytes(value[:HEADER_BYTES])
-    if prefix == codec("load").prefix:
-        record = codec("load").decode(value)
+    load = next((kind for kind in ("load", "synced_load") if prefix == codec(kind).prefix), None)
+    if load is not None:
+        record = codec(load).decode(value)
         body: Body = _load(record["body"])
     elif prefix == codec("group_change").prefix:
         record = codec("group_change").decode(value)
@@ -204,13 +240,17 @@ def format_of(body: Body) -> int:
     # An older reader would take the record for garbage, and would miss the rows of the file for good.
     if isinstance(body, GroupChange):
         return GROUP_CHANGE_FORMAT
-    return LOAD_FORMAT if isinstance(body, Load) else BASE_FORMAT
+    if isinstance(body, Load):
+        return SYNCED_LOAD_FORMAT if body.has_sync else LOAD_FORMAT
+    return BASE_FORMAT
 
 
 def load_identity(load: Load) -> bytes:
     """xxh3-128 of what a load counts once by: its origin, the file's place and ranks, and its content."""
     file = (load.database, load.table, load.slice_number, load.bucket, load.era, load.first_version, load.last_version)
-    identity = (load.origin, *file, load.generation, load.content_digest)
+    identity: tuple[object, ...] = (load.origin, *file, load.generation, load.content_digest)
+    if load.order:
+        identity = (*identity, load.order)
     return xxhash.xxh3_128_digest(repr(identity).encode())
 
 
@@ -227,7 +267,11 @@ def body_digest(body: Body) -> bytes:
         for part in digest_parts(body):
             hasher.update(part)
     else:
-        hasher.update(repr(sorted(asdict(body).items())).encode())
+        content = asdict(body)
+        if isinstance(body, Load) and not body.has_sync:
+            for name in _SYNC_FIELDS:
+                del content[name]
+        hasher.update(repr(sorted(content.items())).encode())
     return hasher.digest()
 
 
@@ -236,6 +280,7 @@ def _body_record(body: Body) -> tuple[str, dict[str, Any]]:
     if isinstance(body, Write):
         return "Write", {name: getattr(body, name) for name in Write.__slots__}
     if isinstance(body, Load):
+        # The writer of `load.avsc` leaves out the fields of sync.
         return "Load", asdict(body) | {"deletes": [asdict(each) | {"tags": dict(each.tags)} for each in body.deletes]}
     return type(body).__name__, asdict(body)
 
@@ -267,7 +312,9 @@ def _load(record: dict[str, Any]) -> Load:
         CarriedDelete(**{**each, "tags": tuple((name, tuple(values)) for name, values in sorted(each["tags"].items()))})
         for each in record["deletes"]
     )
-    return Load(**{**record, "leadership": _leadership(record), "deletes": deletes})
+    synced = tuple(SyncedRows(**each) for each in record.get("synced", ()))
+    own = {"leadership": _leadership(record), "deletes": deletes, "synced": synced}
+    return Load(**{**record, **own, "stores": tuple(record.get("stores", ()))})
 
 
 def _gap(record: dict[str, Any]) -> Gap:

@@ -20,9 +20,10 @@ import pyarrow as pa
 
 from headrace.consumers.membership.slot_table import SlotTable
 from headrace.consumers.replication import journal
-from headrace.consumers.replication.change_state import ChangeState, Given, Target, Transfer
+from headrace.consumers.replication.change_state import ChangeState, Target, Transfer
 from headrace.consumers.replication.cut_memory import CutMemory
 from headrace.consumers.replication.group_state import GroupState, LogBase, ProducerState
+from headrace.consumers.replication.holdings import Given, Holding, Holdings
 from headrace.consumers.replication.producer_section import Newest, Origin, Section
 from headrace.consumers.store.segment import Runs, SegmentRows, encode_segment
 from headrace.consumers.store.segment_files import SegmentName
@@ -66,6 +67,7 @@ from headrace.schemas.messages import (
     Message,
     ProducerPosition,
     Seal,
+    SyncedRows,
     TableVersion,
     Write,
     body_digest,
@@ -86,6 +88,22 @@ from headrace.schemas.records import (
     encode_membership,
     encode_schema_change,
     encode_status,
+)
+from headrace.schemas.sync_records import (
+    OwnerClaim,
+    SyncChunk,
+    SyncFile,
+    SyncManifest,
+    SyncVerdict,
+    Verdict,
+    decode_chunk,
+    decode_manifest,
+    decode_owner,
+    decode_verdict,
+    encode_chunk,
+    encode_manifest,
+    encode_owner,
+    encode_verdict,
 )
 from headrace.schemas.tables import (
     DatabaseChange,
@@ -284,6 +302,8 @@ def goldens() -> list[Golden]:
         *(_membership(f"membership-{type(each).__name__.lower()}", each, "membership_change") for each in CHANGES),
         Golden("slot-table", SLOT_TABLE, SlotTable.to_bytes, SlotTable.from_bytes, "slot_table"),
         _load(leader),
+        _synced_load(leader),
+        *_sync(),
         *(_group_change(name, body) for name, body in GROUP_CHANGES.items()),
         # Without loads as 0.1.0 wrote it, and with them.
         Golden("state", _state(), GroupState.to_bytes, GroupState.from_bytes, "state"),
@@ -300,6 +320,37 @@ def _load(leader: Leadership) -> Golden:
     body = Load(leader, "c.forward.n2.1", 4, *name, bytes(range(16)), 3, TIMES[2], TIMES[1], 4_567, 2, deletes)
     message = Message(ProducerPosition("ä-producer", 7, 1 << 40), body, body_digest(body))
     return Golden("forward-load", message, encode_message, decode_message, "load")
+
+
+def _synced_load(leader: Leadership) -> Golden:
+    """Every field of sync, as no one record has them."""
+    load = _load(leader).value.body
+    synced = (SyncedRows("sender-1", "000001-000000000000005", "000001-000000000000004"), SyncedRows("sender-2", "7"))
+    sync = {"sender": "sender-1", "order": "000001-000000000000005", "settled": "000001", "stores": ("c1", "c2")}
+    body = replace(load, **sync, synced=synced, loaded_era=3, loaded_version=77)
+    message = Message(ProducerPosition("ä-producer", 7, 1 << 40), body, body_digest(body))
+    return Golden("forward-synced-load", message, encode_message, decode_message, "synced_load")
+
+
+def _sync() -> list[Golden]:
+    """A value of each topic of sync."""
+    deletes = (CarriedDelete(2, 900, (("pump", ("p1",)),), None, TIMES[0]),)
+    place = ("plant", "pumps", 86_400_000_000_000, 8, 20_454, 3, 1, 5, 9, 0, "000001-000000000000005")
+    columns = (("site",), (("flow", "double"),), "us")
+    sizes = (4_567, bytes(range(16)), b"", 120, bytes(range(16)), 1 << 20, 1)
+    file = SyncFile(
+        "e1/1/a.parquet", ("e1",), *place, 3, TIMES[2], TIMES[1], *columns, bytes(16), *sizes, deletes, settled="000001"
+    )
+    manifest = SyncManifest("sender-1", "store-1", "ä", 2, 7, 4, file)
+    chunk = SyncChunk("sender-1", 2, 7, 0, b"bytes")
+    verdict = SyncVerdict("sender-1", 7, "e1/1/a.parquet", bytes(16), Verdict.REJECTED, 0, "OwnerConflict", "ä")
+    owner = OwnerClaim("sender-1", "store-1", "e1/1/a.parquet", "plant", b"stream")
+    return [
+        Golden("sync-manifest", manifest, encode_manifest, decode_manifest, "sync_manifest"),
+        Golden("sync-chunk", chunk, encode_chunk, decode_chunk, "sync_chunk"),
+        Golden("sync-verdict", verdict, encode_verdict, decode_verdict, "sync_verdict"),
+        Golden("sync-owner", owner, encode_owner, decode_owner, "sync_owner"),
+    ]
 
 
 def _group_change(name: str, body: GroupChange) -> Golden:
@@ -327,6 +378,7 @@ def _changed_state() -> GroupState:
         origins={GroupKey("n3", 1): Origin(HandOverPosition(40, 0), [section])},
         added=("n2",),
         gained={1: 2, 2: 2, 4: 2, 3: 3},
+        holdings=Holdings({1: (Holding(2, 1),), 2: (Holding(2, 1),), 3: (Holding(2, 1), Holding(3, 2))}),
     )
     return replace(_state(), changes=changes)
 

@@ -9,6 +9,7 @@ from headrace.connectors.files.durable import (
     unlink_durably,
     write_atomically,
 )
+from headrace.connectors.files.expiring import ExpiringDirectories
 from headrace.connectors.files.layer import Buffer, FileLayer
 from headrace.connectors.files.lock import LOCK_NAME, DirectoryHeld, DirectoryLock, read_holder
 
@@ -18,6 +19,7 @@ __all__ = [
     "Buffer",
     "DirectoryHeld",
     "DirectoryLock",
+    "ExpiringDirectories",
     "FileLayer",
     "create_directories",
     "fsync_directory",

@@ -53,18 +53,24 @@ class Rejections:
 
     _lines: list[int] = field(default_factory=list)
     _reasons: list[str] = field(default_factory=list)
+    _alike: list[tuple[Integers, str]] = field(default_factory=list)
 
     def add(self, lines: Sequence[int] | Integers, reasons: str | Sequence[str]) -> None:
         """Reject `lines`, all for one reason or each for its own."""
+        if isinstance(lines, np.ndarray) and isinstance(reasons, str):
+            self._alike.append((lines, reasons))
+            return
         numbers = lines.tolist() if isinstance(lines, np.ndarray) else lines
         self._lines.extend(numbers)
         self._reasons.extend([reasons] * len(numbers) if isinstance(reasons, str) else reasons)
 
     def table(self, lines: Lines | None) -> pa.Table:
         """The rejected lines in order of the input, each with its first reason (and its message)."""
+        parts = [np.array(self._lines, np.int64), *(numbers for numbers, _ in self._alike)]
+        texts = [pa.array(self._reasons, pa.string()), *(pa.repeat(text, len(each)) for each, text in self._alike)]
         # A line may be rejected twice, by its time and by a field: return_index yields the first of them.
-        numbers, first = np.unique(np.array(self._lines, np.int64), return_index=True)
-        reasons = pa.array([self._reasons[index] for index in first], pa.string())
+        numbers, first = np.unique(np.concatenate(parts), return_index=True)
+        reasons = pa.chunked_array(texts, pa.string()).take(pa.array(first)).combine_chunks()
         if lines is None or lines.messages is None or lines.numbers is None:
             return pa.table([pa.array(numbers), reasons], schema=REJECTED_LINES)
         return pa.table(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from types import MappingProxyType
@@ -66,6 +66,14 @@ class TimeRangeError(FormatError):
     """Typed data has a time that is null or does not fit int64 nanoseconds since 1970 UTC."""
 
 
+class ScansRefused(FormatError):
+    """Messages of which too many lines can only be read one by one; `messages` are their numbers."""
+
+    def __init__(self, messages: Sequence[int]) -> None:
+        super().__init__(f"{len(messages)} messages have many lines that are read one by one")
+        self.messages = messages
+
+
 class InvalidLine(Exception):
     """One line of the input is invalid; the text is the reason. It is not an error of the whole input."""
 
@@ -88,7 +96,8 @@ class FormatOptions:
     marks its own); `static_tags` are added to rows that lack them. `time_unit` is the unit of integer times.
     `time_format` (strptime) is the form of text times, ISO 8601 without it. `declared` has the field types of
     the cluster by table and field, `declared_tags` its tags by table. `delimiter` separates the columns of
-    CSV.
+    CSV. `explained_max`: of line protocol that is no such thing, so many lines of each message get a reason of their
+    own. `scanned_max`: with more valid lines than this that only the scanner can read, a message raises ScansRefused.
     """
 
     table: str | None = None
@@ -101,6 +110,8 @@ class FormatOptions:
     declared_tags: Mapping[str, Collection[str]] = field(default_factory=dict)
     table_column: str | None = None
     delimiter: str = ","
+    explained_max: int | None = None
+    scanned_max: int | None = None
 
     def __post_init__(self) -> None:
         if self.time_unit not in NS_PER_UNIT:

@@ -39,6 +39,7 @@ from headrace.connectors.formats.line_scanner import (
     scan_line,
     time_to_ns,
 )
+from headrace.connectors.formats.line_triage import UNEXPLAINED, Triage
 from headrace.connectors.formats.lines import Booleans, Integers, Lines, QuotedRecords, find_quoted_records
 from headrace.connectors.formats.series_registry import Codes, SeriesRegistry
 from headrace.connectors.formats.templates import NUMBER_KINDS, MatchedLines, Matcher, Template
@@ -108,13 +109,16 @@ class _Parser:
     def run(self, *, fast: bool) -> None:
         """Parse every line into a group, a scanned row or a rejection."""
         matcher = Matcher(self.lines, self._infer_shape, self._accept)
-        wanted = not_blank(self.lines)
-        for first, last in line_records(self.lines).spans.items():
+        wanted, options = not_blank(self.lines), self.options
+        triage = Triage(self.lines, options.explained_max, options.scanned_max)
+        for first, last in line_records(self.lines, options.explained_max, options.scanned_max).spans.items():
             wanted[first : last + 1] = False
             self._scan(first, last)
         for first, last in self.lines.batches():
             rows = first + np.flatnonzero(wanted[first:last])
-            for row in (matcher.consume(rows) if fast else rows).tolist():
+            odd, hopeless = triage.split(matcher.consume(rows) if fast else rows)
+            self.rejections.add(hopeless, UNEXPLAINED)
+            for row in odd.tolist():
                 self._scan(row, row)
 
     def chunks(self) -> Iterator[TableChunk]:
@@ -216,9 +220,10 @@ class _Parser:
         return default
 
 
-def line_records(lines: Lines) -> QuotedRecords:
-    """The readings that span several lines inside a quoted string."""
-    return find_quoted_records(lines, not_blank(lines), _is_record, escapes=True)
+def line_records(lines: Lines, failures_max: int | None = None, looks_max: int | None = None) -> QuotedRecords:
+    """The readings that span several lines inside a quoted string; see `find_quoted_records`."""
+    wanted = not_blank(lines)
+    return find_quoted_records(lines, wanted, _is_record, escapes=True, failures_max=failures_max, looks_max=looks_max)
 
 
 def not_blank(lines: Lines) -> Booleans:

@@ -14,6 +14,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headrace.connectors.formats.interface import ScansRefused
+
 Integers = npt.NDArray[np.int64]
 Booleans = npt.NDArray[np.bool_]
 Bytes = npt.NDArray[np.uint8]
@@ -168,8 +170,20 @@ class QuotedRecords:
     incomplete_from: int
 
 
-def find_quoted_records(lines: Lines, wanted: Booleans, is_record: RecordCheck, *, escapes: bool) -> QuotedRecords:
-    """Find the records of several lines. With `escapes` a backslash may escape a quote."""
+def find_quoted_records(
+    lines: Lines,
+    wanted: Booleans,
+    is_record: RecordCheck,
+    *,
+    escapes: bool,
+    failures_max: int | None = None,
+    looks_max: int | None = None,
+) -> QuotedRecords:
+    """Find the records of several lines. With `escapes` a backslash may escape a quote.
+
+    `failures_max`: behind so many lines of a message that begin none, no more are looked at there. `looks_max`: a
+    message with more lines to look at raises ScansRefused.
+    """
     quotes = positions_of(lines.data, QUOTE)
     if not len(quotes):
         return QuotedRecords({}, lines.count)
@@ -180,16 +194,35 @@ def find_quoted_records(lines: Lines, wanted: Booleans, is_record: RecordCheck, 
         escaped = np.searchsorted(lines.newlines, positions_of(lines.data, BACKSLASH))
         suspicious[escaped[per_line[escaped] > 0]] = True
     spans: dict[int, int] = {}
-    done, incomplete_from = -1, lines.count
+    done, incomplete_from, failures, looks, end = -1, lines.count, 0, 0, -1
     for first in np.flatnonzero(suspicious & wanted).tolist():
-        if first <= done or is_record(lines.text(first)) is not None:
+        if first <= done:
             continue
-        last, reaches_end = _closing_line(lines, first, per_line > 0, is_record)
+        if first > end:
+            end, failures, looks = _last_of_message(lines, first), 0, 0
+        looks += 1
+        if looks_max is not None and looks > looks_max:
+            raise ScansRefused([0 if lines.messages is None else int(lines.messages[first])])
+        outcome = is_record(lines.text(first))
+        last, reaches_end = (
+            (None, False) if outcome is not None else _closing_line(lines, first, per_line > 0, is_record)
+        )
         if last is not None:
             spans[first] = done = last
         elif reaches_end:
             incomplete_from = min(incomplete_from, first)
+        # A line that is a record by itself is none that fails.
+        failures += last is None and not outcome
+        if failures_max is not None and failures >= failures_max:
+            done = end
     return QuotedRecords(spans, incomplete_from)
+
+
+def _last_of_message(lines: Lines, line: int) -> int:
+    """The last line of the message of a line."""
+    if lines.messages is None:
+        return lines.count - 1
+    return int(np.searchsorted(lines.messages, lines.messages[line], side="right")) - 1
 
 
 def _closing_line(lines: Lines, first: int, with_quote: Booleans, is_record: RecordCheck) -> tuple[int | None, bool]:

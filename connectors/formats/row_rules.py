@@ -21,7 +21,7 @@ from headrace.schemas.tables import ROW_TIME_MAX_NS, ROW_TIME_MIN_NS, TIME_COLUM
 Mask = npt.NDArray[np.bool_]
 NO_SUCH_TIME = "the time is at the end of int64 nanoseconds, which SQL does not have"
 # Over bytes, as RE2 reads them in Latin-1: Arrow's own check of UTF-8 gives no mask.
-_UTF_8 = (
+UTF_8 = (
     r"^(?:[\x00-\x7F]|[\xC2-\xDF][\x80-\xBF]|\xE0[\xA0-\xBF][\x80-\xBF]|[\xE1-\xEC\xEE\xEF][\x80-\xBF]{2}"
     r"|\xED[\x80-\x9F][\x80-\xBF]|\xF0[\x90-\xBF][\x80-\xBF]{2}|[\xF1-\xF3][\x80-\xBF]{3}|\xF4[\x80-\x8F][\x80-\xBF]{2})*\z"
 )
@@ -90,7 +90,7 @@ def rows_with_text(table: pa.Table) -> tuple[pa.Table, Mask, str]:
             except pa.ArrowIndexError:
                 reason = "its values are not all in its dictionary"
                 raise ArrayInvalid(f"column {name!r} is not valid: {reason}", action="write the file again") from None
-            matching = pc.match_substring_regex(texts.cast(pa.large_binary()), _UTF_8)
+            matching = pc.match_substring_regex(texts.cast(pa.large_binary()), UTF_8)
             good &= np.asarray(pc.fill_null(matching, fill_value=True))
             table = table.set_column(index, name, texts)
             names.append(repr(name))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from headrace.connectors.log.port import AppendUnknown, Log
+import threading
+
+from headrace.connectors.log.port import Appender, AppendUnknown, Log
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.framing import BASE_FORMAT, format_headers
 
@@ -37,6 +39,30 @@ def append_one(
     finally:
         appender.close()
     if not outcome:
+        raise AppendUnknown(
+            f"a record to {topic} was not confirmed in {timeout_s:g} s",
+            action="check the broker and look before trying again",
+        )
+    if isinstance(outcome[0], HeadraceError):
+        raise outcome[0]
+    return outcome[0]
+
+
+def append_with(
+    appender: Appender, topic: str, value: bytes, *, key: bytes, timeout_s: float = APPEND_TIMEOUT_S
+) -> int:
+    """Append a record by an appender that others share, and return its offset. Any thread may call it.
+
+    Raises AppendUnknown when no delivery report comes in time, or the error of the report.
+    """
+    delivered, outcome = threading.Event(), list[int | HeadraceError]()
+
+    def report(offset: int | None, error: HeadraceError | None) -> None:
+        outcome.append(error or offset or 0)
+        delivered.set()
+
+    appender.append(topic, value, key=key, headers=format_headers(), on_delivery=report)
+    if not delivered.wait(timeout_s):
         raise AppendUnknown(
             f"a record to {topic} was not confirmed in {timeout_s:g} s",
             action="check the broker and look before trying again",

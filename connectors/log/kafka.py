@@ -74,11 +74,12 @@ class KafkaLog:
         self._lock = threading.Lock()
         self.bootstrap = bootstrap
 
-    def create_topic(self, topic: str, settings: Mapping[str, str], *, copies: int = 0) -> None:
+    def create_topic(self, topic: str, settings: Mapping[str, str], *, copies: int = 0, partitions: int = 1) -> None:
         """See Log; `settings` are Kafka topic settings."""
         # With LogAppendTime a broker expires records by their arrival, not by the age of their rows.
         config = {"message.timestamp.type": "LogAppendTime", "max.message.bytes": str(RECORD_BYTES_MAX), **settings}
-        self._admin.call(topic, lambda client: kafka_topics.create_topic(client, topic, config, copies), exists=False)
+        wanted = kafka_topics.NewLog(topic, config, copies, partitions)
+        self._admin.call(topic, lambda client: kafka_topics.create_topic(client, wanted), exists=False)
         self._await_topic(topic)
 
     def configuration(self, topic: str) -> TopicConfiguration:

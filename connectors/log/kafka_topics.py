@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource  # type: ignore[attr-defined]
@@ -16,9 +17,20 @@ _REFUSED = {KafkaError.INVALID_CONFIG, KafkaError.POLICY_VIOLATION}
 BROKERS_DEFAULT = -1
 
 
-def create_topic(client: AdminClient, topic: str, settings: Mapping[str, str], copies: int) -> None:
-    """Create a topic of one partition. Raises KafkaException, TopicSettingsRefused, LogUnavailable."""
-    wanted = NewTopic(topic, 1, copies or BROKERS_DEFAULT, config=dict(settings))
+@dataclass(frozen=True, slots=True)
+class NewLog:
+    """A topic that is wanted; `copies` 0 = the brokers' default."""
+
+    topic: str
+    settings: Mapping[str, str]
+    copies: int = 0
+    partitions: int = 1
+
+
+def create_topic(client: AdminClient, new: NewLog) -> None:
+    """Create a topic. Raises KafkaException, TopicSettingsRefused, LogUnavailable."""
+    topic, settings, copies = new.topic, new.settings, new.copies
+    wanted = NewTopic(topic, new.partitions, copies or BROKERS_DEFAULT, config=dict(settings))
     try:
         client.create_topics([wanted], request_timeout=REQUEST_TIMEOUT_S)[topic].result(ANSWER_TIMEOUT_S)
     except KafkaException as error:

@@ -82,7 +82,7 @@ class MemoryLog:
         self.settings_changeable = True
 
     def create_topic(self, topic: str, settings: Mapping[str, str], *, copies: int = 0, partitions: int = 1) -> None:
-        """See Log; `partitions` as an operator might create it, of which only the first one is used."""
+        """See Log; only the first partition is used."""
         with self._changed:
             created = _Topic(uuid.uuid4().hex, partitions=partitions, copies=copies or 1)
             created.settings = {**DEFAULT_SETTINGS, **settings}

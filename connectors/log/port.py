@@ -202,11 +202,11 @@ class Appender(Protocol):
 class Log(Protocol):
     """All topics of one log service."""
 
-    def create_topic(self, topic: str, settings: Mapping[str, str], *, copies: int = 0) -> None:
-        """Create a topic of one partition; one that exists is left as it is.
+    def create_topic(self, topic: str, settings: Mapping[str, str], *, copies: int = 0, partitions: int = 1) -> None:
+        """Create a topic; one that exists is left as it is.
 
-        `copies`: how many brokers hold it, 0 = the default of the log service. Raises AccessDenied,
-        TopicSettingsRefused, LogUnavailable.
+        `copies`: how many brokers hold it, 0 = the default of the log service. A log has one partition; those whose
+        order matters within a key alone may have more. Raises AccessDenied, TopicSettingsRefused, LogUnavailable.
         """
         ...
 

@@ -86,6 +86,32 @@ STATUS: TopicSettings = MappingProxyType(
         "max.message.bytes": TopicSetting(str(RECORD_BYTES_MAX), "statuses are refused", ENVELOPE_BYTES_MAX),
     }
 )
+SYNC_OWNER = MEMBERSHIP
+SYNC_MANIFEST: TopicSettings = MappingProxyType(
+    {
+        **_KEPT,
+        # A manifest is needed until its file has a verdict; a receiver that was away for longer gets it again.
+        "retention.ms": TopicSetting("604800000", "manifests are gone before they are read", 3_600_000),
+        "max.message.bytes": TopicSetting(str(RECORD_BYTES_MAX), "large manifests are refused", SMALL_RECORD_BYTES_MAX),
+    }
+)
+SYNC_CHUNK: TopicSettings = MappingProxyType(
+    {
+        **SYNC_MANIFEST,
+        # Chunks that are gone are sent again, so the disk of the broker decides, not correctness.
+        "retention.ms": TopicSetting("86400000", free=True),
+        "retention.bytes": TopicSetting("-1", free=True),
+        "max.message.bytes": TopicSetting(str(RECORD_BYTES_MAX), "chunks are refused", 2 * 1024 * 1024),
+    }
+)
+SYNC_VERDICT: TopicSettings = MappingProxyType(
+    {
+        # The newest verdict of a file is kept for ever: a sender that lost its state reads them.
+        "cleanup.policy": TopicSetting("compact", "verdicts are deleted, and files are sent twice"),
+        "message.timestamp.type": _TIMES,
+        "max.message.bytes": TopicSetting(str(RECORD_BYTES_MAX), "large verdicts are refused", ENVELOPE_BYTES_MAX),
+    }
+)
 # Created by ingest; whoever reads dead letters may keep them for less long.
 DEAD_LETTERS: TopicSettings = MappingProxyType(
     {name: TopicSetting(setting.value, free=True) for name, setting in _KEPT.items()}

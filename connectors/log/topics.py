@@ -61,6 +61,26 @@ class Topics:
         header = prefix.removeprefix(f"{self.cluster}.forward.")
         return (header, int(birth)) if header != prefix and birth.isascii() and birth.isdigit() else None
 
+    @property
+    def sync_manifest(self) -> str:
+        """What senders of other stores are about to send."""
+        return f"{self.cluster}.sync.manifest"
+
+    @property
+    def sync_chunk(self) -> str:
+        """The bytes of their files."""
+        return f"{self.cluster}.sync.chunk"
+
+    @property
+    def sync_verdict(self) -> str:
+        """What was decided about each file."""
+        return f"{self.cluster}.sync.verdict"
+
+    @property
+    def sync_owner(self) -> str:
+        """Which sender owns which devices."""
+        return f"{self.cluster}.sync.owner"
+
     def ingest(self, name: str) -> str:
         """A raw topic of the users."""
         return f"{self.cluster}.ingest.{name}"

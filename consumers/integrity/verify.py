@@ -11,13 +11,17 @@ class MemberEvidence:
     """One member's chain at the compared version, and its segments up to the compared frontier.
 
     `stored_version` is the newest record whose jobs are done, -1 while one is running. Only members with
-    equal ones have the same set of files.
+    equal ones have the same set of files. A member that has none to compare with has read its files and the end of
+    its log: so many, and what was `wrong`.
     """
 
     node: str
     chain: str
     digests: Mapping[str, str]
     stored_version: int = 0
+    files_read: int = 0
+    records_read: int = 0
+    wrong: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +29,7 @@ class GroupVerdict:
     """The comparison of one group.
 
     `differences` is empty when all members that answered hold equal data; `missing` names those that are down
-    or late.
+    or late. `files_read` and `records_read` are those of a group with one member, see MemberEvidence.
     """
 
     group: str
@@ -35,6 +39,8 @@ class GroupVerdict:
     members: tuple[str, ...]
     missing: tuple[str, ...] = ()
     differences: tuple[str, ...] = field(default=())
+    files_read: int = 0
+    records_read: int = 0
 
     @property
     def ok(self) -> bool:
@@ -48,7 +54,7 @@ def compare(
     """Compare every member with the first one."""
     # Segments are compared by content digest. Their bytes are equal only within one version of the Parquet
     # library, and members of a rolling upgrade must not be reported as different.
-    differences: list[str] = []
+    differences = [f"{member.node}: {text}" for member in evidence for text in member.wrong]
     first = evidence[0] if evidence else None
     for other in evidence[1:]:
         assert first is not None
@@ -66,6 +72,8 @@ def compare(
         tuple(member.node for member in evidence),
         tuple(missing),
         tuple(differences),
+        sum(member.files_read for member in evidence),
+        sum(member.records_read for member in evidence),
     )
 
 

@@ -65,9 +65,9 @@ class LocalLog:
                 self._opened = _Opened(self._directory, self._clock_ms, self._files)
             return self._opened
 
-    def create_topic(self, topic: str, settings: Mapping[str, str], *, copies: int = 0) -> None:
-        """See Log; there is one copy."""
-        del copies
+    def create_topic(self, topic: str, settings: Mapping[str, str], *, copies: int = 0, partitions: int = 1) -> None:
+        """See Log; there is one copy, of one partition."""
+        del copies, partitions
         self._open.store.create(topic, settings)
 
     def configuration(self, topic: str) -> TopicConfiguration:

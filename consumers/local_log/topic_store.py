@@ -1,7 +1,8 @@
 """The topics of a local log and their records, in one write-ahead log. One lock orders every change.
 
-A record is readable once it is synced: `end` moves only then. Offsets have no gaps. Each method that changes something
-is one transaction, or several of which each leaves a state that `recover` completes:
+A record is readable once it is written, and synced unless its topic is compacted: `end` moves only then. Offsets have
+no gaps. Each method that changes something is one transaction, or several of which each leaves a state that `recover`
+completes:
 
 1. Removal of records from the beginning: `begin` moves in the transaction that removes them, a part at a time. Crash:
    the rest is still there, and can be removed again.
@@ -32,6 +33,7 @@ from headrace.consumers.wal import BytesSerde, Delete, LogDamaged, LogFailed, Pu
 REMOVED_RECORDS_MAX = 10_000
 """Records that one transaction removes: a longer one would hold up appends."""
 CHECKPOINT_BYTES = 64 << 20
+CLEANUP_SETTING, COMPACTED = "cleanup.policy", "compact"
 READ_BYTES_MAX = 32 << 20
 """Bytes of values that one call reads, at least one record."""
 
@@ -136,6 +138,9 @@ class TopicStore:
             try:
                 stored = self._wal.get(description.record_key(offset))
                 if stored is None:
+                    # A status that was not synced when a sync failed: the log has dropped it. Newer ones come behind it.
+                    if _is_compacted(description):
+                        continue
                     break
                 found.append(decode_record(name, offset, stored[1]))
             except LogDamaged as error:
@@ -178,18 +183,23 @@ class TopicStore:
     def append(self, records: Sequence[NewRecord]) -> list[int]:
         """Append records as one transaction, and make them readable; their offsets.
 
-        Raises TopicMissing, `UpdateFailed` (nothing is written), `DurabilityUnknown`, `LogFailed`.
+        Synced, unless each of them is of a topic in which only the newest record of a key counts. Raises TopicMissing,
+        `UpdateFailed` (nothing is written), `DurabilityUnknown`, `LogFailed`.
         """
         with self._writing:
             now_ms, ends, puts, offsets = self._clock_ms(), dict[str, int](), list[Put[object]](), list[int]()
+            # Statuses: nobody reads those of before a crash, whose node sends its own again. Their syncs were all that
+            # an idle node did. The next synced transaction makes them durable as well.
+            sync = False
             for record in records:
                 stored = self.topic(record.topic)
+                sync = sync or not _is_compacted(stored.description)
                 offset = ends.get(record.topic, stored.end)
                 pair = encode_record(stored.description, offset, now_ms, record.key, record.value, record.headers)
                 puts.append(Put(pair))
                 offsets.append(offset)
                 ends[record.topic] = offset + 1
-            self._write(puts)
+            self._write(puts, sync=sync)
             with self._changed:
                 for name, end in ends.items():
                     self._topics[name].end = end
@@ -253,12 +263,16 @@ class TopicStore:
             self._remove_part(stored, stored.end)
         self._write((Delete(stored.description.key),))
 
-    def _write(self, changes: Iterable[Put[object] | Delete[bytes]]) -> None:
-        """One synced transaction. A log that failed earlier is first brought back to what is durable."""
+    def _write(self, changes: Iterable[Put[object] | Delete[bytes]], *, sync: bool = True) -> None:
+        """One transaction. A log that failed earlier is first brought back to what is durable."""
         try:
-            self._wal.update(changes, sync=True)
+            self._wal.update(changes, sync=sync)
         except LogFailed:
             # Nothing of it was written. What the failed sync was about was reported as unknown and never readable,
             # and the checkpoint removes it.
             self._wal.checkpoint()
-            self._wal.update(changes, sync=True)
+            self._wal.update(changes, sync=sync)
+
+
+def _is_compacted(description: TopicDescription) -> bool:
+    return COMPACTED in description.settings.get(CLEANUP_SETTING, "")

@@ -15,6 +15,7 @@ from headrace.consumers.membership.ring import NodeExists, RingNode
 from headrace.consumers.membership.running_change import Phase, RunningChange
 from headrace.consumers.membership.slot_table import SlotTable
 from headrace.consumers.replication.failure_detector import FailureDetector
+from headrace.schemas.durations import age_text
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.membership_records import MEMBERSHIP_CHANGE_FORMAT, Change, ChangeKind
 from headrace.schemas.messages import Leadership
@@ -95,13 +96,14 @@ class ChangeRequest:
 class NodesView:
     """What statuses show: who is online, the format that each of them reads, and every store that waits to join.
 
-    `carriers` are the nodes that carry out changes.
+    `carriers` are the nodes that carry out changes. `silent_ms` has nodes that have sent statuses and do so no more.
     """
 
     online: frozenset[str]
     formats: Mapping[str, int] = field(default_factory=dict)
     joiners: Sequence[Joiner] = ()
     carriers: frozenset[str] = frozenset()
+    silent_ms: Mapping[str, int] = field(default_factory=dict)
 
 
 def nodes_view(table: SlotTable, statuses: FailureDetector, present: Sequence[Presence] | None = None) -> NodesView:
@@ -118,7 +120,7 @@ def nodes_view(table: SlotTable, statuses: FailureDetector, present: Sequence[Pr
         if each.node not in table.nodes
     ]
     carriers = {each.node for each in present if each.changes} - {each.node for each in present if not each.changes}
-    return NodesView(frozenset(formats), formats, joiners, frozenset(carriers))
+    return NodesView(frozenset(formats), formats, joiners, frozenset(carriers), statuses.absences())
 
 
 def plan_change(
@@ -250,9 +252,13 @@ def _check_joiner(planned: RunningChange, nodes: NodesView) -> str:
     """The store of the node that joins."""
     found = {joiner.store: joiner for joiner in nodes.joiners if joiner.node == planned.node}
     if not found:
-        raise NodeUnreachable(
-            f"node {planned.node} has sent no status", action=f"start it: headrace node run --id {planned.node}"
+        silent_ms = nodes.silent_ms.get(planned.node)
+        why = (
+            "has sent no status"
+            if silent_ms is None
+            else f"is not running, its last status came {age_text(silent_ms / 1_000)} ago"
         )
+        raise NodeUnreachable(f"node {planned.node} {why}", action=f"start it: headrace node run --id {planned.node}")
     if len(found) > 1:
         raise NodeExists(
             f"{len(found)} data directories have the id {planned.node}", action="give each node an id of its own"

@@ -110,7 +110,10 @@ class ChangeTasks:
         clock: Clock = SYSTEM_CLOCK,
         copies: CopiesAhead | None = None,
     ) -> None:
-        """`copies` has who copies files of the groups of this node ahead; nobody does without it."""
+        """`copies` has who copies files of the groups of this node ahead; nobody does without it.
+
+        `reports` counts the first phases that were reported.
+        """
         self._copies = copies
         self._log = log
         self._topics = topics
@@ -124,7 +127,7 @@ class ChangeTasks:
         self._sealing: dict[str, _Sealing] = {}
         self._senders: dict[str, HandOverSender] = {}
         self._appender: Appender | None = None
-        self._reports = 0
+        self.reports = 0
 
     def turn(self, topic: str, group: Group, leadership: Leadership) -> bool:
         """See GroupChangeTasks."""
@@ -239,9 +242,9 @@ class ChangeTasks:
         if not self._new_members_follow(group, change):
             return
         done = PreDone(change.number, group.name, leadership.node, leadership.epoch, group.applied.version)
-        self._reports += 1
+        self.reports += 1
         # Unlike those of the metadata group, which waits for the records of its own names.
-        writer = f"{self._heartbeats.node}/{self._heartbeats.incarnation}/pre-done/{self._reports}"
+        writer = f"{self._heartbeats.node}/{self._heartbeats.incarnation}/pre-done/{self.reports}"
         self._reported[topic] = change.number, self._clock.monotonic_s() + READ_BACK_TIMEOUT_S
         if self._appender is None:
             self._appender = self._log.appender()

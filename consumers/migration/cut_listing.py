@@ -14,12 +14,13 @@ from typing import Any
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.group_changes import HandOverPosition
 from headrace.schemas.message_rules import check_body
-from headrace.schemas.messages import CarriedDelete, Leadership, Load, load_identity
+from headrace.schemas.messages import CarriedDelete, Leadership, Load, SyncedRows, load_identity
 from headrace.schemas.series import slot_of
 
 NOBODY = Leadership(0, "", "")
 """The leadership of a load that nobody has appended."""
 _UNSENT = ("leadership", "origin", "held_since")
+_OF_SYNC = ("sender", "order", "settled", "stores", "synced", "loaded_era", "loaded_version")
 
 
 class ListingInvalid(HeadraceError):
@@ -112,7 +113,8 @@ def _slot(load: Load, slots_total: int) -> int:
 
 def _file(load: Load) -> dict[str, Any]:
     values = asdict(load)
-    for name in _UNSENT:
+    # An earlier build reads the list of files without rows of sync senders.
+    for name in (*_UNSENT, *(() if load.has_sync else _OF_SYNC)):
         del values[name]
     return values | {"content_digest": load.content_digest.hex()}
 
@@ -123,4 +125,6 @@ def _load(file: Mapping[str, Any], origin: str, held_since: int) -> Load:
         for each in file["deletes"]
     )
     given = {**file, "content_digest": bytes.fromhex(file["content_digest"]), "deletes": tuple(deletes)}
+    given["stores"] = tuple(file.get("stores", ()))
+    given["synced"] = tuple(SyncedRows(**each) for each in file.get("synced", ()))
     return Load(**given, leadership=NOBODY, origin=origin, held_since=held_since)

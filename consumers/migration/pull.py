@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from headrace.consumers.migration.cut_listing import CutListing
 from headrace.consumers.migration.slot_pull import Pair, PullDecision, PullState, covered
 from headrace.consumers.replication.group import Group
+from headrace.consumers.store import SegmentEntry
 from headrace.schemas.messages import Load
 
 
@@ -47,9 +48,9 @@ def missing_loads(listing: CutListing, group: Group) -> dict[bytes, Load]:
     if not missing:
         return missing
     # A group forgets its oldest loads, so the catalogue is asked too: a list may be longer than that memory.
-    present: dict[tuple[str, str, int, int], list[tuple[int, int, int]]] = {}
+    present: dict[tuple[str, str, int, int], list[SegmentEntry]] = {}
     for entry in (*group.store.segments(), *group.store.awaited()):
-        present.setdefault(entry.location, []).append((entry.era, entry.first_version, entry.last_version))
+        present.setdefault(entry.location, []).append(entry)
     return {identity: load for identity, load in missing.items() if not covered(load, present)}
 
 

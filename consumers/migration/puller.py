@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Executor
 from contextlib import contextmanager, suppress
 
@@ -84,6 +84,8 @@ class SlotPuller:
         self._urgent: Counter[tuple[str, int]] = Counter()
         self._changed = threading.Condition()
         self.figures = PullFigures()
+        self.keeps_uploads: Callable[[Group], bool] = lambda _group: False
+        """Whether files of senders are staged for a group, which a record may still name."""
 
     def start(self) -> None:
         """Begin."""
@@ -281,7 +283,7 @@ class SlotPuller:
             # A member that leaves the group needs none: nobody reads them there any more. Neither does one whose data
             # is about to be replaced: the other members may not have these files.
             if not awaited or group.health.is_wrong or self._environment.node not in self._members(group):
-                if not self._keeps_staged(group.birth_key):
+                if not self._keeps_staged(group.birth_key) and not self.keeps_uploads(group):
                     self.files.sweep(topic, group)
                 continue
             table = self._environment.state.table

@@ -13,6 +13,7 @@ from enum import StrEnum
 
 from headrace.consumers.membership.running_change import RunningChange
 from headrace.consumers.migration.cut_listing import CutListing
+from headrace.consumers.store import SegmentEntry
 from headrace.schemas.group_changes import BEGINNING, GroupKey, HandOverPosition
 from headrace.schemas.messages import Load
 
@@ -130,15 +131,21 @@ def donors_of(change: RunningChange, pair: Pair, node: str) -> tuple[str, ...]:
     return (node, *(each for each in order if each != node)) if node in order else tuple(order)
 
 
-def covered(load: Load, present: Mapping[tuple[str, str, int, int], Sequence[tuple[int, int, int]]]) -> bool:
-    """Whether a catalogue has the rows of a load, perhaps in a file that was merged since.
-
-    `present` has (era, first, last version) of the files of each location.
-    """
+def covered(load: Load, present: Mapping[tuple[str, str, int, int], Sequence[SegmentEntry]]) -> bool:
+    """Whether a catalogue has the rows of a load, perhaps in a file that was merged since; by location."""
     found = present.get((load.database, load.table, load.slice_number, load.bucket), ())
-    return any(
-        era == load.era and first <= load.first_version and load.last_version <= last for era, first, last in found
-    )
+    return any(_covers(entry, load) for entry in found)
+
+
+def _covers(entry: SegmentEntry, load: Load) -> bool:
+    within = entry.first_version <= load.first_version and load.last_version <= entry.last_version
+    if entry.era != load.era or not within:
+        return False
+    if entry.order:
+        return entry.order == load.order
+    # Files of sync senders are at versions that another file may end with: only one with their rows has them.
+    known = {rows.sender: rows.order for rows in entry.synced}
+    return all(known.get(rows.sender, "") >= rows.order for rows in load.synced)
 
 
 def is_reported(change: RunningChange, node: str, slots: Iterable[int]) -> bool:

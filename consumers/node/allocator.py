@@ -1,4 +1,4 @@
-"""Keeps freed memory in a node's process for some time.
+"""Keeps freed memory in a node's process for some time, or does the opposite for a node without Kafka.
 
 A node fills and frees the same hundreds of MB again and again. Memory that was returned to the system comes
 back as pages to be zeroed, one fault each, under a lock of the process that all its threads share: 7 % of a
@@ -13,7 +13,8 @@ import os
 GIVE_BACK_INTERVAL_S = 60.0
 _PURGE_DELAY_MS = 10_000
 _KEPT_BYTES_MAX = 1 << 30
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
+_SMALL_ARENAS, _SMALL_KEPT_BYTES = 2, 128 * 1024
 
 
 def keep_freed() -> None:
@@ -31,6 +32,22 @@ def keep_freed() -> None:
     if mallopt is not None:
         mallopt(_M_MMAP_THRESHOLD, ctypes.c_int(_KEPT_BYTES_MAX))
         mallopt(_M_TRIM_THRESHOLD, ctypes.c_int(_KEPT_BYTES_MAX))
+
+
+def stay_small() -> None:
+    """Let the allocators return freed memory, and share few arenas: for a node on a small machine.
+
+    Settings in the environment win. Must be called before pyarrow and polars are loaded.
+    """
+    # An edge node with 1,600 writers had a peak of 341 MB with these, and 381 MB with `keep_freed`.
+    os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
+    os.environ.setdefault("POLARS_MAX_THREADS", "1")
+    if any(name.startswith("MALLOC_") or name == "GLIBC_TUNABLES" for name in os.environ):
+        return
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_ARENA_MAX, ctypes.c_int(_SMALL_ARENAS))
+        mallopt(_M_TRIM_THRESHOLD, ctypes.c_int(_SMALL_KEPT_BYTES))
 
 
 def give_back() -> None:

@@ -37,6 +37,7 @@ from headrace.consumers.replication.log_consumer import RECEIPTS_MAX
 from headrace.consumers.replication.log_prefix import Cursor
 from headrace.consumers.store import Store, StoreDamaged, encoding_threads
 from headrace.consumers.store.segment_files import path_component
+from headrace.consumers.sync.centres import Centres
 from headrace.consumers.wal import LogDamaged
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.group_changes import GroupKey
@@ -72,6 +73,8 @@ class LocalGroups:
         self._schema_log = schema_log
         self._heartbeat = heartbeat
         self._settings = settings
+        # Before any store: their upkeep waits for these.
+        self.centres = Centres(directory)
         self._foundings: dict[str, Founding] = {}
         self.keys: dict[str, GroupKey] = {}
         for key, founding in wanted.items():
@@ -173,7 +176,7 @@ class LocalGroups:
         """A group with its store as it is on the disk, not started. The caller discards the one before it."""
         key = group_name(self.keys[topic])
         try:
-            store = Store.open(self.directory, key, self._settings, self._encoders)
+            store = Store.open(self.directory, key, self._settings, self._encoders, self.centres)
         except StoreDamaged as error:
             # Set aside and not deleted, since it may be the last copy. The journal alone would leave a hole
             # before its first record, so it goes as well, and the group recovers like one with an empty
@@ -185,7 +188,7 @@ class LocalGroups:
                 f"the store of group {key} was damaged ({error.message}); "
                 f"it is kept in {aside.relative_to(self.directory)}, and the group recovers"
             )
-            store = Store.open(self.directory, key, self._settings, self._encoders)
+            store = Store.open(self.directory, key, self._settings, self._encoders, self.centres)
         header = self.keys[topic].group
         group = Group(header, self._foundings[topic], store, self._schema_log, self._settings, self._on_sealed)
         self._open_groups.append(group)

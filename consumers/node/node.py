@@ -19,7 +19,6 @@ from headrace.connectors.clock import SYSTEM_CLOCK, Moment
 from headrace.connectors.files import DirectoryLock, create_directories
 from headrace.connectors.log.port import Log
 from headrace.connectors.log.topics import Topics
-from headrace.connectors.periodic import PeriodicTask
 from headrace.consumers.integrity.divergence_monitor import DivergenceMonitor
 from headrace.consumers.integrity.scrubber import Scrubber
 from headrace.consumers.membership.changes import MembershipState
@@ -50,6 +49,7 @@ from headrace.consumers.node.settings import ServerSettings
 from headrace.consumers.node.slot_pulls import SlotMigration
 from headrace.consumers.node.software import installed_version
 from headrace.consumers.node.status_report import node_figures, node_status
+from headrace.consumers.node.sync_source import edge_store, snapshot_expiry
 from headrace.consumers.query.engine import QueryEngine
 from headrace.consumers.query.group_scanner import GroupScanner
 from headrace.consumers.query.remote_rows import RemoteRows
@@ -68,8 +68,6 @@ from headrace.consumers.serve.server import Server, reserve_address
 from headrace.consumers.serve.snapshots import SnapshotRegistry
 from headrace.consumers.store.store_directory import SEGMENTS_DIRECTORY
 from headrace.schemas.records import Role
-
-SNAPSHOT_EXPIRY_INTERVAL_S = 1.0
 
 
 class Node:
@@ -196,10 +194,9 @@ class Node:
         self.scrubber = Scrubber(groups, settings.store, self.supervisor, SYSTEM_CLOCK)
         self.placement = placement_task(self, self._local, self._follower)
         self.placement.on_table, self.placement.on_exile = self._use_table, self._exile
-        self._requests = GroupRequests(
-            groups, self.identity, self.readiness, self.leader_tasks, self.supervisor, self.snapshots, self.schema_log
-        )
-        self._snapshot_expiry = PeriodicTask("snapshot-expiry", SNAPSHOT_EXPIRY_INTERVAL_S, self.snapshots.expire)
+        self.requests = GroupRequests(self)
+        self.edge = edge_store(self, self._local.centres)
+        self._snapshot_expiry = snapshot_expiry(self)
         self._build_queries()
 
     def _build_queries(self) -> None:
@@ -300,23 +297,19 @@ class Node:
 
         Raises NotLeader, SealUnconfirmed.
         """
-        return self._requests.seal(group_name)
-
-    def evidence(self, group_name: str, version: int, sealed_version: int) -> dict[str, Any]:
-        """The chain after a record, and the digests of the segments that end at or below a version."""
-        return self._requests.evidence(group_name, version, sealed_version)
+        return self.requests.seal(group_name)
 
     def files(self, database: str, table: str) -> dict[str, Any]:
         """The segments of a table."""
-        return self._requests.files(database, table)
+        return self.requests.files(database, table)
 
     def accept_gap(self, group_name: str, resume_offset: int | None) -> dict[str, Any]:
         """Accept that the log of a group lost records for good. Raises GapRefused."""
-        return self._requests.accept_gap(group_name, resume_offset)
+        return self.requests.accept_gap(group_name, resume_offset)
 
     def make_snapshot(self, group_name: str) -> Snapshot:
         """The files of a group that is in sync here, for another member. Raises SnapshotRefused."""
-        return self._requests.make_snapshot(group_name)
+        return self.requests.make_snapshot(group_name)
 
     # Events of the consuming thread, see LogConsumerListener.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from headrace.connectors.log.kafka import KafkaLog
 from headrace.connectors.log.port import Log
 from headrace.consumers.local_log import LocalLog
 from headrace.consumers.membership.ring import ClusterInvalid
@@ -16,6 +15,9 @@ def node_log(settings: ServerSettings) -> Log:
     """The log of the settings; nothing is opened yet. Raises ClusterInvalid."""
     node = settings.node
     if not node.has_local_log:
+        # A node without Kafka does not load its client: 13 MB.
+        from headrace.connectors.log.kafka import KafkaLog
+
         return KafkaLog(settings.cluster.bootstrap, settings.kafka)
     if node.members != (node.id,) or node.replication_factor != 1:
         raise ClusterInvalid(

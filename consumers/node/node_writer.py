@@ -15,14 +15,14 @@ from headrace.connectors.log.topics import Topics
 from headrace.consumers.membership.routing import open_routing
 from headrace.consumers.membership.schema_log import SchemaLog
 from headrace.consumers.replication.heartbeat import StatusWatch
-from headrace.consumers.serve.write_api import WriteFigures, WrittenRows
+from headrace.consumers.serve.write_api import WriteFigures, WriteOptions, WrittenRows
 from headrace.producers.cluster import Cluster
-from headrace.producers.deletes import delete_rows
+from headrace.producers.deletes import delete_rows, drop_table, set_retention
 from headrace.producers.group_writer import GroupWriter, GroupWriterStatistics
 from headrace.producers.line_requests import LineAnswer, LineRequest
 from headrace.producers.settings import WriteSettings
 from headrace.producers.writer import TableWriter, WriterClosed, WriterSettings, normal_rows
-from headrace.schemas.tables import TIME_COLUMN, TimeResolution
+from headrace.schemas.tables import TIME_COLUMN, Catalogue, TableSchema, TimeResolution
 
 OPEN_TIMEOUT_S = 10.0
 
@@ -52,14 +52,14 @@ class NodeWriter:
         with self._lock:
             if self._groups is None:
                 waiting_bytes_max = self.settings.http_waiting_mb_max * 1_000_000
-                self._groups = GroupWriter(cluster, self._writer_settings(), waiting_bytes_max)
+                self._groups = GroupWriter(cluster, self._writer_settings(WriteOptions()), waiting_bytes_max)
         return self._groups.submit(request)
 
     def write(
-        self, database: str, table: str, rows: pa.Table, tags: Collection[str], quorum: int | None
+        self, database: str, table: str, rows: pa.Table, tags: Collection[str], options: WriteOptions
     ) -> WrittenRows:
         """See WriteApi."""
-        writer = TableWriter(self._open(), database, table, self._writer_settings(quorum))
+        writer = TableWriter(self._open(), database, table, self._writer_settings(options))
         with writer:
             writer.write(rows, tags)
         return WrittenRows(writer.written.rows, writer.written.points, writer.newest())
@@ -71,10 +71,29 @@ class NodeWriter:
         tags: Mapping[str, str | list[str]],
         start: int | str | None,
         end: int | str | None,
+        quorum: int | None,
     ) -> Mapping[str, int]:
         """See WriteApi."""
-        cluster = self._open()
-        return delete_rows(cluster, database, table, tags, _ns(start), _ns(end), self._writer_settings())
+        settings = self._writer_settings(WriteOptions(quorum))
+        return delete_rows(self._open(), database, table, tags, _ns(start), _ns(end), settings)
+
+    def drop(self, database: str, table: str, quorum: int | None) -> Mapping[str, int]:
+        """See WriteApi."""
+        return drop_table(self._open(), database, table, self._writer_settings(WriteOptions(quorum)))
+
+    def set_retention(self, database: str, table: str, keep_ns: int | None) -> TableSchema:
+        """See WriteApi."""
+        return set_retention(self._open(), database, table, keep_ns)
+
+    def create_database(self, database: str) -> None:
+        """See WriteApi."""
+        self._open().tables.ensure_database(database)
+
+    def schemas(self) -> Catalogue:
+        """See WriteApi."""
+        tables = self._open().tables
+        tables.refresh()
+        return tables.catalogue
 
     def close(self) -> None:
         """Write what waits for a moment, and take no more."""
@@ -107,13 +126,14 @@ class NodeWriter:
             self._opened = undo.pop_all()
         return Cluster(self._log, self._topics, routing, tables, watch, appender)
 
-    def _writer_settings(self, quorum: int | None = None) -> WriterSettings:
+    def _writer_settings(self, options: WriteOptions) -> WriterSettings:
         ours = self.settings
         return WriterSettings(
-            ours.quorum if quorum is None else quorum,
-            ours.quorum_timeout_ms,
+            ours.quorum if options.quorum is None else options.quorum,
+            ours.quorum_timeout_ms if options.quorum_timeout_ms is None else options.quorum_timeout_ms,
             ours.compression,
-            resolution=TimeResolution(ours.time_resolution),
+            resolution=options.resolution or TimeResolution(ours.time_resolution),
+            resolution_required=options.resolution_required,
         )
 
 

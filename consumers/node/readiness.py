@@ -179,7 +179,16 @@ class Readiness:
             return "it begins with the next slot table"
         if not self.caught_up(topic):
             return self._log_progress[topic].reason(self._log_consumer.position(topic), self._ends[topic])
-        return ""
+        return self._awaited_of_senders(topic)
+
+    def _awaited_of_senders(self, topic: str) -> str:
+        # Files of moved slots are not among them: queries know which slots these are, and ask the donor.
+        awaited = sum(bool(entry.synced and not entry.held_since) for entry in self._groups[topic].store.awaited())
+        if not awaited:
+            return ""
+        files = "a file" if awaited == 1 else f"{awaited} files"
+        why = self.pulling_reason(self._groups[topic].name)
+        return f"it fetches {files} of senders from other members{f': {why}' if why else ''}"
 
     def ready(self) -> tuple[bool, list[str]]:
         """Whether every group here serves, and the reasons why not."""

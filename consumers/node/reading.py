@@ -18,4 +18,7 @@ def cluster_source(
     """Every row of the cluster. Logs are named by their topics, also those of groups that have ended."""
     group_topics = LogTopics(log, topics)
     names = LogNames(topics, EndedLogs(lambda: follower.state, group_topics.is_deleted))
-    return ClusterSource(local, remote, group_topics, follower.look_soon, names)
+    source = ClusterSource(local, remote, group_topics, follower.look_soon, names)
+    source.note_ended(follower.state.ended)
+    follower.subscribe(lambda state: source.note_ended(state.ended))
+    return source

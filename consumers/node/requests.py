@@ -5,10 +5,15 @@ Each is refused unless the group is in a state to serve it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from base64 import b64encode
+from typing import Any, Protocol
 
+from headrace.connectors.log.port import Log
+from headrace.connectors.log.topics import Topics
+from headrace.consumers.integrity.own_evidence import own_evidence
+from headrace.consumers.membership.metadata_group import MetadataGroup
 from headrace.consumers.membership.schema_log import SchemaLog
+from headrace.consumers.membership.slot_table import SlotTable
 from headrace.consumers.node.data_directory import Identity
 from headrace.consumers.node.readiness import Readiness
 from headrace.consumers.query.query_errors import SlotNotHeld
@@ -17,9 +22,11 @@ from headrace.consumers.recovery.log_gap import GapRefused, gap_document
 from headrace.consumers.recovery.supervisor import RecoverySupervisor
 from headrace.consumers.replication.group import Group
 from headrace.consumers.replication.group_health import State
+from headrace.consumers.replication.group_registry import GroupRegistry
 from headrace.consumers.replication.leader_tasks import LeaderTasks, NotLeader
 from headrace.consumers.serve.snapshots import SnapshotRefused, SnapshotRegistry
 from headrace.schemas.errors import StateUnknown
+from headrace.schemas.records import encode_status
 from headrace.schemas.tables import DEFAULT_SLICE_NS
 
 SEAL_TIMEOUT_S = 30.0
@@ -29,26 +36,35 @@ class SealUnconfirmed(StateUnknown):
     """A seal that was appended and not read back in time."""
 
 
+class RequestParts(Protocol):
+    """The parts of a node that its requests need."""
+
+    log: Log
+    topics: Topics
+    identity: Identity
+    groups: GroupRegistry
+    readiness: Readiness
+    leader_tasks: LeaderTasks
+    supervisor: RecoverySupervisor
+    snapshots: SnapshotRegistry
+    schema_log: SchemaLog
+    metadata: MetadataGroup
+
+
 class GroupRequests:
     """Safe to share between threads: each request looks at the group that is there when it begins."""
 
-    def __init__(
-        self,
-        groups: Mapping[str, Group],
-        identity: Identity,
-        readiness: Readiness,
-        leader_tasks: LeaderTasks,
-        supervisor: RecoverySupervisor,
-        snapshots: SnapshotRegistry,
-        schema_log: SchemaLog,
-    ) -> None:
-        self._groups = groups
-        self._identity = identity
-        self._readiness = readiness
-        self._leader_tasks = leader_tasks
-        self._supervisor = supervisor
-        self._snapshots = snapshots
-        self._schema_log = schema_log
+    def __init__(self, node: RequestParts) -> None:
+        self._groups = node.groups
+        self._identity = node.identity
+        self._readiness = node.readiness
+        self._leader_tasks = node.leader_tasks
+        self._supervisor = node.supervisor
+        self._snapshots = node.snapshots
+        self._schema_log = node.schema_log
+        self._log = node.log
+        self._topics = node.topics
+        self._metadata = node.metadata
 
     def topic_of(self, group_name: str) -> str | None:
         """The forward topic of one of this node's groups."""
@@ -89,10 +105,26 @@ class GroupRequests:
             )
         return {"group": group_name, "version": group.applied.frontier}
 
-    def evidence(self, group_name: str, version: int, sealed_version: int) -> dict[str, Any]:
+    def members(self) -> dict[str, Any]:
+        """This node, every group with its members and its log, and the newest status of each node that is online.
+
+        Statuses are in base64, as they are in the status topic. Raises TopicMissing, LogUnavailable.
+        """
+        table = self._metadata.state.table
+        headers = () if table is None else table.headers
+        return {
+            "node": self._identity.node,
+            "groups": [_group_document(self._log, self._topics, table, header) for header in headers if table],
+            "online": [b64encode(encode_status(each)).decode() for each in self._metadata.statuses.online()],
+        }
+
+    def evidence(
+        self, group_name: str, version: int, sealed_version: int, *, read_files: bool = False
+    ) -> dict[str, Any]:
         """The chain after a record, and the digests of the segments that end at or below a version.
 
-        `stored_version` is the newest version whose jobs are done. Raises SlotNotHeld.
+        `stored_version` is the newest version whose jobs are done. `read_files`: every one of these segments is read,
+        and the newest records of the log; `wrong` says which are not what they were. Raises SlotNotHeld.
         """
         topic = self.topic_of(group_name)
         if topic is None:
@@ -107,6 +139,7 @@ class GroupRequests:
             "digests": digests,
             # A job that ended between the two looks changed the set: these digests belong to neither version.
             "stored_version": stored_version if stored_version == group.store_jobs.version else -1,
+            **(own_evidence(self._log, topic, group, digests) if read_files else {}),
         }
 
     def files(self, database: str, table: str) -> dict[str, Any]:
@@ -151,3 +184,9 @@ class GroupRequests:
                 f"group {group_name} has not sealed what a copy needs to join its log", retriable=True
             )
         return self._snapshots.make(group_name, self._identity.topics[topic], group.era, group.store)
+
+
+def _group_document(log: Log, topics: Topics, table: SlotTable, header: str) -> dict[str, Any]:
+    state = log.describe(topics.forward(header, table.birth(header)))
+    members = list(table.group(header))
+    return {"group": header, "members": members, "log": [state.topic_id, state.begin, state.end]}

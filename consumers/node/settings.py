@@ -14,6 +14,7 @@ from headrace.consumers.membership.settings import ClusterSettings
 from headrace.consumers.query.settings import QuerySettings
 from headrace.consumers.replication.settings import ReplicationLimits, SealPolicy
 from headrace.consumers.store.settings import StoreSettings
+from headrace.consumers.sync.settings import SyncSettings
 from headrace.producers.settings import WriteSettings
 from headrace.schemas.settings import SettingsModel
 
@@ -90,4 +91,5 @@ class ServerSettings(SettingsModel):
     store: StoreSection = StoreSection()
     query: QuerySettings = QuerySettings()
     write: WriteSettings = WriteSettings()
+    sync: SyncSettings = SyncSettings()
     kafka: Mapping[str, str] = {}

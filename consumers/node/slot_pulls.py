@@ -12,12 +12,14 @@ from headrace.connectors.log.port import Log
 from headrace.connectors.log.topics import Topics
 from headrace.consumers.membership.changes import MembershipState
 from headrace.consumers.membership.metadata_group import APPEND_TIMEOUT_S, MetadataGroup
+from headrace.consumers.membership.schema_log import SchemaLog
 from headrace.consumers.migration.copies_ahead import CopiesAhead
 from headrace.consumers.migration.cut_listing import led_by
 from headrace.consumers.migration.cut_source import CutSource, OwnCut, PeerCut, PresentFiles
 from headrace.consumers.migration.puller import LISTINGS_MAX, SlotPuller
 from headrace.consumers.migration.release import SlotRelease
 from headrace.consumers.node.readiness import Readiness
+from headrace.consumers.node.settings import ServerSettings
 from headrace.consumers.recovery.supervisor import RecoverySupervisor
 from headrace.consumers.replication.group import Group
 from headrace.consumers.replication.group_registry import GroupRegistry
@@ -25,6 +27,9 @@ from headrace.consumers.replication.heartbeat import Heartbeat
 from headrace.consumers.replication.leader_tasks import LeaderTasks
 from headrace.consumers.replication.settings import ReplicationLimits
 from headrace.consumers.serve.cut_service import CutService
+from headrace.consumers.serve.sync_loads import SyncLoads
+from headrace.consumers.serve.sync_service import SyncService
+from headrace.consumers.serve.sync_uploads import Uploads
 from headrace.schemas.group_changes import GroupKey
 from headrace.schemas.membership_records import SlotDone
 from headrace.schemas.messages import Load
@@ -117,6 +122,8 @@ class NodeParts(Protocol):
     readiness: Readiness
     supervisor: RecoverySupervisor
     copies_ahead: CopiesAhead
+    schema_log: SchemaLog
+    settings: ServerSettings
 
     @property
     def limits(self) -> ReplicationLimits:
@@ -125,7 +132,7 @@ class NodeParts(Protocol):
 
 
 class SlotMigration:
-    """The threads of a node that move slots, and the files that it gives to others."""
+    """The threads of a node that move slots, the files that it gives to others, and those of senders that it takes."""
 
     def __init__(self, node: NodeParts) -> None:
         environment = NodePullEnvironment(
@@ -135,6 +142,13 @@ class SlotMigration:
         self.puller = SlotPuller(environment, node.limits, ThreadPoolExecutor(fetches, thread_name_prefix="slot-pull"))
         self.release = SlotRelease(node.groups, lambda: node.metadata.state)
         self.cuts = CutService(node.heartbeat.node, node.groups, node.copies_ahead)
+        uploads = Uploads(node.heartbeat.node, node.groups, node.settings.sync)
+        detector = node.heartbeat.detector
+        loads = SyncLoads(
+            node.groups, node.leader_tasks, uploads, node.schema_log, detector, lambda: node.metadata.state
+        )
+        self.synced = SyncService(uploads, loads)
+        self.puller.keeps_uploads = uploads.keeps
         node.readiness.pulling_reason = self.puller.reason
 
     def start(self) -> None:

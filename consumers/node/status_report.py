@@ -24,6 +24,7 @@ from headrace.consumers.replication.journal import Journal
 from headrace.consumers.replication.log_consumer import LogConsumer
 from headrace.consumers.replication.settings import ReplicationLimits
 from headrace.consumers.serve.node_api import UNKNOWN, GroupStatus, MemberStatus, NodeFigures, NodeStatus, RemoteGroup
+from headrace.consumers.sync.edge_store import EdgeStore
 from headrace.schemas.records import Role
 
 
@@ -42,6 +43,7 @@ class NodeParts(Protocol):
     heartbeat: Heartbeat
     metadata: MetadataGroup
     migration: SlotMigration
+    edge: EdgeStore
 
     @property
     def source(self) -> ClusterSource:
@@ -186,6 +188,7 @@ def node_figures(node: NodeParts) -> NodeFigures:
         migration=node.migration.puller.figures,
         cluster=_cluster(node),
         flight_calls=node.flight.open_calls,
+        centres=node.edge.figures(),
         hand_over_due={group.key: sum(map(len, group.applied.changes.due.values())) for group in node.groups.values()},
     )
 

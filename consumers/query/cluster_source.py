@@ -114,6 +114,10 @@ class ClusterSource:
             self._late = LateGroups(table.version, _keys(table))
         self.remote.placement = table
 
+    def note_ended(self, ended: Iterable[GroupKey]) -> None:
+        """The groups that have ended and may have a topic still, by the membership log, in the order of their ends."""
+        self._ended.note(ended)
+
     def fence(self, stale_s: float = 0.0, timeout_s: float = 0.0) -> ReadFence:
         """See TableSource. An older answer is given only by a node that holds every group."""
         deadline = Deadline(timeout_s)
@@ -146,7 +150,7 @@ class ClusterSource:
                     [error.message, f"an older answer would lack {_groups(absent)}, which this node does not hold"]
                 ) from error
         fence = self._local.stale_fence(stale_s)
-        self._check_stale(table.version)
+        self._check_stale(table, fence)
         return fence
 
     def _absent(self, names: Iterable[str]) -> list[str]:
@@ -154,12 +158,16 @@ class ClusterSource:
         here = {group.key for group in list(self._local.groups.values())}
         return [name for name in names if name not in here]
 
-    def _check_stale(self, version: int) -> None:
+    def _check_stale(self, table: Placement, fence: ReadFence) -> None:
         """Raises NotReady while slots change hands: an older answer would have rows twice, or lack some."""
+        assert fence.as_of is not None, "an older answer without its moment"
         groups = list(self._local.groups.values())
         reached = {group.applied.changes.settled_version for group in groups}
         read = {group.birth_key: HandOvers.of(group.applied.changes) for group in groups}
-        if (version and reached - {version}) or missing(read):
+        # Nobody can be asked what a group that is gone has handed over. It was in the logs of others before its end.
+        present, moment = _keys(table).values(), fence.as_of
+        lacking = [key for key in missing(read) if key in present or not self._ended.was_over(key, moment)]
+        if (table.version and reached - {table.version}) or lacking:
             raise NotReady.because(["slots change hands, and an older answer would not have their rows exactly once"])
 
     def _fence(self, table: Placement, keys: Mapping[str, GroupKey], *, whole: bool) -> ClusterFence:
@@ -245,7 +253,7 @@ class ClusterSource:
             with ExitStack() as opened:
                 for each in scans:
                     opened.push(each)
-                self._check_stale(self.remote.placement.version)
+                self._check_stale(self.remote.placement, fence)
                 opened.pop_all()
             return FragmentScans(scans, ())
         self._contain(fence, reading.after)
@@ -309,14 +317,14 @@ class ClusterSource:
                 fetches[key] = self._threads.submit(self.remote.scan, request, wanted.wire(), timer)
             # Before the rows are read: they have at least what was accepted by now.
             read = {group.birth_key: HandOvers.of(group.applied.changes) for group in fence.local.groups}
-            after = fence.after.copy()
+            after, ended = fence.after.copy(), fence.ended.copy()
             read |= self._ask_ended(fence, wanted, reading)
             scans = [opened.enter_context(scan) for scan in wanted.scanned(self._local, _here(reading))]
             if fetches:
                 with reading.waits.outside(BlockedOn.REMOTE):
                     read |= {key: fetch.result().hand_overs for key, fetch in fetches.items()}
             lacking = {target: each for target, each in missing(read).items() if target not in fence.gone}
-            if lacking or after != fence.after:
+            if lacking or after != fence.after or ended != fence.ended:
                 fence.require(lacking)
                 return None
             # From here the caller closes them; an error before this line closes those that are open.

@@ -31,6 +31,7 @@ from headrace.consumers.query.query_errors import (
     SegmentUnreadable,
 )
 from headrace.consumers.query.settings import QuerySettings
+from headrace.consumers.scheduling.memory_pool import BYTES_PER_MB
 
 HOME_CATALOG = "memory"
 """The catalog that DuckDB itself gives an instance in memory."""
@@ -63,6 +64,7 @@ class Instance:
         self.pauses: Pauses | None = None
         connection.create_function(PAUSE_FUNCTION, self._pause, ["BIGINT"], "BOOLEAN", side_effects=False)
         connection.execute(f"ATTACH ':memory:' AS {CATALOG}; USE {CATALOG}")
+        self._beside = connection.cursor()
 
     def _pause(self, row: int) -> bool:
         # Whatever this raises ends the statement.
@@ -70,8 +72,17 @@ class Instance:
             self.pauses.at_row(row)
         return True
 
+    def held_bytes(self) -> int:
+        """The memory that it holds now; also while a statement has begun, and waits between two batches."""
+        try:
+            ((size_bytes,),) = self._beside.execute("SELECT sum(memory_usage_bytes) FROM duckdb_memory()").fetchall()
+        except duckdb.Error:
+            return self.memory_mb * BYTES_PER_MB
+        return int(size_bytes)
+
     def close(self) -> None:
         """End it."""
+        self._beside.close()
         # Without this the connection and its function keep each other.
         with suppress(duckdb.Error):
             self.connection.remove_function(PAUSE_FUNCTION)

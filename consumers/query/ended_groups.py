@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from headrace.connectors.clock import SYSTEM_CLOCK, Clock, Moment
 from headrace.connectors.log.port import Log, TopicMissing
 from headrace.connectors.log.topics import Topics
 from headrace.consumers.membership.slot_table import SlotTable
@@ -49,11 +50,27 @@ class Gone:
 class EndedGroups:
     """Asks a group that ended, here or at another node. Every method may be called from any thread."""
 
-    def __init__(self, local: LocalSource, remote: RemoteRows, topics: GroupTopics) -> None:
+    def __init__(
+        self, local: LocalSource, remote: RemoteRows, topics: GroupTopics, clock: Clock = SYSTEM_CLOCK
+    ) -> None:
+        self._clock = clock
+        self._ending: tuple[GroupKey, ...] = ()
+        self._over_ns: dict[GroupKey, int] = {}
         self._local = local
         self._remote = remote
         self._topics = topics
         self._gone: dict[GroupKey, Gone] = {}
+
+    def note(self, ended: Iterable[GroupKey]) -> None:
+        """The membership log says which groups have ended and may have a topic still, in the order of their ends."""
+        before, self._ending = self._ending, tuple(ended)
+        for key in set(before).difference(self._ending):
+            # Until then its topic was missing for a while: what it had handed over was in other logs before.
+            self._over_ns[key] = self._clock.boot_ns()
+
+    def was_over(self, key: GroupKey, moment: Moment) -> bool:
+        """Whether a group that no table has any more had handed everything over at a moment of this process."""
+        return key not in self._ending and self._over_ns.get(key, 0) <= moment.boot_ns
 
     def gone(self, key: GroupKey) -> Gone | None:
         """A group that this node knows to be gone."""
@@ -99,8 +116,11 @@ class EndedGroups:
         else:
             if not self._topics.is_deleted(key):
                 raise GroupUnavailable.because(name, ["it has ended, and no node that holds it is online"])
-        # One member of each next holder had accepted all of it. The one that is read may be behind that one.
-        gone = Gone({group_name(each): self._topics.newest_offset(each) for each in present})
+        # One member of each next holder had accepted all of it. The one that is read may be behind that one. A next
+        # holder may have ended, too: those first, since what such a one hands over is in the groups of the table then.
+        others = [each for each in self._ending if each != key]
+        ends = {group_name(each): self._topics.newest_offset(each) for each in (*others, *present)}
+        gone = Gone({name: end for name, end in ends.items() if end >= 0})
         if len(self._gone) < GONE_MAX:
             self._gone[key] = gone
         return gone

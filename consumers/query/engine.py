@@ -15,18 +15,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from headrace.consumers.query.attempt import QueryWanted
 from headrace.consumers.query.database import LockedDatabase
 from headrace.consumers.query.query_errors import QueryCancelled, QueryError, QueryTimeout, TooManyQueries
-from headrace.consumers.query.query_run import MemoryClasses, QueryRun, QueryWanted
+from headrace.consumers.query.query_run import MemoryClasses, QueryRun
 from headrace.consumers.query.query_timer import Interrupter, QueryTimer
 from headrace.consumers.query.result_stream import ResultStream
 from headrace.consumers.query.settings import QuerySettings
 from headrace.consumers.query.table_source import TableSource
 from headrace.consumers.scheduling.capacity import CapacityLimits
 from headrace.consumers.scheduling.driver import DriverSpec
-from headrace.consumers.scheduling.driver_scheduler import DriverScheduler, SchedulerLimits
+from headrace.consumers.scheduling.driver_scheduler import DriverScheduler
 from headrace.consumers.scheduling.driver_task import QueryReport, ScheduledQuery, Submission
 from headrace.consumers.scheduling.memory_pool import BYTES_PER_MB
+from headrace.consumers.scheduling.scheduler_limits import SchedulerLimits
 from headrace.consumers.scheduling.scheduler_threads import SchedulerThreads
 from headrace.consumers.scheduling.threaded_driver import ThreadedDriver
 from headrace.schemas.tables import TableSchema
@@ -235,4 +237,5 @@ def scheduler_limits(settings: QuerySettings) -> SchedulerLimits:
         CapacityLimits(settings.queue_max, settings.queries_max, settings.queries_per_user_max),
         settings.memory_limit_mb * BYTES_PER_MB,
         settings.memory_per_query_mb * BYTES_PER_MB,
+        SMALL_MB * BYTES_PER_MB,
     )

@@ -30,6 +30,11 @@ class GroupScan(AbstractContextManager[Any], Protocol):
         ...
 
     @property
+    def file_rows(self) -> int:
+        """The rows of all files together."""
+        ...
+
+    @property
     def table(self) -> pa.Table:
         """All other rows."""
         ...
@@ -58,6 +63,7 @@ class LocalScan:
 
     def __init__(self, group: str, scan: TableScan) -> None:
         self.files: Sequence[Path] = scan.files
+        self.file_rows = scan.file_rows
         self.table = scan.table
         read, skipped = len(scan.files) + scan.merged.segments, scan.segments - len(scan.files) - scan.merged.segments
         self.figures = ScanFigures("", group, read, skipped, scan.merged.row_groups)
@@ -76,6 +82,7 @@ class NewestScan:
     """See GroupScan: the newest row of each series of a group, from its index and its unsealed rows."""
 
     files: Sequence[Path] = ()
+    file_rows = 0
 
     def __init__(self, group: str, segments: int, table: pa.Table) -> None:
         self.table = table

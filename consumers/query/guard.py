@@ -40,7 +40,7 @@ REFUSED_FUNCTIONS = frozenset(
     }
 )
 REFUSED_PREFIXES = ("__headrace_", "pg_", "read_", "parquet_", "duckdb_", "pragma_", "sniff_", "json_execute_")
-_HOLDING = frozenset({"JOIN", "ORDER_MODIFIER", "DISTINCT_MODIFIER", "SET_OPERATION_NODE", "PIVOT"})
+_HOLDING = frozenset({"JOIN", "PIVOT"})
 _GENERATING = frozenset({"TABLE_FUNCTION", "RECURSIVE_CTE_NODE"})
 # These two begin like functions of the system catalog, and only format their arguments.
 HARMLESS = frozenset({"pg_typeof", "pg_size_pretty"})
@@ -58,10 +58,11 @@ _EXPLAIN = re.compile(rf"{_COMMENTS}EXPLAIN\b(?P<analyze>{_COMMENTS}ANALYZE\b)?"
 
 @dataclass(frozen=True, slots=True)
 class TableName:
-    """A table as the SQL names it: the parts of its path, and its position in bytes where it has one."""
+    """A table as the SQL names it: the parts of its path, its position in bytes where it has one, if it has an alias."""
 
     path: tuple[str, ...]
     position: int | None = None
+    aliased: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +82,8 @@ class Statement:
     `sql` is the statement without its EXPLAIN, and `explain` is "" or the prefix to put back. `show` is
     "tables" or "databases" for a statement that the engine answers itself, else "". `verb` is DESCRIBE,
     SUMMARIZE or "". `names_now`: it may depend on the time at which it runs. `holds_rows`: it has a step that takes
-    all rows before it gives one, such as a sort. `generates_rows`: it may compute without reading any.
+    all rows before it gives one, such as a sort. `generates_rows`: it may compute without reading any. `has_subquery`:
+    a SELECT is part of an expression, so that its text may be the name of a column.
     """
 
     sql: str
@@ -93,6 +95,7 @@ class Statement:
     joins: bool = False
     holds_rows: bool = False
     generates_rows: bool = False
+    has_subquery: bool = False
     tables: tuple[TableName, ...] = ()
     cte_names: frozenset[str] = frozenset()
     parameters: tuple[ParameterName, ...] = ()
@@ -191,14 +194,15 @@ def _statement(sql: str, explain: str, node: Mapping[str, Any]) -> Statement:
     tables: list[TableName] = []
     parameters: list[ParameterName] = []
     cte_names: set[str] = set()
-    names_now = joins = holds_rows = generates_rows = False
+    names_now = joins = holds_rows = generates_rows = has_subquery = False
     for item in _nodes(node):
         names_now = names_now or _names_now(item)
         # What a sample is of, has a type that is no text.
         kind = str(item.get("type"))
         joins = joins or kind == "JOIN"
-        holds_rows = holds_rows or kind in _HOLDING or item.get("class") == "WINDOW"
+        holds_rows = holds_rows or _holds_rows(kind, item)
         generates_rows = generates_rows or kind in _GENERATING
+        has_subquery = has_subquery or item.get("class") == "SUBQUERY"
         _check_node(item, tables)
         if item.get("class") == "PARAMETER":
             parameters.append(_parameter_name(sql, item))
@@ -213,6 +217,7 @@ def _statement(sql: str, explain: str, node: Mapping[str, Any]) -> Statement:
         joins=joins,
         holds_rows=holds_rows,
         generates_rows=generates_rows,
+        has_subquery=has_subquery,
         tables=tuple(tables),
         cte_names=frozenset(cte_names),
         parameters=tuple(parameters),
@@ -246,6 +251,20 @@ def _nodes(root: Any) -> Iterator[Mapping[str, Any]]:
             stack.extend(item)
 
 
+def _holds_rows(kind: str, item: Mapping[str, Any]) -> bool:
+    """Whether a node takes all rows before it gives one."""
+    # UNION ALL passes rows on.
+    if kind == "SET_OPERATION_NODE" and not (str(item.get("setop_type")).startswith("UNION") and item.get("setop_all")):
+        return True
+    # Groups that are sorted are few beside the rows that they are of.
+    modifiers = [] if item.get("group_expressions") else [*item.get("modifiers", ())]
+    # Every call of a function has an order of its arguments, which is mostly empty.
+    modifiers.append(item.get("order_bys") or {})
+    if any(each.get("type") == "DISTINCT_MODIFIER" or each.get("orders") for each in modifiers):
+        return True
+    return kind in _HOLDING or item.get("class") == "WINDOW"
+
+
 def _names_now(item: Mapping[str, Any]) -> bool:
     """Whether a node names the present in any way: as a function, or as a column that DuckDB turns into one."""
     texts = [text for value in item.values() for text in (value if isinstance(value, list) else [value])]
@@ -276,7 +295,7 @@ def _check_node(item: Mapping[str, Any], tables: list[TableName]) -> None:
 def _table_name(item: Mapping[str, Any]) -> TableName:
     path = tuple(part for part in (item["catalog_name"], item["schema_name"], item["table_name"]) if part)
     position = item["query_location"]
-    return TableName(path, position if position < _NO_POSITION else None)
+    return TableName(path, position if position < _NO_POSITION else None, bool(item.get("alias")))
 
 
 def _parameter_name(sql: str, item: Mapping[str, Any]) -> ParameterName:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from sqlglot import exp
 
+from headrace.consumers.query.constants import moment_us, whole_number
 from headrace.consumers.query.parameters import READER
 from headrace.schemas.tables import TIME_COLUMN
 
@@ -188,11 +189,13 @@ def _narrow_time(
     if measure is None or not _is_constant(other):
         return
     unit_ns, width_ns = measure
-    # DuckDB computes the value itself, so every form of a time that it accepts counts the same here.
+    # What is not written in a common way DuckDB computes itself, so every form of a time that it accepts counts.
     if unit_ns:
-        value = evaluate(other.sql(dialect="duckdb"))
+        value = whole_number(other)
+        value = evaluate(other.sql(dialect="duckdb")) if value is None else value
     else:
-        unit_ns, value = MICROSECOND_NS, evaluate(f"epoch_us(CAST({other.sql(dialect='duckdb')} AS TIMESTAMP))")
+        unit_ns, value = MICROSECOND_NS, moment_us(other)
+        value = evaluate(f"epoch_us(CAST({other.sql(dialect='duckdb')} AS TIMESTAMP))") if value is None else value
     if value is None:
         return
     slack_ns = max(SLACK_NS, width_ns)

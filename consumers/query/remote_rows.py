@@ -109,6 +109,7 @@ class RemoteScan:
     """See GroupScan: the rows of one group of other nodes."""
 
     files: Sequence[Path] = ()
+    file_rows = 0
 
     def __init__(
         self,

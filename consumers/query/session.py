@@ -39,11 +39,24 @@ from headrace.consumers.query.query_errors import (
 from headrace.consumers.query.query_timer import QueryTimer
 from headrace.consumers.query.table_names import Resolved, TableKey
 from headrace.consumers.query.table_source import ReadFence
-from headrace.consumers.query.views import PausingRows, joined, live_table, quoted, view_query
+from headrace.consumers.query.views import (
+    FilePauses,
+    PausingRows,
+    column_types,
+    joined,
+    live_table,
+    pause_table,
+    quoted,
+    view_query,
+)
 from headrace.consumers.store import StoreError
 from headrace.schemas.tables import TableSchema
 
 BATCH_ROWS = 32_768
+STEP_VALUES_MAX = 768 * 1024
+"""Values that a scan of files may read at once. DuckDB does so in about 4 ms; to pause there costs 1 ms of it."""
+FILE_PAUSES_MAX = 64
+"""Pauses between the files of one scan: each takes DuckDB as long to plan as a table."""
 _log = structlog.get_logger(__name__)
 AMBIGUOUS_DATABASES = frozenset({"system", "temp", HOME_CATALOG})
 """Databases whose name DuckDB also gives to a catalog of its own."""
@@ -157,7 +170,10 @@ class Session:
         self, schema: TableSchema, columns: Sequence[str] | None, scans: Sequence[GroupScan], *, bare: bool
     ) -> None:
         """Create or replace the view of a table over scans; `bare` makes its name without a database enough."""
-        query = self.view_of(schema, columns, scans)
+        self.create_view_as(schema, self.view_of(schema, columns, scans), bare=bare)
+
+    def create_view_as(self, schema: TableSchema, select: str, *, bare: bool) -> None:
+        """Create or replace the view of a table; `bare` makes its name without a database enough."""
         names = {schema.database, BARE_NAMES} if bare else {schema.database}
         # One call: each would be a transaction of its own, and wait for the interpreter's lock.
         statements = [
@@ -165,18 +181,31 @@ class Session:
             for name in sorted(names)
             for statement in (
                 f"CREATE SCHEMA IF NOT EXISTS {self.catalog}.{quoted(name)}",
-                f"CREATE OR REPLACE VIEW {self.catalog}.{quoted(name)}.{quoted(schema.table)} AS {query}",
+                f"CREATE OR REPLACE VIEW {self.catalog}.{quoted(name)}.{quoted(schema.table)} AS {select}",
             )
         ]
         self.execute("; ".join(statements))
 
-    def view_of(self, schema: TableSchema, columns: Sequence[str] | None, scans: Sequence[GroupScan]) -> str:
-        """The SELECT of a table over scans, whose rows in memory it registers."""
+    def view_of(
+        self, schema: TableSchema, columns: Sequence[str] | None, scans: Sequence[GroupScan], *, times: int = 0
+    ) -> str:
+        """The SELECT of a table over scans, whose rows in memory it registers.
+
+        `times` is how often the statement reads it, 0 = unknown: few values are read in one step, without a pause.
+        """
         tables = joined([scan.table for scan in scans if scan.table.num_rows])
         live = [(self.register_next(live_table(table)), table.schema) for table in tables]
         # Resolved, because DuckDB compares paths as text with the directories that it may read.
         files = [path.resolve() for scan in scans for path in scan.files]
-        return view_query(schema, columns, files, live, pausing=self._pausing)
+        values = sum(scan.file_rows for scan in scans) * len(column_types(schema, columns))
+        if not self._pausing or (times and values * times <= STEP_VALUES_MAX):
+            return view_query(schema, columns, files, live)
+        # Where a filter is selective DuckDB applies it first, and what pauses within a file is not reached.
+        step = int(len(files) * STEP_VALUES_MAX / max(1, values)) or 1
+        if step >= len(files):
+            return view_query(schema, columns, files, live, pausing=True)
+        between = FilePauses(max(step, len(files) // FILE_PAUSES_MAX), self.register_next(pause_table(schema, columns)))
+        return view_query(schema, columns, files, live, pausing=True, between=between)
 
     def execute(self, sql: str) -> list[tuple[Any, ...]]:
         """Run SQL of this node's own; its rows."""
@@ -226,6 +255,10 @@ class Session:
             except (duckdb.Error, pa.ArrowException, OSError) as error:
                 raise self.translate(error) from error
             yield batch
+
+    def held_bytes(self) -> int:
+        """The memory that the statement holds now, between two of its batches."""
+        return self._instance.held_bytes()
 
     def translate(self, error: Exception) -> QueryError:
         """The query error for an error of DuckDB or of a store."""

@@ -7,6 +7,7 @@ each PAUSE_ROWS, so that it can wait there for its next turn.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
@@ -15,8 +16,17 @@ from headrace.consumers.query.database import PAUSE_FUNCTION, PAUSE_ROWS, Instan
 from headrace.schemas.tables import TIME_COLUMN, FieldType, TableSchema
 
 ROW_NUMBER = "file_row_number"
+REGISTERED = "temp.main"
+"""Where DuckDB has the rows that are registered in a connection."""
 _TIME_TYPE = "TIMESTAMP_NS"
 _TAG_TYPE = "VARCHAR"
+_ARROW_TYPES = {
+    "VARCHAR": pa.string(),
+    "TIMESTAMP_NS": pa.timestamp("ns"),
+    "DOUBLE": pa.float64(),
+    "BIGINT": pa.int64(),
+    "BOOLEAN": pa.bool_(),
+}
 _FIELD_TYPES = {
     FieldType.FLOAT64: "DOUBLE",
     FieldType.INT64: "BIGINT",
@@ -51,11 +61,30 @@ class PausingRows:
 
     def _batches(self) -> Iterator[pa.RecordBatch]:
         row = 0
+        if not self._table.num_rows and self._instance.pauses is not None:
+            self._instance.pauses.at_row(row)
         for batch in self._table.to_batches(max_chunksize=PAUSE_ROWS):
             if self._instance.pauses is not None:
                 self._instance.pauses.at_row(row)
             yield batch
             row += batch.num_rows
+
+
+@dataclass(frozen=True, slots=True)
+class FilePauses:
+    """A pause between so many files each. `name` is that of a registered table without rows; see `pause_table`."""
+
+    files: int
+    name: str
+
+
+def pause_table(schema: TableSchema, columns: Sequence[str] | None) -> pa.Table:
+    """A table without rows, whose scan pauses.
+
+    It has real columns: DuckDB leaves out what compares constants, and reads no table for it.
+    """
+    kinds = {name: _ARROW_TYPES[kind] for name, kind in column_types(schema, columns).items()}
+    return pa.schema(list(kinds.items())).empty_table()
 
 
 def column_types(schema: TableSchema, columns: Sequence[str] | None) -> dict[str, str]:
@@ -72,11 +101,21 @@ def view_query(
     live: Sequence[tuple[str, pa.Schema]],
     *,
     pausing: bool = False,
+    between: FilePauses | None = None,
 ) -> str:
-    """The SELECT of a table's view; `live` are names and schemas of registered tables (see `live_table`)."""
+    """The SELECT of a table's view; `live` are names and schemas of registered tables (see `live_table`).
+
+    `pausing`: the scans of files pause within each, and as `between` has it.
+    """
     types = column_types(schema, columns)
-    parts = [_from_files(types, files, pausing=pausing)] if files else []
-    parts += [_from_live(types, frozenset(schema.tags), name, frozenset(arrow.names)) for name, arrow in live]
+    tags = frozenset(schema.tags)
+    step = len(files) if between is None else between.files
+    parts: list[str] = []
+    for start in range(0, len(files), max(1, step)):
+        if start and between is not None:
+            parts.append(_from_live(types, tags, between.name, frozenset(types)))
+        parts.append(_from_files(types, files[start : start + step], pausing=pausing))
+    parts += [_from_live(types, tags, name, frozenset(arrow.names)) for name, arrow in live]
     return " UNION ALL ".join(parts) if parts else _empty(types)
 
 
@@ -116,7 +155,8 @@ def _from_files(types: dict[str, str], files: Sequence[Path], *, pausing: bool) 
 
 def _from_live(types: dict[str, str], tags: frozenset[str], name: str, present: frozenset[str]) -> str:
     columns = (_live_column(column, kind, column in tags, column in present) for column, kind in types.items())
-    return f"SELECT {', '.join(columns)} FROM {quoted(name)}"
+    # By its whole path, which no CTE of the statement can take.
+    return f"SELECT {', '.join(columns)} FROM {REGISTERED}.{quoted(name)}"
 
 
 def _live_column(name: str, kind: str, is_tag: bool, is_present: bool) -> str:

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from headrace.consumers.replication.change_state import HandOver
+from headrace.consumers.replication.group_state import ProducerState
 from headrace.schemas.group_changes import MovedTo, Rank, Slots
-from headrace.schemas.messages import Compact, Delete, Drop, Load, Write
+from headrace.schemas.messages import Compact, Delete, Drop, Load, Message, TableVersion, Write
 
 
 class Ignored(StrEnum):
@@ -63,11 +64,17 @@ class ApplyDelete:
 
 @dataclass(frozen=True, slots=True)
 class SealNow:
-    """Everything unsealed at this version becomes segments; `state` is stored with them in the index."""
+    """Everything unsealed at this version becomes segments; `state` is stored with them in the index.
+
+    `offset` and `log_bytes` are those of that state. `before_load`: it was sealed for the load of the next record.
+    """
 
     version: int
     state: bytes
     tables: dict[tuple[str, str], int]
+    offset: int
+    log_bytes: int
+    before_load: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,3 +151,19 @@ Action = (
     | HandOver
     | HandOversLost
 )
+
+
+def repeats(message: Message, known: ProducerState | None) -> Ignored | None:
+    """Why a message does not count any more, by what is known of its producer."""
+    position = message.position
+    if known is None or position.batch > known.batch:
+        return None
+    if position.batch < known.batch:
+        return Ignored.SUPERSEDED
+    return Ignored.REPEATED if (position.sequence, message.digest) in known.seen else None
+
+
+def refusal_of(tables: tuple[TableVersion, ...]) -> str:
+    """What an operator has refused with a record that names these versions."""
+    named = ", ".join(f"version {each.schema_version} of {each.database}.{each.table}" for each in tables)
+    return f"an operator refused it: it names {named}"

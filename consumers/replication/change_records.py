@@ -5,8 +5,9 @@ from __future__ import annotations
 from itertools import groupby
 from typing import Any
 
-from headrace.consumers.replication.change_state import ChangeState, Given, Target, Transfer
+from headrace.consumers.replication.change_state import ChangeState, Target, Transfer
 from headrace.consumers.replication.cut_memory import CutMemory
+from headrace.consumers.replication.holdings import Given, Holding, Holdings
 from headrace.consumers.replication.producer_section import Origin, Section
 from headrace.schemas.group_changes import (
     BarrierPhase,
@@ -44,6 +45,7 @@ def changes_record(state: ChangeState) -> dict[str, Any] | None:
         "origins": [_origin_record(key, origin) for key, origin in sorted(state.origins.items())],
         "added": list(state.added),
         "gained": _gained_records(state.gained),
+        "earlier": _holding_records(state.holdings),
     }
 
 
@@ -66,6 +68,7 @@ def changes_of(record: dict[str, Any]) -> ChangeState:
         origins={_key(each): _origin(each) for each in record["origins"]},
         added=tuple(record["added"]),
         gained={slot: each["table_version"] for each in record["gained"] for slot in from_runs(each["slots"])},
+        holdings=_holdings(record["earlier"]),
     )
 
 
@@ -95,6 +98,24 @@ def _gained_records(gained: dict[int, int]) -> list[dict[str, Any]]:
         {"table_version": version, "slots": to_runs(slot for slot, _ in slots)}
         for version, slots in groupby(ordered, key=lambda item: item[1])
     ]
+
+
+def _holding_records(holdings: Holdings) -> list[dict[str, Any]]:
+    by_times: dict[tuple[Holding, ...], list[int]] = {}
+    for slot, times in sorted(holdings.earlier.items()):
+        by_times.setdefault(times, []).append(slot)
+    return [
+        {"slots": to_runs(slots), "times": [{"until": each.until, "era": each.era} for each in times]}
+        for times, slots in by_times.items()
+    ]
+
+
+def _holdings(records: list[dict[str, Any]]) -> Holdings:
+    found: dict[int, tuple[Holding, ...]] = {}
+    for record in records:
+        times = tuple(Holding(each["until"], each["era"]) for each in record["times"])
+        found |= dict.fromkeys(from_runs(record["slots"]), times)
+    return Holdings(found)
 
 
 def _target_record(key: GroupKey, target: Target) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from headrace.consumers.replication.cut_memory import CutMemory
+from headrace.consumers.replication.holdings import Given, Holdings
 from headrace.consumers.replication.producer_section import Origin
 from headrace.schemas.group_changes import (
     BEGINNING,
@@ -29,15 +30,8 @@ from headrace.schemas.messages import Gap
 
 KEPT_DELETES_MAX = 10_000
 """Deletes that a group remembers for late rows of slots that came or left; the oldest is forgotten first."""
-
-
-@dataclass(frozen=True, slots=True)
-class Given:
-    """Who holds a slot that this group gave up, the era of its late rows here, and the version of the cut."""
-
-    target: GroupKey
-    era: int
-    version: int
+NEWEST_TABLE = 1 << 62
+"""The table of records that name none: the newest one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +97,7 @@ class ChangeState:
     """Members, era and slots of a group. Changed only by its replica, record by record.
 
     `added` are the members that a running first phase adds: they count for no quorum yet. `gained` has, for each
-    slot that came, the table that brought it: only these may be taken over. `given` and `cuts` are replaced and
+    slot that came, the table that brought it: only these may be taken over. `holdings` has those that came back. `given` and `cuts` are replaced and
     never changed, so a view of them stays as it is. `revision` counts what such a view shows; it and the table
     of the birth are in no state that is stored. `returned` are the slots that the newest record has brought back, or
     given to another holder: former files of them are needed by nobody.
@@ -124,6 +118,7 @@ class ChangeState:
     origins: dict[GroupKey, Origin] = field(default_factory=dict)
     added: tuple[str, ...] = ()
     gained: dict[int, int] = field(default_factory=dict)
+    holdings: Holdings = field(default_factory=Holdings)
     birth: int = field(default=1, compare=False)
     revision: int = field(default=0, compare=False)
     returned: list[int] = field(default_factory=list, compare=False)
@@ -152,7 +147,6 @@ class ChangeState:
 
     def conflict(self, barrier: Barrier) -> str | None:
         """Why a barrier does not count after the records so far; None if it does."""
-        # A zombie's barrier of an older change, a repeat, and a first phase behind the second.
         if barrier.change < self.change:
             return f"it is of change {barrier.change}; change {self.change} has reached the group"
         if barrier.change == self.change:
@@ -235,12 +229,14 @@ class ChangeState:
     def _take_gains(self) -> None:
         self.era = max(self.era, self.table_version)
         self.gained |= dict.fromkeys(self.gains, self.table_version)
-        self._take_back(self.gains)
+        self._take_back(self.gains, self.table_version)
         self.gains = ()
 
-    def _take_back(self, slots: Slots) -> None:
+    def _take_back(self, slots: Slots, table_version: int) -> None:
         taken = frozenset(slots)
-        self.returned += (slot for slot in slots if slot in self.given)
+        for slot in taken.intersection(self.given):
+            self.returned.append(slot)
+            self.holdings.end(slot, table_version, self.given[slot].era)
         self.given = {slot: each for slot, each in self.given.items() if slot not in taken}
         self.revision += 1
 
@@ -281,7 +277,7 @@ class ChangeState:
         # One of an older table may come late: the slots may have left again since.
         if takeover.table_version >= self.era and not self._waits_for_cut:
             self.era = takeover.table_version
-            self._take_back(takeover.slots)
+            self._take_back(takeover.slots, takeover.table_version)
 
     def note_delete(self, version: int, delete: Delete) -> None:
         """Remember a delete for slots that were taken or given: late rows of them may come by another way than it."""
@@ -311,11 +307,13 @@ class ChangeState:
         """Those of the slots that are not another group's."""
         return tuple(slot for slot in slots if slot not in self.given)
 
-    def concerns(self, position: ProducerPosition, digest: bytes) -> bool:
-        """Whether some rows of a write may be another group's, or known at a former holder of their slots."""
+    def concerns(self, position: ProducerPosition, digest: bytes, table_version: int) -> bool:
+        """Whether some rows of a write may be another group's, of an earlier holding, or known at a former holder."""
         # Whatever table it names: rows of a slot that left would be in no answer, and nobody would know of them.
+        if self.given or table_version < self.holdings.newest:
+            return True
         sections = (section for origin in self.origins.values() for section in origin.sections)
-        return bool(self.given) or any(section.knows(position, digest) for section in sections)
+        return any(section.knows(position, digest) for section in sections)
 
     def known_at_former_holders(self, slots: Iterable[int], position: ProducerPosition, digest: bytes) -> set[int]:
         """Those of the slots whose former holder had this message of a producer already, or a newer batch."""
@@ -323,15 +321,28 @@ class ChangeState:
         found = (section.slots for section in sections if section.knows(position, digest))
         return {slot for each in found for slot in each.intersection(slots)}
 
-    def divide(self, version: int, offset: int, slots: Iterable[int], rank: Rank | None = None) -> list[HandOver]:
+    def ranked(self, version: int, slots: Slots, table_version: int) -> list[tuple[Rank, Slots]]:
+        """The rank of the rows of this log's newest record, by the slots held here and the table that it names."""
+        found = self.holdings.by_era(slots, table_version, self.era)
+        return [(Rank(era, version), numbers) for era, numbers in found]
+
+    def divide(
+        self,
+        version: int,
+        offset: int,
+        slots: Iterable[int],
+        rank: Rank | None = None,
+        table_version: int = NEWEST_TABLE,
+    ) -> list[HandOver]:
         """Notes, for each other group that holds some of the slots, what it must accept of the record there.
 
-        Without a rank the rows are of this log, with the era under which it held each slot.
+        Without a rank the rows are of this log, with the era under which it held each slot by the table they name.
         """
         parts: dict[tuple[GroupKey, int], list[int]] = {}
         for slot in slots:
             if (given := self.given.get(slot)) is not None:
-                parts.setdefault((given.target, rank.era if rank else given.era), []).append(slot)
+                era = rank.era if rank else self.holdings.era(slot, table_version) or given.era
+                parts.setdefault((given.target, era), []).append(slot)
         found: list[HandOver] = []
         for (key, era), numbers in sorted(parts.items()):
             target = self.targets[key]

@@ -9,8 +9,9 @@ from types import MappingProxyType
 from typing import Any, overload
 
 from headrace.consumers.replication import hand_over
-from headrace.consumers.replication.change_state import ChangeState, Given, HandOver
+from headrace.consumers.replication.change_state import ChangeState, HandOver
 from headrace.consumers.replication.cut_memory import CutMemory
+from headrace.consumers.replication.holdings import Given
 from headrace.schemas.group_changes import BarrierPhase, GroupKey, HandedOver, HandOverPosition
 from headrace.schemas.messages import Message
 

@@ -134,6 +134,14 @@ class FailureDetector:
         live = [each for each in list(self.present.values()) if self.time.elapsed_ms - each.elapsed_ms < OFFLINE_MS]
         return [each.presence for each in sorted(live, key=lambda each: each.elapsed_ms, reverse=True)]
 
+    def absences(self) -> dict[str, int]:
+        """How long nodes are silent that have sent a presence and are not alive any more, ms."""
+        found: dict[str, int] = {}
+        for (node, _), each in list(self.present.items()):
+            silent_ms = self.time.elapsed_ms - each.elapsed_ms
+            found[node] = min(silent_ms, found.get(node, silent_ms))
+        return {node: silent_ms for node, silent_ms in found.items() if silent_ms >= OFFLINE_MS}
+
     def _keep_receipts(self, key: tuple[str, str], status: Status) -> None:
         """Add a member's receipts to those that it has shown before."""
         # Every status is taken, not the newest alone: a burst is read at once, and each status has the receipts

@@ -25,10 +25,10 @@ from headrace.consumers.replication.applied_state import AppliedState
 from headrace.consumers.replication.founding import Founding
 from headrace.consumers.replication.group_actions import GroupActions
 from headrace.consumers.replication.group_health import Event, GroupHealth, State, Use
-from headrace.consumers.replication.group_state import GroupState, LogBase
+from headrace.consumers.replication.group_state import GroupState, LogBase, LogHasGap
 from headrace.consumers.replication.hash_chain import CHAIN_INTERVAL
 from headrace.consumers.replication.journal import JournalEntry
-from headrace.consumers.replication.replica import LogHasGap, Replica
+from headrace.consumers.replication.replica import Replica
 from headrace.consumers.replication.settings import ReplicationLimits
 from headrace.consumers.replication.store_jobs import JobPool, StoreJobQueue
 from headrace.consumers.store import Slots, Store

@@ -124,7 +124,7 @@ class GroupActions:
             load = action.load
             schema = self._schema(load.database, load.table, load.schema_version)
             database = self._database(load.database)
-            self._store_jobs.submit(self._store.load(action.version, load, schema, database))
+            self._store_jobs.submit(self._store.load(action.version, load, schema, database, self._era))
 
     def _write(self, action: ApplyWrite) -> None:
         admitted = self._admit(action.write)
@@ -205,6 +205,6 @@ class GroupActions:
             (database, table): self._schema(database, table, version)
             for (database, table), version in action.tables.items()
         }
-        state = self._replica.state
-        job = self._store.freeze(action.version, state.changes.oldest_era, action.state, schemas)
-        self._store_jobs.seal(job, state.offset, state.log_bytes)
+        oldest_era = self._replica.state.changes.oldest_era
+        job = self._store.freeze(action.version, oldest_era, action.state, schemas)
+        self._store_jobs.seal(job, action.offset, action.log_bytes, before_load=action.before_load)

@@ -11,6 +11,7 @@ from headrace.connectors.log.port import UNKNOWN_EPOCH
 from headrace.consumers.replication.change_records import changes_of, changes_record
 from headrace.consumers.replication.change_state import ChangeState
 from headrace.consumers.replication.cut_memory import CutMemory
+from headrace.schemas.errors import HeadraceError
 from headrace.schemas.framing import codec
 from headrace.schemas.group_changes import Barrier, MovedProducer
 from headrace.schemas.messages import NO_CHAIN, Gap, Leadership
@@ -85,6 +86,21 @@ class LogBase:
     def of(cls, gap: Gap) -> LogBase:
         """The base behind an accepted gap."""
         return cls(gap.topic_id, gap.resume_offset, gap.anchor.version, gap.anchor.chain)
+
+
+class LogHasGap(HeadraceError):
+    """The log lost records that this replica never had, and an operator accepted that.
+
+    The replica needs files of another member.
+    """
+
+    def __init__(self, base: LogBase) -> None:
+        super().__init__(
+            f"the log lost records: offset {base.offset} follows version {base.version}, "
+            "which is not the base of this replica",
+            action="a node recovers from the files of another member by itself",
+        )
+        self.base = base
 
 
 @dataclass(slots=True)

@@ -29,15 +29,12 @@ from headrace.consumers.replication.leader_parts import (
     TableRetention,
 )
 from headrace.consumers.replication.settings import SealPolicy
-from headrace.consumers.store import Compaction
+from headrace.consumers.replication.upkeep import NoWaitingCentres, WaitingCentres, due_upkeep
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.framing import format_headers
-from headrace.schemas.group_changes import BarrierPhase
 from headrace.schemas.messages import (
     Anchor,
     Claim,
-    Compact,
-    Drop,
     Leadership,
     Load,
     Message,
@@ -47,14 +44,10 @@ from headrace.schemas.messages import (
     format_of,
 )
 from headrace.schemas.records import Role, Status
-from headrace.schemas.tables import KEEP_FOREVER_NS
 
 TURN_S = 0.1
 READ_BACK_TIMEOUT_S = 5.0
 UPKEEP_INTERVAL_S = 5.0
-COMPACTIONS_MAX = 4
-DEFERRED_MERGES_MAX = 100
-"""More merges than this wait for no change of members."""
 NO_ROLE = Decision(Role.UNSYNCED, False, "no role yet")
 RESUMED = Decision(Role.UNSYNCED, False, "this process was stopped for 3 s or more and has just resumed")
 _log = structlog.get_logger(__name__)
@@ -79,7 +72,8 @@ class _PendingAppend:
 class LeaderTasks:
     """The thread that claims, seals and does a leader's upkeep. `decision` may be called by any thread.
 
-    `turn` is one step of it, after `prepare`. `change_tasks` are set by a node that takes part in changes.
+    `turn` is one step of it, after `prepare`. `change_tasks` are set by a node that takes part in changes, and `centres`
+    by one whose store sends to others.
     """
 
     def __init__(
@@ -104,6 +98,7 @@ class LeaderTasks:
         self._tables = tables
         self._trimmer = trimmer
         self.change_tasks: GroupChangeTasks = NoChangeTasks()
+        self.centres: WaitingCentres = NoWaitingCentres()
         # A group without an entry in these has come since the newest turn, and is due at the next one.
         self._upkeep_after_s: dict[str, float] = {}
         self._batch = 0
@@ -168,6 +163,11 @@ class LeaderTasks:
             known.pop(topic, None)
         self._trimmer.forget(topic)
         self.change_tasks.forget(topic)
+
+    def unsealed_s(self, topic: str) -> float:
+        """For how long a group has had rows that are in no file, 0 without such rows."""
+        _, since_s = self._unsealed_since_s.get(topic, (-1, self._clock.monotonic_s()))
+        return self._clock.monotonic_s() - since_s
 
     def seal(self, topic: str) -> None:
         """Append a Seal now.
@@ -255,21 +255,10 @@ class LeaderTasks:
         if self._clock.monotonic_s() < self._upkeep_after_s.get(topic, 0.0) or group.store.pending_jobs():
             return
         self._upkeep_after_s[topic] = self._clock.monotonic_s() + UPKEEP_INTERVAL_S
-        entries = group.store.segments()
-        by_name = {entry.name: entry for entry in entries}
-        for plan in _due_merges(group)[:COMPACTIONS_MAX]:
-            if first := by_name.get(plan.inputs[0]):
-                self.append(topic, Compact(leadership, first.database, first.table, plan.inputs))
         now_ns = retention_time_ns(self._clock.wall_ns(), self._heartbeat.detector.newest_ms)
-        for database, table in sorted({(entry.database, entry.table) for entry in entries}):
-            before_ns = expired_before(self._tables.retention_ns(database, table), now_ns)
-            known = group.store.database(database, table)
-            oldest_ns = min(
-                entry.max_time_ns for entry in entries if (entry.database, entry.table) == (database, table)
-            )
-            # Whole slices only: a Drop that hides no slice would be a record every five seconds for nothing.
-            if before_ns is not None and known is not None and oldest_ns < before_ns // known.slice_ns * known.slice_ns:
-                self.append(topic, Drop(leadership, database, table, before_ns))
+        with self.centres.planning():
+            for record in due_upkeep(group, leadership, self._tables, now_ns, self.centres.progress(group)):
+                self.append(topic, record)
         self._trimmer.trim(topic, group)
 
     def _decide(self, topic: str, current: bool) -> Decision:
@@ -322,11 +311,6 @@ def retention_time_ns(wall_ns: int, broker_ms: int) -> int:
     return min(wall_ns, broker_ms * 1_000_000)
 
 
-def expired_before(retention_ns: int | None, now_ns: int) -> int | None:
-    """Rows older than this are past their table's retention; None when it keeps everything."""
-    return None if retention_ns in (None, KEEP_FOREVER_NS) else now_ns - retention_ns
-
-
 def _anchor(group: Group) -> Anchor:
     applied = group.applied
     return Anchor(applied.offset, applied.version, applied.chain)
@@ -365,15 +349,6 @@ class LogTrimmer:
             self._log.trim(topic, before)
             self._trimmed[topic] = before
             _log.info("log trimmed", group=group.name, before=before)
-
-
-def _due_merges(group: Group) -> Sequence[Compaction]:
-    """The merges to do now: few wait while files of the group are copied ahead, or are on their way."""
-    # What a merge replaces would be copied for nothing, and a merge takes the processors from what others wait for.
-    # A change may last for hours, and queries must not suffer from it.
-    plans = group.store.plan_compaction()
-    moving = group.applied.changes.phase is BarrierPhase.PRE or bool(group.store.awaited())
-    return () if moving and len(plans) <= DEFERRED_MERGES_MAX else plans
 
 
 def trim_before(live: Sequence[Status], members: Sequence[str], sealed_offset: int, keep_from: int) -> int:

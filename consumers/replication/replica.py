@@ -26,9 +26,11 @@ from headrace.consumers.replication.actions import (
     Rejection,
     ReleaseSlots,
     SealNow,
+    refusal_of,
+    repeats,
 )
 from headrace.consumers.replication.change_state import HandOver
-from headrace.consumers.replication.group_state import GroupState, LogBase
+from headrace.consumers.replication.group_state import GroupState, LogBase, LogHasGap
 from headrace.consumers.replication.hash_chain import next_chain, record_digest
 from headrace.consumers.replication.row_slots import SlotsOf, no_slots
 from headrace.schemas.errors import HeadraceError
@@ -70,21 +72,6 @@ The answer must follow from logs alone, so that every replica gets the same; it 
 """
 
 
-class LogHasGap(HeadraceError):
-    """The log lost records that this replica never had, and an operator accepted that.
-
-    The replica needs files of another member.
-    """
-
-    def __init__(self, base: LogBase) -> None:
-        super().__init__(
-            f"the log lost records: offset {base.offset} follows version {base.version}, "
-            "which is not the base of this replica",
-            action="a node recovers from the files of another member by itself",
-        )
-        self.base = base
-
-
 @dataclass(slots=True)
 class Replica:
     """State of one group at one node, and how many records it ignored.
@@ -122,7 +109,9 @@ class Replica:
         state = self.state
         digest = record_digest(value)
         if message is not None and (tables := self._tables_of(message.body)):
-            fault = None if self.knows_tables(offset, digest, tables) else (Ignored.REFUSED, _refused(tables))
+            fault = None if self.knows_tables(offset, digest, tables) else (Ignored.REFUSED, refusal_of(tables))
+        # As of the record before: should the load be lost in a crash, the log is read from here again.
+        before = [self._seal(before_load=True)] if message and not fault and self._must_seal(message) else []
         state.version += 1
         state.offset = offset
         state.record_digest = digest
@@ -135,7 +124,16 @@ class Replica:
                 # Else nothing behind a refused record could follow it.
                 state.changes.note_position(message.body)
             return self._seal_if_full(self.reject(*(fault or (Ignored.UNDECODABLE, ""))))
-        return self._seal_if_full(self._decide(message))
+        return [*before, *self._seal_if_full(self._decide(message))]
+
+    def _must_seal(self, message: Message) -> bool:
+        """Whether a record loads a file of a sync sender while rows are unsealed."""
+        # Else a segment would have ranks on both sides of the file. Loads that follow each other cost no more seals.
+        load = message.body
+        if not isinstance(load, Load) or not load.sender or not self.state.unsealed_rows:
+            return False
+        repeated = repeats(message, self.state.producers.get(message.position.producer))
+        return self.leads(load.leadership) and not repeated and self._refused_load(load) is None
 
     def reject(self, why: Ignored, error: str) -> list[Action]:
         """Ignore the newest record, which breaks a rule; also called by whoever decodes its rows."""
@@ -193,19 +191,20 @@ class Replica:
         # An older batch comes from a task that was given up and still writes; the retry wrote that batch
         # whole. The same sequence with another digest is applied: a retried batch may be divided into
         # messages in another way.
-        position, state = message.position, self.state
-        known = state.producers.get(position.producer)
-        if known is not None and position.batch < known.batch:
-            return Ignored.SUPERSEDED
-        identity = (position.sequence, message.digest)
+        position, state, found = (
+            message.position,
+            self.state,
+            repeats(message, self.state.producers.get(message.position.producer)),
+        )
+        if found is Ignored.SUPERSEDED:
+            return found
+        known, identity = state.producers.get(position.producer), (position.sequence, message.digest)
         if known is None or position.batch > known.batch:
             state.note_batch(position.producer, position.batch, identity)
             return None
         state.note_record(position.producer)
-        if identity in known.seen:
-            return Ignored.REPEATED
         known.seen.add(identity)
-        return None
+        return found
 
     def _act(self, message: Message) -> list[Action]:
         version, body = self.state.version, message.body
@@ -249,9 +248,9 @@ class Replica:
             self._note_rows(write)
         except PayloadTooLarge as error:
             return self.reject(Ignored.TOO_LARGE, error.message)
-        version, changes = self.state.version, self.state.changes
-        changes.note_table(write.slot_table_version)
-        if not changes.concerns(message.position, message.digest):
+        version, changes, table = self.state.version, self.state.changes, write.slot_table_version
+        changes.note_table(table)
+        if not changes.concerns(message.position, message.digest, table):
             return [ApplyWrite(version, write)]
         try:
             slots = self.slots_of(write, changes.slots_total)
@@ -261,11 +260,11 @@ class Replica:
         if known and known.issuperset(slots):
             return self._ignore(Ignored.SUPERSEDED)
         counting = tuple(slot for slot in slots if slot not in known)
-        kept, handed = changes.held(counting), self._divide(counting)
-        if kept == slots:
+        kept = changes.ranked(version, changes.held(counting), table)
+        if kept == [(Rank(changes.era, version), slots)]:
             return [ApplyWrite(version, write)]
-        own: list[Action] = [ApplyRows(version, Rank(changes.era, version), kept, write)] if kept else []
-        return [*own, *handed]
+        handed = changes.divide(version, self.state.offset, counting, None, table)
+        return [*(ApplyRows(version, rank, part, write) for rank, part in kept), *handed]
 
     def _handed_over(self, handed: HandedOver) -> list[Action]:
         version, changes, body = self.state.version, self.state.changes, handed.body
@@ -338,18 +337,23 @@ class Replica:
         state.unsealed_bytes += max(0, size_bytes - len(write.rows))
 
     def _load(self, load: Load) -> list[Action]:
-        # By its content and not by who sends: a new leader repeats what its predecessor may have appended. After
-        # a merge no name of a file shows that this one is here already.
+        if (refused := self._refused_load(load)) is not None:
+            return self._ignore(refused)
+        self.state.note_load(load_identity(load))
+        self._note_schema(load.database, load.table, load.schema_version)
+        return [ApplyLoad(self.state.version, load)]
+
+    def _refused_load(self, load: Load) -> Ignored | None:
+        """Why a load of the leader does not count."""
         changes = self.state.changes
         if changes.given:
             slot = slot_of(load.database, load.bucket, load.slice_number, changes.slots_total)
             if slot in changes.given:
                 # Whoever sent it reads that it did not count, and sends it to the group that holds the slot.
-                return self._ignore(Ignored.SLOT_MOVED)
-        if not self.state.note_load(load_identity(load)):
-            return self._ignore(Ignored.REPEATED)
-        self._note_schema(load.database, load.table, load.schema_version)
-        return [ApplyLoad(self.state.version, load)]
+                return Ignored.SLOT_MOVED
+        # By its content and not by who sends: a new leader repeats what its predecessor may have appended. After
+        # a merge no name of a file shows that this one is here already.
+        return Ignored.REPEATED if load_identity(load) in self.state.loads else None
 
     def _note_schema(self, database: str, table: str, schema_version: int) -> None:
         tables = self.state.tables
@@ -371,14 +375,15 @@ class Replica:
         """Whether this is the leadership of the newest accepted claim."""
         return self.state.leader == leadership
 
-    def _seal(self) -> SealNow:
+    def _seal(self, before_load: bool = False) -> SealNow:
         # The counters are reset before the state is encoded: the bytes describe the group as its segments
         # hold it.
         state = self.state
         state.frontier = state.version
         state.unsealed_rows = 0
         state.unsealed_bytes = 0
-        return SealNow(state.version, state.to_bytes(), dict(state.tables))
+        tables = dict(state.tables)
+        return SealNow(state.version, state.to_bytes(), tables, state.offset, state.log_bytes, before_load)
 
 
 def _decoded(value: bytes) -> tuple[Message | None, tuple[Ignored, str] | None]:
@@ -393,8 +398,3 @@ def _decoded(value: bytes) -> tuple[Message | None, tuple[Ignored, str] | None]:
     except HeadraceError as error:
         return None, (Ignored.INVALID, error.message)
     return message, None
-
-
-def _refused(tables: tuple[TableVersion, ...]) -> str:
-    named = ", ".join(f"version {each.schema_version} of {each.database}.{each.table}" for each in tables)
-    return f"an operator refused it: it names {named}"

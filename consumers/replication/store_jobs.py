@@ -163,15 +163,22 @@ class StoreJobQueue:
         # have had work.
         self._version = version
 
-    def seal(self, job: SealJob, offset: int, log_bytes: int) -> None:
-        """Run a seal; `offset` and `log_bytes` are those of its record. Waits while too many are unfinished."""
+    def seal(self, job: SealJob, offset: int, log_bytes: int, *, before_load: bool = False) -> None:
+        """Run a seal; `offset` and `log_bytes` are those of its record. Waits while too many are unfinished.
+
+        `before_load`: the load of the next record follows at once.
+        """
         self._seals[job.version] = (offset, log_bytes)
-        self.submit(job)
+        # Members that have not read the load have not sealed at this version: its files belong to none before the load.
+        self._submit(job, -1 if before_load else job.version)
 
     def submit(self, job: StoreJob) -> None:
         """Run a job behind those that were submitted before. Waits while too many are unfinished."""
+        self._submit(job, job.version)
+
+    def _submit(self, job: StoreJob, version: int) -> None:
         with self._changed:
-            self._version = job.version
+            self._version = version
             self._open += 1
         self._queue(job, counted=True)
 
@@ -219,10 +226,17 @@ class StoreJobQueue:
         """Wait until every job submitted so far is done."""
         self._pool.submit(lambda: None).result()
 
+    def wait_done(self, version: int, timeout_s: float) -> bool:
+        """Whether every job of the records up to a version is done, waited for; False at once if none begins any more."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._stopping or not self._store.has_pending(version), timeout_s)
+        return not self._store.has_pending(version)
+
     def cancel(self) -> None:
         """Begin no more jobs and stop waiting; what is not done is left to the next start."""
         with self._changed:
             self._stopping = True
+            self._changed.notify_all()
         self._pool.hurry()
 
     def stop(self) -> None:
@@ -280,6 +294,7 @@ class StoreJobQueue:
         with self._changed:
             self.size_bytes = size_bytes
             self._open -= counted
+            self._changed.notify_all()
 
 
 def _is_full(waiting: deque[JobHandle], limit: int) -> bool:

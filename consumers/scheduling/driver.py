@@ -33,11 +33,15 @@ class Again:
 
 @dataclass(frozen=True, slots=True)
 class Blocked:
-    """The driver can do nothing before `future` is done. A future with an error ends the query with that error."""
+    """The driver can do nothing before `future` is done. A future with an error ends the query with that error.
+
+    `keeps_bytes` is the memory that it holds meanwhile; others may have the rest. None: all that it has reserved.
+    """
 
     future: Future[Any]
     on: BlockedOn
     cpu_s: float | None = None
+    keeps_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,18 +15,18 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import structlog
 
-from headrace.consumers.scheduling.capacity import Capacity, CapacityLimits
+from headrace.consumers.scheduling.capacity import Capacity
 from headrace.consumers.scheduling.driver import Again, Blocked, BlockedOn, Step
 from headrace.consumers.scheduling.driver_task import DriverTask, QueryReport, ScheduledQuery, Submission
 from headrace.consumers.scheduling.memory_pool import MemoryPool
-from headrace.consumers.scheduling.multilevel_queue import LevelFigures, MultilevelQueue
-from headrace.consumers.scheduling.scheduler_statistics import SchedulerStatistics
+from headrace.consumers.scheduling.multilevel_queue import MultilevelQueue
+from headrace.consumers.scheduling.scheduler_limits import SchedulerLimits
+from headrace.consumers.scheduling.scheduler_statistics import SchedulerFigures, SchedulerStatistics
 from headrace.consumers.scheduling.scheduling_errors import (
     QueryCancelled,
     QueryError,
@@ -38,37 +38,7 @@ from headrace.consumers.scheduling.task_states import ENDED, LIVE, TaskState, Tr
 from headrace.consumers.scheduling.timeout_queue import TimeoutQueue
 from headrace.consumers.scheduling.unbounded_slots import UnboundedSlots
 
-TIMEOUT_S_MAX = 7 * 86_400.0
 _log = structlog.get_logger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class SchedulerLimits:
-    """What the queries of one node may use."""
-
-    workers: int = 2
-    slice_s: float = 0.002
-    capacity: CapacityLimits = field(default_factory=CapacityLimits)
-    memory_bytes: int = 1_000_000_000
-    memory_per_query_bytes: int = 1_000_000_000
-    timeout_s_max: float = TIMEOUT_S_MAX
-
-    @property
-    def unbounded_max(self) -> int:
-        """Drivers with steps that cannot stop, at a time: one worker is for the others."""
-        return max(1, self.workers - 1)
-
-
-@dataclass(frozen=True, slots=True)
-class SchedulerFigures:
-    """What the scheduler holds at one moment. `reserved` are places of drivers that run or are blocked."""
-
-    tasks: dict[TaskState, int]
-    reserved: int
-    queries: int
-    timeouts: int
-    memory_bytes: int
-    levels: dict[str, LevelFigures]
 
 
 class DriverScheduler:
@@ -90,7 +60,7 @@ class DriverScheduler:
         self._deadlines = threading.Condition(self._lock)
         self._queue: MultilevelQueue[DriverTask] = MultilevelQueue()
         self._capacity = Capacity(limits.capacity)
-        self._memory = MemoryPool(limits.memory_bytes, limits.memory_per_query_bytes)
+        self._memory = MemoryPool(limits.memory_bytes, limits.memory_per_query_bytes, limits.memory_small_bytes)
         self._timeouts = TimeoutQueue()
         self._queries: dict[str, ScheduledQuery] = {}
         self._unbounded: UnboundedSlots[DriverTask] = UnboundedSlots(limits.unbounded_max)
@@ -303,6 +273,10 @@ class DriverScheduler:
             with self._lock:
                 self._queue.remove(task)
                 self._stop_unbounded(task)
+                lends = step.keeps_bytes is not None and len(task.query.tasks) == 1
+                names = self._memory.lend(task.query.id, step.keeps_bytes or 0) if lends else []
+                granted = [self._queries[name] for name in names]
+        self._grant(granted)
         # Behind the transition: a future that is done already wakes its driver at once.
         step.future.add_done_callback(lambda future: self._defer(partial(self._completed, task, future)))
         return True
@@ -314,6 +288,10 @@ class DriverScheduler:
         elif (error := future.exception()) is not None:
             self.abort(task.query, self._condition(task, error))
         else:
+            with task.lock, self._lock:
+                # Until then it stays blocked, on memory.
+                if task.state not in ENDED and not self._memory.take_back(task.query.id):
+                    task.block(BlockedOn.MEMORY, BlockedOn.MEMORY)
             self._open(task, future)
 
     def _open(self, task: DriverTask, gate: object) -> None:

@@ -1,7 +1,12 @@
 """Memory that queries reserve before they run. Pure.
 
-A query reserves once, all that it may use, and waits without holding any. So no two queries can wait for each other.
-They are served in the order in which they came: a large one is not passed by small ones for ever.
+A query reserves all that it may use at once, and waits without holding any. So no two queries can wait for each other.
+They are served in the order in which they came: a large one is not passed by small ones for ever. But small ones have
+a share that large ones never hold, so a short query does not wait for the end of long ones.
+
+A query that waits for its reader lends what it does not hold, and takes it back before it runs on. Those that take back
+come first, in any order. The query that was granted memory last can then always have it again: what it needs beyond
+its own was free when the others held no less than they do now. So queries that lend cannot wait for each other either.
 """
 
 from __future__ import annotations
@@ -9,30 +14,38 @@ from __future__ import annotations
 from headrace.consumers.scheduling.scheduling_errors import QueryMemory
 
 BYTES_PER_MB = 1_000_000
+SMALL_SHARE = 0.25
+"""The part of all memory that is for small queries alone, if a large one can still have all that one may have."""
 
 
 class MemoryPool:
     """The memory of all queries of a node. Not thread-safe."""
 
-    def __init__(self, limit_bytes: int, per_query_bytes: int) -> None:
-        """`per_query_bytes` is the most that one query may reserve."""
+    def __init__(self, limit_bytes: int, per_query_bytes: int, small_bytes: int = 0) -> None:
+        """`per_query_bytes` is the most that one query may reserve; one of up to `small_bytes` is small."""
         self.limit_bytes = limit_bytes
         self.per_query_bytes = min(per_query_bytes, limit_bytes)
+        self.small_bytes = small_bytes
+        self.small_share_bytes = min(int(limit_bytes * SMALL_SHARE), limit_bytes - self.per_query_bytes)
+        if not small_bytes:
+            self.small_share_bytes = 0
         self._held: dict[str, int] = {}
+        self._reserved: dict[str, int] = {}
+        self._returning: dict[str, None] = {}
         self._waiting: dict[str, int] = {}
 
     @property
     def held_bytes(self) -> int:
-        """What is reserved."""
+        """What is held now."""
         return sum(self._held.values())
 
     @property
     def waiting(self) -> int:
         """Queries that wait for memory."""
-        return len(self._waiting)
+        return len(self._waiting) + len(self._returning)
 
     def held_by(self, query: str) -> int:
-        """What a query has reserved."""
+        """What a query holds now."""
         return self._held.get(query, 0)
 
     def check(self, wanted_bytes: int) -> None:
@@ -43,22 +56,66 @@ class MemoryPool:
     def reserve(self, query: str, wanted_bytes: int) -> bool:
         """Whether a query has its memory at once; otherwise it waits for `release`. Raises QueryMemory."""
         self.check(wanted_bytes)
-        if wanted_bytes and (self._waiting or self.held_bytes + wanted_bytes > self.limit_bytes):
-            self._waiting[query] = wanted_bytes
-            return False
-        self._held[query] = wanted_bytes
-        return True
+        if not wanted_bytes:
+            self._hold(query, 0)
+            return True
+        self._waiting[query] = wanted_bytes
+        return query in self._granted()
+
+    def lend(self, query: str, kept_bytes: int) -> list[str]:
+        """A query does nothing for a while, and holds no more than this; the queries that have their memory now."""
+        if query in self._reserved:
+            self._held[query] = min(self._reserved[query], kept_bytes)
+        return self._granted()
+
+    def take_back(self, query: str) -> bool:
+        """Whether a query has at once what it lent; otherwise it waits, as for `reserve`."""
+        if query not in self._reserved:
+            return True
+        self._returning[query] = None
+        return query in self._granted()
 
     def release(self, query: str) -> list[str]:
         """A query has ended, or waits no more; the queries that have their memory now."""
-        self._held.pop(query, None)
-        self._waiting.pop(query, None)
+        for known in (self._held, self._reserved, self._returning, self._waiting):
+            known.pop(query, None)
+        return self._granted()
+
+    def _hold(self, query: str, wanted_bytes: int) -> None:
+        self._held[query] = self._reserved[query] = wanted_bytes
+
+    def _granted(self) -> list[str]:
+        """Give memory to those that wait, as far as there is some; who has it now."""
         granted = []
-        free_bytes = self.limit_bytes - self.held_bytes
-        for name, wanted_bytes in tuple(self._waiting.items()):
-            if wanted_bytes > free_bytes:
-                break
-            free_bytes -= wanted_bytes
-            self._held[name] = self._waiting.pop(name)
-            granted.append(name)
+        for query in tuple(self._returning):
+            if self._has_room(self._reserved[query], self._held[query]):
+                del self._returning[query]
+                self._hold(query, self._reserved[query])
+                granted.append(query)
+        # Whoever waits first is passed by none, but a large one by small ones within their share.
+        large_waits, small_waits = bool(self._returning), False
+        for query, wanted_bytes in tuple(self._waiting.items()):
+            if self._is_small(wanted_bytes):
+                if small_waits or not self._has_room(wanted_bytes, in_share=large_waits):
+                    small_waits = True
+                    continue
+            elif large_waits or small_waits or not self._has_room(wanted_bytes):
+                large_waits = True
+                continue
+            self._hold(query, self._waiting.pop(query))
+            granted.append(query)
         return granted
+
+    def _is_small(self, size_bytes: int) -> bool:
+        return size_bytes <= self.small_bytes
+
+    def _has_room(self, wanted_bytes: int, has_bytes: int = 0, *, in_share: bool = False) -> bool:
+        more_bytes = wanted_bytes - has_bytes
+        if more_bytes > self.limit_bytes - self.held_bytes:
+            return False
+        if not self._is_small(wanted_bytes):
+            return self._held_of(small=False) + more_bytes <= self.limit_bytes - self.small_share_bytes
+        return not in_share or self._held_of(small=True) + more_bytes <= self.small_share_bytes
+
+    def _held_of(self, *, small: bool) -> int:
+        return sum(held for query, held in self._held.items() if self._is_small(self._reserved[query]) is small)

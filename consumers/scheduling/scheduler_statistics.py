@@ -1,4 +1,4 @@
-"""What a driver scheduler counts."""
+"""What a driver scheduler counts, and what it holds."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from headrace.consumers.scheduling.driver import BlockedOn
+from headrace.consumers.scheduling.multilevel_queue import LevelFigures
+from headrace.consumers.scheduling.task_states import TaskState
 
 STEP_BOUNDS_S = (0.000_5, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 1.0, 5.0)
 
@@ -37,3 +39,15 @@ class SchedulerStatistics:
     long_steps: int = 0
     """Steps that were longer than their whole slice."""
     steps: StepHistogram = field(default_factory=StepHistogram)
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerFigures:
+    """What the scheduler holds at one moment. `reserved` are places of drivers that run or are blocked."""
+
+    tasks: dict[TaskState, int]
+    reserved: int
+    queries: int
+    timeouts: int
+    memory_bytes: int
+    levels: dict[str, LevelFigures]

@@ -14,8 +14,9 @@ from contextlib import suppress
 import structlog
 
 from headrace.consumers.scheduling.driver import Again, Step
-from headrace.consumers.scheduling.driver_scheduler import DriverScheduler, SchedulerLimits
+from headrace.consumers.scheduling.driver_scheduler import DriverScheduler
 from headrace.consumers.scheduling.driver_task import DriverTask
+from headrace.consumers.scheduling.scheduler_limits import SchedulerLimits
 from headrace.consumers.scheduling.task_states import TaskState
 
 WAKE_THREADS = 16

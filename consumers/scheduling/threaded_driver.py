@@ -36,9 +36,9 @@ class Turn:
         if driver.clock_s() >= self._ends_s:
             self._give_back(Again(self.used_s()))
 
-    def block(self, future: Future[Any], on: BlockedOn) -> None:
-        """Wait for a future without a worker. Raises QueryCancelled behind `cancel`."""
-        self._give_back(Blocked(future, on, self.used_s()))
+    def block(self, future: Future[Any], on: BlockedOn, keeps_bytes: int | None = None) -> None:
+        """Wait for a future without a worker; see Blocked. Raises QueryCancelled behind `cancel`."""
+        self._give_back(Blocked(future, on, self.used_s(), keeps_bytes))
 
     @contextmanager
     def outside(self, on: BlockedOn) -> Iterator[None]:

@@ -22,6 +22,8 @@ from starlette.staticfiles import StaticFiles
 from headrace.consumers.scheduling.scheduling_errors import RETRY_AFTER_S
 from headrace.consumers.serve.change_service import change_routes
 from headrace.consumers.serve.cut_service import cut_routes
+from headrace.consumers.serve.edge_service import edge_routes
+from headrace.consumers.serve.influx_service import influx_routes
 from headrace.consumers.serve.metrics import metrics_text
 from headrace.consumers.serve.node_api import NodeApi
 from headrace.consumers.serve.operations import admin_routes, snapshot_routes
@@ -29,9 +31,11 @@ from headrace.consumers.serve.origin_check import OriginCheck
 from headrace.consumers.serve.query_service import QueryService, http_status, query_request
 from headrace.consumers.serve.running_queries import running_query_routes
 from headrace.consumers.serve.scan_service import scan_routes
+from headrace.consumers.serve.schema_service import schema_routes
+from headrace.consumers.serve.sync_service import sync_routes
 from headrace.consumers.serve.write_service import write_routes
-from headrace.schemas.errors import HeadraceError
-from headrace.schemas.tables import TableSchema
+from headrace.schemas.errors import HeadraceError, StateUnknown
+from headrace.schemas.table_documents import table_document
 
 STATIC = Path(__file__).parent / "static"
 METRICS_MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -59,7 +63,11 @@ def create_app(node: NodeApi, *, loopback: bool = True, names: frozenset[str] = 
         *change_routes(node),
         *snapshot_routes(node),
         *write_routes(node.writes),
+        *schema_routes(node.writes),
+        *influx_routes(node.writes),
         *cut_routes(lambda: node.migration.cuts),
+        *sync_routes(lambda: node.migration.synced),
+        *edge_routes(lambda: node.edge),
         Mount("/static", StaticFiles(directory=STATIC)),
     ]
     return Starlette(
@@ -100,7 +108,7 @@ class _Surface:
         return _json(await asyncio.to_thread(self._status))
 
     async def tables(self, _request: Request) -> Response:
-        return _json([_table(schema) for schema in await asyncio.to_thread(self._node.engine.tables)])
+        return _json([table_document(schema) for schema in await asyncio.to_thread(self._node.engine.tables)])
 
     async def query(self, request: Request) -> Response:
         return await self._queries.respond(request, await query_request(request))
@@ -120,27 +128,17 @@ def _json(document: object) -> Response:
     return Response(json.dumps(document, default=str, ensure_ascii=False), media_type="application/json")
 
 
-def _table(schema: TableSchema) -> dict[str, Any]:
-    return {
-        "database": schema.database,
-        "table": schema.table,
-        "version": schema.version,
-        "tags": list(schema.tags),
-        "fields": [{"name": name, "type": str(kind)} for name, kind in schema.fields],
-        "retention_ns": schema.retention_ns,
-    }
-
-
-def _error(status: int, kind: str, message: str, action: str = "", *, retriable: bool = False) -> Response:
+def _error(status: int, kind: str, message: str, action: str = "", **flags: bool) -> Response:
     headers = {"retry-after": str(RETRY_AFTER_S)} if status == 503 else {}
-    error = {"kind": kind, "message": message, "action": action, "retriable": retriable}
+    error = {"kind": kind, "message": message, "action": action, "retriable": False, **flags}
     return JSONResponse({"error": error}, status, headers)
 
 
 async def _known_error(_request: Request, error: Exception) -> Response:
     assert isinstance(error, HeadraceError)
     kind = type(error).__name__
-    return _error(http_status(error), kind, error.message, error.action, retriable=error.retriable)
+    flags = {"retriable": error.retriable, **({"state_unknown": True} if isinstance(error, StateUnknown) else {})}
+    return _error(http_status(error), kind, error.message, error.action, **flags)
 
 
 async def _http_error(request: Request, error: Exception) -> Response:

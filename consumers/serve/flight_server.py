@@ -97,7 +97,7 @@ class _HeadersFactory(flight.ServerMiddlewareFactory):  # type: ignore[misc]
         """See pyarrow.flight.ServerMiddlewareFactory."""
         del info
         if "origin" in headers:
-            # Browsers do not speak gRPC, but gateways translate for them. Pages of other sites are refused.
+            # Browsers send no gRPC, but gateways translate for them. Pages of other sites are refused.
             refusal = RequestInvalid("a page of a browser may not send requests here", action="use the HTTP surface")
             raise flight_error(refusal)
         known = {name: values[-1] for name, values in headers.items() if name in QUERY_PARAMETERS}

@@ -9,7 +9,7 @@ then disagree with the status document, and nothing is counted on the way of a r
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -24,7 +24,9 @@ from headrace.consumers.replication.actions import Ignored
 from headrace.consumers.serve.flight_calls import FLIGHT_CALLS_MAX
 from headrace.consumers.serve.node_api import NodeApi, NodeStatus
 from headrace.consumers.serve.scheduler_metrics import scheduler_metrics
+from headrace.consumers.serve.sync_uploads import Uploads
 from headrace.consumers.serve.write_api import WriteApi
+from headrace.consumers.sync.edge_store import CentreFigures
 from headrace.schemas.records import Role
 
 
@@ -90,8 +92,10 @@ class MetricsCollector:
         due = "Records that other groups must still accept from this one, since they got slots of it"
         yield _gauge_by("headrace_hand_over_records", due, "group", figures.hand_over_due)
         yield from _migration_metrics(figures.migration)
+        yield from _centre_metrics(figures.centres)
         yield from _query_metrics(self._node.engine)
         yield from _write_metrics(self._node.writes)
+        yield from _sync_metrics(self._node.migration.synced.uploads)
         yield _gauge("headrace_flight_calls", "Calls of Arrow Flight that are open", (), {(): figures.flight_calls})
         yield from scheduler_metrics(self._node.engine.scheduler)
         yield from _scan_metrics(figures.remote, self._node.scanner.statistics)
@@ -123,6 +127,16 @@ def _cluster_metrics(cluster: Mapping[str, Any]) -> Iterator[Metric]:
     yield _gauge_by("headrace_change_phase", "1 for the phase of the change that runs", "phase", phases)
     for name, (key, text) in _CHANGE_METRICS.items():
         yield _gauge_by(name, text, "of", {of: float(change.get(f"{key}_{of}", 0)) for of in ("done", "total")})
+
+
+def _centre_metrics(centres: Sequence[CentreFigures]) -> Iterator[Metric]:
+    undecided = {(each.cluster,): each for each in centres}
+    files = {key: each.files for key, each in undecided.items()}
+    yield _gauge("headrace_sync_undecided_files", "Files that a centre has not decided about", ("centre",), files)
+    size = {key: each.bytes for key, each in undecided.items()}
+    yield _gauge("headrace_sync_undecided_bytes", "Bytes of those files", ("centre",), size)
+    oldest = {key: each.oldest_s for key, each in undecided.items()}
+    yield _gauge("headrace_sync_oldest_unsent_seconds", "Age of the oldest of those files", ("centre",), oldest)
 
 
 def _migration_metrics(pulls: PullFigures) -> Iterator[Metric]:
@@ -187,6 +201,17 @@ def _write_metrics(writes: WriteApi) -> Iterator[Metric]:
     yield _gauge_by(
         "headrace_write_limit", "Limits of writes over HTTP", "name", {name: getattr(limits, name) for name in names}
     )
+
+
+def _sync_metrics(uploads: Uploads) -> Iterator[Metric]:
+    """Files of senders that receivers bring."""
+    yield GaugeMetricFamily("headrace_sync_uploads_open", "Files of senders that are being taken", uploads.open_uploads)
+    staged = "Bytes of files of senders that are taken, or wait for their load"
+    yield GaugeMetricFamily("headrace_sync_staged_bytes", staged, uploads.staged_bytes)
+    outcomes = {"taken": uploads.taken, "refused": uploads.refused}
+    yield _counters("headrace_sync_uploads", "Files of senders by outcome", "outcome", outcomes)
+    limits = {name: float(getattr(uploads.settings, name)) for name in ("uploads_max", "upload_mb_max", "staged_age_s")}
+    yield _gauge_by("headrace_sync_limit", "Limits of files of senders", "name", limits)
 
 
 def _scan_metrics(asked: RemoteStatistics, served: ScanStatistics) -> Iterator[Metric]:

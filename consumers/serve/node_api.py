@@ -14,7 +14,9 @@ from headrace.consumers.query.remote_rows import RemoteStatistics
 from headrace.consumers.recovery.file_copy import Snapshot
 from headrace.consumers.serve.cut_service import CutService
 from headrace.consumers.serve.snapshots import SnapshotRegistry
+from headrace.consumers.serve.sync_service import SyncService
 from headrace.consumers.serve.write_api import WriteApi
+from headrace.consumers.sync.edge_store import CentreFigures, EdgeStore
 
 UNKNOWN = -1
 """How an unknown number is shown, in `lag_seconds` above all. Never 0: that would read as no lag."""
@@ -143,14 +145,37 @@ class NodeFigures:
     cluster: Mapping[str, Any] = field(default_factory=dict)
     hand_over_due: Mapping[str, int] = field(default_factory=dict)
     flight_calls: int = 0
+    centres: Sequence[CentreFigures] = ()
+
+
+class OperatorRequests(Protocol):
+    """What commands ask of a node to judge its cluster."""
+
+    def members(self) -> Mapping[str, Any]:
+        """Every group with its members and its log, and the statuses of the nodes that are online."""
+        ...
+
+    def evidence(
+        self, group_name: str, version: int, sealed_version: int, *, read_files: bool = False
+    ) -> Mapping[str, Any]:
+        """The hash chain after a record, and the digests of segments up to a version.
+
+        With `read_files` also what reading them, and the log, has shown.
+        """
+        ...
 
 
 class MigrationApi(Protocol):
-    """A node's part in moving slots."""
+    """A node's part in moving slots, and other files of other stores."""
 
     @property
     def cuts(self) -> CutService:
         """The files that its groups give to others."""
+        ...
+
+    @property
+    def synced(self) -> SyncService:
+        """The files of senders that receivers bring."""
         ...
 
 
@@ -178,6 +203,16 @@ class NodeApi(Protocol):
     @property
     def snapshots(self) -> SnapshotRegistry:
         """Snapshots that other members copy."""
+        ...
+
+    @property
+    def requests(self) -> OperatorRequests:
+        """Requests of operators' commands."""
+        ...
+
+    @property
+    def edge(self) -> EdgeStore:
+        """Its store as senders to centres see it."""
         ...
 
     @property
@@ -215,10 +250,6 @@ class NodeApi(Protocol):
 
         Raises NotLeader, SealUnconfirmed.
         """
-        ...
-
-    def evidence(self, group_name: str, version: int, sealed_version: int) -> Mapping[str, Any]:
-        """The hash chain after a record, and the digests of segments up to a version."""
         ...
 
     def files(self, database: str, table: str) -> Mapping[str, Any]:

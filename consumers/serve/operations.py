@@ -20,8 +20,8 @@ OFFSET_DIGITS_MAX = 18
 def admin_routes(node: NodeApi) -> list[Route]:
     """The routes of commands.
 
-    `POST /api/v1/seal?group=G`, `GET /api/v1/evidence?group=G&version=V&sealed_version=S`,
-    `GET /api/v1/files?database=D&table=T` and `POST /api/v1/accept-gap?group=G[&resume=OFFSET]`.
+    `POST /api/v1/seal?group=G`, `GET /api/v1/evidence?group=G&version=V&sealed_version=S[&read_files=true]`,
+    `GET /api/v1/members`, `GET /api/v1/files?database=D&table=T` and `POST /api/v1/accept-gap?group=G[&resume=OFFSET]`.
     """
 
     async def seal(request: Request) -> Response:
@@ -34,7 +34,13 @@ def admin_routes(node: NodeApi) -> list[Route]:
             group, version, sealed = query["group"], int(query["version"]), int(query["sealed_version"])
         except (KeyError, ValueError):
             return JSONResponse({"error": {"kind": "UsageInvalid", "message": "group, version, sealed_version"}}, 400)
-        return await _answer(lambda: JSONResponse(node.evidence(group, version, sealed)))
+        read_files = query.get("read_files", "") == "true"
+        return await _answer(
+            lambda: JSONResponse(node.requests.evidence(group, version, sealed, read_files=read_files))
+        )
+
+    async def members(_request: Request) -> Response:
+        return await _answer(lambda: JSONResponse(node.requests.members()))
 
     async def accept_gap(request: Request) -> Response:
         group, resume = request.query_params.get("group", ""), request.query_params.get("resume", "")
@@ -51,6 +57,7 @@ def admin_routes(node: NodeApi) -> list[Route]:
         Route("/api/v1/accept-gap", accept_gap, methods=["POST"]),
         Route("/api/v1/seal", seal, methods=["POST"]),
         Route("/api/v1/evidence", evidence, methods=["GET"]),
+        Route("/api/v1/members", members, methods=["GET"]),
     ]
 
 

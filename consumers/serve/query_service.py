@@ -22,7 +22,7 @@ from headrace.consumers.query.query_timer import QueryTimer
 from headrace.consumers.query.result_formats import MEDIA_TYPES, encode
 from headrace.consumers.query.result_stream import ResultStream
 from headrace.schemas.durations import DurationInvalid, duration_s
-from headrace.schemas.errors import HeadraceError
+from headrace.schemas.errors import HeadraceError, StateUnknown
 
 DISCONNECT_CHECK_S = 0.25
 STALL_GRACE_S = 0.5
@@ -315,7 +315,9 @@ def _is_count(value: object) -> bool:
 
 def http_status(error: HeadraceError) -> int:
     """The HTTP status of an error."""
-    return _STATUSES.get(type(error).__name__, 400)
+    # What may succeed later, or has perhaps succeeded, is no fault of the request.
+    again = error.retriable or isinstance(error, StateUnknown)
+    return _STATUSES.get(type(error).__name__, 503 if again else 400)
 
 
 _STATUSES = {

@@ -6,17 +6,12 @@ meanwhile. It is deleted when its receiver releases it, after a while without re
 
 from __future__ import annotations
 
-import math
 import os
-import shutil
-import threading
-import time
-import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from headrace.connectors.files import create_directories
+from headrace.connectors.files import ExpiringDirectories, create_directories
 from headrace.consumers.recovery.file_copy import PARTS, SNAPSHOTS, Snapshot, SnapshotFile, digest_of
 from headrace.consumers.replication.group_state import GroupState
 from headrace.consumers.store import SegmentEntry, Store
@@ -24,8 +19,6 @@ from headrace.schemas.errors import HeadraceError
 
 SNAPSHOTS_MAX = 8
 IDLE_TIMEOUT_S = 60.0
-CHUNK_BYTES = 1 << 20
-"""Each chunk costs a switch between event loop and thread, so it is larger than a read of the receiver."""
 
 
 class SnapshotRefused(HeadraceError):
@@ -36,11 +29,12 @@ class SnapshotUnknown(HeadraceError):
     """A snapshot, or a file of one, that does not exist or was deleted."""
 
 
-@dataclass(slots=True)
-class _Entry:
+@dataclass(frozen=True, slots=True)
+class _Listed:
+    """A snapshot, and the size of each of its files in bytes."""
+
     snapshot: Snapshot
-    sizes: dict[str, int]
-    used_s: float
+    sizes: Mapping[str, int]
 
 
 class SnapshotRegistry:
@@ -49,29 +43,19 @@ class SnapshotRegistry:
     def __init__(self, data_directory: Path, *, idle_timeout_s: float = IDLE_TIMEOUT_S) -> None:
         """Deletes the snapshots of an earlier process: their receivers start again with a new one."""
         self.directory = data_directory / SNAPSHOTS
-        shutil.rmtree(self.directory, ignore_errors=True)
-        self._idle_timeout_s = idle_timeout_s
-        self._lock = threading.Lock()
-        self._entries: dict[str, _Entry] = {}
+        self._kept = ExpiringDirectories[_Listed](self.directory, SNAPSHOTS_MAX, idle_timeout_s)
 
     def make(self, group: str, topic_id: str, era: int, store: Store) -> Snapshot:
         """A new snapshot of a group's store. Raises SnapshotRefused, StoreError."""
-        self.expire()
-        with self._lock:
-            # Making one takes long, so it happens outside the lock. Its entry is added first, or several
-            # callers could pass the limit together.
-            if len(self._entries) >= SNAPSHOTS_MAX:
-                raise SnapshotRefused(f"{SNAPSHOTS_MAX} snapshots are out already", retriable=True)
-            name = uuid.uuid4().hex
-            # Nobody reads it yet, so it is not idle, however long a busy machine takes.
-            self._entries[name] = _Entry(Snapshot(name, group, topic_id, 0, 0, era, "", ()), {}, math.inf)
+        name = self._kept.begin(_Listed(Snapshot("", group, topic_id, 0, 0, era, "", ()), {}))
+        if name is None:
+            raise SnapshotRefused(f"{SNAPSHOTS_MAX} snapshots are out already", retriable=True)
         try:
             made = self._write(name, group, topic_id, era, store)
         except BaseException:
             self.release(name)
             raise
-        with self._lock:
-            self._entries[name] = _Entry(made, {file.path: file.size_bytes for file in made.files}, time.monotonic())
+        self._kept.finish(name, _Listed(made, {file.path: file.size_bytes for file in made.files}))
         return made
 
     def _write(self, name: str, group: str, topic_id: str, era: int, store: Store) -> Snapshot:
@@ -86,42 +70,21 @@ class SnapshotRegistry:
     def open(self, name: str, path: str, offset: int) -> tuple[int, Iterator[bytes]]:
         """(number of bytes, the bytes) of a file from an offset. Raises SnapshotUnknown."""
         # The path comes from another machine: it is looked up in the list and never followed.
-        with self._lock:
-            entry = self._entries.get(name)
-            size = entry.sizes.get(path) if entry is not None else None
-        if entry is None or size is None or not 0 <= offset <= size:
+        listed = self._kept.use(name)
+        size = listed.sizes.get(path) if listed is not None else None
+        if size is None or not 0 <= offset <= size:
             raise SnapshotUnknown(f"there is no byte {offset} of file {path!r} in a snapshot {name!r}")
-        located = self.directory / name / path
-        if not located.exists():
+        if not (self.directory / name / path).exists():
             raise SnapshotUnknown(f"file {path!r} of snapshot {name!r} is gone")
-        return size - offset, _chunks(located, offset, size, entry)
+        return size - offset, self._kept.read(name, path, offset, size)
 
     def release(self, name: str) -> None:
         """Delete a snapshot, if it exists."""
-        with self._lock:
-            known = self._entries.pop(name, None)
-        if known is not None:
-            shutil.rmtree(self.directory / name, ignore_errors=True)
+        self._kept.release(name)
 
     def expire(self) -> None:
         """Delete snapshots that were not read for a while: their receivers are gone."""
-        now = time.monotonic()
-        with self._lock:
-            idle = [name for name, entry in self._entries.items() if now - entry.used_s > self._idle_timeout_s]
-        for name in idle:
-            self.release(name)
-
-
-def _chunks(path: Path, offset: int, size: int, entry: _Entry) -> Iterator[bytes]:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        while offset < size and (chunk := os.pread(descriptor, min(CHUNK_BYTES, size - offset), offset)):
-            # A file of many gigabytes takes longer than the idle time, so each chunk counts as use.
-            entry.used_s = time.monotonic()
-            yield chunk
-            offset += len(chunk)
-    finally:
-        os.close(descriptor)
+        self._kept.expire()
 
 
 def _segment_files(root: Path, entries: list[SegmentEntry]) -> Iterator[SnapshotFile]:

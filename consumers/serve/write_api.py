@@ -12,6 +12,7 @@ import pyarrow as pa
 from headrace.producers.group_writer import GroupWriterStatistics
 from headrace.producers.line_requests import LineAnswer, LineRequest
 from headrace.producers.settings import WriteSettings
+from headrace.schemas.tables import Catalogue, TableSchema, TimeResolution
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,19 @@ class WrittenRows:
     rows: int
     points: int
     offsets: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class WriteOptions:
+    """What one request may choose; None is the setting of the node. `resolution` is that of a table that it makes.
+
+    `resolution_required`: a table with another one is refused.
+    """
+
+    quorum: int | None = None
+    quorum_timeout_ms: int | None = None
+    resolution: TimeResolution | None = None
+    resolution_required: bool = False
 
 
 @dataclass(slots=True)
@@ -54,7 +68,7 @@ class WriteApi(Protocol):
         ...
 
     def write(
-        self, database: str, table: str, rows: pa.Table, tags: Collection[str], quorum: int | None
+        self, database: str, table: str, rows: pa.Table, tags: Collection[str], options: WriteOptions
     ) -> WrittenRows:
         """Write rows of one table and wait for their quorum. Raises as TableWriter."""
         ...
@@ -66,6 +80,23 @@ class WriteApi(Protocol):
         tags: Mapping[str, str | list[str]],
         start: int | str | None,
         end: int | str | None,
+        quorum: int | None,
     ) -> Mapping[str, int]:
         """Delete rows, see `delete_rows`; times are ISO 8601, or integers of ns."""
+        ...
+
+    def drop(self, database: str, table: str, quorum: int | None) -> Mapping[str, int]:
+        """Drop a table, see `drop_table`."""
+        ...
+
+    def set_retention(self, database: str, table: str, keep_ns: int | None) -> TableSchema:
+        """Keep the rows of a table for so long, see `producers.deletes.set_retention`."""
+        ...
+
+    def create_database(self, database: str) -> None:
+        """Make a database; one that exists is left as it is. Raises SchemaError."""
+        ...
+
+    def schemas(self) -> Catalogue:
+        """Every schema of the cluster up to now."""
         ...

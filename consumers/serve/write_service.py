@@ -24,10 +24,13 @@ from starlette.routing import Route
 from headrace.connectors.formats.interface import NS_PER_UNIT, TimeUnit
 from headrace.consumers.scheduling.scheduling_errors import RETRY_AFTER_S
 from headrace.consumers.serve.query_service import RequestInvalid, RequestTooLarge, posted_json
-from headrace.consumers.serve.write_api import WriteApi
-from headrace.producers.group_writer import LinesRefused, WritesWaiting
+from headrace.consumers.serve.schema_service import quorum_of
+from headrace.consumers.serve.write_api import WriteApi, WriteOptions
+from headrace.producers.group_writer import WritesWaiting
+from headrace.producers.line_batches import LinesRefused
 from headrace.producers.line_requests import AUTO, LineAnswer, LineRequest, RefusedLine
 from headrace.schemas.errors import HeadraceError, StateUnknown
+from headrace.schemas.tables import TimeResolution
 
 ARROW_THREADS = 4
 V1_PRECISIONS: Mapping[str, TimeUnit] = {
@@ -44,14 +47,16 @@ V3_PRECISIONS: Mapping[str, TimeUnit | None] = {
 }
 DEFAULT_RETENTION_POLICIES = ("", "autogen")
 """Names of the retention policy that a database of InfluxDB has by itself."""
+OPTIONS = ("quorum", "quorum_timeout_ms", "resolution", "required")
+"""What an Arrow request may choose, see `WriteOptions`; `required` is about the resolution, and true by itself."""
 _TRUTH = {"true": True, "": True, "false": False}
+_RESOLUTIONS = {"": None, **{str(each): each for each in TimeResolution}}
 
 
 def write_routes(writes: WriteApi) -> list[Route]:
     """The routes of writers; `docs/operating/edge.md` lists them for people."""
     service = WriteService(writes)
     return [
-        Route("/ping", service.ping, methods=["GET", "HEAD"]),
         Route("/write", service.write_v1, methods=["POST"]),
         Route("/api/v2/write", service.write_v2, methods=["POST"]),
         Route("/api/v3/write_lp", service.write_v3, methods=["POST"]),
@@ -66,10 +71,6 @@ class WriteService:
     def __init__(self, writes: WriteApi) -> None:
         self._writes = writes
         self._threads = ThreadPoolExecutor(ARROW_THREADS, thread_name_prefix="http-write")
-
-    async def ping(self, _request: Request) -> Response:
-        """What clients of InfluxDB ask before they write."""
-        return Response(status_code=204)
 
     async def write_v1(self, request: Request) -> Response:
         """`POST /write?db=DB[&rp=R]&precision=P`."""
@@ -101,27 +102,31 @@ class WriteService:
         return await _influx(lines)
 
     async def write_arrow(self, request: Request) -> Response:
-        """`POST /api/v1/write?database=DB&table=T&tags=A,B[&quorum=K]`, an Arrow IPC stream."""
-        given = _parameters(request, {"database", "table", "tags", "quorum"})
-        tags = tuple(name for name in given.get("tags", "").split(",") if name)
-        quorum = _quorum(given.get("quorum"))
+        """`POST /api/v1/write?database=DB&table=T&tags=A,B[&quorum=K]`, an Arrow IPC stream.
+
+        A tag whose name has a comma is given as `tag=NAME`. See OPTIONS for the others.
+        """
+        given = _parameters(request, {"database", "table", "tags", *OPTIONS})
+        names = (*given.get("tags", "").split(","), *request.query_params.getlist("tag"))
+        tags = tuple(dict.fromkeys(name for name in names if name))
+        options = _options(given)
         for name in ("database", "table"):
             if not given.get(name):
                 raise RequestInvalid(f"the request names no {name}", action=f"add {name}=NAME to the URL")
         async with self._open_request():
             body = await self._body(request)
             written = await self._on_thread(
-                lambda: self._writes.write(given["database"], given["table"], _arrow(body), tags, quorum)
+                lambda: self._writes.write(given["database"], given["table"], _arrow(body), tags, options)
             )
         return JSONResponse({"rows": written.rows, "points": written.points, "offsets": dict(written.offsets)})
 
     async def delete(self, request: Request) -> Response:
         """`POST /api/v1/delete` with `{"database", "table", "tags", "start", "end"}`."""
         given = await posted_json(request)
-        unknown = sorted(given.keys() - {"database", "table", "tags", "start", "end"})
+        unknown = sorted(given.keys() - {"database", "table", "tags", "start", "end", "quorum"})
         if unknown:
             raise RequestInvalid(
-                f"there is no parameter {unknown[0]!r}", action="known are database, table, tags, start, end"
+                f"there is no parameter {unknown[0]!r}", action="known are database, table, tags, start, end, quorum"
             )
         async with self._open_request():
             offsets = await self._on_thread(lambda: self._writes.delete(**_delete(given)))
@@ -226,11 +231,21 @@ def _chosen(name: str, values: Mapping[str, Any], given: str) -> Any:
     return values[given]
 
 
-def _quorum(given: str | None) -> int | None:
+def _options(given: Mapping[str, str]) -> WriteOptions:
+    resolution = _chosen("resolution", _RESOLUTIONS, given.get("resolution", ""))
+    return WriteOptions(
+        _number("quorum", given.get("quorum"), 3),
+        _number("quorum_timeout_ms", given.get("quorum_timeout_ms"), 9),
+        resolution,
+        resolution_required=resolution is not None and _chosen("required", _TRUTH, given.get("required", "")),
+    )
+
+
+def _number(name: str, given: str | None, digits_max: int) -> int | None:
     if given is None:
         return None
-    if not given.isascii() or not given.isdigit() or len(given) > 3:
-        raise RequestInvalid(f"quorum {given!r} is not a whole number")
+    if not given.isascii() or not given.isdigit() or len(given) > digits_max:
+        raise RequestInvalid(f"{name} {given!r} is not a whole number")
     return int(given)
 
 
@@ -254,7 +269,8 @@ def _delete(given: Mapping[str, Any]) -> dict[str, Any]:
         value = given.get(name)
         if value is not None and (isinstance(value, bool) or not isinstance(value, int | str)):
             raise RequestInvalid(f"{name} is no time", action="send ISO 8601, or nanoseconds since 1970")
-    return {**texts, "tags": tags, "start": given.get("start"), "end": given.get("end")}
+    times = {name: given.get(name) for name in ("start", "end")}
+    return {**texts, "tags": tags, **times, "quorum": quorum_of(given.get("quorum"))}
 
 
 def _is_tag(value: object) -> bool:

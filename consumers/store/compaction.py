@@ -2,22 +2,34 @@
 
 The leader decides and appends the merge to the log; every replica executes it with the same result. Inputs
 are neighbours in rank within one slice, bucket and era, so the name of the output states exactly the ranks
-that it holds: from the first version of the first input to the last version of the last one.
+that it holds: from the first version of the first input to the last version of the last one. What files of sync
+senders allow is in headrace.consumers.store.synced.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby, pairwise
+from itertools import groupby
 
 from headrace.consumers.store.segment import SegmentEntry
 from headrace.consumers.store.segment_files import SegmentName
 from headrace.consumers.store.settings import StoreSettings
+from headrace.consumers.store.synced import (
+    Settled,
+    in_order,
+    is_settled,
+    may_join,
+    rank_of,
+    settled_of,
+    whole_versions,
+)
 from headrace.consumers.store.tombstone_set import TombstoneSet, by_table
 from headrace.consumers.store.tombstones import Tombstone
 
+Unit = Sequence[SegmentEntry]
+"""Segments that a merge has all of or none, see `whole_versions`."""
 _TIER_FACTOR = 4
 """Segments whose rows differ by less than this factor are of one size."""
 
@@ -34,61 +46,72 @@ class Compaction:
 
 
 def plan_compaction(
-    entries: Iterable[SegmentEntry], tombstones: Sequence[Tombstone], settings: StoreSettings
+    entries: Iterable[SegmentEntry],
+    tombstones: Sequence[Tombstone],
+    settings: StoreSettings,
+    progress: int | None = None,
 ) -> list[Compaction]:
     """The merges to do now, in order of name; no two share a file.
 
     Neighbours of one slice and bucket are merged, up to `compaction_rows_max` rows, when at least
     `compaction_files_min` of them are of one size and the others smaller. A row is thus rewritten O(log n)
     times for n rows in its slice and bucket. A segment with an unapplied tombstone is rewritten alone unless
-    it is merged anyway.
+    it is merged anyway. Files with rows of a version above `progress`, that of the centre which is furthest behind, stay
+    as they are (docs/internals/sync.md).
     """
+
+    def stays(entry: SegmentEntry) -> bool:
+        # Rows that a centre has accepted must not come again in a file that it has not.
+        return entry.awaited or (progress is not None and entry.rows_version > progress)
+
     locations: dict[tuple[str, str, int, int, int, int], list[SegmentEntry]] = defaultdict(list)
+    of_location: dict[tuple[str, str, int, int], list[SegmentEntry]] = defaultdict(list)
     for entry in entries:
         locations[_rank_space(entry)].append(entry)
+        of_location[entry.location].append(entry)
     plans: list[Compaction] = []
     of_table, none = by_table(tombstones), TombstoneSet()
     for location, segments in sorted(locations.items()):
-        segments.sort(key=lambda entry: entry.first_version)
-        # A file that is not here cannot be merged, nor can those on its two sides be merged around it.
-        for awaited, here in groupby(segments, key=lambda entry: entry.awaited):
-            if not awaited:
-                plans.extend(_plan_location(list(here), of_table.get(location[:2], none), settings))
+        units = whole_versions(sorted(segments, key=rank_of))
+        merges = _plan_location(units, settled_of(of_location[location[:4]]), settings, stays)
+        merged = {name for each in merges for name in each.inputs}
+        deletes = of_table.get(location[:2], none)
+        plans += merges
+        for entry in (entry for unit in units for entry in unit):
+            if not stays(entry) and entry.name not in merged and deletes.unapplied(entry):
+                plans.append(_compaction([entry]))
     return plans
 
 
 def output_name(inputs: Sequence[SegmentEntry]) -> SegmentName:
     """The name of the segment that replaces `inputs` (lowest rank first)."""
-    # A single input keeps its version range, so the generation must change: the old file stays until its
-    # readers are done, and a replaced file must never change under them.
     first, last = inputs[0], inputs[-1]
-    generation = first.generation + 1 if len(inputs) == 1 else 0
-    return SegmentName(
-        first.database,
-        first.table,
-        first.slice_number,
-        first.bucket,
-        first.era,
-        first.first_version,
-        last.last_version,
-        generation,
-    )
+    order = first.order if len(inputs) == 1 else ""
+    ranks = (first.era, first.first_version, last.last_version, order)
+    # Where an input has these ranks, the generation must change: the old file stays until its readers are done, and a
+    # replaced file must never change under them.
+    same = [each.generation for each in inputs if rank_of(each) == ranks]
+    return SegmentName(*first.location, *ranks, generation=max(same, default=-1) + 1)
 
 
 def are_neighbours(inputs: Sequence[SegmentEntry], entries: Iterable[SegmentEntry]) -> bool:
-    """True if `inputs` are of one slice, bucket and era, in order of rank, without another between them."""
+    """True if `inputs` are of one slice, bucket and era, in order of rank, without another between them.
+
+    Several inputs have all files of their first and last version.
+    """
     # A segment between two inputs would have ranks inside the output's range. The order of files by name, by
     # which the highest rank wins, would then be wrong.
     # Versions are compared within one location and era only, and those are of one log: a location is in one
     # slot, an era is one slot table, and a table gives a slot one holder. So two origins never give one name.
     location = {_rank_space(entry) for entry in inputs}
-    ordered = all(one.last_version < two.first_version for one, two in pairwise(inputs))
-    if len(location) != 1 or not ordered:
+    if len(location) != 1 or not in_order(inputs):
         return False
+    if len(inputs) == 1:
+        return True
     names = {entry.name for entry in inputs}
     low, high = inputs[0].first_version, inputs[-1].last_version
     return not any(
-        _rank_space(entry) in location and low <= entry.first_version <= high
+        _rank_space(entry) in location and low <= entry.last_version and entry.first_version <= high
         for entry in entries
         if entry.name not in names
     )
@@ -100,27 +123,29 @@ def _rank_space(entry: SegmentEntry) -> tuple[str, str, int, int, int, int]:
 
 
 def _plan_location(
-    segments: Sequence[SegmentEntry], tombstones: TombstoneSet, settings: StoreSettings
-) -> Iterator[Compaction]:
-    merged: set[str] = set()
-    for candidate in _candidates(segments, settings):
-        merged |= {entry.name for entry in candidate}
-        yield _compaction(candidate)
-    for entry in segments:
-        if entry.name not in merged and tombstones.unapplied(entry):
-            yield _compaction([entry])
+    units: Sequence[Unit], settled: Settled, settings: StoreSettings, stays: Callable[[SegmentEntry], bool]
+) -> list[Compaction]:
+    """The merges of one slice, bucket and era."""
+    # A file that is not here cannot be merged, nor can those on its two sides be merged around it.
+    apart = groupby(units, key=lambda unit: any(map(stays, unit)) or not is_settled(unit, settled))
+    return [
+        _compaction(candidate)
+        for alone, neighbours in apart
+        if not alone
+        for candidate in _candidates(list(neighbours), settled, settings)
+    ]
 
 
-def _candidates(segments: Sequence[SegmentEntry], settings: StoreSettings) -> list[list[SegmentEntry]]:
+def _candidates(units: Sequence[Unit], settled: Settled, settings: StoreSettings) -> list[list[SegmentEntry]]:
     """Neighbours to merge, of the smallest size that has any."""
     # Larger sizes wait until the smaller merges are done: their outputs may join a larger merge, which saves
     # rewriting the same rows twice.
-    tiers = [_tier(entry.rows, settings) for entry in segments]
+    tiers = [_tier(_rows(unit), settings) for unit in units]
     for tier in sorted(set(tiers)):
         found = [
-            [entry for entry, _ in neighbours]
-            for neighbours in _neighbours(list(zip(segments, tiers, strict=True)), tier, settings.compaction_rows_max)
-            if sum(own == tier for _, own in neighbours) >= settings.compaction_files_min
+            [entry for unit, _ in neighbours for entry in unit]
+            for neighbours in _neighbours(list(zip(units, tiers, strict=True)), tier, settled, settings)
+            if sum(len(unit) for unit, own in neighbours if own == tier) >= settings.compaction_files_min
         ]
         if found:
             return found
@@ -128,20 +153,26 @@ def _candidates(segments: Sequence[SegmentEntry], settings: StoreSettings) -> li
 
 
 def _neighbours(
-    segments: Sequence[tuple[SegmentEntry, int]], tier: int, rows_max: int
-) -> Iterator[list[tuple[SegmentEntry, int]]]:
+    units: Sequence[tuple[Unit, int]], tier: int, settled: Settled, settings: StoreSettings
+) -> Iterator[list[tuple[Unit, int]]]:
     """Maximal lists of neighbours of at most this tier, none with more rows than allowed."""
-    found: list[tuple[SegmentEntry, int]] = []
-    rows = 0
-    for entry, own in segments:
-        if found and (own > tier or rows + entry.rows > rows_max):
+    found: list[tuple[Unit, int]] = []
+    rows, rows_max = 0, settings.compaction_rows_max
+    for unit, own in units:
+        size = _rows(unit)
+        before = [entry for each, _ in found for entry in each]
+        if found and (own > tier or rows + size > rows_max or not may_join(before, unit, settled)):
             yield found
             found, rows = [], 0
-        if own <= tier and entry.rows <= rows_max:
-            found.append((entry, own))
-            rows += entry.rows
+        if own <= tier and size <= rows_max:
+            found.append((unit, own))
+            rows += size
     if found:
         yield found
+
+
+def _rows(unit: Unit) -> int:
+    return sum(entry.rows for entry in unit)
 
 
 def _tier(rows: int, settings: StoreSettings) -> int:

@@ -63,6 +63,11 @@ class CutFile:
             entry.size_bytes,
             entry.schema_version,
             tuple(deletes),
+            order=entry.order,
+            synced=entry.synced,
+            stores=entry.stores,
+            loaded_era=entry.loaded_rank[0],
+            loaded_version=entry.loaded_rank[1],
         )
 
 

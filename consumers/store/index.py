@@ -8,7 +8,8 @@ Column families and keys (text is UTF-8; `0x00` cannot occur in a name):
     series       segment name                                     runs of the segment (see segment.py)
     last         database 0x00 table 0x00 bucket (5 digits)       newest row of each series (see last_rows.py)
     tombstones   version (20 digits) 0x00 xxh3-128 of the value   JSON of Tombstone
-    state        `format`                                         `1`; `2` once a file of another log was loaded
+    state        `format`                                         `1`; `2` once a file of another log was loaded;
+                                                                        `3` once it had rows of a sync sender
                  `loaded`                                         version of the newest committed load, decimal
                  `frontier`                                       version of the last committed seal, decimal
                  `state`                                          the bytes that the caller passed to that seal
@@ -50,6 +51,8 @@ from headrace.schemas.tables import DatabaseSchema, FieldType, TableSchema, Time
 INDEX_FORMAT = b"1"
 LOADED_FORMAT = b"2"
 """Of an index with files of other logs, whose entries an earlier build cannot read."""
+SYNCED_FORMAT = b"3"
+"""Of an index with files of sync senders, which a build of the former format cannot rank."""
 REMOVED_KEY = b"removed"
 HELD_KEY = b"held"
 FAMILIES = ("catalogue", "series", "last", "tombstones", "state")
@@ -72,10 +75,12 @@ class IndexChanges:
     held: dict[int, bool] = field(default_factory=dict)
 
     @property
-    def needs_loaded_format(self) -> bool:
-        """Whether an earlier build could not read what is added."""
+    def needed_format(self) -> bytes:
+        """The oldest format of a build that can read what is added."""
+        if any(entry.synced for entry, _ in self.added):
+            return SYNCED_FORMAT
         foreign = any(entry.held_since for entry, _ in self.added) or any(each.slots for each in self.new_tombstones)
-        return foreign or self.loaded_version is not None or bool(self.held)
+        return LOADED_FORMAT if foreign or self.loaded_version is not None or self.held else INDEX_FORMAT
 
 
 @dataclass(slots=True)
@@ -107,15 +112,15 @@ class Index:
         self._failed = False
         self._opening = threading.Lock()
         self._open()
-        found = self._families["state"].get(b"format")
-        if found is None:
+        self._format: bytes = self._families["state"].get(b"format") or INDEX_FORMAT
+        if self._families["state"].get(b"format") is None:
             batch = WriteBatch(raw_mode=True)
             batch.put(b"format", INDEX_FORMAT, self._handles["state"])
             self._write(batch)
-        elif found not in (INDEX_FORMAT, LOADED_FORMAT):
+        elif self._format not in (INDEX_FORMAT, LOADED_FORMAT, SYNCED_FORMAT):
             self.close()
             raise StoreFormatUnknown(
-                f"index {directory} has format {found!r}, this build reads up to {LOADED_FORMAT!r}",
+                f"index {directory} has format {self._format!r}, this build reads up to {SYNCED_FORMAT!r}",
                 action="use the build that wrote it, or a newer one",
             )
         self._removed = self._removed_before()
@@ -169,6 +174,7 @@ class Index:
             batch.put(REMOVED_KEY, json.dumps(sorted(removed)).encode(), self._handles["state"])
         self._write(batch)
         self._removed = removed
+        self._format = max(self._format, changes.needed_format)
 
     def checkpoint(self, directory: Path) -> None:
         """A consistent copy of the index in a new directory, hard-linked where RocksDB can."""
@@ -224,8 +230,8 @@ class Index:
             frontier, state = changes.state
             batch.put(b"frontier", str(frontier).encode(), handles["state"])
             batch.put(b"state", state, handles["state"])
-        if changes.needs_loaded_format:
-            batch.put(b"format", LOADED_FORMAT, handles["state"])
+        if changes.needed_format > self._format:
+            batch.put(b"format", changes.needed_format, handles["state"])
         if changes.held:
             batch.put(HELD_KEY, json.dumps(changes.held, sort_keys=True).encode(), handles["state"])
         if changes.loaded_version is not None:

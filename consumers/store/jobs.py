@@ -19,10 +19,11 @@ from headrace.consumers.store.memtable import LiveBatch, Memtable, TableKey, Tab
 from headrace.consumers.store.row_order import Part, SortedTable, sort_table
 from headrace.consumers.store.segment import Runs, SegmentEntry, encode_segment
 from headrace.consumers.store.segment_files import SegmentName
-from headrace.consumers.store.segment_reader import read_rows, schema_of_file
+from headrace.consumers.store.segment_reader import read_rows, schema_of_file, union_of
 from headrace.consumers.store.slots import without_held
 from headrace.consumers.store.store_errors import JobSuperseded, SegmentAwaited
 from headrace.consumers.store.store_job import StoreComponents, StoreJob
+from headrace.consumers.store.synced import of_all
 from headrace.consumers.store.tombstone_set import TombstoneSet, by_table, visible, without_deleted
 from headrace.consumers.store.tombstones import Tombstone
 from headrace.schemas.tables import FieldType, TableSchema
@@ -63,9 +64,14 @@ class SealJob(StoreJob):
         state: bytes,
         schemas: Mapping[TableKey, TableSchema],
         first_version: int,
+        since_version: int,
     ) -> None:
-        """Created by `Store.freeze`."""
+        """Created by `Store.freeze`.
+
+        Own rows have versions from `first_version` on; the records since the seal before from `since_version` on.
+        """
         super().__init__(components, version)
+        self._since_version = since_version
         self._era_min = era_min
         self._state = state
         self._first_version = first_version
@@ -75,6 +81,8 @@ class SealJob(StoreJob):
         self._sealed = {table: self._sealed_metadata(table, schemas) for table in self._memtable.batches}
         self._newest = {table: self._newest_metadata(table, sealed) for table, sealed in self._sealed.items()}
         self._written: dict[str, _WrittenSegment] = {}
+        # Of these, those that are neither durable nor have their name.
+        self._staged: list[str] = []
 
     def _newest_metadata(self, table: TableKey, sealed: TableMetadata) -> TableMetadata:
         current = self._components.view.metadata(table)
@@ -115,7 +123,7 @@ class SealJob(StoreJob):
     def _write_segments(self) -> None:
         """Writes every segment of the seal; those of one table are encoded while the next one is sorted.
 
-        Segments that a failed earlier run has written are kept.
+        Then all are synced together. Segments that a failed earlier run has finished are kept.
         """
         running: list[Future[None]] = []
         try:
@@ -136,6 +144,19 @@ class SealJob(StoreJob):
             for each in running:
                 each.cancel()
             wait(running)
+            self._finish()
+
+    def _finish(self) -> None:
+        """Everything that was staged gets durable, and its name; else it will be written again."""
+        try:
+            self._components.files.finish(sorted(self._staged))
+        except BaseException:
+            self._components.files.discard(self._staged)
+            for name in self._staged:
+                self._written.pop(name, None)
+            raise
+        finally:
+            self._staged.clear()
 
     def _sorted(self, table: TableKey, sealed: TableMetadata) -> Iterator[tuple[_Ranks, SortedTable]]:
         """The visible rows of one table, sorted, for each era and log: a segment has one of each."""
@@ -174,8 +195,10 @@ class SealJob(StoreJob):
     def _write(self, name: SegmentName, schema: TableSchema, rows: SortedTable, part: Part, held_since: int) -> None:
         segment = rows.rows_of(part)
         encoded = encode_segment(self._components.group, name, schema, segment, self.version, self._components.settings)
-        self._components.files.write(name.relative, encoded.data)
-        entry = replace(encoded.entry, held_since=held_since)
+        self._components.files.stage(name.relative, encoded.data)
+        self._staged.append(name.relative)
+        handed = self.version if held_since else 0
+        entry = replace(encoded.entry, held_since=held_since, handed_version=handed)
         self._written[name.relative] = _WrittenSegment(entry, encoded.runs, last_of_segment(segment, entry))
 
     def _last_rows(self, written: Sequence[_WrittenSegment]) -> dict[BucketKey, pa.RecordBatch]:
@@ -207,7 +230,7 @@ class SealJob(StoreJob):
     def _new_tombstones(self) -> list[Tombstone]:
         """The tombstones since the previous seal; older ones are in the index already."""
         # By the place where they came, not by rank: some were handed over.
-        return [each for found in self._tombstones.values() for each in found if each.came_at >= self._first_version]
+        return [each for found in self._tombstones.values() for each in found if each.came_at >= self._since_version]
 
     def _fields(self, table: TableKey) -> dict[str, FieldType]:
         metadata = self._newest.get(table) or self._components.view.metadata(table)
@@ -233,7 +256,10 @@ class SealJob(StoreJob):
         # rows may come at any time, so the number of these tombstones is bounded.
         late = [each for each in unneeded if each.slots or each.era > self._era_min]
         late.sort(key=lambda each: each.came_at)
-        return set(unneeded).difference(late[-LATE_TOMBSTONES_MAX:])
+        # A user's delete follows to the centres, so it stays until each has decided about it.
+        progress = self._components.centres.lowest(self._components.group)
+        unsent = () if progress is None else [each for each in unneeded if each.came_at > progress and not each.is_drop]
+        return set(unneeded).difference(late[-LATE_TOMBSTONES_MAX:], unsent)
 
 
 class CompactJob(StoreJob):
@@ -269,14 +295,11 @@ class CompactJob(StoreJob):
         components = self._components
         metadata = components.view.metadata((inputs[0].database, inputs[0].table))
         assert metadata is not None, inputs[0].name
-        # The newest schema among the inputs, not the newest in memory: it is the same on every replica,
-        # whenever the job runs.
-        newest = max(inputs, key=lambda entry: (entry.schema_version, entry.name))
+        # What the inputs have, not the newest in memory: it is the same on every replica, whenever the job runs. The
+        # file of a sync sender may lack columns that the table had before.
+        files = [schema_of_file(components.files.path(entry.name), entry) for entry in inputs]
         # The resolution is not in the file. It is that of every version of the table.
-        schema = replace(
-            schema_of_file(components.files.path(newest.name), newest),
-            recorded_resolution=metadata.schema.recorded_resolution,
-        )
+        schema = replace(union_of(files), recorded_resolution=metadata.schema.recorded_resolution)
         fields = [name for name, _ in schema.fields]
         batches = []
         tombstones = self._tombstones.get((inputs[0].database, inputs[0].table), TombstoneSet())
@@ -293,8 +316,17 @@ class CompactJob(StoreJob):
         components.files.write(name.relative, encoded.data)
         components.files.sync_directories([name.relative])
         # Rows of one slot and era are of one log, so the inputs have both in common (see `are_neighbours`).
-        newest_load = max(entry.loaded_version for entry in inputs)
-        entry = replace(encoded.entry, held_since=inputs[0].held_since, loaded_version=newest_load)
+        synced, stores = of_all(inputs)
+        entry = replace(
+            encoded.entry,
+            held_since=inputs[0].held_since,
+            loaded_version=max(entry.loaded_version for entry in inputs),
+            handed_version=max(entry.handed_version for entry in inputs),
+            order=name.order,
+            synced=synced,
+            stores=stores,
+            loaded_rank=max(each.loaded_rank for each in inputs),
+        )
         return _WrittenSegment(entry, encoded.runs, last_of_segment(segment, entry))
 
     def _replace(self, inputs: Sequence[SegmentEntry], output: _WrittenSegment | None) -> None:

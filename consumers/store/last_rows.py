@@ -3,7 +3,8 @@
 Of sealed rows, the index holds them for each bucket of a table: an Arrow IPC stream (zstd) with one row a
 series, of `__series` (series key), `time` (ns), `__era`, `__stale`, `__version`, `__since`, then the fields. The
 version is the last one of the segment that the row is of; earlier builds have not written it (-1), nor the
-era since which the group holds the row's slot (0). A row is stale when a tombstone deleted it and the next
+era since which the group holds the row's slot (0). Where rows of sync senders are among them, `__order` and
+`__cleaned` come before the fields: those of the segment, else empty and 0. A row is stale when a tombstone deleted it and the next
 older row is unknown. The newest row of that series is then known only by a scan, until a row at least as new
 arrives. Of unsealed rows, a summary is kept up to date by reading each batch once.
 """
@@ -39,24 +40,40 @@ VERSION_COLUMN = "__version"
 
 SINCE_COLUMN = "__since"
 
+ORDER_COLUMN = "__order"
+
+CLEANED_COLUMN = "__cleaned"
+
 _EARLIEST = np.iinfo(np.int64).min
 
-_FIXED = (SERIES_COLUMN, TIME_COLUMN, ERA_COLUMN, STALE_COLUMN, VERSION_COLUMN, SINCE_COLUMN)
+_PLAIN = (SERIES_COLUMN, TIME_COLUMN, ERA_COLUMN, STALE_COLUMN, VERSION_COLUMN, SINCE_COLUMN)
+
+_FIXED = (*_PLAIN, ORDER_COLUMN, CLEANED_COLUMN)
 
 
 @dataclass(frozen=True, slots=True)
 class LastRanks:
-    """The ranks of last rows; `since` is the era since which the group holds the slot of each."""
+    """The ranks of last rows; `since` is the era since which the group holds the slot of each.
+
+    For rows of segments with rows of sync senders, `orders` decide between those of one version, and deletes of this
+    log up to `cleaned` do not concern them.
+    """
 
     eras: Int64s
     versions: Int64s
     since: Int64s
+    orders: pa.StringArray | None = None
+    cleaned: Int64s | None = None
 
     @classmethod
     def of_segment(cls, entry: SegmentEntry, rows: int) -> LastRanks:
         """Those of `rows` rows of one segment."""
         every = (entry.era, entry.last_version, entry.held_since)
-        return cls(*(np.full(rows, value, np.int64) for value in every))
+        eras, versions, since = (np.full(rows, value, np.int64) for value in every)
+        if not entry.synced:
+            return cls(eras, versions, since)
+        orders = pa.array([entry.order], pa.string()).take(pa.array(np.zeros(rows, np.int64)))
+        return cls(eras, versions, since, orders, np.full(rows, entry.cleaned_version, np.int64))
 
     @classmethod
     def of_live(cls, batches: Sequence[LiveBatch], positions: Int64s) -> LastRanks:
@@ -114,18 +131,29 @@ def merge_last(batches: Sequence[pa.RecordBatch], fields: Mapping[str, FieldType
     """
     keys = pa.concat_arrays([batch.column(0) for batch in batches]).dictionary_encode()
     codes = keys.indices.to_numpy()
-    times, eras, versions, since = (
-        np.concatenate([batch.column(place).to_numpy() for batch in batches]) for place in (1, 2, 4, 5)
+    times, eras, versions, since, cleaned = (
+        np.concatenate([batch.column(place).to_numpy() for batch in batches]) for place in (1, 2, 4, 5, 7)
     )
+    orders = pa.concat_arrays([batch.column(6) for batch in batches])
     # Files that were loaded come in any order, so the order of the batches is not that of ranks.
-    order = np.lexsort((np.arange(len(codes)), versions, eras, times, codes))
+    order = np.lexsort((np.arange(len(codes)), _ordinals(orders), versions, eras, times, codes))
     ends = np.append(np.flatnonzero(np.diff(codes[order])), len(order) - 1) if len(order) else order
-    rows = pa.array(order[ends])
+    newest = order[ends]
+    rows = pa.array(newest)
     stale = pa.concat_arrays([batch.column(3) for batch in batches]).take(rows)
-    columns = [keys.dictionary, times[order[ends]], eras[order[ends]], stale]
-    columns += [versions[order[ends]], since[order[ends]]]
+    columns = [keys.dictionary, times[newest], eras[newest], stale]
+    columns += [versions[newest], since[newest], orders.take(rows), cleaned[newest]]
     columns.extend(field_column(batches, name, kind).take(rows) for name, kind in fields.items())
     return pa.RecordBatch.from_arrays([pa.array(column) for column in columns], names=[*_FIXED, *fields])
+
+
+def _ordinals(orders: pa.StringArray) -> Int64s:
+    """A number for each order, which compare as the orders do."""
+    encoded = orders.dictionary_encode()
+    places = np.empty(len(encoded.dictionary), np.int64)
+    places[pc.sort_indices(encoded.dictionary).to_numpy()] = np.arange(len(places))
+    ordinals: Int64s = places[encoded.indices.to_numpy()]
+    return ordinals
 
 
 def apply_tombstones(batch: pa.RecordBatch, tombstones: TombstoneSet, era_max: int) -> pa.RecordBatch:
@@ -152,14 +180,17 @@ def _hit(batch: pa.RecordBatch, tombstones: TombstoneSet, handed: bool = False) 
     `handed`: the tombstones are of earlier holders, so they concern rows from before the slots came, too.
     """
     # One lookup for each distinct rank: there are as many as segments, and many more rows.
-    columns = [batch.column(place).to_numpy() for place in (2, 4, 5)]
+    columns = [batch.column(place).to_numpy() for place in (2, 4, 5, 7)]
     codes = np.zeros(len(batch), np.int64)
-    for place in (2, 4, 5):
+    for place in (2, 4, 5, 7):
         encoded = batch.column(place).dictionary_encode()
         codes = codes * max(1, len(encoded.dictionary)) + encoded.indices.to_numpy()
     _, firsts, rank_of_row = np.unique(codes, return_index=True, return_inverse=True)
     ranks = zip(*(column[firsts].tolist() for column in columns), strict=True)
-    found = [tombstones.floor(era, version, 0 if handed else since) for era, version, since in ranks]
+    found = [
+        tombstones.floor(era, version, 0) if handed else tombstones.floor(era, version, since, cleaned)
+        for era, version, since, cleaned in ranks
+    ]
     floors = np.array(found, np.int64)[rank_of_row]
     every = np.arange(len(batch))
     return tombstones.deleted(batch.column(0), every, batch.column(1).to_numpy(), floors)
@@ -195,6 +226,9 @@ def with_tags(batch: pa.RecordBatch, tags: Mapping[str, Sequence[str]], index: T
 
 def encode_last(batch: pa.RecordBatch) -> bytes:
     """The value of a bucket in the index."""
+    # Without rows of sync senders as earlier builds read it.
+    if not pc.any(pc.not_equal(batch.column(7), 0)).as_py():
+        batch = batch.drop_columns([ORDER_COLUMN, CLEANED_COLUMN])
     sink = pa.BufferOutputStream()
     options = pa.ipc.IpcWriteOptions(compression="zstd", use_threads=False)
     with pa.ipc.new_stream(sink, batch.schema, options=options) as writer:
@@ -206,20 +240,30 @@ def decode_last(data: bytes) -> pa.RecordBatch:
     """The inverse of `encode_last`."""
     with pa.ipc.open_stream(data) as reader:
         batch = reader.read_next_batch()
-    if batch.schema.get_field_index(VERSION_COLUMN) >= 0:
-        return batch
-    # Written by an earlier build, which had no rows of other logs. It has applied every tombstone up to its
-    # newest seal, so the rows rank below all that are to be applied.
     columns, names = batch.columns, batch.schema.names
-    unknown = [pa.array(np.full(len(batch), value, np.int64)) for value in (-1, 0)]
-    return pa.RecordBatch.from_arrays([*columns[:4], *unknown, *columns[4:]], [*_FIXED, *names[4:]])
+    if batch.schema.get_field_index(VERSION_COLUMN) < 0:
+        # Written by an earlier build, which had no rows of other logs. It has applied every tombstone up to its
+        # newest seal, so the rows rank below all that are to be applied.
+        unknown = [pa.array(np.full(len(batch), value, np.int64)) for value in (-1, 0)]
+        columns, names = [*columns[:4], *unknown, *columns[4:]], [*_PLAIN, *names[4:]]
+    if names[len(_PLAIN) : len(_FIXED)] != [ORDER_COLUMN, CLEANED_COLUMN]:
+        columns = [*columns[: len(_PLAIN)], *_unsynced(len(batch)), *columns[len(_PLAIN) :]]
+        names = [*_FIXED, *names[len(_PLAIN) :]]
+    return pa.RecordBatch.from_arrays(columns, names)
+
+
+def _unsynced(rows: int) -> list[pa.Array]:
+    """Order and cleaned version of rows that no sync sender sent."""
+    zeros = pa.array(np.zeros(rows, np.int64))
+    return [pa.array([""], pa.string()).take(zeros), zeros]
 
 
 def last_batch(keys: pa.Array, times: Int64s, ranks: LastRanks, fields: Mapping[str, pa.Array]) -> pa.RecordBatch:
     """Last rows from columns, none of them stale."""
     stale = np.zeros(len(times), np.bool_)
     fixed = (times, ranks.eras, stale, ranks.versions, ranks.since)
-    columns = [keys, *map(pa.array, fixed), *fields.values()]
+    synced = _unsynced(len(times)) if ranks.orders is None else [ranks.orders, pa.array(ranks.cleaned)]
+    columns = [keys, *map(pa.array, fixed), *synced, *fields.values()]
     return pa.RecordBatch.from_arrays(columns, names=[*_FIXED, *fields])
 
 

@@ -19,7 +19,7 @@ together. A sync for each file would take longer than its transfer.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -31,11 +31,13 @@ from headrace.consumers.store.last_rows import apply_tombstones, empty_last, enc
 from headrace.consumers.store.memtable import TableMetadata
 from headrace.consumers.store.segment import METADATA_PREFIX, Runs, SegmentEntry
 from headrace.consumers.store.segment_files import SEGMENT_SUFFIX, SegmentName, file_digest, translate_errors
+from headrace.consumers.store.slots import without_held
 from headrace.consumers.store.store_errors import JobSuperseded, StagedFileInvalid
 from headrace.consumers.store.store_job import StoreComponents, StoreJob
+from headrace.consumers.store.synced import place_of, ranked, share_ranks
 from headrace.consumers.store.tombstone_set import TombstoneSet
 from headrace.consumers.store.tombstones import tombstone
-from headrace.schemas.messages import Load
+from headrace.schemas.messages import Load, SyncedRows
 
 SERIES_SUFFIX = ".series"
 
@@ -78,17 +80,14 @@ def staged_names(content_digest: str) -> tuple[str, str]:
 
 
 def awaited_entry(version: int, load: Load) -> SegmentEntry:
-    """The catalogue entry of a file that a load names and that is not here."""
-    name = SegmentName(
-        load.database,
-        load.table,
-        load.slice_number,
-        load.bucket,
-        load.era,
-        load.first_version,
-        load.last_version,
-        load.generation,
-    )
+    """The catalogue entry of a file that a load names and that is not here.
+
+    That of a sync sender has the ranks which it has there; `LoadJob` finds those that it gets here.
+    """
+    place = (load.database, load.table, load.slice_number, load.bucket)
+    ranks = (load.era, load.first_version, load.last_version, place_of(load))
+    name = SegmentName(*place, *ranks, generation=load.generation)
+    own = (SyncedRows(load.sender, load.order, load.settled),) if load.sender else load.synced
     table = (load.database, load.table)
     carried = (tombstone(d.version, d.era, table, dict(d.tags), d.start_ns, d.end_ns) for d in load.deletes)
     return SegmentEntry(
@@ -101,11 +100,15 @@ def awaited_entry(version: int, load: Load) -> SegmentEntry:
         content_digest=load.content_digest.hex(),
         file_digest="",
         schema_version=load.schema_version,
-        cleaned_version=0,
+        # Of this log's deletes, those that came before the file of a sender do not concern it, whatever its rank.
+        cleaned_version=version if load.sender else 0,
         loaded_version=version,
         held_since=load.held_since,
         carried=tuple(carried),
         awaited=True,
+        synced=own,
+        stores=load.stores,
+        loaded_rank=(load.loaded_era, load.loaded_version),
     )
 
 
@@ -115,11 +118,21 @@ class LoadJob(StoreJob):
     The loads that wait right behind it are committed with it.
     """
 
-    def __init__(self, components: StoreComponents, version: int, entry: SegmentEntry, known: TableMetadata) -> None:
-        """Created by `Store.load`."""
+    def __init__(
+        self,
+        components: StoreComponents,
+        version: int,
+        entry: SegmentEntry,
+        known: TableMetadata,
+        synced_era: int | None = None,
+    ) -> None:
+        """Created by `Store.load`. A file of a sync sender has the era of the group at the load."""
         super().__init__(components, version)
         self._entry = entry
         self._known = known
+        self._synced_era = synced_era
+        # Those known at this version: a cut that came since has taken files away that this job must still see.
+        self._held = components.view.holds
         self._void = ""
 
     def run(self) -> None:
@@ -133,14 +146,17 @@ class LoadJob(StoreJob):
         # Applied before a crash, and read again. By its version and not by its name: since then the file may
         # have been merged, or released.
         new = [job for job in batch if job.version > components.view.loaded_version]
-        attaching, present = _Attaching(components), _ranks(components.view.catalogue() if new else ())
+        view, attaching = components.view, _Attaching(components)
+        every = (*view.catalogue(), *view.cut_entries()) if new else ()
+        files = _by_location(every)
         for job in new:
-            entry = job._entry
-            if conflict := job._conflict(present):
+            present = without_held(files.get(job._entry.location, ()), job._held)
+            entry = job._ranked(present)
+            if conflict := job._conflict(entry, present):
                 # Counted all the same: read again after a crash, it must not fit a later catalogue.
                 job._void = f"load at version {job.version} of {entry.name}: {conflict}"
                 continue
-            present.setdefault((entry.location, entry.era), []).append(entry)
+            files.setdefault(entry.location, []).append(entry)
             attaching.load(entry, job._known)
         if new:
             attaching.commit(loaded_version=new[-1].version)
@@ -155,28 +171,30 @@ class LoadJob(StoreJob):
                 return
             yield job
 
-    def _conflict(self, present: _Ranks) -> str:
+    def _ranked(self, present: Sequence[SegmentEntry]) -> SegmentEntry:
+        """The file with its ranks here."""
+        if self._synced_era is None:
+            return self._entry
+        return ranked(self._entry, self._synced_era, self.version, present)
+
+    def _conflict(self, entry: SegmentEntry, present: Sequence[SegmentEntry]) -> str:
         """Why the file cannot be one of this store, empty if it can. It follows from the log alone."""
-        entry, database = self._entry, self._known.database
+        database = self._known.database
         slices = {time // database.slice_ns for time in (entry.min_time_ns, entry.max_time_ns)}
         if slices != {entry.slice_number} or entry.bucket >= database.buckets:
             return f"its rows are not of slice {entry.slice_number} and bucket {entry.bucket}"
         # Rows of one slot and era are of one log (see `compaction.are_neighbours`), so ranges that overlap are
         # the same rows twice, or those of an origin that never held the slot.
-        for other in present.get((entry.location, entry.era), ()):
-            if entry.first_version <= other.last_version and other.first_version <= entry.last_version:
+        for other in present:
+            if other.era == entry.era and share_ranks(entry, other):
                 return f"{other.name} has rows of its ranks"
         return ""
 
 
-_Ranks = dict[tuple[tuple[str, str, int, int], int], list[SegmentEntry]]
-"""The files of a catalogue by location and era."""
-
-
-def _ranks(catalogue: Collection[SegmentEntry]) -> _Ranks:
-    found: _Ranks = {}
-    for entry in catalogue:
-        found.setdefault((entry.location, entry.era), []).append(entry)
+def _by_location(entries: Iterable[SegmentEntry]) -> dict[tuple[str, str, int, int], list[SegmentEntry]]:
+    found: dict[tuple[str, str, int, int], list[SegmentEntry]] = {}
+    for entry in entries:
+        found.setdefault(entry.location, []).append(entry)
     return found
 
 

@@ -31,6 +31,7 @@ from headrace.consumers.store.segment import SegmentEntry
 from headrace.consumers.store.segment_files import SegmentFiles
 from headrace.consumers.store.segment_reader import ReadCount, read_rows
 from headrace.consumers.store.store_view import TableView
+from headrace.consumers.store.synced import rank_of
 from headrace.consumers.store.tombstone_set import visible, without_deleted
 from headrace.consumers.store.tombstones import rows_between
 from headrace.schemas.payload import SERIES_COLUMN, SERIES_TYPE
@@ -54,9 +55,14 @@ class TableScan:
         close: Callable[[], None],
         segments: int = 0,
         merged: ReadCount | None = None,
+        file_rows: int = 0,
     ) -> None:
-        """Created by `Store.scan`; `segments` are those of the table, and `merged` was read of them for `table`."""
+        """Created by `Store.scan`; `segments` are those of the table, and `merged` was read of them for `table`.
+
+        `file_rows` is the number of rows in all files.
+        """
         self.files = files
+        self.file_rows = file_rows
         self.table = table
         self.segments = segments
         self.merged = merged or ReadCount()
@@ -93,19 +99,19 @@ def read_table(
     live = [batch for batch in view.live if request.overlaps(batch.min_time_ns, batch.max_time_ns)]
     direct, merged = split(candidates, live, view.tombstones, request, runs_of, overlaps)
     fields = [name for name, _ in view.schema.fields if request.needs(name)]
-    ranked: list[tuple[tuple[int, int], pa.RecordBatch]] = []
+    ranked: list[tuple[tuple[int, int, int, str], pa.RecordBatch]] = []
     count = ReadCount()
     for entry in merged:
         runs, mask = runs_of(entry.name), wanted.get(entry.name)
         rows = read_rows(files.path(entry.name), entry, runs, fields, request.start_ns, request.end_ns, mask, count)
         (rows,) = without_deleted([rows], view.tombstones.unapplied(entry), [0])
-        ranked.append(((entry.era, entry.first_version), rows))
+        ranked.append((rank_of(entry), rows))
     masks = _TagFilter(request.tags or {})
     # Columns before rows: a filter copies every column that it is given.
     narrow = [replace(batch, rows=_columns(batch.rows, fields)) for batch in live]
     for batch, rows in zip(live, visible(narrow, view.tombstones), strict=True):
         rows = rows_between(rows, request.start_ns, request.end_ns)
-        ranked.append(((batch.era, batch.version), masks.keep(rows)))
+        ranked.append(((batch.era, batch.version, batch.version, ""), masks.keep(rows)))
     ranked.sort(key=lambda pair: pair[0])
     batches = [rows for _, rows in ranked if len(rows)]
     # Unique unsealed rows alone need no sort: the common query on recent data.

@@ -45,6 +45,7 @@ from headrace.consumers.store.segment_files import SegmentName
 from headrace.consumers.store.settings import StoreSettings
 from headrace.consumers.store.tag_index import TagIndex
 from headrace.consumers.store.tombstones import Tombstone
+from headrace.schemas.messages import SyncedRows
 from headrace.schemas.tables import TIME_COLUMN, TableSchema, TimeResolution
 
 SEGMENT_FORMAT = 1
@@ -75,7 +76,11 @@ class SegmentEntry:
     `loaded_version` is that record's version. `held_since` is the era since which this group holds the slot: its
     tombstones of lower eras do not concern the rows, since another group decided about them then. `carried` are
     the deletes of the earlier holders that are not applied to the file yet. `awaited`: the file is not here; it
-    then has no size and no file digest.
+    then has no size and no file digest. `handed_version` is the version at which the newest of handed rows were sealed.
+
+    A segment with rows of sync senders has `synced`, with one value for each of them, and `stores`, the clusters that
+    rows have passed. One file of a sender has the place among those of its version in `order`. `loaded_rank` is the
+    (era, version) of its newest such load, in the log that carried it out: deletes below it came before the rows.
     """
 
     name: str
@@ -99,12 +104,18 @@ class SegmentEntry:
     held_since: int = 0
     carried: tuple[Tombstone, ...] = ()
     awaited: bool = False
+    order: str = ""
+    synced: tuple[SyncedRows, ...] = ()
+    stores: tuple[str, ...] = ()
+    handed_version: int = 0
+    loaded_rank: tuple[int, int] = (0, 0)
 
     def to_json(self) -> bytes:
         """The value of the entry in the index."""
         # Not `asdict` of the whole entry: it copies each value, and a seal has an entry for every file.
         values = {each.name: getattr(self, each.name) for each in fields(self)}
-        values["carried"] = [asdict(tombstone) for tombstone in self.carried]
+        values["carried"] = [tombstone.values() for tombstone in self.carried]
+        values["synced"] = [asdict(rows) for rows in self.synced]
         # Fields that only a loaded file has are left out of the others: earlier builds read those still.
         for each in fields(self):
             if getattr(self, each.name) == each.default:
@@ -116,6 +127,9 @@ class SegmentEntry:
         """The inverse of `to_json`."""
         values = json.loads(data)
         values["carried"] = tuple(Tombstone.from_values(each) for each in values.get("carried", ()))
+        values["synced"] = tuple(SyncedRows(**each) for each in values.get("synced", ()))
+        values["stores"] = tuple(values.get("stores", ()))
+        values["loaded_rank"] = tuple(values.get("loaded_rank", (0, 0)))
         return cls(**values)
 
     @property
@@ -128,8 +142,18 @@ class SegmentEntry:
         """The version of this group's log at which the file was made or loaded here."""
         return max(self.cleaned_version, self.loaded_version)
 
+    @property
+    def rows_version(self) -> int:
+        """The version of this group's log up to which its rows came, whatever merges have done with the file since."""
+        # Versions of handed rows count another log, and the rank of a loaded file may be below the place of its load.
+        own = 0 if self.held_since else self.last_version
+        return max(own, self.loaded_version, self.handed_version)
+
     def is_subject_to(self, tombstone: Tombstone) -> bool:
         """Whether a tombstone of this group's log deletes those rows of the segment that it matches."""
+        if self.synced and tombstone.came_at <= self.cleaned_version:
+            # Its rank may be below that of a delete that came before the file.
+            return False
         return tombstone.era >= self.held_since and tombstone.outranks(self.era, self.last_version)
 
     def overlaps(self, start_ns: int | None, end_ns: int | None) -> bool:

@@ -2,9 +2,10 @@
 
 A segment is `{database}/{table}/{slice}-{bucket}/{era}-{first}-{last}.parquet`, relative to the segments of
 its group. The era has 6 digits and the versions have 15, so of two files in one directory the later name has
-the higher ranks. A file that was rewritten over the same version range ends in `-{generation}`; the catalogue
-never names both. Characters of database and table names that a file system, a glob or Spark would interpret
-are percent-encoded.
+the higher ranks. A file of a sync sender has `_{order}` behind its version (see
+headrace.consumers.store.synced). A file that was rewritten over the same ranks ends in `-{generation}`; the
+catalogue never names both. Characters of database and table names that a file system, a glob or Spark would
+interpret are percent-encoded.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import errno
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -48,6 +49,7 @@ class SegmentName:
     era: int
     first_version: int
     last_version: int
+    order: str = ""
     generation: int = 0
 
     @property
@@ -60,7 +62,9 @@ class SegmentName:
         """Path of the segment, relative to the segments of its group; this is its name in the catalogue."""
         generation = f"-{self.generation}" if self.generation else ""
         ranks = f"{self.era:06}-{self.first_version:015}-{self.last_version:015}"
-        return f"{self.directory}/{ranks}{generation}{SEGMENT_SUFFIX}"
+        # The underscore is above the dot of the suffix: a file with an order is above one of its version without.
+        order = f"_{self.order}" if self.order else ""
+        return f"{self.directory}/{ranks}{order}{generation}{SEGMENT_SUFFIX}"
 
 
 class SegmentFiles:
@@ -87,18 +91,54 @@ class SegmentFiles:
 
         Raises StoreFull or StoreUnwritable.
         """
-        target = self.path(name)
-        partial = target.with_name(target.name + PARTIAL_SUFFIX)
-        with translate_errors(target):
-            target.parent.mkdir(parents=True, exist_ok=True)
+        self.stage(name, data)
+        try:
+            self.finish([name])
+        except BaseException:
+            self.discard([name])
+            raise
+
+    def stage(self, name: str, data: pa.Buffer) -> None:
+        """Writes the bytes of a file, which are durable and have their name after `finish`.
+
+        Raises StoreFull or StoreUnwritable, and then leaves nothing.
+        """
+        partial = self._partial(name)
+        with self._lock:
+            # When every row of a merge was deleted, another merge may give its name again: the file is not the one
+            # that a reader still has.
+            self._obsolete.discard(name)
+        with translate_errors(self.path(name)):
+            partial.parent.mkdir(parents=True, exist_ok=True)
             try:
-                # Bytes before the name: a crash must not leave the final name on a file with missing pages.
-                # Opening trusts the size of a file and does not read it.
-                _write_synced(partial, data)
-                os.rename(partial, target)
+                _write(partial, data)
             except BaseException:
                 partial.unlink(missing_ok=True)
                 raise
+
+    def finish(self, names: Sequence[str]) -> None:
+        """Makes staged files durable and gives them their names, which are durable after `sync_directories`.
+
+        Raises StoreFull or StoreUnwritable: `discard` what is not finished then, and stage it again.
+        """
+        # Bytes before the name: a crash must not leave the final name on a file with missing pages. Opening trusts the
+        # size of a file and does not read it. All at once: file systems write down many files with one commit of
+        # their journal, for which every other writer of that disk waits.
+        for name in names:
+            with translate_errors(self.path(name)):
+                fsync_file(self._partial(name))
+        for name in names:
+            with translate_errors(self.path(name)):
+                os.rename(self._partial(name), self.path(name))
+
+    def discard(self, names: Iterable[str]) -> None:
+        """Removes staged files. After a failed sync they must be written again: their pages count as clean."""
+        for name in names:
+            self._partial(name).unlink(missing_ok=True)
+
+    def _partial(self, name: str) -> Path:
+        target = self.path(name)
+        return target.with_name(target.name + PARTIAL_SUFFIX)
 
     def link(self, name: str, source: Path, *, synced: bool = False) -> None:
         """Links a file of the same file system under a name that no reader knows.
@@ -255,13 +295,12 @@ def store_error(error: OSError, path: Path) -> StoreError:
     )
 
 
-def _write_synced(path: Path, data: pa.Buffer) -> None:
+def _write(path: Path, data: pa.Buffer) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
     try:
         view = memoryview(data)
         while view:
             view = view[os.write(descriptor, view) :]
-        os.fsync(descriptor)
     finally:
         os.close(descriptor)
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from headrace.consumers.store.segment_files import file_digest
 from headrace.consumers.store.store_errors import SegmentUnread, StoreDamaged, StoreError
 from headrace.schemas.payload import SERIES_COLUMN
 from headrace.schemas.series import series_keys
-from headrace.schemas.tables import TIME_COLUMN, FieldType, TableSchema
+from headrace.schemas.tables import TIME_COLUMN, FieldType, TableSchema, widened
 
 
 @dataclass(slots=True)
@@ -90,6 +90,19 @@ def schema_of_file(path: Path, entry: SegmentEntry) -> TableSchema:
     known = tuple((name, kind) for name, kind in fields.items() if kind is not None)
     assert len(known) == len(fields), path
     return TableSchema(entry.database, entry.table, entry.schema_version, tuple(schema.names[:split]), known)
+
+
+def union_of(schemas: Sequence[TableSchema]) -> TableSchema:
+    """All columns of versions of one table, each in the type that holds the values of all of them."""
+    fields: dict[str, FieldType] = {}
+    for name, kind in (field for schema in schemas for field in schema.fields):
+        wider = widened(fields.get(name, kind), kind)
+        # The table log has no other change of a type.
+        assert wider is not None, (schemas[0].table, name)
+        fields[name] = wider
+    tags = {tag for schema in schemas for tag in schema.tags}
+    newest = max(schema.version for schema in schemas)
+    return replace(schemas[0], version=newest, tags=tuple(sorted(tags)), fields=tuple(sorted(fields.items())))
 
 
 def runs_of_tags(table: str, tags: Mapping[str, pa.Array], times: Int64s) -> Runs:

@@ -36,6 +36,8 @@ class SlotMoves:
         """Begins with what the index has."""
         self._components = components
         self._frozen_version = components.view.frontier
+        # The newest version that no own segment to come has ranks up to: of a seal, or of a file of a sync sender.
+        self._divided_version = components.view.frontier
         self._version = components.view.frontier
 
     def write_handed(
@@ -60,8 +62,11 @@ class SlotMoves:
         self._advance(version)
         self._components.view.add_tombstone(deleted)
 
-    def load(self, version: int, load: Load, schema: TableSchema, database: DatabaseSchema) -> LoadJob:
+    def load(self, version: int, load: Load, schema: TableSchema, database: DatabaseSchema, era: int = 0) -> LoadJob:
         """Adds a sealed file of another log, whose rows keep their rank; `schema` is the one that it names.
+
+        The rows of a sync sender get a rank of this log; `era` is that of the group, and nothing may be unsealed that
+        was written before (see headrace.consumers.store.synced).
 
         The file is attached if it is staged (see headrace.consumers.store.load_job), and awaited otherwise. The
         job raises JobSuperseded for a file that cannot be one of this store; nothing is added then. Rows and
@@ -72,7 +77,11 @@ class SlotMoves:
         current = view.metadata(table)
         known = TableMetadata(database, newer_schema(current.schema if current else None, schema))
         view.note_table(known)
-        return LoadJob(self._components, version, awaited_entry(version, load), known)
+        if load.sender:
+            self._divided_version = version
+        return LoadJob(
+            self._components, version, awaited_entry(version, load), known, synced_era=era if load.sender else None
+        )
 
     @property
     def staging_directory(self) -> Path:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
 
+from headrace.consumers.store.centres import NO_CENTRES, CentreProgress
 from headrace.consumers.store.compaction import Compaction, plan_compaction
 from headrace.consumers.store.index import RunsCache
 from headrace.consumers.store.jobs import CompactJob, DropJob, SealJob
@@ -36,6 +38,7 @@ from headrace.consumers.store.store_directory import (
 from headrace.consumers.store.store_job import StoreComponents
 from headrace.consumers.store.store_view import StoreView
 from headrace.consumers.store.tombstones import tombstone
+from headrace.consumers.store.undecided import Undecided, first_undecided_ns, write_undecided
 from headrace.schemas.tables import DatabaseSchema, TableSchema
 
 
@@ -69,12 +72,13 @@ class Store(SlotMoves):
         group: str,
         settings: StoreSettings | None = None,
         encoders: Executor | None = None,
+        centres: CentreProgress = NO_CENTRES,
     ) -> Store:
         """Opens or creates the store of `group`.
 
         It runs the recovery passes of headrace.consumers.store.store_directory. The time depends on the
         number of segments, not on their size. Stores of one process share `encoders` (see
-        `encoding_threads`). Raises StoreLocked, StoreFull, StoreUnwritable, StoreDamaged or
+        `encoding_threads`). Merges and deletes wait for `centres`. Raises StoreLocked, StoreFull, StoreUnwritable, StoreDamaged or
         StoreFormatUnknown.
         """
         settings = settings or StoreSettings()
@@ -92,6 +96,7 @@ class Store(SlotMoves):
             live=LiveSummaries(),
             encoders=threads,
             staging=Path(data_directory) / STAGING_DIRECTORY / path_component(group),
+            centres=centres,
         )
         return cls(components, own_encoders=None if encoders else threads)
 
@@ -161,8 +166,9 @@ class Store(SlotMoves):
         must be the same on every replica.
         """
         self._advance(version)
-        first_version, self._frozen_version = self._frozen_version + 1, version
-        return SealJob(self._components, version, era, state, schemas or {}, first_version)
+        since, first_version = self._frozen_version + 1, self._divided_version + 1
+        self._frozen_version = self._divided_version = version
+        return SealJob(self._components, version, era, state, schemas or {}, first_version, since)
 
     def compact(self, version: int, inputs: Sequence[str]) -> CompactJob:
         """Merges segments of one slice, bucket and era and applies the tombstones so far.
@@ -186,7 +192,7 @@ class Store(SlotMoves):
             return None
         # Whole slices only, so that the job removes files and rewrites none.
         end_ns = before_ns // metadata.database.slice_ns * metadata.database.slice_ns
-        dropped = tombstone(version, era, (database, table), {}, None, end_ns)
+        dropped = replace(tombstone(version, era, (database, table), {}, None, end_ns), is_drop=True)
         self._components.view.add_tombstone(dropped)
         return DropJob(self._components, version, dropped)
 
@@ -195,8 +201,9 @@ class Store(SlotMoves):
 
         The leader appends each as a `Compact`.
         """
-        view = self._components.view
-        return plan_compaction(view.catalogue(), view.tombstones(), self._components.settings)
+        components, view = self._components, self._components.view
+        progress = components.centres.lowest(components.group)
+        return plan_compaction(view.catalogue(), view.tombstones(), components.settings, progress)
 
     def scan(
         self,
@@ -229,7 +236,8 @@ class Store(SlotMoves):
         names = {entry.name for entry in direct}
         files.release([name for name in pinned if name not in names])
         paths = [files.path(name) for name in sorted(names)]
-        return TableScan(paths, rows, lambda: files.release(names), len(pinned), merged)
+        file_rows = sum(entry.rows for entry in direct)
+        return TableScan(paths, rows, lambda: files.release(names), len(pinned), merged, file_rows)
 
     def last_rows(self, database: str, table: str, tags: Mapping[str, Sequence[str]] | None = None) -> pa.Table | None:
         """The newest row of every series with these tags, sealed or not.
@@ -270,6 +278,26 @@ class Store(SlotMoves):
         batches = [*sealed, live]
         merged = merge_last(batches, view.schema.field_types())
         return None if has_stale(merged) else last_table(merged, view.schema)
+
+    def undecided(self, after: int, files_max: int, directory: Path) -> Undecided:
+        """What came after a version and is sealed, lowest first, with links to its files in a new directory.
+
+        Raises SegmentAwaited, StoreFull or StoreUnwritable, and then there is no directory.
+        """
+        return write_undecided(self._components, after, files_max, directory)
+
+    def first_undecided_ns(self, database: str, table: str, progress: int) -> int | None:
+        """A time that no row of a table of a version above `progress` is before, sealed or not; None without such rows."""
+        return first_undecided_ns(self._components, (database, table), progress)
+
+    @property
+    def unsealed_deletes(self) -> int:
+        """Deletes of users that no seal has committed yet."""
+        return self.deletes_above(self.frontier)
+
+    def deletes_above(self, version: int) -> int:
+        """Deletes of users that came behind a version."""
+        return sum(each.came_at > version and not each.is_drop for each in self._components.view.tombstones())
 
     def segments(self) -> list[SegmentEntry]:
         """The files of the catalogue that are here, in order of name."""

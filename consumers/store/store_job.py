@@ -24,6 +24,7 @@ from typing import ClassVar
 
 import pyarrow as pa
 
+from headrace.consumers.store.centres import NO_CENTRES, CentreProgress
 from headrace.consumers.store.index import BucketKey, Index, IndexChanges, RunsCache
 from headrace.consumers.store.last_rows import LiveSummaries, decode_last
 from headrace.consumers.store.pruning import OverlapCache
@@ -42,7 +43,8 @@ class StoreComponents:
     `encoders` runs work that needs CPU. `commit_lock` is held from an index commit to the change in memory,
     and by snapshots. `work_lock` is held by the running job, and while a file that was awaited is attached:
     both read the last rows of a bucket and commit them changed. Fetched files are in `staging`; those whose bytes were
-    compared with the digest of their sender, and synced, by this process are in `verified`, by content.
+    compared with the digest of their sender, and synced, by this process are in `verified`, by content. `centres` are
+    those that the store sends to.
     """
 
     group: str
@@ -60,6 +62,7 @@ class StoreComponents:
     commit_lock: threading.Lock = field(default_factory=threading.Lock)
     queue: deque[StoreJob] = field(default_factory=deque)
     verified: set[str] = field(default_factory=set)
+    centres: CentreProgress = NO_CENTRES
 
     def commit(self, changes: IndexChanges, released: Slots | None = None) -> None:
         """Commits changes of segments, and slots whose files are removed: in the index, then in memory."""

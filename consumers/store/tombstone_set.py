@@ -86,7 +86,8 @@ class TombstoneSet:
         outranking = self._from(self.floor(entry.era, entry.last_version, entry.held_since))
         if self._limited.any():
             # They are of the eras of earlier holders, and concern what these have decided.
-            concerned = self._limited_to(entry) & self._from(self.floor(entry.era, entry.last_version))
+            rank = max((entry.era, entry.last_version), entry.loaded_rank)
+            concerned = self._limited_to(entry) & self._from(self.floor(*rank))
             outranking = np.where(self._limited, concerned, outranking)
         return mask & outranking
 
@@ -111,9 +112,15 @@ class TombstoneSet:
         own = self.select(self.unapplied_mask(entry)) if self._given else self
         return TombstoneSet((*own.items, *entry.carried)) if entry.carried else own
 
-    def floor(self, era: int, version: int, held_since: int = 0) -> int:
-        """The place of the first tombstone that outranks rows of (era, version), and is of era `held_since` or later."""
-        return bisect_right(self.items, max((era, version), (held_since, -1)), key=_rank)
+    def floor(self, era: int, version: int, held_since: int = 0, cleaned_version: int = 0) -> int:
+        """The place of the first tombstone that outranks rows of (era, version), and is of era `held_since` or later.
+
+        Of the own log's, it came after `cleaned_version`: those are in the order in which they came.
+        """
+        found = bisect_right(self.items, max((era, version), (held_since, -1)), key=_rank)
+        if not cleaned_version:
+            return found
+        return max(found, bisect_right(self.items, cleaned_version, key=lambda each: each.came_at))
 
     def matches(self, keys: pa.StringArray) -> bool:
         """Whether any tombstone matches any of these series, at whatever time."""

@@ -31,7 +31,8 @@ class Tombstone:
     """One delete of rows of a table with rank below (era, version).
 
     It matches rows with time in [start_ns, end_ns) whose tags all have an allowed value ("" = absent). One that was
-    handed over has the `place` where it came and matches rows of `slots` only, of `slots_total`.
+    handed over has the `place` where it came and matches rows of `slots` only, of `slots_total`. `is_drop`: it is of
+    retention and no user's, so it concerns this store alone.
     """
 
     database: str
@@ -44,6 +45,7 @@ class Tombstone:
     place: int = 0
     slots: tuple[int, ...] = ()
     slots_total: int = 0
+    is_drop: bool = False
 
     @property
     def came_at(self) -> int:
@@ -61,12 +63,19 @@ class Tombstone:
 
     def to_json(self) -> str:
         """Stable text; equal tombstones give equal text."""
-        values = asdict(self)
+        values = self.values()
         if not self.slots:
             # Left out of those of the own log: earlier builds read them, and the key in the index has a hash of it.
             for name in ("place", "slots", "slots_total"):
                 del values[name]
         return json.dumps(values, sort_keys=True, separators=(",", ":"))
+
+    def values(self) -> dict[str, Any]:
+        """The fields for JSON; earlier builds know no `is_drop`, so the others are without it."""
+        values = asdict(self)
+        if not self.is_drop:
+            del values["is_drop"]
+        return values
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Tombstone:

@@ -12,13 +12,13 @@ from __future__ import annotations
 import multiprocessing
 import shutil
 import tempfile
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 from headrace.bench.measurement import (
@@ -58,7 +58,12 @@ TABLE = f'"{DATABASE}"."cpu"'
 SHORTS_AT_ONCE = 200
 TIMEOUT_MS = 900_000
 STEP_METRIC = "headrace_query_step_seconds_bucket"
+CLIENT_START_S = 2.0
+SHORT_WAIT_S = 120.0
+"""How long short queries that are still asked may take, before the benchmark fails."""
 _CONTEXT = multiprocessing.get_context("spawn")
+_stopping: Any = None
+"""In a client: the event that ends the short queries."""
 
 
 class ClientFailed(HeadraceError):
@@ -145,26 +150,23 @@ def _fill(local: LocalCluster, cluster: Cluster, settings: Mapping[str, Any]) ->
 
 
 def _measure(local: LocalCluster, settings: Mapping[str, Any], note: Note) -> dict[str, Any]:
-    url, work = local.url("n1"), _long_work(settings)
-    note("short queries alone")
-    # Caches and connections of the first seconds are no part of what is usual.
-    _shorts_for(url, settings, 3.0)
-    unloaded = _shorts_for(url, settings, settings["alone_s"])
-    note("the long queries alone")
-    alone_s = _longs(url, work, timeout_s=None)
-    note(f"they took {alone_s:.0f} s; the same beside {settings['rate']:g} short ones a second")
-    steps_before = _steps(url)
-    loaded, loaded_s = _beside(url, settings, work, timeout_s=None)
-    steps = _step_figures(steps_before, _steps(url))
-    note("the same at a FIFO pool")
-    local.stop()
-    local.environment |= {
-        "HEADRACE__QUERY__SLICE_MS": str(FIFO_SLICE_MS),
-        "HEADRACE__QUERY__QUERIES_MAX": str(10 * SHORTS_AT_ONCE),
-        "HEADRACE__QUERY__QUERIES_PER_USER_MAX": str(10 * SHORTS_AT_ONCE),
-    }
-    local.start()
-    fifo, _ = _beside(local.url("n1"), settings, work, timeout_s=settings["fifo_s"])
+    url = local.url("n1")
+    with _Clients(_long_work(settings)) as clients:
+        note("short queries alone")
+        # Caches and connections of the first seconds are no part of what is usual.
+        clients.shorts(url, settings, 3.0)
+        unloaded = clients.shorts(url, settings, settings["alone_s"])
+        note("the long queries alone")
+        alone_s = clients.longs(url)
+        note(f"they took {alone_s:.0f} s; the same beside {settings['rate']:g} short ones a second")
+        steps_before = _steps(url)
+        loaded, loaded_s = clients.both(url, settings)
+        steps = _step_figures(steps_before, _steps(url))
+    note(f"they took {loaded_s:.0f} s; the same at a FIFO pool")
+    _become_fifo(local)
+    # Others: those of the first node may still wait for it.
+    with _Clients(_long_work(settings)) as clients:
+        fifo, _ = clients.both(local.url("n1"), settings, settings["fifo_s"])
     return {
         "unloaded": unloaded.figures(),
         "loaded": loaded.figures(),
@@ -176,6 +178,17 @@ def _measure(local: LocalCluster, settings: Mapping[str, Any], note: Note) -> di
         "step_ms": steps,
         "refused": unloaded.refused + loaded.refused,
     }
+
+
+def _become_fifo(local: LocalCluster) -> None:
+    """Start the node again with slices that never end."""
+    local.stop()
+    local.environment |= {
+        "HEADRACE__QUERY__SLICE_MS": str(FIFO_SLICE_MS),
+        "HEADRACE__QUERY__QUERIES_MAX": str(10 * SHORTS_AT_ONCE),
+        "HEADRACE__QUERY__QUERIES_PER_USER_MAX": str(10 * SHORTS_AT_ONCE),
+    }
+    local.start()
 
 
 def _long_work(settings: Mapping[str, Any]) -> list[tuple[str, int]]:
@@ -193,52 +206,66 @@ def _long_work(settings: Mapping[str, Any]) -> list[tuple[str, int]]:
     return [*((sql, 1) for sql in (*scans, every)), (sort, settings["repeats"]), (join, settings["repeats"])]
 
 
-def _longs(url: str, work: Sequence[tuple[str, int]], timeout_s: float | None) -> float:
-    """Run the long queries, each by a process of its own; the seconds until all have ended."""
-    with _CONTEXT.Pool(len(work)) as pool:
-        # To start eight processes takes longer than some queries.
-        pool.map(_idle, [0.5] * len(work), chunksize=1)
+class _Clients:
+    """The processes that ask: one for each long query, and one for the short ones. They start once.
+
+    To start one takes longer than many queries, and a processor that the node then lacks.
+    """
+
+    def __init__(self, work: Sequence[tuple[str, int]]) -> None:
+        self._work = work
+        self._stopping = _CONTEXT.Event()
+        self._pool = _CONTEXT.Pool(len(work) + 1, _client_begins, (self._stopping,))
+
+    def __enter__(self) -> _Clients:
+        # Long enough that each process takes one.
+        self._pool.map(time.sleep, [CLIENT_START_S] * (len(self._work) + 1), chunksize=1)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._pool.terminate()
+
+    def shorts(self, url: str, settings: Mapping[str, Any], seconds: float) -> Shorts:
+        """Short queries alone."""
+        pending = self._ask_shorts(url, settings)
+        time.sleep(seconds)
+        return self._stopped(pending)
+
+    def longs(self, url: str, timeout_s: float | None = None) -> float:
+        """Run the long queries; the seconds until all have ended, or until `timeout_s` is over."""
         began_s = time.monotonic()
-        pending = pool.starmap_async(_ask_long, [(url, sql, times) for sql, times in work], chunksize=1)
+        pending = self._pool.starmap_async(_ask_long, [(url, *each) for each in self._work], chunksize=1)
         if timeout_s is None:
             pending.get()
         else:
             pending.wait(timeout_s)
         return time.monotonic() - began_s
 
+    def both(self, url: str, settings: Mapping[str, Any], timeout_s: float | None = None) -> tuple[Shorts, float]:
+        """Short queries while the long ones run; what they met, and the seconds of the long ones."""
+        pending = self._ask_shorts(url, settings)
+        try:
+            taken_s = self.longs(url, timeout_s)
+        finally:
+            shorts = self._stopped(pending)
+        return shorts, taken_s
 
-def _beside(
-    url: str, settings: Mapping[str, Any], work: Sequence[tuple[str, int]], timeout_s: float | None
-) -> tuple[Shorts, float]:
-    """Short queries while the long ones run; what they met, and the seconds of the long ones."""
-    taken = list[float]()
-    thread = threading.Thread(target=lambda: taken.append(_longs(url, work, timeout_s)))
-    with _CONTEXT.Pool(1) as pool:
-        pool.apply(_idle, (0.0,))
-        thread.start()
-        stopping = _CONTEXT.Manager().Event()
-        pending = pool.apply_async(_ask_shorts, (url, settings["hosts"], settings["rate"], stopping))
-        thread.join()
-        stopping.set()
-        shorts = pending.get()
-    if not taken:
-        raise ClientFailed("the long queries gave no answer", action="see the log of the node")
-    return shorts, taken[0]
+    def _ask_shorts(self, url: str, settings: Mapping[str, Any]) -> Any:
+        self._stopping.clear()
+        return self._pool.apply_async(_ask_shorts, (url, settings["hosts"], settings["rate"]))
 
-
-def _shorts_for(url: str, settings: Mapping[str, Any], seconds: float) -> Shorts:
-    with _CONTEXT.Pool(1) as pool:
-        pool.apply(_idle, (0.0,))
-        stopping = _CONTEXT.Manager().Event()
-        pending = pool.apply_async(_ask_shorts, (url, settings["hosts"], settings["rate"], stopping))
-        time.sleep(seconds)
-        stopping.set()
-        return pending.get()
+    def _stopped(self, pending: Any) -> Shorts:
+        self._stopping.set()
+        shorts: Shorts = pending.get(SHORT_WAIT_S)
+        return shorts
 
 
-def _idle(seconds: float) -> None:
-    # Long enough that each process of a pool takes one.
-    time.sleep(seconds)
+def _client_begins(stopping: Any) -> None:
+    """In each client: what ends the short queries."""
+    global _stopping
+    _stopping = stopping
 
 
 def _ask_long(url: str, sql: str, times: int) -> None:
@@ -246,7 +273,7 @@ def _ask_long(url: str, sql: str, times: int) -> None:
         _ask(url, sql)
 
 
-def _ask_shorts(url: str, hosts: int, rate: float, stopping: Any) -> Shorts:
+def _ask_shorts(url: str, hosts: int, rate: float) -> Shorts:
     """Ask at a fixed rate, whatever the answers take."""
     taken_ms, refused = list[float](), list[int]()
 
@@ -259,7 +286,7 @@ def _ask_shorts(url: str, hosts: int, rate: float, stopping: Any) -> Shorts:
 
     with ThreadPoolExecutor(SHORTS_AT_ONCE) as threads:
         began_s, number = time.monotonic(), 0
-        while not stopping.is_set():
+        while not _stopping.is_set():
             due_s = began_s + number / rate
             time.sleep(max(0.0, due_s - time.monotonic()))
             threads.submit(ask, number, due_s)

@@ -181,11 +181,12 @@ def _shifted(rows: pa.Table, by_ns: int) -> pa.Table:
 
 
 def _seal(local: LocalCluster) -> None:
+    from headrace._member_views import LogView
     from headrace.admin_client import AdminClient
     from headrace.consumers.membership.bootstrap import read_slot_table
 
     log, topics = KafkaLog(local.bootstrap), Topics(local.cluster)
-    with closing(log), closing(AdminClient(log, topics, read_slot_table(log, topics))) as admin:
+    with closing(log), closing(AdminClient(LogView(log, topics, read_slot_table(log, topics)))) as admin:
         admin.seal_all(CHANGE_TIMEOUT_S, lambda _line: None)
 
 

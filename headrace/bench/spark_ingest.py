@@ -34,8 +34,8 @@ from headrace.connectors.kafka.broker import EmbeddedBroker
 from headrace.connectors.log.kafka import KafkaLog
 from headrace.connectors.log.topics import Topics
 from headrace.consumers.membership.bootstrap import join_cluster
-from headrace.pipeline.ingest import RunOptions, forward_writer, new_counts, prepare, raw_messages
-from headrace.pipeline.ingest_progress import TaskCounts
+from headrace.pipeline.ingest import RunOptions, forward_writer, prepare, raw_records
+from headrace.pipeline.ingest_progress import Counts, observed_counts
 from headrace.pipeline.job import IngestJob
 from headrace.pipeline.session import close_session, open_session
 from headrace.schemas.errors import HeadraceError
@@ -188,22 +188,30 @@ def _ratios(measured: Mapping[str, Sequence[Leg]]) -> dict[str, dict[str, float 
     return ratios
 
 
+def kafka_messages(session: SparkSession, job: IngestJob) -> DataFrame:
+    """The raw topic from its beginning, read by Spark's own Kafka source."""
+    settings = {"bootstrap.servers": job.bootstrap, "isolation.level": "read_committed", **SOURCE_SETTINGS}
+    options = {f"kafka.{name}": value for name, value in settings.items()}
+    options |= {"subscribe": job.topic, "startingOffsets": "earliest", "maxOffsetsPerTrigger": str(MESSAGES_MAX)}
+    columns = ("key", "value", "partition", "offset", "timestamp")
+    return session.readStream.format("kafka").options(**options).load().select(*columns)
+
+
 def _source(bench: Bench, job: IngestJob) -> Leg:
     """Kafka source → noop."""
-    return _run(_noop(bench, raw_messages(bench.session, job, MESSAGES_MAX, SOURCE_SETTINGS)))
+    return _run(_noop(bench, kafka_messages(bench.session, job)))
 
 
 def _ours(bench: Bench, job: IngestJob) -> Leg:
     """The whole of ingest: parsed, cut, written to the forward logs with acks=all."""
-    tally = new_counts(bench.session)
-    raw = raw_messages(bench.session, job, MESSAGES_MAX)
-    leg = _run(forward_writer(raw, job, tally, RunOptions(bench.new_checkpoint())))
-    _check(job, tally.value, bench.rows)
+    records = raw_records(bench.session, job, MESSAGES_MAX)
+    counts: list[Counts] = []
+    leg = _run(forward_writer(records, job, RunOptions(bench.new_checkpoint())), counts)
+    _check(job, sum(counts, Counts()), bench.rows)
     return leg
 
 
-def _check(job: IngestJob, tasks: TaskCounts, rows: int) -> None:
-    counts, _ = tasks.total()
+def _check(job: IngestJob, counts: Counts, rows: int) -> None:
     if (counts.rows, counts.rejected) != (rows, 0):
         raise BenchInvalid(f"{job.topic}: {counts.rows} rows and {counts.rejected} bad lines instead of {rows} rows")
 
@@ -213,7 +221,7 @@ def _stock(bench: Bench, job: IngestJob) -> Leg:
     text = F.col("value").cast("string")
     members = ", ".join([f"{tag} string" for tag in bench.tags] + [f"{field} double" for field in bench.fields])
     lines = F.explode(F.split(text, "\n")) if job.topic.endswith("many") else text
-    raw = raw_messages(bench.session, job, MESSAGES_MAX, SOURCE_SETTINGS).select(lines.alias("line"))
+    raw = kafka_messages(bench.session, job).select(lines.alias("line"))
     rows = raw.select(F.from_json("line", f"time bigint, {members}").alias("row")).select("row.*")
     arrow = rows.mapInArrow(_arrow_streams, "value binary")  # type: ignore[arg-type]
     return _run(_noop(bench, arrow))
@@ -237,13 +245,18 @@ def _noop(bench: Bench, frame: DataFrame) -> DataStreamWriter:
     return frame.writeStream.format("noop").option("checkpointLocation", bench.new_checkpoint())
 
 
-def _run(writer: DataStreamWriter) -> Leg:
-    """Run a query to the end of its topic; planning and checkpoint counted, starting the query not."""
+def _run(writer: DataStreamWriter, counts: list[Counts] | None = None) -> Leg:
+    """Run a query to the end of its topic; planning and checkpoint counted, starting the query not.
+
+    `counts` gets those of its micro-batches.
+    """
     before = _cpu_seconds()
     query = writer.trigger(availableNow=True).start()
     query.awaitTermination()
     cpu_seconds = _cpu_seconds() - before
     reports = [json.loads(report.json) for report in query.recentProgress]
+    if counts is not None:
+        counts += map(observed_counts, reports)
     return Leg(
         sum(report["durationMs"]["triggerExecution"] for report in reports if _moved(report)) / 1_000, cpu_seconds
     )

@@ -17,7 +17,9 @@ BENCHES = {
     "recovery": "headrace.bench.recovery",
     "migrate": "headrace.bench.migrate",
     "fairness": "headrace.bench.fairness",
+    "http": "headrace.bench.http",
     "queries": "headrace.bench.queries",
+    "sync": "headrace.bench.sync",
     "wal": "headrace.bench.wal",
     "spark": "headrace.bench.spark_ingest",
 }

@@ -175,11 +175,11 @@ def _report(
     from headrace.consumers.membership.cluster_report import ClusterReport
     from headrace.consumers.membership.membership_follower import MembershipFollower
 
-    with cluster_session(cluster, bootstrap, settings) as session, session.admin_client() as admin:
+    with cluster_session(cluster, bootstrap, settings) as session, session.member_view() as view:
         # Unlike the state alone, it knows since when data moves.
         with closing(MembershipFollower(session.log, session.topics.membership)) as follower:
             state = follower.read_all()
-        yield session, ClusterReport(state, admin.statuses, follower.formal_ms)
+        yield session, ClusterReport(state, view.statuses, follower.formal_ms)
 
 
 @cluster.command()

@@ -8,7 +8,7 @@ import typer
 
 from headrace.cli.format_options import static_tag
 from headrace.cli.generate import parse_start
-from headrace.cli.options import BootstrapOption, ClusterOption, JsonOption, SettingsOption
+from headrace.cli.options import BootstrapOption, ClusterOption, JsonOption, SettingsOption, ThroughNodeOption
 from headrace.cli.removal_options import DryRunOption, connection, show_removal
 from headrace.terminal.command import UsageInvalid, run_command
 
@@ -30,6 +30,7 @@ def delete(
     ] = None,
     end: Annotated[str | None, typer.Option("--end", metavar="TIME", help="Before this time.")] = None,
     dry_run: DryRunOption = False,
+    node: ThroughNodeOption = None,
     cluster: ClusterOption = None,
     bootstrap: BootstrapOption = None,
     settings: SettingsOption = None,
@@ -51,7 +52,7 @@ def delete(
         tags = tag_values([static_tag(text) for text in tag or ()])
         start_ns = None if start is None else parse_start(start, "--start")
         end_ns = None if end is None else parse_start(end, "--end")
-        with connection(output, cluster, bootstrap, settings) as connected:
+        with connection(output, node, cluster, bootstrap, settings) as connected:
             message = delete_message(connected.schema(database, table), tags, start_ns, end_ns)
             name = f"{database}.{table}"
             if dry_run:

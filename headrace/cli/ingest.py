@@ -189,7 +189,8 @@ def _ingest(
 ) -> IngestProgress:
     from headrace.connectors.log.client_check import check_client_settings
     from headrace.pipeline.checkpoint import held_checkpoint
-    from headrace.pipeline.ingest import prepare, run_ingest
+    from headrace.pipeline.ingest import prepare
+    from headrace.pipeline.ingest_run import run_ingest
     from headrace.pipeline.session import end_session, open_session
 
     # Before there is a checkpoint.

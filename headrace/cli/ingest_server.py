@@ -1,10 +1,10 @@
-"""Serves the metrics of `headrace ingest run` over HTTP."""
+"""Serves the metrics of `headrace ingest run` and `headrace sync receive` over HTTP."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Protocol
 
 import typer
 
@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
-    from headrace.pipeline.ingest_metrics import IngestMetrics
     from headrace.terminal.output import Output
 
 MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -21,8 +20,16 @@ MetricsAddressOption = Annotated[
 ]
 
 
+class MetricsSource(Protocol):
+    """What has metrics, such as the figures of an ingest or of a receiver."""
+
+    def text(self) -> str:
+        """All of them at this moment, as Prometheus reads them."""
+        ...
+
+
 @contextmanager
-def served_metrics(metrics: IngestMetrics, address: str | None, output: Output) -> Iterator[None]:
+def served_metrics(metrics: MetricsSource, address: str | None, output: Output) -> Iterator[None]:
     """Serve metrics while the body runs; without an address nothing listens.
 
     Raises AddressInvalid and AddressInUse.

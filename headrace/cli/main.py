@@ -28,12 +28,14 @@ NOUNS = (
     "status",
     "cluster",
     "bench",
+    "sync",
     "replay",
     "accept_gap",
     "refuse_record",
     "generate",
     "wal",
     "config",
+    "sync",
 )
 """Modules of `headrace.cli` in the order of `headrace --help`; each has `register(app: typer.Typer) -> None`."""
 

@@ -22,7 +22,7 @@ from headrace.cli.options import (
     parse_settings,
 )
 from headrace.connectors.arrow_start import keep_pandas_out
-from headrace.consumers.node.allocator import GIVE_BACK_INTERVAL_S, give_back, keep_freed
+from headrace.consumers.node.allocator import GIVE_BACK_INTERVAL_S, give_back, keep_freed, stay_small
 from headrace.terminal.command import run_command
 from headrace.terminal.interruption import be_patient
 
@@ -72,12 +72,6 @@ def run(
     With --log local it needs no Kafka: a cluster of one node, whose log is in its data directory.
     """
     with run_command(json_output, log_level="info") as output:
-        # Before anything loads pyarrow: its allocator reads this once.
-        keep_freed()
-        with _without_collection():
-            keep_pandas_out()
-            from headrace.consumers.node.node import Node
-
         loaded = load_node_settings(
             {
                 "cluster.name": cluster,
@@ -93,6 +87,12 @@ def run(
                 "kafka": parse_settings(settings),
             }
         )
+        # Before anything loads pyarrow: its allocator reads this once.
+        (stay_small if loaded.node.has_local_log else keep_freed)()
+        with _without_collection():
+            keep_pandas_out()
+            from headrace.consumers.node.node import Node
+
         _run_until_stopped(Node(loaded), output)
 
 

@@ -29,6 +29,11 @@ NodeUrlOption = Annotated[
     ),
 ]
 
+ThroughNodeOption = Annotated[
+    str | None,
+    typer.Option("--node", metavar="HOST:PORT", help="Node to work through instead of Kafka, also as a URL."),
+]
+
 
 def parse_settings(settings: Sequence[str] | None) -> dict[str, str]:
     """`-X key=value` options as librdkafka settings. Raises `UsageInvalid`."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from headrace.cli.options import parse_settings
-from headrace.cli.session import node_url, require_cluster
+from headrace.cli.session import named_node, node_url
 from headrace.terminal.command import UsageInvalid
 from headrace.terminal.output import Output
 from headrace.terminal.sizes import short_bytes
@@ -31,8 +31,9 @@ TableArgument = Annotated[str, typer.Argument(metavar="DB.TABLE", help="The tabl
 class Connection:
     """A cluster that a command changes: by its log, and through one of its nodes where rows are counted."""
 
-    def __init__(self, settings: Settings, client: Client) -> None:
+    def __init__(self, settings: Settings, client: Client, node: str | None) -> None:
         self._settings = settings
+        self._node = node
         self.client = client
 
     def schema(self, database: str, table: str) -> TableSchema:
@@ -53,24 +54,34 @@ class Connection:
         return int(NodeClient(self._url()).files(database, table)["slice_ns"])
 
     def _url(self) -> str:
-        return node_url(None, self._settings.cluster.name, self._settings.cluster.bootstrap)
+        return self._node or node_url(None, self._settings.cluster.name, self._settings.cluster.bootstrap)
 
 
 @contextmanager
 def connection(
-    output: Output, cluster: str | None, bootstrap: str | None, settings: list[str] | None
+    output: Output, node: str | None, cluster: str | None, bootstrap: str | None, settings: list[str] | None
 ) -> Iterator[Connection]:
-    """Connect to a cluster. Raises ClusterUnnamed, NoCluster, LogUnavailable, SettingsInvalid."""
+    """Connect to a cluster, over Kafka or through a node.
+
+    Raises UsageInvalid, ClusterUnnamed, NoCluster, LogUnavailable, NodeUnreachable, SettingsInvalid.
+    """
+    from headrace._access import LogAccess
     from headrace._connection import ClusterConnection, open_cluster
-    from headrace.client import Client
+    from headrace._nodes import NodeDirectory
+    from headrace.client import Client, node_client
     from headrace.settings import load_settings
 
+    url = named_node(node, cluster, bootstrap, settings)
+    if url is not None:
+        loaded = load_settings({"node.url": url})
+        with node_client(url, loaded) as client:
+            yield Connection(loaded, client, url)
+        return
     loaded = load_settings({"cluster.name": cluster, "cluster.bootstrap": bootstrap, "kafka": parse_settings(settings)})
-    require_cluster(loaded)
     reached = ClusterConnection(lambda: open_cluster(loaded, on_wait=output.note))
     reached.open()
-    with Client(reached, loaded) as client:
-        yield Connection(loaded, client)
+    with Client(LogAccess(reached), loaded, NodeDirectory(reached)) as client:
+        yield Connection(loaded, client, None)
 
 
 def table_name(text: str) -> tuple[str, str]:

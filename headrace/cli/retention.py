@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from headrace.cli.generate import parse_duration
-from headrace.cli.options import BootstrapOption, ClusterOption, JsonOption, SettingsOption
+from headrace.cli.options import BootstrapOption, ClusterOption, JsonOption, SettingsOption, ThroughNodeOption
 from headrace.cli.removal_options import DryRunOption, TableArgument, connection, show_removal, table_name
 from headrace.terminal.command import UsageInvalid, run_command
 
@@ -35,6 +35,7 @@ def set_(
     name: TableArgument,
     keep: Annotated[str, typer.Argument(metavar="TIME|forever", help="How long: 30d, 12h, 2w; or forever.")],
     dry_run: DryRunOption = False,
+    node: ThroughNodeOption = None,
     cluster: ClusterOption = None,
     bootstrap: BootstrapOption = None,
     settings: SettingsOption = None,
@@ -47,7 +48,7 @@ def set_(
 
         database, table = table_name(name)
         kept = _kept(keep)
-        with connection(output, cluster, bootstrap, settings) as connected:
+        with connection(output, node, cluster, bootstrap, settings) as connected:
             connected.schema(database, table)
             if not dry_run:
                 connected.client.set_retention(database, table, kept)

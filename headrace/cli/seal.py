@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from headrace.cli.options import BootstrapOption, ClusterOption, JsonOption, SettingsOption
-from headrace.cli.session import cluster_session
+from headrace.cli.options import BootstrapOption, ClusterOption, JsonOption, SettingsOption, ThroughNodeOption
+from headrace.cli.session import admin_session
 from headrace.terminal.command import run_command
 
 
@@ -18,6 +18,7 @@ def register(app: typer.Typer) -> None:
 
 
 def seal(
+    node: ThroughNodeOption = None,
     cluster: ClusterOption = None,
     bootstrap: BootstrapOption = None,
     timeout: Annotated[float, typer.Option(metavar="SECONDS", help="How long to wait for the slowest node.")] = 120.0,
@@ -25,9 +26,8 @@ def seal(
     json_output: JsonOption = False,
 ) -> None:
     """Seal everything and wait until every live node has it in segments."""
-    with run_command(json_output) as output, cluster_session(cluster, bootstrap, settings) as session:
-        with session.admin_client() as admin:
-            sealed = admin.seal_all(timeout, output.note if not json_output else lambda _line: None)
+    with run_command(json_output) as output, admin_session(node, cluster, bootstrap, settings) as admin:
+        sealed = admin.seal_all(timeout, output.note if not json_output else lambda _line: None)
         rows = [(each.group, each.version, ", ".join(each.members)) for each in sealed]
         output.result(
             {"groups": [asdict(each) for each in sealed]},

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 
 from headrace.cli.options import parse_settings
 from headrace.schemas.errors import HeadraceError
-from headrace.terminal.command import EXIT_USAGE
+from headrace.terminal.command import EXIT_USAGE, UsageInvalid
 
 if TYPE_CHECKING:
+    from headrace._member_views import LogView
     from headrace.admin_client import AdminClient
     from headrace.connectors.log.port import Log
     from headrace.connectors.log.topics import Topics
@@ -38,11 +39,16 @@ class ClusterSession:
         """The client for commands to the running cluster."""
         from headrace.admin_client import AdminClient
 
-        admin = AdminClient(self.log, self.topics, self.slot_table)
-        try:
-            yield admin
-        finally:
-            admin.close()
+        with self.member_view() as view:
+            yield AdminClient(view)
+
+    @contextmanager
+    def member_view(self) -> Iterator[LogView]:
+        """Its members by their newest statuses."""
+        from headrace._member_views import LogView
+
+        with contextlib.closing(LogView(self.log, self.topics, self.slot_table)) as view:
+            yield view
 
 
 @contextmanager
@@ -64,6 +70,51 @@ def cluster_session(cluster: str | None, bootstrap: str | None, settings: list[s
         yield ClusterSession(log, topics, *read_membership(log, topics))
     finally:
         log.close()
+
+
+@contextmanager
+def admin_session(
+    node: str | None, cluster: str | None, bootstrap: str | None, settings: list[str] | None
+) -> Iterator[AdminClient]:
+    """The client for commands to a running cluster: over Kafka, or through the node that was named.
+
+    Raises UsageInvalid, NodeAddressInvalid, NodeUnreachable, and as `cluster_session`.
+    """
+    url = named_node(node, cluster, bootstrap, settings)
+    if url is None:
+        with cluster_session(cluster, bootstrap, settings) as session, session.admin_client() as admin:
+            yield admin
+        return
+    from headrace._member_views import NodeView
+    from headrace.admin_client import AdminClient
+
+    yield AdminClient(NodeView(url))
+
+
+def named_node(
+    node: str | None, cluster: str | None, bootstrap: str | None, settings: list[str] | None = None
+) -> str | None:
+    """The URL of the node that a command works through, None for Kafka.
+
+    That of the flag, else of the setting `node.url` where no cluster is set. Raises UsageInvalid, NodeAddressInvalid,
+    and ClusterUnnamed when there is neither.
+    """
+    from headrace.settings import load_settings
+
+    if node is not None:
+        flags = (("--bootstrap", bootstrap), ("--cluster", cluster), ("-X", settings))
+        for name in (name for name, value in flags if value):
+            raise UsageInvalid(
+                f"--node and {name} contradict each other", action="give --node to work through a node, without Kafka"
+            )
+    loaded = load_settings({"node.url": node, "cluster.name": cluster, "cluster.bootstrap": bootstrap})
+    configured = {loaded.origin("cluster.bootstrap"), loaded.origin("cluster.name")} != {"default"}
+    if node is None and (configured or not loaded.node.url):
+        require_cluster(loaded, action="or name a node: --node HOST:PORT")
+        return None
+    from headrace.node_client import NodeClient
+
+    return NodeClient(loaded.node.url).url
 
 
 class NodeUnknown(HeadraceError):
@@ -107,6 +158,18 @@ def node_url(node: str | None, cluster: str | None = None, bootstrap: str | None
         # The nodes may answer although Kafka does not, but only Kafka knows where they are.
         error.action = f"{error.action or 'check the broker'}; or name a node with --node URL: it needs no Kafka"
         raise
+
+
+def ready_node(cluster: str | None, bootstrap: str | None, settings: list[str] | None) -> str:
+    """The address of a ready node of a cluster, never the one that the setting `node.url` names.
+
+    Raises ClusterUnnamed, NodeUnknown, LogUnavailable, TopicMissing.
+    """
+    from headrace.settings import load_settings
+
+    named = load_settings({"cluster.name": cluster, "cluster.bootstrap": bootstrap, "kafka": parse_settings(settings)})
+    require_cluster(named)
+    return _ready_node(named, stale=False)
 
 
 def _ready_node(settings: Settings, *, stale: bool) -> str:

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headrace.cli.options import BootstrapOption, ClusterOption, JsonOption, SettingsOption
-from headrace.cli.session import cluster_session
+from headrace.cli.options import BootstrapOption, ClusterOption, JsonOption, SettingsOption, ThroughNodeOption
+from headrace.cli.session import admin_session
 from headrace.terminal.command import run_command
+from headrace.terminal.output import counted
 
 if TYPE_CHECKING:
     from headrace.consumers.integrity.verify import GroupVerdict
@@ -24,6 +25,7 @@ def register(app: typer.Typer) -> None:
 
 
 def verify(
+    node: ThroughNodeOption = None,
     cluster: ClusterOption = None,
     bootstrap: BootstrapOption = None,
     allow_missing: Annotated[
@@ -33,13 +35,15 @@ def verify(
     settings: SettingsOption = None,
     json_output: JsonOption = False,
 ) -> None:
-    """Compare all members of every group: exit 0 equal, 1 different, 2 a member down or late."""
+    """Compare all members of every group: exit 0 equal, 1 different, 2 a member down or late.
+
+    A group with one member has nobody to compare with: its files, and the end of its log, are read again.
+    """
     from headrace.consumers.integrity.verify import exit_code
 
     code = 0
-    with run_command(json_output) as output, cluster_session(cluster, bootstrap, settings) as session:
-        with session.admin_client() as admin:
-            verdicts = admin.verify(timeout, output.note if not json_output else lambda _line: None)
+    with run_command(json_output) as output, admin_session(node, cluster, bootstrap, settings) as admin:
+        verdicts = admin.verify(timeout, output.note if not json_output else lambda _line: None)
         code = exit_code(verdicts, allow_missing)
         rows = [
             (
@@ -71,10 +75,16 @@ def verify(
 def result_of(verdict: GroupVerdict) -> str:
     """The comparison of a group for people: `equal (2 of 3; n3 missing)`, or `different`."""
     if not verdict.ok:
-        return "different"
+        return "different" if len(verdict.members) > 1 else "damaged"
     if not verdict.missing:
-        return "equal"
+        return "equal" if len(verdict.members) > 1 else _alone(verdict)
     compared = len(verdict.members)
     of = f"{compared} of {compared + len(verdict.missing)}; {', '.join(verdict.missing)} missing"
     # One member, or none, was compared with nobody.
     return f"equal ({of})" if compared > 1 else f"not compared ({of})"
+
+
+def _alone(verdict: GroupVerdict) -> str:
+    """The result of a group that has one member, which could be compared with nothing but itself."""
+    read = f"{counted(verdict.files_read, 'file')} and {counted(verdict.records_read, 'record')} of its log"
+    return f"one replica: {read} are as written"

@@ -21,13 +21,21 @@ from headrace.cli.format_options import (
     format_of,
     format_options,
 )
-from headrace.cli.options import BootstrapOption, ClusterOption, JsonOption, SettingsOption, parse_settings
-from headrace.cli.session import require_cluster
+from headrace.cli.options import (
+    BootstrapOption,
+    ClusterOption,
+    JsonOption,
+    SettingsOption,
+    ThroughNodeOption,
+    parse_settings,
+)
+from headrace.cli.session import named_node
 from headrace.connectors.arrow_start import keep_pandas_out
 from headrace.terminal.command import EXIT_USAGE, UsageInvalid, run_command
 from headrace.terminal.output import Output, counted, refused_lines
 
 if TYPE_CHECKING:
+    from headrace._access import ClusterAccess
     from headrace._file_rules import FileRules
     from headrace._file_writer import FileProgress, FileWriter
     from headrace.connectors.formats.interface import FormatOptions, RejectedLine
@@ -51,6 +59,7 @@ def write(
         str | None,
         typer.Option("--format", metavar="influx|json|csv|parquet", help="Format; by the file's name when left out."),
     ] = None,
+    node: ThroughNodeOption = None,
     cluster: ClusterOption = None,
     bootstrap: BootstrapOption = None,
     table: TableOption = None,
@@ -84,15 +93,19 @@ def write(
         name = format_of(file, form)
         options = format_options(table, table_column, tags, tag, time_column, time_unit, time_format, delimiter)
         keep_pandas_out()
-        flags = {
-            "cluster.name": cluster,
-            "cluster.bootstrap": bootstrap,
-            "write.quorum": quorum,
-            "write.time_resolution": time_resolution,
-            "kafka": parse_settings(settings),
-        }
+        _require_file(file)
+        url = named_node(node, cluster, bootstrap, settings)
+        flags: dict[str, object] = {"cluster.name": cluster, "cluster.bootstrap": bootstrap}
+        flags |= {"write.quorum": quorum, "write.time_resolution": time_resolution}
+        loaded = load_settings({**flags, "kafka": parse_settings(settings)})
         rules = _rules(options, any_time, no_tags, reject_nan)
-        _write_and_report(output, load_settings(flags), file, database, name, options, rules)
+        _write_and_report(output, loaded, url, file, database, name, options, rules)
+
+
+def _require_file(file: str) -> None:
+    # Before Kafka: a misspelt name must not wait for a broker first.
+    if file != STANDARD_INPUT and not Path(file).is_file():
+        raise UsageInvalid(f"{file}: {'is a directory' if Path(file).is_dir() else 'no such file'}")
 
 
 def _rules(options: FormatOptions, any_time: bool, no_tags: bool, reject_nan: bool) -> FileRules:
@@ -106,17 +119,15 @@ def _rules(options: FormatOptions, any_time: bool, no_tags: bool, reject_nan: bo
 def _write_and_report(
     output: Output,
     settings: Settings,
+    node: str | None,
     file: str,
     database: str,
     form: str,
     options: FormatOptions,
     rules: FileRules,
 ) -> None:
-    # Before Kafka: a misspelt name must not wait for a broker first.
-    if file != STANDARD_INPUT and not Path(file).is_file():
-        raise UsageInvalid(f"{file}: {'is a directory' if Path(file).is_dir() else 'no such file'}")
     started_s = time.perf_counter()
-    done = _write_file(output, settings, file, database, form, options, rules)
+    done = _write_file(output, settings, node, file, database, form, options, rules)
     _report(output, done, round(time.perf_counter() - started_s, 3))
     # A code of its own: a script must distinguish a file with some bad lines from one that was not written.
     if done.rejected or done.refused_columns:
@@ -126,13 +137,13 @@ def _write_and_report(
 def _write_file(
     output: Output,
     settings: Settings,
+    node: str | None,
     file: str,
     database: str,
     form: str,
     options: FormatOptions,
     rules: FileRules,
 ) -> FileProgress:
-    from headrace._connection import close_cluster, open_cluster
     from headrace._file_writer import FileWriter
     from headrace.schemas.errors import HeadraceError
 
@@ -140,10 +151,9 @@ def _write_file(
     def show(line: RejectedLine) -> None:
         output.note(f"{'row' if form == 'parquet' else 'line'} {line.line + 1}: {line.reason}")
 
-    require_cluster(settings)
-    cluster = open_cluster(settings, on_wait=output.note)
+    access = _open(output, settings, node)
     try:
-        writing = FileWriter(cluster, database, _writer_settings(settings), show, REJECTED_SHOWN, rules)
+        writing = FileWriter(access, database, _writer_settings(settings), show, REJECTED_SHOWN, rules)
         try:
             _run(output, writing, file, form, options)
         except HeadraceError as error:
@@ -159,8 +169,24 @@ def _write_file(
             if hidden > 0:
                 output.note(f"and {refused_lines(hidden, 'more ')}")
     finally:
-        close_cluster(cluster)
+        access.close()
     return writing.progress
+
+
+def _open(output: Output, settings: Settings, node: str | None) -> ClusterAccess:
+    """The way to the cluster, connected: a cluster that does not answer is an error before the file is read."""
+    if node is not None:
+        from headrace._node_access import NodeAccess
+
+        through = NodeAccess(node)
+        through.tables.refresh()
+        return through
+    from headrace._access import LogAccess
+    from headrace._connection import ClusterConnection, open_cluster
+
+    connection = ClusterConnection(lambda: open_cluster(settings, on_wait=output.note))
+    connection.open()
+    return LogAccess(connection)
 
 
 def _writer_settings(settings: Settings) -> WriterSettings:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headrace._member_views import LogView
 from headrace.admin_client import AdminClient
 from headrace.bench.content import read_checksums
 from headrace.connectors.log.kafka import KafkaLog
@@ -54,7 +55,7 @@ def check_replicas(stage: Stage, when: str) -> None:
 @contextmanager
 def _admin_client(stage: Stage) -> Iterator[AdminClient]:
     log, topics = KafkaLog(stage.cluster.bootstrap), Topics(stage.cluster.cluster)
-    admin = AdminClient(log, topics, read_slot_table(log, topics))
+    admin = AdminClient(LogView(log, topics, read_slot_table(log, topics)))
     try:
         yield admin
     finally:

@@ -21,7 +21,8 @@ if __name__ == "__main__":
 
 from headrace.connectors.formats.interface import FormatOptions
 from headrace.pipeline.checkpoint import held_checkpoint
-from headrace.pipeline.ingest import INTERVAL_S, MESSAGES_PER_BATCH_MAX, RunOptions, prepare, run_ingest
+from headrace.pipeline.ingest import INTERVAL_S, MESSAGES_PER_BATCH_MAX, RunOptions, prepare
+from headrace.pipeline.ingest_run import run_ingest
 from headrace.pipeline.job import IngestJob
 from headrace.pipeline.session import open_session
 from headrace.schemas.errors import HeadraceError

@@ -17,6 +17,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from headrace._member_views import LogView
 from headrace.admin_client import AdminClient
 from headrace.connectors.log.kafka import KafkaLog
 from headrace.connectors.log.topics import Topics
@@ -244,7 +245,7 @@ def operator(cluster: LocalCluster) -> Iterator[AdminClient]:
     """
     log, topics = KafkaLog(cluster.bootstrap), Topics(cluster.cluster)
     try:
-        admin = AdminClient(log, topics, read_slot_table(log, topics))
+        admin = AdminClient(LogView(log, topics, read_slot_table(log, topics)))
         try:
             yield admin
         finally:

@@ -16,7 +16,7 @@ from headrace.connectors.log.kafka import KafkaLog
 from headrace.connectors.log.topics import Topics
 from headrace.local_cluster import LocalCluster
 from headrace.node_process import NodeProcess
-from tests.e2e.actions import fill, query, running_cluster
+from tests.e2e.actions import fill, query, running_cluster, verify
 from tests.e2e.change_load import rows_of
 from tests.e2e.conftest import MakeDisk
 from tests.e2e.test_cluster_changes import change
@@ -125,6 +125,36 @@ def test_a_dead_node_is_replaced_by_one_whose_disk_is_full(
         eventually(lambda: not running_change(cluster), "the change ends", ENDED_S)
         cluster.wait_ready()
         assert [expected] * 3 == answers(cluster, client, ("n1", "n2", "n4"))
+
+
+@pytest.mark.slow(30)
+def test_a_node_that_joined_is_rebuilt_from_the_logs(broker: BrokerInfo, tmp_path: Path, cluster_name: str) -> None:
+    """`headrace replay`: its logs have loads, whose files come from the other members; rows and files are the same."""
+    with (
+        running_cluster(
+            tmp_path, broker.bootstrap, cluster_name, 3, replication=2, store_seal_age_ms="2000"
+        ) as cluster,
+        connect(bootstrap=cluster.bootstrap, cluster=cluster.cluster) as client,
+    ):
+        expected = write_days(client)
+        cluster.file.nodes.append(NodeProcess("n4", ""))
+        cluster.start_node("n4")
+        assert "done" == change(cluster, "add", "n4")["phase"]
+        assert [expected] == answers(cluster, client, ("n4",))
+        cluster.stop_node("n4")
+        directory = cluster.data_directory("n4")
+        done = run_forked(
+            *("replay", "--cluster", cluster.cluster, "--bootstrap", cluster.bootstrap, "--id", "n4", "--json"),
+            *("--replace", "--data-dir", str(directory)),
+            environment=cluster.environment,
+            timeout_s=180,
+        )
+        assert 0 == done.returncode, done.stderr
+        assert 0 < json.loads(done.stdout)["loaded_files"]
+        cluster.start_node("n4")
+        cluster.wait_ready()
+        assert [expected] == answers(cluster, client, ("n4",))
+        assert sum(group["segments"] for group in verify(cluster)) > 0
 
 
 def running_change(cluster: LocalCluster) -> dict[str, Any]:

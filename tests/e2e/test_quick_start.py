@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
@@ -20,6 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import headrace
 from headrace.connectors.formats.interface import FormatOptions
+from headrace.consumers.sync.receiver_metrics import COUNTERS, GAUGES, receiver_text
 from headrace.local_cluster import LocalCluster
 from headrace.node_process import NodeProcess
 from headrace.pipeline.ingest_metrics import IngestMetrics
@@ -147,9 +149,15 @@ def test_every_node_serves_the_page_and_its_parts(folder: Path) -> None:
 
 
 def test_alerts_and_dashboard_find_their_series(folder: Path) -> None:
-    """Each metric, label and value of a label that they name is one of a running node, or of ingest."""
+    """Each metric, label and value of a label that they name is one of a running node, of ingest or of a receiver."""
     job = IngestJob("c", "k:1", "raw", "db", "influx", FormatOptions())
+    # A node has the metrics of a centre once a sender has registered one.
+    centres = f"http://{running(folder)[0].http}/api/v1/sync"
+    body = {"centre": "far", "cluster": "far", "sender": str(uuid.uuid4()), "name": ""}
+    httpx.post(f"{centres}/register", json=body).raise_for_status()
     texts = [httpx.get(f"http://{node.http}/metrics").text for node in running(folder)]
+    httpx.delete(f"{centres}/centres/far").raise_for_status()
+    texts.append(receiver_text("c", dict.fromkeys(COUNTERS, 0.0), dict.fromkeys(GAUGES, 0.0), {}))
     series: dict[str, list[Mapping[str, str]]] = {}
     for family in (
         each for text in (*texts, IngestMetrics(job).text()) for each in text_string_to_metric_families(text)

@@ -33,9 +33,10 @@ from headrace.consumers.replication.actions import ApplyWrite, Ignored
 from headrace.consumers.replication.admission import RowAdmission
 from headrace.consumers.replication.founding import Founding
 from headrace.consumers.replication.group import Group
+from headrace.consumers.replication.group_state import LogHasGap
 from headrace.consumers.replication.heartbeat import StatusWatch
 from headrace.consumers.replication.journal import JournalEntry
-from headrace.consumers.replication.replica import LogHasGap, Replica
+from headrace.consumers.replication.replica import Replica
 from headrace.consumers.replication.settings import ReplicationLimits
 from headrace.consumers.store import Store, TableUnknown
 from headrace.producers.cluster import Cluster, FixedRouting

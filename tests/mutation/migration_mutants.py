@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.mutation.mutant import Mutant
 
 BARRIERS, TASKS, SENDER = "migration/barriers.py", "migration/change_tasks.py", "migration/hand_over_sender.py"
+NOTES, EARLY, OF_EARLY = "migration/copies_ahead.py", "migration/early_copies.py", ("test_early_copies.py",)
 OF_BARRIERS, OF_TASKS, OF_SENDER = ("test_barriers.py",), ("test_change_tasks.py",), ("test_hand_over_sender.py",)
 
 MIGRATION = (
@@ -119,5 +120,100 @@ MIGRATION = (
         "        target.failure = str(error)\n",
         "        pass\n",
         OF_SENDER,
+    ),
+    Mutant(
+        "notes_of_another_change",
+        NOTES,
+        "            if noted == key and note.change == change and now_s - at_s < NOTE_VALID_S\n",
+        "            if noted == key and now_s - at_s < NOTE_VALID_S\n",
+        OF_TASKS,
+    ),
+    Mutant(
+        "notes_of_another_group",
+        NOTES,
+        "            if noted == key and note.change == change and now_s - at_s < NOTE_VALID_S\n",
+        "            if note.change == change and now_s - at_s < NOTE_VALID_S\n",
+        OF_TASKS,
+    ),
+    Mutant(
+        "notes_without_an_end",
+        NOTES,
+        "            if noted == key and note.change == change and now_s - at_s < NOTE_VALID_S\n",
+        "            if noted == key and note.change == change\n",
+        OF_TASKS,
+    ),
+    Mutant(
+        "notes_without_a_limit",
+        NOTES,
+        "            while len(self._notes) > NOTES_MAX:\n",
+        "            while False:\n",
+        ("test_cut_service.py",),
+    ),
+    Mutant(
+        "first_phase_reported_with_files_left",
+        TASKS,
+        "        if left:\n            return False\n",
+        "",
+        OF_TASKS,
+    ),
+    Mutant(
+        "first_note_not_waited_for",
+        TASKS,
+        "            return now_s >= sealing.begun_s + FIRST_NOTE_S or not _gives(change, group.name)\n",
+        "            return True\n",
+        OF_TASKS,
+    ),
+    Mutant(
+        "no_seal_behind_the_copies",
+        TASKS,
+        "        sealing = self._seal(topic, group, leadership, replace(sealing, last=True))\n"
+        "        return now_s >= sealing.until_s\n",
+        "        return True\n",
+        OF_TASKS,
+    ),
+    Mutant(
+        "nothing_left_before_the_first_list",
+        EARLY,
+        "ahead.left + (not ahead.is_listed))",
+        "ahead.left)",
+        OF_EARLY,
+    ),
+    Mutant(
+        "one_donor_is_told",
+        EARLY,
+        "                source.note(note)\n"
+        "                found = source.present(ahead.pair, slots_total) if found is None else found\n",
+        "                if found is None:\n"
+        "                    source.note(note)\n"
+        "                    found = source.present(ahead.pair, slots_total)\n",
+        OF_EARLY,
+    ),
+    Mutant(
+        "files_forgotten_when_nobody_answers",
+        EARLY,
+        "        return tuple(ahead.loads.values()) if found is None else found\n",
+        "        return found or ()\n",
+        OF_EARLY,
+    ),
+    Mutant(
+        "member_of_both_groups_copies",
+        EARLY,
+        "        return [_Ahead(pair, donors) for pair, donors in pairs if node not in donors]\n",
+        "        return [_Ahead(pair, donors) for pair, donors in pairs]\n",
+        OF_EARLY,
+    ),
+    Mutant(
+        "copied_ahead_after_the_cut",
+        EARLY,
+        "        number = change.number if change is not None and not change.formal else 0\n",
+        "        number = change.number if change is not None else 0\n",
+        OF_EARLY,
+    ),
+    Mutant(
+        "files_listed_once",
+        EARLY,
+        "        ahead.asked, ahead.ask_at_s = None, now_s + LIST_EVERY_S\n",
+        "        ahead.asked, ahead.ask_at_s = None, 1e12\n",
+        OF_EARLY,
     ),
 )

@@ -13,6 +13,7 @@ ORDER, STATES, STEPS, LIMITS = (
     ("test_limits.py",),
 )
 WORKERS = ("test_scheduler_threads.py",)
+MEMORY = ("test_limits.py", "test_memory_pool.py")
 
 SCHEDULING = (
     Mutant(
@@ -212,18 +213,39 @@ SCHEDULING = (
         LIMITS,
     ),
     Mutant(
-        "small_queries_pass_large_ones",
+        "memory_goes_past_a_large_query_that_waits",
         "scheduling/memory_pool.py",
-        "                break\n",
-        "                continue\n",
-        LIMITS,
+        "                large_waits = True\n",
+        "                pass\n",
+        MEMORY,
     ),
     Mutant(
-        "memory_is_reserved_past_those_that_wait",
+        "large_queries_hold_the_share_of_small_ones",
         "scheduling/memory_pool.py",
-        "(self._waiting or self.held_bytes",
-        "(self.held_bytes",
-        LIMITS,
+        "<= self.limit_bytes - self.small_share_bytes\n        return",
+        "<= self.limit_bytes\n        return",
+        MEMORY,
+    ),
+    Mutant(
+        "small_queries_wait_for_large_ones",
+        "scheduling/memory_pool.py",
+        "return not in_share or",
+        "return not in_share and",
+        MEMORY,
+    ),
+    Mutant(
+        "more_memory_is_kept_than_reserved",
+        "scheduling/memory_pool.py",
+        "min(self._reserved[query], kept_bytes)",
+        "kept_bytes",
+        MEMORY,
+    ),
+    Mutant(
+        "memory_is_taken_back_beyond_the_limit",
+        "scheduling/memory_pool.py",
+        "            if self._has_room(self._reserved[query], self._held[query]):\n",
+        "            if True:\n",
+        MEMORY,
     ),
     Mutant(
         "heap_of_deadlines_grows",

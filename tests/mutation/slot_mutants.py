@@ -40,8 +40,8 @@ SLOTS = (
     Mutant(
         "late_rows_with_the_present_era",
         STATE,
-        "rank.era if rank else given.era)",
-        "rank.era if rank else self.era)",
+        "self.holdings.era(slot, table_version) or given.era\n",
+        "self.era\n",
         TESTS,
     ),
     Mutant(
@@ -145,9 +145,9 @@ SLOTS = (
     Mutant(
         "writer_of_the_newest_table_trusted",
         REPLICA,
-        "        if not changes.concerns(message.position, message.digest):\n",
+        "        if not changes.concerns(message.position, message.digest, table):\n",
         "        newest = write.slot_table_version >= changes.settled_version\n"
-        "        if newest or not changes.concerns(message.position, message.digest):\n",
+        "        if newest or not changes.concerns(message.position, message.digest, table):\n",
         AGAIN,
     ),
     Mutant(
@@ -177,5 +177,26 @@ SLOTS = (
         "return position.batch < known.batch or (position",
         "return (position",
         TESTS,
+    ),
+    Mutant(
+        "earlier_holding_forgotten",
+        STATE,
+        "            self.holdings.end(slot, table_version, self.given[slot].era)\n",
+        "",
+        AGAIN,
+    ),
+    Mutant(
+        "late_rows_with_the_era_of_the_last_holding",
+        STATE,
+        "self.holdings.era(slot, table_version) or given.era\n",
+        "given.era\n",
+        AGAIN,
+    ),
+    Mutant(
+        "the_newest_holding_counts_as_an_earlier_one",
+        "replication/holdings.py",
+        "if table_version < each.until), None)",
+        "if table_version <= each.until), None)",
+        AGAIN,
     ),
 )

@@ -106,8 +106,8 @@ STATE_MACHINE = (
         "state_of_a_seal_counts_sealed_rows",
         "replication/replica.py",
         "        state.unsealed_rows = 0\n        state.unsealed_bytes = 0\n"
-        "        return SealNow(state.version, state.to_bytes(), dict(state.tables))\n",
-        "        found = SealNow(state.version, state.to_bytes(), dict(state.tables))\n"
+        "        return SealNow(state.version, state.to_bytes(), tables, state.offset, state.log_bytes, before_load)\n",
+        "        found = SealNow(state.version, state.to_bytes(), tables, state.offset, state.log_bytes, before_load)\n"
         "        state.unsealed_rows = 0\n        state.unsealed_bytes = 0\n        return found\n",
         (REPLICA,),
     ),

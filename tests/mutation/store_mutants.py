@@ -74,15 +74,15 @@ STORE = (
     Mutant(
         "segment_not_synced",
         "store/segment_files.py",
-        "        os.fsync(descriptor)\n",
-        "",
+        "                fsync_file(self._partial(name))\n",
+        "                pass\n",
         (ORDER,),
     ),
     Mutant(
         "segment_has_its_name_while_it_is_written",
         "store/segment_files.py",
-        "                _write_synced(partial, data)\n                os.rename(partial, target)\n",
-        "                _write_synced(target, data)\n",
+        "                _write(partial, data)\n",
+        "                _write(self.path(name), data)\n                _write(partial, data)\n",
         (ORDER,),
     ),
     Mutant(

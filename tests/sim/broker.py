@@ -184,7 +184,7 @@ class SimLog:
         self.client = client
         self.step = step
 
-    def create_topic(self, topic: str, settings: Mapping[str, str], *, copies: int = 0) -> None:
+    def create_topic(self, topic: str, settings: Mapping[str, str], *, copies: int = 0, partitions: int = 1) -> None:
         """See Log; the topics are there."""
 
     def configuration(self, topic: str) -> TopicConfiguration:

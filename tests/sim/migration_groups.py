@@ -138,12 +138,12 @@ class TrueGroups:
         version, known = group.replica.state.version + 1, self.expected.log(group.topic)
         if not known.counts(message):
             return
-        named = body.slot_table_version if isinstance(body, Write) else 0
-        proven = max(named, group.replica.state.changes.era)
+        # A write counts as of the table by which it was routed, however late it comes; a delete names none.
+        asked = body.slot_table_version if isinstance(body, Write) else group.replica.state.changes.era
         for key, value in _values_of(body).items():
             slot = int(key[0])
             if isinstance(body, Delete) or known.counts_for(slot, message):
-                era = max(since for since in self._held_since(group.key, slot) if since <= proven)
+                era = max(since for since in self._held_since(group.key, slot) if since <= asked)
                 self.expected.add(key, Entry(era, version, value, group.topic))
 
     def _held_since(self, key: GroupKey, slot: int) -> list[int]:

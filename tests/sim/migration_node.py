@@ -30,6 +30,7 @@ from headrace.schemas.messages import (
 from headrace.schemas.presence import Presence
 from headrace.schemas.records import Acceptance, Status, encode_membership, format_of_membership
 from tests.sim.membership_log import MemberLog
+from tests.sim.migration_copies import SimCopies
 from tests.sim.migration_groups import REPLICATION, SLOTS, TrueGroup
 from tests.sim.world import EPOCH_MS, NodeClock
 from tests.unit.statuses import STATUS
@@ -64,6 +65,11 @@ class SimGroup:
     def applied(self) -> AppliedState:
         """See Group."""
         return self.truth.history[self.version]
+
+    @property
+    def sealed_for_others(self) -> tuple[int, int]:
+        """See Group; a seal is stored at once here."""
+        return self.applied.frontier, 0
 
     @property
     def in_sync(self) -> bool:
@@ -108,7 +114,8 @@ class MigrationNode:
             if not simulation.truth.groups[topic].deleted
         }
         shared: Any = self.log
-        self.tasks = ChangeTasks(shared, TOPICS, self, self.heartbeats, self, self.clock)
+        self.copies = SimCopies(self)
+        self.tasks = ChangeTasks(shared, TOPICS, self, self.heartbeats, self, self.clock, self.copies.notes)
         self.drains: dict[str, HandOverSender] = {}
         self.alive = True
         self._appender = shared.appender()
@@ -142,6 +149,7 @@ class MigrationNode:
             self.heartbeats.receive(simulation.sent, self.clock.boot_ns() // 1_000_000)
             self.records = min(len(simulation.states) - 1, self.records + chance.randint(0, 12))
             self._place()
+            self.copies.step()
             for group in self.groups.values():
                 group.version = min(len(group.truth.history) - 1, group.version + chance.choice((0, 1, 3, 10, 40)))
             self._send()
@@ -195,8 +203,7 @@ class MigrationNode:
     def _lead(self, topic: str, group: SimGroup) -> None:
         applied = group.applied
         if applied.leader == Leadership(applied.epoch, self.name, self.incarnation):
-            shown: Any = group
-            self.tasks.turn(topic, shown, applied.leader)
+            self._turn(topic, group, applied.leader)
             return
         self.tasks.forget(topic)
         members, detector = applied.changes.members, self.heartbeats.detector
@@ -211,6 +218,17 @@ class MigrationNode:
         anchor = Anchor(applied.offset, applied.version, applied.chain)
         wanted = Leadership(applied.epoch + 1, self.name, self.incarnation)
         self.append(topic, Claim(wanted, anchor, SEAL_ROWS, SEAL_BYTES))
+
+    def _turn(self, topic: str, group: SimGroup, leadership: Leadership) -> None:
+        """A turn of the leader. The first phase is not reported while somebody shows files that are left to copy."""
+        change, notes = self.state.change, self.copies.notes
+        number = change.number if change is not None else 0
+        reports, left = self.tasks.reports, notes.left(group.birth_key, number)
+        shown: Any = group
+        self.tasks.turn(topic, shown, leadership)
+        # Notes may end while the process is stopped inside of the turn.
+        if self.tasks.reports > reports and left and notes.left(group.birth_key, number):
+            self.simulation.fail(f"{self.name} reports change {number} for {topic} with {left} files left to copy")
 
     def _drain(self, topic: str, group: SimGroup) -> None:
         """A member of a group whose log is closed hands over what is in it, and deletes the log then."""

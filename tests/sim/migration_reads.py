@@ -32,12 +32,12 @@ class Reads:
         self._truth = simulation.truth
         self._moments: deque[dict[str, int]] = deque(maxlen=MOMENTS_KEPT)
         self._ends: dict[str, dict[str, int]] = {}
+        self._gone: set[str] = set()
         self.answered = self.waiting = 0
 
     def note_gone(self, group: TrueGroup) -> None:
-        """A topic is deleted: a node that finds it missing reads the groups of the table to their present ends."""
-        table = self._simulation.table
-        present = (self._truth.by_key(GroupKey(header, table.birth(header))) for header in table.headers)
+        """A topic is deleted: a node that finds it missing reads all groups that are there to their present ends."""
+        present = [each for each in self._truth.groups.values() if each is not group and not each.deleted]
         self._ends[group.topic] = {each.topic: each.read for each in present}
 
     def read(self) -> None:
@@ -66,6 +66,7 @@ class Reads:
     def _versions(self, table: SlotTable, moment: dict[str, int], after: dict[str, int]) -> dict[GroupKey, int] | None:
         """By group, how far the replica has read that answers; None while one of them waits."""
         truth, at = self._truth, dict[GroupKey, int]()
+        self._gone.clear()
         after = self._contained(after)
         if any(truth.groups[topic].key.birth > table.version for topic in after):
             return None
@@ -74,6 +75,9 @@ class Reads:
             version = max(moment.get(group.topic, 0), after.get(group.topic, 0))
             at[group.key] = version if self._serves(group, version, table) else group.read
         required = self._required(at, after)
+        if new := self._gone - after.keys():
+            # What is gone has left its rows to the groups of the table, also where no client knows of it.
+            return self._versions(table, moment, after | dict.fromkeys(new, 0))
         at |= {key: truth.by_key(key).read for key in required}
         serve = all(self._serves(truth.by_key(key), version, table) for key, version in at.items())
         return at if serve and not (required and self._required(at, after)) else None
@@ -101,13 +105,13 @@ class Reads:
         truth = self._truth
         read = {key: HandOvers.of(truth.by_key(key).history[version].changes) for key, version in at.items()}
         required = missing(read)
-        waiting, gone = list(after), set[GroupKey]()
+        waiting = [*after, *(truth.by_key(key).topic for key in required if key not in at)]
         while waiting:
             group = truth.groups[waiting.pop()]
-            if group.key in read or group.key in gone:
+            if group.key in read or group.topic in self._gone:
                 continue
             if group.deleted:
-                gone.add(group.key)
+                self._gone.add(group.topic)
                 continue
             read[group.key] = HandOvers.of(group.newest.changes)
             required = missing(read)

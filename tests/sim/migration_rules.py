@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
-from headrace.consumers.migration import barriers, change_tasks, hand_over_sender
+from headrace.consumers.migration import barriers, change_tasks, copies_ahead, hand_over_sender
 from headrace.consumers.migration.change_tasks import ChangeTasks
 from headrace.consumers.migration.hand_over_sender import HandOverSender
 from headrace.consumers.replication.actions import Action, ApplyRows
 from headrace.consumers.replication.change_state import ChangeState, HandOver
 from headrace.consumers.replication.change_view import ChangeView
+from headrace.consumers.replication.holdings import Holdings
 from headrace.consumers.replication.producer_section import Origin, Section
 from headrace.consumers.replication.replica import Replica
 from headrace.schemas.group_changes import Barrier, GroupKey, HandedOver, HandOverPosition, Rank, Takeover
@@ -116,6 +117,18 @@ def _rank_by_the_last_holder(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Replica, "_handed_over", broken)
 
 
+def _rank_late_rows_by_the_present_holding(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Holdings, "era", lambda *_: None)
+
+
+def _report_with_files_left(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(ChangeTasks, "_is_prepared", lambda *_: True)
+
+
+def _wait_for_copiers_for_ever(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(copies_ahead, "NOTE_VALID_S", 1e9)
+
+
 def _keep_the_era_until_the_barrier(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ChangeState, "note_table", lambda *_: None)
 
@@ -142,18 +155,21 @@ def _answer_behind_a_deleted_group(patch: pytest.MonkeyPatch) -> None:
 
 MIGRATION_RULES = (
     MigrationRule("rows that are handed over keep their rank", _rank_by_the_last_holder),
+    MigrationRule("rows by an older table have the era of that holding", _rank_late_rows_by_the_present_holding),
     MigrationRule("rows by a new table outrank those of the former holder", _keep_the_era_until_the_barrier),
     MigrationRule("the newest batches move with the slots", _leave_producers_with_the_former_holder),
     MigrationRule("late batches are known at the next holder", _forget_late_batches),
     MigrationRule("rows by a new table end answers by the former one", _answer_by_the_former_table),
     MigrationRule("an answer has what was handed over", _answer_without_hand_overs),
     MigrationRule("an answer has what a deleted group has handed over", _answer_behind_a_deleted_group),
-    MigrationRule("a hand-over names the one before it", _name_the_accepted_one),
+    MigrationRule("a hand-over names the one before it", _name_the_accepted_one, quick=False),
     MigrationRule("a hand-over counts behind the one before it only", _take_hand_overs_in_any_order),
     MigrationRule("the first phase is reported when new members follow", _report_before_new_members_follow),
     MigrationRule(
         "a new member is reported when it knows of the change", _report_members_that_know_of_no_change, quick=False
     ),
+    MigrationRule("the first phase is reported when files are copied ahead", _report_with_files_left),
+    MigrationRule("a node that copies no more holds up no change", _wait_for_copiers_for_ever),
     MigrationRule("a barrier counts once, and none of an older change", _count_barriers_whenever_they_come),
     MigrationRule("slots get another holder when all is accepted", _change_holders_of_slots_at_once, quick=False),
     MigrationRule("accepted is what members show", _note_what_was_sent_as_accepted),

@@ -10,7 +10,7 @@ from headrace.consumers.membership.changes import MembershipState, Verdict
 from headrace.consumers.membership.placement import closable_ends
 from headrace.consumers.membership.running_change import Phase, RunningChange
 from headrace.consumers.membership.slot_table import SlotTable
-from headrace.consumers.migration import hand_over_sender
+from headrace.consumers.migration import change_tasks, hand_over_sender
 from headrace.consumers.replication import replica
 from headrace.consumers.replication.founding import Founding
 from headrace.schemas.framing import BASE_FORMAT, format_headers
@@ -46,6 +46,8 @@ FAULTY = 0.2
 CALM = 0.5
 """The share of schedules with a tenth of the faults: they have more changes."""
 BEGIN, CANCEL = 0.8, 0.02
+SEAL_ROWS = 4
+"""Unsealed rows with which a group seals in the first phase."""
 _decoded = cache(decode_message)
 
 
@@ -97,6 +99,7 @@ class MigrationSimulation:
             patch.object(replica, "decode_message", _decoded),
             patch.object(migration_groups, "decode_message", _decoded),
             patch.object(hand_over_sender, "decode_message", _decoded),
+            patch.object(change_tasks, "SEAL_ROWS", SEAL_ROWS),
         ):
             self._run()
             _decoded.cache_clear()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -42,6 +42,7 @@ from tests.sim import rows
 from tests.sim.broker import SimLog
 from tests.sim.disk import SealedRows
 from tests.sim.model_store import ModelStore
+from tests.sim.world import InvariantBroken
 
 if TYPE_CHECKING:
     from tests.sim.node import ClusterNode
@@ -52,6 +53,34 @@ CHAIN_INTERVAL = 16
 GROWTH_PER_S = 100
 """Some ten times what all writers of a schedule append."""
 COSTS = Costs(log_bytes_per_second=1e4, file_bytes_per_second=1e6, worth_s=0.5)
+
+
+PROGRAMMING_ERRORS = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    NameError,
+    NotImplementedError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
+"""Errors that no disk, log or other process causes. `MemoryError` is injected, and must be survived."""
+
+
+class ProgrammingError(InvariantBroken):
+    """Code under test raised what only a mistake in it, or in its stand-ins, can raise."""
+
+    @classmethod
+    def of(cls, error: BaseException) -> InvariantBroken:
+        """The error that ends the schedule, also where a thread survives it; one that does so already stays."""
+        if isinstance(error, InvariantBroken) or not BUILDING:
+            return error if isinstance(error, InvariantBroken) else cls(repr(error))
+        process = BUILDING[-1]
+        broken = cls(f"seed {process.world.seed}: a thread of {process.incarnation} met {error!r}")
+        process.world.broken = process.world.broken or broken
+        return broken
 
 
 class SteppedTask:
@@ -83,6 +112,8 @@ class SteppedTask:
     def _run(self) -> None:
         try:
             self.run_once()
+        except PROGRAMMING_ERRORS as error:
+            raise ProgrammingError.of(error) from error
         except Exception as error:
             # As the real one: logged, and the next run comes all the same.
             self._process.note(f"task {self.name} failed: {error!r}")
@@ -293,6 +324,16 @@ def snapshot_of(sealed: SealedRows, group_name: str, topic_id: str) -> Snapshot:
     return Snapshot("s", group_name, topic_id, state.version, state.offset, 1, state.chain.hex(), ())
 
 
+def fail_on_programming_errors(_logger: object, _method: str, event: MutableMapping[str, Any]) -> str:
+    """A processor of log events: what a thread survives and logs with its traceback fails the schedule."""
+    # Threads of a node log an error that nobody expected, and continue. Here that would hide a missing method: the
+    # schedule would merely have done less.
+    error = sys.exc_info()[1]
+    if event.get("exc_info") and isinstance(error, PROGRAMMING_ERRORS):
+        raise ProgrammingError.of(error) from error
+    raise structlog.DropEvent
+
+
 @contextmanager
 def shipping_parts(files: SimFiles) -> Iterator[None]:
     """Give the shipping modules the parts of a simulation, and take them back."""
@@ -327,7 +368,9 @@ def shipping_parts(files: SimFiles) -> Iterator[None]:
     changes += [(module, "PeriodicTask", SteppedTask) for module in WITH_TASKS]
     before = [(target, name, getattr(target, name)) for target, name, _ in changes]
     logging_before = structlog.get_config()
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    structlog.configure(
+        processors=[fail_on_programming_errors], wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR)
+    )
     try:
         for target, name, value in changes:
             setattr(target, name, value)

@@ -11,9 +11,15 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
+from headrace.consumers.integrity.divergence_monitor import DivergenceMonitor
+from headrace.consumers.recovery.supervisor import RecoverySupervisor
+from headrace.consumers.replication.group_actions import GroupActions
+from headrace.consumers.replication.leader_tasks import LeaderTasks
+from headrace.consumers.replication.log_consumer import LogConsumer
 from headrace.consumers.store.store_view import StoreView
 from tests.sim.faults import ACCEPTED, CLOCKS, COMMON, LOST_LOGS, STOPS
-from tests.sim.parts import SimFiles
+from tests.sim.model_store import ModelStore
+from tests.sim.parts import ProgrammingError, SimFiles
 from tests.sim.real_store import RealFiles
 from tests.sim.rules import QUICK_SEEDS, RULES, Rule
 from tests.sim.simulation import FilesFactory, Simulation
@@ -163,7 +169,36 @@ def test_a_store_that_forgets_deletes_is_found(monkeypatch: pytest.MonkeyPatch) 
         run_real_seeds(range(REAL_SEEDS))
 
 
+@pytest.mark.parametrize(
+    ("part", "method"),
+    [
+        (LeaderTasks, "_upkeep"),
+        (LogConsumer, "_poll"),
+        (GroupActions, "_write"),
+        (ModelStore, "freeze"),
+        (DivergenceMonitor, "turn"),
+        (RecoverySupervisor, "turn"),
+    ],
+    ids=lambda each: getattr(each, "__name__", each),
+)
+@pytest.mark.parametrize("error", [AttributeError, KeyError, TypeError])
+def test_a_programming_error_fails_a_schedule(
+    part: type, method: str, error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also in a thread that logs what it did not expect and continues: the schedule would only have done less."""
+
+    def broken(*_: object, **__: object) -> None:
+        raise error("no such thing")
+
+    monkeypatch.setattr(part, method, broken)
+    with pytest.raises(ProgrammingError, match=f"seed 0: a thread of .* met {error.__name__}"):
+        run_seeds([0])
+
+
 def _must_be_found(rule: Rule, seeds: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rule.mutation(monkeypatch)
-    with pytest.raises(AssertionError, match="seed|ended"):
+    with pytest.raises(AssertionError, match="seed|ended") as found:
         run_seeds(range(seeds), rule.faults)
+    # A mutation that does not fit the code any more breaks no rule: it only breaks.
+    by_mistake = isinstance(found.value, ProgrammingError) and not isinstance(found.value.__cause__, AssertionError)
+    assert not by_mistake, found.value

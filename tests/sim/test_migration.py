@@ -19,7 +19,7 @@ FOUND_SEEDS = (3137,)
 """Schedules that have found a defect: 3137, a new member whose membership log lags."""
 SOAK_SEEDS = 20_000
 SOAK_SEEDS_AT_ONCE = 5_000
-QUICK_SEEDS = 60
+QUICK_SEEDS = 200
 SLOW_SEEDS = 5_000
 
 

@@ -19,8 +19,9 @@ from headrace.connectors.log.kafka import KafkaLog
 from headrace.connectors.log.port import Record, read_to_end
 from headrace.connectors.log.topics import Topics, dlq
 from headrace.consumers.membership.bootstrap import join_cluster
-from headrace.pipeline.ingest import SINK_WAIT_S, RunOptions, prepare, run_ingest
+from headrace.pipeline.ingest import SINK_WAIT_S, RunOptions, prepare
 from headrace.pipeline.ingest_progress import IngestProgress
+from headrace.pipeline.ingest_run import run_ingest
 from headrace.pipeline.job import IngestJob
 from headrace.pipeline.session import close_session, open_session
 from headrace.schemas.records import Create

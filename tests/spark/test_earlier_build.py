@@ -11,7 +11,8 @@ from pyspark.sql import SparkSession
 
 from headrace.connectors.kafka.broker import BrokerInfo
 from headrace.pipeline.checkpoint import held_checkpoint
-from headrace.pipeline.ingest import RunOptions, prepare, run_ingest
+from headrace.pipeline.ingest import RunOptions, prepare
+from headrace.pipeline.ingest_run import run_ingest
 from tests.spark.conftest import new_ingest_cluster
 from tests.spark.stored import messages, stored_tables
 

@@ -12,9 +12,9 @@ import pyarrow as pa
 import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, ConfigResource
-from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
+from headrace.bench.spark_ingest import kafka_messages
 from headrace.connectors.formats import kernel
 from headrace.connectors.formats.interface import FormatOptions
 from headrace.connectors.kafka.broker import BrokerInfo
@@ -24,17 +24,9 @@ from headrace.connectors.log.topics import dlq
 from headrace.consumers.membership.schema_log import SchemaLog
 from headrace.consumers.replication.actions import Ignored
 from headrace.pipeline.cluster_access import ClusterAccess
-from headrace.pipeline.failures import RawDataLost, explain
-from headrace.pipeline.ingest import (
-    RunOptions,
-    SpeculationRefused,
-    forward_writer,
-    new_counts,
-    prepare,
-    raw_messages,
-    run_ingest,
-    start_query,
-)
+from headrace.pipeline.failures import RawDataLost
+from headrace.pipeline.ingest import RunOptions, SpeculationRefused, prepare, start_query
+from headrace.pipeline.ingest_run import run_ingest
 from headrace.pipeline.ingest_task import SEQUENCE_BITS
 from headrace.schemas.tables import FieldType
 from headrace.workload import iot
@@ -220,27 +212,12 @@ def test_a_checkpoint_of_sparks_own_kafka_source_continues(spark: SparkSession, 
     run = RunOptions(str(cluster.directory / "older"), True)
     prepare(job, run, lambda _line: None)
     cluster.produce([b"t,host=a x=1 1", b"t,host=b x=1 1"], partitions=2)
-    older = raw_messages(spark, job, 100).writeStream.format("noop").option("checkpointLocation", run.checkpoint)
+    older = kafka_messages(spark, job).writeStream.format("noop").option("checkpointLocation", run.checkpoint)
     older.trigger(availableNow=True).start().awaitTermination()
     cluster.produce([b"t,host=c x=2 2"])
     done = run_ingest(spark, job, run)
     assert (1, 1) == (done.counts.rows, done.batches)
     assert [2] == stored_tables(cluster.log, cluster.topics)["t"]["time"].to_pylist()
-
-
-def test_an_unknown_source_fails_the_query_with_one_line(spark: SparkSession, cluster: IngestCluster) -> None:
-    """A plan without the Kafka source's offset ranges is never read as empty: the query fails and names what
-    it found.
-    """
-    checkpoint = str(cluster.directory / "checkpoint")
-    rate = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 5).load()
-    query = forward_writer(rate, cluster.job(), new_counts(spark), RunOptions(checkpoint)).start()
-    with pytest.raises(StreamingQueryException) as raised:
-        query.awaitTermination(60)
-    failure = explain(raised.value, "raw")
-    assert not failure.retriable
-    assert "in an unknown way" in failure.message
-    assert "\n" not in failure.message
 
 
 def test_raw_messages_that_were_trimmed_before_their_read_stop_the_query(

@@ -30,6 +30,7 @@ ROOMS = (
     ("consumers.integrity",),
     ("consumers.membership",),
     ("consumers.migration",),
+    ("consumers.sync",),
     ("consumers.scheduling",),
     ("consumers.query", "pipeline"),
     ("consumers.serve",),
@@ -84,6 +85,7 @@ PURE_MODULES = (
     "consumers/replication/group_state.py",
     "consumers/replication/hand_over.py",
     "consumers/replication/hash_chain.py",
+    "consumers/replication/holdings.py",
     "consumers/replication/producer_section.py",
     "consumers/replication/replica.py",
     "consumers/replication/row_slots.py",
@@ -96,12 +98,29 @@ PURE_MODULES = (
     "consumers/store/compaction.py",
     "consumers/store/encoding.py",
     "consumers/store/row_order.py",
+    "consumers/store/synced.py",
     "consumers/store/tombstone_set.py",
+    "consumers/sync/centre_status.py",
+    "consumers/sync/chunk_states.py",
+    "consumers/sync/delete_cover.py",
+    "consumers/sync/file_states.py",
+    "consumers/sync/manifest_rules.py",
+    "consumers/sync/owners.py",
+    "consumers/sync/partition_files.py",
+    "consumers/sync/rate.py",
+    "consumers/sync/receiver_metrics.py",
+    "consumers/sync/selection.py",
+    "consumers/sync/send_round.py",
+    "consumers/sync/send_status.py",
+    "consumers/sync/sender_state.py",
+    "consumers/sync/verdicts.py",
     "consumers/wal/frames.py",
     "consumers/wal/prefix.py",
     "consumers/wal/record_encoding.py",
+    "pipeline/raw_offsets.py",
     "pipeline/rebatch.py",
     "pipeline/schema_match.py",
+    "pipeline/time_ranges.py",
     "producers/line_requests.py",
     "producers/router.py",
     "schemas/group_changes.py",
@@ -292,6 +311,27 @@ def test_decisions_have_no_clock_chance_or_io(name: str) -> None:
     calls = {node.func.id for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
     assert imported & IMPURE_IMPORTS == set()
     assert calls & {"open", "input", "print", "exec", "eval"} == set()
+
+
+STARTS_SPARK = "pipeline/session.py"
+"""Starts and ends Spark's JVM, for which PySpark has no public call."""
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "pipeline").rglob("*.py")), ids=lambda path: path.name)
+def test_planning_reading_and_writing_use_the_public_calls_of_spark(path: Path) -> None:
+    """No private attribute of another object, and of py4j only its errors: another Spark must not read nothing."""
+    nodes = nodes_of(path)
+    attributes = (node for node in nodes if isinstance(node, ast.Attribute))
+    private = {
+        f"{ast.unparse(node.value)}.{node.attr}"
+        for node in attributes
+        if node.attr.startswith("_")
+        and not node.attr.startswith("__")
+        and not (isinstance(node.value, ast.Name) and node.value.id in ("self", "cls", "KafkaError"))
+    }
+    imports = {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module}
+    assert not private or str(path.relative_to(ROOT)) == STARTS_SPARK, private
+    assert {"py4j.protocol"} >= {module for module in imports if module.startswith("py4j")}
 
 
 def documented_as_pure() -> set[str]:

@@ -15,6 +15,7 @@ from tests.unit.test_tree import PACKAGES, ROOT
 
 pytestmark = pytest.mark.slow(15)
 COMMAND_TIMEOUT_S = 120
+SPARK_MODULES = ("pyspark_headrace.py",)
 CACHES = shutil.ignore_patterns("__pycache__", "*.egg-info")
 USE = """
 import headrace, pathlib, sys
@@ -63,7 +64,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tree = tmp_path_factory.mktemp("tree")
     for package in PACKAGES:
         shutil.copytree(ROOT / package, tree / package, symlinks=True, ignore=CACHES)
-    for name in ("pyproject.toml", "README.md"):
+    for name in ("pyproject.toml", "README.md", *SPARK_MODULES):
         shutil.copy(ROOT / name, tree)
     build = "import sys; from setuptools import build_meta; build_meta.build_wheel(sys.argv[1])"
     run(sys.executable, "-c", build, "dist", directory=tree)
@@ -72,13 +73,16 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_wheel_has_one_name_and_every_file(wheel: Path) -> None:
-    """Only `headrace` is installed into site-packages, with files that are not Python, such as schemas and pages."""
+    """Only `headrace` is installed into site-packages, with files that are not Python, such as schemas and pages.
+
+    Beside it are the modules by which Spark finds the data sources.
+    """
     names = zipfile.ZipFile(wheel).namelist()
-    assert {"headrace"} == {name.split("/")[0] for name in names if ".dist-info/" not in name}
+    assert {"headrace", *SPARK_MODULES} == {name.split("/")[0] for name in names if ".dist-info/" not in name}
     links = [link for package in PACKAGES if (link := ROOT / "headrace" / package).is_symlink()]
     found = {path for folder in (ROOT / "headrace", *links) for path in folder.rglob("*")}
     wanted = {str(path.relative_to(ROOT)) for path in found if path.is_file() and "__pycache__" not in path.parts}
-    assert wanted == {name for name in names if ".dist-info/" not in name}
+    assert wanted | set(SPARK_MODULES) == {name for name in names if ".dist-info/" not in name}
 
 
 def test_the_installed_wheel_works_beside_folders_of_all_our_names(wheel: Path, tmp_path: Path) -> None:
@@ -90,7 +94,7 @@ def test_the_installed_wheel_works_beside_folders_of_all_our_names(wheel: Path, 
         directory=tmp_path,
     )
     installed = {path.name for path in target.iterdir() if not path.name.endswith(".dist-info")}
-    assert {"headrace", "bin"} == installed | {"bin"}
+    assert {"headrace", "bin", *SPARK_MODULES} == (installed | {"bin"}) - {"__pycache__"}
     for package in PACKAGES:
         if package != "headrace":
             (place / package).mkdir(parents=True)

@@ -9,7 +9,7 @@ from typing import Any
 import duckdb
 import pytest
 
-from headrace.consumers.replication.leader_tasks import expired_before
+from headrace.consumers.replication.upkeep import expired_before
 from headrace.removal import Removal, count_removal, counting_sql, expired_end, tag_values
 from headrace.schemas.messages import Delete
 from headrace.schemas.tables import KEEP_FOREVER_NS

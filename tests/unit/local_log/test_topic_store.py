@@ -203,3 +203,43 @@ def test_a_record_whose_bytes_changed_is_named_and_not_skipped() -> None:
         with pytest.raises(RecordUndeliverable) as raised:
             store.read("a", 1, 10)
         assert 1 == raised.value.offset
+
+
+def test_statuses_are_readable_without_a_sync_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a compacted topic only the newest record counts, and its writer sends another; other topics are synced."""
+    disk, syncs = SimulatedDisk(), list[int]()
+    store = opened(disk)
+    store.create("status", {"cleanup.policy": "compact,delete"})
+    store.create("forward", {"cleanup.policy": "delete"})
+    original = disk.sync_data
+
+    def sync_data(descriptor: int) -> None:
+        syncs.append(descriptor)
+        original(descriptor)
+
+    monkeypatch.setattr(disk, "sync_data", sync_data)
+    for number in range(3):
+        assert [number] == store.append([new("status", b"s")])
+    assert (3, []) == (len(store.read("status", 0, 10)), syncs)
+    assert [0] == store.append([new("forward", b"f")])
+    assert 1 == len(syncs)
+    assert [3, 1] == store.append([new("status", b"s"), new("forward", b"f")])
+    assert 2 == len(syncs)
+    store.close()
+    again = opened(disk)
+    assert (4, 2) == (again.state("status").end, again.state("forward").end)
+
+
+def test_statuses_behind_a_failed_sync_are_read_on() -> None:
+    """The log drops what was not synced, statuses as well; a reader gets the next one."""
+    disk = SimulatedDisk()
+    store = opened(disk)
+    store.create("status", {"cleanup.policy": "compact,delete"})
+    store.create("a", {})
+    store.append([new("status", b"1")])
+    disk.fail("data", 1)
+    with pytest.raises(DurabilityUnknown):
+        store.append([new("a", b"unknown")])
+    store.append([new("status", b"2")])
+    assert b"2" == store.read("status", 0, 10)[-1].value
+    assert b"2" == store.read("status", store.state("status").end - 1, 10)[-1].value

@@ -128,7 +128,7 @@ def planned() -> RunningChange:
     ("joiners", "expected", "named"),
     [
         ([], NodeUnreachable, "plant-6 has sent no status"),
-        ([replace(JOINER, node="plant-7")], NodeUnreachable, "plant-6"),
+        ([replace(JOINER, node="plant-7")], NodeUnreachable, "plant-6 has sent no status"),
         ([JOINER, replace(JOINER, store="another")], NodeExists, "2 data directories"),
         ([replace(JOINER, replication=2)], SettingsDiffer, "replication is 3, node plant-6 was started with 2"),
         ([replace(JOINER, slots=1, hash="md5")], SettingsDiffer, "slots is 60.*hash is xxh3_64"),

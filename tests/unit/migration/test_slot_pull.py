@@ -26,9 +26,10 @@ from headrace.consumers.migration.slot_pull import (
     pairs_of,
     slots_of_bits,
 )
+from headrace.consumers.store import SegmentEntry
 from headrace.schemas.group_changes import BEGINNING, GroupKey, HandOverPosition
 from headrace.schemas.membership_records import ChangeKind
-from headrace.schemas.messages import CarriedDelete, Leadership, Load, load_identity
+from headrace.schemas.messages import CarriedDelete, Leadership, Load, SyncedRows, load_identity
 from headrace.schemas.series import slot_of
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "internals" / "membership.md"
@@ -255,11 +256,27 @@ def test_a_report_counts_slot_by_slot() -> None:
     assert frozenset({0, 1, 5}) == slots_of_bits(bits_of((0, 1, 5)))
 
 
+def _entry(era: int, first: int, last: int, order: str = "", *synced: SyncedRows) -> SegmentEntry:
+    ranks = (era, first, last, 0)
+    return SegmentEntry("x", "db", "t", 3, 1, *ranks, 5, 1, 2, 100, "", "", 1, 0, order=order, synced=synced)
+
+
+def test_a_file_of_a_sync_sender_is_there_if_its_rows_are() -> None:
+    """Another file may end at its version, and several files may be at it."""
+    place, own = ("db", "t", 3, 1), SyncedRows("s1", "5")
+    first = FILES[1].last_version
+    load = replace(FILES[1], first_version=first, order="5+a", synced=(own,))
+    assert not covered(load, {place: [_entry(1, 1, first), _entry(1, first, first, "6+a", own)]})
+    assert not covered(load, {place: [_entry(1, 1, first, "", SyncedRows("s1", "4"), SyncedRows("s2", "9"))]})
+    assert covered(load, {place: [_entry(1, 1, first, "", SyncedRows("s1", "6"))]})
+    assert covered(load, {place: [_entry(1, first, first, "5+a", own)]})
+
+
 def test_rows_of_a_merged_file_are_there() -> None:
     """A load whose name nobody has any more is covered by the file that it became a part of."""
     place = ("db", "t", 3, 1)
-    assert covered(FILES[1], {place: [(1, 1, 40)]})
-    assert not covered(FILES[1], {place: [(1, 12, 40)]})
-    assert not covered(FILES[1], {place: [(2, 1, 40)]})
-    assert not covered(FILES[1], {("db", "t", 3, 2): [(1, 1, 40)]})
+    assert covered(FILES[1], {place: [_entry(1, 1, 40)]})
+    assert not covered(FILES[1], {place: [_entry(1, 12, 40)]})
+    assert not covered(FILES[1], {place: [_entry(2, 1, 40)]})
+    assert not covered(FILES[1], {("db", "t", 3, 2): [_entry(1, 1, 40)]})
     assert Pair(GroupKey("a", 1), GroupKey("b", 1), (1,)) < Pair(GroupKey("a", 1), GroupKey("c", 1), (0,))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 
 import pyarrow as pa
@@ -11,10 +12,10 @@ from headrace.connectors.log.memory import MemoryLog
 from headrace.connectors.log.topics import Topics
 from headrace.consumers.membership.bootstrap import join_cluster
 from headrace.pipeline.cluster_access import ClusterAccess
-from headrace.pipeline.ingest_progress import Counts, TaskCounts
+from headrace.pipeline.ingest_progress import Counts
 from headrace.pipeline.ingest_task import ingest_partition
 from headrace.pipeline.job import IngestJob
-from headrace.pipeline.sink_records import RECORD_SCHEMA
+from headrace.pipeline.sink_records import COUNT_FIELDS, COUNTED_SCHEMA
 from headrace.schemas.records import Create
 from headrace.schemas.tables import TimeResolution
 
@@ -65,15 +66,18 @@ def attempt(
     job: IngestJob,
     batches: Sequence[pa.RecordBatch],
     batch: int = 0,
-    report: Callable[[TaskCounts], None] = lambda _counts: None,
+    report: Callable[[Counts], None] = lambda _counts: None,
 ) -> Iterator[str]:
     """One attempt of one task; each record is appended to its topic before it is yielded, so an unfinished iteration is a crash."""
     access = ClusterAccess(log, TOPICS)
     access.begin_task()
     appender = log.appender()
-    for records in ingest_partition(iter(batches), job, access, "query", batch, report):
-        assert records.schema == RECORD_SCHEMA
+    for records in ingest_partition(iter(batches), job, access, "query", batch):
+        assert records.schema == COUNTED_SCHEMA
+        report(counts_of(records))
         for record in records.to_pylist():
+            if record["topic"] is None:
+                continue
             headers = [(header["key"], header["value"]) for header in record["headers"]]
             appender.append(record["topic"], record["value"] or b"", key=record["key"], headers=headers)
             yield record["topic"]
@@ -81,7 +85,16 @@ def attempt(
 
 def run_attempt(log: MemoryLog, job: IngestJob, batches: Sequence[pa.RecordBatch], batch: int = 0) -> Counts:
     """One attempt to its end; returns its counts."""
-    counted = TaskCounts()
-    for _ in attempt(log, job, batches, batch, counted.merge):
+    counted: list[Counts] = []
+    for _ in attempt(log, job, batches, batch, counted.append):
         pass
-    return counted.total()[0]
+    return sum(counted, Counts())
+
+
+def counts_of(records: pa.RecordBatch) -> Counts:
+    """What Spark sums up over records."""
+    total = Counts()
+    for record in records.select([*COUNT_FIELDS, "reasons"]).to_pylist():
+        reasons = json.loads(record.pop("reasons") or "{}")
+        total += Counts(**record, reasons=reasons)
+    return total

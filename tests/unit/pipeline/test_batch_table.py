@@ -22,7 +22,7 @@ def attempt(growing: Growing, tables: BatchTables, batch: int) -> None:
     """One attempt of a micro-batch by a worker that has just started: its records are in the log."""
     access = ClusterAccess(growing.log, TOPICS)
     access.begin_task(tables.of(batch, access.newest_table()))
-    for records in ingest_partition(iter([raw_batch(LINES)]), influx_job(), access, "q", batch, lambda _counts: None):
+    for records in ingest_partition(iter([raw_batch(LINES)]), influx_job(), access, "q", batch):
         for record in records.to_pylist():
             growing.log.store(record["topic"], record["value"], None, ())
 

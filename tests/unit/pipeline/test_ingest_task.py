@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -16,7 +17,11 @@ from headrace.connectors.log.memory import MemoryLog
 from headrace.connectors.log.port import read_to_end
 from headrace.consumers.membership.schema_log import SchemaLog
 from headrace.consumers.replication.actions import Ignored
+from headrace.pipeline.cluster_access import ClusterAccess
 from headrace.pipeline.ingest_progress import Counts
+from headrace.pipeline.ingest_task import ingest_partition
+from headrace.pipeline.raw_source import COUNT_DDL, RECORD_DDL
+from headrace.pipeline.sink_records import COUNTED_SCHEMA
 from headrace.schemas.messages import Write
 from headrace.schemas.tables import FieldType, TimeResolution
 from tests.spark.stored import forward_logs, messages, stored_tables, tables_of
@@ -320,10 +325,31 @@ def test_after_a_message_with_other_content_all_later_ones_are_applied_again(
 
 
 def test_counts_add_up_to_what_was_read_and_written() -> None:
-    """Rows, points that are not null, bad lines, bytes and the newest timestamp of a task."""
+    """Messages, rows, points that are not null, bad lines, bytes and the newest timestamp of a task."""
     values = ["t,host=a x=1,y=2 1", "t,host=b x=1 2", "broken"]
     counts = run_attempt(new_log(), influx_job(), [raw_batch(values)])
-    assert Counts(2, 3, 1, sum(map(len, values)), START_MS + 2) == counts
+    assert Counts(3, 2, 3, 1, sum(map(len, values)), START_MS + 2) == counts
+
+
+def test_messages_without_a_record_are_counted() -> None:
+    """A task of blank messages gives one row, which has its counts and no topic."""
+    access = ClusterAccess(new_log(), TOPICS)
+    access.begin_task()
+    [records] = ingest_partition(iter([raw_batch(["", None])]), influx_job(), access, "q", 0)
+    assert ([None], [2], [0]) == tuple(records[name].to_pylist() for name in ("topic", "messages", "rows"))
+
+
+def test_the_counts_are_on_the_last_record() -> None:
+    """Spark adds them up: on the others they are 0. Spark's notation of the columns is that of the records."""
+    access = ClusterAccess(new_log(), TOPICS)
+    access.begin_task()
+    batches = [raw_batch(["t,host=a x=1 1", "bad"]), raw_batch(["bad"], first_offset=2)]
+    *others, last = ingest_partition(iter(batches), influx_job(), access, "q", 0)
+    assert others
+    assert {0} == {number for records in others for number in records["messages"].to_pylist()}
+    assert 3 == last["messages"][last.num_rows - 1].as_py()
+    names = [part.split()[0] for part in re.sub(r"<[^)]*>>", "", f"{RECORD_DDL}, {COUNT_DDL}").split(", ")]
+    assert COUNTED_SCHEMA.names == names
 
 
 def test_an_empty_input_counts_nothing() -> None:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -21,7 +22,9 @@ from headrace.connectors.files import DirectoryHeld
 from headrace.connectors.kafka.class_data_archive import archive_options
 from headrace.connectors.kafka.jars import JarSet
 from headrace.connectors.kafka.java import OPTIONS_VARIABLE
+from headrace.connectors.log.kafka_partitions import PartitionedTopic
 from headrace.connectors.log.kafka_settings import java_settings
+from headrace.connectors.log.port import LogUnavailable
 from headrace.pipeline import session
 from headrace.pipeline.checkpoint import (
     CheckpointBusy,
@@ -31,9 +34,10 @@ from headrace.pipeline.checkpoint import (
     local_folder,
     make_batch_durable,
 )
-from headrace.pipeline.failures import KafkaLost, QueryFailed, RawDataLost, SparkTransientFault, explain
-from headrace.pipeline.ingest_progress import BATCHES_KEPT, Counts, TaskCounts, lag_records, progress_of
+from headrace.pipeline.failures import GroupEnded, KafkaLost, QueryFailed, RawDataLost, explain
+from headrace.pipeline.ingest_progress import Counts, RunCounts, observed_counts, position_of, progress_of
 from headrace.pipeline.package import build_package
+from headrace.pipeline.raw_lag import RawLag
 from headrace.pipeline.rebatch import rebatch
 from headrace.pipeline.schema_match import Columns, oldest_match, rejected_columns
 from headrace.pipeline.session import SparkUnavailable, spark_archive
@@ -113,30 +117,64 @@ def test_a_batch_is_durable_before_its_messages_are_sent(tmp_path: Path, monkeyp
     assert {str(tmp_path / name) for name in ("", "metadata", "offsets", "offsets/7")} == set(synced)
 
 
-def test_a_task_that_ran_twice_counts_once() -> None:
-    """Its second report replaces the first; sums and batches stay right when old batches are folded."""
-    tally = TaskCounts()
-    for batch in range(3 * BATCHES_KEPT):
-        for partition in range(2):
-            for rows in (5, 1):
-                tally.merge(TaskCounts({(batch, partition): Counts(rows, 2 * rows, 0, 10, batch)}))
-    counts, batches = tally.total()
-    assert 3 * BATCHES_KEPT == batches
-    assert Counts(2 * batches, 4 * batches, 0, 20 * batches, batches - 1) == counts
-    assert len(tally.tasks) <= 2 * BATCHES_KEPT
+def report(batch: int, rows: int, *, newest_ms: int | None = 4_000, reasons: Sequence[str] = ()) -> dict[str, Any]:
+    """A report of Spark about a micro-batch of one message a row."""
+    return {
+        "batchId": batch,
+        "sources": [{"endOffset": '{"t":{"1":7,"0":5}}'}],
+        "observedMetrics": {
+            "headrace": {"messages": rows, "rows": rows, "points": 2 * rows, "rejected": 0},
+            "reading": {"bytes": 10 * rows, "newest_ms": newest_ms, "reasons": list(reasons)},
+        },
+    }
 
 
-def test_lag_is_counted_over_partitions_and_unknown_without_a_report() -> None:
-    """Records behind, seconds from the newest message read, 0 at the end, -1 while unknown."""
-    report = {"sources": [{"endOffset": '{"t":{"0":5,"1":7}}', "latestOffset": {"t": {"0": 9, "1": 7, "2": 3}}}]}
-    assert 7 == lag_records(report)
-    assert -1 == lag_records({"sources": [{"endOffset": {"t": {"0": 5}}, "latestOffset": None}]})
-    tasks = TaskCounts({(0, 0): Counts(1, 1, 0, 1, 4_000)})
+def test_a_micro_batch_counts_once() -> None:
+    """Spark's newest report is read again and again; a batch without messages is none."""
+    run = RunCounts()
+    for each in (report(0, 0, newest_ms=None), report(1, 3), report(1, 3), report(2, 4), report(1, 3)):
+        run.add(each)
+    assert (Counts(7, 7, 14, 0, 70, 4_000), 2, 2) == (run.counts, run.batches, run.newest_batch)
+    assert {0: 5, 1: 7} == position_of(report(1, 3))
+
+
+def test_reasons_of_all_tasks_are_added_up() -> None:
+    """Each task reports the first reasons that it met, with their lines."""
+    counts = observed_counts(report(0, 1, reasons=['{"a": 2, "b": 1}', '{"a": 3}']))
+    assert {"a": 5, "b": 1} == counts.reasons
+    assert Counts() == observed_counts({"batchId": 4})
+
+
+class Ends:
+    """The ends of a topic, as Kafka would answer; None: it does not."""
+
+    def __init__(self, ends: dict[int, int] | None) -> None:
+        self.ends = ends
+        self.asked = 0
+
+    def state(self, topic: str) -> PartitionedTopic:
+        """See PartitionLog."""
+        self.asked += 1
+        if self.ends is None:
+            raise LogUnavailable("away")
+        return PartitionedTopic("id", self.ends)
+
+
+def test_lag_is_counted_over_partitions_and_unknown_without_an_answer() -> None:
+    """Records behind, seconds from the newest message read, 0 at the end, -1 while unknown; asked once a second."""
+    ends, clock = Ends({0: 9, 1: 7, 2: 3}), [0.0]
+    lag = RawLag("t", ends, lambda: clock[0])  # type: ignore[arg-type]
+    assert [-1, 7, 0] == [lag.records(position) for position in (None, {0: 5, 1: 7}, {0: 9, 1: 7, 2: 3})]
+    assert 1 == ends.asked
+    ends.ends, clock[0] = None, 1.0
+    assert -1 == lag.records({0: 5})
+    run = RunCounts()
+    assert -1 == progress_of(run, 7, 6_000).lag_seconds
+    run.add(report(0, 1))
     assert [(7, 2.0), (0, 0.0), (-1, -1)] == [
         (progress.lag_records, progress.lag_seconds)
-        for progress in (progress_of(tasks, lag, 6_000) for lag in (7, 0, -1))
+        for progress in (progress_of(run, lag, 6_000) for lag in (7, 0, -1))
     ]
-    assert -1 == progress_of(TaskCounts(), 7, 6_000).lag_seconds
 
 
 @pytest.mark.parametrize(
@@ -150,8 +188,8 @@ def test_lag_is_counted_over_partitions_and_unknown_without_a_report() -> None:
         ("x\nheadrace.connectors.log.port.LogUnavailable: Kafka at b does not answer (check)\n", KafkaLost, True),
         ("org.apache.kafka.common.errors.TimeoutException: Timeout of 60000ms expired", KafkaLost, True),
         (
-            "NullPointerException at org.apache.spark.sql.kafka010.KafkaMicroBatchStream$.metrics(…)",
-            SparkTransientFault,
+            "x\nheadrace.pipeline.failures.GroupEnded: a data group ended while its rows were written\n",
+            GroupEnded,
             True,
         ),
         ("org.apache.kafka.common.errors.RecordTooLargeException: The message is 99 bytes", QueryFailed, False),
@@ -227,7 +265,7 @@ def test_the_package_is_complete_and_reproducible(tmp_path: Path) -> None:
         "headrace/pipeline/ingest_task.py",
         "headrace/producers/router.py",
     } <= names
-    assert all(name.startswith("headrace/") for name in names)
+    assert {"pyspark_headrace.py"} == {name for name in names if not name.startswith("headrace/")}
 
 
 def test_the_package_works_from_the_zip(tmp_path: Path) -> None:

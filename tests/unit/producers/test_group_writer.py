@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import replace
@@ -13,8 +14,9 @@ import pytest
 from headrace.connectors.formats.interface import TimeUnit
 from headrace.connectors.log.memory import MemoryAppender
 from headrace.connectors.log.port import AppendFailed, AppendUnknown
-from headrace.producers import group_writer
-from headrace.producers.group_writer import GroupWriter, LinesRefused, WritesWaiting
+from headrace.producers import line_batches
+from headrace.producers.group_writer import GroupWriter, WritesWaiting
+from headrace.producers.line_batches import LineBatches, LinesRefused
 from headrace.producers.line_requests import LineAnswer, LineRequest
 from headrace.producers.sender import WriteFailed, WriteUnknown
 from headrace.producers.writer import WriterSettings
@@ -119,14 +121,14 @@ def test_a_whole_request_with_a_bad_line_writes_nothing(scene: Scene, writer: Gr
 def test_an_error_of_one_client_is_not_that_of_others(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """A batch that fails for its content is written request by request."""
     refused = SchemaError("this table cannot be")
-    original = GroupWriter._append
+    original = LineBatches._append
 
     def append(self: GroupWriter, database: str, table: str, rows: Any) -> Any:
         if "bad" in rows.column("h").to_pylist():
             raise refused
         return original(self, database, table, rows)
 
-    monkeypatch.setattr(GroupWriter, "_append", append)
+    monkeypatch.setattr(LineBatches, "_append", append)
     appender = HeldAppender(scene)
     writer = opened(scene, appender)
     first = writer.submit(lines("m,h=a v=0 1"))
@@ -172,11 +174,11 @@ def test_more_bytes_than_the_limit_are_refused_at_once(scene: Scene) -> None:
 
 def test_many_tables_keep_few_writers(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """The writer of a table that was not used for longest is closed, and made again when it is needed."""
-    monkeypatch.setattr(group_writer, "WRITERS_MAX", 2)
+    monkeypatch.setattr(line_batches, "WRITERS_MAX", 2)
     writer = opened(scene)
     for number in (1, 2, 3, 1):
         assert 1 == answer(writer.submit(lines(f"t{number},h=a v=1 {number}"))).rows
-    assert [("db", "t3"), ("db", "t1")] == list(writer._writers)
+    assert [("db", "t3"), ("db", "t1")] == list(writer._batches._writers)
     writer.close(WAIT_S)
 
 
@@ -184,3 +186,34 @@ def test_a_name_that_no_database_may_have_is_refused(writer: GroupWriter) -> Non
     """Before it waits for anything."""
     with pytest.raises(SchemaError):
         writer.submit(lines("m v=1 1", ".hidden"))
+
+
+def test_lines_that_are_read_one_by_one_hold_up_nobody(scene: Scene) -> None:
+    """A request with many of them is written by another thread: one that came later is answered first."""
+    writer = opened(scene, waiting_bytes_max=1 << 24)
+    # Compiled code is loaded by the first request.
+    answer(writer.submit(lines("m,h=warm v=1 1")))
+    began_s = time.monotonic()
+    slow = writer.submit(lines("\n".join(f'm,h=a note="\\"",v={number} {number + 1}' for number in range(40_000))))
+    quick = writer.submit(lines("m,h=b v=1 1"))
+    assert 1 == answer(quick).rows
+    quick_s = time.monotonic() - began_s
+    assert not slow.done()
+    assert 40_000 == slow.result(120).rows
+    assert quick_s < (time.monotonic() - began_s) / 2
+    writer.close(WAIT_S)
+    assert (0, 0) == (writer.statistics.waiting_requests, writer.statistics.waiting_bytes)
+
+
+def test_of_many_bad_lines_the_first_have_reasons_and_all_are_counted(writer: GroupWriter) -> None:
+    """Good lines between them are written, and the bad lines of another request are its own."""
+    bad = ["m,h=a v=oops 1"] * 30_000
+    body = "\n".join([*bad, "m,h=a v=1 1", *bad])
+    first, second = writer.submit(lines(body)), writer.submit(lines("m,h=b v=1 1\nbad"))
+    found = first.result(120)
+    assert (1, 60_000, 100) == (found.rows, found.refused_count, len(found.refused))
+    assert {"the value 'oops' of field 'v' is no number, boolean or quoted string"} == {
+        each.reason for each in found.refused
+    }
+    assert list(range(1, 101)) == [each.line for each in found.refused]
+    assert (1, 1, 2) == ((other := answer(second)).rows, other.refused_count, other.refused[0].line)

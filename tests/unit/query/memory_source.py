@@ -28,6 +28,7 @@ class MemoryScan:
     table: pa.Table
     closed: bool = False
     figures: ScanFigures = field(default_factory=ScanFigures)
+    file_rows: int = 0
 
     def __enter__(self) -> MemoryScan:
         return self
@@ -110,14 +111,16 @@ class MemorySource:
             {"table": (database, table), "columns": columns, "start_ns": start_ns, "end_ns": end_ns, "tags": tags}
         )
         key = (database, table)
-        files = [path for path, rows in self.segments.get(key, []) if keep(rows, start_ns, end_ns, tags).num_rows]
+        kept = [each for each in self.segments.get(key, []) if keep(each[1], start_ns, end_ns, tags).num_rows]
+        files, file_rows = [path for path, _ in kept], sum(rows.num_rows for _, rows in kept)
         tables = [keep(rows, start_ns, end_ns, tags) for rows in self.live[key]] or [self._no_rows(key)]
         if columns is not None:
             tables = [
                 rows.select([name for name in rows.column_names if name in columns or name == "time"])
                 for rows in tables
             ]
-        scans = [MemoryScan(files if number == 0 else [], rows) for number, rows in enumerate(tables)]
+        scans = [MemoryScan([], rows) for rows in tables]
+        scans[0].files, scans[0].file_rows = files, file_rows
         self.opened += scans
         return scans
 

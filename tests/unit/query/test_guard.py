@@ -210,3 +210,43 @@ def test_wide_sql_is_not_deep() -> None:
     """Neither brackets beside each other nor balanced ones in quotes are nesting."""
     rows = ", ".join("(1, '()')" for _ in range(2_000))
     assert () == checked(f"SELECT * FROM (VALUES {rows})").tables
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SELECT max(a), count(*) FROM t WHERE abs(b) > 1",
+        "SELECT a + 1 FROM t LIMIT 3",
+        "FROM a UNION ALL FROM b",
+        "FROM a UNION ALL BY NAME FROM b",
+        "SELECT a, sum(b) FROM t GROUP BY a ORDER BY a",
+        "SELECT count(DISTINCT a) FROM t",
+        "WITH c AS (SELECT max(a) AS m FROM t) FROM c",
+    ],
+)
+def test_statements_that_pass_rows_on(sql: str) -> None:
+    """They need little memory, and can stop in their scan: calls, groups, and UNION ALL."""
+    assert not checked(sql).holds_rows
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SELECT a FROM t ORDER BY a",
+        "SELECT DISTINCT a FROM t",
+        "SELECT string_agg(a ORDER BY b) FROM t",
+        "SELECT row_number() OVER () FROM t",
+        "SELECT sum(a) OVER (ORDER BY b) FROM t",
+        "FROM a UNION FROM b",
+        "FROM a UNION ALL FROM b ORDER BY 1",
+        "FROM a UNION ALL FROM b EXCEPT ALL FROM c",
+        "FROM a JOIN b USING (x)",
+        "SELECT max(x) FROM (SELECT x FROM t ORDER BY y)",
+        "SELECT (SELECT x FROM t ORDER BY y LIMIT 1)",
+        "WITH c AS (SELECT a FROM t ORDER BY a) FROM c",
+        "PIVOT t ON a IN ('x') USING sum(b)",
+    ],
+)
+def test_statements_that_hold_rows(sql: str) -> None:
+    """They may have to wait for memory, and never hold every worker: sorts, windows, distinct rows, joins."""
+    assert checked(sql).holds_rows

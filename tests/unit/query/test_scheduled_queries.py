@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from headrace.consumers.query.query_errors import (
 )
 from headrace.consumers.query.settings import QuerySettings
 from headrace.consumers.scheduling.driver import BlockedOn
+from headrace.consumers.scheduling.memory_pool import BYTES_PER_MB
 from headrace.consumers.scheduling.task_states import TaskState
 from tests.unit.query.memory_source import READINGS, MemorySource, readings
 from tests.waiting import eventually
@@ -62,11 +64,27 @@ def rows(engine: QueryEngine, sql: str) -> int:
 @pytest.mark.parametrize("condition", ["true", "velocity >= 0 AND velocity + 1 > 0"])
 def test_a_scan_gives_its_worker_back_again_and_again(engine: QueryEngine, condition: str) -> None:
     """An aggregate has one row and no batches to stop at; its slices are those of its scan, in files and in memory."""
-    sql = f"SELECT sum(velocity) FROM iot.readings WHERE {condition}"
+    sql = f"SELECT sum(velocity), max(time) FROM iot.readings WHERE {condition}"
     expected = sum(range(ROWS)) + sum(range(100_000))
     assert expected == engine.query(sql).read_all().column(0)[0].as_py()
     slices = sum(level.slices for level in engine.scheduler.figures().levels.values())
     assert slices > (ROWS + 100_000) // 32_768 // 2
+
+
+def test_a_filter_that_starves_the_pause_within_files_leaves_those_between(tmp_path: Path) -> None:
+    """DuckDB applies a filter that no row passes before it looks for a pause: the worker is free behind each file."""
+    source = MemorySource(tmp_path / "segments")
+    source.directory.mkdir()
+    source.add(READINGS, segments=[readings(START_NS + 2 * ROWS * day, ROWS, 1) for day in range(6)])
+    engine = QueryEngine(source, [source.directory], QuerySettings(threads=1, slice_ms=0.1))
+    try:
+        before = sum(level.slices for level in engine.scheduler.figures().levels.values())
+        sql = "SELECT count(*), max(time) FROM iot.readings WHERE velocity = 0.5"
+        assert 0 == engine.query(sql).read_all().column(0)[0].as_py()
+        slices = sum(level.slices for level in engine.scheduler.figures().levels.values()) - before
+        assert slices >= 6
+    finally:
+        engine.close()
 
 
 def test_a_reader_that_waits_needs_no_worker(engine: QueryEngine) -> None:
@@ -77,6 +95,24 @@ def test_a_reader_that_waits_needs_no_worker(engine: QueryEngine) -> None:
         eventually(lambda: [BlockedOn.OUTPUT] == [each.blocked_on for each in engine.reports()], "a full output")
         assert 1 == rows(engine, "SELECT 1")
         assert 2_000_000 == count + sum(batch.num_rows for batch in batches)
+
+
+def test_large_queries_with_slow_readers_leave_memory_to_others(source: MemorySource) -> None:
+    """Each holds its output and what DuckDB holds; so more of them begin than could with all that they reserve."""
+    engine = QueryEngine(source, [source.directory], QuerySettings(memory_limit_mb=250, memory_per_query_mb=100))
+    sql = "SELECT velocity, time FROM iot.readings ORDER BY velocity"
+    try:
+        with ExitStack() as slow:
+            for _ in range(4):
+                batches = slow.enter_context(engine.query(sql)).batches()
+                next(batches)
+            eventually(lambda: {BlockedOn.OUTPUT} == {each.blocked_on for each in engine.reports()}, "full outputs")
+            assert engine.scheduler.figures().memory_bytes <= 250 * BYTES_PER_MB
+            assert 1 == rows(engine, "SELECT sum(velocity) FROM iot.readings")
+            assert ROWS + 100_000 - 32_768 == sum(batch.num_rows for batch in batches)
+        eventually(lambda: engine.scheduler.figures().memory_bytes == 0, "memory")
+    finally:
+        engine.close()
 
 
 def test_a_running_query_is_reported_and_killed(engine: QueryEngine) -> None:

@@ -21,7 +21,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.connectors.clock import Moment, SystemClock
 from headrace.consumers.query import cluster_source, remote_rows
 from headrace.consumers.query.cluster_source import ClusterSource
 from headrace.consumers.query.engine import QueryEngine
@@ -61,7 +60,7 @@ class Scan:
     """A TableScan of rows as they were."""
 
     files: Sequence[Path] = ()
-    segments, merged = 0, ReadCount()
+    segments, file_rows, merged = 0, 0, ReadCount()
 
     def __init__(self, rows: Mapping[str, int]) -> None:
         self.table = pa.table(
@@ -442,24 +441,6 @@ def test_slots_whose_data_is_on_its_way_are_waited_for_and_named(directory: Path
         assert [("p1", 1), ("p2", 2), ("p3", 3)] == cluster.ask()
 
 
-def test_an_older_answer_needs_groups_of_one_table(directory: Path) -> None:
-    """Without Kafka no change ends, and an answer under two slot tables would have rows twice or not at all."""
-    with cluster_of(directory, ("a", "b")) as cluster:
-        state: Any = cluster.source._local.state
-        state.refusals = lambda: ["no Kafka"]
-        state.as_of = lambda: Moment(SystemClock().boot_ns())
-        assert [("p1", 1), ("p2", 2), ("p3", 3)] == cluster.ask(stale_s=60.0)
-        cluster.donor.settle(2)
-        with pytest.raises(NotReady, match="slots change hands"):
-            cluster.ask(stale_s=60.0)
-        cluster.taker.settle(2)
-        cluster.follow(2)
-        assert 3 == len(cluster.ask(stale_s=60.0))
-        cluster.donor.hand_over(TAKER, 5)
-        with pytest.raises(NotReady, match="slots change hands"):
-            cluster.ask(stale_s=60.0)
-
-
 # Offsets of groups that have ended.
 
 
@@ -512,6 +493,19 @@ def test_a_member_that_is_behind_a_group_that_is_gone_is_waited_for(directory: P
         assert [("p1", 1), ("p2", 22), ("p3", 3)] == cluster.ask(after={"a": 9})
         # Once more: what is known by now is enough.
         assert [("p1", 1), ("p2", 22), ("p3", 3)] == cluster.ask(after={"a": 9})
+
+
+@pytest.mark.parametrize("here", [(), ("b",), ("a", "b")])
+def test_a_group_that_ended_and_took_from_one_that_is_gone_is_asked(directory: Path, here: tuple[str, ...]) -> None:
+    """The first one has left its rows to the second, which still hands them over: a client of the first reads them."""
+    first = GroupKey("x", 1)
+    with cluster_of(directory, here) as cluster:
+        ended(cluster)
+        cluster.deleted.add(first)
+        cluster.source.note_ended([first, DONOR])
+        cluster.donor.hand_over(TAKER, 9)
+        cluster.world.steps = [lambda: cluster.taker.accept(DONOR, 9, p2=22)]
+        assert [("p1", 1), ("p2", 22), ("p3", 3)] == cluster.ask(after={"x": 3})
 
 
 def test_an_offset_of_a_group_of_a_newer_table_waits_for_that_table(directory: Path) -> None:

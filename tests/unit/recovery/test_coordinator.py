@@ -58,8 +58,8 @@ def test_a_wiped_node_excludes_a_source_whose_disk_has_rotted(three: Nodes, monk
     three.holds_everything("n3")
     assert "n1" in requested
     assert (
-        three.running["n2"].evidence("n1", 1, 10**9)["digests"]
-        == three.running["n3"].evidence("n1", 1, 10**9)["digests"]
+        three.running["n2"].requests.evidence("n1", 1, 10**9)["digests"]
+        == three.running["n3"].requests.evidence("n1", 1, 10**9)["digests"]
     )
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from headrace._member_views import LogView
 from headrace.admin_client import AcceptedGap, AdminClient, GapUnacceptable
 from headrace.connectors import deadline
 from headrace.connectors.log.port import Log
@@ -336,7 +337,7 @@ def test_a_gap_is_refused_where_nothing_is_lost(three: Nodes) -> None:
 
 def accept(nodes: Nodes, group: str) -> AcceptedGap:
     """The operation of `headrace accept-gap`."""
-    operations = AdminClient(nodes.log, nodes.topics, read_slot_table(nodes.log, nodes.topics))
+    operations = AdminClient(LogView(nodes.log, nodes.topics, read_slot_table(nodes.log, nodes.topics)))
     try:
         return operations.accept_gap(group, None, 0, 60.0)
     finally:

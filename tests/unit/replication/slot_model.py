@@ -330,10 +330,11 @@ class Cluster:
                 assert known.keys().isdisjoint(found)
                 known |= found
 
-    def expect(self, group: str, keys: list[str], value: int | None, view: int = 0) -> None:
+    def expect(self, group: str, keys: list[str], value: int | None, view: int | None = None) -> None:
         """A record about keys will be in the log of a group: its place in the order of each key."""
         log = self.logs[group]
-        proven = max(view + 1, log.replica.state.changes.era)
+        # A write counts as of the table by which it was routed, however late it comes; a delete names none.
+        asked = log.replica.state.changes.era if view is None else view + 1
         for key in keys:
             slot = int(key[0])
             begins = [
@@ -341,7 +342,7 @@ class Cluster:
                 for number, table in enumerate(self.tables, 1)
                 if table[slot] == group and (number == 1 or self.tables[number - 2][slot] != group)
             ]
-            era = max(number for number in begins if number <= proven)
+            era = max(number for number in begins if number <= asked)
             self.expected[key].append(((era, len(log.values) + 1), value))
 
     def all_in(self, phase: BarrierPhase) -> bool:

@@ -15,7 +15,6 @@ from headrace.consumers.replication.change_view import ChangeView
 from headrace.consumers.replication.election import GroupView, MemberView
 from headrace.consumers.replication.failure_detector import FailureDetector
 from headrace.consumers.replication.leader_tasks import (
-    DEFERRED_MERGES_MAX,
     LeadershipForeign,
     LeaderTasks,
     LogTrimmer,
@@ -24,6 +23,7 @@ from headrace.consumers.replication.leader_tasks import (
     trim_before,
 )
 from headrace.consumers.replication.settings import SealPolicy
+from headrace.consumers.replication.upkeep import DEFERRED_MERGES_MAX
 from headrace.schemas.group_changes import BarrierPhase
 from headrace.schemas.messages import Anchor, Body, Claim, Compact, Drop, Leadership, Seal, decode_message
 from headrace.schemas.records import Status

@@ -8,8 +8,8 @@ import pytest
 
 from headrace.consumers.replication import group_state
 from headrace.consumers.replication.actions import ApplyLoad, ApplyWrite, Ignored, SealNow
-from headrace.consumers.replication.group_state import GroupState, LogBase
-from headrace.consumers.replication.replica import LogHasGap, Replica
+from headrace.consumers.replication.group_state import GroupState, LogBase, LogHasGap
+from headrace.consumers.replication.replica import Replica
 from headrace.schemas.framing import FORMAT, FormatTooNew
 from headrace.schemas.messages import (
     NO_CHAIN,

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.consumers.replication.actions import ApplyHandedDelete, ApplyRows, HandOversLost, Ignored
+from headrace.consumers.replication.actions import ApplyHandedDelete, ApplyRows, ApplyWrite, HandOversLost, Ignored
 from headrace.consumers.replication.change_state import HandOver
 from headrace.consumers.replication.change_view import ChangeView
-from headrace.consumers.replication.group_state import LogBase
+from headrace.consumers.replication.group_state import GroupState, LogBase
+from headrace.consumers.replication.holdings import EARLIER_HOLDINGS_MAX
 from headrace.schemas.group_changes import BarrierPhase, GroupKey, HandOverAccepted, Rank
 from headrace.schemas.messages import Anchor, Delete, Gap
 from tests.sim.migration_rows import GroupRows
@@ -45,6 +46,57 @@ def test_a_slot_gets_its_next_holder_when_the_present_one_has_accepted_everythin
     donor.hand_over(taker)
     donor.barrier(FORMAL, 2, 3, moves={third: (3, 4)})
     assert (FORMAL, third.key) == (donor.replica.state.changes.phase, donor.replica.state.changes.given[3].target)
+
+
+def back_again() -> SlotLog:
+    """Slots 3 and 4 of the donor have left with table 2 and are back with table 3; the takeover is not here yet."""
+    log, taker = SlotLog("n1", ("n1", "n2")), joiner()
+    log.claim("n1")
+    log.barrier(FORMAL, moves={taker: (3, 4)})
+    log.hand_over(taker)
+    log.barrier(PRE, 2, 3, gains=(3, 4))
+    log.barrier(FORMAL, 2, 3, gains=(3, 4))
+    return log
+
+
+def test_rows_by_a_table_of_an_earlier_holding_have_its_era() -> None:
+    """Found by the simulation, seed 4: a batch that was given up won over what the group in between had taken."""
+    log = back_again()
+    version = len(log.values) + 1
+    old = log.append(rows_write({"3a": 1, "5a": 1}, 1))
+    assert [(Rank(1, version), (3,)), (Rank(3, version), (5,))] == [
+        (action.rank, action.slots) for action in old if isinstance(action, ApplyRows)
+    ]
+    for table in (3, 4):
+        assert [ApplyWrite] == [type(action) for action in log.append(rows_write({"3a": 2, "5a": 2}, table))]
+    # A group that never had the slots in between knows of no other holding, whatever table a write names.
+    assert [ApplyWrite] == [type(action) for action in log.append(rows_write({"5a": 2}, 1))]
+
+
+def test_rows_of_an_earlier_holding_are_handed_on_with_its_era() -> None:
+    """The slot has left once more: the rank is that of the table that a write names, and not of the last holding."""
+    log, third = back_again(), SlotLog("n7", ("n7", "n1"), era=4, birth=4, gains=(3, 4))
+    log.barrier(FORMAL, 3, 4, moves={third: (3, 4)})
+    ranks = []
+    for table in (1, 3, 4):
+        [handed] = [each for each in log.append(rows_write({"3a": 1}, table)) if isinstance(each, HandOver)]
+        ranks.append(handed.transfer.rank)
+    assert [1, 3, 3] == [rank.era for rank in ranks if rank is not None]
+
+
+def test_earlier_holdings_outlast_a_restart_and_are_bounded() -> None:
+    """They are state, since every member must give a late row the same rank; the oldest of very many is forgotten."""
+    log = back_again()
+    log.replica.state = GroupState.from_bytes(log.replica.state.to_bytes())
+    [old] = log.append(rows_write({"4a": 1}, 2))
+    assert isinstance(old, ApplyRows)
+    assert 1 == old.rank.era
+    holdings = log.replica.state.changes.holdings
+    for until in range(4, 4 + EARLIER_HOLDINGS_MAX):
+        holdings.end(3, until, until - 1)
+    assert (3, 3, 4 + EARLIER_HOLDINGS_MAX - 2, None) == tuple(
+        holdings.era(3, table) for table in (1, 3, 2 + EARLIER_HOLDINGS_MAX, 3 + EARLIER_HOLDINGS_MAX)
+    )
 
 
 def test_a_takeover_that_is_not_noted_as_accepted_holds_a_slot_back(donor: SlotLog) -> None:

@@ -184,7 +184,7 @@ def test_a_job_that_did_not_succeed_is_never_shown_as_done(
         def fail(*_arguments: object) -> None:
             raise error
 
-        patch.setattr(scene.store._components.files, "write", fail)
+        patch.setattr(scene.store._components.files, "stage", fail)
         scene.seal()
         scene.pool.run()
         assert ([], -1) == (scene.sealed, scene.queue.version)

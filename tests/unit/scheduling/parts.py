@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from headrace.consumers.scheduling.driver import Again, Blocked, BlockedOn, Done, DriverSpec, Step
-from headrace.consumers.scheduling.driver_scheduler import DriverScheduler, SchedulerLimits
+from headrace.consumers.scheduling.driver_scheduler import DriverScheduler
 from headrace.consumers.scheduling.driver_task import DriverTask, Submission
 from headrace.consumers.scheduling.multilevel_queue import THRESHOLDS_S, MultilevelQueue, Usage
+from headrace.consumers.scheduling.scheduler_limits import SchedulerLimits
 
 
 @dataclass(eq=False)

@@ -12,7 +12,8 @@ import pytest
 
 from headrace.consumers.scheduling.capacity import CapacityLimits
 from headrace.consumers.scheduling.driver import Again, BlockedOn, Done, DriverSpec, Step
-from headrace.consumers.scheduling.driver_scheduler import DriverScheduler, SchedulerLimits
+from headrace.consumers.scheduling.driver_scheduler import DriverScheduler
+from headrace.consumers.scheduling.scheduler_limits import SchedulerLimits
 from headrace.consumers.scheduling.scheduling_errors import (
     QueryCancelled,
     QueryError,

@@ -12,8 +12,8 @@ import structlog
 from structlog.testing import capture_logs
 
 from headrace.consumers.scheduling.driver import Again, Blocked, BlockedOn, Done, DriverSpec, Step
-from headrace.consumers.scheduling.driver_scheduler import SchedulerLimits
 from headrace.consumers.scheduling.driver_task import ScheduledQuery, Submission
+from headrace.consumers.scheduling.scheduler_limits import SchedulerLimits
 from headrace.consumers.scheduling.scheduler_threads import SchedulerThreads
 from headrace.consumers.scheduling.scheduling_errors import QueryCancelled, QueryFailed, QueryTimeout
 from headrace.consumers.scheduling.task_states import TaskState

@@ -13,8 +13,8 @@ import pytest
 
 from headrace.consumers.scheduling.capacity import CapacityLimits
 from headrace.consumers.scheduling.driver import Again, Blocked, BlockedOn, Done, DriverSpec, Step
-from headrace.consumers.scheduling.driver_scheduler import SchedulerLimits
 from headrace.consumers.scheduling.driver_task import ScheduledQuery, Submission
+from headrace.consumers.scheduling.scheduler_limits import SchedulerLimits
 from headrace.consumers.scheduling.scheduler_threads import SchedulerThreads
 from headrace.consumers.scheduling.scheduling_errors import QueryError, QueryUnknown, TooManyQueries
 from headrace.consumers.scheduling.task_states import ENDED, TaskState

@@ -15,8 +15,8 @@ import duckdb
 import pytest
 
 from headrace.consumers.scheduling.driver import Again, Blocked, BlockedOn, Done, DriverSpec
-from headrace.consumers.scheduling.driver_scheduler import SchedulerLimits
 from headrace.consumers.scheduling.driver_task import ScheduledQuery, Submission
+from headrace.consumers.scheduling.scheduler_limits import SchedulerLimits
 from headrace.consumers.scheduling.scheduler_threads import SchedulerThreads
 from headrace.consumers.scheduling.scheduling_errors import QueryCancelled, QueryMemory
 from headrace.consumers.scheduling.threaded_driver import ThreadedDriver, Turn

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -21,6 +22,7 @@ from headrace.consumers.query.table_source import LocalSource
 from headrace.consumers.serve.app import create_app
 from headrace.consumers.serve.node_api import NodeFigures
 from headrace.consumers.serve.server import Server
+from headrace.consumers.sync.settings import SyncSettings
 from headrace.producers.settings import WriteSettings
 from headrace.schemas.records import Create
 from headrace.schemas.tables import Catalogue
@@ -49,6 +51,8 @@ class FakeNode:
         nothing: Any = None
         self.scanner = GroupScanner("n1", LocalSource({}, Catalogue(), nothing), nothing, self.engine)
         self.writes = NodeWriter(new_log(), TOPICS, WriteSettings(http_body_mb_max=1))
+        uploads = SimpleNamespace(open_uploads=0, staged_bytes=0, taken=0, refused=0, settings=SyncSettings())
+        self.migration = SimpleNamespace(synced=SimpleNamespace(uploads=uploads))
         self.started = True
         self.is_live = True
 

@@ -78,6 +78,7 @@ def test_tables_list_their_columns(client: httpx.Client) -> None:
         "tags": ["name"],
         "fields": [{"name": "velocity", "type": "float64"}],
         "retention_ns": None,
+        "resolution": None,
     }
     assert [expected] == client.get("/api/v1/tables").json()
 

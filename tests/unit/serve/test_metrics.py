@@ -11,10 +11,12 @@ from headrace.consumers.query.engine import QuerySettings, QueryStatistics
 from headrace.consumers.query.group_scanner import ScanStatistics
 from headrace.consumers.query.remote_rows import RemoteStatistics
 from headrace.consumers.replication.actions import Ignored
-from headrace.consumers.scheduling.driver_scheduler import DriverScheduler, SchedulerLimits
+from headrace.consumers.scheduling.driver_scheduler import DriverScheduler
+from headrace.consumers.scheduling.scheduler_limits import SchedulerLimits
 from headrace.consumers.serve.metrics import metrics_text
 from headrace.consumers.serve.node_api import NodeFigures
 from headrace.consumers.serve.write_api import WriteFigures
+from headrace.consumers.sync.settings import SyncSettings
 from headrace.producers.group_writer import GroupWriterStatistics
 from headrace.producers.settings import WriteSettings
 
@@ -84,6 +86,12 @@ class MeasuredNode:
         statistics=GroupWriterStatistics(90, 4_500, 3, 2, 1, 20, 5, 2_000),
         figures=WriteFigures(7, 4),
         settings=WriteSettings(),
+    )
+
+    migration = SimpleNamespace(
+        synced=SimpleNamespace(
+            uploads=SimpleNamespace(open_uploads=1, staged_bytes=2_000, taken=5, refused=1, settings=SyncSettings())
+        )
     )
 
     def status(self) -> dict[str, Any]:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-import httpx
+import json
 
+import httpx
+import typer
+from typer.testing import CliRunner, Result
+
+from headrace.cli import query
 from headrace.connectors.http import QUERY_ID_HEADER
 
 LONG = "SELECT i FROM range(100000000) t(i)"
@@ -36,3 +41,37 @@ def test_too_many_queries_may_be_retried(client: httpx.Client) -> None:
         answer = client.post("/api/v1/query", json={"sql": "SELECT 1"})
     assert (503, "TooManyQueries") == (answer.status_code, answer.json()["error"]["kind"])
     assert int(answer.headers["retry-after"]) > 0
+
+
+def command(client: httpx.Client, *arguments: str) -> Result:
+    """`headrace query` with these arguments, at the node."""
+    app = typer.Typer()
+    query.register(app)
+    app.command("other")(lambda: None)
+    return CliRunner().invoke(app, ["query", *arguments, "--node", str(client.base_url)])
+
+
+def test_the_command_lists_and_kills(client: httpx.Client) -> None:
+    """`query --running` as a table or one JSON array, with `--user`; `--kill` names what it ended, in both forms."""
+    assert [] == json.loads(command(client, "--running", "--json").stdout)
+    for option in ([], ["--json"]):
+        with client.stream("POST", "/api/v1/query", json={"sql": LONG, "user": "eva"}) as answer:
+            query_id = answer.headers[QUERY_ID_HEADER]
+            shown = command(client, "--running", *option)
+            assert (0, "") == (shown.exit_code, shown.stderr)
+            assert query_id in shown.stdout
+            assert "eva" in shown.stdout
+            killed = command(client, "--kill", query_id, *option)
+            assert 0 == killed.exit_code
+            assert query_id in killed.stdout
+            if option:
+                assert [query_id] == [each["id"] for each in json.loads(shown.stdout)]
+                assert {"killed": query_id} == json.loads(killed.stdout)
+    assert [] == json.loads(command(client, "--running", "--json").stdout)
+
+
+def test_the_command_names_a_query_that_is_not_there(client: httpx.Client) -> None:
+    """One line on stderr, and an exit code that is not 0."""
+    failed = command(client, "--kill", "none")
+    assert 1 == failed.exit_code
+    assert "no query none runs on this node" in failed.stderr

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -12,9 +13,11 @@ from hypothesis import strategies as st
 
 from headrace.connectors.formats import templates
 from headrace.connectors.formats.csv_lines import parse_csv
-from headrace.connectors.formats.interface import FormatOptions, ParseResult
+from headrace.connectors.formats.interface import FormatOptions, InvalidLine, ParseResult
 from headrace.connectors.formats.json_lines import parse_json_lines
-from headrace.connectors.formats.line_protocol import parse_line_protocol
+from headrace.connectors.formats.line_protocol import not_blank, parse_line_protocol
+from headrace.connectors.formats.line_scanner import scan_line
+from headrace.connectors.formats.line_triage import Triage
 from headrace.connectors.formats.lines import lines_of_buffer, lines_of_messages
 from headrace.schemas.tables import FieldType
 
@@ -224,3 +227,23 @@ def test_the_fast_path_is_taken(line: Callable[[random.Random], str], monkeypatc
     )
     assert [] == scanned
     assert 100 == parsed.rows
+
+
+@given(_inputs(_line_protocol))
+def test_triage_gives_up_no_line_that_the_scanner_reads(data: bytes) -> None:
+    """What one expression rejects is refused by the scanner as well; most of what it refuses is rejected."""
+    lines = lines_of_buffer(data)
+    rows = np.flatnonzero(not_blank(lines))
+    kept, hopeless = Triage(lines, 0, None).split(rows)
+    assert sorted([*kept.tolist(), *hopeless.tolist()]) == rows.tolist()
+    for row in hopeless.tolist():
+        with pytest.raises((InvalidLine, UnicodeDecodeError)):
+            scan_line(lines.text(row).decode())
+
+
+@pytest.mark.parametrize(
+    "line", ["bad", "m v=oops 1", "m v=1 x", "m v 1", "m  v=1 1 1", 'm v="x 1', "m v=1,, 1", "m v=--1"]
+)
+def test_triage_knows_what_is_no_line_protocol(line: str) -> None:
+    """Millions of such lines are counted without the scanner."""
+    assert [0] == Triage(lines_of_buffer(line.encode()), 0, None).split(np.array([0]))[1].tolist()

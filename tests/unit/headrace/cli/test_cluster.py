@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from headrace import admin_client, cluster_change
+from headrace import _member_views, cluster_change
 from headrace.cli import cluster
 from headrace.cli.main import build_app
 from headrace.cli.session import ClusterSession
@@ -54,7 +54,7 @@ class Scene:
         self.append(Create(NODES, 3, 60), MetadataClaim(LEADERSHIP))
         self.log.store(TOPICS.table, encode_schema_change("w", DatabaseChange("plant", 3_600_000_000_000, 4)), None, [])
         monkeypatch.setattr(cluster, "cluster_session", self._session)
-        monkeypatch.setattr(admin_client, "LISTEN_S", 0.05)
+        monkeypatch.setattr(_member_views, "LISTEN_S", 0.05)
 
     @contextmanager
     def _session(self, *_options: object) -> Iterator[ClusterSession]:

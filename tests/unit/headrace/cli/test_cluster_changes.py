@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,7 +16,7 @@ import pytest
 from starlette.applications import Starlette
 from typer.testing import CliRunner, Result
 
-from headrace import admin_client, cluster_change
+from headrace import _member_views, cluster_change
 from headrace.cli import cluster
 from headrace.cli.main import build_app
 from headrace.cli.session import ClusterSession
@@ -144,7 +145,7 @@ def running(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
     """A cluster whose metadata group has a leader."""
     found = Cluster()
     monkeypatch.setattr(cluster, "cluster_session", found.session)
-    monkeypatch.setattr(admin_client, "LISTEN_S", 0.05)
+    monkeypatch.setattr(_member_views, "LISTEN_S", 0.05)
     monkeypatch.setattr(cluster_change, "JOINER_TIMEOUT_S", 0.2)
     with ExitStack() as opened:
         for member in found.members.values():
@@ -275,7 +276,17 @@ def test_a_node_that_was_just_started_is_waited_for(running: Cluster, monkeypatc
     with closing(ClusterChanges(running.log, TOPICS)) as changes:
         outcome = changes.begin({"id": "r1", "kind": "add", "node": "n5"}, on_wait=start)
     assert 2 == outcome.version
-    assert ["node n5 has sent no status yet: waiting up to 30 s"] == waited
+    assert ["node n5 has sent no status: waiting up to 30 s"] == waited
+
+
+def test_a_node_that_was_stopped_is_named_as_such(running: Cluster) -> None:
+    """It has sent statuses, so a wrong id or address is not what to look for."""
+    running.joiner = None
+    time.sleep(3.2)
+    assert (1, "NodeUnreachable") == error("add", "n4")
+    refused = invoke("add", "n4")
+    assert re.search(r"node n4 is not running, its last status came [0-9.]+ s ago", refused.stderr), refused.stderr
+    assert "headrace node run --id n4" in refused.stderr
 
 
 def test_a_balance_without_moves_is_done_at_once(running: Cluster) -> None:

@@ -1,0 +1,327 @@
+"""One run of a statement under one fence: plan, scans, views, and its rows into an output."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import duckdb
+import pyarrow as pa
+
+from headrace.consumers.query.database import LockedDatabase
+from headrace.consumers.query.distributed_run import DistributedRun
+from headrace.consumers.query.group_scans import GroupScan
+from headrace.consumers.query.guard import Statement
+from headrace.consumers.query.inlining import inlined
+from headrace.consumers.query.parameters import BoundStatement
+from headrace.consumers.query.planner import ScanPlan, plan_scans
+from headrace.consumers.query.query_errors import (
+    NotCaughtUp,
+    QueryInvalid,
+    QueryMemory,
+)
+from headrace.consumers.query.query_output import BUFFER_BYTES, QueryOutput
+from headrace.consumers.query.query_timer import QueryTimer, ShortTimer
+from headrace.consumers.query.remote_rows import check_time
+from headrace.consumers.query.result_stream import unique_names
+from headrace.consumers.query.session import Session, bare_tables, qualified, show_table
+from headrace.consumers.query.table_names import Resolved, TableKey, fold, resolve
+from headrace.consumers.query.table_source import ReadFence, Reading, TableSource
+from headrace.consumers.scheduling.driver import BlockedOn
+from headrace.consumers.scheduling.threaded_driver import Turn
+from headrace.consumers.store import StoreError
+from headrace.schemas.tables import TableSchema
+
+CANCEL_CHECK_S = 0.25
+"""A wait that no interrupt ends is looked at so often."""
+NO_WAIT_S = 1e-6
+SMALL_INPUT_ROWS = 250_000
+"""Sorts and joins of less are done before anybody could notice."""
+NOT_BOUND = (duckdb.BinderException, duckdb.ParserException, duckdb.SyntaxException, duckdb.CatalogException)
+"""Errors of a statement before it reads anything."""
+SORT_PAUSES = 3
+"""A statement that sorts holds many rows from so many blocks of a scan on."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueryWanted:
+    """What a caller of `QueryEngine.query` asks for; see there."""
+
+    sql: str
+    after: Mapping[str, int] = field(default_factory=dict)
+    row_limit: int | None = None
+    stale_s: float = 0.0
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+
+
+class QueryHost(Protocol):
+    """What a query needs of its engine."""
+
+    source: TableSource
+    database: LockedDatabase
+    on_unreadable: Callable[[], None]
+
+    def count(self, **amounts: float) -> None:
+        """Add to the statistics."""
+        ...
+
+    def reserve(self, query_id: str, memory_mb: int) -> Future[None]:
+        """Exchange the memory of a running query; done once it has it."""
+        ...
+
+
+class Attempt:
+    """One run of the statement under one fence. Also the Pauses of its scans."""
+
+    def __init__(
+        self,
+        host: QueryHost,
+        wanted: QueryWanted,
+        timer: QueryTimer,
+        output: QueryOutput,
+        turn: Turn,
+        memory_mb: int,
+        resources: ExitStack,
+    ) -> None:
+        self._host = host
+        self._wanted = wanted
+        self._timer = timer
+        self._output = output
+        self._turn = turn
+        self._memory_mb = memory_mb
+        self._resources = resources
+        self.reading: Reading | None = None
+        """What its scans have in common, once they may begin."""
+        self._sorts = False
+        self._blocks = 0
+        self._input_rows = 0
+
+    def at_row(self, row: int) -> None:
+        """See Pauses."""
+        self._turn.pause()
+        self._blocks += row > 0
+        if self._sorts and self._blocks >= SORT_PAUSES:
+            self._turn.set_unbounded()
+
+    def run(self, fence: ReadFence, now_us: int, *, has_all: bool) -> None:
+        """Run it to its last row."""
+        host, wanted = self._host, self._wanted
+        session = Session(
+            host.database,
+            self._resources,
+            fence,
+            self._timer,
+            self._memory_mb,
+            now_us,
+            host.on_unreadable,
+            self,
+        )
+        # Checked before the wait: SQL that cannot run is refused at once, not after the offsets have come.
+        bound = session.bind(session.check(wanted.sql), wanted.parameters)
+        reading = Reading(
+            fence, _newest(host.source.named(wanted.after), fence.confirmed), self._timer, waits=self._turn
+        )
+        self._wait_for(reading)
+        self.reading = reading
+        statement = bound.statement
+        if statement.show:
+            schemas = {key: host.source.schema(*key) for key in host.source.tables()}
+            session.register("__shown", show_table(statement, schemas))
+            self._write(session, fence, f"{statement.explain}FROM __shown")
+        else:
+            self._answer(session, bound, reading, has_all=has_all)
+
+    def _wait_for(self, reading: Reading) -> None:
+        source = self._host.source
+        # Most have nothing to wait for, and keep their worker.
+        if source.wait_for(replace(reading, timer=ShortTimer(self._timer, NO_WAIT_S))):
+            return
+        self._output.lacking = reading.after
+        with self._turn.outside(BlockedOn.LOG):
+            # In parts: nothing ends such a wait but its time.
+            while self._timer.left_s > 0:
+                if source.wait_for(replace(reading, timer=ShortTimer(self._timer, CANCEL_CHECK_S))):
+                    self._output.lacking = {}
+                    return
+        raise NotCaughtUp.to(reading.after)
+
+    def _answer(self, session: Session, bound: BoundStatement, reading: Reading, *, has_all: bool) -> None:
+        statement, source = bound.statement, self._host.source
+        resolved = resolve(statement.tables, statement.cte_names, source.tables())
+        schemas = {key: source.schema(*key) for key in resolved.tables}
+        whole = ScanPlan(empty=self._wanted.row_limit == 0)
+        plans: Mapping[TableKey, ScanPlan] = dict.fromkeys(schemas, whole)
+        if not whole.empty:
+            plans = plan_scans(statement, resolved, schemas, session.constant, bound.texts())
+        divided = None if whole.empty else self._divided(session, bound, resolved, schemas, reading)
+        if divided is not None:
+            self._prepare(statement, has_all=has_all)
+            self._write(session, reading.fence, divided)
+            return
+        reads = self._reads(session, statement, resolved, schemas, plans, reading)
+        self._prepare(statement, has_all=has_all)
+        if self._ran_inlined(session, statement, resolved, reads, reading.fence):
+            return
+        try:
+            self._write_over_views(session, bound, resolved, schemas, reads, reading.fence)
+        except QueryInvalid as error:
+            is_narrow = any(plan.columns is not None for plan in plans.values())
+            if not is_narrow or not isinstance(error.__cause__, duckdb.BinderException):
+                raise
+        else:
+            return
+        # The planner may have left out a column that the SQL names in a way it does not see. With every
+        # column in the view the statement runs, or the message names the right candidates.
+        reads = self._reads(session, statement, resolved, schemas, dict.fromkeys(plans, whole), reading)
+        self._write_over_views(session, bound, resolved, schemas, reads, reading.fence)
+
+    def _write_over_views(
+        self,
+        session: Session,
+        bound: BoundStatement,
+        resolved: Resolved,
+        schemas: Mapping[TableKey, TableSchema],
+        reads: Mapping[TableKey, str],
+        fence: ReadFence,
+    ) -> None:
+        bare = bare_tables(resolved)
+        for key, select in reads.items():
+            session.create_view_as(schemas[key], select, bare=key in bare)
+        self._write(session, fence, qualified(bound.statement, session.catalog))
+
+    def _ran_inlined(
+        self,
+        session: Session,
+        statement: Statement,
+        resolved: Resolved,
+        reads: Mapping[TableKey, str],
+        fence: ReadFence,
+    ) -> bool:
+        """Whether the statement ran with what it reads in the place of its tables. Nothing is shown if not."""
+        sql = inlined(statement, resolved, reads)
+        if sql is None:
+            return False
+        try:
+            self._write(session, fence, sql)
+        except QueryInvalid as error:
+            # It may name a table by its database, which only a view has; and an error must show what the user wrote.
+            if self._output.begun or not isinstance(error.__cause__, NOT_BOUND):
+                raise
+            return False
+        return True
+
+    def _divided(
+        self,
+        session: Session,
+        bound: BoundStatement,
+        resolved: Resolved,
+        schemas: Mapping[TableKey, TableSchema],
+        reading: Reading,
+    ) -> str | None:
+        """SQL of a statement whose parts run where the rows are; None where it runs over rows, all of them here."""
+        statement, source = bound.statement, self._host.source
+        fragments = source.fragments(reading.fence)
+        if not statement.analyzed and (fragments is None or statement.explain):
+            return None
+        used = source.fragments(reading.fence, always=True) if statement.analyzed else fragments
+        if used is None:
+            return None
+        run = DistributedRun(
+            session,
+            self._resources,
+            used,
+            reading,
+            partial=fragments is not None,
+            profiled=statement.analyzed,
+        )
+        prepared = run.explained if statement.analyzed else run.prepared
+        sql = prepared(bound, resolved, schemas)
+        self._note(run.scans)
+        return sql
+
+    def _note(self, scans: Sequence[GroupScan]) -> None:
+        """Count what the statement reads."""
+        self._input_rows += sum(scan.file_rows + scan.table.num_rows for scan in scans)
+        self._host.count(
+            files_scanned=sum(len(scan.files) for scan in scans),
+            live_rows_scanned=sum(scan.table.num_rows for scan in scans),
+        )
+
+    def _prepare(self, statement: Statement, *, has_all: bool) -> None:
+        """Before a statement with steps that cannot stop, or that holds many rows: a turn and memory for such ones."""
+        is_small = self._input_rows < SMALL_INPUT_ROWS
+        if statement.holds_rows and not is_small and not has_all:
+            raise QueryMemory.above(self._memory_mb) from MemoryError("the statement holds rows of its tables")
+        self._sorts = statement.holds_rows
+        if statement.generates_rows or (statement.joins and not is_small):
+            self._turn.set_unbounded()
+
+    def _reads(
+        self,
+        session: Session,
+        statement: Statement,
+        resolved: Resolved,
+        schemas: Mapping[TableKey, TableSchema],
+        plans: Mapping[TableKey, ScanPlan],
+        reading: Reading,
+    ) -> dict[TableKey, str]:
+        """The SELECT of each table over its rows."""
+        times = Counter(resolved.by_path.get(fold(name.path)) for name in statement.tables)
+        found = dict[TableKey, str]()
+        for key, plan in plans.items():
+            try:
+                scans = [] if plan.empty else self._scan(schemas[key], plan, reading)
+            except StoreError as error:
+                raise session.translate(error) from error
+            check_time(self._timer)
+            # What computes without reading may read a table any number of times.
+            often = 0 if statement.generates_rows else times[key]
+            found[key] = session.view_of(schemas[key], plan.columns, scans, times=often)
+            self._note(scans)
+            self._turn.pause()
+        return found
+
+    def _scan(self, schema: TableSchema, plan: ScanPlan, reading: Reading) -> list[GroupScan]:
+        scans = list(
+            self._host.source.scan(
+                schema.database,
+                schema.table,
+                columns=plan.columns,
+                start_ns=plan.start_ns,
+                end_ns=plan.end_ns,
+                tags=plan.tags or None,
+                newest=plan.newest,
+                reading=reading,
+            )
+        )
+        for scan in scans:
+            self._resources.push(scan)
+        return scans
+
+    def _write(self, session: Session, fence: ReadFence, sql: str) -> None:
+        """Every row into the output."""
+        found, batches = session.run(sql, empty=self._wanted.row_limit == 0)
+        names = unique_names(found.names)
+        schema = pa.schema([each.with_name(name) for each, name in zip(found, names, strict=True)])
+        left = self._wanted.row_limit
+        while left != 0 and (batch := next(batches, None)) is not None:
+            if left is not None:
+                batch = batch.slice(0, left)
+                left -= batch.num_rows
+            if batch.num_rows:
+                batch = pa.RecordBatch.from_arrays(batch.columns, schema=schema)
+                room = self._output.put(schema, fence, batch)
+                if room is not None:
+                    # What the statement could still take is of use to others until its reader comes.
+                    self._turn.block(room, BlockedOn.OUTPUT, session.held_bytes() + BUFFER_BYTES)
+            self._turn.pause()
+        self._output.end(schema, fence)
+
+
+def _newest(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
+    """The higher offset of each group that one of two mappings names."""
+    return {group: max(one.get(group, -1), other.get(group, -1)) for group in one.keys() | other.keys()}

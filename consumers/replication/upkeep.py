@@ -1,0 +1,78 @@
+"""What the leader of a group does to its files: merges, and drops of slices past the retention of their table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Protocol
+
+from headrace.consumers.replication.group import Group
+from headrace.consumers.replication.leader_parts import TableRetention
+from headrace.consumers.store import Compaction
+from headrace.schemas.group_changes import BarrierPhase
+from headrace.schemas.messages import Compact, Drop, Leadership
+from headrace.schemas.tables import KEEP_FOREVER_NS
+
+COMPACTIONS_MAX = 4
+DEFERRED_MERGES_MAX = 100
+"""More merges than this wait for no change of members."""
+
+
+class WaitingCentres(Protocol):
+    """The centres that wait for rows of this store; see `consumers.sync.centres`."""
+
+    def planning(self) -> AbstractContextManager[None]:
+        """While upkeep is planned and appended, no centre is added: it would not count in the plan."""
+        ...
+
+    def progress(self, group: Group) -> int | None:
+        """The version up to which every centre has decided about the rows of a group; None without centres."""
+        ...
+
+
+class NoWaitingCentres:
+    """A store that sends to nobody."""
+
+    def planning(self) -> AbstractContextManager[None]:
+        """See WaitingCentres."""
+        return nullcontext()
+
+    def progress(self, _group: Group) -> int | None:
+        """See WaitingCentres."""
+        return None
+
+
+def due_upkeep(
+    group: Group, leadership: Leadership, tables: TableRetention, now_ns: int, progress: int | None
+) -> Iterator[Compact | Drop]:
+    """The records to append now. `progress` is that of WaitingCentres."""
+    entries = group.store.segments()
+    by_name = {entry.name: entry for entry in entries}
+    for plan in _due_merges(group)[:COMPACTIONS_MAX]:
+        if first := by_name.get(plan.inputs[0]):
+            yield Compact(leadership, first.database, first.table, plan.inputs)
+    for database, table in sorted({(entry.database, entry.table) for entry in entries}):
+        before_ns = expired_before(tables.retention_ns(database, table), now_ns)
+        known = group.store.database(database, table)
+        if before_ns is None or known is None:
+            continue
+        if progress is not None and (first_ns := group.store.first_undecided_ns(database, table, progress)) is not None:
+            before_ns = min(before_ns, first_ns)
+        oldest_ns = min(entry.max_time_ns for entry in entries if (entry.database, entry.table) == (database, table))
+        # Whole slices only: a Drop that hides no slice would be a record every five seconds for nothing.
+        if oldest_ns < before_ns // known.slice_ns * known.slice_ns:
+            yield Drop(leadership, database, table, before_ns)
+
+
+def expired_before(retention_ns: int | None, now_ns: int) -> int | None:
+    """Rows older than this are past their table's retention; None when it keeps everything."""
+    return None if retention_ns in (None, KEEP_FOREVER_NS) else now_ns - retention_ns
+
+
+def _due_merges(group: Group) -> Sequence[Compaction]:
+    """The merges to do now: few wait while files of the group are copied ahead, or are on their way."""
+    # What a merge replaces would be copied for nothing, and a merge takes the processors from what others wait for.
+    # A change may last for hours, and queries must not suffer from it.
+    plans = group.store.plan_compaction()
+    moving = group.applied.changes.phase is BarrierPhase.PRE or bool(group.store.awaited())
+    return () if moving and len(plans) <= DEFERRED_MERGES_MAX else plans

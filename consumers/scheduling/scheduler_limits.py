@@ -1,0 +1,27 @@
+"""The limits of a driver scheduler."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from headrace.consumers.scheduling.capacity import CapacityLimits
+
+TIMEOUT_S_MAX = 7 * 86_400.0
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerLimits:
+    """What the queries of one node may use. `memory_small_bytes`: see MemoryPool."""
+
+    workers: int = 2
+    slice_s: float = 0.002
+    capacity: CapacityLimits = field(default_factory=CapacityLimits)
+    memory_bytes: int = 1_000_000_000
+    memory_per_query_bytes: int = 1_000_000_000
+    memory_small_bytes: int = 0
+    timeout_s_max: float = TIMEOUT_S_MAX
+
+    @property
+    def unbounded_max(self) -> int:
+        """Drivers with steps that cannot stop, at a time: one worker is for the others."""
+        return max(1, self.workers - 1)

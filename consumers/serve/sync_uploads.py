@@ -1,0 +1,277 @@
+"""Files of senders at a member: taken from a receiver, verified and durable before a record names them.
+
+A file is in the staging directory of its group under the names that a load looks for, with a marker `{digest}.sync`. The
+marker says that a load may still come, also after a restart: what has one is not swept away until it is too old.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import xxhash
+
+from headrace.connectors.files import create_directories, fsync_directory, fsync_file
+from headrace.consumers.migration.cut_source import CutRefused
+from headrace.consumers.query.query_errors import SlotNotHeld
+from headrace.consumers.replication.group import Group
+from headrace.consumers.replication.group_health import Use
+from headrace.consumers.store import SeriesFile, staged_names
+from headrace.consumers.store.load_job import SERIES_SUFFIX
+from headrace.consumers.store.segment import METADATA_PREFIX, Runs
+from headrace.consumers.store.segment_files import translate_errors
+from headrace.consumers.sync.settings import SyncSettings
+from headrace.schemas.errors import HeadraceError
+from headrace.schemas.group_changes import GroupKey
+
+MARKER_SUFFIX = ".sync"
+UPLOAD_SUFFIX = ".upload"
+LOOK_S = 10.0
+"""Between two looks at what is staged for one group."""
+
+
+class UploadsFull(HeadraceError):
+    """The node takes no more files now."""
+
+
+class UploadInvalid(HeadraceError):
+    """Bytes that are not those of the file that was announced."""
+
+
+@dataclass(frozen=True, slots=True)
+class UploadRequest:
+    """A file that a receiver sends: its group and slot, and what its bytes must be. Digests are xxh3-128 in hex."""
+
+    group: GroupKey
+    slot: int
+    content_digest: str
+    rows: int
+    min_time_ns: int
+    max_time_ns: int
+    segment_bytes: int
+    segment_digest: str
+    series_bytes: int
+    series_digest: str
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of both parts."""
+        return self.segment_bytes + self.series_bytes
+
+
+class Uploads:
+    """Owns the marked files of the staging directories. Safe to share between threads."""
+
+    def __init__(self, node: str, groups: Mapping[str, Group], settings: SyncSettings) -> None:
+        self._node = node
+        self._groups = groups
+        self.settings = settings
+        self._lock = threading.Lock()
+        self._open: dict[int, UploadRequest] = {}
+        self._number = 0
+        self._staged: dict[str, tuple[float, int]] = {}
+        self.taken = 0
+        self.refused = 0
+
+    @property
+    def open_uploads(self) -> int:
+        """Files that are being taken."""
+        return len(self._open)
+
+    @property
+    def staged_bytes(self) -> int:
+        """Bytes of files that are being taken, or wait for their load."""
+        with self._lock:
+            opened = sum(each.size_bytes for each in self._open.values())
+            return opened + sum(size for _, size in self._staged.values())
+
+    def group(self, key: GroupKey, slot: int) -> Group:
+        """The group that holds a slot here. Raises SlotNotHeld, CutRefused."""
+        group = next((each for each in list(self._groups.values()) if each.birth_key == key), None)
+        if group is None or slot in group.applied.changes.given:
+            raise SlotNotHeld.of(key.group, self._node)
+        if group.health.refuses(Use.QUORUM):
+            raise CutRefused(f"group {group.name} has wrong data here", action="ask another member")
+        return group
+
+    def begin(self, request: UploadRequest) -> Upload | None:
+        """Take a file; None if it is here. Raises SlotNotHeld, CutRefused, UploadsFull, StoreFull, StoreUnwritable."""
+        group = self.group(request.group, request.slot)
+        if self.is_staged(group, request.content_digest, request.segment_digest):
+            return None
+        limit = self.settings.upload_mb_max * 1_000_000
+        used = self.staged_bytes
+        if used + request.size_bytes > limit:
+            # Loads have attached some of it since the newest look.
+            self._look_again(group)
+            used = self.staged_bytes
+        with self._lock:
+            # One file is taken however large it is, if nothing else waits: else it would never be.
+            if len(self._open) >= self.settings.uploads_max or (used and used + request.size_bytes > limit):
+                self.refused += 1
+                raise UploadsFull(
+                    f"{len(self._open)} uploads are open at {self._node}, and files of {used} bytes wait for their load",
+                    action="try again in a moment",
+                    retriable=True,
+                )
+            self._number += 1
+            number = self._number
+            self._open[number] = request
+        try:
+            return Upload(self, number, request, group)
+        except BaseException:
+            self.end(number)
+            raise
+
+    def is_staged(self, group: Group, content_digest: str, segment_digest: str) -> bool:
+        """Whether the very file is staged, verified and durable."""
+        segment, series = (group.store.staging_directory / name for name in staged_names(content_digest))
+        try:
+            return segment.exists() and SeriesFile.from_bytes(series.read_bytes()).file_digest == segment_digest
+        except (OSError, ValueError, KeyError, TypeError):
+            return False
+
+    def end(self, number: int) -> None:
+        """An upload has ended."""
+        with self._lock:
+            self._open.pop(number, None)
+
+    def note_taken(self, group: Group, size_bytes: int) -> None:
+        """A file was staged."""
+        self.taken += 1
+        with self._lock:
+            look_at_s, before = self._staged.get(group.key, (0.0, 0))
+            self._staged[group.key] = look_at_s, before + size_bytes
+
+    def keeps(self, group: Group) -> bool:
+        """Whether files are staged that a load may still name; others are removed here when they are too old."""
+        with self._lock:
+            if any(each.group == group.birth_key for each in self._open.values()):
+                return True
+            look_at_s, size = self._staged.get(group.key, (0.0, 0))
+            if time.monotonic() < look_at_s:
+                return size > 0
+        return self._look_again(group) > 0
+
+    def _look_again(self, group: Group) -> int:
+        size = self._look(group.store.staging_directory)
+        with self._lock:
+            self._staged[group.key] = time.monotonic() + LOOK_S, size
+        return size
+
+    def _look(self, staging: Path) -> int:
+        """Bytes of the marked files of a directory, without those that are too old or were loaded."""
+        total, oldest_s = 0, time.time() - self.settings.staged_age_s
+        try:
+            names = sorted(os.listdir(staging))
+        except OSError:
+            return 0
+        for name in names:
+            path = staging / name
+            try:
+                if name.endswith(UPLOAD_SUFFIX) and path.stat().st_mtime < oldest_s:
+                    path.unlink()
+                if not name.endswith(MARKER_SUFFIX):
+                    continue
+                parts = [staging / each for each in staged_names(name.removesuffix(MARKER_SUFFIX))]
+                if not all(each.exists() for each in parts):
+                    # Its load has attached it.
+                    path.unlink()
+                elif path.stat().st_mtime < oldest_s:
+                    for each in (path, *parts):
+                        each.unlink(missing_ok=True)
+                else:
+                    total += sum(each.stat().st_size for each in parts)
+            except OSError:
+                continue
+        return total
+
+
+class Upload:
+    """One file that is being taken: `write` all its bytes, then `finish`; `abort` in every case."""
+
+    def __init__(self, uploads: Uploads, number: int, request: UploadRequest, group: Group) -> None:
+        """Raises StoreFull or StoreUnwritable."""
+        self._uploads = uploads
+        self._number = number
+        self._request = request
+        self._group = group
+        self._staging = group.store.staging_directory
+        self._written = 0
+        self._digests = xxhash.xxh3_128(), xxhash.xxh3_128()
+        self._series = bytearray()
+        self._path = self._staging / f"{request.content_digest}.{number}{UPLOAD_SUFFIX}"
+        with translate_errors(self._path):
+            create_directories(self._staging)
+            self._data = self._path.open("wb")
+
+    def write(self, data: bytes) -> None:
+        """The next bytes: those of the segment, then those of its series.
+
+        Raises UploadInvalid, StoreFull, StoreUnwritable.
+        """
+        request = self._request
+        split = max(0, min(len(data), request.segment_bytes - self._written))
+        self._written += len(data)
+        if self._written > request.size_bytes:
+            raise UploadInvalid(f"more than {request.size_bytes} bytes were sent")
+        head, tail = memoryview(data)[:split], memoryview(data)[split:]
+        self._digests[0].update(head)
+        self._digests[1].update(tail)
+        self._series += tail
+        with translate_errors(self._path):
+            self._data.write(head)
+
+    def finish(self) -> None:
+        """Verify, and make durable. Raises UploadInvalid, StoreFull, StoreUnwritable."""
+        request = self._request
+        found = [each.hexdigest() for each in self._digests]
+        if self._written != request.size_bytes or found != [request.segment_digest, request.series_digest]:
+            raise UploadInvalid("the bytes are not those of the digests", retriable=True)
+        with translate_errors(self._path):
+            self._data.flush()
+            self._check_content()
+            fsync_file(self._path)
+            segment, series = (self._staging / name for name in staged_names(request.content_digest))
+            marker = self._staging / (request.content_digest + MARKER_SUFFIX)
+            marker.touch()
+            partial = self._path.with_suffix(SERIES_SUFFIX + UPLOAD_SUFFIX)
+            partial.write_bytes(self._series)
+            fsync_file(partial)
+            os.rename(partial, series)
+            # Last: with its segment the staged file is complete.
+            os.rename(self._path, segment)
+            fsync_directory(self._staging)
+        self._group.store.note_verified(request.content_digest)
+        self._uploads.note_taken(self._group, request.size_bytes)
+
+    def abort(self) -> None:
+        """End it: what is not finished is removed."""
+        self._data.close()
+        self._path.unlink(missing_ok=True)
+        self._uploads.end(self._number)
+
+    def _check_content(self) -> None:
+        request = self._request
+        try:
+            series = SeriesFile.from_bytes(bytes(self._series))
+            runs = Runs.from_bytes(series.runs)
+            times = (int(runs.first_ns.min()), int(runs.last_ns.max()), int(runs.lengths.sum()))
+            footer = pq.read_metadata(self._path)
+            written = (footer.metadata or {}).get(f"{METADATA_PREFIX}content_digest".encode(), b"").decode()
+        except (pa.ArrowException, OSError, ValueError, KeyError, TypeError) as error:
+            raise UploadInvalid(f"the file is no segment: {error!r}") from error
+        same_rows = (
+            times == (request.min_time_ns, request.max_time_ns, request.rows) and footer.num_rows == request.rows
+        )
+        same = {series.content_digest, written} == {
+            request.content_digest
+        } and series.file_digest == request.segment_digest
+        if not same_rows or not same:
+            raise UploadInvalid("the file is another one than was announced")

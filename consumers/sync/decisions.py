@@ -1,0 +1,122 @@
+"""Files that are whole, on their way to a verdict: a pool decides them, and the receiver takes what is done."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from typing import Protocol
+
+import structlog
+
+from headrace.connectors.log.append import append_with
+from headrace.connectors.log.port import Appender
+from headrace.connectors.log.topics import Topics
+from headrace.consumers.sync.file_loader import FileJob
+from headrace.schemas.errors import HeadraceError
+from headrace.schemas.sync_records import SyncVerdict, Verdict, encode_verdict, verdict_key
+
+_log = structlog.get_logger(__name__)
+
+
+class Verdicts(Protocol):
+    """Appends verdicts."""
+
+    def append(self, verdict: SyncVerdict) -> None:
+        """Append one, and wait until it is in the log. Raises the errors of the log."""
+        ...
+
+
+class LogVerdicts:
+    """See Verdicts: the verdict topic. Safe to share between threads."""
+
+    def __init__(self, appender: Appender, topics: Topics) -> None:
+        self._appender = appender
+        self._topic = topics.sync_verdict
+
+    def append(self, verdict: SyncVerdict) -> None:
+        """See Verdicts."""
+        append_with(self._appender, self._topic, encode_verdict(verdict), key=verdict_key(verdict.sender, verdict.file))
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A job that has its verdict in the log; None for one that ended before. `number` is that of its partitions."""
+
+    number: int
+    job: FileJob
+    verdict: SyncVerdict | None
+
+
+class Decisions:
+    """Owned by the thread of the receiver; the pool's threads are its own."""
+
+    def __init__(self, verdicts: Verdicts, threads: int, retry_s: float) -> None:
+        self._verdicts = verdicts
+        self._retry_s = retry_s
+        self._done: SimpleQueue[Done] = SimpleQueue()
+        self._decided = threading.Event()
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="sync-load")
+
+    def decide(self, number: int, job: FileJob, decide: Callable[[], SyncVerdict | None]) -> None:
+        """Find the verdict of a job, and append it."""
+        self._pool.submit(self._run, number, job, decide)
+
+    def tell(self, verdict: SyncVerdict) -> None:
+        """Append a verdict that ends nothing. It is repeated when nothing comes of it: nobody waits for it."""
+        self._pool.submit(self._append, verdict)
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait until something was decided that `done` has not returned."""
+        self._decided.wait(timeout_s)
+
+    def done(self) -> Iterator[Done]:
+        """What was decided since the last call."""
+        self._decided.clear()
+        while True:
+            try:
+                yield self._done.get_nowait()
+            except Empty:
+                return
+
+    def close(self) -> None:
+        """Begin no more."""
+        self._pool.shutdown(cancel_futures=True)
+
+    def _run(self, number: int, job: FileJob, decide: Callable[[], SyncVerdict | None]) -> None:
+        try:
+            verdict = decide()
+            # The verdict is in its topic before the offset behind the file is committed.
+            while verdict is not None and not job.ended.is_set() and not self._append(verdict):
+                job.ended.wait(self._retry_s)
+        except Exception:
+            _log.exception("a file of a sender was not decided", number=job.manifest.number)
+            return
+        finally:
+            job.settled.set()
+        if verdict is not None and not job.ended.is_set():
+            _note(verdict)
+        self._done.put(Done(number, job, None if job.ended.is_set() else verdict))
+        self._decided.set()
+
+    def _append(self, verdict: SyncVerdict) -> bool:
+        try:
+            self._verdicts.append(verdict)
+        except HeadraceError as error:
+            _log.warning("a verdict was not appended", sender=verdict.sender, file=verdict.file, error=str(error))
+            return False
+        return True
+
+
+def _note(verdict: SyncVerdict) -> None:
+    log = _log.info if verdict.state is Verdict.ACCEPTED else _log.warning
+    log(
+        "file decided",
+        sender=verdict.sender,
+        file=verdict.file,
+        state=str(verdict.state),
+        kind=verdict.kind,
+        why=verdict.message,
+    )

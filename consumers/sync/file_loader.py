@@ -1,0 +1,206 @@
+"""One manifest from its last chunk to its verdict: verify, schema, owner, stage, load.
+
+Each step may be repeated, by this receiver or by the next holder of the partition. What passes by itself is tried again
+for as long as it takes; what is the file's own fault becomes a verdict.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from headrace.consumers.sync.file_check import CheckedFile, FileDamaged, check_file
+from headrace.consumers.sync.group_members import GroupMembers, Holder, MemberRefused, first_error
+from headrace.consumers.sync.load_batches import LoadBatches
+from headrace.consumers.sync.manifest_rules import (
+    DatabaseDiffers,
+    FormatTooNew,
+    ManifestInvalid,
+    SyncLoop,
+    check_database,
+)
+from headrace.consumers.sync.member_routes import LoadRequest
+from headrace.consumers.sync.owner_log import OwnerLog
+from headrace.consumers.sync.owners import DeviceOwned, SenderCloned
+from headrace.consumers.sync.sender_deletes import apply_deletes
+from headrace.producers.cluster import Cluster
+from headrace.schemas.errors import HeadraceError
+from headrace.schemas.sync_records import (
+    OwnerEnrolment,
+    SyncFile,
+    SyncManifest,
+    SyncVerdict,
+    Verdict,
+    encode_manifest,
+)
+from headrace.schemas.tables import FieldType, SchemaError, TimeResolution, TypeClash
+
+LOG_INTERVAL_S = 10.0
+STRAGGLER_S = 5.0
+"""How long members beyond the majority are waited for: without the file they would be out of sync for a moment."""
+REJECTIONS = (ManifestInvalid, SyncLoop, DatabaseDiffers, SchemaError, TypeClash, SenderCloned, DeviceOwned)
+"""What is the file's own fault, whenever it is sent."""
+DAMAGES = (FileDamaged, FormatTooNew)
+"""What another transfer, or a later build of the centre, may end."""
+_REFUSALS = {ManifestInvalid.__name__, DatabaseDiffers.__name__}
+_log = structlog.get_logger(__name__)
+
+
+class ResolutionDiffers(SchemaError):
+    """A table whose times have other digits here than at the sender."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileJob:
+    """A manifest that waits for its verdict. `path`: its file, None for deletes. `ended`: nobody waits any more.
+
+    `settled`: nothing is done about it any more. `behind`: jobs that must be settled before this one begins.
+    """
+
+    manifest: SyncManifest
+    path: Path | None
+    finish: Callable[[], None]
+    ended: threading.Event
+    settled: threading.Event
+    behind: tuple[FileJob, ...] = ()
+
+
+class FileLoader:
+    """Decides jobs. Safe to share between threads."""
+
+    def __init__(
+        self, cluster: Cluster, owners: OwnerLog, members: GroupMembers, pool: Executor, retry_s: float
+    ) -> None:
+        """`pool` runs requests to members that others wait for."""
+        self._cluster = cluster
+        self._owners = owners
+        self._members = members
+        self._batches = LoadBatches(members)
+        self._pool = pool
+        self._retry_s = retry_s
+        self.waiting: dict[tuple[str, int], str] = {}
+
+    def decide(self, job: FileJob) -> SyncVerdict | None:
+        """The verdict of a job, None once it has ended."""
+        key = job.manifest.sender, job.manifest.number
+        try:
+            return self._decide(job, key)
+        finally:
+            self.waiting.pop(key, None)
+
+    def _decide(self, job: FileJob, key: tuple[str, int]) -> SyncVerdict | None:
+        checked: CheckedFile | None = None
+        for earlier in job.behind:
+            # Ended, but a request of it may be under way: its load must be in the log before these deletes, or nowhere.
+            while not (earlier.settled.wait(self._retry_s) or job.ended.is_set()):
+                continue
+        while not job.ended.is_set():
+            try:
+                if not isinstance(job.manifest.body, SyncFile):
+                    self._delete(job.manifest)
+                else:
+                    assert job.path is not None, job.manifest
+                    if checked is None:
+                        job.finish()
+                        checked = check_file(job.path, job.manifest.body)
+                    self._load(job, job.manifest.body, checked)
+                return verdict_of(job.manifest, Verdict.ACCEPTED)
+            except REJECTIONS as error:
+                return verdict_of(job.manifest, Verdict.REJECTED, error)
+            except DAMAGES as error:
+                return verdict_of(job.manifest, Verdict.RETRY, error)
+            except HeadraceError as error:
+                if isinstance(error, MemberRefused) and error.kind in _REFUSALS:
+                    return verdict_of(job.manifest, Verdict.REJECTED, error)
+                self._note(key, job.manifest, error)
+            except Exception as error:
+                _log.exception("a file of a sender failed", sender=job.manifest.sender, number=job.manifest.number)
+                return verdict_of(job.manifest, Verdict.RETRY, error)
+            job.ended.wait(self._retry_s)
+        return None
+
+    def _delete(self, manifest: SyncManifest) -> None:
+        assert not isinstance(manifest.body, SyncFile), manifest
+        records = apply_deletes(self._cluster, self._owners, _enrolment(manifest), manifest.body)
+        _log.info("deletes of a sender", sender=manifest.sender, deletes=len(manifest.body.deletes), records=records)
+
+    def _load(self, job: FileJob, body: SyncFile, checked: CheckedFile) -> None:
+        version = self._schema(body)
+        self._owners.own(_enrolment(job.manifest), body.file, body.database, checked.devices)
+        holder = self._members.holder(body)
+        try:
+            self._stage(job, body, holder)
+            leader = next(url for node, url in holder.online if node == holder.leader)
+            self._batches.load(leader, holder, LoadRequest(encode_manifest(job.manifest), version))
+        except MemberRefused as error:
+            # The slot may have moved, or another member leads: the next attempt begins with a new look.
+            if error.kind == "SlotNotHeld":
+                self._members.holder(body, look=True)
+            raise
+
+    def _schema(self, body: SyncFile) -> int:
+        """The version of the centre's table that has the columns of a file, read back as accepted."""
+        tables = self._cluster.tables
+        database = tables.ensure_database(body.database, body.slice_ns, body.buckets)
+        check_database(body, database.slice_ns, database.buckets)
+        fields: Mapping[str, FieldType] = {name: FieldType(kind) for name, kind in body.fields}
+        resolution = TimeResolution(body.resolution)
+        schema = tables.ensure(body.database, body.table, body.tags, fields, resolution=resolution)
+        if schema.resolution is not resolution:
+            raise ResolutionDiffers(
+                f"{body.database}.{body.table} keeps {schema.resolution.unit}s here and {resolution.unit}s at the sender",
+                action="both keep them for good: send into another table or database",
+            )
+        return schema.version
+
+    def _stage(self, job: FileJob, body: SyncFile, holder: Holder) -> None:
+        """Bring the file to a majority of the members, the leader among them. Raises MemberRefused."""
+        assert job.path is not None, job.manifest
+        path = job.path
+        if not holder.leader:
+            raise MemberRefused(f"group {holder.group.group} has no leader online", action="start its nodes")
+        tasks = {node: self._pool.submit(self._members.stage, url, holder, body, path) for node, url in holder.online}
+        errors: dict[str, HeadraceError] = {}
+        held: set[str] = set()
+        for node, task in tasks.items():
+            # Those behind the majority get a moment: one that is slow must not hold up the others.
+            enough = len(held) >= holder.majority and holder.leader in held
+            try:
+                task.result(STRAGGLER_S if enough else None)
+                held.add(node)
+            except HeadraceError as error:
+                errors[node] = error
+            except TimeoutError:
+                continue
+        if holder.leader in errors:
+            raise errors[holder.leader]
+        if len(held) < holder.majority:
+            raise MemberRefused(
+                f"{len(held)} of {len(holder.members)} members of group {holder.group.group} took {body.file}: "
+                f"{first_error(list(errors.values())) or 'the others are offline'}",
+                action="start them",
+            )
+
+    def _note(self, key: tuple[str, int], manifest: SyncManifest, error: HeadraceError) -> None:
+        if self.waiting.get(key) != error.message:
+            self.waiting[key] = error.message
+            _log.warning("a file of a sender waits", sender=manifest.sender, number=manifest.number, error=str(error))
+
+
+def verdict_of(manifest: SyncManifest, state: Verdict, error: Exception | None = None, chunk: int = 0) -> SyncVerdict:
+    """The verdict of a manifest."""
+    body = manifest.body
+    name, digest = (body.file, body.content_digest) if isinstance(body, SyncFile) else (body.group, b"")
+    kind, message = ("", "") if error is None else (type(error).__name__, str(error))
+    if isinstance(error, MemberRefused):
+        kind = error.kind
+    return SyncVerdict(manifest.sender, manifest.number, name, digest, state, chunk, kind, message)
+
+
+def _enrolment(manifest: SyncManifest) -> OwnerEnrolment:
+    return OwnerEnrolment(manifest.sender, manifest.store, manifest.name)

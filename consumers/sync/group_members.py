@@ -1,0 +1,133 @@
+"""The members of the group that holds a slot, and requests to them: staging a file, and its load."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+from headrace.connectors.http import AnswerCut, NodeRefused, NodeUnreachable, SizedContent, request_node
+from headrace.consumers.sync.member_routes import SYNC_FILE_ROUTE, SYNC_LOADS_ROUTE, LoadRequest, encode_loads
+from headrace.producers.cluster import Cluster
+from headrace.schemas.errors import HeadraceError
+from headrace.schemas.group_changes import GroupKey
+from headrace.schemas.records import Role
+from headrace.schemas.series import slot_of
+from headrace.schemas.sync_records import SyncFile
+
+LOOK_TIMEOUT_S = 10.0
+STAGE_TIMEOUT_S = 60.0
+LOAD_TIMEOUT_S = 60.0
+CONNECT_TIMEOUT_S = 3.0
+
+
+class MemberRefused(HeadraceError):
+    """A member that does not take a file, or does not load it; `kind` is the type of its error."""
+
+    def __init__(self, message: str, *, kind: str = "", action: str = "", retriable: bool = True) -> None:
+        super().__init__(message, action=action, retriable=retriable)
+        self.kind = kind
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """The group of a slot at one moment: its members, and the addresses of those that are online, the leader first."""
+
+    group: GroupKey
+    members: tuple[str, ...]
+    online: tuple[tuple[str, str], ...]
+    leader: str
+
+    @property
+    def majority(self) -> int:
+        """How many members are one."""
+        return len(self.members) // 2 + 1
+
+
+class GroupMembers:
+    """Finds groups and asks their members. Safe to share between threads."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+
+    def holder(self, body: SyncFile, *, look: bool = False) -> Holder:
+        """The group that holds the slot of a file. `look`: read the membership log to its end first.
+
+        Raises LogUnavailable and what keeps this build from following the log.
+        """
+        routing, watch = self._cluster.routing, self._cluster.watch
+        table = (routing.look(LOOK_TIMEOUT_S) if look else routing.route).table
+        slot = slot_of(body.database, body.bucket, body.slice_number, table.slots)
+        header = table.headers[table.slot_headers[slot]]
+        watch.start()
+        members = table.group(header)
+        statuses = [each for each in watch.statuses.online() if each.group == header and each.http]
+        statuses = [each for each in statuses if each.node in members]
+        leader = next((each.node for each in statuses if each.role is Role.LEADER), "")
+        online = sorted(((each.node, each.http) for each in statuses), key=lambda each: (each[0] != leader, each[0]))
+        return Holder(GroupKey(header, table.birth(header)), members, tuple(online), leader)
+
+    def stage(self, url: str, holder: Holder, body: SyncFile, path: Path) -> None:
+        """Send a file to a member; on return it has it durably. Raises MemberRefused."""
+        with path.open("rb") as data:
+            content = SizedContent(data, body.segment_bytes + body.series_bytes)
+            _ask(f"{url}{SYNC_FILE_ROUTE}?{urlencode(_file_parameters(holder, body))}", "PUT", content, STAGE_TIMEOUT_S)
+
+    def loads(self, url: str, holder: Holder, requests: Sequence[LoadRequest]) -> list[MemberRefused | None]:
+        """Have the leader load files: for each what it refuses, None once it is applied there.
+
+        Raises MemberRefused when it answers for none of them.
+        """
+        data = encode_loads(requests)
+        named = {"group": holder.group.group, "birth": holder.group.birth}
+        content = SizedContent(data, len(data))
+        answer = _ask(f"{url}{SYNC_LOADS_ROUTE}?{urlencode(named)}", "POST", content, LOAD_TIMEOUT_S)
+        try:
+            found = [_refused(each["error"]) if each.get("error") else None for each in answer["files"]]
+        except (KeyError, TypeError, AttributeError) as error:
+            raise MemberRefused(f"{url} gave an answer that is none: {error!r}") from error
+        if len(found) != len(requests):
+            raise MemberRefused(f"{url} answered {len(found)} of {len(requests)} files")
+        return found
+
+
+def _file_parameters(holder: Holder, body: SyncFile) -> dict[str, Any]:
+    return {
+        "group": holder.group.group,
+        "birth": holder.group.birth,
+        "database": body.database,
+        "bucket": body.bucket,
+        "slice": body.slice_number,
+        "digest": body.content_digest.hex(),
+        "rows": body.rows,
+        "min": body.min_time_ns,
+        "max": body.max_time_ns,
+        "segment_bytes": body.segment_bytes,
+        "segment_digest": body.segment_digest.hex(),
+        "series_bytes": body.series_bytes,
+        "series_digest": body.series_digest.hex(),
+    }
+
+
+def _ask(url: str, method: str, content: SizedContent, timeout_s: float) -> Any:
+    try:
+        with request_node(
+            url, method=method, content=content, timeout_s=timeout_s, connect_timeout_s=CONNECT_TIMEOUT_S
+        ) as answer:
+            return answer.json()
+    except NodeRefused as error:
+        raise _refused({**error.document, "message": error.document.get("message") or error.message}) from error
+    except (NodeUnreachable, AnswerCut, ValueError) as error:
+        raise MemberRefused(str(error)) from error
+
+
+def _refused(document: Mapping[str, Any]) -> MemberRefused:
+    texts = {name: str(document.get(name, "")) for name in ("message", "kind", "action")}
+    return MemberRefused(texts["message"], kind=texts["kind"], action=texts["action"])
+
+
+def first_error(errors: Sequence[HeadraceError]) -> str:
+    """The first of some errors in words, empty for none."""
+    return errors[0].message if errors else ""

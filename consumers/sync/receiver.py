@@ -1,0 +1,373 @@
+"""A receiver: one member of the consumer group that shares the files of all senders.
+
+One thread polls, writes chunks and commits. Whole files are decided by a pool, and come back to it with their verdict.
+Nothing that it holds is needed by the next holder of a partition, which begins at the oldest open file.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import structlog
+
+from headrace.connectors.clock import SYSTEM_CLOCK, Clock
+from headrace.connectors.log.kafka_group import GroupConsumer, Partition, PartitionEnd, PartitionRecord
+from headrace.connectors.log.topics import Topics
+from headrace.consumers.sync.chunk_states import ChunkAction, FileState
+from headrace.consumers.sync.decided_files import DecidedFiles
+from headrace.consumers.sync.decisions import Decisions
+from headrace.consumers.sync.file_loader import DAMAGES, REJECTIONS, FileJob, FileLoader, verdict_of
+from headrace.consumers.sync.incoming import IncomingFiles, ReceiverDiskFull
+from headrace.consumers.sync.manifest_rules import ManifestInvalid, check_loop, check_manifest
+from headrace.consumers.sync.partition_files import OpenFile, PartitionFiles
+from headrace.consumers.sync.settings import SyncSettings
+from headrace.consumers.sync.shares import Share
+from headrace.schemas.errors import HeadraceError
+from headrace.schemas.framing import FORMAT, FrameInvalid
+from headrace.schemas.sync_records import (
+    ChunkDamaged,
+    SyncChunk,
+    SyncFile,
+    SyncManifest,
+    SyncVerdict,
+    Verdict,
+    decode_chunk,
+    decode_manifest,
+)
+
+POLL_RECORDS = 64
+POLL_S = 0.2
+COMMIT_INTERVAL_S = 1.0
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(slots=True)
+class ReceiverFigures:
+    """Counts since the start of a receiver."""
+
+    chunks: int = 0
+    chunk_bytes: int = 0
+    chunks_ignored: int = 0
+    chunks_damaged: int = 0
+    resends: int = 0
+    files_accepted: int = 0
+    files_rejected: int = 0
+    files_damaged: int = 0
+    disk_full: int = 0
+
+
+class Receiver:
+    """See the module. `run` and the callbacks belong to one thread; `stop` and `gauges` are for any."""
+
+    def __init__(
+        self,
+        topics: Topics,
+        identity: str,
+        incoming: IncomingFiles,
+        decided: DecidedFiles,
+        loader: FileLoader,
+        decisions: Decisions,
+        settings: SyncSettings,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        """`identity` is that of the cluster, as `stores` of a manifest has it."""
+        self._topics = topics
+        self._identity = identity
+        self._incoming = incoming
+        self._decided = decided
+        self._loader = loader
+        self._decisions = decisions
+        self._settings = settings
+        self._clock = clock
+        self._shares: dict[int, Share] = {}
+        self._held: dict[Partition, int] = {}
+        self._paused: set[Partition] = set()
+        self._retry_at_s = 0.0
+        self._commit_at_s = 0.0
+        self._looks_due = False
+        self._disk_fault = ""
+        self._stopping = threading.Event()
+        self._consumer: GroupConsumer | None = None
+        self.figures = ReceiverFigures()
+
+    # For any thread.
+
+    def stop(self) -> None:
+        """End `run` after its present step."""
+        self._stopping.set()
+
+    def gauges(self) -> Mapping[str, float]:
+        """What is under way now, by name."""
+        shares = list(self._shares.values())
+        return {
+            "partitions": float(len(shares)),
+            "files_open": float(sum(len(share.files.files) for share in shares)),
+            "files_loading": float(self._loading),
+            "staging_bytes": float(self._staged_bytes),
+            "disk_fault": float(bool(self._disk_fault)),
+        }
+
+    # The thread.
+
+    def assigned(self, partitions: list[Partition]) -> None:
+        """Partitions come; called inside `poll`."""
+        for number in {number for _, number in partitions}:
+            manifest, chunk = (self._topics.sync_manifest, number), (self._topics.sync_chunk, number)
+            self._shares.setdefault(number, Share(number, manifest, chunk, PartitionFiles(self._settings.resend_s)))
+        # Another receiver may have decided files in them a moment ago.
+        self._looks_due = True
+        _log.info("partitions assigned", numbers=sorted({number for _, number in partitions}))
+
+    def revoked(self, partitions: list[Partition]) -> None:
+        """Partitions go, and what is here of them; called inside `poll`."""
+        self._commit()
+        for number in {number for _, number in partitions}:
+            share = self._shares.pop(number, None)
+            if share is not None:
+                share.drop()
+        for each in partitions:
+            self._held.pop(each, None)
+            self._paused.discard(each)
+        _log.info("partitions revoked", numbers=sorted({number for _, number in partitions}))
+
+    def run(self, consumer: GroupConsumer) -> None:
+        """Receive until `stop`. Raises errors that do not pass by themselves."""
+        self._consumer = consumer
+        try:
+            while not self._stopping.is_set():
+                try:
+                    self.turn(consumer)
+                except HeadraceError as error:
+                    if not error.retriable:
+                        raise
+                    _log.warning("receiving waits", error=str(error))
+                    self._stopping.wait(self._settings.retry_s)
+        finally:
+            self._commit()
+            for share in self._shares.values():
+                share.drop()
+            self._decisions.close()
+
+    def turn(self, consumer: GroupConsumer) -> None:
+        """One step: what has arrived, what was decided, what is due."""
+        self._consumer = consumer
+        # While no chunk may come, what was decided is waited for: it is what makes room.
+        waits = self._is_full
+        if waits:
+            self._decisions.wait(POLL_S)
+        events, now_s = consumer.poll(POLL_RECORDS, 0.0 if waits else POLL_S), self._clock.monotonic_s()
+        # Manifests first: a chunk whose manifest is behind it in one poll need not be read twice.
+        for event in sorted(events, key=lambda each: each.partition[0] != self._topics.sync_manifest):
+            share = self._shares.get(event.partition[1])
+            if share is None or event.partition in self._held:
+                continue
+            if isinstance(event, PartitionEnd):
+                share.positions[event.partition] = max(event.offset, share.positions.get(event.partition, 0))
+                share.ends.add(event.partition)
+            else:
+                self._take(share, event, now_s)
+        self._take_done()
+        self._ask_again(now_s)
+        self._pause(consumer, now_s)
+        if now_s >= self._commit_at_s:
+            self._commit_at_s = now_s + COMMIT_INTERVAL_S
+            self._commit()
+
+    def _take(self, share: Share, record: PartitionRecord, now_s: float) -> None:
+        share.ends.discard(record.partition)
+        if record.partition == share.manifest:
+            self._take_manifest(share, record, now_s)
+        elif not self._take_chunk(share, record, now_s):
+            self._held[record.partition] = record.offset
+            share.positions[record.partition] = record.offset
+            return
+        share.positions[record.partition] = record.offset + 1
+
+    def _take_manifest(self, share: Share, record: PartitionRecord, now_s: float) -> None:
+        self._look()
+        try:
+            manifest = decode_manifest(record.value)
+        except FrameInvalid as error:
+            _log.warning("a manifest cannot be read", partition=record.partition[1], error=error.message)
+            return
+        body = manifest.body
+        name = body.file if isinstance(body, SyncFile) else body.group
+        group = "/".join(name.split("/", 2)[:2])
+        decided = max(self._decided.number(manifest.sender, each) for each in {name, group})
+        if decided >= manifest.number:
+            # Its verdict is there, or that of deletes which make it void.
+            return
+        decision = share.files.take_manifest(record.offset, manifest, now_s)
+        behind = tuple(share.jobs[older.key] for older in decision.superseded if older.key in share.jobs)
+        for older in decision.superseded:
+            share.forget(older)
+        file = decision.file
+        if file is None:
+            return
+        if (why := self._objection(manifest)) is not None:
+            self._answer(share, file, why)
+        elif decision.complete:
+            self._submit(share, file, behind)
+
+    def _look(self) -> None:
+        """Read what was decided, once after partitions have come."""
+        while self._looks_due and not self._stopping.is_set():
+            try:
+                self._decided.refresh()
+                self._looks_due = False
+            except HeadraceError as error:
+                _log.warning("receiving waits", error=str(error))
+                self._stopping.wait(self._settings.retry_s)
+
+    def _objection(self, manifest: SyncManifest) -> HeadraceError | None:
+        """Why a manifest is refused before anything of its file is read."""
+        try:
+            check_manifest(manifest, FORMAT)
+            if isinstance(manifest.body, SyncFile):
+                check_loop(manifest.body, self._identity)
+        except (*REJECTIONS, *DAMAGES) as error:
+            return error
+        return None
+
+    def _take_chunk(self, share: Share, record: PartitionRecord, now_s: float) -> bool:
+        """Whether a chunk was taken; else its partition is read from there again."""
+        try:
+            chunk = decode_chunk(record.value)
+        except (FrameInvalid, ChunkDamaged) as error:
+            # The one behind it finds the gap.
+            self.figures.chunks_damaged += 1
+            _log.warning("a chunk cannot be read", partition=record.partition[1], error=str(error))
+            return True
+        if share.files.knows(chunk):
+            return self._take_known(share, record.offset, chunk, now_s)
+        if not share.is_orphan(record.offset):
+            if share.awaits_manifests:
+                return False
+            # In this order: what is below the end of the chunks now has its manifest below the other end.
+            consumer = self._consumer
+            assert consumer is not None, "a receiver that does not run"
+            share.await_manifests(consumer.bounds(share.chunk)[1], consumer.bounds(share.manifest)[1])
+            if not share.is_orphan(record.offset):
+                return False
+        self.figures.chunks_ignored += 1
+        return True
+
+    def _take_known(self, share: Share, offset: int, chunk: SyncChunk, now_s: float) -> bool:
+        file = share.files.files[chunk.sender, chunk.number]
+        before = file.state, file.chunks_from
+        decision = share.files.take_chunk(offset, chunk, now_s)
+        if decision.action is ChunkAction.WRITE:
+            if not self._write(share, file, chunk.data):
+                share.files.undo(file, *before)
+                return False
+            self.figures.chunks += 1
+            self.figures.chunk_bytes += len(chunk.data)
+            if decision.complete:
+                self._submit(share, file)
+            return True
+        self.figures.chunks_ignored += 1
+        if decision.action is ChunkAction.RESEND:
+            self._resend(file)
+        elif decision.action is ChunkAction.REJECT:
+            self._answer(share, file, ManifestInvalid("its chunks have other sizes than its manifest announces"))
+        return True
+
+    def _write(self, share: Share, file: OpenFile, data: bytes) -> bool:
+        assert isinstance(file.manifest.body, SyncFile), file
+        try:
+            if file.key not in share.incoming:
+                share.incoming[file.key] = self._incoming.open(file.manifest.body)
+            share.incoming[file.key].write(data)
+        except ReceiverDiskFull as error:
+            self.figures.disk_full += 1
+            if not self._disk_fault:
+                _log.error("receiving waits for space on the disk", error=error.message)
+            self._disk_fault = error.message
+            self._retry_at_s = self._clock.monotonic_s() + self._settings.retry_s
+            return False
+        if self._disk_fault:
+            _log.info("there is space on the disk: receiving continues")
+            self._disk_fault = ""
+        return True
+
+    def _resend(self, file: OpenFile) -> None:
+        self.figures.resends += 1
+        _log.info("chunks asked for again", sender=file.manifest.sender, file=file.name, chunk=file.next_chunk)
+        self._decisions.tell(verdict_of(file.manifest, Verdict.RESEND, chunk=file.next_chunk))
+
+    def _submit(self, share: Share, file: OpenFile, behind: tuple[FileJob, ...] = ()) -> None:
+        job = share.job(file, behind)
+        self._decisions.decide(share.number, job, lambda: self._loader.decide(job))
+
+    def _answer(self, share: Share, file: OpenFile, why: HeadraceError) -> None:
+        """A verdict that needs nothing of the file."""
+        # Whole by definition: no chunk of it is taken any more.
+        file.state = FileState.COMPLETE
+        state = Verdict.RETRY if isinstance(why, DAMAGES) else Verdict.REJECTED
+        verdict = verdict_of(file.manifest, state, why)
+        self._decisions.decide(share.number, share.job(file), lambda: verdict)
+
+    def _take_done(self) -> None:
+        for done in self._decisions.done():
+            share, key = self._shares.get(done.number), (done.job.manifest.sender, done.job.manifest.number)
+            if share is None or share.jobs.get(key) is not done.job or done.verdict is None:
+                continue
+            self._count(done.verdict)
+            file = share.files.files.get(key)
+            share.files.decide(key)
+            if file is not None:
+                share.forget(file)
+
+    def _count(self, verdict: SyncVerdict) -> None:
+        self.figures.files_accepted += verdict.state is Verdict.ACCEPTED
+        self.figures.files_rejected += verdict.state is Verdict.REJECTED
+        self.figures.files_damaged += verdict.state is Verdict.RETRY
+
+    # What is due.
+
+    @property
+    def _loading(self) -> int:
+        return sum(len(share.jobs) for share in list(self._shares.values()))
+
+    @property
+    def _staged_bytes(self) -> int:
+        return sum(share.staged_bytes for share in list(self._shares.values()))
+
+    @property
+    def _is_full(self) -> bool:
+        """Whether no chunk is taken before a file is decided."""
+        limit = self._settings.staging_mb_max * 1_000_000
+        return self._loading >= self._settings.files_max or (self._loading > 0 and self._staged_bytes >= limit)
+
+    def _ask_again(self, now_s: float) -> None:
+        """Ask for chunks that do not come, where everything that is there was read."""
+        for share in self._shares.values() if not self._paused else ():
+            if share.is_at_end:
+                for file in share.files.silent(now_s):
+                    self._resend(file)
+
+    def _pause(self, consumer: GroupConsumer, now_s: float) -> None:
+        """Read chunks while there is room, and those that wait for something once it is there."""
+        # Only what is being loaded frees room by itself. Files in the middle of which nobody reads on never would.
+        if self._is_full:
+            wanted = {share.chunk for share in self._shares.values()}
+        else:
+            disk = bool(self._disk_fault) and now_s < self._retry_at_s
+            wanted = {each for each in self._held if disk or self._shares[each[1]].awaits_manifests}
+        if paused := wanted - self._paused:
+            consumer.pause(paused)
+        if resumed := self._paused - wanted:
+            consumer.resume(resumed)
+        self._paused = wanted
+        # What could not be taken is read again. After `resume`, which begins where reading had come to.
+        for partition in set(self._held) - wanted:
+            consumer.seek(partition, self._held.pop(partition))
+
+    def _commit(self) -> None:
+        due: dict[Partition, int] = {}
+        for share in self._shares.values():
+            due |= share.due_commits()
+        if due and self._consumer is not None:
+            self._consumer.commit(due)

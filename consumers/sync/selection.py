@@ -1,0 +1,102 @@
+"""Which files and deletes of a listing are to be sent, and how far a group is decided. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import xxhash
+
+from headrace.consumers.sync.file_states import FileRecord, FileState
+from headrace.consumers.sync.listing import ListedFile, Listing
+from headrace.consumers.sync.send_settings import CHUNK_BYTES, DELETES_PER_MANIFEST
+from headrace.consumers.sync.sender_state import GroupRecord
+from headrace.schemas.sync_records import SyncDelete, SyncFile
+
+
+def undecided_files(listing: Listing, known: Mapping[str, FileRecord], group: GroupRecord) -> list[ListedFile]:
+    """The files of a listing that the centre has not decided about, lowest first."""
+    # A node that was away lists what was decided long ago, and is forgotten here.
+    return [each for each in listing.files if each.version > group.progress and not _decided(each, known)]
+
+
+def unsent_deletes(listing: Listing, group: GroupRecord) -> list[tuple[SyncDelete, ...]]:
+    """The deletes that the centre has not accepted, in their order, in parts of one manifest."""
+    newer = [each for each in listing.deletes if each.version > group.deletes_accepted]
+    sent = tuple(each for each in newer if each.version <= group.deletes_sent)
+    if sent and group.deletes_body == deletes_digest(sent):
+        # An earlier start was sending these: once more under their number, so that they are applied once.
+        return [sent, *unsent_deletes(listing, replace(group, deletes_accepted=group.deletes_sent, deletes_body=""))]
+    return [tuple(newer[start : start + DELETES_PER_MANIFEST]) for start in range(0, len(newer), DELETES_PER_MANIFEST)]
+
+
+def deletes_digest(deletes: Sequence[SyncDelete]) -> str:
+    """A digest of deletes that are sent under one number."""
+    return xxhash.xxh3_64_hexdigest(repr(deletes).encode())
+
+
+def decided_up_to(listing: Listing, known: Mapping[str, FileRecord], group: GroupRecord) -> int:
+    """The version up to which all files and deletes of a listing are decided."""
+    files = (each.version for each in undecided_files(listing, known, group))
+    deletes = (each.version for each in listing.deletes if each.version > group.deletes_accepted)
+    return max(group.progress, min([*files, *deletes, listing.through + 1]) - 1)
+
+
+def file_body(
+    listed: ListedFile, md5: bytes, undecided: Iterable[ListedFile], known: Mapping[str, FileRecord]
+) -> SyncFile:
+    """The body of a file's manifest; `undecided` are the files of its group that have no verdict, itself included."""
+    body = listed.body
+    size = body.segment_bytes + body.series_bytes
+    chunks = -(-size // CHUNK_BYTES)
+    return replace(
+        body, segment_md5=md5, chunk_bytes=CHUNK_BYTES, chunks=chunks, settled=_settled(listed, undecided, known)
+    )
+
+
+def body_digest(body: SyncFile) -> str:
+    """A digest of all that a manifest has of its file: what was sent under another body cannot be continued."""
+    # What the sender has settled changes while it sends, and says nothing about the file.
+    return xxhash.xxh3_64_hexdigest(repr(replace(body, settled="")).encode())
+
+
+def _settled(listed: ListedFile, undecided: Iterable[ListedFile], known: Mapping[str, FileRecord]) -> str:
+    """The highest order up to which no file of a location is undecided; empty where nobody can know."""
+    # A rejected file of the location may come after all, when an operator sends it again.
+    directory = _directory(listed.body.file)
+    rejected = any(each.state is FileState.REJECTED and _directory(each.file) == directory for each in known.values())
+    if not listed.settles or rejected:
+        return ""
+    place = _location(listed)
+    lowest = min((each.body for each in undecided if _location(each) == place), key=lambda body: body.first_version)
+    # No file begins before version 1, so none is below the first either.
+    return f"{lowest.era:06}-{lowest.first_version - 1:015}"
+
+
+def _location(listed: ListedFile) -> tuple[str, str, int, int]:
+    body = listed.body
+    return body.database, body.table, body.slice_number, body.bucket
+
+
+def _directory(file: str) -> str:
+    return file.rpartition("/")[0]
+
+
+def _decided(listed: ListedFile, known: Mapping[str, FileRecord]) -> bool:
+    record = known.get(listed.body.file)
+    return record is not None and record.decided and record.digest == listed.body.content_digest.hex()
+
+
+def merged_order(files: Iterable[tuple[str, ListedFile]]) -> list[tuple[str, ListedFile]]:
+    """The files of several groups, each group's lowest first, the groups in turn."""
+    by_group: dict[str, list[ListedFile]] = {}
+    for group, each in files:
+        by_group.setdefault(group, []).append(each)
+    return list(_in_turn(by_group))
+
+
+def _in_turn(by_group: Mapping[str, Sequence[ListedFile]]) -> Iterator[tuple[str, ListedFile]]:
+    for place in range(max(map(len, by_group.values()), default=0)):
+        for group, files in by_group.items():
+            if place < len(files):
+                yield group, files[place]

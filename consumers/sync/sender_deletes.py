@@ -1,0 +1,50 @@
+"""Deletes of a sender, as deletes of its own devices in every group's log."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from headrace.consumers.sync.delete_cover import cover, matching
+from headrace.consumers.sync.owner_log import OwnerLog
+from headrace.producers.cluster import Cluster
+from headrace.producers.deletes import repeat_deletes
+from headrace.schemas.message_bodies import ProducerPosition
+from headrace.schemas.messages import Delete
+from headrace.schemas.series import escape_table, parse_series_key
+from headrace.schemas.sync_records import OwnerEnrolment, SyncDelete, SyncDeletes
+
+FLUSH_TIMEOUT_S = 30.0
+
+
+def apply_deletes(cluster: Cluster, owners: OwnerLog, sender: OwnerEnrolment, body: SyncDeletes) -> int:
+    """Append the deletes of a group of a sender to every log; how many records each log got.
+
+    Can be repeated: the position of each is that of the delete at the sender. Raises SenderCloned, WriteFailed,
+    WriteUnknown, and the errors of the log.
+    """
+    # Behind everything that files of the sender have added so far.
+    cluster.tables.refresh()
+    producer = f"sync/{sender.sender}/{body.group}"
+    found: list[tuple[ProducerPosition, Delete]] = []
+    for deleted in body.deletes:
+        for number, each in enumerate(_own(cluster, owners, sender, deleted)):
+            # The version of the delete is the batch: replicas drop a repeat, and what is older than the newest.
+            found.append((ProducerPosition(producer, deleted.version, number), each))
+    repeat_deletes(cluster, found, FLUSH_TIMEOUT_S)
+    return len(found)
+
+
+def _own(cluster: Cluster, owners: OwnerLog, sender: OwnerEnrolment, deleted: SyncDelete) -> Iterator[Delete]:
+    schema = cluster.tables.catalogue.newest(deleted.database, deleted.table)
+    if not schema.version or not set(deleted.tags) <= set(schema.tags):
+        # No row of the sender is here that it could concern: an absent tag is an empty one.
+        unknown = set(deleted.tags) - set(schema.tags)
+        if not schema.version or any("" not in deleted.tags[name] for name in unknown):
+            return
+    head = escape_table(deleted.table)
+    keys = (key for key in owners.devices(sender, deleted.database) if key == head or key.startswith(head + ","))
+    devices = matching((parse_series_key(key)[1] for key in keys), deleted.tags)
+    if not devices:
+        return
+    for box in cover(devices, schema.tags):
+        yield Delete(deleted.database, deleted.table, box, deleted.start_ns, deleted.end_ns)

@@ -1,0 +1,200 @@
+"""What a sender remembers between its starts: files, deletes, progress and counters, as records of a log. Pure.
+
+Every change is noted and taken by whoever writes the log, before anything that relies on it is sent.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from headrace.consumers.sync.file_states import FileEvent, FileRecord, FileState
+from headrace.consumers.sync.send_settings import REJECTED_KEPT_MAX
+
+NUMBERS_RESERVED = 1_000
+_COUNTERS = b"counters"
+_FILE, _GROUP = b"f/", b"g/"
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """`session` counts the starts. Numbers below `reserved` may have been given; `verdict_offset` is the next to read."""
+
+    session: int = 0
+    reserved: int = 1
+    verdict_offset: int = 0
+    accepted: int = 0
+    rejected: int = 0
+    bytes_accepted: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRecord:
+    """One group of the edge: its progress, and the version up to which its deletes are accepted.
+
+    `deletes_number` is the newest number under which deletes were sent: it voids every file of a lower one. They reach
+    up to version `deletes_sent`, and `deletes_body` is a digest of them while they have no verdict.
+    """
+
+    group: str
+    progress: int = 0
+    deletes_accepted: int = 0
+    deletes_number: int = 0
+    deletes_sent: int = 0
+    deletes_body: str = ""
+    lower: bool = False
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """Records to write, None for those to delete. `sync`: durable before anything else happens."""
+
+    records: Mapping[bytes, bytes | None]
+    sync: bool
+
+
+class SenderState:
+    """Owned by one thread."""
+
+    def __init__(self, records: Mapping[bytes, bytes]) -> None:
+        """What the log has."""
+        self.counters = Counters(**json.loads(records[_COUNTERS])) if _COUNTERS in records else Counters()
+        self.files = {
+            each.file: each for key, value in records.items() if key.startswith(_FILE) for each in [_file(value)]
+        }
+        groups = (GroupRecord(**json.loads(value)) for key, value in records.items() if key.startswith(_GROUP))
+        self.groups = {each.group: each for each in groups}
+        # Those that a former start may have given are skipped: a number names one manifest for ever.
+        self._next = self.counters.reserved
+        self._changed: dict[bytes, bytes | None] = {}
+        self._sync = False
+        self._by_number = {each.number: each.file for each in self.files.values() if each.number}
+
+    def begin_session(self) -> None:
+        """A start of the sender."""
+        self._put_counters(replace(self.counters, session=self.counters.session + 1), sync=True)
+
+    def new_number(self) -> int:
+        """A number that was never given before. Durable before it is used, a thousand at a time."""
+        if self._next >= self.counters.reserved:
+            self._put_counters(replace(self.counters, reserved=self._next + NUMBERS_RESERVED), sync=True)
+        self._next += 1
+        return self._next - 1
+
+    def was_given(self, number: int) -> bool:
+        """Whether a number may be one of this state directory."""
+        return number < max(self._next, self.counters.reserved)
+
+    def group(self, group: str) -> GroupRecord:
+        """What is known of a group."""
+        return self.groups.get(group, GroupRecord(group))
+
+    def put_group(self, record: GroupRecord, *, sync: bool = False) -> None:
+        """Remember a group."""
+        self.groups[record.group] = record
+        self._note(_GROUP + record.group.encode(), json.dumps(asdict(record)).encode(), sync)
+
+    def of_number(self, number: int) -> FileRecord | None:
+        """The file that is under way under a number."""
+        found = self.files.get(self._by_number.get(number, ""))
+        return found if found is not None and found.number == number else None
+
+    def put_file(self, record: FileRecord) -> None:
+        """Remember a file. Not synced: what a power cut takes back is read, or sent, once more."""
+        before = self.files.get(record.file)
+        if before is not None and before.number != record.number:
+            self._by_number.pop(before.number, None)
+        if record.number:
+            self._by_number[record.number] = record.file
+        self.files[record.file] = record
+        self._note(_FILE + record.file.encode(), json.dumps(asdict(record)).encode(), False)
+        self._count(before, record)
+
+    def step(self, record: FileRecord, event: FileEvent, **changes: Any) -> FileRecord:
+        """The record after an event, remembered; the same one when the event has no effect."""
+        found = record.after(event, **changes)
+        if found is None:
+            return record
+        self.put_file(found)
+        return found
+
+    def _count(self, before: FileRecord | None, record: FileRecord) -> None:
+        if before is not None and before.state is record.state:
+            return
+        counters = self.counters
+        if record.state is FileState.ACCEPTED:
+            size = counters.bytes_accepted + record.size_bytes
+            self._put_counters(replace(counters, accepted=counters.accepted + 1, bytes_accepted=size))
+        if record.state is FileState.REJECTED:
+            self._put_counters(replace(counters, rejected=counters.rejected + 1))
+            self._forget_oldest_rejected()
+
+    def _forget_oldest_rejected(self) -> None:
+        rejected = [each for each in self.files.values() if each.state is FileState.REJECTED]
+        for each in sorted(rejected, key=lambda each: each.number)[:-REJECTED_KEPT_MAX]:
+            self.drop_file(each.file)
+
+    def forget_accepted(self) -> None:
+        """Forget accepted files that no node lists any more, between rounds; rejected ones are kept for people."""
+        for each in list(self.files.values()):
+            if each.state is FileState.ACCEPTED and each.version <= self.group(each.group).progress:
+                self.drop_file(each.file)
+
+    def drop_file(self, file: str) -> None:
+        """Forget a file: its rows are decided, and nobody lists it any more."""
+        record = self.files.pop(file, None)
+        if record is not None:
+            self._by_number.pop(record.number, None)
+            self._note(_FILE + file.encode(), None, False)
+
+    def read_verdicts(self, offset: int) -> None:
+        """Verdicts below an offset are in the state."""
+        if offset != self.counters.verdict_offset:
+            self._put_counters(replace(self.counters, verdict_offset=offset))
+
+    def ask_again(self, files: Iterable[str] | None) -> list[str]:
+        """Send files again that an operator names, None for all: the progress of their groups falls below them.
+
+        Returns the names that are not known.
+        """
+        wanted = list(self.files) if files is None else list(files)
+        lowest: dict[str, int] = {} if files is not None else dict.fromkeys(self.groups, 1)
+        unknown = [file for file in wanted if file not in self.files]
+        for file in wanted:
+            if (record := self.files.get(file)) is not None:
+                self.step(record, FileEvent.AGAIN, tries=0, error="", chunk=0, number=0)
+                lowest[record.group] = min(record.version, lowest.get(record.group, record.version))
+        for group, version in lowest.items():
+            known = self.group(group)
+            self.put_group(replace(known, progress=min(known.progress, version - 1), lower=True), sync=True)
+        return unknown
+
+    def changes(self) -> Changes:
+        """What was changed since `written`."""
+        return Changes(dict(self._changed), self._sync)
+
+    def written(self) -> None:
+        """The changes so far are in the log."""
+        self._changed, self._sync = {}, False
+
+    def everything(self) -> dict[bytes, bytes]:
+        """All records, for a log that has lost some."""
+        found = {_COUNTERS: json.dumps(asdict(self.counters)).encode()}
+        found |= {_FILE + name.encode(): json.dumps(asdict(each)).encode() for name, each in self.files.items()}
+        return found | {_GROUP + name.encode(): json.dumps(asdict(each)).encode() for name, each in self.groups.items()}
+
+    def _put_counters(self, counters: Counters, *, sync: bool = False) -> None:
+        self.counters = counters
+        self._note(_COUNTERS, json.dumps(asdict(counters)).encode(), sync)
+
+    def _note(self, key: bytes, value: bytes | None, sync: bool) -> None:
+        self._changed[key] = value
+        self._sync = self._sync or sync
+
+
+def _file(value: bytes) -> FileRecord:
+    content = json.loads(value)
+    return FileRecord(**{**content, "state": FileState(content["state"])})

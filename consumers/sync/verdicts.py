@@ -1,0 +1,98 @@
+"""What a verdict of the centre changes at its sender. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from headrace.consumers.sync.file_states import FileEvent, FileRecord
+from headrace.consumers.sync.sender_state import SenderState
+from headrace.schemas.errors import HeadraceError
+from headrace.schemas.group_names import group_identity
+from headrace.schemas.sync_records import SyncVerdict, Verdict
+
+UNKNOWN_VERSION = 1 << 62
+CLONED_KIND = "SenderCloned"
+
+
+class SenderCloned(HeadraceError):
+    """Another store, or another copy of this state directory, sends under the UUID of this sender."""
+
+    @classmethod
+    def of(cls, sender: str, why: str) -> SenderCloned:
+        """The error for a sender."""
+        return cls(
+            f"sender {sender} is in use elsewhere: {why}",
+            action="give this store a state directory of its own (--data-dir), and hand its devices over at the "
+            "centre with headrace sync owners move",
+        )
+
+
+def check_verdict(state: SenderState, verdict: SyncVerdict) -> None:
+    """Raises SenderCloned for an answer to what this state directory has never sent."""
+    if verdict.kind == CLONED_KIND:
+        raise SenderCloned.of(verdict.sender, verdict.message)
+    # Two copies of a disk have one UUID and one store, and only their numbers differ.
+    if not state.was_given(verdict.number):
+        raise SenderCloned.of(
+            verdict.sender,
+            f"the centre has answered manifest {verdict.number}, which was never sent from here: this directory is a "
+            "copy, or was restored from one",
+        )
+    record = state.of_number(verdict.number)
+    if record is None or record.file != verdict.file or not verdict.content_digest:
+        return
+    if record.digest != verdict.content_digest.hex():
+        raise SenderCloned.of(
+            verdict.sender, f"the centre has another content for manifest {verdict.number}, {verdict.file}"
+        )
+
+
+def apply_deletes_verdict(state: SenderState, verdict: SyncVerdict) -> bool:
+    """Whether a verdict is about the newest deletes of a group, which then are decided, or to be sent anew."""
+    known = next((each for each in state.groups.values() if group_identity(each.group) == verdict.file), None)
+    if known is None or not known.deletes_body or known.deletes_number != verdict.number:
+        return False
+    if verdict.state in (Verdict.RETRY, Verdict.RESEND):
+        state.put_group(replace(known, deletes_body="", error=verdict.message), sync=True)
+        return True
+    rejected = verdict.state is Verdict.REJECTED
+    why = f"deletes up to version {known.deletes_sent} were rejected: {verdict.message}" if rejected else ""
+    # Durable before any file: sent a second time behind one, they would hide its rows at the centre.
+    state.put_group(replace(known, deletes_accepted=known.deletes_sent, deletes_body="", error=why), sync=True)
+    return True
+
+
+def apply_verdict(state: SenderState, verdict: SyncVerdict, tries_max: int) -> FileRecord | None:
+    """The record of a file behind its verdict; None where it changes nothing. Raises SenderCloned."""
+    check_verdict(state, verdict)
+    if apply_deletes_verdict(state, verdict):
+        return None
+    record = state.files.get(verdict.file)
+    if record is None and verdict.state is Verdict.ACCEPTED and verdict.content_digest:
+        # A power cut has taken back that it was sent. The next listing completes the record.
+        unknown = FileRecord(verdict.file, "", UNKNOWN_VERSION, 0, verdict.content_digest.hex())
+        return _changed(state, unknown, FileEvent.ACCEPT)
+    if record is None or record.digest != verdict.content_digest.hex():
+        return None
+    if verdict.state is Verdict.ACCEPTED:
+        # Whichever attempt it was: the content is the same.
+        return _changed(state, record, FileEvent.ACCEPT, tries=0, error="")
+    if verdict.number != record.number:
+        return None
+    why = f"{verdict.kind}: {verdict.message}" if verdict.kind else verdict.message
+    if verdict.state is Verdict.REJECTED:
+        return _changed(state, record, FileEvent.REJECT, error=why)
+    if verdict.state is Verdict.RESEND and verdict.chunk >= record.chunk:
+        # The centre waits for what is being sent: over a slow line a chunk takes longer than its patience.
+        return None
+    tries = record.tries + 1
+    if tries >= tries_max:
+        return _changed(state, record, FileEvent.LEAVE, tries=tries, error=why)
+    if verdict.state is Verdict.RETRY:
+        return _changed(state, record, FileEvent.RETRY, tries=tries, error=why)
+    return _changed(state, record, FileEvent.RESEND, tries=tries, error=why, chunk=max(0, verdict.chunk))
+
+
+def _changed(state: SenderState, record: FileRecord, event: FileEvent, **changes: object) -> FileRecord | None:
+    found = state.step(record, event, **changes)
+    return None if found is record else found

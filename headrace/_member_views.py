@@ -1,0 +1,159 @@
+"""The groups of a cluster and their members, as commands see them: over Kafka, or as one node shows them."""
+
+from __future__ import annotations
+
+import time
+from base64 import b64decode
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from headrace.connectors.deadline import Deadline
+from headrace.connectors.http import NodeRefused
+from headrace.connectors.log.port import Log, TopicState
+from headrace.connectors.log.topics import Topics
+from headrace.consumers.membership.slot_table import SlotTable
+from headrace.consumers.replication.failure_detector import FailureDetector
+from headrace.consumers.replication.heartbeat import StatusReader
+from headrace.node_client import NodeClient
+from headrace.schemas.framing import FrameInvalid
+from headrace.schemas.records import Status, decode_status
+
+LISTEN_S = 1.5
+
+
+class MemberView(Protocol):
+    """Owned by one thread."""
+
+    @property
+    def groups(self) -> Sequence[str]:
+        """The data groups, in ring order."""
+        ...
+
+    def members(self, group: str) -> tuple[str, ...]:
+        """The members of a group, its header first."""
+        ...
+
+    def log_state(self, group: str) -> TopicState:
+        """Identity and ends of the log of a group. Raises TopicMissing, LogUnavailable, NodeUnreachable."""
+        ...
+
+    def live(self, group: str) -> list[Status]:
+        """The newest statuses of its members that are alive."""
+        ...
+
+    def follow(self, timeout_s: float) -> None:
+        """Take what is new, waiting up to `timeout_s` for it. Raises as `log_state`."""
+        ...
+
+    def close(self) -> None:
+        """Release its connections."""
+        ...
+
+
+class LogView:
+    """See MemberView: by the status topic."""
+
+    def __init__(self, log: Log, topics: Topics, slot_table: SlotTable) -> None:
+        self._log = log
+        self._topics = topics
+        self._slot_table = slot_table
+        self._reader = StatusReader(log, topics.status)
+        # Nodes send heartbeats every 500 ms: long enough for one of every live node, also on a busy machine.
+        deadline = Deadline(LISTEN_S)
+        while not deadline.passed():
+            self._reader.follow(deadline.left_s())
+
+    @property
+    def statuses(self) -> FailureDetector:
+        """What the members of all groups have sent."""
+        return self._reader.detector
+
+    @property
+    def groups(self) -> Sequence[str]:
+        """See MemberView."""
+        return self._slot_table.headers
+
+    def members(self, group: str) -> tuple[str, ...]:
+        """See MemberView."""
+        return self._slot_table.group(group)
+
+    def log_state(self, group: str) -> TopicState:
+        """See MemberView."""
+        return self._log.describe(self._topics.forward(group, self._slot_table.birth(group)))
+
+    def live(self, group: str) -> list[Status]:
+        """See MemberView."""
+        return self._reader.detector.live(group, self.members(group))
+
+    def follow(self, timeout_s: float) -> None:
+        """See MemberView."""
+        self._reader.follow(timeout_s)
+
+    def close(self) -> None:
+        """See MemberView."""
+        self._reader.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _ShownGroup:
+    members: tuple[str, ...]
+    log: TopicState
+
+
+class NodeView:
+    """See MemberView: by what a node shows. Each look is a request of its own."""
+
+    def __init__(self, url: str) -> None:
+        """Raises NodeUnreachable, NodeRefused."""
+        self._client = NodeClient(url)
+        self._groups: dict[str, _ShownGroup] = {}
+        self._online: list[Status] = []
+        self._look()
+
+    @property
+    def groups(self) -> Sequence[str]:
+        """See MemberView."""
+        return tuple(self._groups)
+
+    def members(self, group: str) -> tuple[str, ...]:
+        """See MemberView."""
+        return self._groups[group].members
+
+    def log_state(self, group: str) -> TopicState:
+        """See MemberView."""
+        return self._groups[group].log
+
+    def live(self, group: str) -> list[Status]:
+        """See MemberView."""
+        found = {each.node: each for each in self._online if each.group == group}
+        return [found[node] for node in self.members(group) if node in found]
+
+    def follow(self, timeout_s: float) -> None:
+        """See MemberView."""
+        # A node calls nobody back: what is new is seen by the next look.
+        time.sleep(timeout_s)
+        self._look()
+
+    def close(self) -> None:
+        """See MemberView."""
+
+    def _look(self) -> None:
+        document = self._client.members()
+        try:
+            self._groups = {each["group"]: _shown(each) for each in document["groups"]}
+            statuses = [decode_status(b64decode(each)) for each in document["online"]]
+            # The address at which this node was reached works from here; the one that it advertises need not.
+            self._online = [
+                replace(each, http=self._client.url) if each.node == document["node"] else each for each in statuses
+            ]
+        except (LookupError, TypeError, ValueError, FrameInvalid) as error:
+            raise NodeRefused(
+                f"{self._client.url} answers, and not as a node of this build does",
+                action="is this the address of a node?",
+            ) from error
+
+
+def _shown(group: Mapping[str, Any]) -> _ShownGroup:
+    topic_id, begin, end = group["log"]
+    return _ShownGroup(tuple(group["members"]), TopicState(str(topic_id), int(begin), int(end)))

@@ -1,0 +1,269 @@
+"""`headrace bench sync`: sealed segments from an edge node to a centre, beside rsync and the limits.
+
+One run: an edge node without Kafka gets incompressible rows over HTTP and seals them, a day a batch, so that there
+are as many files as batches and buckets. Then `sync send --once` sends them to a centre of one node. Measured are the
+seconds of that command, and the CPU time of all processes together: edge node, sender, broker, receiver, node of the
+centre. Beside it, over the same files: rsync's daemon with MD5 where rsync is installed, and three limits. MD5 alone;
+a copy through a socket with a sync for each file; the chunks produced and drained with a sync for each file. Every
+round is another database. What arrives is read back and compared.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pyarrow as pa
+
+from headrace.bench.content import check_node
+from headrace.bench.measurement import (
+    Note,
+    broker_pid,
+    chosen,
+    in_child,
+    ratio,
+    ratio_text,
+    running_broker,
+    running_cluster,
+    settings_text,
+    silent,
+    summary,
+    used_s,
+    versions,
+)
+from headrace.bench.noise import DAY_NS, START_NS, TAGS, Noise
+from headrace.bench.sync_limits import copied_through_socket, drained, hashed, synced_by_rsync
+from headrace.connectors.deadline import Deadline
+from headrace.connectors.http import NodeUnreachable, call_node
+from headrace.connectors.kafka.broker import EmbeddedBroker
+from headrace.local_cluster import LocalCluster, free_port
+from headrace.node_client import NodeClient
+from headrace.schemas.errors import HeadraceError
+from headrace.workload.checksum import checksums, total
+
+OPTIONS = {"mb": 400, "rounds": 3, "seed": 1, "digest": "xxh3", "dir": ""}
+TABLE = "noise"
+RATE_LEAST, PER_CPU_LEAST = 1.5, 1.2
+READY_TIMEOUT_S = 60.0
+SEND_TIMEOUT_S = 600.0
+POLL_S = 0.05
+
+
+class SyncFailed(HeadraceError):
+    """A process of the benchmark ended early, or the files were not all accepted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """One way of moving the files: wall seconds, and the CPU seconds of all processes."""
+
+    seconds: float
+    cpu_s: float
+
+
+def run(options: Mapping[str, str], note: Note = silent) -> dict[str, Any]:
+    """Options: mb of rows a round, rounds, seed, digest (xxh3 or md5), dir. Raises SyncFailed, ContentDiffers."""
+    settings = chosen(options, OPTIONS)
+    directory = Path(tempfile.mkdtemp(prefix="headrace-sync-", dir=settings.pop("dir") or None))
+    try:
+        with (
+            running_broker(directory / "broker") as broker,
+            running_cluster(directory / "centre", broker, 1) as centre,
+            _process(directory, "edge", *_edge_words(directory, port := free_port())) as edge,
+            _process(directory, "receive", *_receiver_words(directory, centre)) as receiver,
+        ):
+            url = f"http://127.0.0.1:{port}"
+            _await_ready(url)
+            pids = [edge.pid, receiver.pid, broker_pid(broker), *(node.pid for node in centre.file.nodes)]
+            measured = _Measured(directory, broker, centre, url, pids, settings)
+            rounds = []
+            for number in range(settings["rounds"] + 1):
+                note(f"round {number} of {settings['rounds']}" if number else "warming up")
+                taken = measured.round(number)
+                rounds += [taken] if number else []
+            return _result(rounds, measured.files) | {"settings": settings, "versions": versions()}
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def table(result: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
+    """The result as rows for people."""
+    shown = [*settings_text(result), ("data", f"{result['data']['mb']:,.0f} MB in {result['data']['files']} files")]
+    for name, leg in result["legs"].items():
+        rate, per_cpu = leg["mb_per_second"], leg["mb_per_cpu_second"]
+        shown.append((name, f"{rate['median']:,.0f} MB/s, {per_cpu['median']:,.0f} MB per CPU-second"))
+    for name, figure in result["ratios"].items():
+        shown.append((name, ratio_text(figure)))
+    return [*shown, ("content", result["content"])]
+
+
+@dataclass(slots=True)
+class _Measured:
+    """The processes, and what a round does with them."""
+
+    directory: Path
+    broker: EmbeddedBroker
+    centre: LocalCluster
+    edge: str
+    pids: Sequence[int]
+    settings: Mapping[str, Any]
+    files: tuple[int, int] = (0, 0)
+
+    def round(self, number: int) -> dict[str, Transfer]:
+        """Every leg once; the files of a database of its own."""
+        database = f"round{number}"
+        written = self._fill(database)
+        files = sorted((self.directory / "edge-data").rglob(f"segments/**/{database}/**/*.parquet"))
+        if not files:
+            raise SyncFailed(f"the edge node has no segments of {database}", action="see edge.log")
+        self.files = len(files), sum(path.stat().st_size for path in files)
+        target = self.directory / "limit"
+        bootstrap = self.broker.status().bootstrap or ""
+        legs: dict[str, Callable[[], Transfer]] = {
+            "headrace": lambda: self._send(),
+            "md5": lambda: _in_child([], hashed, files),
+            "socket": lambda: _in_child([], copied_through_socket, files, target),
+            "produce and drain": lambda: _in_child(
+                [broker_pid(self.broker)], drained, files, target, bootstrap, f"limit{number}"
+            ),
+        }
+        if shutil.which("rsync"):
+            legs["rsync"] = lambda: _in_child([], synced_by_rsync, files, target, free_port())
+        taken = {}
+        for name, leg in legs.items():
+            # What earlier legs left in the page cache would be written to disk during this one.
+            os.sync()
+            taken[name] = leg()
+            shutil.rmtree(target, ignore_errors=True)
+        check_node(self.centre.url("n1"), database, TABLE, TAGS, written)
+        return taken
+
+    def _fill(self, database: str) -> pa.Table:
+        """Write rows, a day a batch, and seal them; the checksums of all."""
+        noise, sums = Noise(self.settings["mb"] * 1_000_000, self.settings["seed"]), []
+        for day, batch in enumerate(noise.batches()):
+            times = batch["time"].combine_chunks().to_numpy()
+            moved = START_NS + day * DAY_NS + (times - times.min())
+            rows = batch.set_column(batch.schema.get_field_index("time"), "time", pa.array(moved.astype(np.int64)))
+            sums.append(checksums(rows, TAGS))
+            self._write(database, rows)
+        call_node(f"{self.edge}/api/v1/seal?group=e1", method="POST", timeout_s=SEND_TIMEOUT_S)
+        deadline = Deadline(SEND_TIMEOUT_S)
+        while any(group["live_rows"] for group in NodeClient(self.edge).status()["groups"]):
+            if deadline.passed():
+                raise SyncFailed("the edge node has not sealed", action="see edge.log")
+            time.sleep(POLL_S)
+        return total(sums)
+
+    def _write(self, database: str, rows: pa.Table) -> None:
+        place = rows.schema.get_field_index("time")
+        rows = rows.set_column(place, "time", rows["time"].cast(pa.timestamp("ns")))
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, rows.schema) as stream:
+            stream.write_table(rows)
+        path = f"/api/v1/write?database={database}&table={TABLE}&tags={','.join(TAGS)}"
+        request = urllib.request.Request(f"{self.edge}{path}", sink.getvalue().to_pybytes(), method="POST")
+        with urllib.request.urlopen(request, timeout=SEND_TIMEOUT_S) as answer:
+            answer.read()
+
+    def _send(self) -> Transfer:
+        words = ["sync", "send", "--node", self.edge, "--to-bootstrap", self.broker.status().bootstrap or ""]
+        words += ["--to-cluster", self.centre.cluster, "--data-dir", str(self.directory / "sender"), "--once"]
+        words += ["--seal-age-s", "0", "--digest", self.settings["digest"], "--json"]
+        before_s, begun_s = _used_s(self.pids), time.monotonic()
+        with (self.directory / "send.log").open("wb") as log:
+            process = subprocess.Popen([sys.executable, "-m", "headrace", *words], stdout=log, stderr=log)
+            _, status, usage = os.wait4(process.pid, 0)
+        seconds = time.monotonic() - begun_s
+        process.returncode = os.waitstatus_to_exitcode(status)
+        if process.returncode:
+            text = (self.directory / "send.log").read_text(errors="replace")[-500:]
+            raise SyncFailed(f"sync send ended with exit code {process.returncode}: {text}")
+        return Transfer(seconds, _used_s(self.pids) - before_s + usage.ru_utime + usage.ru_stime)
+
+
+def _result(rounds: Sequence[Mapping[str, Transfer]], files: tuple[int, int]) -> dict[str, Any]:
+    number, size_bytes = files
+    rates = {name: [size_bytes / 1e6 / each[name].seconds for each in rounds] for name in rounds[0]}
+    per_cpu = {name: [size_bytes / 1e6 / each[name].cpu_s for each in rounds] for name in rounds[0]}
+    legs = {
+        name: {"mb_per_second": summary(rates[name]), "mb_per_cpu_second": summary(per_cpu[name])} for name in rates
+    }
+    ratios = {}
+    for name in rates:
+        if name == "headrace":
+            continue
+        least = (RATE_LEAST, PER_CPU_LEAST) if name == "rsync" else (None, None)
+        ratios[f"over {name}"] = ratio(rates["headrace"], rates[name], least[0])
+        ratios[f"over {name}, per CPU-second"] = ratio(per_cpu["headrace"], per_cpu[name], least[1])
+    data = {"mb": size_bytes / 1e6, "files": number}
+    return {"data": data, "legs": legs, "ratios": ratios, "content": "compared after every round"}
+
+
+def _in_child(pids: Sequence[int], work: Callable[..., float], *arguments: Any) -> Transfer:
+    """A leg in a process of its own; `pids` work for it too."""
+    before_s = _used_s(pids)
+    seconds, cpu_s = in_child(_timed, work, arguments)
+    return Transfer(seconds, cpu_s + _used_s(pids) - before_s)
+
+
+def _timed(work: Callable[..., float], arguments: Sequence[Any]) -> tuple[float, float]:
+    """(wall, CPU) seconds of a leg; it returns the CPU seconds of what it started itself."""
+    before, begun_s = time.process_time(), time.monotonic()
+    others_s = work(*arguments)
+    return time.monotonic() - begun_s, time.process_time() - before + others_s
+
+
+def _used_s(pids: Sequence[int]) -> float:
+    return sum(used_s(psutil.Process(pid)) for pid in pids)
+
+
+def _edge_words(directory: Path, port: int) -> Sequence[str]:
+    words = ("node", "run", "--log", "local", "--cluster", "edge", "--id", "e1")
+    return (*words, "--data-dir", str(directory / "edge-data"), "--http", f"127.0.0.1:{port}")
+
+
+def _receiver_words(directory: Path, centre: LocalCluster) -> Sequence[str]:
+    words = ("sync", "receive", "--cluster", centre.cluster, "--bootstrap", centre.bootstrap)
+    return (*words, "--data-dir", str(directory / "receiver-data"))
+
+
+@contextmanager
+def _process(directory: Path, name: str, *words: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A command of Headrace that runs on until the block ends."""
+    with (directory / f"{name}.log").open("wb") as log:
+        process = subprocess.Popen([sys.executable, "-m", "headrace", *words], stdout=log, stderr=log)
+    try:
+        yield process
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(READY_TIMEOUT_S)
+
+
+def _await_ready(url: str) -> None:
+    deadline = Deadline(READY_TIMEOUT_S)
+    while True:
+        try:
+            if NodeClient(url).status()["ready"]:
+                return
+        except NodeUnreachable:
+            pass
+        if deadline.passed():
+            raise SyncFailed(f"the edge node at {url} does not serve", action="see edge.log")
+        time.sleep(POLL_S)
+
+
+__all__ = ["run", "table"]

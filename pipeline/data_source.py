@@ -1,0 +1,89 @@
+"""`format("headrace")`: one table of a cluster as a batch source, a stream source and a sink of Spark.
+
+Spark starts a new Python for each step of a plan, and that imports this module. So each method imports what it needs,
+and nothing else is loaded.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+)
+from pyspark.sql.types import StructType
+
+if TYPE_CHECKING:
+    from headrace.pipeline.source_options import WriteOptions
+
+FORMAT = "headrace"
+
+
+class HeadraceDataSource(DataSource):
+    """See `docs/operating/spark.md`. Spark pickles it to its workers: it holds options and nothing else."""
+
+    @classmethod
+    def name(cls) -> str:
+        """The name of the format."""
+        return FORMAT
+
+    def schema(self) -> StructType:
+        """The columns of the table, or those of option `columns`. Raises TableUnknown, ColumnUnknown, OptionInvalid."""
+        from headrace.pipeline.cluster_view import table_of
+        from headrace.pipeline.source_columns import source_schema, spark_schema
+        from headrace.pipeline.source_options import schema_options
+
+        target, node, columns, time_as_long, metadata = schema_options(self.options)
+        table = table_of(target, node)
+        return spark_schema(source_schema(table, columns, time_as_long=time_as_long, metadata=metadata))
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """The batch source."""
+        from headrace.pipeline.batch_source import TableReader
+        from headrace.pipeline.cluster_view import table_of
+        from headrace.pipeline.source_columns import chosen_schema, source_schema
+        from headrace.pipeline.source_options import read_options
+
+        options = read_options(self.options)
+        table = table_of(options.target, options.node)
+        available = source_schema(table, time_as_long=options.time_as_long)
+        return TableReader(options, chosen_schema(available, schema, options.target.name), table.tags)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
+        """The stream source."""
+        from headrace.pipeline.cluster_view import table_of
+        from headrace.pipeline.source_columns import chosen_schema, source_schema
+        from headrace.pipeline.source_options import stream_options
+        from headrace.pipeline.stream_source import TableStreamReader
+
+        options = stream_options(self.options)
+        table = table_of(options.target)
+        available = source_schema(table, time_as_long=options.time_as_long, metadata=options.metadata)
+        return TableStreamReader(options, chosen_schema(available, schema, options.target.name), table.tags)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        """The sink of a batch."""
+        from headrace.pipeline.sink import BatchWriter
+
+        return BatchWriter(self._write_options(overwrite), schema)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
+        """The sink of a stream."""
+        from headrace.pipeline.sink import StreamWriter
+
+        return StreamWriter(self._write_options(overwrite), schema)
+
+    def _write_options(self, overwrite: bool) -> WriteOptions:
+        from headrace.pipeline.sink import SinkRefused
+        from headrace.pipeline.source_options import write_options
+
+        if overwrite:
+            raise SinkRefused(
+                "the sink appends, and overwrites no table",
+                action='use mode("append"); headrace delete removes rows, and rows of equal tags and time replace',
+            )
+        return write_options(self.options)

@@ -1,0 +1,263 @@
+"""Follows the forward logs of a cluster for a stream source: how far they are read, and which records are repeats.
+
+Runs in the driver. The rows are read again by the tasks; here a record counts by its producer, batch and sequence, as
+at a replica. Repeats are known from the point where the query started on, and LOOK_BACK_RECORDS before it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from bisect import bisect_left
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from headrace.connectors.deadline import Deadline
+from headrace.connectors.log.closing import is_closed
+from headrace.connectors.log.port import Log, LogUnavailable, Reader, Record, TopicMissing
+from headrace.consumers.replication.producer_section import Section
+from headrace.pipeline.source_options import StreamOptions
+from headrace.producers.cluster import Routing, groups_of
+from headrace.schemas.errors import HeadraceError
+from headrace.schemas.framing import FrameInvalid, check_format
+from headrace.schemas.messages import Delete, Message, decode_message
+
+LOOK_BACK_RECORDS = 1_000
+"""Records of each log before the start of a query that are looked at for messages which are repeated later."""
+IDLE_WAIT_S = 0.5
+"""How long an idle query waits for the next record: Spark asks without a pause."""
+POLL_RECORDS = 500
+READ_TIMEOUT_S = 120.0
+
+Offsets = dict[str, dict[str, str | int]]
+"""Of each log the topic's id and the next offset: `{"c.forward.n1.1": {"id": "…", "offset": 7}}`."""
+
+
+class LogTrimmed(HeadraceError):
+    """A log no longer holds records that the query has not read."""
+
+
+class RowsDeleted(HeadraceError):
+    """Rows of the table were deleted, which a stream of rows cannot show."""
+
+
+@dataclass(slots=True)
+class _Topic:
+    """One forward log. `repeats` has the offsets of repeated records, in order.
+
+    `closed_end` is its end when it was first seen closed, -1 before. `complete`: it was read to its final end.
+    """
+
+    topic_id: str
+    start: int
+    producers: Section = field(default_factory=lambda: Section(frozenset()))
+    repeats: list[int] = field(default_factory=list)
+    closed_end: int = -1
+    complete: bool = False
+
+
+class LogFollower:
+    """The forward logs of one cluster. Owned by one thread."""
+
+    def __init__(self, log: Log, routing: Routing, options: StreamOptions) -> None:
+        self._log = log
+        self._routing = routing
+        self._options = options
+        self._topics: dict[str, _Topic] = {}
+        self._reader: Reader | None = None
+
+    @property
+    def started(self) -> bool:
+        """Whether `start` was called."""
+        return self._reader is not None
+
+    def beginning(self) -> Offsets:
+        """Where a new query starts in every log."""
+        latest = self._options.from_latest
+        states = {topic: self._log.describe(topic) for topic in self._names()}
+        return {
+            topic: {"id": state.topic_id, "offset": state.end if latest else state.begin}
+            for topic, state in states.items()
+        }
+
+    def start(self, offsets: Mapping[str, Mapping[str, str | int]]) -> None:
+        """Follow from these offsets on. Raises LogTrimmed."""
+        starts: dict[str, int] = {}
+        self._topics = {}
+        for name, each in offsets.items():
+            begin = self._checked_begin(name, str(each["id"]), int(each["offset"]))
+            self._topics[name] = _Topic(str(each["id"]), int(each["offset"]))
+            starts[name] = max(begin, int(each["offset"]) - LOOK_BACK_RECORDS)
+        self._follow(starts)
+
+    def advance(self) -> Offsets:
+        """Read what is there, or `maxRecordsPerBatch`; the offsets behind it. Raises LogTrimmed, RowsDeleted."""
+        self._add_new_topics()
+        assert self._reader is not None, "start comes first"
+        ends = {topic: self._log.describe(topic).end for topic in self._topics}
+        limit, taken, deadline = self._options.records_per_batch_max, 0, Deadline(READ_TIMEOUT_S)
+        idle = all(self._reader.position(topic) >= end for topic, end in ends.items())
+        while True:
+            taken += self._take(min(POLL_RECORDS, limit - taken), IDLE_WAIT_S if idle else 0.1)
+            behind = any(self._reader.position(topic) < end for topic, end in ends.items())
+            if idle or not behind or taken >= limit:
+                return self._positions()
+            _check_time(deadline)
+
+    def cover(self, end: Mapping[str, Mapping[str, str | int]]) -> None:
+        """Read on up to these offsets, as those of a batch that was planned before a restart."""
+        assert self._reader is not None, "start comes first"
+        deadline = Deadline(READ_TIMEOUT_S)
+        while any(
+            self._reader.position(name) < int(each["offset"]) for name, each in end.items() if name in self._topics
+        ):
+            self._take(POLL_RECORDS, 0.2)
+            _check_time(deadline)
+
+    def repeats(self, topic: str, begin: int, end: int) -> tuple[int, ...]:
+        """The offsets of repeated records in a range that was read."""
+        found = self._topics[topic].repeats
+        return tuple(found[bisect_left(found, begin) : bisect_left(found, end)])
+
+    def forget(self, offsets: Mapping[str, Mapping[str, str | int]]) -> None:
+        """Repeats below these offsets are not asked for again."""
+        for name, each in offsets.items():
+            if name in self._topics:
+                repeats = self._topics[name].repeats
+                del repeats[: bisect_left(repeats, int(each["offset"]))]
+
+    def close(self) -> None:
+        """Release everything."""
+        with contextlib.ExitStack() as stack:
+            for part in (self._log, self._routing, self._reader):
+                if part is not None:
+                    stack.callback(part.close)
+
+    def _names(self) -> list[str]:
+        route = self._routing.route
+        groups = dict.fromkeys([*groups_of(route.table), *route.ending])
+        names = [self._options.target.topics.forward(group.group, group.birth) for group in groups]
+        return [name for name in names if self._exists(name)]
+
+    def _exists(self, topic: str) -> bool:
+        try:
+            self._log.describe(topic)
+        except TopicMissing:
+            return False
+        return True
+
+    def _checked_begin(self, name: str, topic_id: str, offset: int) -> int:
+        try:
+            state = self._log.describe(name)
+        except TopicMissing:
+            raise _lost(f"log {name} no longer exists: its group has left the cluster") from None
+        if state.topic_id != topic_id:
+            raise _lost(f"log {name} was deleted and made again")
+        if state.begin > offset:
+            raise _lost(f"log {name} begins at offset {state.begin}, and the query has read up to {offset}")
+        if state.end < offset:
+            raise _lost(f"log {name} ends at offset {state.end}, and the query has read up to {offset}: it was cut")
+        return state.begin
+
+    def _follow(self, starts: dict[str, int]) -> None:
+        if self._reader is not None:
+            self._reader.close()
+        self._reader = self._log.reader(starts, name=f"headrace-{self._options.target.cluster}-spark")
+
+    def _add_new_topics(self) -> None:
+        """Follow the logs of groups that a change of members has added; let go those that were read to their end.
+
+        Raises LogTrimmed.
+        """
+        assert self._reader is not None, "start comes first"
+        route = self._routing.route
+        wanted = {self._options.target.topics.forward(each.group, each.birth) for each in groups_of(route.table)}
+        positions = {topic: self._reader.position(topic) for topic in self._topics}
+        ended = [topic for topic in self._topics if topic not in wanted]
+        gone = [topic for topic in ended if not self._note_end(topic)]
+        new = [topic for topic in sorted(wanted - self._topics.keys()) if self._exists(topic)]
+        for topic in gone:
+            if not self._topics[topic].complete:
+                raise _lost(f"log {topic} was deleted with its group before the query had read it to its end")
+            del self._topics[topic], positions[topic]
+        for topic in new:
+            state = self._log.describe(topic)
+            if state.begin > 0:
+                raise _lost(f"log {topic} is new to the query and begins at offset {state.begin}")
+            self._topics[topic] = _Topic(state.topic_id, 0)
+            positions[topic] = 0
+        if gone or new:
+            self._follow(positions)
+
+    def _note_end(self, name: str) -> bool:
+        """Whether the log of a group that has ended exists; notes when it was read to its end."""
+        assert self._reader is not None, "start comes first"
+        topic = self._topics[name]
+        try:
+            # In this order: what is below the end of a closed log may still grow by a record that was under way, so
+            # the same end is seen twice.
+            if not topic.complete and is_closed(self._log, name):
+                end = self._log.describe(name).end
+                topic.complete = topic.closed_end == end and self._reader.position(name) >= end
+                topic.closed_end = end
+            return self._exists(name)
+        except TopicMissing:
+            return False
+
+    def _take(self, records: int, wait_s: float) -> int:
+        """Read some records; how many are behind the start."""
+        assert self._reader is not None, "start comes first"
+        taken = 0
+        for record in self._reader.poll(records, wait_s):
+            topic = self._topics[record.topic]
+            taken += record.offset >= topic.start
+            self._note(topic, record)
+        return taken
+
+    def _note(self, topic: _Topic, record: Record) -> None:
+        message = decoded(record)
+        if message is None:
+            return
+        if topic.producers.knows(message.position, message.digest):
+            topic.repeats.append(record.offset)
+            return
+        position, body, target = message.position, message.body, self._options.target
+        topic.producers.note(position.producer, position.batch, [(position.sequence, message.digest)])
+        if not isinstance(body, Delete) or (body.database, body.table) != (target.database, target.table):
+            return
+        if record.offset >= topic.start and not self._options.ignore_deletes:
+            raise RowsDeleted(
+                f"rows of {target.name} were deleted, at offset {record.offset} of {record.topic}",
+                action='with option ignoreDeletes="true" the query continues and keeps them',
+            )
+
+    def _positions(self) -> Offsets:
+        assert self._reader is not None, "start comes first"
+        return {
+            name: {"id": topic.topic_id, "offset": max(topic.start, self._reader.position(name))}
+            for name, topic in self._topics.items()
+        }
+
+
+def decoded(record: Record) -> Message | None:
+    """The message of a record of a forward log; None for bytes that no build could have written, which all ignore.
+
+    Raises FormatTooNew.
+    """
+    check_format(record.headers)
+    try:
+        return decode_message(record.value)
+    except FrameInvalid:
+        return None
+
+
+def _check_time(deadline: Deadline) -> None:
+    if deadline.passed():
+        raise LogUnavailable("the forward logs were not read to their end", action="check the broker", retriable=True)
+
+
+def _lost(what: str) -> LogTrimmed:
+    return LogTrimmed(
+        what,
+        action="rows in between may be missing: read them with spark.read, then start with a new checkpoint; "
+        "or keep the logs longer (setting store.log_keep_records)",
+    )

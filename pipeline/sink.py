@@ -1,0 +1,173 @@
+"""`df.writeStream|write.format("headrace")`: typed rows of one table into the forward logs.
+
+A message is (producer, batch, sequence). In a stream these are the query's id, the batch's id, and the partition with
+a hash of what the task wrote before; so a batch that runs again changes nothing. In a batch write the producer is new
+for each write, and a task that runs again repeats its messages. Rows are upserts: a write that was ended midway may
+have left some, and writing it again gives the same content.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.types import (
+    BooleanType,
+    ByteType,
+    DataType,
+    DoubleType,
+    FloatType,
+    IntegerType,
+    LongType,
+    ShortType,
+    StringType,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+)
+
+from headrace.pipeline.source_options import WriteOptions, near
+from headrace.schemas.errors import HeadraceError, StateUnknown
+from headrace.schemas.tables import TIME_COLUMN
+
+if TYPE_CHECKING:
+    from headrace.pipeline.sink_task import TaskWritten
+
+QUERY_PROPERTY, BATCH_PROPERTY = "sql.streaming.queryId", "streaming.sql.batchId"
+SPECULATION = "spark.speculation"
+QUORUM_TIMEOUT_MS = 30_000
+"""How long the members may take to hold a whole batch, which is much more than one write of a client."""
+_FIELDS = (ByteType, ShortType, IntegerType, LongType, FloatType, DoubleType, BooleanType, StringType)
+_TIMES = (TimestampNTZType, TimestampType, LongType)
+
+
+class SinkRefused(HeadraceError):
+    """Rows, a mode or a setting with which nothing can be written."""
+
+
+class TaskCommit(WriterCommitMessage):
+    """What a task wrote, for the driver."""
+
+    def __init__(self, written: TaskWritten) -> None:
+        self.written = written
+
+
+class BatchWriter(DataSourceArrowWriter):
+    """One `df.write`."""
+
+    def __init__(self, options: WriteOptions, schema: StructType) -> None:
+        check_columns(options, schema)
+        self._options = options
+        self._producer = uuid.uuid4().hex
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """See DataSourceArrowWriter; runs in a worker."""
+        return _write(self._options, iterator, self._producer, 1)
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Wait for the quorum. Raises QuorumTimeout, TopicReplaced."""
+        confirm(self._options, messages)
+
+
+class StreamWriter(DataSourceStreamArrowWriter):
+    """The sink of a streaming query."""
+
+    def __init__(self, options: WriteOptions, schema: StructType) -> None:
+        check_columns(options, schema)
+        self._options = options
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """See DataSourceStreamArrowWriter; runs in a worker."""
+        context = TaskContext.get()
+        query, batch = (context and context.getLocalProperty(name) for name in (QUERY_PROPERTY, BATCH_PROPERTY))
+        if not query or not batch:
+            raise SinkRefused("Spark names no query and no batch to its tasks", action="run it as a streaming query")
+        return _write(self._options, iterator, query, int(batch))
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        """Wait for the quorum. Raises QuorumTimeout, TopicReplaced."""
+        del batchId
+        confirm(self._options, messages)
+
+
+class TopicReplaced(StateUnknown):
+    """The log of a group was deleted and made again while a batch was written."""
+
+
+def check_columns(options: WriteOptions, schema: StructType) -> None:
+    """Raises SinkRefused for columns that no table can take."""
+    name = options.target.name
+    types = {field.name: field.dataType for field in schema.fields}
+    if TIME_COLUMN not in types:
+        raise SinkRefused(f"the rows for {name} have no column 'time'", action=near(TIME_COLUMN, types))
+    if not isinstance(types[TIME_COLUMN], _TIMES):
+        raise SinkRefused(
+            f"column 'time' is {types[TIME_COLUMN].simpleString()}",
+            action="make it a timestamp, or a long of nanoseconds since 1970",
+        )
+    for tag in options.tags:
+        if tag not in types:
+            raise SinkRefused(f"the rows have no column {tag!r}, which option tags names", action=near(tag, types))
+        if not isinstance(types[tag], StringType):
+            raise SinkRefused(f"tag {tag!r} is {types[tag].simpleString()}", action="cast it to string")
+    for column, kind in types.items():
+        if column != TIME_COLUMN and not _is_field(kind):
+            raise SinkRefused(
+                f"column {column!r} is {kind.simpleString()}, a type that no field has",
+                action="cast it to double, bigint, boolean or string, or leave it out",
+            )
+
+
+def confirm(options: WriteOptions, messages: list[WriterCommitMessage | None]) -> None:
+    """Wait until `quorum` members hold what the tasks of a batch wrote. Raises QuorumTimeout, TopicReplaced."""
+    if options.quorum < 2:
+        # The tasks have waited for the log.
+        return
+    from headrace.pipeline.sink_task import TaskWritten
+    from headrace.pipeline.writer_cluster import writer_cluster
+    from headrace.producers.acks import Quorum
+
+    cluster = writer_cluster(options.target)
+    quorum = Quorum(cluster.log, cluster.topics, cluster.routing, cluster.watch, options.quorum, QUORUM_TIMEOUT_MS)
+    total = TaskWritten()
+    for message in messages:
+        assert isinstance(message, TaskCommit), message
+        total.rows += message.written.rows
+        total.add(message.written.records.items())
+        for group, topic_id in message.written.topic_ids.items():
+            topic = cluster.topic_of(group)
+            if topic_id != cluster.log.describe(topic).topic_id:
+                raise TopicReplaced(
+                    f"topic {topic} was made again while {total.rows:,} rows were written",
+                    action="check the cluster; writing the batch again is safe",
+                )
+    quorum.prepare(total.records)
+    quorum.confirm(total.records, total.rows)
+
+
+def _is_field(kind: DataType) -> bool:
+    return isinstance(kind, _FIELDS)
+
+
+def _write(options: WriteOptions, batches: Iterator[pa.RecordBatch], producer: str, batch: int) -> TaskCommit:
+    context = TaskContext.get()
+    assert context is not None, "runs in a task"
+    # Spark hands its settings to tasks as local properties.
+    if (context.getLocalProperty(SPECULATION) or "").lower() == "true":
+        raise SinkRefused(
+            "speculation is on: two attempts of a task would write at the same time",
+            action=f"set {SPECULATION} to false",
+        )
+    # Here, since the processes that plan a write import this module too, and need none of it.
+    from headrace.pipeline.sink_task import SinkTask
+    from headrace.pipeline.task_positions import TaskPositions
+    from headrace.pipeline.writer_cluster import writer_cluster
+
+    cluster = writer_cluster(options.target)
+    cluster.tables.refresh()
+    task = SinkTask(cluster, options, TaskPositions(producer, batch, context.partitionId()))
+    return TaskCommit(task.write(batches))

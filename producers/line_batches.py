@@ -1,0 +1,117 @@
+"""Writes a batch of line requests: parses them together, and appends their rows to the tables they name.
+
+One thread owns it. `scanned_max` bounds how many lines of one request are read one by one: a request with more raises
+ScansRefused, and nothing of the batch is written.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pyarrow as pa
+import structlog
+
+from headrace.connectors.formats.interface import LINE_COLUMN, MESSAGE_COLUMN, FormatOptions
+from headrace.connectors.formats.time_rules import TimeRules
+from headrace.producers.cluster import Cluster
+from headrace.producers.declared import DeclaredTags, DeclaredTypes
+from headrace.producers.line_requests import (
+    REFUSED_SHOWN,
+    LineAnswer,
+    LineRequest,
+    answers,
+    parse_requests,
+    rejected_lines,
+)
+from headrace.producers.writer import TableWriter, WriterSettings
+from headrace.schemas.errors import HeadraceError
+
+WRITERS_MAX = 256
+"""Tables whose writer is kept open; the one that was not used for longest is closed."""
+_log = structlog.get_logger(__name__)
+
+
+class LinesRefused(HeadraceError):
+    """Lines of a request that is written whole or not at all; nothing of it was written."""
+
+    exit_code = 3
+
+    def __init__(self, message: str, answer: LineAnswer) -> None:
+        super().__init__(message, action="correct these lines")
+        self.answer = answer
+
+
+class LineBatches:
+    """See the module."""
+
+    def __init__(self, cluster: Cluster, settings: WriterSettings, scanned_max: int | None) -> None:
+        self._cluster = cluster
+        self._settings = settings
+        self._scanned_max = scanned_max
+        self._writers: OrderedDict[tuple[str, str], TableWriter] = OrderedDict()
+
+    def write(self, requests: Sequence[LineRequest]) -> list[LineAnswer]:
+        """Write requests with one `batch_key`, and wait for the log.
+
+        Raises ScansRefused, LinesRefused, SchemaError, WriteFailed, WriteUnknown and QuorumTimeout.
+        """
+        database, catalogue = requests[0].database, self._cluster.tables.catalogue
+        options = FormatOptions(
+            declared=DeclaredTypes(catalogue, database),
+            declared_tags=DeclaredTags(catalogue, database),
+            explained_max=REFUSED_SHOWN,
+            scanned_max=self._scanned_max,
+        )
+        parsed = parse_requests(requests, options)
+        tables, rejected = dict[str, pa.Table](), [parsed.rejected]
+        for name, rows in parsed.tables.items():
+            tables[name], refused = self._fitting(database, name, rows)
+            rejected += refused
+        found = answers(requests, list(tables.values()), pa.concat_tables(rejected))
+        if requests[0].whole and found[0].refused:
+            first = found[0].refused[0]
+            raise LinesRefused(f"line {first.line}: {first.reason}", replace(found[0], rows=0))
+        writers = [self._append(database, name, rows) for name, rows in tables.items() if rows.num_rows]
+        # One wait for all tables: their messages are in the log's queue already.
+        for writer in writers:
+            writer.flush()
+        return found
+
+    def close(self) -> None:
+        """Close the writers."""
+        for writer in self._writers.values():
+            _close(writer)
+
+    def _fitting(self, database: str, table: str, rows: pa.Table) -> tuple[pa.Table, list[pa.Table]]:
+        """(rows whose times the table can have, the others as rejected lines)."""
+        schema = self._cluster.tables.catalogue.newest(database, table)
+        rejected: list[pa.Table] = []
+        for mask, reason in TimeRules(table, self._settings.resolution_of(schema), any_time=True).refusals(rows):
+            rejected.append(rejected_lines(rows.filter(pa.array(mask)), reason))
+            rows = rows.filter(pa.array(~mask))
+        return rows, rejected
+
+    def _append(self, database: str, table: str, rows: pa.Table) -> TableWriter:
+        writer = self._writer(database, table)
+        rows = rows.drop_columns([MESSAGE_COLUMN, LINE_COLUMN])
+        writer.write(rows, [column.name for column in rows.schema if pa.types.is_dictionary(column.type)])
+        return writer
+
+    def _writer(self, database: str, table: str) -> TableWriter:
+        key = database, table
+        if key not in self._writers:
+            if len(self._writers) >= WRITERS_MAX:
+                _close(self._writers.popitem(last=False)[1])
+            self._writers[key] = TableWriter(self._cluster, database, table, self._settings)
+        self._writers.move_to_end(key)
+        return self._writers[key]
+
+
+def _close(writer: TableWriter) -> None:
+    # Everything that it wrote was flushed, or its error was reported with the batch.
+    try:
+        writer.close()
+    except HeadraceError as error:
+        _log.warning("a writer was closed with an error", table=writer.table, error=str(error))

@@ -1,0 +1,147 @@
+"""The sink of `format("headrace")`, without Spark."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.types import DataType, DecimalType, DoubleType, LongType, StringType, StructField, StructType
+from pyspark.sql.types import TimestampNTZType as Timestamp
+
+from headrace.connectors.formats.interface import TimeRangeError
+from headrace.pipeline.data_source import HeadraceDataSource
+from headrace.pipeline.sink import SinkRefused, check_columns
+from headrace.pipeline.sink_task import TimeMissing, blocks
+from headrace.pipeline.source_options import WriteOptions
+from headrace.producers.acks import QuorumTooLarge
+from headrace.schemas.tables import TypeClash
+from tests.spark.stored import forward_logs, stored_tables, tables_of
+from tests.unit.pipeline.source_scene import TARGET, TOPICS, new_scene, rows
+
+
+def stored(scene: Any) -> pa.Table:
+    """The rows of the table in order of time."""
+    return stored_tables(scene.log, TOPICS)["t"].sort_by("time")
+
+
+def test_rows_arrive_typed_and_delivered() -> None:
+    """Tags, fields of every type and times are stored as they were, and the count is that of the rows."""
+    scene = new_scene()
+    more = {"x": pa.array([0.5] * 6), "on": pa.array([True, None] * 3), "s": pa.array(["a"] * 6)}
+    assert 6 == scene.write([rows(0, 6, **more)]).rows
+    assert 4 == scene.write([rows(6, 3), rows(9, 1)], partition=1).rows
+    table = stored(scene)
+    assert list(range(10)) == table["n"].to_pylist()
+    assert [number * 1_000 for number in range(10)] == table["time"].to_pylist()
+    assert ["host"] == [field.name for field in table.schema if pa.types.is_dictionary(field.type)]
+    assert [0.5] * 6 + [None] * 4 == table["x"].to_pylist()
+
+
+def test_a_batch_that_runs_again_gives_the_same_messages() -> None:
+    """Replicas drop every message of the second attempt, also after the table has got another column."""
+    scene = new_scene()
+    scene.write([rows(0, 50)], batch=3)
+    first = scene.values()
+    scene.cluster.tables.ensure("db", "t", ["host"], {})
+    scene.write([rows(100, 1, later=pa.array([1.0]))], query="other")
+    scene.write([rows(0, 50)], batch=3)
+    assert set(first) == {value for value in scene.values() if scene.values().count(value) == 2}
+
+
+def test_tasks_and_batches_have_positions_of_their_own() -> None:
+    """Equal rows in another partition or another batch are other messages."""
+    scene = new_scene()
+    for batch, partition in ((0, 0), (0, 1), (1, 0)):
+        scene.write([rows(0, 5)], batch=batch, partition=partition)
+    values = scene.values()
+    assert len(values) == len(set(values)) >= 3
+
+
+def test_a_task_that_was_cut_differently_wins_in_order() -> None:
+    """Of two values of one row the later one of the task wins, also when the first attempt had another first message."""
+    scene = new_scene()
+    first = rows(0, 1, hosts=1)
+    other = rows(0, 1, hosts=1, n=pa.array([7], pa.int64()))
+    last = rows(0, 1, hosts=1, n=pa.array([9], pa.int64()))
+    for attempt in ([first, last], [other, last]):
+        scene.write(
+            [pa.RecordBatch.from_pydict(dict(zip(part.schema.names, part.columns, strict=True))) for part in attempt]
+        )
+    assert [9] == stored(scene)["n"].to_pylist()
+
+
+@pytest.mark.parametrize(
+    ("batch", "error"),
+    [
+        (rows(0, 2, time=pa.array([1, None], pa.timestamp("us"))), TimeMissing),
+        (rows(0, 2, time=pa.array([1, 2], pa.int64())), TimeRangeError),
+        (rows(0, 2, n=pa.array(["a", "b"])), TypeClash),
+    ],
+)
+def test_rows_that_no_table_takes_are_refused(batch: pa.RecordBatch, error: type[Exception]) -> None:
+    """Null times, times finer than the table keeps, and types that clash leave nothing in the logs."""
+    scene = new_scene()
+    scene.write([rows(0, 2)])
+    before = scene.values()
+    with pytest.raises(error):
+        scene.write([batch], batch=1)
+    assert before == scene.values()
+
+
+def test_a_quorum_that_no_group_has_is_refused_before_the_first_row() -> None:
+    """It is not reduced."""
+    scene = new_scene()
+    with pytest.raises(QuorumTooLarge):
+        scene.write([rows(0, 2)], quorum=2)
+    assert [] == scene.values()
+
+
+def test_blocks_keep_the_order_and_end_at_a_count() -> None:
+    """Where a block ends depends on counts alone, so that a task that runs again cuts the same blocks."""
+    batches = [rows(start, 10) for start in range(0, 100, 10)]
+    found = list(blocks([rows(0, 0), *batches], 25))
+    assert [30, 30, 30, 10] == [block.num_rows for block in found]
+    assert list(range(100)) == pa.concat_tables(found)["n"].to_pylist()
+
+
+COLUMNS: dict[str, DataType] = {"host": StringType(), "time": Timestamp(), "flow": DoubleType()}
+
+
+@pytest.mark.parametrize(
+    ("changed", "tags", "named"),
+    [
+        ({"time": None, "tiem": Timestamp()}, (), "did you mean tiem"),
+        ({"time": StringType()}, (), "column 'time' is string"),
+        ({"flow": DecimalType(10, 2)}, (), "'flow' is decimal.10,2., a type that no field has"),
+        ({}, ("hots",), "no column 'hots'.*did you mean host"),
+        ({"host": LongType()}, ("host",), "tag 'host' is bigint"),
+    ],
+)
+def test_columns_are_checked_before_a_task_runs(
+    changed: dict[str, DataType | None], tags: tuple[str, ...], named: str
+) -> None:
+    """The error names the column, what it is, and what it could be."""
+    types = {name: kind for name, kind in {**COLUMNS, **changed}.items() if kind is not None}
+    schema = StructType([StructField(name, kind) for name, kind in types.items()])
+    with pytest.raises(SinkRefused, match=named):
+        check_columns(WriteOptions(TARGET, tags), schema)
+
+
+def test_the_sink_overwrites_nothing() -> None:
+    """`overwrite` and the output mode `complete` are refused."""
+    source = HeadraceDataSource({"table": "db.t", "bootstrap": "nowhere"})
+    schema = StructType([StructField(name, kind) for name, kind in COLUMNS.items()])
+    for writer in (source.writer, source.streamWriter):
+        writer(schema, False)
+        with pytest.raises(SinkRefused, match="overwrites no table"):
+            writer(schema, True)
+
+
+def test_replicas_ignore_the_repeats_of_a_batch() -> None:
+    """The second attempt of a batch counts as repeated, message by message."""
+    scene = new_scene()
+    for _ in range(2):
+        scene.write([rows(0, 20)])
+    _, ignored = tables_of(forward_logs(scene.log, TOPICS).values())
+    assert len(scene.values()) // 2 == sum(ignored.values()) > 0

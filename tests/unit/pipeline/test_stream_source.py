@@ -1,0 +1,192 @@
+"""The stream source of `format("headrace")`, without Spark: what it follows, and what it reads of it."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from headrace.connectors.log.append import append_one
+from headrace.pipeline import log_follower, stream_source
+from headrace.pipeline.log_follower import LogTrimmed, RowsDeleted
+from headrace.pipeline.source_columns import ColumnUnknown, source_schema
+from headrace.pipeline.source_options import StreamOptions
+from headrace.pipeline.stream_source import TableStreamReader
+from headrace.schemas.messages import Delete, Message, ProducerPosition, encode_message
+from headrace.schemas.tables import FieldType, TableSchema
+from tests.unit.pipeline.source_scene import TARGET, SourceScene, new_scene, rows
+
+TABLE = TableSchema("db", "t", 1, ("host",), (("n", FieldType.INT64),))
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An idle follower does not wait."""
+    monkeypatch.setattr(log_follower, "IDLE_WAIT_S", 0.01)
+
+
+class _Kept:
+    """The log of a scene, which outlives its readers."""
+
+    def __init__(self, log: Any) -> None:
+        self._log = log
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._log, name)
+
+    def close(self) -> None:
+        """Nothing: the scene owns the log."""
+
+
+def reader_of(scene: SourceScene, monkeypatch: pytest.MonkeyPatch, **options: Any) -> TableStreamReader:
+    """A reader on the logs of a scene, in place of Kafka's."""
+    monkeypatch.setattr(stream_source, "KafkaLog", lambda *_: _Kept(scene.log))
+    monkeypatch.setattr(stream_source, "open_routing", lambda *_: scene.cluster.routing)
+    given = StreamOptions(TARGET, **options)
+    schema = source_schema(TABLE, time_as_long=given.time_as_long, metadata=given.metadata)
+    return TableStreamReader(given, schema, TABLE.tags)
+
+
+def read(reader: TableStreamReader, start: dict[str, Any], end: dict[str, Any]) -> pa.Table:
+    """The rows of a batch as its tasks give them."""
+    tasks = pickle.loads(pickle.dumps(reader))
+    batches = [batch for each in reader.partitions(start, end) for batch in tasks.read(each)]
+    return pa.Table.from_batches(batches, reader._schema).sort_by("time")
+
+
+Make = Callable[..., TableStreamReader]
+
+
+def test_rows_come_once_and_in_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each batch has what was written since the one before, and a repeated message gives its rows once."""
+    scene = new_scene()
+    scene.write([rows(0, 20, hosts=20)])
+    reader = reader_of(scene, monkeypatch, metadata=True)
+    start = reader.initialOffset()
+    middle = reader.latestOffset()
+    scene.write([rows(0, 20, hosts=20)])
+    scene.write([rows(20, 5)], batch=1)
+    end = reader.latestOffset()
+    first, second = read(reader, start, middle), read(reader, middle, end)
+    assert (list(range(20)), list(range(20, 25))) == (first["n"].to_pylist(), second["n"].to_pylist())
+    assert [f"h{number}" for number in range(20)] == first["host"].to_pylist()
+    assert {"n1", "n2"} == set(first["_group"].to_pylist())
+    assert end == reader.latestOffset()
+    assert [] == reader.partitions(end, end)
+
+
+def test_a_restart_goes_on_at_the_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It plans a batch again as it was, and knows the messages before it that are repeated behind it."""
+    scene = new_scene()
+    scene.write([rows(0, 20)])
+    earlier = reader_of(scene, monkeypatch)
+    start, middle = earlier.initialOffset(), earlier.latestOffset()
+    scene.write([rows(0, 20)])
+    scene.write([rows(20, 5)], batch=1)
+    reader = reader_of(scene, monkeypatch)
+    assert [] == reader.partitions(middle, middle)
+    end = reader.latestOffset()
+    assert list(range(20, 25)) == read(reader, middle, end)["n"].to_pylist()
+    again = reader_of(scene, monkeypatch)
+    assert list(range(20)) == read(again, start, middle)["n"].to_pylist()
+
+
+def test_a_query_may_begin_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With `latest` only later rows come."""
+    scene = new_scene()
+    scene.write([rows(0, 20)])
+    reader = reader_of(scene, monkeypatch, from_latest=True)
+    start = reader.initialOffset()
+    assert start == reader.latestOffset()
+    scene.write([rows(20, 5)], batch=1)
+    assert 5 == read(reader, start, reader.latestOffset()).num_rows
+
+
+def test_a_limit_bounds_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`maxRecordsPerBatch` counts records of the logs, and the next batch has the others."""
+    scene = new_scene()
+    for batch in range(10):
+        scene.write([rows(batch, 1)], batch=batch)
+    reader = reader_of(scene, monkeypatch, records_per_batch_max=3)
+    offsets = [reader.initialOffset()]
+    counts = []
+    while sum(counts) < 10:
+        offsets.append(reader.latestOffset())
+        counts.append(read(reader, *offsets[-2:]).num_rows)
+    assert [3, 3, 3, 1] == counts
+
+
+def delete(scene: SourceScene, table: str) -> None:
+    """Delete rows of a table in every log."""
+    message = Message(ProducerPosition(table, 1, 0), Delete("db", table, {"host": ("h1",)}, None, None))
+    for topic in scene.topics():
+        append_one(scene.log, topic, encode_message(message))
+
+
+def test_a_delete_ends_the_query(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless it is of another table, or deletes are ignored."""
+    scene = new_scene()
+    scene.write([rows(0, 20)])
+    delete(scene, "other")
+    reader = reader_of(scene, monkeypatch)
+    start = reader.initialOffset()
+    middle = reader.latestOffset()
+    delete(scene, "t")
+    with pytest.raises(RowsDeleted, match="ignoreDeletes"):
+        reader.latestOffset()
+    lenient = reader_of(scene, monkeypatch, ignore_deletes=True)
+    assert [] == lenient.partitions(middle, middle)
+    assert 20 == read(lenient, start, lenient.latestOffset()).num_rows
+
+
+def test_a_trimmed_log_is_never_jumped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Records below the checkpoint that are gone, and a log that was made again, are errors with choices."""
+    scene = new_scene()
+    scene.write([rows(0, 20, hosts=20)])
+    start = reader_of(scene, monkeypatch).initialOffset()
+    topic = scene.topics()[0]
+    scene.log.trim(topic, 1)
+    with pytest.raises(LogTrimmed, match="new checkpoint"):
+        reader_of(scene, monkeypatch).partitions(start, start)
+    other = {name: {**each, "offset": 1} for name, each in start.items()}
+    assert [] == reader_of(scene, monkeypatch).partitions(other, other)
+    for wrong, named in ({"id": "another", "offset": 1}, "made again"), ({**other[topic], "offset": 9}, "it was cut"):
+        with pytest.raises(LogTrimmed, match=named):
+            reader_of(scene, monkeypatch).partitions({**other, topic: wrong}, {**other, topic: wrong})
+
+
+def test_a_new_group_is_followed_from_its_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A log that comes while the query runs is in the next batch."""
+    scene = new_scene()
+    reader = reader_of(scene, monkeypatch)
+    start = {name: each for name, each in reader.initialOffset().items() if name == scene.topics()[0]}
+    again = reader_of(scene, monkeypatch)
+    assert [] == again.partitions(start, start)
+    scene.write([rows(0, 20)])
+    assert 20 == read(again, start, again.latestOffset()).num_rows
+
+
+def test_new_columns_wait_for_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A column that the query does not know is left out; one that became wider is an error and not rounded."""
+    scene = new_scene()
+    reader = reader_of(scene, monkeypatch)
+    start = reader.initialOffset()
+    scene.write([rows(0, 2, more=pa.array([1.0, 2.0]))])
+    middle = reader.latestOffset()
+    assert ["host", "time", "n"] == read(reader, start, middle).column_names
+    scene.write([rows(2, 2, n=pa.array([0.5, 1.5]))], batch=1)
+    with pytest.raises(ColumnUnknown, match="restart the query"):
+        read(reader, middle, reader.latestOffset())
+
+
+def test_a_follower_reads_nothing_that_is_no_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bytes that no build could have written are passed over, as by replicas."""
+    scene = new_scene()
+    append_one(scene.log, scene.topics()[0], b"probe")
+    scene.write([rows(0, 4)])
+    reader = reader_of(scene, monkeypatch)
+    start = reader.initialOffset()
+    assert 4 == read(reader, start, reader.latestOffset()).num_rows

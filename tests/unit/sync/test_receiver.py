@@ -1,0 +1,324 @@
+"""A receiver over a consumer of the test: what it writes, holds back, asks for again, and commits."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.connectors.log.kafka_group import Partition, PartitionEnd, PartitionEvent, PartitionRecord
+from headrace.connectors.log.memory import MemoryLog
+from headrace.connectors.log.topics import Topics
+from headrace.consumers.sync.decided_files import DecidedFiles
+from headrace.consumers.sync.decisions import Decisions
+from headrace.consumers.sync.file_check import check_file
+from headrace.consumers.sync.file_loader import FileJob, verdict_of
+from headrace.consumers.sync.incoming import IncomingFile, IncomingFiles
+from headrace.consumers.sync.manifest_rules import ManifestInvalid
+from headrace.consumers.sync.receiver import Receiver
+from headrace.consumers.sync.settings import SyncSettings
+from headrace.schemas.framing import FORMAT
+from headrace.schemas.sync_records import (
+    SyncChunk,
+    SyncFile,
+    SyncManifest,
+    SyncVerdict,
+    Verdict,
+    encode_chunk,
+    encode_manifest,
+    encode_verdict,
+)
+from tests.sync_sender import SECOND_NS, SealedFile, sealed_file
+from tests.waiting import eventually
+
+TOPICS = Topics("c")
+SENDER = "00000000-0000-0000-0000-000000000001"
+MANIFEST, CHUNK = (TOPICS.sync_manifest, 0), (TOPICS.sync_chunk, 0)
+
+
+class Consumer:
+    """See GroupConsumer: two partitions in memory."""
+
+    def __init__(self) -> None:
+        self.logs: dict[Partition, list[bytes]] = {MANIFEST: [], CHUNK: []}
+        self.positions: dict[Partition, int] = {MANIFEST: 0, CHUNK: 0}
+        self.paused: set[Partition] = set()
+        self.committed: dict[Partition, int] = {}
+        self.slow_manifests = False
+
+    def poll(self, max_records: int, timeout_s: float) -> list[PartitionEvent]:
+        """The next records of all that is not paused, chunks first."""
+        del timeout_s
+        found: list[PartitionEvent] = []
+        for partition in (CHUNK, MANIFEST):
+            if partition in self.paused or (partition == MANIFEST and self.slow_manifests):
+                continue
+            start, log = self.positions[partition], self.logs[partition]
+            for offset in range(start, min(len(log), start + max_records)):
+                found.append(PartitionRecord(partition, offset, 0, None, log[offset]))
+                self.positions[partition] = offset + 1
+            if self.positions[partition] == len(log):
+                found.append(PartitionEnd(partition, len(log)))
+        return found
+
+    def bounds(self, partition: Partition) -> tuple[int, int]:
+        """See GroupConsumer."""
+        return 0, len(self.logs[partition])
+
+    def pause(self, partitions: Iterable[Partition]) -> None:
+        """See GroupConsumer."""
+        self.paused.update(partitions)
+
+    def resume(self, partitions: Iterable[Partition]) -> None:
+        """See GroupConsumer."""
+        self.paused.difference_update(partitions)
+
+    def seek(self, partition: Partition, offset: int) -> None:
+        """See GroupConsumer."""
+        self.positions[partition] = offset
+
+    def commit(self, offsets: Mapping[Partition, int]) -> None:
+        """See GroupConsumer."""
+        self.committed.update(offsets)
+
+    def close(self) -> None:
+        """See GroupConsumer."""
+
+
+class Loader:
+    """Accepts what has the bytes of its digests; keeps the bytes."""
+
+    def __init__(self) -> None:
+        self.loaded: list[bytes] = []
+        self.waiting: dict[tuple[str, int], str] = {}
+
+    def decide(self, job: FileJob) -> SyncVerdict | None:
+        """See FileLoader."""
+        job.finish()
+        if job.path is not None:
+            self.loaded.append(job.path.read_bytes())
+        return verdict_of(job.manifest, Verdict.ACCEPTED)
+
+
+class Scene:
+    """A receiver that holds both partitions, and what it has answered."""
+
+    def __init__(self, directory: Path, log: MemoryLog, consumer: Consumer | None = None) -> None:
+        self.log = log
+        self.consumer = consumer or Consumer()
+        self.verdicts: list[SyncVerdict] = []
+        self.loader = Loader()
+        loader: Any = self.loader
+        self.receiver = Receiver(
+            TOPICS,
+            "the-centre",
+            IncomingFiles(directory),
+            DecidedFiles(log, TOPICS, directory / "decided"),
+            loader,
+            Decisions(self, 2, 0.01),
+            SyncSettings(retry_s=0.0),
+        )
+        self.receiver.assigned([MANIFEST, CHUNK])
+
+    def append(self, verdict: SyncVerdict) -> None:
+        """See Verdicts."""
+        self.verdicts.append(verdict)
+
+    def manifest(self, body: SyncFile, number: int = 1) -> SyncManifest:
+        """A manifest comes."""
+        manifest = SyncManifest(SENDER, "s", "", 1, number, FORMAT, body)
+        self.consumer.logs[MANIFEST].append(encode_manifest(manifest))
+        return manifest
+
+    def chunks(self, file: SealedFile, number: int = 1, left_out: frozenset[int] = frozenset()) -> None:
+        """The chunks of a file come."""
+        for chunk in range(file.body.chunks):
+            if chunk not in left_out:
+                value = encode_chunk(SyncChunk(SENDER, 1, number, chunk, file.chunk(chunk)))
+                self.consumer.logs[CHUNK].append(value)
+
+    def turn_until(self, holds: Callable[[], bool], what: str) -> None:
+        """Turns of the receiver until something holds."""
+
+        def turned() -> bool:
+            self.receiver.turn(self.consumer)
+            return holds()
+
+        eventually(turned, what, 10.0)
+
+    def states(self) -> list[Verdict]:
+        """The states that were answered."""
+        return [each.state for each in self.verdicts]
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Scene:
+    """A receiver."""
+    log = MemoryLog()
+    log.create_topic(TOPICS.sync_verdict, {})
+    return Scene(tmp_path, log)
+
+
+FILE = sealed_file({"p1": [(number * SECOND_NS, 1.0) for number in range(50)]}, version=3, chunk_bytes=256)
+
+
+def test_chunks_that_are_read_before_their_manifest_wait_for_it(scene: Scene) -> None:
+    """The two topics are read at their own pace: a chunk is not lost because its manifest was read later."""
+    scene.manifest(FILE.body)
+    scene.chunks(FILE)
+    scene.consumer.slow_manifests = True
+    for _ in range(3):
+        scene.receiver.turn(scene.consumer)
+    assert [] == scene.verdicts
+    scene.consumer.slow_manifests = False
+    scene.turn_until(lambda: scene.states() == [Verdict.ACCEPTED], "the file is accepted")
+    assert [FILE.data] == scene.loader.loaded
+
+
+def test_chunks_without_a_manifest_are_nothing(scene: Scene) -> None:
+    """They hold up nobody: the file behind them is accepted, and the offset passes them."""
+    scene.chunks(FILE, number=7)
+    scene.manifest(FILE.body, 8)
+    scene.chunks(FILE, number=8)
+    scene.turn_until(lambda: scene.states() == [Verdict.ACCEPTED], "the file is accepted")
+    assert scene.receiver.figures.chunks_ignored == FILE.body.chunks
+    scene.receiver.revoked([MANIFEST, CHUNK])
+    assert {MANIFEST: 1, CHUNK: 2 * FILE.body.chunks} == scene.consumer.committed
+
+
+def test_the_offset_stays_before_the_oldest_open_file(scene: Scene) -> None:
+    """Another receiver begins with the first chunk of a file that is not whole, and does not load the others again."""
+    other = sealed_file({"p2": [(5, 2.0)]}, version=4, chunk_bytes=256)
+    scene.manifest(FILE.body, 1)
+    scene.manifest(other.body, 2)
+    scene.chunks(FILE, 1, frozenset({FILE.body.chunks - 1}))
+    scene.chunks(other, 2)
+    scene.turn_until(lambda: Verdict.ACCEPTED in scene.states(), "the other file is accepted")
+    scene.turn_until(lambda: len(scene.receiver._shares[0].files.files) == 1, "the other file is decided")
+    scene.receiver.revoked([MANIFEST, CHUNK])
+    assert (0, 0) == (scene.consumer.committed[MANIFEST], scene.consumer.committed[CHUNK])
+
+
+def test_decided_files_are_not_asked_for_again(scene: Scene, tmp_path: Path) -> None:
+    """Between open files are some that have their verdict: whoever reads them again finds it in the verdict topic."""
+    manifest = scene.manifest(FILE.body)
+    appender = scene.log.appender()
+    appender.append(TOPICS.sync_verdict, encode_verdict(verdict_of(manifest, Verdict.ACCEPTED)))
+    later = Scene(tmp_path / "other", scene.log, scene.consumer)
+    later.chunks(FILE)
+    later.turn_until(lambda: later.receiver.figures.chunks_ignored == FILE.body.chunks, "all chunks are ignored")
+    assert ([], []) == (later.verdicts, later.loader.loaded)
+
+
+def test_a_damaged_chunk_is_asked_for_again(scene: Scene) -> None:
+    """The chunk behind it finds the gap; from the damaged one on all come once more."""
+    scene.manifest(FILE.body)
+    scene.chunks(FILE)
+    log = scene.consumer.logs[CHUNK]
+    log[1] = log[1][:-1] + bytes([log[1][-1] ^ 1])
+    scene.turn_until(lambda: scene.states() == [Verdict.RESEND], "chunks are asked for again")
+    assert 1 == scene.verdicts[0].chunk
+    scene.chunks(FILE, left_out=frozenset({0}))
+    scene.turn_until(lambda: Verdict.ACCEPTED in scene.states(), "the file is accepted")
+    assert [FILE.data] == scene.loader.loaded
+
+
+def test_a_full_disk_is_waited_for(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No chunk is lost: reading stops at it, and continues there once there is space."""
+    scene.manifest(FILE.body)
+    scene.chunks(FILE)
+    write, full = IncomingFile.write, [True]
+
+    def writing(file: IncomingFile, data: bytes) -> None:
+        if full[0] and file.size_bytes:
+            monkeypatch.setattr(file, "_data", _FullDisk(file._data), raising=False)
+        write(file, data)
+
+    monkeypatch.setattr(IncomingFile, "write", writing)
+    for _ in range(4):
+        scene.receiver.turn(scene.consumer)
+    assert scene.receiver.figures.disk_full >= 2
+    assert 1.0 == scene.receiver.gauges()["disk_fault"]
+    full[0] = False
+    incoming = next(iter(scene.receiver._shares[0].incoming.values()))
+    while isinstance(incoming._data, _FullDisk):
+        incoming._data = incoming._data.real
+    scene.turn_until(lambda: Verdict.ACCEPTED in scene.states(), "the file is accepted")
+    assert [FILE.data] == scene.loader.loaded
+
+
+class _FullDisk:
+    """A file on a disk without space."""
+
+    def __init__(self, real: Any) -> None:
+        self.real = real
+
+    def write(self, data: object) -> int:
+        """Never."""
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.real, name)
+
+
+@pytest.mark.parametrize(
+    ("changed", "kind"),
+    [
+        ({"stores": ("the-centre", "s")}, "SyncLoop"),
+        ({"file": "e/1/../../x"}, "ManifestInvalid"),
+        ({"rows": 0}, "ManifestInvalid"),
+        ({"chunks": 1_000}, "ManifestInvalid"),
+        ({"slice_number": 5}, "ManifestInvalid"),
+        ({"bucket": 3}, "ManifestInvalid"),
+        ({"resolution": "ms"}, "ManifestInvalid"),
+        ({"tags": ("flow",)}, "ManifestInvalid"),
+        ({"segment_digest": b""}, "ManifestInvalid"),
+        ({"order": "a/b"}, "ManifestInvalid"),
+        ({"database": ""}, "SchemaError"),
+    ],
+)
+def test_a_manifest_that_no_store_writes_is_rejected_before_its_chunks(
+    scene: Scene, changed: dict[str, Any], kind: str
+) -> None:
+    """Nothing of the file is read: one bad file costs nobody anything."""
+    scene.manifest(replace(FILE.body, **changed))
+    scene.turn_until(lambda: len(scene.verdicts) == 1, "a verdict")
+    assert (Verdict.REJECTED, kind) == (scene.verdicts[0].state, scene.verdicts[0].kind)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"rows": 49}, {"max_time_ns": 5}, {"table": "tanks"}, {"tags": ()}, {"fields": ()}, {"buckets": 7, "bucket": 6}],
+)
+def test_a_file_is_compared_with_its_manifest(tmp_path: Path, changed: dict[str, Any]) -> None:
+    """Rows, times, table, columns and bucket are those of the file, whatever the manifest says."""
+    path = tmp_path / "file"
+    path.write_bytes(FILE.data)
+    assert ["pumps,pump=p1"] == check_file(path, FILE.body).devices
+    with pytest.raises(ManifestInvalid):
+        check_file(path, replace(FILE.body, **changed))
+
+
+def test_devices_are_those_of_the_rows_and_not_of_the_series_file(tmp_path: Path) -> None:
+    """Owners are decided by the devices: a series file that names others would take those of another sender."""
+    other = sealed_file({"p9": [(number * SECOND_NS, 1.0) for number in range(50)]}, version=3, chunk_bytes=256)
+    series = FILE.data[FILE.body.segment_bytes :]
+    head, _, _ = series.partition(b"\n")
+    forged = head + b"\n" + other.data[other.body.segment_bytes :].partition(b"\n")[2]
+    path = tmp_path / "file"
+    path.write_bytes(FILE.data[: FILE.body.segment_bytes] + forged)
+    with pytest.raises(ManifestInvalid, match="other devices"):
+        check_file(path, replace(FILE.body, series_bytes=len(forged)))
+
+
+@pytest.mark.parametrize("size", [0, 10, 400])
+def test_a_foreign_or_truncated_file_is_rejected(tmp_path: Path, size: int) -> None:
+    """Bytes that are no Parquet are an answer and not a failure of the receiver."""
+    path = tmp_path / "file"
+    path.write_bytes(b"x" * size + FILE.data[size:])
+    with pytest.raises(ManifestInvalid):
+        check_file(path, replace(FILE.body, segment_bytes=FILE.body.segment_bytes - 40, series_bytes=40))

@@ -1,0 +1,244 @@
+"""The sender against a model of edge and centre: kills at every step, lost and repeated records, random verdicts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from random import Random
+
+import pytest
+
+from headrace.connectors.http import NodeUnreachable
+from headrace.consumers.sync.file_states import FileState
+from headrace.consumers.sync.send_settings import SendSettings
+from headrace.consumers.sync.sender import STEPS, Sender, SenderName
+from headrace.consumers.sync.sender_ports import StateUnwritable
+from headrace.consumers.sync.sender_state import Changes, SenderState
+from tests.unit.sync.centre_model import ModelCentre
+from tests.unit.sync.edge_model import STORE, ModelEdge
+
+SETTINGS = SendSettings(files_max=3, window_bytes=6 << 20)
+TURNS_MAX = 4_000
+
+
+class Killed(BaseException):
+    """The sender was killed."""
+
+
+class ModelLog:
+    """See StateLog. A power cut keeps a prefix of the transactions with every synced one."""
+
+    def __init__(self, random: Random) -> None:
+        self._random = random
+        self.transactions: list[Mapping[bytes, bytes | None]] = []
+        self.synced = 0
+        self.faults = True
+
+    def write(self, changes: Changes) -> None:
+        """See StateLog."""
+        if self.faults and self._random.random() < 0.01:
+            raise StateUnwritable("the disk is full")
+        self.transactions.append(dict(changes.records))
+        if changes.sync:
+            self.synced = len(self.transactions)
+
+    def rewrite(self, records: Mapping[bytes, bytes]) -> None:
+        """See StateLog."""
+        self.transactions.append(dict(records))
+
+    def recovered(self, *, power_cut: bool) -> dict[bytes, bytes]:
+        """What a start finds."""
+        if power_cut:
+            del self.transactions[self._random.randrange(self.synced, len(self.transactions) + 1) :]
+        found: dict[bytes, bytes] = {}
+        for each in self.transactions:
+            found |= {key: value for key, value in each.items() if value is not None}
+            for key in [key for key, value in each.items() if value is None]:
+                found.pop(key, None)
+        self.synced = len(self.transactions)
+        return found
+
+
+class Scene:
+    """One edge, one centre and the starts of one sender."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = Random(seed)
+        self.edge = ModelEdge(self.random)
+        self.centre = ModelCentre(self.random)
+        self.log = ModelLog(self.random)
+        self.now_s = 0.0
+        self.kill_at = ""
+        self.steps: set[str] = set()
+        self.sender = self.start(power_cut=False)
+
+    def calm(self) -> None:
+        """No more faults, and no more kills."""
+        self.edge.faults = self.centre.faults = self.log.faults = False
+        self.kill_at = ""
+
+    def start(self, *, power_cut: bool) -> Sender:
+        """A start of the sender with what its log has, up to the verdicts that are there."""
+        state = SenderState(self.log.recovered(power_cut=power_cut))
+        self.centre.delivered = state.counters.verdict_offset
+        sender = Sender(
+            SenderName("s", STORE, ""),
+            state,
+            self.log,
+            self.edge,
+            self.centre,
+            SETTINGS,
+            clock=self._clock,
+            on_step=self._step,
+        )
+        self._patiently(sender.start)
+        while self.centre.delivered < len(self.centre.verdicts):
+            self._patiently(lambda: sender.read_verdicts(0.0))
+        return sender
+
+    def _patiently(self, call) -> bool:  # type: ignore[no-untyped-def]
+        while True:
+            try:
+                return bool(call())
+            except (NodeUnreachable, StateUnwritable):
+                self.now_s += 1
+
+    def _clock(self) -> float:
+        self.now_s += 0.2
+        return self.now_s
+
+    def _step(self, name: str) -> None:
+        self.steps.add(name)
+        if self.kill_at == name or (self.kill_at == "any" and self.random.random() < 0.02):
+            raise Killed(name)
+
+    def run_round(self) -> None:
+        """One round of the sender, while the edge is written; a kill ends it with another start."""
+        try:
+            self._patiently(self.sender.begin_round)
+            for _ in range(TURNS_MAX):
+                if self._patiently(self.sender.turn):
+                    break
+                self._live()
+            else:
+                raise AssertionError("the round does not end")
+            self._patiently(self.sender.end_round)
+        except Killed:
+            self.centre.sender_dies()
+            self.kill_at = "" if self.kill_at != "any" else "any"
+            before, self.kill_at = self.kill_at, ""
+            self.sender = self.start(power_cut=self.random.random() < 0.5)
+            self.kill_at = before
+
+    def _live(self) -> None:
+        """What else happens at the edge."""
+        chance = self.random.random()
+        if chance < 0.2:
+            self.edge.write()
+        elif chance < 0.25:
+            self.edge.seal_now()
+        elif chance < 0.28:
+            self.edge.merge()
+        elif chance < 0.285 and self.edge.faults:
+            self.edge.restart()
+
+    def finish(self) -> None:
+        """Without faults, until everything is decided."""
+        self.calm()
+        for _ in range(400):
+            self.run_round()
+            if self.edge.progress == self.edge.version:
+                return
+            self._live = lambda: None  # type: ignore[method-assign]
+        raise AssertionError(f"not everything is decided: {self.sender.figures()}, {self.edge.progress}")
+
+
+def run(seed: int, kill_at: str = "any") -> Scene:
+    """One schedule from its seed, to its end."""
+    scene = Scene(seed)
+    scene.kill_at = kill_at
+    for _ in range(12):
+        for _ in range(scene.random.randrange(6)):
+            scene.edge.write()
+        if scene.random.random() < 0.7:
+            scene.edge.seal_now()
+        scene.run_round()
+        scene.edge.merge()
+    scene.finish()
+    return scene
+
+
+def check(scene: Scene, seed: int) -> None:
+    """What must hold at the end of every schedule."""
+    assert scene.centre.rows() == scene.edge.expected, f"seed {seed}"
+    assert scene.centre.sent_after_acceptance == [], f"seed {seed}"
+    assert scene.centre.deletes_order == sorted(scene.centre.deletes_order), f"seed {seed}"
+
+
+@pytest.mark.parametrize("first", range(0, 400, 50))
+def test_every_row_arrives_whatever_happens(first: int) -> None:
+    """After kills, power cuts, lost records and random verdicts the centre has the rows of the edge, each file once."""
+    for seed in range(first, first + 50):
+        check(run(seed), seed)
+
+
+@pytest.mark.soak
+def test_thousands_of_schedules() -> None:
+    """The same for 5,000 seeds."""
+    for seed in range(1_000, 6_000):
+        check(run(seed), seed)
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_kill_at_each_step_loses_nothing(step: str) -> None:
+    """A sender that is killed at the first time it reaches a step continues behind it."""
+    for seed in range(5):
+        scene = run(seed, step)
+        check(scene, seed)
+        assert step in scene.steps
+
+
+def test_a_rejected_file_hurts_no_other() -> None:
+    """A file that the centre rejects is decided, and stays rejected; all others are accepted."""
+    scene = Scene(7)
+    scene.calm()
+    for value in range(20):
+        scene.edge.write()
+        if value % 4 == 3:
+            scene.edge.seal_now()
+    rejected = scene.edge.files[1].name
+    scene.centre.rejecting = {rejected}
+    # A listing may leave files out, so there may be several rounds.
+    scene._live = lambda: None  # type: ignore[method-assign]
+    scene.finish()
+    states = {
+        each.file: each.state for each in scene.sender.state.files.values() if each.state is not FileState.ACCEPTED
+    }
+    assert states == {rejected: FileState.REJECTED}
+    assert set(scene.centre.contents) == {each.name for each in scene.edge.files} - {rejected}
+    assert scene.sender.figures()["rejected"] == 1
+
+
+def test_a_damaged_file_is_left_and_shown_while_others_go() -> None:
+    """A file that the disk of the edge has changed is tried in each round, and holds back the progress alone."""
+    scene = Scene(8)
+    scene.calm()
+    for value in range(20):
+        scene.edge.write()
+        if value % 4 == 3:
+            scene.edge.seal_now()
+    damaged = scene.edge.files[1]
+    scene.edge.damaged = {damaged.name}
+    scene._live = lambda: None  # type: ignore[method-assign]
+    for _ in range(5):
+        scene.run_round()
+    [left] = (
+        scene.sender.state.files.values()
+        if len(scene.sender.state.files) == 1
+        else [each for each in scene.sender.state.files.values() if not each.decided]
+    )
+    assert (left.file, left.state) == (damaged.name, FileState.FAILED)
+    assert "is damaged" in left.error
+    assert scene.edge.progress == damaged.last - 1
+    scene.edge.damaged = set()
+    scene.finish()
+    assert scene.centre.rows() == scene.edge.expected
