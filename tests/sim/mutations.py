@@ -163,9 +163,9 @@ def journal_is_cut_before_the_seal(patch: pytest.MonkeyPatch) -> None:
     """Five: records leave the journal when their seal begins, and not when it is on the disk."""
     seal = StoreJobQueue.seal
 
-    def early(self: StoreJobQueue, job: Any, offset: int, log_bytes: int) -> None:
+    def early(self: StoreJobQueue, job: Any, offset: int, log_bytes: int, **named: Any) -> None:
         self._on_sealed(self._group, job.version)
-        seal(self, job, offset, log_bytes)
+        seal(self, job, offset, log_bytes, **named)
 
     patch.setattr(StoreJobQueue, "seal", early)
 

@@ -28,7 +28,7 @@ def test_a_line_is_logged_every_ten_seconds_also_without_news() -> None:
 def test_a_lag_that_is_not_known_is_unknown() -> None:
     """Never a negative number of records or seconds; what else than running the run does is named."""
     assert "lag unknown," in describe(IngestProgress(Counts(), 0, -1, -1), 0, 0)
-    assert describe(IngestProgress(Counts(1, 2), 0, -1, -1), 0, 0).startswith("1 row, 2 points, ")
+    assert describe(IngestProgress(Counts(rows=1, points=2), 0, -1, -1), 0, 0).startswith("1 row, 2 points, ")
     assert "lag 1 record, unknown s," in describe(IngestProgress(Counts(), 0, 1, -1), 0, 0)
     waiting = describe(IngestProgress(Counts(), 0, -1, -1, state=IngestState.WAITING), 0, 0)
     assert waiting.endswith("0 lines refused, waiting")
@@ -52,9 +52,9 @@ def test_with_json_every_line_is_an_object(capsys: pytest.CaptureFixture[str], m
     output = JsonLines(json_output=True)
     output.note("starting Spark")
     with live_display("raw", output) as show:
-        show(IngestProgress(Counts(5, 10, 2, reasons={"no time": 2}), 1, 7, -1, state=IngestState.RUNNING))
+        show(IngestProgress(Counts(rows=5, points=10, rejected=2, reasons={"no time": 2}), 1, 7, -1, state=IngestState.RUNNING))
         monkeypatch.setattr(ingest_display, "LINE_INTERVAL_S", 10.0)
-        show(IngestProgress(Counts(5, 10, 3, reasons={"no time": 3}), 1, 7, -1))
+        show(IngestProgress(Counts(rows=5, points=10, rejected=3, reasons={"no time": 3}), 1, 7, -1))
     printed = capsys.readouterr()
     assert "" == printed.out
     lines = [json.loads(line) for line in printed.err.splitlines()]
