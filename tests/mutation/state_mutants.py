@@ -34,16 +34,16 @@ STATE_MACHINE = (
     ),
     Mutant(
         "older_batch_applied",
-        "replication/replica.py",
-        "        if known is not None and position.batch < known.batch:\n            return Ignored.SUPERSEDED\n",
+        "replication/actions.py",
+        "    if position.batch < known.batch:\n        return Ignored.SUPERSEDED\n",
         "",
         (REPLICA,),
     ),
     Mutant(
         "other_content_of_a_sequence_dropped",
-        "replication/replica.py",
-        "        if identity in known.seen:\n",
-        "        if position.sequence in {sequence for sequence, _ in known.seen}:\n",
+        "replication/actions.py",
+        "if (position.sequence, message.digest) in known.seen else None",
+        "if position.sequence in {sequence for sequence, _ in known.seen} else None",
         (REPLICA,),
     ),
     Mutant(
@@ -105,8 +105,9 @@ STATE_MACHINE = (
     Mutant(
         "state_of_a_seal_counts_sealed_rows",
         "replication/replica.py",
-        "        state.unsealed_rows = 0\n        state.unsealed_bytes = 0\n"
+        "        state.unsealed_rows = 0\n        state.unsealed_bytes = 0\n        tables = dict(state.tables)\n"
         "        return SealNow(state.version, state.to_bytes(), tables, state.offset, state.log_bytes, before_load)\n",
+        "        tables = dict(state.tables)\n"
         "        found = SealNow(state.version, state.to_bytes(), tables, state.offset, state.log_bytes, before_load)\n"
         "        state.unsealed_rows = 0\n        state.unsealed_bytes = 0\n        return found\n",
         (REPLICA,),

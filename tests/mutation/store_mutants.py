@@ -216,8 +216,8 @@ STORE = (
     Mutant(
         "schema_of_a_merge_is_that_of_its_last_input",
         "store/jobs.py",
-        "        newest = max(inputs, key=lambda entry: (entry.schema_version, entry.name))\n",
-        "        newest = inputs[-1]\n",
+        "for entry in inputs]\n        # The resolution",
+        "for entry in inputs[-1:]]\n        # The resolution",
         (EDGES,),
     ),
     Mutant(
@@ -244,8 +244,8 @@ STORE = (
     Mutant(
         "first_version_of_a_seal_one_too_low",
         "store/store.py",
-        "first_version, self._frozen_version = self._frozen_version + 1, version",
-        "first_version, self._frozen_version = self._frozen_version, version",
+        "since, first_version = self._frozen_version + 1, self._divided_version + 1",
+        "since, first_version = self._frozen_version + 1, self._divided_version",
         (STORE_TESTS, COMPACTION),
     ),
     Mutant(
@@ -267,8 +267,8 @@ STORE = (
     Mutant(
         "tombstone_deletes_rows_of_its_own_rank",
         "store/tombstone_set.py",
-        "return bisect_right(self.items, max((era, version), (held_since, -1)), key=_rank)",
-        "return bisect_right(self.items, max((era, version - 1), (held_since, -1)), key=_rank)",
+        "found = bisect_right(self.items, max((era, version), (held_since, -1)), key=_rank)",
+        "found = bisect_right(self.items, max((era, version - 1), (held_since, -1)), key=_rank)",
         (DELETES, TOMBSTONES),
     ),
     Mutant(
@@ -344,15 +344,15 @@ STORE = (
     Mutant(
         "era_of_a_last_row_ignored",
         "store/last_rows.py",
-        "np.lexsort((np.arange(len(codes)), versions, eras, times, codes))",
-        "np.lexsort((np.arange(len(codes)), versions, times, codes))",
+        "np.lexsort((np.arange(len(codes)), _ordinals(orders), versions, eras, times, codes))",
+        "np.lexsort((np.arange(len(codes)), _ordinals(orders), versions, times, codes))",
         (DELETES, STORE_TESTS),
     ),
     Mutant(
         "version_of_a_last_row_ignored",
         "store/last_rows.py",
-        "np.lexsort((np.arange(len(codes)), versions, eras, times, codes))",
-        "np.lexsort((np.arange(len(codes)), eras, times, codes))",
+        "np.lexsort((np.arange(len(codes)), _ordinals(orders), versions, eras, times, codes))",
+        "np.lexsort((np.arange(len(codes)), _ordinals(orders), eras, times, codes))",
         (LOADS,),
     ),
     Mutant(
@@ -456,8 +456,8 @@ STORE = (
     Mutant(
         "merge_of_more_rows_than_allowed",
         "store/compaction.py",
-        "if found and (own > tier or rows + entry.rows > rows_max):",
-        "if found and own > tier:",
+        "if found and (own > tier or rows + size > rows_max or not",
+        "if found and (own > tier or not",
         (COMPACTION,),
     ),
     Mutant(

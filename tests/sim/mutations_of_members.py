@@ -36,8 +36,8 @@ def versions_from_offsets(patch: pytest.MonkeyPatch) -> None:
     """Two: a version follows from an offset, whose gaps count."""
     entry = LogConsumer._entry
 
-    def counted(self: LogConsumer, record: Record) -> JournalEntry | None:
-        before, found = self._read[record.topic], entry(self, record)
+    def counted(self: LogConsumer, record: Record, unproven: set[str]) -> JournalEntry | None:
+        before, found = self._read[record.topic], entry(self, record, unproven)
         skipped = record.offset - before.offset - 1
         if found is None or skipped <= 0:
             return found
