@@ -115,6 +115,7 @@ class MigrationNode:
         }
         shared: Any = self.log
         self.copies = SimCopies(self)
+        self._copied: dict[str, int] = {}
         self.tasks = ChangeTasks(shared, TOPICS, self, self.heartbeats, self, self.clock, self.copies.notes)
         self.drains: dict[str, HandOverSender] = {}
         self.alive = True
@@ -206,6 +207,7 @@ class MigrationNode:
             self._turn(topic, group, applied.leader)
             return
         self.tasks.forget(topic)
+        self._copied.pop(topic, None)
         members, detector = applied.changes.members, self.heartbeats.detector
         alive = [status for status in detector.live(group.name, members) if self._counts(group, status)]
         leads = applied.leader is not None and any(
@@ -220,14 +222,21 @@ class MigrationNode:
         self.append(topic, Claim(wanted, anchor, SEAL_ROWS, SEAL_BYTES))
 
     def _turn(self, topic: str, group: SimGroup, leadership: Leadership) -> None:
-        """A turn of the leader. The first phase is not reported while somebody shows files that are left to copy."""
+        """A turn of the leader.
+
+        It does not report the first phase before all that show files to copy have copied them.
+        """
         change, notes = self.state.change, self.copies.notes
         number = change.number if change is not None else 0
         reports, left = self.tasks.reports, notes.left(group.birth_key, number)
+        if left == 0:
+            self._copied[topic] = number
         shown: Any = group
         self.tasks.turn(topic, shown, leadership)
-        # Notes may end while the process is stopped inside of the turn.
-        if self.tasks.reports > reports and left and notes.left(group.birth_key, number):
+        # A copier that is new, or was restarted, is not waited for again: what it lacks costs time and no row. Notes
+        # may end while the process is stopped inside of the turn.
+        late = self._copied.get(topic) == number or not notes.left(group.birth_key, number)
+        if self.tasks.reports > reports and left and not late:
             self.simulation.fail(f"{self.name} reports change {number} for {topic} with {left} files left to copy")
 
     def _drain(self, topic: str, group: SimGroup) -> None:

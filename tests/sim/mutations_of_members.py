@@ -37,12 +37,12 @@ def versions_from_offsets(patch: pytest.MonkeyPatch) -> None:
     entry = LogConsumer._entry
 
     def counted(self: LogConsumer, record: Record, unproven: set[str]) -> JournalEntry | None:
-        before, found = self._read[record.topic], entry(self, record, unproven)
+        prefix = self._prefixes[record.topic]
+        before, found = prefix.cursor, entry(self, record, unproven)
         skipped = record.offset - before.offset - 1
         if found is None or skipped <= 0:
             return found
-        cursor = self._read[record.topic]
-        self._read[record.topic] = replace(cursor, version=cursor.version + skipped)
+        prefix.cursor = replace(prefix.cursor, version=prefix.cursor.version + skipped)
         return replace(found, version=found.version + skipped)
 
     patch.setattr(LogConsumer, "_entry", counted)
