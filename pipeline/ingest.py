@@ -26,9 +26,11 @@ from headrace.connectors.log.topic_settings import DEAD_LETTERS, created_with
 from headrace.connectors.log.topics import Topics, dlq
 from headrace.consumers.membership.bootstrap import read_slot_table
 from headrace.consumers.membership.schema_log import SchemaLog
+from headrace.pipeline.batch_limit import DeadLetterLimit
 from headrace.pipeline.batch_table import BatchTables, has_ended
 from headrace.pipeline.checkpoint import local_folder, make_batch_durable
 from headrace.pipeline.cluster_access import cluster_access
+from headrace.pipeline.dead_letter_limit import SHARE_MAX
 from headrace.pipeline.failures import GroupEnded
 from headrace.pipeline.ingest_progress import OBSERVED, OBSERVED_READING
 from headrace.pipeline.job import IngestJob
@@ -69,6 +71,8 @@ class RunOptions:
     broker_lost_wait_s: float = BROKER_LOST_WAIT_S
     sink_wait_s: float = SINK_WAIT_S
     """How long a record waits for its topic, which may have ended, and for memory: Kafka's `max.block.ms`."""
+    rejected_share_max: float = SHARE_MAX
+    """The query ends when a greater share of the lines of a micro-batch is refused; 1 = no limit."""
 
 
 def check_session(session: SparkSession) -> None:
@@ -163,9 +167,10 @@ def forward_writer(records: DataFrame, job: IngestJob, run: RunOptions) -> DataS
         table = tables.of(batch, cluster_access(job).newest_table())
         # The tasks of a batch, and of every attempt of it, route rows by one table.
         context.setLocalProperty(SLOT_TABLE_PROPERTY, base64.b64encode(table.to_bytes()).decode())
+        limit = DeadLetterLimit(planned, run.rejected_share_max, dlq(job.topic))
         failure: Exception | None = None
         try:
-            _written(planned).write.format("kafka").options(**sink).save()
+            _written(limit.observed).write.format("kafka").options(**sink).save()
         except Exception as error:
             failure = error
         # A group that ends refuses rows from some moment on: they belong to others by then. Asked behind a
@@ -175,6 +180,10 @@ def forward_writer(records: DataFrame, job: IngestJob, run: RunOptions) -> DataS
             raise GroupEnded("a data group ended while its rows were written", retriable=True) from failure
         if failure is not None:
             raise failure
+        limit.check()
+        if limit.withheld:
+            limit.release()
+            _written(planned).write.format("kafka").options(**sink).save()
         # Once more: of a topic that was created again meanwhile no offset is committed.
         raw_topic.check(cluster_access(job).topic_id(job.topic))
 

@@ -124,7 +124,14 @@ def run(
         place = checkpoint or default_checkpoint(data_dir, job)
         metrics = IngestMetrics(job)
         with served_metrics(metrics, http, output):
-            run_options = RunOptions(place, available_now, max_messages, interval_s, timeout_s)
+            run_options = RunOptions(
+                place,
+                available_now,
+                max_messages,
+                interval_s,
+                timeout_s,
+                rejected_share_max=loaded.ingest.rejected_share_max,
+            )
             _run(output, job, run_options, loaded.ingest, metrics)
 
 
