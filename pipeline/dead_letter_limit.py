@@ -1,12 +1,12 @@
 """Stops an ingest before a wrong option fills the queue of dead letters.
 
-A task holds its dead letters back until it has seen all of its lines. Where too many of them are refused, it keeps the
-letters from the sink. The driver then decides by the counts of the whole micro-batch: the query ends, or the tasks run
-once more for the letters alone.
+A task holds its dead letters back until it has seen all of its lines, and fails where too many of them are refused. The
+driver then lets the tasks count the whole micro-batch: the query ends, or the batch is written without a limit.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping
 
 import pyarrow as pa
@@ -14,17 +14,15 @@ import pyarrow as pa
 from headrace.connectors.log.topics import DLQ_PREFIX
 from headrace.pipeline.failures import TooManyRejected, too_many_action
 from headrace.pipeline.ingest_progress import Counts
-from headrace.pipeline.sink_records import COUNTED_SCHEMA, counts_of, with_counts
+from headrace.pipeline.sink_records import RECORD_SCHEMA, counts_of, with_counts
 
 LINES_MIN = 1_000
 """Fewer lines say nothing about the options: most of them may come from one device with a wrong clock."""
 HELD_BYTES_MAX = 32 * 1024 * 1024
 SHARE_MAX = 0.5
 NO_LIMIT = 1.0
-WITHHELD = -1
-"""The partition of a row without a topic that is there instead of withheld letters."""
-RELEASE = "release"
-"""In place of a share: the task gives its letters alone."""
+COUNT = "count"
+"""In place of a share: the task gives one row without a topic, whose value has its counts."""
 
 
 def exceeds(rows: int, rejected: int, share_max: float) -> bool:
@@ -47,38 +45,40 @@ def is_dead_letters(records: pa.RecordBatch) -> bool:
     return topic is not None and topic.startswith(DLQ_PREFIX)
 
 
-def limited(records: Iterable[pa.RecordBatch], limit: str) -> Iterator[pa.RecordBatch]:
-    """The records of a task, in `COUNTED_SCHEMA`, as a driver wants them: `limit` is a share of lines, or RELEASE."""
-    if limit == RELEASE:
-        return (with_counts(each, Counts()) for each in map(_plain, records) if is_dead_letters(each))
-    return _held_back(records, float(limit))
+def limited(records: Iterable[pa.RecordBatch], limit: str, queue: str) -> Iterator[pa.RecordBatch]:
+    """The records of a task, in `COUNTED_SCHEMA`, as a driver wants them: `limit` is a share of lines, or COUNT.
+
+    Raises TooManyRejected.
+    """
+    return _counted(records) if limit == COUNT else _held_back(records, float(limit), queue)
 
 
-def _held_back(records: Iterable[pa.RecordBatch], share_max: float) -> Iterator[pa.RecordBatch]:
-    counts, held, held_bytes, withheld = Counts(), list[pa.RecordBatch](), 0, False
+def _held_back(records: Iterable[pa.RecordBatch], share_max: float, queue: str) -> Iterator[pa.RecordBatch]:
+    counts, held, held_bytes = Counts(), list[pa.RecordBatch](), 0
     for batch in records:
         counts += counts_of(batch)
         if not is_dead_letters(batch):
             yield batch
             continue
-        held.append(batch if not withheld else _mark(counts_of(batch)))
+        held.append(batch)
         held_bytes += batch.nbytes
-        # More than that is not held: whatever the rest of the task is like, the driver will ask for them.
-        if held_bytes > HELD_BYTES_MAX and not withheld:
-            withheld = True
-            held = [_mark(counts_of(each)) for each in held]
-    if not withheld and exceeds(counts.rows, counts.rejected, share_max):
-        held = [_mark(counts_of(each)) for each in held]
+        # The counts come with the last record. Until then nobody knows the share, and the driver has to count.
+        if held_bytes > HELD_BYTES_MAX:
+            raise TooManyRejected(f"a task has more than {HELD_BYTES_MAX:,} bytes of dead letters")
+    if exceeds(counts.rows, counts.rejected, share_max):
+        raise too_many_rejected(counts.rows, counts.rejected, counts.reasons, queue)
     yield from held
 
 
-def _plain(records: pa.RecordBatch) -> pa.RecordBatch:
-    """The records without their counts."""
-    return records.select(COUNTED_SCHEMA.names[:5])
+def _counted(records: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    total = sum(map(counts_of, records), Counts())
+    document = {"rows": total.rows, "rejected": total.rejected, "reasons": dict(total.reasons)}
+    columns = [pa.nulls(1, kind) for kind in RECORD_SCHEMA.types]
+    columns[RECORD_SCHEMA.get_field_index("value")] = pa.array([json.dumps(document).encode()], pa.binary())
+    # Not in the columns of counts: the reports of the query would have the batch twice.
+    yield with_counts(pa.RecordBatch.from_arrays(columns, schema=RECORD_SCHEMA), Counts())
 
 
-def _mark(counts: Counts) -> pa.RecordBatch:
-    """A row in place of letters, which Spark's sink does not get."""
-    columns = [pa.nulls(1, kind) for kind in COUNTED_SCHEMA.types[:5]]
-    columns[1] = pa.array([WITHHELD], pa.int32())
-    return with_counts(pa.RecordBatch.from_arrays(columns, names=COUNTED_SCHEMA.names[:5]), counts)
+def counted_of(values: Iterable[bytes]) -> Counts:
+    """What the tasks of a micro-batch have counted."""
+    return sum((Counts(**json.loads(value)) for value in values), Counts())

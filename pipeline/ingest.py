@@ -26,7 +26,7 @@ from headrace.connectors.log.topic_settings import DEAD_LETTERS, created_with
 from headrace.connectors.log.topics import Topics, dlq
 from headrace.consumers.membership.bootstrap import read_slot_table
 from headrace.consumers.membership.schema_log import SchemaLog
-from headrace.pipeline.batch_limit import DeadLetterLimit
+from headrace.pipeline.batch_limit import write_limited
 from headrace.pipeline.batch_table import BatchTables, has_ended
 from headrace.pipeline.checkpoint import local_folder, make_batch_durable
 from headrace.pipeline.cluster_access import cluster_access
@@ -160,6 +160,9 @@ def forward_writer(records: DataFrame, job: IngestJob, run: RunOptions) -> DataS
     raw_topic, tables = RawTopic(job.topic, run.checkpoint), BatchTables(run.checkpoint)
     sink = _sink_options(job, run.sink_wait_s)
 
+    def write(planned: DataFrame) -> None:
+        _written(planned).write.format("kafka").options(**sink).save()
+
     def forward(planned: DataFrame, batch: int) -> None:
         if folder is not None:
             make_batch_durable(folder, batch)
@@ -167,10 +170,9 @@ def forward_writer(records: DataFrame, job: IngestJob, run: RunOptions) -> DataS
         table = tables.of(batch, cluster_access(job).newest_table())
         # The tasks of a batch, and of every attempt of it, route rows by one table.
         context.setLocalProperty(SLOT_TABLE_PROPERTY, base64.b64encode(table.to_bytes()).decode())
-        limit = DeadLetterLimit(planned, run.rejected_share_max, dlq(job.topic))
         failure: Exception | None = None
         try:
-            _written(limit.observed).write.format("kafka").options(**sink).save()
+            write_limited(planned, write, run.rejected_share_max, job.topic, dlq(job.topic))
         except Exception as error:
             failure = error
         # A group that ends refuses rows from some moment on: they belong to others by then. Asked behind a
@@ -180,10 +182,6 @@ def forward_writer(records: DataFrame, job: IngestJob, run: RunOptions) -> DataS
             raise GroupEnded("a data group ended while its rows were written", retriable=True) from failure
         if failure is not None:
             raise failure
-        limit.check()
-        if limit.withheld:
-            limit.release()
-            _written(planned).write.format("kafka").options(**sink).save()
         # Once more: of a topic that was created again meanwhile no offset is committed.
         raw_topic.check(cluster_access(job).topic_id(job.topic))
 

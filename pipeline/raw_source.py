@@ -104,13 +104,14 @@ class RawStreamReader(DataSourceStreamReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """See DataSourceStreamReader: the records of one task, counted."""
+        from headrace.connectors.log.topics import dlq
         from headrace.pipeline.dead_letter_limit import limited
         from headrace.pipeline.ingest_task import read_records
 
         assert isinstance(partition, RawPartition), partition
         query, batch, slot_table, limit = _task_properties()
         records = read_records(self._request.job, query, batch, partition.offset_range, slot_table)
-        return records if limit is None else limited(records, limit)
+        return records if limit is None else limited(records, limit, dlq(self._request.job.topic))
 
     def stop(self) -> None:
         """See DataSourceStreamReader."""

@@ -9,7 +9,7 @@ import pytest
 
 from headrace.pipeline import dead_letter_limit
 from headrace.pipeline.cluster_access import ClusterAccess
-from headrace.pipeline.dead_letter_limit import RELEASE, WITHHELD, exceeds, limited, too_many_rejected
+from headrace.pipeline.dead_letter_limit import COUNT, counted_of, exceeds, limited, too_many_rejected
 from headrace.pipeline.failures import TooManyRejected, explain
 from headrace.pipeline.ingest_progress import Counts
 from headrace.pipeline.ingest_task import ingest_partition
@@ -27,7 +27,7 @@ def task(limit: str | None, *messages: str) -> list[pa.RecordBatch]:
     made = ingest_partition(
         iter([raw_batch([each], number) for number, each in enumerate(messages)]), influx_job(), access, "q", 0
     )
-    found = list(made if limit is None else limited(made, limit))
+    found = list(made if limit is None else limited(made, limit, "dlq.raw"))
     assert all(each.schema == COUNTED_SCHEMA for each in found)
     return found
 
@@ -61,25 +61,25 @@ def test_letters_below_the_limit_pass_with_all_counts() -> None:
     assert "dlq.raw" == made[-1]["topic"][0].as_py()
 
 
-def test_letters_above_the_limit_are_marks() -> None:
-    """The driver gets the counts and no letter; asked for them, a task gives them without counts."""
-    made = task("0.5", BAD, BAD, GOOD)
-    assert {"c", None} == topics(made)
-    assert (1_200, 600) == (counted(made).rejected, counted(made).rows)
-    marks = [each["partition"][0].as_py() for each in made if each["topic"][0].as_py() is None]
-    assert [WITHHELD] * 2 == marks
-    released = task(RELEASE, BAD, BAD, GOOD)
-    assert {"dlq"} == topics(released)
-    assert 2 == sum(each.num_rows for each in released)
-    assert Counts() == counted(released)
+def test_letters_above_the_limit_fail_the_task() -> None:
+    """None is given before, and none for the counts that a driver asks for then."""
+    given: list[pa.RecordBatch] = []
+    with pytest.raises(TooManyRejected, match="1,200 of 1,800 lines"):
+        given.extend(task("0.5", BAD, BAD, GOOD))
+    assert "dlq" not in topics(given)
+    made = task(COUNT, BAD, BAD, GOOD)
+    assert {None} == topics(made)
+    assert Counts() == counted(made)
+    counts = counted_of(row for batch in made for row in batch["value"].to_pylist())
+    assert (600, 1_200) == (counts.rows, counts.rejected)
+    assert 1_200 == sum(counts.reasons.values())
 
 
 def test_letters_are_held_within_a_limit_of_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beyond it they are withheld whatever the share is, since the driver can ask for them."""
+    """Beyond it the task fails whatever the share is, since only the driver can count then."""
     monkeypatch.setattr(dead_letter_limit, "HELD_BYTES_MAX", 10)
-    made = task("0.5", BAD, GOOD, GOOD, BAD)
-    assert {"c", None} == topics(made)
-    assert counted(task(None, BAD, GOOD, GOOD, BAD)) == counted(made)
+    with pytest.raises(TooManyRejected, match="bytes of dead letters"):
+        task("0.5", BAD, GOOD, GOOD)
 
 
 def test_the_error_survives_spark() -> None:
