@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -124,14 +125,7 @@ def run(
         place = checkpoint or default_checkpoint(data_dir, job)
         metrics = IngestMetrics(job)
         with served_metrics(metrics, http, output):
-            run_options = RunOptions(
-                place,
-                available_now,
-                max_messages,
-                interval_s,
-                timeout_s,
-                rejected_share_max=loaded.ingest.rejected_share_max,
-            )
+            run_options = RunOptions(place, available_now, max_messages, interval_s, timeout_s)
             _run(output, job, run_options, loaded.ingest, metrics)
 
 
@@ -200,6 +194,7 @@ def _ingest(
     from headrace.pipeline.ingest_run import run_ingest
     from headrace.pipeline.session import end_session, open_session
 
+    options = replace(options, rejected_share_max=limits.rejected_share_max)
     # Before there is a checkpoint.
     check_client_settings(dict(job.settings))
     with held_checkpoint(options.checkpoint, job, notify=output.note) as held:
