@@ -58,6 +58,9 @@ class IngestSettings(SettingsModel):
 
     threads: int = Field(default=2, ge=1, description="threads of Spark, each with one Python process")
     driver_memory_mb: int = Field(default=1_024, ge=512, description="memory of Spark's Java process")
+    rejected_share_max: float = Field(
+        default=0.5, ge=0, le=1, description="ingest stops when a greater share of 1,000 lines or more is refused"
+    )
 
 
 class LogSettings(SettingsModel):

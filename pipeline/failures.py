@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from headrace.connectors.log.topics import dlq
 from headrace.schemas.errors import HeadraceError
 
 
@@ -17,6 +18,10 @@ class RawDataLost(QueryFailed):
 
 class KafkaLost(QueryFailed):
     """Kafka stopped answering while the query ran."""
+
+
+class TooManyRejected(QueryFailed):
+    """Most lines of a batch are refused: the options of the job are probably wrong. The batch is not committed."""
 
 
 class GroupEnded(QueryFailed):
@@ -53,6 +58,14 @@ def raw_data_lost(topic: str) -> RawDataLost:
     )
 
 
+def too_many_action(queue: str) -> str:
+    """What to do when most lines are refused."""
+    return (
+        f"check --format and its options; earlier dead letters: headrace dlq show {queue}; to let these pass, "
+        "raise the setting ingest.rejected_share_max"
+    )
+
+
 def explain(error: Exception, topic: str) -> QueryFailed:
     """The error behind a StreamingQueryException; `retriable` when a restart of the query may help."""
     text = str(error)
@@ -60,6 +73,11 @@ def explain(error: Exception, topic: str) -> QueryFailed:
     # The order matters: a trace often holds several marks, and a timeout may be the symptom of another cause.
     if any(name == GroupEnded.__name__ for name, _ in own):
         return GroupEnded("a data group ended while its rows were written", retriable=True)
+    for name, message in own:
+        if name == TooManyRejected.__name__:
+            # Without the action, which follows in parentheses.
+            action = too_many_action(dlq(topic))
+            return TooManyRejected(message.removesuffix(f" ({action})"), action=action)
     if any(mark in text for mark in _WORKER_LATE):
         return WorkerLate(
             "a Python process of Spark did not start in 10 s", action="relieve the machine", retriable=True

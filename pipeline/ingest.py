@@ -26,9 +26,11 @@ from headrace.connectors.log.topic_settings import DEAD_LETTERS, created_with
 from headrace.connectors.log.topics import Topics, dlq
 from headrace.consumers.membership.bootstrap import read_slot_table
 from headrace.consumers.membership.schema_log import SchemaLog
+from headrace.pipeline.batch_limit import write_limited
 from headrace.pipeline.batch_table import BatchTables, has_ended
 from headrace.pipeline.checkpoint import local_folder, make_batch_durable
 from headrace.pipeline.cluster_access import cluster_access
+from headrace.pipeline.dead_letter_limit import SHARE_MAX
 from headrace.pipeline.failures import GroupEnded
 from headrace.pipeline.ingest_progress import OBSERVED, OBSERVED_READING
 from headrace.pipeline.job import IngestJob
@@ -69,6 +71,8 @@ class RunOptions:
     broker_lost_wait_s: float = BROKER_LOST_WAIT_S
     sink_wait_s: float = SINK_WAIT_S
     """How long a record waits for its topic, which may have ended, and for memory: Kafka's `max.block.ms`."""
+    rejected_share_max: float = SHARE_MAX
+    """The query ends when a greater share of the lines of a micro-batch is refused; 1 = no limit."""
 
 
 def check_session(session: SparkSession) -> None:
@@ -156,6 +160,9 @@ def forward_writer(records: DataFrame, job: IngestJob, run: RunOptions) -> DataS
     raw_topic, tables = RawTopic(job.topic, run.checkpoint), BatchTables(run.checkpoint)
     sink = _sink_options(job, run.sink_wait_s)
 
+    def write(planned: DataFrame) -> None:
+        _written(planned).write.format("kafka").options(**sink).save()
+
     def forward(planned: DataFrame, batch: int) -> None:
         if folder is not None:
             make_batch_durable(folder, batch)
@@ -165,7 +172,7 @@ def forward_writer(records: DataFrame, job: IngestJob, run: RunOptions) -> DataS
         context.setLocalProperty(SLOT_TABLE_PROPERTY, base64.b64encode(table.to_bytes()).decode())
         failure: Exception | None = None
         try:
-            _written(planned).write.format("kafka").options(**sink).save()
+            write_limited(planned, write, run.rejected_share_max, job.topic, dlq(job.topic))
         except Exception as error:
             failure = error
         # A group that ends refuses rows from some moment on: they belong to others by then. Asked behind a

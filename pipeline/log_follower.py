@@ -1,7 +1,8 @@
-"""Follows the forward logs of a cluster for a stream source: how far they are read, and which records are repeats.
+"""Follows the forward logs of a cluster for a stream source: how far they are read, and which records do not count.
 
 Runs in the driver. The rows are read again by the tasks; here a record counts by its producer, batch and sequence, as
-at a replica. Repeats are known from the point where the query started on, and LOOK_BACK_RECORDS before it.
+at a replica. Repeats are known from the point where the query started on, and LOOK_BACK_RECORDS before it. A record
+that an operator has refused does not count, and one that names an unknown version of a table is waited at.
 """
 
 from __future__ import annotations
@@ -14,12 +15,15 @@ from dataclasses import dataclass, field
 from headrace.connectors.deadline import Deadline
 from headrace.connectors.log.closing import is_closed
 from headrace.connectors.log.port import Log, LogUnavailable, Reader, Record, TopicMissing
+from headrace.consumers.membership.schema_log import SchemaLog
+from headrace.consumers.replication.hash_chain import record_digest
 from headrace.consumers.replication.producer_section import Section
 from headrace.pipeline.source_options import StreamOptions
 from headrace.producers.cluster import Routing, groups_of
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.framing import FrameInvalid, check_format
-from headrace.schemas.messages import Delete, Message, decode_message
+from headrace.schemas.messages import Delete, Message, TableVersion, Write, decode_message
+from headrace.schemas.tables import RecordName
 
 LOOK_BACK_RECORDS = 1_000
 """Records of each log before the start of a query that are looked at for messages which are repeated later."""
@@ -27,6 +31,8 @@ IDLE_WAIT_S = 0.5
 """How long an idle query waits for the next record: Spark asks without a pause."""
 POLL_RECORDS = 500
 READ_TIMEOUT_S = 120.0
+TABLE_WAIT_S = 60.0
+TABLE_POLL_S = 0.2
 
 Offsets = dict[str, dict[str, str | int]]
 """Of each log the topic's id and the next offset: `{"c.forward.n1.1": {"id": "…", "offset": 7}}`."""
@@ -36,13 +42,17 @@ class LogTrimmed(HeadraceError):
     """A log no longer holds records that the query has not read."""
 
 
+class TableAwaited(HeadraceError):
+    """A record names a version of a table that is not in the table log. Replicas wait at it too."""
+
+
 class RowsDeleted(HeadraceError):
     """Rows of the table were deleted, which a stream of rows cannot show."""
 
 
 @dataclass(slots=True)
 class _Topic:
-    """One forward log. `repeats` has the offsets of repeated records, in order.
+    """One forward log. `dropped` has the offsets of records that do not count, in order: repeated and refused ones.
 
     `closed_end` is its end when it was first seen closed, -1 before. `complete`: it was read to its final end.
     """
@@ -50,7 +60,7 @@ class _Topic:
     topic_id: str
     start: int
     producers: Section = field(default_factory=lambda: Section(frozenset()))
-    repeats: list[int] = field(default_factory=list)
+    dropped: list[int] = field(default_factory=list)
     closed_end: int = -1
     complete: bool = False
 
@@ -64,6 +74,7 @@ class LogFollower:
         self._options = options
         self._topics: dict[str, _Topic] = {}
         self._reader: Reader | None = None
+        self._tables = SchemaLog(log, options.target.topics)
 
     @property
     def started(self) -> bool:
@@ -113,22 +124,22 @@ class LogFollower:
             self._take(POLL_RECORDS, 0.2)
             _check_time(deadline)
 
-    def repeats(self, topic: str, begin: int, end: int) -> tuple[int, ...]:
-        """The offsets of repeated records in a range that was read."""
-        found = self._topics[topic].repeats
+    def dropped(self, topic: str, begin: int, end: int) -> tuple[int, ...]:
+        """The offsets of records that do not count, in a range that was read."""
+        found = self._topics[topic].dropped
         return tuple(found[bisect_left(found, begin) : bisect_left(found, end)])
 
     def forget(self, offsets: Mapping[str, Mapping[str, str | int]]) -> None:
-        """Repeats below these offsets are not asked for again."""
+        """What is below these offsets is not asked for again."""
         for name, each in offsets.items():
             if name in self._topics:
-                repeats = self._topics[name].repeats
-                del repeats[: bisect_left(repeats, int(each["offset"]))]
+                dropped = self._topics[name].dropped
+                del dropped[: bisect_left(dropped, int(each["offset"]))]
 
     def close(self) -> None:
         """Release everything."""
         with contextlib.ExitStack() as stack:
-            for part in (self._log, self._routing, self._reader):
+            for part in (self._log, self._routing, self._tables, self._reader):
                 if part is not None:
                     stack.callback(part.close)
 
@@ -217,8 +228,12 @@ class LogFollower:
         message = decoded(record)
         if message is None:
             return
+        # First, as at a replica: nothing follows a record that was refused.
+        if isinstance(message.body, Write) and not self._counts(record, message.body):
+            topic.dropped.append(record.offset)
+            return
         if topic.producers.knows(message.position, message.digest):
-            topic.repeats.append(record.offset)
+            topic.dropped.append(record.offset)
             return
         position, body, target = message.position, message.body, self._options.target
         topic.producers.note(position.producer, position.batch, [(position.sequence, message.digest)])
@@ -229,6 +244,32 @@ class LogFollower:
                 f"rows of {target.name} were deleted, at offset {record.offset} of {record.topic}",
                 action='with option ignoreDeletes="true" the query continues and keeps them',
             )
+
+    def _counts(self, record: Record, write: Write) -> bool:
+        """Whether a write names a version of its table that exists; False once an operator has refused the record.
+
+        Raises TableAwaited when neither is so for TABLE_WAIT_S.
+        """
+        named = TableVersion(write.database, write.table, write.schema_version)
+        group = self._options.target.topics.group_of(record.topic)
+        assert group is not None, record.topic
+        name = RecordName(group[0], record.offset, record_digest(record.value))
+        deadline = Deadline(TABLE_WAIT_S)
+        decided = self._tables.accepts(name, (named,), 0.0)
+        while decided is None:
+            self._tables.refresh()
+            decided = self._tables.accepts(name, (named,), 0.0)
+            if decided is None and deadline.passed():
+                raise TableAwaited(
+                    f"the record at offset {record.offset} of group {group[0]} names version {named.schema_version} of "
+                    f"{named.database}.{named.table}, which does not exist",
+                    action="if no writer will add it: headrace refuse-record "
+                    f"--group {group[0]} --offset {record.offset}; then restart the query",
+                    retriable=True,
+                )
+            if decided is None:
+                self._tables.follow(min(TABLE_POLL_S, deadline.left_s()))
+        return decided
 
     def _positions(self) -> Offsets:
         assert self._reader is not None, "start comes first"

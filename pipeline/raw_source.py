@@ -34,7 +34,10 @@ COUNT_DDL = "messages long, rows long, points long, rejected long, bytes long, n
 QUERY_PROPERTY = "sql.streaming.queryId"
 BATCH_PROPERTY = "streaming.sql.batchId"
 SLOT_TABLE_PROPERTY = "headrace.slotTable"
-"""Local properties of a task. The slot table, in base64, is set by a driver that keeps one for each micro-batch."""
+LIMIT_PROPERTY = "headrace.deadLetterLimit"
+"""Local properties of a task. The last two are set by a driver that keeps a slot table for each micro-batch, in base64,
+and decides about its dead letters (`dead_letter_limit.py`).
+"""
 
 
 class NotStreaming(HeadraceError):
@@ -101,11 +104,14 @@ class RawStreamReader(DataSourceStreamReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """See DataSourceStreamReader: the records of one task, counted."""
+        from headrace.connectors.log.topics import dlq
+        from headrace.pipeline.dead_letter_limit import limited
         from headrace.pipeline.ingest_task import read_records
 
         assert isinstance(partition, RawPartition), partition
-        query, batch, slot_table = _task_properties()
-        return read_records(self._request.job, query, batch, partition.offset_range, slot_table)
+        query, batch, slot_table, limit = _task_properties()
+        records = read_records(self._request.job, query, batch, partition.offset_range, slot_table)
+        return records if limit is None else limited(records, limit, dlq(self._request.job.topic))
 
     def stop(self) -> None:
         """See DataSourceStreamReader."""
@@ -131,8 +137,8 @@ class RawStreamReader(DataSourceStreamReader):
         return document_of(self._request.job.topic, offsets)
 
 
-def _task_properties() -> tuple[str, int, bytes | None]:
-    """(id of the query as in its checkpoint, micro-batch, slot table if a driver has set one) of this task.
+def _task_properties() -> tuple[str, int, bytes | None, str | None]:
+    """(id of the query as in its checkpoint, micro-batch, slot table and limit if a driver has set them) of this task.
 
     Raises NotStreaming.
     """
@@ -143,4 +149,5 @@ def _task_properties() -> tuple[str, int, bytes | None]:
     if context is None or not query or not batch:
         raise NotStreaming(f"{NAME} is read by a streaming query only", action="start it with: headrace ingest run")
     slot_table = context.getLocalProperty(SLOT_TABLE_PROPERTY)
-    return query, int(batch), base64.b64decode(slot_table) if slot_table else None
+    limit = context.getLocalProperty(LIMIT_PROPERTY) or None
+    return query, int(batch), base64.b64decode(slot_table) if slot_table else None, limit

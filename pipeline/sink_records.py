@@ -16,12 +16,14 @@ from headrace.connectors.log.topics import (
     DLQ_OFFSET_HEADER,
     DLQ_PARTITION_HEADER,
     DLQ_REASON_HEADER,
+    DLQ_TIMESTAMP_HEADER,
     DLQ_TOPIC_HEADER,
     dlq,
 )
-from headrace.pipeline.ingest_progress import Counts
+from headrace.pipeline.ingest_progress import UNKNOWN, Counts
 from headrace.schemas.framing import format_headers
 
+MILLISECONDS = pa.timestamp("ms", "UTC")
 HEADER_TYPE = pa.struct([("key", pa.string()), ("value", pa.binary())])
 RECORD_SCHEMA = pa.schema(
     [
@@ -51,7 +53,7 @@ def forward_record(topic: str, value: bytes) -> pa.RecordBatch:
 def dead_letters(topic: str, raw: pa.RecordBatch, rejected: pa.Table) -> pa.RecordBatch:
     """One record for every raw message with bad lines: key and value byte for byte, the reason in headers.
 
-    `raw` has the columns `key`, `value`, `partition` and `offset` of the raw messages. `rejected` has
+    `raw` has the columns `key`, `value`, `partition`, `offset` and `timestamp` of the raw messages. `rejected` has
     (message, line, reason), lines from 0, in order of message. A message with several bad lines becomes one
     record with the first of them and their number.
     """
@@ -69,6 +71,8 @@ def dead_letters(topic: str, raw: pa.RecordBatch, rejected: pa.Table) -> pa.Reco
         DLQ_PARTITION_HEADER: chosen["partition"].cast(pa.string()),
         DLQ_OFFSET_HEADER: chosen["offset"].cast(pa.string()),
         DLQ_LINE_HEADER: pc.add(grouped["line_min"].combine_chunks(), 1).cast(pa.string()),
+        # A replay gives lines without a time the one that they had: others would make rows of their own.
+        DLQ_TIMESTAMP_HEADER: chosen["timestamp"].cast(MILLISECONDS).cast(pa.int64()).cast(pa.string()),
     }
     columns = [
         pa.repeat(pa.scalar(dlq(topic)), count),
@@ -111,17 +115,28 @@ def counted_records(records: Iterable[pa.RecordBatch], counts: Callable[[], Coun
     held: pa.RecordBatch | None = None
     for batch in records:
         if held is not None:
-            yield _with_counts(held, Counts())
+            yield with_counts(held, Counts())
         held = batch
     total = counts()
     if held is None and total.messages:
         held = pa.RecordBatch.from_arrays([pa.nulls(1, kind) for kind in RECORD_SCHEMA.types], schema=RECORD_SCHEMA)
     if held is not None:
-        yield _with_counts(held, total)
+        yield with_counts(held, total)
 
 
-def _with_counts(records: pa.RecordBatch, counts: Counts) -> pa.RecordBatch:
+def with_counts(records: pa.RecordBatch, counts: Counts) -> pa.RecordBatch:
+    """Records in `RECORD_SCHEMA` with counts, which the last one carries."""
     others = records.num_rows - 1
     numbers = [pa.array([0] * others + [getattr(counts, name)], pa.int64()) for name in COUNT_FIELDS]
     reasons = pa.array([None] * others + [json.dumps(dict(counts.reasons)) if counts.reasons else None], pa.string())
     return pa.RecordBatch.from_arrays([*records.columns, *numbers, reasons], schema=COUNTED_SCHEMA)
+
+
+def counts_of(records: pa.RecordBatch) -> Counts:
+    """The counts that records in `COUNTED_SCHEMA` carry."""
+    messages, rows, points, rejected, size = (pc.sum(records[name]).as_py() or 0 for name in COUNT_FIELDS[:5])
+    newest_ms = pc.max(records["newest_ms"]).as_py()
+    total = Counts(messages, rows, points, rejected, size, UNKNOWN if newest_ms is None else newest_ms)
+    for text in records["reasons"].drop_null().to_pylist():
+        total += Counts(reasons=json.loads(text))
+    return total

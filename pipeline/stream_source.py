@@ -30,13 +30,13 @@ POLL_RECORDS = 100
 
 
 class LogRange(InputPartition):
-    """One task: the records of a log with begin <= offset < end, without those that repeat others."""
+    """One task: the records of a log with begin <= offset < end, without those that do not count."""
 
-    def __init__(self, topic: str, begin: int, end: int, repeats: tuple[int, ...]) -> None:
+    def __init__(self, topic: str, begin: int, end: int, dropped: tuple[int, ...]) -> None:
         super().__init__(topic)
         self.begin = begin
         self.end = end
-        self.repeats = repeats
+        self.dropped = dropped
 
 
 class TableStreamReader(DataSourceStreamReader):
@@ -76,7 +76,7 @@ class TableStreamReader(DataSourceStreamReader):
             # The log of a group that is new is read from its first record on.
             begin, until = int(start.get(topic, {"offset": 0})["offset"]), int(position["offset"])
             if begin < until:
-                ranges.append(LogRange(topic, begin, until, follower.repeats(topic, begin, until)))
+                ranges.append(LogRange(topic, begin, until, follower.dropped(topic, begin, until)))
         return ranges
 
     def commit(self, end: dict[str, Any]) -> None:
@@ -92,11 +92,11 @@ class TableStreamReader(DataSourceStreamReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one task; runs in a worker. Raises LogTrimmed, LogUnavailable, TimeTooFine."""
         assert isinstance(partition, LogRange), partition
-        repeats = frozenset(partition.repeats)
+        dropped = frozenset(partition.dropped)
         target = self._options.target
         with contextlib.closing(KafkaLog(target.bootstrap, dict(target.kafka))) as log:
             for record in _records(log, partition):
-                if record.offset not in repeats and (rows := self._rows(record)) is not None:
+                if record.offset not in dropped and (rows := self._rows(record)) is not None:
                     yield from as_planned([rows], self._schema, target.name)
 
     def _rows(self, record: Record) -> pa.RecordBatch | None:

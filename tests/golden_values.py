@@ -89,6 +89,7 @@ from headrace.schemas.records import (
     encode_schema_change,
     encode_status,
 )
+from headrace.schemas.replay_positions import ReplayPosition, decode_position, encode_position
 from headrace.schemas.sync_records import (
     OwnerClaim,
     SyncChunk,
@@ -304,6 +305,7 @@ def goldens() -> list[Golden]:
         _load(leader),
         _synced_load(leader),
         *_sync(),
+        _replayed(),
         *(_group_change(name, body) for name, body in GROUP_CHANGES.items()),
         # Without loads as 0.1.0 wrote it, and with them.
         Golden("state", _state(), GroupState.to_bytes, GroupState.from_bytes, "state"),
@@ -351,6 +353,11 @@ def _sync() -> list[Golden]:
         Golden("sync-verdict", verdict, encode_verdict, decode_verdict, "sync_verdict"),
         Golden("sync-owner", owner, encode_owner, decode_owner, "sync_owner"),
     ]
+
+
+def _replayed() -> Golden:
+    value = ReplayPosition("dlq.ä", "Zm9vYmFyYmF6cXV4MTIzNA", 1 << 40, "run-1")
+    return Golden("replayed", value, encode_position, decode_position, "replayed")
 
 
 def _group_change(name: str, body: GroupChange) -> Golden:

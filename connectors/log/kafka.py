@@ -99,6 +99,10 @@ class KafkaLog:
         with contextlib.suppress(TopicMissing):
             self._admin.call(topic, lambda client: kafka_topics.delete_topic(client, topic), exists=False)
 
+    def topic_names(self, prefix: str) -> list[str]:
+        """The topics that begin with a prefix, sorted. Raises LogUnavailable, AccessDenied."""
+        return self._admin.call("", lambda client: kafka_topics.topic_names(client, prefix), exists=False)
+
     def _await_topic(self, topic: str) -> None:
         """Wait until the topic is visible: a broker may report it as missing right after its creation."""
         deadline = Deadline(REQUEST_TIMEOUT_S)

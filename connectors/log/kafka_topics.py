@@ -62,6 +62,11 @@ def delete_topic(client: AdminClient, topic: str) -> None:
         raise
 
 
+def topic_names(client: AdminClient, prefix: str) -> list[str]:
+    """The names of all topics that begin with a prefix, sorted. Raises KafkaException."""
+    return sorted(name for name in client.list_topics(timeout=REQUEST_TIMEOUT_S).topics if name.startswith(prefix))
+
+
 def configuration(client: AdminClient, topic: str) -> TopicConfiguration:
     """How a topic is kept. Raises KafkaException."""
     metadata = client.list_topics(topic, timeout=REQUEST_TIMEOUT_S)

@@ -113,6 +113,11 @@ class MemoryLog:
             self._topics.pop(topic, None)
             self._changed.notify_all()
 
+    def topic_names(self, prefix: str) -> list[str]:
+        """See KafkaLog."""
+        with self._changed:
+            return sorted(name for name in self._topics if name.startswith(prefix))
+
     def describe(self, topic: str) -> TopicState:
         """See Log."""
         with self._changed:

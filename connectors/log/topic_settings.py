@@ -112,6 +112,8 @@ SYNC_VERDICT: TopicSettings = MappingProxyType(
         "max.message.bytes": TopicSetting(str(RECORD_BYTES_MAX), "large verdicts are refused", ENVELOPE_BYTES_MAX),
     }
 )
+# The newest position of each dead-letter topic is kept for ever.
+REPLAYED = SYNC_VERDICT
 # Created by ingest; whoever reads dead letters may keep them for less long.
 DEAD_LETTERS: TopicSettings = MappingProxyType(
     {name: TopicSetting(setting.value, free=True) for name, setting in _KEPT.items()}

@@ -12,6 +12,8 @@ DLQ_TOPIC_HEADER = "__dlq.errors.topic"
 DLQ_PARTITION_HEADER = "__dlq.errors.partition"
 DLQ_OFFSET_HEADER = "__dlq.errors.offset"
 DLQ_LINE_HEADER = "__dlq.errors.line"
+DLQ_TIMESTAMP_HEADER = "__dlq.errors.timestamp"
+DLQ_PREFIX = "dlq."
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
 
 
@@ -81,6 +83,11 @@ class Topics:
         """Which sender owns which devices."""
         return f"{self.cluster}.sync.owner"
 
+    @property
+    def replayed(self) -> str:
+        """How far each dead-letter topic was replayed into this cluster."""
+        return f"{self.cluster}.replayed"
+
     def ingest(self, name: str) -> str:
         """A raw topic of the users."""
         return f"{self.cluster}.ingest.{name}"
@@ -88,4 +95,4 @@ class Topics:
 
 def dlq(topic: str) -> str:
     """The dead-letter topic of a raw topic."""
-    return f"dlq.{topic}"
+    return f"{DLQ_PREFIX}{topic}"

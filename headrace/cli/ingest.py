@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -193,6 +194,7 @@ def _ingest(
     from headrace.pipeline.ingest_run import run_ingest
     from headrace.pipeline.session import end_session, open_session
 
+    options = replace(options, rejected_share_max=limits.rejected_share_max)
     # Before there is a checkpoint.
     check_client_settings(dict(job.settings))
     with held_checkpoint(options.checkpoint, job, notify=output.note) as held:

@@ -21,6 +21,7 @@ NOUNS = (
     "table",
     "retention",
     "ingest",
+    "dlq",
     "seal",
     "verify",
     "query",

@@ -15,7 +15,7 @@ from headrace.terminal.command import EXIT_USAGE, UsageInvalid
 if TYPE_CHECKING:
     from headrace._member_views import LogView
     from headrace.admin_client import AdminClient
-    from headrace.connectors.log.port import Log
+    from headrace.connectors.log.kafka import KafkaLog
     from headrace.connectors.log.topics import Topics
     from headrace.consumers.membership.changes import MembershipState
     from headrace.consumers.membership.slot_table import SlotTable
@@ -29,7 +29,7 @@ PROBE_TIMEOUT_S = 2.0
 class ClusterSession:
     """A cluster that exists, its log, and what its membership log has decided."""
 
-    log: Log
+    log: KafkaLog
     topics: Topics
     slot_table: SlotTable
     membership: MembershipState

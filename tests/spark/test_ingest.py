@@ -24,7 +24,7 @@ from headrace.connectors.log.topics import dlq
 from headrace.consumers.membership.schema_log import SchemaLog
 from headrace.consumers.replication.actions import Ignored
 from headrace.pipeline.cluster_access import ClusterAccess
-from headrace.pipeline.failures import RawDataLost
+from headrace.pipeline.failures import RawDataLost, TooManyRejected
 from headrace.pipeline.ingest import RunOptions, SpeculationRefused, prepare, start_query
 from headrace.pipeline.ingest_run import run_ingest
 from headrace.pipeline.ingest_task import SEQUENCE_BITS
@@ -123,6 +123,26 @@ def test_the_query_continues_where_it_stopped(spark: SparkSession, cluster: Inge
     assert [b"4", b"5"] == [header["__dlq.errors.offset"] for header in headers]
     assert [cluster.raw.encode()] * 2 == [header["__dlq.errors.topic"] for header in headers]
     assert b"the line has string" in headers[0]["__dlq.errors.reason"]
+
+
+# `collect` of pyspark 4.1 leaves its socket to the garbage collector.
+@pytest.mark.filterwarnings("ignore:Exception ignored in. <socket:pytest.PytestUnraisableExceptionWarning")
+def test_a_wrong_format_ends_the_query(spark: SparkSession, cluster: IngestCluster) -> None:
+    """One bad partition of two is within the limit of a batch. A bad batch is not committed, and adds no dead letter."""
+    cluster.create_raw(partitions=2)
+    bad = b"\n".join(b"nothing" for _ in range(1_100))
+    good = b"\n".join(b"t,host=a x=%di %d" % (number, number) for number in range(1_500))
+    cluster.produce([bad, good], partitions=2)
+    done = cluster.run(spark, cluster.job())
+    stored = stored_tables(cluster.log, cluster.topics)
+    assert (1_500, 1_100) == (stored["t"].num_rows, done.counts.rejected)
+    assert [bad] == [letter.value for letter in cluster.dead_letters()]
+    cluster.produce([bad, b"t,host=a x=1i 9999"], partitions=2)
+    with pytest.raises(TooManyRejected, match="1,100 of 1,101 lines") as raised:
+        cluster.run(spark, cluster.job())
+    assert f"headrace dlq show dlq.{cluster.raw}" in raised.value.action
+    assert not raised.value.retriable
+    assert [bad] == [letter.value for letter in cluster.dead_letters()]
 
 
 def test_a_repeated_micro_batch_changes_nothing(spark: SparkSession, cluster: IngestCluster) -> None:

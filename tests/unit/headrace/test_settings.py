@@ -86,6 +86,7 @@ DEFAULTS = {
     "sync.upload_mb_max": 4_096,
     "ingest.threads": 2,
     "ingest.driver_memory_mb": 1_024,
+    "ingest.rejected_share_max": 0.5,
     "send.interval_s": 60.0,
     "send.seal_age_s": 300.0,
     "send.tries_max": 5,

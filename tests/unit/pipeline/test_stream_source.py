@@ -4,20 +4,28 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from headrace.connectors.log.append import append_one
+from headrace.connectors.log.memory import MemoryLog
+from headrace.connectors.log.port import read_to_end
+from headrace.consumers.membership.bootstrap import join_cluster
+from headrace.consumers.membership.refusal import refuse_record
+from headrace.consumers.membership.slot_table import SlotTable
 from headrace.pipeline import log_follower, stream_source
-from headrace.pipeline.log_follower import LogTrimmed, RowsDeleted
+from headrace.pipeline.log_follower import LogTrimmed, RowsDeleted, TableAwaited
 from headrace.pipeline.source_columns import ColumnUnknown, source_schema
 from headrace.pipeline.source_options import StreamOptions
 from headrace.pipeline.stream_source import TableStreamReader
-from headrace.schemas.messages import Delete, Message, ProducerPosition, encode_message
+from headrace.producers.cluster import FixedRouting
+from headrace.schemas.messages import Delete, Message, ProducerPosition, Write, decode_message, encode_message
+from headrace.schemas.records import Create
 from headrace.schemas.tables import FieldType, TableSchema
-from tests.unit.pipeline.source_scene import TARGET, SourceScene, new_scene, rows
+from tests.unit.pipeline.source_scene import TARGET, TOPICS, SourceScene, new_scene, rows
 
 TABLE = TableSchema("db", "t", 1, ("host",), (("n", FieldType.INT64),))
 
@@ -78,7 +86,7 @@ def test_rows_come_once_and_in_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [] == reader.partitions(end, end)
 
 
-def test_a_restart_goes_on_at_the_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_restart_continues_at_the_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
     """It plans a batch again as it was, and knows the messages before it that are repeated behind it."""
     scene = new_scene()
     scene.write([rows(0, 20)])
@@ -190,3 +198,85 @@ def test_a_follower_reads_nothing_that_is_no_message(monkeypatch: pytest.MonkeyP
     reader = reader_of(scene, monkeypatch)
     start = reader.initialOffset()
     assert 4 == read(reader, start, reader.latestOffset()).num_rows
+
+
+def write_of_missing_version(scene: SourceScene, topic: str, position: ProducerPosition) -> int:
+    """Append a write of table `t` that names a version that nobody has made; its offset."""
+    value = next(each.value for each in read_to_end(scene.log, topic, timeout_s=5))
+    body = decode_message(value).body
+    assert isinstance(body, Write)
+    message = Message(position, replace(body, schema_version=9))
+    return append_one(scene.log, topic, encode_message(message))
+
+
+def test_a_refused_record_gives_no_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The query waits at a record of an unknown version. Once it is refused, the records behind it count."""
+    monkeypatch.setattr(log_follower, "TABLE_WAIT_S", 0.0)
+    scene = new_scene()
+    scene.write([rows(0, 20, hosts=20)])
+    topic = TOPICS.forward("n1")
+    reader = reader_of(scene, monkeypatch)
+    start = reader.initialOffset()
+    first = reader.latestOffset()
+    before = read(reader, start, first)["n"].to_pylist()
+    # Newer than the batches of the same producer that follow: a record that does not count makes none of them old.
+    offset = write_of_missing_version(scene, topic, ProducerPosition("q", 7, 0))
+    with pytest.raises(TableAwaited, match="version 9 of db.t") as raised:
+        reader.latestOffset()
+    assert f"headrace refuse-record --group n1 --offset {offset}" in raised.value.action
+    refuse_record(scene.log, TOPICS, "n1", offset)
+    scene.write([rows(20, 20, hosts=20)], batch=1)
+    again = reader_of(scene, monkeypatch)
+    assert [] == again.partitions(first, first)
+    assert list(range(20, 40)) == read(again, first, again.latestOffset())["n"].to_pylist()
+    assert list(range(20)) == before
+
+
+def ended(scene: SourceScene, log: str) -> None:
+    """A change of members has removed the group of this log: it is closed, and no slot is its own."""
+    scene.log.close_topic(log)
+    table = scene.cluster.routing.route.table
+    assert isinstance(table, SlotTable)
+    scene.cluster = replace(scene.cluster, routing=FixedRouting(without(table, "n2")))
+
+
+def without(table: SlotTable, node: str) -> SlotTable:
+    """The table of a cluster that never had this node."""
+    others = tuple(each for each in table.nodes if each != node)
+    log = MemoryLog()
+    return join_cluster(log, TOPICS, Create(others, 1, 100))
+
+
+def test_a_log_that_was_read_to_its_end_may_be_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The query continues without it; the same end is seen twice before it is taken for the last one."""
+    scene = new_scene()
+    scene.write([rows(0, 20, hosts=20)])
+    log = TOPICS.forward("n2")
+    ended(scene, log)
+    reader = reader_of(scene, monkeypatch)
+    offsets = scene_offsets(scene)
+    assert [] == reader.partitions(offsets, offsets)
+    end = [reader.latestOffset() for _ in range(3)][-1]
+    assert scene.log.describe(log).end == end[log]["offset"]
+    scene.log.delete_topic(log)
+    assert [TOPICS.forward("n1")] == list(reader.latestOffset())
+
+
+def test_a_log_that_was_deleted_too_early_ends_the_query(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that were never read must not be missed in silence."""
+    scene = new_scene()
+    scene.write([rows(0, 20, hosts=20)])
+    log = TOPICS.forward("n2")
+    ended(scene, log)
+    reader = reader_of(scene, monkeypatch, records_per_batch_max=1)
+    offsets = scene_offsets(scene)
+    assert [] == reader.partitions(offsets, offsets)
+    scene.log.delete_topic(log)
+    with pytest.raises(LogTrimmed, match="before the query had read it to its end"):
+        reader.latestOffset()
+
+
+def scene_offsets(scene: SourceScene) -> dict[str, Any]:
+    """The beginnings of both logs, as in the checkpoint of a query that has started with them."""
+    states = {topic: scene.log.describe(topic) for topic in (TOPICS.forward("n1"), TOPICS.forward("n2"))}
+    return {topic: {"id": state.topic_id, "offset": state.begin} for topic, state in states.items()}
