@@ -21,6 +21,7 @@ NOUNS = (
     "table",
     "retention",
     "ingest",
+    "backfill",
     "seal",
     "verify",
     "query",
