@@ -108,8 +108,10 @@ class _FileTask:
         )
         first = True
         for block in iterate_file(self._file.path, self._job.format, options, keep_lines=True):
+            # Also where no line of the block is left for a table.
+            self._check_lines(block)
             for rows in block.parsed.tables.values():
-                self._check(block, rows, first=first)
+                self._check_times(rows, first=first)
                 first = first and not rows.num_rows
                 rows = rows.drop_columns([LINE_COLUMN])
                 tags = {column.name for column in rows.schema if pa.types.is_dictionary(column.type)}
@@ -117,18 +119,25 @@ class _FileTask:
                 yield rows
             self._report(block.bytes_read)
 
-    def _check(self, block: Block, rows: pa.Table, *, first: bool) -> None:
-        """Raises FileRefused for a row that cannot be written."""
-        job, path = self._job, self._file.path
+    @property
+    def _unit(self) -> str:
+        return "row" if self._job.format == "parquet" else "line"
+
+    def _check_lines(self, block: Block) -> None:
+        """Raises FileRefused for columns or lines that cannot be written."""
+        path = self._file.path
         for name, reason in block.refused_columns.items():
             raise FileRefused(f"{path}: column {name!r} cannot be a field: {reason}", action="convert it")
-        unit = "row" if job.format == "parquet" else "line"
         for bad in block.parsed.rejections(1):
             more = block.parsed.rejected.num_rows - 1
             raise FileRefused(
-                f"{path}: {unit} {bad.line + 1}: {bad.reason}" + (f" (and {more} more)" if more else ""),
-                action="correct or remove it, and start again with --changed; rows before it are written",
+                f"{path}: {self._unit} {bad.line + 1}: {bad.reason}" + (f" (and {more} more)" if more else ""),
+                action="correct or remove it, and start again with --changed; rows before it may be written",
             )
+
+    def _check_times(self, rows: pa.Table, *, first: bool) -> None:
+        """Raises FileRefused and TimesImplausible for times that the table does not take."""
+        job = self._job
         known = self._cluster.tables.catalogue.newest(job.target.database, job.target.table)
         resolution = job.resolution if known.version == 0 else known.resolution
         rules = TimeRules(job.target.table, resolution, job.any_time, job.options.ns_per_unit)
@@ -136,7 +145,10 @@ class _FileTask:
             rules.check_unit(rows)
         for mask, reason in rules.refusals(rows):
             line = rows.column(LINE_COLUMN).filter(pa.array(mask))[0].as_py()
-            raise FileRefused(f"{path}: {unit} {line + 1}: {reason}", action="correct it, or see the options for times")
+            raise FileRefused(
+                f"{self._file.path}: {self._unit} {line + 1}: {reason}",
+                action="correct it, or see the options for times",
+            )
 
 
 def refusal(error: HeadraceError) -> dict[str, object]:
