@@ -15,11 +15,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from confluent_kafka import KafkaException
-from confluent_kafka.admin import (
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
     AdminClient,
-    ScramCredentialInfo,  # type: ignore[attr-defined]
-    ScramMechanism,  # type: ignore[attr-defined]
-    UserScramCredentialUpsertion,  # type: ignore[attr-defined]
+    ScramCredentialInfo,
+    ScramMechanism,
+    UserScramCredentialUpsertion,
 )
 
 from headrace.connectors.kafka.broker_errors import BrokerStartFailed
