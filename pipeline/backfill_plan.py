@@ -10,9 +10,8 @@ import gzip
 import os
 import zlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
-from pathlib import Path
 from typing import Literal
 
 import pyarrow as pa
@@ -229,7 +228,8 @@ def _csv_columns(path: str, options: FormatOptions) -> Sequence[str]:
         packed = stream.read(2) == _GZIP_MAGIC
     with gzip.open(path) if packed else open(path, "rb") as stream:
         first = stream.read(HEADER_BYTES_MAX)
-    header, _ = header_of(lines_of_buffer(memoryview(first)), options)
+    # Without the names of tags: the error about a missing one names near ones.
+    header, _ = header_of(lines_of_buffer(memoryview(first)), replace(options, tags=()))
     if header is None:
         raise FileRefused(f"{path} is empty", action="leave it out of the pattern")
     return header.names
@@ -244,8 +244,3 @@ def _check_columns(path: str, columns: Sequence[str], options: FormatOptions) ->
 def _named(paths: Sequence[str]) -> str:
     more = len(paths) - NAMED_MAX
     return ", ".join(paths[:NAMED_MAX]) + (f" and {more:,} more" if more > 0 else "")
-
-
-def default_state(data_directory: Path, target: Target) -> Path:
-    """`{data dir}/{cluster}/backfill/{database}.{table}`."""
-    return data_directory / target.cluster / "backfill" / target.name

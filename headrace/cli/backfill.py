@@ -25,6 +25,7 @@ from headrace.terminal.command import UsageInvalid, run_command
 from headrace.terminal.output import Output, counted
 
 if TYPE_CHECKING:
+    from headrace.connectors.formats.interface import FormatOptions
     from headrace.pipeline.backfill import Backfilled
     from headrace.pipeline.backfill_plan import BackfillJob
     from headrace.pipeline.backfill_state import BackfillState
@@ -81,25 +82,38 @@ def backfill(
             raise UsageInvalid(f"--format {form} is unknown", action="choose one of parquet, csv")
         options = format_options(table, None, tags, tag, time_column, time_unit, time_format, delimiter)
         keep_pandas_out()
-        from headrace.connectors.log.client_check import check_client_settings
-        from headrace.pipeline.backfill_plan import BackfillJob, default_state, find_files
-        from headrace.pipeline.source_options import Target
-        from headrace.schemas.tables import TimeResolution
-
         loaded = _settings(cluster, bootstrap, time_resolution, settings)
-        require_cluster(loaded)
-        check_client_settings(dict(loaded.kafka))
-        # Before Kafka: a misspelt name must not wait for a broker first.
-        paths = find_files(patterns)
-        place, kafka = loaded.cluster, tuple(sorted(loaded.kafka.items()))
-        target = Target(database, table, place.name, place.bootstrap, kafka)
-        resolution = TimeResolution(loaded.write.time_resolution)
-        job = BackfillJob(target, "csv" if form == "csv" else "parquet", options, resolution, any_time)
+        job, paths = _job(loaded, patterns, database, table, form, options, any_time)
         begun_s = time.monotonic()
         identity = _prepare(job, output, no_tags=no_tags)
-        directory = state_dir or default_state(data_dir, target)
-        done = _run(output, loaded, job, paths, directory, identity, (again, changed, ordered))
+        place = state_dir or data_dir / job.target.cluster / "backfill" / job.target.name
+        done = _run(output, loaded, job, paths, place, identity, (again, changed, ordered))
         _report(output, done, time.monotonic() - begun_s)
+
+
+def _job(
+    settings: Settings,
+    patterns: list[str],
+    database: str,
+    table: str,
+    form: str,
+    options: FormatOptions,
+    any_time: bool,
+) -> tuple[BackfillJob, list[str]]:
+    """(the job, its files). Raises FilesMissing, ClientSettingsRefused."""
+    from headrace.connectors.log.client_check import check_client_settings
+    from headrace.pipeline.backfill_plan import BackfillJob, find_files
+    from headrace.pipeline.source_options import Target
+    from headrace.schemas.tables import TimeResolution
+
+    require_cluster(settings)
+    check_client_settings(dict(settings.kafka))
+    # Before Kafka: a misspelt name must not wait for a broker first.
+    paths = find_files(patterns)
+    place, kafka = settings.cluster, tuple(sorted(settings.kafka.items()))
+    target = Target(database, table, place.name, place.bootstrap, kafka)
+    resolution = TimeResolution(settings.write.time_resolution)
+    return BackfillJob(target, "csv" if form == "csv" else "parquet", options, resolution, any_time), paths
 
 
 def _settings(

@@ -25,6 +25,8 @@ from headrace.terminal.command import UsageInvalid, run_command
 
 if TYPE_CHECKING:
     from headrace.consumers.replication.row_selection import RowSelection
+    from headrace.settings import Settings
+    from headrace.terminal.output import Output
 
 
 def register(app: typer.Typer) -> None:
@@ -57,8 +59,6 @@ def replay(
         selection = selected(table, start, end, may_replace=may_replace, data_dir=data_dir)
         keep_freed()
         keep_pandas_out()
-        from headrace.consumers.node.offline_replay import replay as rebuild
-
         loaded = load_node_settings(
             {
                 "cluster.name": cluster,
@@ -68,28 +68,34 @@ def replay(
                 "kafka": parse_settings(settings),
             }
         )
-        with output.progress("replaying", unit="records") as advance:
-            shown = 0
+        _replay_and_report(output, loaded, selection, may_replace=may_replace)
 
-            def move(done: int, total: int) -> None:
-                nonlocal shown
-                advance(done - shown, total)
-                shown = done
 
-            if selection is None:
-                replayed = rebuild(loaded, may_replace=may_replace, on_progress=move)
-            else:
-                from headrace.consumers.node.selected_replay import replay_selection
+def _replay_and_report(
+    output: Output, settings: Settings, selection: RowSelection | None, *, may_replace: bool
+) -> None:
+    from headrace.consumers.node.offline_replay import replay as rebuild
+    from headrace.consumers.node.selected_replay import replay_selection
 
-                replayed = replay_selection(loaded, selection, on_progress=move)
-        count = replayed.loaded_files
-        fetched = f"; {count} files that the logs had loaded came from other members" if count else ""
-        output.result(
-            asdict(replayed),
-            f"{replayed.rows} rows of {replayed.records} records are in {replayed.segments} "
-            f"{'segments' if selection is None else 'files'} "
-            f"after {replayed.seconds:.1f} s{fetched}",
-        )
+    with output.progress("replaying", unit="records") as advance:
+        shown = 0
+
+        def move(done: int, total: int) -> None:
+            nonlocal shown
+            advance(done - shown, total)
+            shown = done
+
+        if selection is None:
+            replayed = rebuild(settings, may_replace=may_replace, on_progress=move)
+        else:
+            replayed = replay_selection(settings, selection, on_progress=move)
+    count = replayed.loaded_files
+    fetched = f"; {count} files that the logs had loaded came from other members" if count else ""
+    output.result(
+        asdict(replayed),
+        f"{replayed.rows} rows of {replayed.records} records are in {replayed.segments} "
+        f"{'segments' if selection is None else 'files'} after {replayed.seconds:.1f} s{fetched}",
+    )
 
 
 def selected(

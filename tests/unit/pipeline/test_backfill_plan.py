@@ -106,7 +106,7 @@ def test_state_survives_a_torn_line_and_one_process_holds_it(tmp_path: Path) -> 
         ("", "is empty"),
         ("sit,time,x\na,1,2\n", r"no column 'site' for the tag.*did you mean sit"),
         ("site,at,x\na,1,2\n", "no column 'time' for the time"),
-        ("PAR1\0\xff", "no column"),
+        ("PAR1\0\xff", "control character"),
     ],
 )
 def test_csv_files_that_do_not_fit_are_refused(tmp_path: Path, text: str, named: str) -> None:
