@@ -64,8 +64,8 @@ def backfill(
     changed: Annotated[
         bool, typer.Option("--changed", help="Write files again that changed since an earlier run.")
     ] = False,
-    state_dir: Annotated[
-        Path | None, typer.Option("--state-dir", metavar="D", help="Where the progress by file is kept.")
+    checkpoint: Annotated[
+        Path | None, typer.Option("--checkpoint", metavar="D", help="Where the progress by file is kept.")
     ] = None,
     data_dir: Annotated[
         Path, typer.Option("--data-dir", metavar="D", help="Parent of the state when none is given.")
@@ -86,7 +86,7 @@ def backfill(
         job, paths = _job(loaded, patterns, database, table, form, options, any_time)
         begun_s = time.monotonic()
         identity = _prepare(job, output, no_tags=no_tags)
-        place = state_dir or data_dir / job.target.cluster / "backfill" / job.target.name
+        place = checkpoint or data_dir / job.target.cluster / "backfill" / job.target.name
         done = _run(output, loaded, job, paths, place, identity, (again, changed, ordered))
         _report(output, done, time.monotonic() - begun_s)
 

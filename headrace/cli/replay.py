@@ -42,7 +42,7 @@ def replay(
     may_replace: Annotated[bool, typer.Option("--replace", help="Replace a data directory that is not empty.")] = False,
     table: Annotated[
         str | None,
-        typer.Option("--table", metavar="DB.T", help="Only the rows of this table, as Parquet files in --data-dir."),
+        typer.Option("--table", metavar="T", help="Only rows of DATABASE.TABLE, as Parquet files in --data-dir."),
     ] = None,
     start: Annotated[
         str | None, typer.Option("--start", metavar="TIME", help="From this time on: ISO 8601 (UTC), or nanoseconds.")

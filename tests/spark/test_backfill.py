@@ -134,7 +134,7 @@ def test_a_killed_run_is_completed_by_the_next(spark: SparkSession, cluster: Ing
     state = cluster.directory / "state"
     line = [sys.executable, "-m", "headrace", "backfill", f"{data}/*.parquet", "--database", "db", "--table", "t"]
     line += ["--tags", "site", "--format", "parquet", "--cluster", cluster.topics.cluster]
-    line += ["--bootstrap", cluster.bootstrap, "--state-dir", str(state), "--ordered"]
+    line += ["--bootstrap", cluster.bootstrap, "--checkpoint", str(state), "--ordered"]
     with subprocess.Popen(line, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         deadline = time.monotonic() + WAIT_S
         while not sum(map(len, forward_logs(cluster.log, cluster.topics).values())):
