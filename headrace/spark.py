@@ -7,7 +7,7 @@ those of a source tree, and switches on what Spark leaves off.
 from __future__ import annotations
 
 from pyspark.errors import AnalysisException
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from headrace.pipeline.data_source import HeadraceDataSource
 
@@ -24,3 +24,16 @@ def register(spark: SparkSession) -> None:
         # Found by itself already, which Spark does not let anybody replace.
         if error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
             raise
+
+
+def read_segments(spark: SparkSession, path: str, table: str) -> DataFrame:
+    """The sealed rows of `database.table`, read from segment files by Spark's own Parquet reader.
+
+    `path` is a node's data directory, or a directory that has those of several nodes; driver and executors must have
+    it under the same name. Each (series, time) is there once, with its newest row. Not seen are rows that no seal has
+    written to a file yet (the live tail), and deletes whose files were not rewritten yet, which takes the leader some
+    seconds after a seal. Raises SegmentsMissing, SegmentUnreadable, OptionInvalid.
+    """
+    from headrace.pipeline.segment_reader import read_segments as read
+
+    return read(spark, path, table)

@@ -19,7 +19,7 @@ from headrace.producers.writer import normal_rows
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.group_changes import GroupKey
 from headrace.schemas.receipts import WrittenRecords
-from headrace.schemas.tables import TIME_COLUMN, TableSchema, TimeResolution
+from headrace.schemas.tables import TIME_COLUMN, TableSchema
 
 COMPRESSION = "zstd"
 BLOCK_BYTES_MAX = 48 * 1024 * 1024
@@ -67,8 +67,12 @@ class SinkTask:
         Raises TimeMissing, FormatError, SchemaError, TypeClash, RowTooLarge; WriteFailed and WriteUnknown.
         """
         groups = len(self._cluster.slot_table.headers)
-        for block in blocks(batches, groups * MESSAGE_ROWS_MAX):
-            self._write_block(block)
+        return self.write_tables(blocks(batches, groups * MESSAGE_ROWS_MAX))
+
+    def write_tables(self, tables: Iterable[pa.Table]) -> TaskWritten:
+        """As `write`; each table is held twice while it is encoded, and becomes messages of its own."""
+        for table in tables:
+            self._write_block(table)
         self._settle()
         return self._written
 
@@ -110,9 +114,9 @@ class SinkTask:
             tables.ensure_database(target.database)
             if tables.catalogue.newest(target.database, target.table).version == 0:
                 # Before a table is made that no row fits.
-                check_resolution(rows, target.name, TimeResolution.US)
+                check_resolution(rows, target.name, self._options.resolution)
             tables.ensure(
-                target.database, target.table, columns.tags, dict(columns.fields), resolution=TimeResolution.US
+                target.database, target.table, columns.tags, dict(columns.fields), resolution=self._options.resolution
             )
         found = oldest_match(tables.catalogue.tables[(target.database, target.table)], columns)
         assert found is not None, "the newest version holds the columns"

@@ -15,7 +15,7 @@ from datetime import datetime
 from headrace.connectors.http import base_url
 from headrace.connectors.log.topics import Topics
 from headrace.schemas.errors import HeadraceError
-from headrace.schemas.tables import ROW_TIME_MAX_NS, ROW_TIME_MIN_NS
+from headrace.schemas.tables import ROW_TIME_MAX_NS, ROW_TIME_MIN_NS, TimeResolution
 
 CLUSTER_DEFAULT = "headrace"
 KAFKA_PREFIX = "kafka."
@@ -51,8 +51,8 @@ class Target:
     table: str
     cluster: str = CLUSTER_DEFAULT
     bootstrap: str = ""
-    kafka: tuple[tuple[str, str], ...] = ()
     # Secrets are in no `repr`: it ends up in plans, logs and error messages.
+    kafka: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     token: str = field(default="", repr=False)
 
     @property
@@ -93,11 +93,14 @@ class StreamOptions:
 
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
-    """How a sink writes: the columns that are tags, and the members that must confirm each batch."""
+    """How a sink writes: the columns that are tags, the members that must confirm each batch, and the resolution of a
+    table that it makes.
+    """
 
     target: Target
     tags: tuple[str, ...] = ()
     quorum: int = 1
+    resolution: TimeResolution = TimeResolution.US
 
 
 def schema_options(options: Mapping[str, str]) -> tuple[Target, str, tuple[str, ...], bool, bool]:

@@ -19,7 +19,7 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
 from headrace.connectors.files import create_directories
-from headrace.connectors.kafka import broker_process, broker_settings, storage_format
+from headrace.connectors.kafka import broker_process, broker_security, broker_settings, storage_format
 from headrace.connectors.kafka.broker_errors import (
     BrokerAlreadyRunning,
     BrokerDirectoryUnusable,
@@ -61,12 +61,14 @@ __all__ = [
 class BrokerInfo:
     """A broker that answered.
 
-    `proxied` maps each advertised extra port to the port that the broker listens on behind it.
+    `proxied` maps each advertised extra port to the port that the broker listens on behind it. `client_file` has the
+    settings of clients, as the section `[kafka]` of headrace.toml; None where they need none.
     """
 
     bootstrap: str
     pid: int
     proxied: Mapping[int, int] = field(default_factory=dict)
+    client_file: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,8 @@ class EmbeddedBroker:
     Any number of instances and processes may name the same directory: a lock and the process table ensure
     that at most one broker runs on it. The port is chosen at the first start and kept. `advertise` lists
     extra advertised ports, one listener each; a proxy listens there and forwards to
-    `BrokerInfo.proxied[port]`. `settings` are further Kafka settings, `jvm_options` further JVM flags.
+    `BrokerInfo.proxied[port]`. `settings` are further Kafka settings, `jvm_options` further JVM flags. A directory
+    that was started with `tls` or `scram` keeps them.
     """
 
     def __init__(
@@ -99,7 +102,10 @@ class EmbeddedBroker:
         settings: Mapping[str, str] | None = None,
         jvm_options: Iterable[str] = (),
         progress: ProgressCallback | None = None,
+        tls: bool = False,
+        scram: bool = False,
     ) -> None:
+        self._tls, self._scram = tls, scram
         self.directory = Path(data_directory).resolve()
         self._port = port
         self._advertise = tuple(advertise)
@@ -199,6 +205,7 @@ class EmbeddedBroker:
         identity = known or BrokerIdentity.new(self._port or 0)
         if self._port is not None:
             identity = replace(identity, port=self._port)
+        identity = replace(identity, tls=identity.tls or self._tls, scram=identity.scram or self._scram)
         for attempts_left in reversed(range(PORT_ATTEMPTS_MAX)):
             if drawn:
                 identity = replace(identity, port=broker_process.free_port(self._advertise))
@@ -226,7 +233,7 @@ class EmbeddedBroker:
         return ports
 
     def _launch(self, java: list[str], identity: BrokerIdentity, timeout_s: float) -> BrokerInfo:
-        self._write_files(identity)
+        self._write_files(identity, Path(java[0]))
         self._format(java, identity)
         log_offset = broker_process.file_bytes(self._log_file)
         child = self._spawn(
@@ -249,21 +256,27 @@ class EmbeddedBroker:
             raise
         # The broker outlives this object. Without a return code Popen warns about a child that still runs.
         child.returncode = 0
-        return BrokerInfo(f"{HOST}:{identity.port}", child.pid, identity.proxied)
+        client_file = self.directory / broker_security.CLIENT_FILE if identity.is_secured else None
+        return BrokerInfo(f"{HOST}:{identity.port}", child.pid, identity.proxied, client_file)
 
-    def _write_files(self, identity: BrokerIdentity) -> None:
+    def _write_files(self, identity: BrokerIdentity, java: Path) -> None:
         """The identity first, since it marks the directory as ours; then the files that Kafka reads."""
         taken = {identity.port, *identity.proxied, *identity.proxied.values()}
         controller_port = broker_process.free_port(taken)
-        settings = broker_settings.server_properties(identity, controller_port, self._settings)
-        files = {
-            broker_settings.PROPERTIES_FILE: broker_settings.render_properties(settings),
-            broker_settings.LOGGING_FILE: broker_settings.logging_properties(),
-        }
         try:
             broker_settings.save_identity(self.directory, identity)
+            security: dict[str, str] = {}
+            if identity.is_secured:
+                known = broker_security.prepare(self.directory, identity, java)
+                security = broker_security.server_settings(identity, known)
+            settings = broker_settings.server_properties(identity, controller_port, {**security, **self._settings})
+            files = {
+                broker_settings.PROPERTIES_FILE: broker_settings.render_properties(settings),
+                broker_settings.LOGGING_FILE: broker_settings.logging_properties(),
+            }
             for name, content in files.items():
-                broker_settings.replace_file(self.directory / name, content)
+                # The properties have passwords.
+                broker_settings.replace_file(self.directory / name, content, broker_security.OWNER_ONLY)
         except OSError as error:
             raise BrokerDirectoryUnusable(
                 f"cannot write to {self.directory}: {error.strerror}", action="free space, or name another directory"
@@ -323,17 +336,21 @@ class EmbeddedBroker:
             if child.poll() is not None:
                 output = broker_process.text_after(self._output_file, 0)
                 raise explain_exit(output + broker_process.text_after(self._log_file, log_offset), self.directory)
-            if broker_process.port_answers(identity.port) and self._answers(identity, timeout_s=5.0):
+            if (
+                broker_process.port_answers(identity.port)
+                and broker_security.ensure_user(self.directory, identity, timeout_s=5.0)
+                and self._answers(identity, timeout_s=5.0)
+            ):
                 return
             time.sleep(READY_POLL_S)
         raise BrokerStartFailed(
             f"the broker did not answer within {timeout_s:.0f} s", action=f"look into {self._log_file}"
         )
 
-    @staticmethod
-    def _answers(identity: BrokerIdentity, timeout_s: float) -> bool:
+    def _answers(self, identity: BrokerIdentity, timeout_s: float) -> bool:
         """Request metadata and compare the cluster id: another broker may have taken the port."""
-        with AdminClient({"bootstrap.servers": f"{HOST}:{identity.port}", "log_level": 0}) as client:
+        security = broker_security.client_settings(self.directory, identity)
+        with AdminClient({"bootstrap.servers": f"{HOST}:{identity.port}", "log_level": 0, **security}) as client:
             try:
                 return bool(client.list_topics(timeout=timeout_s).cluster_id == identity.cluster_id)
             except KafkaException:

@@ -39,13 +39,32 @@ class NotABrokerDirectory(HeadraceError):
 class BrokerIdentity:
     """What survives restarts of one broker directory.
 
-    `proxied` maps an advertised port to the port of the listener behind it.
+    `proxied` maps an advertised port to the port of the listener behind it. `tls` and `scram`: clients encrypt, and
+    log in with a password.
     """
 
     cluster_id: str
     port: int
     proxied: Mapping[int, int] = field(default_factory=dict)
     format: int = IDENTITY_FORMAT
+    tls: bool = False
+    scram: bool = False
+
+    @property
+    def is_secured(self) -> bool:
+        """Whether clients need settings of their own."""
+        return self.tls or self.scram
+
+    @property
+    def protocol(self) -> str:
+        """Kafka's `security.protocol` of clients."""
+        transport = "SSL" if self.tls else "PLAINTEXT"
+        return f"SASL_{transport}" if self.scram else transport
+
+    @property
+    def listeners(self) -> list[str]:
+        """The names of the listeners of clients, the main one first."""
+        return ["PLAIN", *(f"PROXY{number}" for number in range(1, len(self.proxied) + 1))]
 
     @classmethod
     def new(cls, port: int) -> BrokerIdentity:
@@ -65,6 +84,8 @@ def load_identity(directory: Path) -> BrokerIdentity | None:
             port=int(document["port"]),
             proxied={int(advertised): int(bound) for advertised, bound in document.get("proxied", {}).items()},
             format=int(document["format"]),
+            tls=bool(document.get("tls", False)),
+            scram=bool(document.get("scram", False)),
         )
     except (FileNotFoundError, NotADirectoryError):
         if directory.is_dir() and any(entry.name != LOCK_FILE for entry in directory.iterdir()):
@@ -89,10 +110,11 @@ def save_identity(directory: Path, identity: BrokerIdentity) -> None:
     replace_file(directory / IDENTITY_FILE, json.dumps(asdict(identity)) + "\n")
 
 
-def replace_file(path: Path, content: str) -> None:
+def replace_file(path: Path, content: str, mode: int = 0o644) -> None:
     """Write `content` beside `path`, sync it, and rename it over `path`."""
     partial = path.with_name(path.name + ".partial")
-    with partial.open("w") as handle:
+    partial.unlink(missing_ok=True)
+    with open(partial, "w", opener=lambda name, flags: os.open(name, flags, mode)) as handle:
         handle.write(content)
         handle.flush()
         os.fsync(handle.fileno())
@@ -113,7 +135,9 @@ def server_properties(identity: BrokerIdentity, controller_port: int, extra: Map
         "controller.quorum.voters": f"1@{HOST}:{controller_port}",
         "listeners": ",".join(bound),
         "advertised.listeners": ",".join(advertised),
-        "listener.security.protocol.map": ",".join(f"{name}:PLAINTEXT" for name in listeners),
+        "listener.security.protocol.map": ",".join(
+            f"{name}:{'PLAINTEXT' if name == 'CONTROLLER' else identity.protocol}" for name in listeners
+        ),
         "inter.broker.listener.name": "PLAIN",
         "controller.listener.names": "CONTROLLER",
         # Relative to the directory, where the process runs: Kafka would split a path at its commas.

@@ -35,6 +35,7 @@ from headrace.consumers.replication.heartbeat import Heartbeat
 from headrace.consumers.replication.journal import Journal, JournalBroken, JournalEntry
 from headrace.consumers.replication.log_consumer import RECEIPTS_MAX
 from headrace.consumers.replication.log_prefix import Cursor
+from headrace.consumers.replication.row_selection import RowSelection
 from headrace.consumers.store import Store, StoreDamaged, encoding_threads
 from headrace.consumers.store.segment_files import path_component
 from headrace.consumers.sync.centres import Centres
@@ -66,8 +67,10 @@ class LocalGroups:
         schema_log: SchemaLog,
         heartbeat: Heartbeat,
         settings: StoreSection,
+        selection: RowSelection | None = None,
     ) -> None:
         self.directory = directory
+        self._selection = selection
         self.identity = identity
         self.topics = topics
         self._schema_log = schema_log
@@ -190,7 +193,8 @@ class LocalGroups:
             )
             store = Store.open(self.directory, key, self._settings, self._encoders, self.centres)
         header = self.keys[topic].group
-        group = Group(header, self._foundings[topic], store, self._schema_log, self._settings, self._on_sealed)
+        founding, selection = self._foundings[topic], self._selection
+        group = Group(header, founding, store, self._schema_log, self._settings, self._on_sealed, selection=selection)
         self._open_groups.append(group)
         return group
 

@@ -61,6 +61,7 @@ from headrace.consumers.replication.health import Progress
 from headrace.consumers.replication.heartbeat import Heartbeat
 from headrace.consumers.replication.leader_tasks import new_incarnation
 from headrace.consumers.replication.log_consumer import LogConsumer
+from headrace.consumers.replication.row_selection import RowSelection
 from headrace.consumers.replication.settings import ReplicationLimits
 from headrace.consumers.serve.app import create_app
 from headrace.consumers.serve.node_api import NodeFigures, NodeStatus
@@ -76,8 +77,8 @@ class Node:
     All public names may be used by any thread once `start` has returned.
     """
 
-    def __init__(self, settings: ServerSettings, log: Log | None = None) -> None:
-        self.settings = settings
+    def __init__(self, settings: ServerSettings, log: Log | None = None, selection: RowSelection | None = None) -> None:
+        self.settings, self._selection = settings, selection
         self.incarnation = new_incarnation()
         self.topics = Topics(settings.cluster.name)
         self.log: Log = log or node_log(settings)
@@ -148,6 +149,7 @@ class Node:
             self.schema_log,
             self.heartbeat,
             settings.store,
+            self._selection,
         )
         self._opened.callback(self._local.close)
         kafka.await_answer(lambda: self._local.check_topics(self.log))

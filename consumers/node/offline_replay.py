@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from headrace.consumers.node.replay_files import ReplayFiles
 from headrace.consumers.node.settings import ServerSettings
 from headrace.consumers.replication.group_health import Aspect, State
 from headrace.consumers.replication.heartbeat import StatusReader
+from headrace.consumers.replication.row_selection import RowSelection
 from headrace.schemas.errors import HeadraceError
 
 STALL_TIMEOUT_S = 30.0
@@ -66,12 +68,12 @@ def replay(
     starting node raises.
     """
     directory = settings.node.data_directory
-    settings = _as_created(settings, log)
+    settings = as_created(settings, log)
     lock = _claim(directory, settings, may_replace)
     try:
         partial = directory.with_name(directory.name + PARTIAL_SUFFIX)
         shutil.rmtree(partial, ignore_errors=True)
-        result = _build(_with_node(settings, data_dir=str(partial)), on_progress, log)
+        result = _build(with_node(settings, data_dir=str(partial)), on_progress, log)
     finally:
         if lock is not None:
             lock.release()
@@ -79,24 +81,18 @@ def replay(
     return result
 
 
-def _as_created(settings: ServerSettings, log: Log | None) -> ServerSettings:
-    """The settings with nodes, replication and slots of the cluster's creation. Raises NodeRunning, UnknownNode."""
+def as_created(settings: ServerSettings, log: Log | None, *, may_run: bool = False) -> ServerSettings:
+    """The settings with nodes, replication and slots of the cluster's creation.
+
+    Raises UnknownNode, and NodeRunning unless the node `may_run`.
+    """
     kafka = log or KafkaLog(settings.cluster.bootstrap, settings.kafka)
     topics = Topics(settings.cluster.name)
     try:
         table = read_slot_table(kafka, topics)
         # A node that is not in the table would be rebuilt as one that holds nothing.
         table.groups_of(settings.node.id)
-        reader = StatusReader(kafka, topics.status)
-        try:
-            # Three heartbeat intervals: a directory lock would show a running node on this machine only.
-            deadline = Deadline(LISTEN_S)
-            while not deadline.passed():
-                reader.follow(deadline.left_s())
-            # Statuses that arrive now, and not young ones: the broker's clock may be wrong.
-            running = settings.node.id in reader.senders
-        finally:
-            reader.close()
+        running = not may_run and _is_running(kafka, topics, settings.node.id)
     finally:
         if log is None:
             kafka.close()
@@ -104,11 +100,25 @@ def _as_created(settings: ServerSettings, log: Log | None) -> ServerSettings:
         raise NodeRunning(
             f"node {settings.node.id} of cluster {settings.cluster.name} is running", action="stop it first"
         )
-    born = _with_node(settings, nodes=table.nodes, replication=table.replication)
+    born = with_node(settings, nodes=table.nodes, replication=table.replication)
     return born.model_copy(update={"cluster": settings.cluster.model_copy(update={"slots": table.slots})})
 
 
-def _with_node(settings: ServerSettings, **changed: object) -> ServerSettings:
+def _is_running(kafka: Log, topics: Topics, node: str) -> bool:
+    reader = StatusReader(kafka, topics.status)
+    try:
+        # Three heartbeat intervals: a directory lock would show a running node on this machine only.
+        deadline = Deadline(LISTEN_S)
+        while not deadline.passed():
+            reader.follow(deadline.left_s())
+        # Statuses that arrive now, and not young ones: the broker's clock may be wrong.
+        return node in reader.senders
+    finally:
+        reader.close()
+
+
+def with_node(settings: ServerSettings, **changed: object) -> ServerSettings:
+    """Settings with other ones of the node."""
     return settings.model_copy(update={"node": settings.node.model_copy(update=changed)})
 
 
@@ -131,17 +141,9 @@ def _claim(directory: Path, settings: ServerSettings, may_replace: bool) -> Dire
 
 
 def _build(settings: ServerSettings, on_progress: Callable[[int, int], None], log: Log | None) -> ReplayResult:
-    node, started = Node(settings, log), time.monotonic()
-    node.start(lambda _line: None, observer=True)
-    files: ReplayFiles | None = None
-    try:
-        files = ReplayFiles(node.name, node.log, node.topics, node.groups, node.metadata.state, node.limits)
-        _await_end(node, files, on_progress)
+    started = time.monotonic()
+    with replayed_node(settings, on_progress, log) as (node, fetched):
         groups = list(node.groups.values())
-        # Stopping a node cancels its jobs: the newest seals would be left to the next start, and missing in
-        # the figures.
-        for group in groups:
-            group.store_jobs.drain()
         segments = [entry for group in groups for entry in group.store.segments()]
         return ReplayResult(
             records=sum(group.version for group in groups),
@@ -149,8 +151,29 @@ def _build(settings: ServerSettings, on_progress: Callable[[int, int], None], lo
             segments=len(segments),
             bytes=node.log_consumer.bytes_consumed,
             seconds=time.monotonic() - started,
-            loaded_files=files.fetched,
+            loaded_files=fetched,
         )
+
+
+@contextmanager
+def replayed_node(
+    settings: ServerSettings,
+    on_progress: Callable[[int, int], None],
+    log: Log | None,
+    selection: RowSelection | None = None,
+) -> Iterator[tuple[Node, int]]:
+    """(a node that has applied its logs to their ends, files that came from other members); stopped at the end."""
+    node = Node(settings, log, selection)
+    node.start(lambda _line: None, observer=True)
+    files: ReplayFiles | None = None
+    try:
+        files = ReplayFiles(node.name, node.log, node.topics, node.groups, node.metadata.state, node.limits)
+        _await_end(node, files, on_progress)
+        # Stopping a node cancels its jobs: the newest seals would be left to the next start, and missing in
+        # the figures.
+        for group in list(node.groups.values()):
+            group.store_jobs.drain()
+        yield node, files.fetched
     finally:
         if files is not None:
             files.close()

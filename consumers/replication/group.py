@@ -29,6 +29,7 @@ from headrace.consumers.replication.group_state import GroupState, LogBase, LogH
 from headrace.consumers.replication.hash_chain import CHAIN_INTERVAL
 from headrace.consumers.replication.journal import JournalEntry
 from headrace.consumers.replication.replica import Replica
+from headrace.consumers.replication.row_selection import RowSelection
 from headrace.consumers.replication.settings import ReplicationLimits
 from headrace.consumers.replication.store_jobs import JobPool, StoreJobQueue
 from headrace.consumers.store import Slots, Store
@@ -54,7 +55,9 @@ class Group:
         limits: ReplicationLimits,
         on_sealed: Callable[[str, int], None],
         pool: JobPool | None = None,
+        selection: RowSelection | None = None,
     ) -> None:
+        """`selection`: for a replay of a part of the log."""
         self.name = name
         self.founding = founding
         self.birth_key = GroupKey(name, founding.birth)
@@ -70,7 +73,9 @@ class Group:
         self.applied = AppliedState.of(state, 0)
         self.chain_sample: tuple[int, bytes] = (0, NO_CHAIN)
         self._stopping = False
-        self._actions = GroupActions(name, store, self.replica, tables, limits, self.store_jobs, lambda: self._stopping)
+        self._actions = GroupActions(
+            name, store, self.replica, tables, limits, self.store_jobs, lambda: self._stopping, selection
+        )
         self._released: set[int] = set()
         self._chains: deque[bytes] = deque([state.chain], maxlen=limits.chain_history)
         self._offsets: deque[int] = deque([state.offset], maxlen=limits.chain_history)

@@ -25,6 +25,7 @@ from headrace.consumers.replication.actions import (
 from headrace.consumers.replication.admission import GroupStopping, RowAdmission, TableSchemas
 from headrace.consumers.replication.distinct_slots import DistinctSlots
 from headrace.consumers.replication.replica import Replica
+from headrace.consumers.replication.row_selection import RowSelection
 from headrace.consumers.replication.row_slots import rows_of_slots
 from headrace.consumers.replication.settings import ReplicationLimits
 from headrace.consumers.replication.store_jobs import StoreJobQueue
@@ -50,8 +51,11 @@ class GroupActions:
         limits: ReplicationLimits,
         store_jobs: StoreJobQueue,
         stopping: Callable[[], bool],
+        selection: RowSelection | None = None,
     ) -> None:
+        """`selection`: for a replay of a part of the log; nothing else is put into the store."""
         self.rows_applied = 0
+        self._selection = selection
         self._name = name
         self._store = store
         self._replica = replica
@@ -71,7 +75,10 @@ class GroupActions:
 
     def act(self, action: Action) -> None:
         """Carry out one action. A hand-over is nothing here: it is in the state, and the leader appends it."""
-        if isinstance(action, ApplyWrite):
+        if self._selection is not None and self._selection.skips(action):
+            if isinstance(action, DropSlices | CompactNow | ApplyLoad):
+                self._store_jobs.skip(action.version)
+        elif isinstance(action, ApplyWrite):
             self._write(action)
         elif isinstance(action, ApplyRows):
             self._write_rows(action)
@@ -162,14 +169,19 @@ class GroupActions:
         self._store.delete_handed(action.version, deleted)
 
     def _admit(self, write: Write) -> tuple[TableSchema, DatabaseSchema, pa.RecordBatch] | None:
-        """The rows of a write; None for one that every replica rejects."""
+        """The rows of a write; None for one that every replica rejects, or of which no row is selected."""
         schema = self._schema(write.database, write.table, write.schema_version)
         database = self._database(write.database)
         try:
-            return schema, database, self._rows(schema, write)
+            rows = self._rows(schema, write)
         except PayloadInvalid as error:
             self._replica.reject(Ignored.INVALID, error.message)
             return None
+        if self._selection is not None:
+            rows = self._selection.rows_of(rows)
+            if not rows.num_rows:
+                return None
+        return schema, database, rows
 
     def _slots_of(self, write: Write, slots_total: int) -> group_changes.Slots:
         # From the version that the write names, and a database never changes: it follows from logs alone.
@@ -204,6 +216,7 @@ class GroupActions:
         schemas = {
             (database, table): self._schema(database, table, version)
             for (database, table), version in action.tables.items()
+            if self._selection is None or self._selection.has_table(database, table)
         }
         oldest_era = self._replica.state.changes.oldest_era
         job = self._store.freeze(action.version, oldest_era, action.state, schemas)

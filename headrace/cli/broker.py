@@ -31,15 +31,26 @@ def start(
     advertise: Annotated[
         str, typer.Option(metavar="P1,P2,...", help="Further ports advertised to clients, each of a proxy.")
     ] = "",
+    tls: Annotated[bool, typer.Option("--tls", help="Clients encrypt; kept for later starts.")] = False,
+    scram: Annotated[
+        bool, typer.Option("--scram", help="Clients log in with a password (SCRAM-SHA-512); kept for later starts.")
+    ] = False,
     json_output: JsonOption = False,
 ) -> None:
-    """Start the broker of a directory, created if it is missing, and return once it answers."""
+    """Start the broker of a directory, created if it is missing, and return once it answers.
+
+    With --tls or --scram the file `settings` of the answer is the section [kafka] for headrace.toml.
+    """
     with run_command(json_output, patient=True) as output:
         from headrace.connectors.kafka.broker import EmbeddedBroker
 
         ports = parse_ports(advertise)
-        info = EmbeddedBroker(data_dir, port, advertise=ports, progress=output.note).start()
+        embedded = EmbeddedBroker(data_dir, port, advertise=ports, progress=output.note, tls=tls, scram=scram)
+        info = embedded.start()
         document: dict[str, object] = {"bootstrap": info.bootstrap, "pid": info.pid}
+        if info.client_file is not None:
+            # A file, since passwords on stdout would end up in logs.
+            document["settings"] = info.client_file
         if info.proxied:
             document["proxied"] = {str(advertised): bound for advertised, bound in info.proxied.items()}
         # Also without --json: scripts read the address from here, and people can.

@@ -22,6 +22,7 @@ NOUNS = (
     "retention",
     "ingest",
     "dlq",
+    "backfill",
     "seal",
     "verify",
     "query",

@@ -17,6 +17,7 @@ EXAMPLES: Mapping[str, str] = MappingProxyType(
     {
         "": "headrace up",
         "accept-gap": "headrace accept-gap --group n1 --cluster plant --bootstrap kafka:9092",
+        "backfill": "headrace backfill a.csv --database d --table t --tags a --format csv",
         "bench": "headrace bench wal -o rows=100000",
         "broker": "headrace broker start --data-dir ./kafka",
         "broker start": "headrace broker start --data-dir ./kafka --port 9092",

@@ -120,6 +120,7 @@ PURE_MODULES = (
     "pipeline/raw_offsets.py",
     "pipeline/rebatch.py",
     "pipeline/schema_match.py",
+    "pipeline/segment_files.py",
     "pipeline/time_ranges.py",
     "producers/line_requests.py",
     "producers/router.py",

@@ -13,6 +13,7 @@ COMMANDS = {
     "config": "config show",
     "write": "write rows.lp --database plant",
     "ingest": "ingest run --topic t --database plant --format influx",
+    "backfill": "backfill rows.lp --database plant --table t --tags a --format csv",
     "node": "node run --id n1 --data-dir data",
     "replay": "replay --id n1 --data-dir data",
     "seal": "seal",

@@ -1,0 +1,196 @@
+"""`headrace backfill`: Parquet or CSV files into the forward logs, through Spark."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from headrace.cli.format_options import (
+    AnyTimeOption,
+    ResolutionOption,
+    TagOption,
+    TagsOption,
+    TimeColumnOption,
+    TimeFormatOption,
+    TimeUnitOption,
+    format_options,
+)
+from headrace.cli.options import BootstrapOption, ClusterOption, JsonOption, SettingsOption, parse_settings
+from headrace.cli.session import require_cluster
+from headrace.connectors.arrow_start import keep_pandas_out
+from headrace.terminal.command import UsageInvalid, run_command
+from headrace.terminal.output import Output, counted
+
+if TYPE_CHECKING:
+    from headrace.connectors.formats.interface import FormatOptions
+    from headrace.pipeline.backfill import Backfilled
+    from headrace.pipeline.backfill_plan import BackfillJob
+    from headrace.pipeline.backfill_state import BackfillState
+    from headrace.settings import Settings
+
+WAIT_S = 30.0
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command `backfill`."""
+    app.command()(backfill)
+
+
+def backfill(
+    patterns: Annotated[
+        list[str], typer.Argument(metavar="PATTERN...", help="Files, or patterns of files: 'data/**/*.parquet'.")
+    ],
+    database: Annotated[str, typer.Option("--database", metavar="DB", help="Database to write into.")],
+    table: Annotated[str, typer.Option("--table", metavar="T", help="Table of every row.")],
+    form: Annotated[str, typer.Option("--format", metavar="parquet|csv", help="Format of the files.")],
+    cluster: ClusterOption = None,
+    bootstrap: BootstrapOption = None,
+    tags: TagsOption = "",
+    tag: TagOption = None,
+    time_column: TimeColumnOption = "time",
+    time_unit: TimeUnitOption = "ns",
+    time_format: TimeFormatOption = None,
+    time_resolution: ResolutionOption = None,
+    any_time: AnyTimeOption = False,
+    delimiter: Annotated[str, typer.Option("--delimiter", metavar="CHAR", help="Between the columns of CSV.")] = ",",
+    no_tags: Annotated[bool, typer.Option("--no-tags", help="A new table without tags is meant so.")] = False,
+    ordered: Annotated[
+        bool, typer.Option("--ordered", help="One file after the other, by name: rows of later ones win.")
+    ] = False,
+    again: Annotated[bool, typer.Option("--again", help="Write files again that an earlier run has written.")] = False,
+    changed: Annotated[
+        bool, typer.Option("--changed", help="Write files again that changed since an earlier run.")
+    ] = False,
+    checkpoint: Annotated[
+        Path | None, typer.Option("--checkpoint", metavar="D", help="Where the progress by file is kept.")
+    ] = None,
+    data_dir: Annotated[
+        Path, typer.Option("--data-dir", metavar="D", help="Parent of the state when none is given.")
+    ] = Path(".headrace"),
+    settings: SettingsOption = None,
+    json_output: JsonOption = False,
+) -> None:
+    """Write Parquet or CSV files into a table.
+
+    Files that an earlier run has written are left out; a run that was killed is completed by the next one.
+    """
+    with run_command(json_output) as output:
+        if form not in ("parquet", "csv"):
+            raise UsageInvalid(f"--format {form} is unknown", action="choose one of parquet, csv")
+        options = format_options(table, None, tags, tag, time_column, time_unit, time_format, delimiter)
+        keep_pandas_out()
+        loaded = _settings(cluster, bootstrap, time_resolution, settings)
+        job, paths = _job(loaded, patterns, database, table, form, options, any_time)
+        begun_s = time.monotonic()
+        identity = _prepare(job, output, no_tags=no_tags)
+        place = checkpoint or data_dir / job.target.cluster / "backfill" / job.target.name
+        done = _run(output, loaded, job, paths, place, identity, (again, changed, ordered))
+        _report(output, done, time.monotonic() - begun_s)
+
+
+def _job(
+    settings: Settings,
+    patterns: list[str],
+    database: str,
+    table: str,
+    form: str,
+    options: FormatOptions,
+    any_time: bool,
+) -> tuple[BackfillJob, list[str]]:
+    """(the job, its files). Raises FilesMissing, ClientSettingsRefused."""
+    from headrace.connectors.log.client_check import check_client_settings
+    from headrace.pipeline.backfill_plan import BackfillJob, find_files
+    from headrace.pipeline.source_options import Target
+    from headrace.schemas.tables import TimeResolution
+
+    require_cluster(settings)
+    check_client_settings(dict(settings.kafka))
+    # Before Kafka: a misspelt name must not wait for a broker first.
+    paths = find_files(patterns)
+    place, kafka = settings.cluster, tuple(sorted(settings.kafka.items()))
+    target = Target(database, table, place.name, place.bootstrap, kafka)
+    resolution = TimeResolution(settings.write.time_resolution)
+    return BackfillJob(target, "csv" if form == "csv" else "parquet", options, resolution, any_time), paths
+
+
+def _settings(
+    cluster: str | None, bootstrap: str | None, time_resolution: str | None, settings: list[str] | None
+) -> Settings:
+    from headrace.settings import load_settings
+
+    flags: dict[str, object] = {"cluster.name": cluster, "cluster.bootstrap": bootstrap}
+    return load_settings({**flags, "write.time_resolution": time_resolution, "kafka": parse_settings(settings)})
+
+
+def _prepare(job: BackfillJob, output: Output, *, no_tags: bool) -> str:
+    from headrace.pipeline.backfill import prepare
+
+    return prepare(job, WAIT_S, output.note, no_tags=no_tags)
+
+
+def _run(
+    output: Output,
+    settings: Settings,
+    job: BackfillJob,
+    paths: list[str],
+    directory: Path,
+    identity: str,
+    how: tuple[bool, bool, bool],
+) -> Backfilled:
+    from headrace.pipeline.backfill import Backfilled
+    from headrace.pipeline.backfill_plan import plan_files
+    from headrace.pipeline.backfill_state import BackfillState
+
+    again, changed, ordered = how
+    with BackfillState(directory, f"{identity}/{job.digest}") as state:
+        plan = plan_files(job, paths, state, again=again, changed=changed)
+        if not plan.files:
+            return Backfilled(skipped=plan.written_before)
+        return _through_spark(output, settings, job, plan, state, ordered=ordered)
+
+
+def _through_spark(
+    output: Output, settings: Settings, job: BackfillJob, plan: object, state: BackfillState, *, ordered: bool
+) -> Backfilled:
+    from headrace.pipeline.backfill import run_backfill
+    from headrace.pipeline.backfill_plan import BackfillPlan
+    from headrace.pipeline.session import end_session, open_session
+
+    assert isinstance(plan, BackfillPlan), plan
+    limits = settings.ingest
+    session = open_session(
+        f"headrace backfill {job.target.name}",
+        log_file=state.directory / "spark.log",
+        settings={
+            "spark.master": f"local[{limits.threads}]",
+            "spark.driver.memory": f"{limits.driver_memory_mb}m",
+        },
+        progress=output.note,
+    )
+    with end_session(session), output.progress("writing", plan.size_bytes, "B") as advance:
+        shown = 0
+
+        def move(done: int) -> None:
+            nonlocal shown
+            advance(done - shown)
+            shown = done
+
+        return run_backfill(session, job, plan, state, ordered=ordered, on_progress=move)
+
+
+def _report(output: Output, done: Backfilled, seconds: float) -> None:
+    document = {
+        "files": done.files,
+        "rows": done.rows,
+        "points": done.points,
+        "skipped": done.skipped,
+        "seconds": round(seconds, 3),
+    }
+    written = f"{counted(done.files, 'file')}, {counted(done.rows, 'row')}, {counted(done.points, 'point')}"
+    text = f"{written} in {seconds:.1f} s"
+    if done.skipped:
+        text += f"; {counted(done.skipped, 'file')} written before"
+    output.result(document, text)

@@ -1,0 +1,150 @@
+"""Which files a backfill writes, and what it refuses before anything is written."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from headrace.connectors.files import DirectoryHeld
+from headrace.connectors.formats.interface import FormatOptions
+from headrace.pipeline.backfill_plan import (
+    BackfillFormat,
+    BackfillJob,
+    BackfillPlan,
+    FileChanged,
+    FileRefused,
+    FilesMissing,
+    PlannedFile,
+    file_digest,
+    file_state,
+    find_files,
+    plan_files,
+)
+from headrace.pipeline.backfill_state import STATE_FILE, BackfillState, FileState, Known, StateDamaged
+from headrace.pipeline.source_options import Target
+
+
+def job_of(form: BackfillFormat = "csv") -> BackfillJob:
+    """A job with one tag."""
+    return BackfillJob(Target("db", "t"), form, FormatOptions(table="t", tags=("site",)))
+
+
+def csv(path: Path, text: str = "site,time,x\na,1,2\n") -> str:
+    """A file with one row."""
+    path.write_text(text)
+    return str(path)
+
+
+def finish(state: BackfillState, plan: BackfillPlan) -> None:
+    """What a run records behind the last row of its files."""
+    state.note((each.path, Known(each.state, each.batch, file_digest(each.path))) for each in plan.files)
+
+
+def test_patterns_give_each_file_once(tmp_path: Path) -> None:
+    """In order of name, with folders for `**`, and a name with brackets as it is; none and a directory are errors."""
+    (tmp_path / "deep").mkdir()
+    files = [csv(tmp_path / name) for name in ("b.csv", "a[1].csv", "deep/c.csv")]
+    assert sorted(files) == find_files([f"{tmp_path}/**/*.csv", f"{tmp_path}/b.csv", f"{tmp_path}/a[1].csv"])
+    with pytest.raises(FilesMissing, match="no file matches"):
+        find_files([f"{tmp_path}/*.parquet"])
+    with pytest.raises(FilesMissing, match="is a directory"):
+        find_files([str(tmp_path)])
+
+
+def test_finished_files_are_left_out_and_begun_ones_repeated(tmp_path: Path) -> None:
+    """By size and time, and for a copy by its content; `again` raises the batch, so that replicas take the rows."""
+    paths = [csv(tmp_path / name) for name in ("a.csv", "b.csv")]
+    with BackfillState(tmp_path / "state", "k") as state:
+        first = plan_files(job_of(), paths[:1], state)
+        finish(state, first)
+        state.note([(paths[1], Known(file_state(paths[1]), 1))])
+    os.utime(paths[0], ns=(1, 1))
+    with BackfillState(tmp_path / "state", "k") as state:
+        assert [(paths[1], 1)] == [(each.path, each.batch) for each in plan_files(job_of(), paths, state).files]
+        assert [2, 1] == [each.batch for each in plan_files(job_of(), paths, state, again=True).files]
+    with BackfillState(tmp_path / "state", "another job") as state:
+        assert 2 == len(plan_files(job_of(), paths, state).files)
+
+
+def test_a_changed_file_is_named(tmp_path: Path) -> None:
+    """Written or begun: its rows of before may be there. Allowed, it is a newer batch."""
+    path = csv(tmp_path / "a.csv")
+    for digest in ("", "done"):
+        with BackfillState(tmp_path / f"state{digest}", "k") as state:
+            state.note([(path, Known(FileState(1, 1), 1, digest))])
+            with pytest.raises(FileChanged, match=r"a\.csv changed since"):
+                plan_files(job_of(), [path], state)
+            assert [2] == [each.batch for each in plan_files(job_of(), [path], state, changed=True).files]
+
+
+def test_state_survives_a_torn_line_and_one_process_holds_it(tmp_path: Path) -> None:
+    """The last line may be cut by a crash; any other damage is an error."""
+    directory, path = tmp_path / "state", csv(tmp_path / "a.csv")
+    with BackfillState(directory, "k") as state:
+        state.note([(path, Known(file_state(path), 1, "d"))])
+        with pytest.raises(DirectoryHeld):
+            BackfillState(directory, "k")
+    with (directory / STATE_FILE).open("a") as file:
+        file.write('{"file": "/torn')
+    with BackfillState(directory, "k") as state:
+        state.note([("/b", Known(FileState(1, 2), 3))])
+    with BackfillState(directory, "k") as state:
+        assert Known(file_state(path), 1, "d") == state.known(path)
+        assert Known(FileState(1, 2), 3) == state.known("/b")
+    (directory / STATE_FILE).write_text("nothing\n")
+    with pytest.raises(StateDamaged, match="line 1 of"):
+        BackfillState(directory, "k")
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("", "is empty"),
+        ("sit,time,x\na,1,2\n", r"no column 'site' for the tag.*did you mean sit"),
+        ("site,at,x\na,1,2\n", "no column 'time' for the time"),
+        ("PAR1\0\xff", "control character"),
+    ],
+)
+def test_csv_files_that_do_not_fit_are_refused(tmp_path: Path, text: str, named: str) -> None:
+    """By their header, with the file's name."""
+    path = csv(tmp_path / "a.csv", text)
+    with BackfillState(tmp_path / "state", "k") as state, pytest.raises(FileRefused, match=f"(?s)a.csv.*{named}"):
+        plan_files(job_of(), [path], state)
+
+
+@pytest.mark.parametrize(
+    ("columns", "named"),
+    [
+        ({"time": pa.array([1, None]), "site": ["a", "b"], "x": [1.0, 2.0]}, "1 rows have no time"),
+        ({"time": [1, 2], "site": ["a", "b"], "x": [[1], [2]]}, r"column 'x' has type list.*no field"),
+        ({"time": [1, 2], "sites": ["a", "b"]}, "did you mean sites"),
+    ],
+)
+def test_parquet_files_that_do_not_fit_are_refused(tmp_path: Path, columns: dict[str, object], named: str) -> None:
+    """By their footer, with the file's name."""
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table(columns), path)
+    with BackfillState(tmp_path / "state", "k") as state:
+        with pytest.raises(FileRefused, match=f"(?s)a.parquet.*{named}"):
+            plan_files(job_of("parquet"), [str(path)], state)
+        with pytest.raises(FileRefused, match=r"cannot be read as parquet"):
+            plan_files(job_of("parquet"), [csv(tmp_path / "b.parquet")], state)
+
+
+def test_small_files_share_a_task_and_large_ones_do_not() -> None:
+    """In the order of the plan."""
+    sizes = [40 << 20, 10, 20 << 20, 20 << 20, *[1] * 65]
+    files = tuple(PlannedFile(number, f"/{number}", FileState(size, 0)) for number, size in enumerate(sizes))
+    chunks = BackfillPlan(files).chunks()
+    assert [1, 3, 64, 1] == [len(each) for each in chunks]
+    assert files == tuple(each for chunk in chunks for each in chunk)
+
+
+def test_secrets_are_in_no_text_of_a_job() -> None:
+    """Settings of librdkafka go to the workers, and into no plan, log or message."""
+    target = Target("db", "t", kafka=(("sasl.password", "hidden"),))
+    assert "hidden" not in repr(BackfillJob(target, "csv"))
