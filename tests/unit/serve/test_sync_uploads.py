@@ -111,7 +111,7 @@ def other(file: SealedFile) -> bytes:
 
 @pytest.mark.parametrize(
     "spoil",
-    [other, lambda file: file.data[:-1], lambda file: file.data + b"x", lambda file: b""],
+    [other, lambda file: file.data[:-1], lambda file: file.data + b"x", lambda _file: b""],
     ids=["other bytes", "short", "long", "empty"],
 )
 def test_wrong_bytes_leave_nothing(group: FakeGroup, file: SealedFile, spoil: Callable[[SealedFile], bytes]) -> None:
