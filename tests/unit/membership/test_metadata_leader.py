@@ -222,7 +222,9 @@ def test_two_stores_under_one_name_are_seen() -> None:
     assert {"store-n4", "clone"} == {each.store for each in nodes_view(state.table, detector).joiners}
     detector.observe_presence(1_000 + OFFLINE_MS, presence("n1"))
     silent_ms = {"n4": OFFLINE_MS}
-    assert NodesView(frozenset({"n1"}), {"n1": 3}, [], frozenset({"n1"}), silent_ms) == nodes_view(state.table, detector)
+    assert NodesView(frozenset({"n1"}), {"n1": 3}, [], frozenset({"n1"}), silent_ms) == nodes_view(
+        state.table, detector
+    )
 
 
 def test_the_situations_are_documented() -> None:

@@ -16,7 +16,7 @@ from headrace.consumers.serve.sync_loads import LoadNotReady, LoadUnconfirmed, S
 from headrace.consumers.sync.manifest_rules import DatabaseDiffers, ManifestInvalid
 from headrace.consumers.sync.member_routes import LoadRequest
 from headrace.schemas.errors import HeadraceError
-from headrace.schemas.framing import FORMAT, SYNCED_LOAD_FORMAT, FrameInvalid
+from headrace.schemas.framing import FENCED_LOAD_FORMAT, FORMAT, FrameInvalid
 from headrace.schemas.group_changes import GroupKey
 from headrace.schemas.messages import Leadership, Load, load_identity
 from headrace.schemas.sync_records import SyncDeletes, SyncFile, SyncManifest, encode_manifest
@@ -56,7 +56,7 @@ class Scene:
         self.appended: list[list[Load]] = []
         self.loses = False
         self.failure: HeadraceError | None = None
-        self.format = SYNCED_LOAD_FORMAT
+        self.format = FENCED_LOAD_FORMAT
         self.database: Any = SimpleNamespace(slice_ns=DAY_NS, buckets=1)
         self.table: Any = SimpleNamespace(slots=SLOTS, version=1, holder=lambda _slot: "n1")
         uploads: Any = SimpleNamespace(
@@ -172,7 +172,7 @@ def test_a_leader_that_is_not_ready_appends_nothing(scene: Scene, reason: str) -
     elif reason == "a running change":
         scene.table.version = 2
     else:
-        scene.format = SYNCED_LOAD_FORMAT - 1
+        scene.format = FENCED_LOAD_FORMAT - 1
     [found] = scene.loads.load(KEY, [request])
     assert isinstance(found, LoadNotReady)
     assert (True, []) == (found.retriable, scene.appended)

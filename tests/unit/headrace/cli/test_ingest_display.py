@@ -52,7 +52,11 @@ def test_with_json_every_line_is_an_object(capsys: pytest.CaptureFixture[str], m
     output = JsonLines(json_output=True)
     output.note("starting Spark")
     with live_display("raw", output) as show:
-        show(IngestProgress(Counts(rows=5, points=10, rejected=2, reasons={"no time": 2}), 1, 7, -1, state=IngestState.RUNNING))
+        show(
+            IngestProgress(
+                Counts(rows=5, points=10, rejected=2, reasons={"no time": 2}), 1, 7, -1, state=IngestState.RUNNING
+            )
+        )
         monkeypatch.setattr(ingest_display, "LINE_INTERVAL_S", 10.0)
         show(IngestProgress(Counts(rows=5, points=10, rejected=3, reasons={"no time": 3}), 1, 7, -1))
     printed = capsys.readouterr()
