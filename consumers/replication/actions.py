@@ -36,8 +36,8 @@ class Ignored(StrEnum):
     CLAIM_LOST = "claim_lost"
     OUT_OF_ORDER = "out_of_order"
     SLOT_MOVED = "slot_moved"
-    VOID = "void"
     UNEXPECTED = "unexpected"
+    VOID = "void"
 
 
 @dataclass(frozen=True, slots=True)
