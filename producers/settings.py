@@ -14,6 +14,7 @@ def _lower_case(value: object) -> object:
 
 
 Compression = Annotated[Literal["zstd", "lz4", "none"], BeforeValidator(_lower_case)]
+LineParser = Annotated[Literal["auto", "compiled", "small"], BeforeValidator(_lower_case)]
 Resolution = Annotated[Literal["us", "ns"], BeforeValidator(_lower_case)]
 
 
@@ -27,6 +28,10 @@ class WriteSettings(SettingsModel):
     )
     time_resolution: Resolution = Field(
         default="us", description="finest digits of the times of a new table: us or ns; a table keeps what it has"
+    )
+    line_parser: LineParser = Field(
+        default="auto",
+        description="of lines over HTTP: compiled; small, slower without 100 MB; auto: small without Kafka",
     )
     http_body_mb_max: int = Field(default=32, ge=1, description="largest body of a write over HTTP, decompressed")
     http_requests_max: int = Field(default=4_096, ge=1, description="open requests to write over HTTP; more get 503")

@@ -27,17 +27,18 @@ from headrace.schemas.errors import HeadraceError
 
 MAGIC = b"\xc3\x01"
 HEADER_BYTES = 10
-FORMAT = 4
+FORMAT = 5
 """The newest format that this build reads.
 
 2: the changes of `table.avsc` with a resolution. 3: the records of `membership_change.avsc`, `load.avsc` and
-`group_change.avsc`. 4: those of `synced_load.avsc`.
+`group_change.avsc`. 4: those of `synced_load.avsc`. 5: those of them with a number.
 """
 # Nodes apply a Load, and do not act on a change of members yet: before they do, no build may append one.
 BASE_FORMAT = 1
 LOAD_FORMAT = 3
 GROUP_CHANGE_FORMAT = 3
 SYNCED_LOAD_FORMAT = 4
+FENCED_LOAD_FORMAT = 5
 FORMAT_HEADER = "format"
 FORMAT_DIGITS_MAX = 9
 
@@ -64,6 +65,10 @@ class Codec:
     def prefix(self) -> bytes:
         """The first ten bytes of every value that this build writes."""
         return self._prefix
+
+    def reads(self, prefix: bytes) -> bool:
+        """Whether values that begin with these ten bytes are of this kind."""
+        return prefix in self._readers
 
     def encode(self, record: dict[str, Any]) -> bytes:
         """A record as a single-object frame."""

@@ -190,6 +190,10 @@ def _check_sync(load: Load) -> None:
         raise MessageInvalid("a file of a sync sender has the sender as its origin, and no slot that moved")
     orders = [each for rows in load.synced for each in (rows.order, rows.settled)] + [load.settled]
     orders += [load.order] if load.sender else [place.partition(ORDER_END)[0] for place in (load.order,) if place]
+    if (load.number or load.group) and not (load.sender and load.group and load.number > 0):
+        raise MessageInvalid("a number and a group are those of a file of a sync sender, and come together")
+    if len(load.group.encode()) > NAME_BYTES_MAX:
+        raise MessageInvalid("the group of a file has too long a name")
     if load.sender and not load.order:
         raise MessageInvalid("a file of a sync sender has an order")
     for order in orders:

@@ -15,6 +15,7 @@ import xxhash
 
 from headrace.schemas.framing import (
     BASE_FORMAT,
+    FENCED_LOAD_FORMAT,
     GROUP_CHANGE_FORMAT,
     HEADER_BYTES,
     LOAD_FORMAT,
@@ -38,6 +39,9 @@ NO_CHAIN = bytes(16)
 _NAMESPACE = "headrace.v1."
 _SYNC_FIELDS = ("sender", "order", "settled", "stores", "synced", "loaded_era", "loaded_version")
 """Of a Load; one without them is a record of `load.avsc`, with the digest that it had before."""
+_FENCE_FIELDS = ("group", "number")
+DELETES_OF_NUMBER = 1 << 20
+"""Batches of the deletes of one manifest of a sync sender."""
 
 __all__ = [
     "MESSAGE_BYTES_MAX",
@@ -64,6 +68,8 @@ __all__ = [
     "Write",
     "body_digest",
     "decode_message",
+    "deletes_batch",
+    "deletes_producer",
     "encode_message",
     "format_of",
     "load_identity",
@@ -182,6 +188,8 @@ class Load:
     synced: tuple[SyncedRows, ...] = ()
     loaded_era: int = 0
     loaded_version: int = 0
+    group: str = ""
+    number: int = 0
 
     @property
     def has_sync(self) -> bool:
@@ -221,7 +229,7 @@ def encode_message(message: Message) -> bytes:
 def decode_message(value: bytes) -> Message:
     """The message in a record's value. Raises FrameInvalid for bytes that no build could have written."""
     prefix = bytes(value[:HEADER_BYTES])
-    load = next((kind for kind in ("load", "synced_load") if prefix == codec(kind).prefix), None)
+    load = next((kind for kind in ("load", "synced_load") if codec(kind).reads(prefix)), None)
     if load is not None:
         record = codec(load).decode(value)
         body: Body = _load(record["body"])
@@ -241,8 +249,19 @@ def format_of(body: Body) -> int:
     if isinstance(body, GroupChange):
         return GROUP_CHANGE_FORMAT
     if isinstance(body, Load):
-        return SYNCED_LOAD_FORMAT if body.has_sync else LOAD_FORMAT
+        synced = FENCED_LOAD_FORMAT if body.number else SYNCED_LOAD_FORMAT
+        return synced if body.has_sync else LOAD_FORMAT
     return BASE_FORMAT
+
+
+def deletes_producer(sender: str, group: str) -> str:
+    """The producer of the deletes of a group of a sync sender; `deletes_batch` has their batches."""
+    return f"sync/{sender}/{group}"
+
+
+def deletes_batch(number: int, place: int = 0) -> int:
+    """The batch of a delete: a higher one than those of all manifests with a lower number."""
+    return number * DELETES_OF_NUMBER + place
 
 
 def load_identity(load: Load) -> bytes:
@@ -268,8 +287,8 @@ def body_digest(body: Body) -> bytes:
             hasher.update(part)
     else:
         content = asdict(body)
-        if isinstance(body, Load) and not body.has_sync:
-            for name in _SYNC_FIELDS:
+        if isinstance(body, Load):
+            for name in (*(() if body.has_sync else _SYNC_FIELDS), *(() if body.number else _FENCE_FIELDS)):
                 del content[name]
         hasher.update(repr(sorted(content.items())).encode())
     return hasher.digest()

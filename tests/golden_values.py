@@ -303,7 +303,9 @@ def goldens() -> list[Golden]:
         *(_membership(f"membership-{type(each).__name__.lower()}", each, "membership_change") for each in CHANGES),
         Golden("slot-table", SLOT_TABLE, SlotTable.to_bytes, SlotTable.from_bytes, "slot_table"),
         _load(leader),
+        # Without a number as it was before deletes of a sender were a fence, and with one.
         _synced_load(leader),
+        _fenced_load(leader),
         *_sync(),
         _replayed(),
         *(_group_change(name, body) for name, body in GROUP_CHANGES.items()),
@@ -332,6 +334,15 @@ def _synced_load(leader: Leadership) -> Golden:
     body = replace(load, **sync, synced=synced, loaded_era=3, loaded_version=77)
     message = Message(ProducerPosition("ä-producer", 7, 1 << 40), body, body_digest(body))
     return Golden("forward-synced-load", message, encode_message, decode_message, "synced_load")
+
+
+def _fenced_load(leader: Leadership) -> Golden:
+    """The load of a sender's file as it is today."""
+    load = _load(leader).value.body
+    sync = {"origin": "sender-1", "held_since": 0, "sender": "sender-1", "order": "000001-000000000000005"}
+    body = replace(load, **sync, stores=("c1",), group="e1/1", number=7)
+    message = Message(ProducerPosition("ä-producer", 7, 1 << 40), body, body_digest(body))
+    return Golden("forward-fenced-load", message, encode_message, decode_message, "synced_load")
 
 
 def _sync() -> list[Golden]:

@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from types import ModuleType
 from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 import polars as pl
 import pyarrow as pa
 
+from headrace.connectors.formats.kernel_choice import loops
 from headrace.connectors.formats.kernel_types import Floats, Literals, NumberState, ValueGrammar, ValueKind, Values
 from headrace.connectors.formats.lines import NEWLINE, WORD_BYTES, Booleans, Integers, Lines, Words, words_of
 from headrace.connectors.formats.text_columns import finite_floats, integers
@@ -118,7 +118,7 @@ class MatchedLines:
         # At least twice as many slots as texts: probing for a free one stays short.
         slots = np.full(2 << len(starts).bit_length(), -1, np.int32)
         codes, firsts = np.empty(len(starts), np.int32), np.empty(len(starts), np.int64)
-        distinct = firsts[: _kernel().dictionary_encode(self._words, starts, ends, slots, codes, firsts)]
+        distinct = firsts[: loops().dictionary_encode(self._words, starts, ends, slots, codes, firsts)]
         return pa.DictionaryArray.from_arrays(pa.array(codes), self._gather(starts[distinct], ends[distinct]))
 
     def integers(self, column: int) -> tuple[pl.Series, Booleans | None]:
@@ -156,7 +156,7 @@ class MatchedLines:
         # A batch is far below 2 GiB, so offsets of 32 bits suffice; string is half as wide as large_string.
         count = int(ends.sum() - starts.sum())
         padded, offsets = np.empty(count + WORD_BYTES, np.uint8), np.empty(len(starts) + 1, np.int32)
-        _kernel().gather_texts(self._words, starts, ends, offsets, words_of(padded))
+        loops().gather_texts(self._words, starts, ends, offsets, words_of(padded))
         return pa.Array.from_buffers(kind, len(starts), [None, pa.py_buffer(offsets), pa.py_buffer(padded[:count])])
 
     def valid_utf8(self, column: int) -> Booleans:
@@ -177,7 +177,7 @@ def match(lines: Lines, template: Template, rows: Integers) -> MatchedLines:
     matched_rows = np.empty(len(rows), np.int64)
     starts, ends, whole = (np.empty(shape, np.int64) for _ in range(3))
     values = Values(starts, ends, whole, np.empty(shape, np.float64), np.empty(shape, np.uint8))
-    count, text_bits = _kernel().parse_lines(
+    count, text_bits = loops().parse_lines(
         lines.data,
         lines.words,
         lines.starts,
@@ -198,14 +198,6 @@ def match(lines: Lines, template: Template, rows: Integers) -> MatchedLines:
                 valid = matched.valid_utf8(column)
                 matched = matched if valid.all() else matched.select(valid)
     return matched
-
-
-def _kernel() -> ModuleType:
-    """The compiled functions."""
-    # Numba takes a third of a second to import; a process that parses no lines must not wait for it.
-    from headrace.connectors.formats import kernel
-
-    return kernel
 
 
 def _is_utf8(text: bytes) -> bool:

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
 from headrace.consumers.replication.change_state import HandOver
 from headrace.consumers.replication.group_state import ProducerState
 from headrace.schemas.group_changes import MovedTo, Rank, Slots
-from headrace.schemas.messages import Compact, Delete, Drop, Load, Message, TableVersion, Write
+from headrace.schemas.messages import (
+    Compact,
+    Delete,
+    Drop,
+    Load,
+    Message,
+    TableVersion,
+    Write,
+    deletes_batch,
+    deletes_producer,
+    load_identity,
+)
 
 
 class Ignored(StrEnum):
@@ -25,6 +37,7 @@ class Ignored(StrEnum):
     OUT_OF_ORDER = "out_of_order"
     SLOT_MOVED = "slot_moved"
     UNEXPECTED = "unexpected"
+    VOID = "void"
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +174,18 @@ def repeats(message: Message, known: ProducerState | None) -> Ignored | None:
     if position.batch < known.batch:
         return Ignored.SUPERSEDED
     return Ignored.REPEATED if (position.sequence, message.digest) in known.seen else None
+
+
+def stale_load(load: Load, loads: Container[bytes], producers: Mapping[str, ProducerState]) -> Ignored | None:
+    """Why a load of the leader changes nothing by what came before it: it is here, or deletes have made it void."""
+    # By its content and not by who sends: a new leader repeats what its predecessor may have appended. After
+    # a merge no name of a file shows that this one is here already.
+    if load_identity(load) in loads:
+        return Ignored.REPEATED
+    # A request for a load may outlive the receiver that made it. Behind deletes of the sender that came since the
+    # file's manifest it would undo them: the file does not bring them.
+    fence = producers.get(deletes_producer(load.sender, load.group)) if load.number else None
+    return Ignored.VOID if fence is not None and fence.batch >= deletes_batch(load.number) else None
 
 
 def refusal_of(tables: tuple[TableVersion, ...]) -> str:

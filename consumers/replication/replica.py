@@ -28,6 +28,7 @@ from headrace.consumers.replication.actions import (
     SealNow,
     refusal_of,
     repeats,
+    stale_load,
 )
 from headrace.consumers.replication.change_state import HandOver
 from headrace.consumers.replication.group_state import GroupState, LogBase, LogHasGap
@@ -351,9 +352,7 @@ class Replica:
             if slot in changes.given:
                 # Whoever sent it reads that it did not count, and sends it to the group that holds the slot.
                 return Ignored.SLOT_MOVED
-        # By its content and not by who sends: a new leader repeats what its predecessor may have appended. After
-        # a merge no name of a file shows that this one is here already.
-        return Ignored.REPEATED if load_identity(load) in self.state.loads else None
+        return stale_load(load, self.state.loads, self.state.producers)
 
     def _note_schema(self, database: str, table: str, schema_version: int) -> None:
         tables = self.state.tables

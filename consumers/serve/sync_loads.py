@@ -120,7 +120,7 @@ class SyncLoads:
         slot = self.slot(body)
         group = self._uploads.group(key, slot)
         self._check_table(group, slot)
-        unled = sync_load(body, manifest.sender, NOBODY, request.schema_version)
+        unled = sync_load(body, manifest.sender, manifest.number, NOBODY, request.schema_version)
         repeated = outcome(unled, group) in (LoadOutcome.APPLYING, LoadOutcome.APPLIED)
         if not repeated:
             self._check_formats(group, unled)

@@ -73,7 +73,7 @@ class CentreLink:
         self._prefix = f"{self._identity.sender}/".encode()
         self._settings = producer_settings(log.bootstrap, settings)
         self._confirmed: deque[Confirmation] = deque()
-        self._outstanding: dict[int, int] = {}
+        self._outstanding = 0
         self._failed = False
         self._producer = self._new_producer()
         self._partition = self._find_partition()
@@ -97,6 +97,7 @@ class CentreLink:
             self._replace()
 
         def report(error: KafkaError | None, _message: Message) -> None:
+            self._outstanding -= 1
             if error is None:
                 self._confirmed.append(Confirmation(number, chunk))
                 return
@@ -114,15 +115,18 @@ class CentreLink:
         except KafkaException as error:
             self._failed = True
             raise append_error(error.args[0], topic, len(value)) from error
+        self._outstanding += 1
 
     def events(self, timeout_s: float) -> tuple[Sequence[Confirmation], Sequence[SyncVerdict], int]:
         """See Centre."""
+        # Whatever can come first is waited for: without a record on its way only verdicts can.
+        confirming = self._outstanding > 0
         with suppress(KafkaException, SystemError):
-            self._producer.poll(timeout_s)
+            self._producer.poll(timeout_s if confirming else 0.0)
         confirmed = tuple(self._confirmed)
         self._confirmed.clear()
         try:
-            verdicts = self._verdicts()
+            verdicts = self._verdicts(0.0 if confirming or confirmed else timeout_s)
         except LogUnavailable:
             # A cut line: what is confirmed is confirmed all the same.
             verdicts = []
@@ -130,12 +134,12 @@ class CentreLink:
                 raise
         return confirmed, verdicts, self._offset
 
-    def _verdicts(self) -> list[SyncVerdict]:
+    def _verdicts(self, timeout_s: float) -> list[SyncVerdict]:
         topic = self._topics.sync_verdict
         if self._reader is None:
             self._reader = self._log.reader({topic: self._offset}, follow=True)
         try:
-            records = self._reader.poll(VERDICTS_PER_POLL, 0.0)
+            records = self._reader.poll(VERDICTS_PER_POLL, timeout_s)
         except LogTruncated:
             # Compaction and deletion of the beginning: the newest verdict of each file is still there.
             self._offset = self._log.describe(topic).begin

@@ -126,7 +126,7 @@ class FileLoader:
 
     def _delete(self, manifest: SyncManifest) -> None:
         assert not isinstance(manifest.body, SyncFile), manifest
-        records = apply_deletes(self._cluster, self._owners, _enrolment(manifest), manifest.body)
+        records = apply_deletes(self._cluster, self._owners, _enrolment(manifest), manifest.number, manifest.body)
         _log.info("deletes of a sender", sender=manifest.sender, deletes=len(manifest.body.deletes), records=records)
 
     def _load(self, job: FileJob, body: SyncFile, checked: CheckedFile) -> None:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from headrace.consumers.store import SegmentEntry, Tombstone
-from headrace.consumers.store.undecided import Undecided, UndecidedFile
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.group_names import group_identity
 from headrace.schemas.message_rules import ORDER_END
 from headrace.schemas.messages import CarriedDelete
 from headrace.schemas.sync_records import SyncDelete, SyncFile
+
+# A sender reads listings and has no store: it starts without pyarrow and what else a store needs.
+if TYPE_CHECKING:
+    from headrace.consumers.store import SegmentEntry, Tombstone
+    from headrace.consumers.store.undecided import Undecided, UndecidedFile
 
 
 class ListingInvalid(HeadraceError):

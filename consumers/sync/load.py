@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from enum import StrEnum
 
 from headrace.consumers.replication.group import Group
-from headrace.schemas.framing import SYNCED_LOAD_FORMAT
+from headrace.schemas.framing import FENCED_LOAD_FORMAT
 from headrace.schemas.messages import Leadership, Load, load_identity
 from headrace.schemas.records import Status
 from headrace.schemas.series import slot_of
@@ -38,10 +38,11 @@ class LoadOutcome(StrEnum):
     """The store has the file in its catalogue: now, or since it was loaded before."""
 
 
-def sync_load(file: SyncFile, sender: str, leadership: Leadership, schema_version: int) -> Load:
+def sync_load(file: SyncFile, sender: str, number: int, leadership: Leadership, schema_version: int) -> Load:
     """The record that loads a verified file of a sender.
 
-    `schema_version` is a version of the centre's table that has all columns of the file, read back from the table log.
+    `number` is that of its manifest. `schema_version` is a version of the centre's table that has all columns of the
+    file, read back from the table log.
     """
     return Load(
         leadership=leadership,
@@ -66,6 +67,9 @@ def sync_load(file: SyncFile, sender: str, leadership: Leadership, schema_versio
         order=file.order,
         settled=file.settled,
         stores=file.stores,
+        # A file is group/birth/name.
+        group="/".join(file.file.split("/", 2)[:2]),
+        number=number,
     )
 
 
@@ -75,7 +79,7 @@ def may_append(members: Iterable[str], live: Iterable[Status]) -> bool:
     A member that is down counts as one that does not: nobody knows which build it starts with.
     """
     formats = {status.node: status.format for status in live}
-    return all(formats.get(member, 0) >= SYNCED_LOAD_FORMAT for member in members)
+    return all(formats.get(member, 0) >= FENCED_LOAD_FORMAT for member in members)
 
 
 def outcome(load: Load, group: Group) -> LoadOutcome:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import xxhash
 
-from headrace.consumers.sync.file_states import FileRecord, FileState
+from headrace.consumers.sync.file_states import FileRecord
 from headrace.consumers.sync.listing import ListedFile, Listing
 from headrace.consumers.sync.send_settings import CHUNK_BYTES, DELETES_PER_MANIFEST
 from headrace.consumers.sync.sender_state import GroupRecord
 from headrace.schemas.sync_records import SyncDelete, SyncFile
+
+_Location = tuple[str, str, int, int]
 
 
 def undecided_files(listing: Listing, known: Mapping[str, FileRecord], group: GroupRecord) -> list[ListedFile]:
@@ -42,16 +45,11 @@ def decided_up_to(listing: Listing, known: Mapping[str, FileRecord], group: Grou
     return max(group.progress, min([*files, *deletes, listing.through + 1]) - 1)
 
 
-def file_body(
-    listed: ListedFile, md5: bytes, undecided: Iterable[ListedFile], known: Mapping[str, FileRecord]
-) -> SyncFile:
-    """The body of a file's manifest; `undecided` are the files of its group that have no verdict, itself included."""
+def file_body(listed: ListedFile, md5: bytes, settled: str) -> SyncFile:
+    """The body of a file's manifest; see `SettledOrders` for `settled`."""
     body = listed.body
     size = body.segment_bytes + body.series_bytes
-    chunks = -(-size // CHUNK_BYTES)
-    return replace(
-        body, segment_md5=md5, chunk_bytes=CHUNK_BYTES, chunks=chunks, settled=_settled(listed, undecided, known)
-    )
+    return replace(body, segment_md5=md5, chunk_bytes=CHUNK_BYTES, chunks=-(-size // CHUNK_BYTES), settled=settled)
 
 
 def body_digest(body: SyncFile) -> str:
@@ -60,25 +58,40 @@ def body_digest(body: SyncFile) -> str:
     return xxhash.xxh3_64_hexdigest(repr(replace(body, settled="")).encode())
 
 
-def _settled(listed: ListedFile, undecided: Iterable[ListedFile], known: Mapping[str, FileRecord]) -> str:
-    """The highest order up to which no file of a location is undecided; empty where nobody can know."""
-    # A rejected file of the location may come after all, when an operator sends it again.
-    directory = _directory(listed.body.file)
-    rejected = any(each.state is FileState.REJECTED and _directory(each.file) == directory for each in known.values())
-    if not listed.settles or rejected:
-        return ""
-    place = _location(listed)
-    lowest = min((each.body for each in undecided if _location(each) == place), key=lambda body: body.first_version)
-    # No file begins before version 1, so none is below the first either.
-    return f"{lowest.era:06}-{lowest.first_version - 1:015}"
+class SettledOrders:
+    """The undecided files of a group in one round, by location: each question costs the same, however many there are.
+
+    Within a round a decided file stays decided.
+    """
+
+    def __init__(self, files: Iterable[ListedFile]) -> None:
+        self._places: dict[_Location, deque[ListedFile]] = {}
+        for each in sorted(files, key=lambda each: each.body.first_version):
+            self._places.setdefault(_location(each), deque()).append(each)
+
+    def settled(self, listed: ListedFile, known: Mapping[str, FileRecord], rejected: Collection[str]) -> str:
+        """The highest order up to which no file of a location is undecided; empty where nobody can know.
+
+        The file itself is undecided. `rejected`: directories with a rejected file.
+        """
+        # A rejected file of the location may come after all, when an operator sends it again.
+        if not listed.settles or directory_of(listed.body.file) in rejected:
+            return ""
+        waiting = self._places[_location(listed)]
+        while known[waiting[0].body.file].decided:
+            waiting.popleft()
+        lowest = waiting[0].body
+        # No file begins before version 1, so none is below the first either.
+        return f"{lowest.era:06}-{lowest.first_version - 1:015}"
 
 
-def _location(listed: ListedFile) -> tuple[str, str, int, int]:
+def _location(listed: ListedFile) -> _Location:
     body = listed.body
     return body.database, body.table, body.slice_number, body.bucket
 
 
-def _directory(file: str) -> str:
+def directory_of(file: str) -> str:
+    """What the names of the files of one location have in common."""
     return file.rpartition("/")[0]
 
 

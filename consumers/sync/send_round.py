@@ -14,6 +14,7 @@ from headrace.consumers.sync.file_states import FileEvent, FileRecord, FileState
 from headrace.consumers.sync.listing import ListedFile, Listing
 from headrace.consumers.sync.rate import ByteRate
 from headrace.consumers.sync.selection import (
+    SettledOrders,
     body_digest,
     decided_up_to,
     deletes_digest,
@@ -104,6 +105,7 @@ class _Group:
     listing: Listing
     deletes: _Deletes
     files: dict[str, ListedFile] = field(default_factory=dict)
+    settled: SettledOrders = field(default_factory=lambda: SettledOrders(()))
 
 
 class SendRound:
@@ -134,6 +136,7 @@ class SendRound:
                 self._groups_by_file[each.body.file] = listing.identity
                 self._know(listing, each)
                 found.append((listing.identity, each))
+            group.settled = SettledOrders(group.files.values())
         self._waiting.extend(merged_order(found))
 
     def _complete_record(self, listing: Listing, listed: ListedFile) -> None:
@@ -279,8 +282,8 @@ class SendRound:
     def checked(self, listed: ListedFile, md5: bytes = b"") -> None:
         """A file is as the node has sealed it; `md5` is that of its segment where it is wanted."""
         group = self._group_of(listed.body.file)
-        undecided = [each for name, each in group.files.items() if not self._state.files[name].decided]
-        body = file_body(listed, md5, undecided, self._state.files)
+        settled = group.settled.settled(listed, self._state.files, self._state.rejected)
+        body = file_body(listed, md5, settled)
         digest, record = body_digest(body), self._state.files[listed.body.file]
         known = self._state.group(group.listing.group)
         # Bytes that Kafka has confirmed are continued under their number, also by another start of this sender. Not

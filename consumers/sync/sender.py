@@ -7,13 +7,14 @@ the process.
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 from headrace.consumers.sync.file_states import FileState
 from headrace.consumers.sync.listing import ListedFile, Listing
-from headrace.consumers.sync.send_round import Action, CheckFile, RoundCounts, SendChunk, SendManifest, SendRound
+from headrace.consumers.sync.send_round import CheckFile, RoundCounts, SendChunk, SendManifest, SendRound
 from headrace.consumers.sync.send_settings import CHUNK_BYTES, SendSettings
 from headrace.consumers.sync.sender_ports import (
     Centre,
@@ -33,6 +34,8 @@ PROGRESS_INTERVAL_S = 5.0
 TOUCH_INTERVAL_S = 30.0
 LOST_PAUSE_S = 1.0
 IDLE_S = 0.05
+ACTIONS_AT_ONCE = 16
+"""Manifests and chunks between two writes of the state."""
 STEPS = (
     "session",
     "described",
@@ -204,30 +207,41 @@ class Sender:
     # One step.
 
     def _act(self) -> bool:
-        acted = False
         assert self.round is not None
-        for action in self.round.actions(self._clock()):
-            acted = True
-            try:
-                self._carry_out(action)
-            except BaseException:
-                self.round.not_done(action)
-                raise
-        return acted
+        acted, due = False, deque[SendManifest | SendChunk]()
+        try:
+            for action in self.round.actions(self._clock()):
+                acted = True
+                if isinstance(action, CheckFile):
+                    self._check(action)
+                else:
+                    due.append(action)
+                if len(due) >= ACTIONS_AT_ONCE:
+                    self._send_all(due)
+            self._send_all(due)
+            return acted
+        except BaseException:
+            for each in reversed(due):
+                self.round.not_done(each)
+            raise
 
-    def _carry_out(self, action: Action) -> None:
-        # The state first: after a crash it must know of all that may be in the log.
+    def _send_all(self, due: deque[SendManifest | SendChunk]) -> None:
+        # The state first, once for all of them: after a crash it must know of all that may be in the log.
         self._write()
-        if isinstance(action, CheckFile):
-            self._check(action.file)
-        elif isinstance(action, SendManifest):
+        while due:
+            self._send(due[0])
+            due.popleft()
+
+    def _send(self, action: SendManifest | SendChunk) -> None:
+        if isinstance(action, SendManifest):
             self._centre.send_manifest(action.number, self._manifest(action))
             self._on_step("manifest queued")
         else:
             self._send_chunk(action)
 
-    def _check(self, file: ListedFile) -> None:
+    def _check(self, action: CheckFile) -> None:
         assert self.round is not None
+        file = action.file
         try:
             md5 = self._store.check(self._listing(file), file, self._md5)
         except SnapshotLost as error:
@@ -235,6 +249,9 @@ class Sender:
             self.round.snapshot_lost(file)
         except FileDamaged as error:
             self._damaged(file, error)
+        except BaseException:
+            self.round.not_done(action)
+            raise
         else:
             self.round.checked(file, md5)
             self._on_step("checked")

@@ -9,27 +9,28 @@ from headrace.consumers.sync.owner_log import OwnerLog
 from headrace.producers.cluster import Cluster
 from headrace.producers.deletes import repeat_deletes
 from headrace.schemas.message_bodies import ProducerPosition
-from headrace.schemas.messages import Delete
+from headrace.schemas.messages import Delete, deletes_batch, deletes_producer
 from headrace.schemas.series import escape_table, parse_series_key
 from headrace.schemas.sync_records import OwnerEnrolment, SyncDelete, SyncDeletes
 
 FLUSH_TIMEOUT_S = 30.0
 
 
-def apply_deletes(cluster: Cluster, owners: OwnerLog, sender: OwnerEnrolment, body: SyncDeletes) -> int:
+def apply_deletes(cluster: Cluster, owners: OwnerLog, sender: OwnerEnrolment, number: int, body: SyncDeletes) -> int:
     """Append the deletes of a group of a sender to every log; how many records each log got.
 
-    Can be repeated: the position of each is that of the delete at the sender. Raises SenderCloned, WriteFailed,
+    Can be repeated: the position of each follows from the number of their manifest. Behind them no file of a lower one
+    is loaded. Raises SenderCloned, WriteFailed,
     WriteUnknown, and the errors of the log.
     """
     # Behind everything that files of the sender have added so far.
     cluster.tables.refresh()
-    producer = f"sync/{sender.sender}/{body.group}"
+    producer = deletes_producer(sender.sender, body.group)
     found: list[tuple[ProducerPosition, Delete]] = []
-    for deleted in body.deletes:
-        for number, each in enumerate(_own(cluster, owners, sender, deleted)):
-            # The version of the delete is the batch: replicas drop a repeat, and what is older than the newest.
-            found.append((ProducerPosition(producer, deleted.version, number), each))
+    for place, deleted in enumerate(body.deletes):
+        for sequence, each in enumerate(_own(cluster, owners, sender, deleted)):
+            # Replicas drop a repeat, and what is older than the newest.
+            found.append((ProducerPosition(producer, deletes_batch(number, place), sequence), each))
     repeat_deletes(cluster, found, FLUSH_TIMEOUT_S)
     return len(found)
 

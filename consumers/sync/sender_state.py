@@ -6,6 +6,7 @@ Every change is noted and taken by whoever writes the log, before anything that 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -72,6 +73,10 @@ class SenderState:
         self._changed: dict[bytes, bytes | None] = {}
         self._sync = False
         self._by_number = {each.number: each.file for each in self.files.values() if each.number}
+        self.rejected: Counter[str] = Counter()
+        """Rejected files by the directory of their names; only those that have any."""
+        for each in self.files.values():
+            self._count_rejected(each, 1)
 
     def begin_session(self) -> None:
         """A start of the sender."""
@@ -109,6 +114,9 @@ class SenderState:
             self._by_number.pop(before.number, None)
         if record.number:
             self._by_number[record.number] = record.file
+        if before is not None:
+            self._count_rejected(before, -1)
+        self._count_rejected(record, 1)
         self.files[record.file] = record
         self._note(_FILE + record.file.encode(), json.dumps(asdict(record)).encode(), False)
         self._count(before, record)
@@ -148,7 +156,15 @@ class SenderState:
         record = self.files.pop(file, None)
         if record is not None:
             self._by_number.pop(record.number, None)
+            self._count_rejected(record, -1)
             self._note(_FILE + file.encode(), None, False)
+
+    def _count_rejected(self, record: FileRecord, change: int) -> None:
+        if record.state is FileState.REJECTED:
+            directory = record.file.rpartition("/")[0]
+            self.rejected[directory] += change
+            if not self.rejected[directory]:
+                del self.rejected[directory]
 
     def read_verdicts(self, offset: int) -> None:
         """Verdicts below an offset are in the state."""

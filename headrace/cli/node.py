@@ -89,6 +89,7 @@ def run(
         )
         # Before anything loads pyarrow: its allocator reads this once.
         (stay_small if loaded.node.has_local_log else keep_freed)()
+        _choose_line_parser(loaded)
         with _without_collection():
             keep_pandas_out()
             from headrace.consumers.node.node import Node
@@ -126,6 +127,15 @@ def _run_until_stopped(running: Node, output: Output) -> None:
     finally:
         starting.clear()
         running.stop()
+
+
+def _choose_line_parser(loaded: Settings) -> None:
+    """Read lines without a compiler where memory matters more than speed."""
+    from headrace.connectors.formats.kernel_choice import use_small_loops
+
+    wanted = loaded.write.line_parser
+    if wanted == "small" or (wanted == "auto" and loaded.node.has_local_log):
+        use_small_loops()
 
 
 @contextmanager

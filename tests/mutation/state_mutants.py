@@ -40,6 +40,13 @@ STATE_MACHINE = (
         (REPLICA,),
     ),
     Mutant(
+        "load_behind_deletes_counts",
+        "replication/actions.py",
+        "    return Ignored.VOID if fence is not None and fence.batch >= deletes_batch(load.number) else None\n",
+        "    return None\n",
+        ("test_synced_loads.py",),
+    ),
+    Mutant(
         "other_content_of_a_sequence_dropped",
         "replication/actions.py",
         "if (position.sequence, message.digest) in known.seen else None",

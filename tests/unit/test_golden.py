@@ -62,7 +62,7 @@ def test_every_kind_of_message_has_a_golden_file() -> None:
     """Every branch of the two unions, and each kind that has a schema of its own, is written once."""
     written = {name.removeprefix("forward-") for name in GOLDENS if name.startswith("forward-")}
     kinds = [kind["name"].lower() for name in ("forward", "group_change") for kind in body_of(name)]
-    assert {*kinds, "load", "synced-load"} == written
+    assert {*kinds, "load", "synced-load", "fenced-load"} == written
 
 
 def body_of(name: str) -> list[dict[str, str]]:
@@ -70,6 +70,12 @@ def body_of(name: str) -> list[dict[str, str]]:
     schema = json.loads(resources.files("headrace.schemas").joinpath(f"{name}.avsc").read_text("utf-8"))
     found: list[dict[str, str]] = next(field["type"] for field in schema["fields"] if field["name"] == "body")
     return found
+
+
+def test_loads_of_senders_without_a_number_are_read() -> None:
+    """Records that were written before deletes of a sender were a fence keep their value, and so their digest."""
+    golden = GOLDENS["forward-synced-load"]
+    assert same(golden.value, golden.decode((DIRECTORY / "unfenced-load.bin").read_bytes()))
 
 
 def test_every_kind_of_membership_change_has_a_golden_file() -> None:

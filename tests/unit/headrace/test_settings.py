@@ -75,6 +75,7 @@ DEFAULTS = {
     "write.quorum_timeout_ms": 2_000,
     "write.compression": "zstd",
     "write.time_resolution": "us",
+    "write.line_parser": "auto",
     "write.http_body_mb_max": 32,
     "write.http_requests_max": 4_096,
     "write.http_waiting_mb_max": 64,

@@ -13,11 +13,22 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from headrace.consumers.replication.actions import ApplyLoad, Ignored
 from headrace.consumers.replication.replica import Replica
 from headrace.consumers.store import compaction, load_job
 from headrace.consumers.store.slot_moves import SlotMoves
 from headrace.consumers.store.synced import ranked
-from tests.unit.replication.synced_groups import Key, Member, SyncedLog
+from headrace.schemas.messages import (
+    Claim,
+    Delete,
+    Load,
+    Message,
+    ProducerPosition,
+    deletes_batch,
+    deletes_producer,
+    encode_message,
+)
+from tests.unit.replication.synced_groups import ANCHOR, LEADER, Key, Member, SyncedLog
 
 COMMANDS = (
     "write",
@@ -168,3 +179,57 @@ def test_the_newest_file_of_a_sender_wins_in_many_schedules() -> None:
     """The soak test of the same."""
     for seed in range(SOAK_SEEDS):
         run(schedule(seed), seed)
+
+
+def deletes_of(sender: str, group: str, number: int, place: int = 0) -> Message:
+    """A delete of a sender, as its receivers append it."""
+    position = ProducerPosition(deletes_producer(sender, group), deletes_batch(number, place), 0)
+    return Message(position, Delete("db", "t", {"name": ("a",)}))
+
+
+def loads_of(messages: list[Message]) -> tuple[list[int], dict[Ignored, int]]:
+    """(the numbers of the files that counted, what was ignored) of a log."""
+    replica, counted = Replica(("n1",)), []
+    claim = Message(ProducerPosition("n1", 1, 0), Claim(LEADER, ANCHOR, 1_000, 1 << 20))
+    for offset, message in enumerate([claim, *messages]):
+        actions = replica.apply(offset, encode_message(message), ())
+        counted += [each.load.number for each in actions if isinstance(each, ApplyLoad)]
+    return counted, dict(replica.ignored)
+
+
+def load_of(number: int, sender: str = "s1", group: str = "e1/1") -> Message:
+    """The load of a file that was announced under a number."""
+    ranks = {"era": 1, "first_version": number, "last_version": number, "generation": 0}
+    body = Load(
+        leadership=LEADER,
+        origin=sender,
+        held_since=0,
+        database="db",
+        table="t",
+        slice_number=0,
+        bucket=0,
+        **ranks,
+        content_digest=number.to_bytes(16, "little"),
+        rows=1,
+        min_time_ns=1,
+        max_time_ns=1,
+        size_bytes=1,
+        schema_version=1,
+        sender=sender,
+        order=f"{number:015}",
+        group=group,
+        number=number,
+    )
+    return Message(ProducerPosition("n1", 2, number), body)
+
+
+def test_deletes_of_a_sender_are_a_fence_in_the_log() -> None:
+    """A file announced before them is void behind them, whoever asks for it; others, and later ones, are loaded."""
+    fence = [deletes_of("s1", "e1/1", 7), deletes_of("s1", "e1/1", 7, 1)]
+    assert ([6, 5, 8], {}) == loads_of([load_of(6), load_of(5), *fence, load_of(8)])
+    assert ([8], {Ignored.VOID: 1}) == loads_of([*fence, load_of(6), load_of(8)])
+    assert ([6, 6], {}) == loads_of([*fence, load_of(6, "s2"), load_of(6, group="e2/1")])
+    # It was loaded in time: asked for again it is a repeat.
+    assert ([6], {Ignored.REPEATED: 1}) == loads_of([load_of(6), *fence, load_of(6)])
+    # A receiver that is behind cannot lower the fence.
+    assert ([], {Ignored.SUPERSEDED: 1, Ignored.VOID: 1}) == loads_of([*fence, deletes_of("s1", "e1/1", 3), load_of(6)])

@@ -96,9 +96,9 @@ def test_a_newer_format_is_distinguished_from_garbage() -> None:
 
     The current, an older and a malformed one pass.
     """
-    with pytest.raises(FormatTooNew, match="format 5"):
-        check_format((("format", b"5"),))
-    for headers in ((), (("format", b"1"),), (("format", b"4"),), (("format", b"x"),), (("other", b"9"),)):
+    with pytest.raises(FormatTooNew, match="format 6"):
+        check_format((("format", b"6"),))
+    for headers in ((), (("format", b"1"),), (("format", b"5"),), (("format", b"x"),), (("other", b"9"),)):
         check_format(headers)
 
 

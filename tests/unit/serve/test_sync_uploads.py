@@ -1,0 +1,215 @@
+"""Files of senders at a member: verified, durable and counted, or refused without a trace."""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from headrace.consumers.migration.cut_source import CutRefused
+from headrace.consumers.query.query_errors import SlotNotHeld
+from headrace.consumers.serve import sync_uploads
+from headrace.consumers.serve.sync_uploads import UploadInvalid, UploadRequest, Uploads, UploadsFull
+from headrace.consumers.store import StoreFull, staged_names
+from headrace.consumers.sync.settings import SyncSettings
+from headrace.schemas.group_changes import GroupKey
+from tests.sync_sender import DAY_NS, SealedFile, sealed_file
+
+KEY = GroupKey("n1", 1)
+SLOT, GIVEN = 3, 4
+
+
+class FakeGroup:
+    """A group with a staging directory, as far as uploads see it."""
+
+    def __init__(self, staging: Path) -> None:
+        self.key, self.birth_key, self.name = "n1", KEY, "n1"
+        self.applied = SimpleNamespace(changes=SimpleNamespace(given={GIVEN}))
+        self.wrong = False
+        self.health = SimpleNamespace(refuses=lambda _use: self.wrong)
+        self.verified: list[str] = []
+        self.store = SimpleNamespace(staging_directory=staging, note_verified=self.verified.append)
+
+    def names(self) -> list[str]:
+        """What is in its staging directory."""
+        return sorted(os.listdir(self.store.staging_directory))
+
+
+def request_of(file: SealedFile, slot: int = SLOT) -> UploadRequest:
+    """The announcement of a file."""
+    body = file.body
+    digests = body.content_digest.hex(), body.segment_digest.hex(), body.series_digest.hex()
+    return UploadRequest(
+        group=KEY,
+        slot=slot,
+        content_digest=digests[0],
+        rows=body.rows,
+        min_time_ns=body.min_time_ns,
+        max_time_ns=body.max_time_ns,
+        segment_bytes=body.segment_bytes,
+        segment_digest=digests[1],
+        series_bytes=body.series_bytes,
+        series_digest=digests[2],
+    )
+
+
+@pytest.fixture
+def file() -> SealedFile:
+    """A sealed file of two pumps."""
+    return sealed_file({"a": [(DAY_NS, 1.0), (DAY_NS + 1, 2.0)], "b": [(DAY_NS, 3.0)]}, version=7)
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> FakeGroup:
+    """A group of this node."""
+    staging = tmp_path / "staging"
+    staging.mkdir()
+    return FakeGroup(staging)
+
+
+def uploads_of(group: FakeGroup, **settings: Any) -> Uploads:
+    """The uploads of a node with one group."""
+    groups: Any = {"topic": group}
+    return Uploads("n1", groups, SyncSettings(**settings))
+
+
+def take(uploads: Uploads, request: UploadRequest, data: bytes, step: int = 100) -> None:
+    """Bring a file as the route does."""
+    upload = uploads.begin(request)
+    assert upload is not None
+    try:
+        for start in range(0, len(data), step):
+            upload.write(data[start : start + step])
+        upload.finish()
+    finally:
+        upload.abort()
+
+
+def test_a_file_is_staged_under_the_names_of_its_load(group: FakeGroup, file: SealedFile) -> None:
+    """Segment, series and marker are there, the content counts as verified, and a repeat is not taken again."""
+    uploads, request = uploads_of(group), request_of(file)
+    take(uploads, request, file.data)
+    digest = request.content_digest
+    assert sorted([*staged_names(digest), f"{digest}.sync"]) == group.names()
+    staged = b"".join((group.store.staging_directory / name).read_bytes() for name in staged_names(digest))
+    assert file.data == staged
+    assert [digest] == group.verified
+    assert uploads.begin(request) is None
+    assert (1, 0, len(file.data)) == (uploads.taken, uploads.open_uploads, uploads.staged_bytes)
+
+
+def other(file: SealedFile) -> bytes:
+    """A file of the same size whose digests are its own, and not those announced."""
+    return file.data[::-1]
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [other, lambda file: file.data[:-1], lambda file: file.data + b"x", lambda _file: b""],
+    ids=["other bytes", "short", "long", "empty"],
+)
+def test_wrong_bytes_leave_nothing(group: FakeGroup, file: SealedFile, spoil: Callable[[SealedFile], bytes]) -> None:
+    """Bytes that are not those of the digests are refused; nothing is left, and the right ones are taken then."""
+    uploads = uploads_of(group)
+    with pytest.raises(UploadInvalid):
+        take(uploads, request_of(file), spoil(file))
+    assert ([], [], 0) == (group.names(), group.verified, uploads.staged_bytes)
+    take(uploads, request_of(file), file.data)
+
+
+def test_another_content_under_the_digests_is_refused(group: FakeGroup, file: SealedFile) -> None:
+    """The footer must have the rows and times that were announced, although all digests of bytes are right."""
+    lying = sealed_file({"a": [(DAY_NS, 1.0)]}, version=7)
+    request = request_of(lying)
+    for wrong in ({"rows": 2}, {"min_time_ns": 0}, {"content_digest": file.body.content_digest.hex()}):
+        announced = {name: getattr(request, name) for name in UploadRequest.__slots__} | wrong
+        with pytest.raises(UploadInvalid):
+            take(uploads_of(group), UploadRequest(**announced), lying.data)
+    assert [] == group.names()
+
+
+def test_a_full_disk_is_reported_and_passes(
+    group: FakeGroup, file: SealedFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk at any sync refuses the file for now; with space the same file is taken."""
+    uploads, request, sync = uploads_of(group), request_of(file), sync_uploads.fsync_file
+    for at in (1, 2):
+        calls: list[Path] = []
+
+        def full(path: Path, at: int = at, calls: list[Path] = calls) -> None:
+            calls.append(path)
+            if len(calls) == at:
+                raise OSError(errno.ENOSPC, "no space")
+            sync(path)
+
+        monkeypatch.setattr(sync_uploads, "fsync_file", full)
+        with pytest.raises(StoreFull) as raised:
+            take(uploads, request, file.data)
+        assert raised.value.retriable
+        assert not uploads.is_staged(group, request.content_digest, request.segment_digest)  # type: ignore[arg-type]
+        assert (0, []) == (uploads.open_uploads, group.verified)
+    monkeypatch.setattr(sync_uploads, "fsync_file", sync)
+    take(uploads, request, file.data)
+    assert uploads.is_staged(group, request.content_digest, request.segment_digest)  # type: ignore[arg-type]
+
+
+def test_limits_refuse_for_now(group: FakeGroup, file: SealedFile) -> None:
+    """Beyond the open uploads the next one is refused and counted, and taken when one has ended."""
+    uploads = uploads_of(group, uploads_max=1)
+    first = uploads.begin(request_of(file))
+    assert first is not None
+    with pytest.raises(UploadsFull) as raised:
+        uploads.begin(request_of(file))
+    assert (True, 1) == (raised.value.retriable, uploads.refused)
+    first.abort()
+    take(uploads, request_of(file), file.data)
+
+
+def test_a_file_above_the_limit_is_taken_alone(group: FakeGroup, file: SealedFile) -> None:
+    """One file may be larger than the limit of bytes, else it would never come; a second one waits for its load."""
+    uploads = uploads_of(group, upload_mb_max=1)
+    uploads._staged["n1"] = (time.monotonic() + 60, 0)
+    huge = {name: getattr(request_of(file), name) for name in UploadRequest.__slots__} | {"segment_bytes": 2_000_000}
+    opened = uploads.begin(UploadRequest(**huge))
+    assert opened is not None
+    with pytest.raises(UploadsFull):
+        uploads.begin(request_of(file))
+    opened.abort()
+
+
+def test_groups_that_cannot_take_it_refuse(group: FakeGroup, file: SealedFile) -> None:
+    """A slot that was given away, a group of another birth, and wrong data are refused by name."""
+    uploads = uploads_of(group)
+    with pytest.raises(SlotNotHeld):
+        uploads.begin(request_of(file, GIVEN))
+    with pytest.raises(SlotNotHeld):
+        uploads.group(GroupKey("n1", 2), SLOT)
+    group.wrong = True
+    with pytest.raises(CutRefused):
+        uploads.begin(request_of(file))
+
+
+def test_staged_files_survive_a_restart_until_they_are_old(group: FakeGroup, file: SealedFile) -> None:
+    """Another process keeps marked files; it removes a marker whose load has come, and files that no load has named."""
+    take(uploads_of(group), request_of(file), file.data)
+    assert uploads_of(group).keeps(group)  # type: ignore[arg-type]
+    staging: Path = group.store.staging_directory
+    marker = staging / f"{file.body.content_digest.hex()}.sync"
+    old_s = time.time() - SyncSettings().staged_age_s - 60
+    torn = staging / "torn.upload"
+    torn.touch()
+    for path in (marker, torn):
+        os.utime(path, (old_s, old_s))
+    assert not uploads_of(group).keeps(group)  # type: ignore[arg-type]
+    assert [] == group.names()
+    take(uploads_of(group), request_of(file), file.data)
+    for name in staged_names(file.body.content_digest.hex()):
+        (staging / name).unlink()
+    assert not uploads_of(group).keeps(group)  # type: ignore[arg-type]
+    assert [] == group.names()
