@@ -10,8 +10,8 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from headrace.connectors.formats.interface import FormatOptions
-from headrace.pipeline.job import IngestJob, message_format
+from headrace.connectors.formats.interface import FormatOptions, message_format
+from headrace.pipeline.job import IngestJob
 from headrace.pipeline.raw_offsets import EARLIEST, LATEST, Offsets, Start, document_of, offsets_of
 from headrace.pipeline.raw_source import NAME
 from headrace.schemas.errors import HeadraceError
