@@ -177,20 +177,23 @@ class ParseResult:
         """Rows in all tables."""
         return sum(table.num_rows for table in self.tables.values())
 
-    def with_rejected_messages(self, messages: npt.NDArray[np.int64], reason: str) -> ParseResult:
-        """The same with messages that were rejected before their lines were read."""
-        if not len(messages):
+    def with_rejected(self, more: pa.Table) -> ParseResult:
+        """The same with lines that were rejected before the others were read, in `REJECTED_MESSAGES`."""
+        if not more.num_rows:
             return self
-        numbers = [pa.array(messages), pa.array(np.zeros(len(messages), np.int64))]
-        more = pa.table([*numbers, pa.repeat(pa.scalar(reason), len(messages))], schema=REJECTED_MESSAGES)
         order = [("message", "ascending"), ("line", "ascending")]
-        rejected = pa.concat_tables([self.rejected, more]).sort_by(order)
-        return ParseResult(self.tables, rejected, self.lines + len(messages))
+        return ParseResult(self.tables, pa.concat_tables([self.rejected, more]).sort_by(order), self.lines)
 
     def rejections(self, limit: int | None = None) -> list[RejectedLine]:
         """The rejected lines as objects, the first `limit` of them."""
         rows = (self.rejected if limit is None else self.rejected.slice(0, limit)).to_pylist()
         return [RejectedLine(row["line"], row["reason"], row.get("message")) for row in rows]
+
+
+def rejected_messages(messages: npt.NDArray[np.int64], reason: str) -> pa.Table:
+    """Whole messages that are rejected for one reason."""
+    lines = pa.array(np.zeros(len(messages), np.int64))
+    return pa.table([pa.array(messages), lines, pa.repeat(pa.scalar(reason), len(messages))], schema=REJECTED_MESSAGES)
 
 
 def check_format(name: str) -> Format:

@@ -21,6 +21,7 @@ from headrace.connectors.formats.interface import (
     ParseResult,
     check_format,
     message_format,
+    rejected_messages,
 )
 from headrace.connectors.formats.json_lines import parse_json_lines
 from headrace.connectors.formats.line_protocol import parse_line_protocol
@@ -148,7 +149,22 @@ def _parse_values(
 
         bare, bad = without_frames(values)
         parsed = _parse_values("json", bare, times, options, keep_lines=keep_lines)
-        return parsed.with_rejected_messages(bad, NO_FRAME)
+        return parsed.with_rejected(rejected_messages(bad, NO_FRAME))
+    if format == "json" and options.sources:
+        from headrace.connectors.formats.json_paths import flat_messages
+
+        flat, rejected = flat_messages(values, options.sources)
+        return _parse_lines_of(format, flat, times, options, keep_lines=keep_lines).with_rejected(rejected)
+    if format == "csv":
+        from headrace.connectors.formats.csv_messages import parse_csv_messages
+
+        return parse_csv_messages(lines_of_messages(values), options, times, keep_lines=keep_lines)
+    return _parse_lines_of(format, values, times, options, keep_lines=keep_lines)
+
+
+def _parse_lines_of(
+    format: Format, values: pa.Array, times: Integers | None, options: FormatOptions, *, keep_lines: bool
+) -> ParseResult:
     lines = lines_of_messages(values)
     assert lines.messages is not None
     # Each line of a message gets the timestamp of its message.
