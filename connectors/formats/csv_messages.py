@@ -37,10 +37,9 @@ def parse_csv_messages(
     assert lines.messages is not None
     rejections = Rejections()
     defaults = None if times is None else times[lines.messages]
+    groups = _by_header(lines, options, rejections)
     if options.columns:
         groups = iter([(header_of_names(options.columns, options), lines)])
-    else:
-        groups = _by_header(lines, options, rejections)
     builder = TableBuilder(options, lines, rejections, lambda keys, rows: present_tags(keys, rows, options), keep_lines)
     return builder.build(_chunks(groups, options, defaults, rejections))
 
@@ -49,7 +48,7 @@ def header_of_names(names: tuple[str, ...], options: FormatOptions) -> Header:
     """A header; with `sources` of the columns that they name, which get other names. Raises FormatError."""
     if not options.sources:
         return Header(names, options)
-    renamed = {path: name for path, name in options.sources}
+    renamed = dict(options.sources)
     unknown = [path for path in renamed if path[-1] not in names or len(path) > 1]
     for name in names:
         if names.count(name) > 1:

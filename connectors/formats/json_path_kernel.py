@@ -37,9 +37,7 @@ class Tree(NamedTuple):
 
 
 _BYTES = types.Array(types.uint8, 1, "C", readonly=True)
-_TREE = types.NamedTuple(
-    (types.int64[::1], types.int64[::1], _BYTES, types.int64[::1], _BYTES, types.int64[::1]), Tree
-)
+_TREE = types.NamedTuple((types.int64[::1], types.int64[::1], _BYTES, types.int64[::1], _BYTES, types.int64[::1]), Tree)
 _SIGNATURE = types.void(
     _BYTES, types.int64[::1], types.int64[::1], _TREE, types.uint8[::1], types.int64[::1], types.uint8[::1]
 )
@@ -102,7 +100,7 @@ def _child(data: Bytes, begin: int, end: int, tree: Tree, node: int) -> int:
         while index < length and tree.keys[first + index] == data[begin + index]:
             index += 1
         if index == length:
-            return tree.targets[edge]
+            return int(tree.targets[edge])
     return -1
 
 

@@ -49,10 +49,8 @@ def flat_messages(values: pa.Array, sources: Sources) -> tuple[pa.Array, pa.Tabl
         content = data[payloads.starts[message] : payloads.ends[message]].tobytes()
         texts.append("\n".join(_flat_lines(message, content, root, rejected)).encode())
     flat = pc.replace_with_mask(flat, pa.array(bad.astype(np.bool_)), pa.array(texts, pa.large_binary()))
-    columns = list(zip(*rejected, strict=True)) or [[], [], []]
-    kinds = REJECTED_MESSAGES.types
-    arrays = [pa.array(column, kind) for column, kind in zip(columns, kinds, strict=True)]
-    return flat, pa.table(arrays, schema=REJECTED_MESSAGES)
+    rows = [dict(zip(REJECTED_MESSAGES.names, each, strict=True)) for each in rejected]
+    return flat, pa.Table.from_pylist(rows, schema=REJECTED_MESSAGES)
 
 
 def _count(payloads: Payloads, mark: int) -> int:
