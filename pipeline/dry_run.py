@@ -14,6 +14,7 @@ from headrace.connectors.formats.parser import parse_messages
 from headrace.connectors.formats.time_rules import TimeRules
 from headrace.connectors.log.kafka import KafkaLog
 from headrace.connectors.log.kafka_partitions import KafkaPartitions
+from headrace.connectors.log.port import TopicMissing
 from headrace.connectors.log.topics import Topics
 from headrace.consumers.membership.bootstrap import NoCluster, read_slot_table
 from headrace.consumers.membership.schema_log import SchemaLog
@@ -92,7 +93,10 @@ def _rules(job: IngestJob, table: str, known: TableSchema | None) -> TimeRules:
 
 def _first_messages(job: IngestJob) -> Iterator[pa.RecordBatch]:
     with closing(KafkaPartitions(job.bootstrap, dict(job.settings))) as partitions:
-        ends = partitions.state(job.topic).ends
+        try:
+            ends = partitions.state(job.topic).ends
+        except TopicMissing:
+            raise TopicMissing(f"topic {job.topic} does not exist", action="check --topic") from None
         begins = partitions.begins(job.topic, list(ends))
     each = -(-MESSAGES_MAX // max(1, len(ends)))
     reader = offset_range_reader(job)
