@@ -37,6 +37,9 @@ class Fault(IntEnum):
     BOOLEAN = 8
 
 
+LAYOUT = "0-13 NULL BOOL INT LONG FLOAT DOUBLE TEXT FIXED ENUM UNION JUMP BLOCKS NEXT END; depth 32"
+"""What is compiled in from `avro_schema`: Numba checks only this file for changes, so it has to change with that."""
+
 # Numba takes members of an enum for objects: as plain numbers they are constants.
 (_NONE, _CUT, _LONGER, _NUMBER, _BRANCH, _SYMBOL, _LENGTH, _ITEMS, _BOOLEAN) = map(int, Fault)
 (_NULL, _BOOL, _INT, _LONG, _FLOAT, _DOUBLE, _TEXT, _FIXED, _ENUM, _UNION, _JUMP, _BLOCKS, _NEXT, _END) = map(int, Op)

@@ -125,6 +125,10 @@ def _parse_messages(
     format: str, values: pa.Array | pa.ChunkedArray, times: Integers | None, options: FormatOptions, *, keep_lines: bool
 ) -> ParseResult:
     known = message_format(format)
+    if options.columns and known != "csv":
+        raise OptionsError(f"columns are of CSV, not of {known}", action="leave them out")
+    if options.sources and known == "influx":
+        raise OptionsError("line protocol names its own tags and fields", action="leave them out of the mapping")
     array = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
 
     def parse(*, keep_lines: bool) -> ParseResult:

@@ -15,8 +15,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headrace.connectors.formats import avro_kernel
 from headrace.connectors.formats.avro_rows import Payloads, decode_records
-from headrace.connectors.formats.avro_schema import Program, SchemaUnusable, compile_schema, parse_schema
+from headrace.connectors.formats.avro_schema import DEPTH_MAX, Op, Program, SchemaUnusable, compile_schema, parse_schema
 from headrace.connectors.formats.interface import FormatOptions, OptionsError, ParseResult, SchemaPlace
 from headrace.connectors.formats.parser import parse_messages
 from headrace.connectors.formats.schema_store import RegistryUnavailable, SchemaStore
@@ -150,6 +151,12 @@ def test_a_few_bytes_cannot_name_items_without_end() -> None:
     assert [7, 0] == faults
 
 
+def test_the_cached_loop_is_that_of_the_operations() -> None:
+    """Numba keeps machine code by the file of the loop alone: that file names the operations that it was compiled for."""
+    names = " ".join(op.name for op in sorted(Op))
+    assert f"{min(Op)}-{max(Op)} {names}; depth {DEPTH_MAX}" == avro_kernel.LAYOUT
+
+
 READING = {
     "type": "record",
     "name": "Reading",
@@ -210,23 +217,26 @@ def test_plain_records_have_one_schema(tmp_path: Path) -> None:
     """A file, or the only one of a directory; what is wrong with it is an error before the first message."""
     file = tmp_path / "reading.avsc"
     file.write_text(json.dumps(READING))
-    for place in (file, tmp_path):
-        result = parsed("avro", [encoded(READING, ROW), encoded(READING, ROW)[:-1]], SchemaPlace(str(place)))
+    for path in (file, tmp_path):
+        result = parsed("avro", [encoded(READING, ROW), encoded(READING, ROW)[:-1]], SchemaPlace(str(path)))
         assert [{"host": "a", "time": T0_NS, "x": 3}] == result.tables["t"].to_pylist()
         assert ["the message is cut: it ends inside of its record"] == [each.reason for each in result.rejections()]
     wrong = SchemaPlace(str(file))
     with pytest.raises(OptionsError, match="did you mean host"):
         parsed("avro", [], wrong, sources=((("hosts",), "host"),))
-    (tmp_path / "mixed.avsc").write_text(json.dumps(MIXED))
-    for given, word in (
-        (SchemaPlace(str(tmp_path)), "2 schemas"),
-        (SchemaPlace(str(tmp_path / "mixed.avsc")), "union of int and string"),
+    several = tmp_path / "several"
+    several.mkdir()
+    for name in ("mixed", "other"):
+        (several / f"{name}.avsc").write_text(json.dumps(MIXED))
+    for place, word in (
+        (SchemaPlace(str(several)), "2 schemas"),
+        (SchemaPlace(str(several / "mixed.avsc")), "union of int and string"),
         (SchemaPlace(str(tmp_path / "none.avsc")), "cannot be read"),
         (SchemaPlace(), "need their schemas"),
         (SchemaPlace(registry="http://r:1"), "no schema ids"),
     ):
         with pytest.raises(OptionsError, match=word):
-            parsed("avro", [], given)
+            parsed("avro", [], place)
 
 
 @pytest.mark.parametrize(

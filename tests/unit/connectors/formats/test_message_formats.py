@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.connectors.formats.interface import FormatOptions, ParseResult
+from headrace.connectors.formats.interface import FormatOptions, OptionsError, ParseResult
 from headrace.connectors.formats.json_paths import flat_messages
 from headrace.connectors.formats.mapping import MappingInvalid, read_mapping
 from headrace.connectors.formats.parser import parse_messages
@@ -223,6 +223,22 @@ def test_a_mapping_names_what_is_read() -> None:
     message = b'{"ts":1767225600000,"meta":{"site":"s","pump.id":7},"v":{"flow":1}}'
     [row] = parsed("json", [message], found.options).tables["pumps"].to_pylist()
     assert {"pump": "7", "region": "north", "site": "s", "time": 1767225600000 * 10**6, "flow": 1.0} == row
+
+
+@pytest.mark.parametrize(
+    ("form", "options"),
+    [
+        ("influx", MAPPED),
+        ("json", FormatOptions(table="t", columns=("a",))),
+        *((form, FormatOptions()) for form in ("csv", "arrow", "avro", "json")),
+    ],
+)
+def test_options_that_do_not_fit_the_format_are_errors_before_the_first_message(
+    form: str, options: FormatOptions
+) -> None:
+    """Paths for line protocol, columns for JSON, and readings without a table."""
+    with pytest.raises(OptionsError):
+        parsed(form, [], options)
 
 
 @pytest.mark.parametrize(
