@@ -21,6 +21,7 @@ from headrace.connectors.formats.lines import Bytes, Integers
 
 Columns = npt.NDArray[np.int64]
 Lengths = npt.NDArray[np.int32]
+Flags = npt.NDArray[np.uint8]
 
 
 class Fault(IntEnum):
@@ -140,6 +141,58 @@ def _items(data: Bytes, position: int, end: int) -> tuple[int, int, int]:
     return position, count, fault
 
 
+@inlined
+def _record(
+    data: Bytes,
+    position: int,
+    end: int,
+    program: Columns,
+    branches: Integers,
+    items: Integers,
+    cells: Columns,
+    row: int,
+    lengths: Lengths,
+    valid: Flags,
+) -> int:
+    """Decode one record into the cells of its row; returns its fault."""
+    pc, depth = 0, 0
+    # Items of no bytes are bounded too: few bytes could name billions of them.
+    budget = end - position + 64
+    while program[pc, 0] != _END:
+        kind, column, first = program[pc, 0], program[pc, 1], program[pc, 2]
+        if kind == _JUMP:
+            pc = first
+        elif kind == _NULL:
+            pc += 1
+        elif kind == _UNION:
+            position, branch, fault = _varint(data, position, end)
+            if fault != _NONE or branch < 0 or branch >= first:
+                return fault if fault != _NONE else _BRANCH
+            pc = branches[program[pc, 3] + branch]
+        elif kind == _BLOCKS:
+            depth, pc = depth + 1, pc + 1
+            items[depth] = 0
+        elif kind == _NEXT:
+            if items[depth] == 0:
+                position, items[depth], fault = _items(data, position, end)
+                if fault != _NONE:
+                    return fault
+            if items[depth] == 0:
+                depth, pc = depth - 1, first
+                continue
+            items[depth], budget, pc = items[depth] - 1, budget - 1, pc + 1
+            if budget < 0:
+                return _ITEMS
+        else:
+            position, value, length, fault = _scalar(data, position, end, kind, first)
+            if fault != _NONE:
+                return fault
+            if column >= 0:
+                cells[column, row], lengths[column, row], valid[column, row] = value, length, 1
+            pc += 1
+    return _NONE if position == end else _LONGER
+
+
 @_compiled
 def decode(
     data: Bytes,
@@ -149,8 +202,8 @@ def decode(
     branches: Integers,
     values: Columns,
     lengths: Lengths,
-    valid: npt.NDArray[np.uint8],
-    faults: npt.NDArray[np.uint8],
+    valid: Flags,
+    faults: Flags,
 ) -> None:
     """Decode the record of each message, which is `data[starts[i]:ends[i]]`.
 
@@ -160,50 +213,4 @@ def decode(
     """
     items = np.zeros(_STACK, np.int64)
     for row in range(len(starts)):
-        position, end = starts[row], ends[row]
-        pc, depth, fault = 0, 0, _NONE
-        # Items of no bytes are bounded too: few bytes could name billions of them.
-        budget = end - position + 64
-        while True:
-            kind, column, first = program[pc, 0], program[pc, 1], program[pc, 2]
-            if kind == _END:
-                fault = _NONE if position == end else _LONGER
-                break
-            if kind == _JUMP:
-                pc = first
-            elif kind == _NULL:
-                pc += 1
-            elif kind == _UNION:
-                position, branch, fault = _varint(data, position, end)
-                if fault == _NONE and (branch < 0 or branch >= first):
-                    fault = _BRANCH
-                if fault != _NONE:
-                    break
-                pc = branches[program[pc, 3] + branch]
-            elif kind == _BLOCKS:
-                depth += 1
-                items[depth] = 0
-                pc += 1
-            elif kind == _NEXT:
-                if items[depth] == 0:
-                    position, items[depth], fault = _items(data, position, end)
-                    if fault != _NONE:
-                        break
-                if items[depth] == 0:
-                    depth -= 1
-                    pc = first
-                else:
-                    items[depth] -= 1
-                    budget -= 1
-                    pc += 1
-                    if budget < 0:
-                        fault = _ITEMS
-                        break
-            else:
-                position, value, length, fault = _scalar(data, position, end, kind, first)
-                if fault != _NONE:
-                    break
-                if column >= 0:
-                    values[column, row], lengths[column, row], valid[column, row] = value, length, 1
-                pc += 1
-        faults[row] = fault
+        faults[row] = _record(data, starts[row], ends[row], program, branches, items, values, row, lengths, valid)

@@ -1,7 +1,7 @@
 """Avro schemas as programs for the compiled decoder: which values a record has, in order, and which become columns.
 
 A reading is flat: without paths each field of the record is a column, with paths (`FormatOptions.sources`) those that
-they name, in nested records too. Whatever else a record has is skipped. Pure.
+they name, in nested records too. Whatever else a record has is skipped.
 """
 
 from __future__ import annotations

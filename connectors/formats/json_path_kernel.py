@@ -130,6 +130,24 @@ def _key(data: Bytes, position: int, end: int, tree: Tree, node: int) -> tuple[i
 
 
 @inlined
+def _after_scalar(data: Bytes, position: int, end: int) -> int:
+    """The position behind a text, a number or a word; _BAD where none begins."""
+    if data[position] == QUOTE:
+        return _after_string(data, position, end)[0]
+    return _after_word(data, position, end)
+
+
+@inlined
+def _member(data: Bytes, begin: int, end: int, tree: Tree, node: int, out: Bytes, written: int, some: bool) -> int:
+    """Write the value of a path, behind a comma if there are others; returns the bytes written."""
+    if some:
+        out[written] = COMMA
+        written += 1
+    written = _copied(tree.names, tree.name_bounds[node], tree.name_bounds[node + 1], out, written)
+    return _copied(data, begin, end, out, written)
+
+
+@inlined
 def _object(
     data: Bytes, position: int, end: int, tree: Tree, nodes: Integers, arrays: Bytes, out: Bytes, written: int
 ) -> tuple[int, int]:
@@ -168,20 +186,12 @@ def _object(
             arrays[depth] = byte == OPEN_ARRAY
             expected, position = _FIRST, position + 1
             continue
-        begin = position
-        if byte == QUOTE:
-            position, _ = _after_string(data, position, end)
-        else:
-            position = _after_word(data, position, end)
+        begin, position = position, _after_scalar(data, position, end)
         if position == _BAD:
             return _BAD, written
         if leaf:
-            if some:
-                out[written] = COMMA
-                written += 1
+            written = _member(data, begin, position, tree, child, out, written, some)
             some = True
-            written = _copied(tree.names, tree.name_bounds[child], tree.name_bounds[child + 1], out, written)
-            written = _copied(data, begin, position, out, written)
         expected = _NEXT
     out[written], out[written + 1] = CLOSE_OBJECT, NEWLINE
     return position, written + 2

@@ -1,4 +1,4 @@
-"""Mappings: TOML files that name, for topics, the table, the tags, the time and the fields of their messages. Pure."""
+"""Mappings: TOML files that name, for topics, the table, the tags, the time and the fields of their messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Paths of values in nested data: `machine.id`, and `machine."serial.no"` for names with dots. Pure."""
+"""Paths of values in nested data: `machine.id`, and `machine."serial.no"` for names with dots."""
 
 from __future__ import annotations
 

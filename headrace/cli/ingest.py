@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -123,35 +123,39 @@ def run(
     with run_command(json_output) as output:
         if json_output:
             output = JsonLines(json_output)
-        if form not in FORMATS:
-            raise UsageInvalid(f"--format {form} is not read from topics", action=f"choose one of {', '.join(FORMATS)}")
         options = format_options(table, table_column, tags, tag, time_column, time_unit, time_format, columns=columns)
-        database, options = _database_and_options(database, options, mapping, topic)
+        database, options = _database_and_options(database, options, form, mapping, topic)
         options = with_schemas(options, form, schema_dir, registry)
         keep_pandas_out()
-        from headrace.pipeline.checkpoint import default_checkpoint
-        from headrace.pipeline.ingest import RunOptions
-        from headrace.pipeline.ingest_metrics import IngestMetrics
-
         loaded = _settings(cluster, bootstrap, time_resolution, settings)
         require_cluster(loaded)
         job = _job(loaded, topic, database, form, options, any_time)
         if dry_run:
-            from headrace.pipeline.dry_run import dry_run as try_first_messages
-
-            show_dry_run(job, try_first_messages(job), output)
+            _try_first_messages(job, output)
             return
-        place = checkpoint or default_checkpoint(data_dir, job)
-        metrics = IngestMetrics(job)
-        with served_metrics(metrics, http, output):
-            run_options = RunOptions(place, available_now, max_messages, interval_s, timeout_s)
-            _run(output, job, run_options, loaded.ingest, metrics)
+        run_options = _run_options(checkpoint, data_dir, job, available_now, max_messages, interval_s, timeout_s)
+        _run(output, job, run_options, loaded.ingest, http)
+
+
+def _try_first_messages(job: IngestJob, output: Output) -> None:
+    from headrace.pipeline.dry_run import dry_run
+
+    show_dry_run(job, dry_run(job), output)
+
+
+def _run_options(checkpoint: str | None, data_dir: Path, job: IngestJob, *limits: Any) -> RunOptions:
+    from headrace.pipeline.checkpoint import default_checkpoint
+    from headrace.pipeline.ingest import RunOptions
+
+    return RunOptions(checkpoint or default_checkpoint(data_dir, job), *limits)
 
 
 def _database_and_options(
-    database: str | None, options: FormatOptions, mapping: Path | None, topic: str
+    database: str | None, options: FormatOptions, form: str, mapping: Path | None, topic: str
 ) -> tuple[str, FormatOptions]:
     """Those of the command, or of its mapping. Raises UsageInvalid."""
+    if form not in FORMATS:
+        raise UsageInvalid(f"--format {form} is not read from topics", action=f"choose one of {', '.join(FORMATS)}")
     if mapping is not None:
         named, options = mapped_options(mapping, topic, options)
         if database is not None and named not in (None, database):
@@ -196,7 +200,17 @@ def _job(settings: Settings, topic: str, database: str, form: str, options: Form
     )
 
 
-def _run(output: Output, job: IngestJob, options: RunOptions, limits: IngestSettings, metrics: IngestMetrics) -> None:
+def _run(output: Output, job: IngestJob, options: RunOptions, limits: IngestSettings, http: str | None) -> None:
+    from headrace.pipeline.ingest_metrics import IngestMetrics
+
+    metrics = IngestMetrics(job)
+    with served_metrics(metrics, http, output):
+        _run_measured(output, job, options, limits, metrics)
+
+
+def _run_measured(
+    output: Output, job: IngestJob, options: RunOptions, limits: IngestSettings, metrics: IngestMetrics
+) -> None:
     started_s = time.monotonic()
     progress = None
     with stop_signals(output.note) as signals:
