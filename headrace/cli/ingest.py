@@ -126,9 +126,7 @@ def run(
         options = format_options(table, table_column, tags, tag, time_column, time_unit, time_format, columns=columns)
         database, options = _database_and_options(database, options, form, mapping, topic)
         options = with_schemas(options, form, schema_dir, registry)
-        keep_pandas_out()
         loaded = _settings(cluster, bootstrap, time_resolution, settings)
-        require_cluster(loaded)
         job = _job(loaded, topic, database, form, options, any_time)
         if dry_run:
             _try_first_messages(job, output)
@@ -171,7 +169,8 @@ def _settings(
 ) -> Settings:
     from headrace.settings import load_settings
 
-    return load_settings(
+    keep_pandas_out()
+    loaded = load_settings(
         {
             "cluster.name": cluster,
             "cluster.bootstrap": bootstrap,
@@ -179,6 +178,8 @@ def _settings(
             "kafka": parse_settings(settings),
         }
     )
+    require_cluster(loaded)
+    return loaded
 
 
 def _job(settings: Settings, topic: str, database: str, form: str, options: FormatOptions, any_time: bool) -> IngestJob:
