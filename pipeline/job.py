@@ -7,19 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from headrace.connectors.formats.interface import Format, FormatOptions, OptionsError
+from headrace.connectors.formats.interface import Format, FormatOptions
 from headrace.schemas.tables import TimeResolution
 
 COMPRESSION = "zstd"
-MESSAGE_FORMATS: tuple[Format, ...] = ("influx", "json")
-
-
-def message_format(name: str) -> Format:
-    """`name` as a format of raw messages. Raises OptionsError."""
-    for known in MESSAGE_FORMATS:
-        if name == known:
-            return known
-    raise OptionsError(f"format {name} is not read from topics", action=f"choose one of {', '.join(MESSAGE_FORMATS)}")
 
 
 @dataclass(frozen=True, slots=True)

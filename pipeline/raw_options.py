@@ -8,24 +8,29 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
-from headrace.connectors.formats.interface import FormatOptions
-from headrace.pipeline.job import IngestJob, message_format
+from headrace.connectors.formats.interface import FormatOptions, SchemaPlace, message_format
+from headrace.connectors.formats.mapping import read_mapping
+from headrace.pipeline.job import IngestJob
 from headrace.pipeline.raw_offsets import EARLIEST, LATEST, Offsets, Start, document_of, offsets_of
 from headrace.pipeline.raw_source import NAME
 from headrace.schemas.errors import HeadraceError
-from headrace.schemas.tables import TimeResolution
+from headrace.schemas.tables import FieldType, TimeResolution
 
 KAFKA_PREFIX = "kafka."
 OPTIONS = (
     *("cluster", "bootstrap", "topic", "database", "format"),
     *("table", "tableColumn", "tags", "staticTags", "timeColumn", "timeUnit", "timeFormat"),
+    *("mapping", "columns", "sources", "fieldTypes", "schemaDir", "registry"),
     *("timeResolution", "anyTime", "compression"),
     *("maxMessagesPerBatch", "startingOffsets", "startingTimestamp", "startingOffsetsByTimestampStrategy"),
     "endingOffsets",
 )
 """Beside these any `kafka.<name>` is a setting of librdkafka."""
+MAPPED = ("table", "tableColumn", "tags", "staticTags", "timeColumn", "timeUnit", "timeFormat", "columns")
+"""What a mapping has, so that it is not given beside one."""
 REQUIRED = ("cluster", "bootstrap", "topic", "database", "format")
 _RULES = {"earliest": EARLIEST, "latest": LATEST}
 
@@ -64,6 +69,11 @@ def options_of(
         "timeColumn": how.time_column,
         "timeUnit": how.time_unit,
         "timeFormat": how.time_format,
+        "columns": ",".join(how.columns) or None,
+        "sources": json.dumps({name: list(path) for path, name in how.sources}) if how.sources else None,
+        "fieldTypes": json.dumps(dict(how.typed)) if how.typed else None,
+        "schemaDir": how.schemas.directory,
+        "registry": how.schemas.registry,
         "timeResolution": job.resolution.value,
         "anyTime": str(job.any_time).lower(),
         "compression": job.compression,
@@ -121,15 +131,7 @@ def _job(given: Mapping[str, str], options: Mapping[str, str]) -> IngestJob:
     settings = {
         name[len(KAFKA_PREFIX) :]: value for name, value in options.items() if name.lower().startswith(KAFKA_PREFIX)
     }
-    how = FormatOptions(
-        table=given.get("table") or None,
-        table_column=given.get("tableColumn") or None,
-        tags=tuple(part.strip() for part in given.get("tags", "").split(",") if part.strip()),
-        static_tags=_static_tags(given.get("staticTags", "")),
-        time_column=given.get("timeColumn", "time"),
-        time_unit=given.get("timeUnit", "ns"),  # type: ignore[arg-type]
-        time_format=given.get("timeFormat") or None,
-    )
+    how = _mapped(given) if given.get("mapping") else _format_options(given)
     resolution, any_time = given.get("timeResolution", "us"), given.get("anyTime", "false").lower()
     if resolution not in tuple(TimeResolution):
         raise _invalid("timeResolution", resolution, f"use {' or '.join(TimeResolution)}")
@@ -147,6 +149,61 @@ def _job(given: Mapping[str, str], options: Mapping[str, str]) -> IngestJob:
         TimeResolution(resolution),
         any_time == "true",
     )
+
+
+def _format_options(given: Mapping[str, str]) -> FormatOptions:
+    return FormatOptions(
+        table=given.get("table") or None,
+        table_column=given.get("tableColumn") or None,
+        tags=_listed(given.get("tags", "")),
+        static_tags=_static_tags(given.get("staticTags", "")),
+        time_column=given.get("timeColumn", "time"),
+        time_unit=given.get("timeUnit", "ns"),  # type: ignore[arg-type]
+        time_format=given.get("timeFormat") or None,
+        columns=_listed(given.get("columns", "")),
+        sources=_sources(given.get("sources", "")),
+        typed=_field_types(given.get("fieldTypes", "")),
+        schemas=_schemas(given),
+    )
+
+
+def _mapped(given: Mapping[str, str]) -> FormatOptions:
+    """The options of a mapping, which has all about the table."""
+    for name in MAPPED:
+        if given.get(name):
+            raise _invalid(name, given[name], "the option mapping has this: give one of them")
+    try:
+        text = Path(given["mapping"]).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise _invalid("mapping", given["mapping"], f"it is no file that can be read: {error}") from error
+    mapping = read_mapping(text, given["topic"])
+    if mapping.database not in (None, given["database"]):
+        raise _invalid("database", given["database"], f"the mapping has {mapping.database!r}")
+    return replace(mapping.options, schemas=_schemas(given))
+
+
+def _schemas(given: Mapping[str, str]) -> SchemaPlace:
+    return SchemaPlace(given.get("schemaDir") or None, given.get("registry") or None)
+
+
+def _listed(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def _sources(text: str) -> tuple[tuple[tuple[str, ...], str], ...]:
+    """`{"x": ["values", "x"]}` as paths and names."""
+    document = _parsed("sources", text) if text else {}
+    if not isinstance(document, dict) or not all(isinstance(path, list) and path for path in document.values()):
+        raise _invalid("sources", text, 'give a JSON object of paths, as {"x": ["values", "x"]}')
+    return tuple((tuple(map(str, path)), name) for name, path in document.items())
+
+
+def _field_types(text: str) -> tuple[tuple[str, FieldType], ...]:
+    """`{"x": "float64"}` as pairs."""
+    document = _parsed("fieldTypes", text) if text else {}
+    if not isinstance(document, dict) or not all(kind in tuple(FieldType) for kind in document.values()):
+        raise _invalid("fieldTypes", text, f"give a JSON object of types: {', '.join(FieldType)}")
+    return tuple((name, FieldType(kind)) for name, kind in document.items())
 
 
 def _static_tags(text: str) -> tuple[tuple[str, str], ...]:

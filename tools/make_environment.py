@@ -132,7 +132,7 @@ def fetch_jars() -> str:
         from headrace.schemas.errors import HeadraceError
         say = lambda text: print(f"headrace: {text}", file=sys.stderr)
         say("compiling the parser of raw lines")
-        from headrace.connectors.formats import kernel
+        from headrace.connectors.formats import avro_kernel, json_path_kernel, kernel
         try:
             print(resolve_jars(progress=say).directory)
         except HeadraceError as error:

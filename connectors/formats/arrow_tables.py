@@ -50,7 +50,7 @@ def normalise(table: pa.Table, options: FormatOptions) -> pa.Table:
     """
     _check_names(table, options)
     rows = table.num_rows
-    tags = {name: _tag(name, table.column(name)) for name in options.tags}
+    tags = {name: tag_values(name, table.column(name)) for name in options.tags}
     columns = with_static_tags(tags, rows, options)
     columns[TIME_COLUMN] = _time(options.time_column, table.column(options.time_column), options)
     declared = options.declared_types(options.table or "")
@@ -125,7 +125,7 @@ def _field_names(table: pa.Table, options: FormatOptions) -> list[str]:
     return [name for name in table.column_names if name != options.time_column and name not in options.tags]
 
 
-def _plain_array(name: str, column: pa.ChunkedArray) -> pa.Array:
+def plain_array(name: str, column: pa.ChunkedArray) -> pa.Array:
     """A column as one array, dictionaries and run lengths decoded. Raises ColumnTypeError."""
     if pa.types.is_dictionary(column.type):
         try:
@@ -140,18 +140,20 @@ def _plain_array(name: str, column: pa.ChunkedArray) -> pa.Array:
     return column.combine_chunks()
 
 
-def _is_text(kind: pa.DataType) -> bool:
+def is_text(kind: pa.DataType) -> bool:
+    """Whether a type is text."""
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
 
 
-def _tag(name: str, column: pa.ChunkedArray) -> pa.Array:
+def tag_values(name: str, column: pa.ChunkedArray) -> pa.Array:
+    """A column as a tag, empty text as null. Raises ColumnTypeError."""
     if column.type == TAG_TYPE and column.num_chunks == 1:
         encoded = column.chunk(0)
         # An encoded column is passed on as it is, unless an empty text in its dictionary must become null.
         return encode_tags(encoded) if pc.any(pc.equal(encoded.dictionary, "")).as_py() else encoded
-    values = _plain_array(name, column)
+    values = plain_array(name, column)
     kind = values.type
-    if _is_text(kind):
+    if is_text(kind):
         return encode_tags(values.cast(pa.string()))
     if _is_moment(kind):
         return encode_tags(_moment_text(values))
@@ -161,13 +163,13 @@ def _tag(name: str, column: pa.ChunkedArray) -> pa.Array:
 
 
 def _time(name: str, column: pa.ChunkedArray, options: FormatOptions) -> pa.Array:
-    values = _plain_array(name, column)
+    values = plain_array(name, column)
     if values.null_count:
         raise TimeRangeError(
             f"column {name!r} has {values.null_count} rows without a time", action="drop these rows or fill in the time"
         )
     kind = values.type
-    if _is_text(kind):
+    if is_text(kind):
         times = to_arrow(times_of_text(pl.Series(values=pl.from_arrow(values)), options))
         if times.null_count:
             first = pl.Series(values=pl.from_arrow(values.filter(pc.is_null(times)).slice(0, 1)))
@@ -193,11 +195,11 @@ def _scaled(name: str, values: pa.Array, ns_per_unit: int) -> pa.Array:
 
 def field_values(name: str, column: pa.ChunkedArray, declared: FieldType | None) -> pa.Array | None:
     """A column as one of the types of fields; None for one of nulls that is not declared. Raises ColumnTypeError."""
-    values = _plain_array(name, column)
+    values = plain_array(name, column)
     kind = values.type
     if pa.types.is_null(kind):
         return pa.nulls(len(values), declared.arrow) if declared is not None else None
-    if _is_text(kind):
+    if is_text(kind):
         return values.cast(pa.string())
     if pa.types.is_boolean(kind):
         return values
@@ -222,7 +224,7 @@ def is_field_type(kind: pa.DataType) -> bool:
     if pa.types.is_dictionary(kind) or pa.types.is_run_end_encoded(kind):
         kind = kind.value_type
     checks = (pa.types.is_null, pa.types.is_boolean, pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal)
-    return _is_text(kind) or _is_moment(kind) or any(check(kind) for check in checks)
+    return is_text(kind) or _is_moment(kind) or any(check(kind) for check in checks)
 
 
 def _is_moment(kind: pa.DataType) -> bool:

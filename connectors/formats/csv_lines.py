@@ -56,6 +56,7 @@ class Header:
 
     names: tuple[str, ...]
     options: FormatOptions
+    ignored: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         for name in self.names:
@@ -72,7 +73,7 @@ class Header:
     @property
     def fields(self) -> tuple[str, ...]:
         """The columns that are neither time nor tag nor the name of the table."""
-        others = {self.options.time_column, self.options.table_column, *self.options.tags}
+        others = {self.options.time_column, self.options.table_column, *self.options.tags, *self.ignored}
         return tuple(name for name in self.names if name not in others)
 
     def require_time(self) -> None:
@@ -91,7 +92,7 @@ def header_of(lines: Lines, options: FormatOptions) -> tuple[Header | None, int]
         if text.strip():
             try:
                 decoded = text.decode("utf-8").removeprefix(BYTE_ORDER_MARK)
-                cells = _cells(decoded, options.delimiter)
+                cells = cells_of(decoded, options.delimiter)
             except (UnicodeDecodeError, csv.Error):
                 raise OptionsError(
                     "the first line of the CSV is no header", action="give the columns names in the first line"
@@ -127,9 +128,22 @@ def parse_csv(
         return builder.build(())
     if default_times is None:
         header.require_time()
+    return builder.build(read_chunks(lines, header, default_times, rejections, first=first, fast=fast))
+
+
+def read_chunks(
+    lines: Lines,
+    header: Header,
+    default_times: DefaultTimes,
+    rejections: Rejections,
+    *,
+    first: int = 0,
+    fast: bool = True,
+) -> Iterator[TableChunk]:
+    """The rows of each table from line `first` on, none of which is a header."""
     cells = _Cells(lines, header, rejections)
     cells.read(first, fast=fast)
-    return builder.build(_chunks(cells, options, default_times))
+    return _chunks(cells, header.options, default_times)
 
 
 @dataclass(slots=True)
@@ -197,7 +211,7 @@ class _Cells:
     def _read_record(self, first: int, last: int) -> None:
         """Split one record, made of lines `first` to `last`."""
         try:
-            cells = _cells(self.lines.text(first, last).decode(), self.header.options.delimiter)
+            cells = cells_of(self.lines.text(first, last).decode(), self.header.options.delimiter)
         except UnicodeDecodeError:
             self.rejections.add([first], "the line is not UTF-8")
         except csv.Error as error:
@@ -216,7 +230,7 @@ def csv_records(lines: Lines, header: Header) -> QuotedRecords:
 
     def is_record(text: bytes) -> bool | None:
         try:
-            return len(_cells(text.decode(), header.options.delimiter)) == len(header.names)
+            return len(cells_of(text.decode(), header.options.delimiter)) == len(header.names)
         except UnicodeDecodeError:
             return False
         except csv.Error as error:
@@ -226,7 +240,8 @@ def csv_records(lines: Lines, header: Header) -> QuotedRecords:
     return find_quoted_records(lines, lines.ends > lines.starts, is_record, escapes=False)
 
 
-def _cells(text: str, delimiter: str) -> list[str]:
+def cells_of(text: str, delimiter: str) -> list[str]:
+    """The cells of one record. Raises csv.Error."""
     return next(csv.reader([text], delimiter=delimiter, strict=True), [])
 
 

@@ -15,11 +15,16 @@ import pyarrow as pa
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.tables import TIME_COLUMN, FieldType, check_name
 
-Format = Literal["influx", "json", "csv", "parquet"]
+Format = Literal["influx", "json", "csv", "parquet", "avro", "confluent-avro", "confluent-json", "arrow"]
 TimeUnit = Literal["ns", "us", "ms", "s", "m", "h"]
 FieldValue = float | int | bool | str
 
-FORMATS: tuple[Format, ...] = get_args(Format)
+FORMATS: tuple[Format, ...] = ("influx", "json", "csv", "parquet")
+"""Of files."""
+MESSAGE_FORMATS: tuple[Format, ...] = tuple(each for each in get_args(Format) if each != "parquet")
+"""Of the messages of topics."""
+SCHEMA_FORMATS: tuple[Format, ...] = ("avro", "confluent-avro")
+"""Those that are read by schemas from elsewhere."""
 NS_PER_UNIT: Mapping[str, int] = MappingProxyType(
     {"ns": 1, "us": 1_000, "ms": 1_000_000, "s": 1_000_000_000, "m": 60_000_000_000, "h": 3_600_000_000_000}
 )
@@ -88,6 +93,14 @@ class RejectedLine:
 
 
 @dataclass(frozen=True, slots=True)
+class SchemaPlace:
+    """Where the schemas of messages are: a directory (or one file), or the URL of a registry."""
+
+    directory: str | None = None
+    registry: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class FormatOptions:
     """How to read raw data as readings.
 
@@ -98,6 +111,10 @@ class FormatOptions:
     the cluster by table and field, `declared_tags` its tags by table. `delimiter` separates the columns of
     CSV. `explained_max`: of line protocol that is no such thing, so many lines of each message get a reason of their
     own. `scanned_max`: with more valid lines than this that only the scanner can read, a message raises ScansRefused.
+
+    Of messages alone: `columns` are the names of the columns of CSV without headers. `sources` are the values that are
+    read, each by its path and the name that it gets; without them all are read, and nested ones are refused. `typed`
+    has the types of fields that the cluster does not know. `schemas` is where the schemas of Avro are.
     """
 
     table: str | None = None
@@ -112,6 +129,10 @@ class FormatOptions:
     delimiter: str = ","
     explained_max: int | None = None
     scanned_max: int | None = None
+    columns: tuple[str, ...] = ()
+    sources: tuple[tuple[tuple[str, ...], str], ...] = ()
+    typed: tuple[tuple[str, FieldType], ...] = ()
+    schemas: SchemaPlace = SchemaPlace()
 
     def __post_init__(self) -> None:
         if self.time_unit not in NS_PER_UNIT:
@@ -126,9 +147,15 @@ class FormatOptions:
         """Nanoseconds in one unit of an integer time."""
         return NS_PER_UNIT[self.time_unit]
 
+    @property
+    def paths(self) -> tuple[tuple[str, ...], ...]:
+        """The paths of the values that are read; empty for all."""
+        return tuple(path for path, _ in self.sources)
+
     def declared_types(self, table: str) -> Mapping[str, FieldType]:
         """The declared types of the fields of `table`."""
-        return self.declared.get(table, {})
+        declared = self.declared.get(table, {})
+        return {**dict(self.typed), **declared} if self.typed else declared
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,18 +177,39 @@ class ParseResult:
         """Rows in all tables."""
         return sum(table.num_rows for table in self.tables.values())
 
+    def with_rejected(self, more: pa.Table) -> ParseResult:
+        """The same with lines that were rejected before the others were read, in `REJECTED_MESSAGES`."""
+        if not more.num_rows:
+            return self
+        order = [("message", "ascending"), ("line", "ascending")]
+        return ParseResult(self.tables, pa.concat_tables([self.rejected, more]).sort_by(order), self.lines)
+
     def rejections(self, limit: int | None = None) -> list[RejectedLine]:
         """The rejected lines as objects, the first `limit` of them."""
         rows = (self.rejected if limit is None else self.rejected.slice(0, limit)).to_pylist()
         return [RejectedLine(row["line"], row["reason"], row.get("message")) for row in rows]
 
 
+def rejected_messages(messages: npt.NDArray[np.int64], reason: str) -> pa.Table:
+    """Whole messages that are rejected for one reason."""
+    lines = pa.array(np.zeros(len(messages), np.int64))
+    return pa.table([pa.array(messages), lines, pa.repeat(pa.scalar(reason), len(messages))], schema=REJECTED_MESSAGES)
+
+
 def check_format(name: str) -> Format:
-    """`name` as a format. Raises OptionsError if it is unknown."""
+    """`name` as a format of files. Raises OptionsError if it is none."""
     for known in FORMATS:
         if name == known:
             return known
     raise OptionsError(f"unknown format {name!r}", action=f"use one of {', '.join(FORMATS)}")
+
+
+def message_format(name: str) -> Format:
+    """`name` as a format of raw messages. Raises OptionsError."""
+    for known in MESSAGE_FORMATS:
+        if name == known:
+            return known
+    raise OptionsError(f"format {name} is not read from topics", action=f"choose one of {', '.join(MESSAGE_FORMATS)}")
 
 
 def default_times_of(default_times: DefaultTimes, lines: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:

@@ -50,7 +50,7 @@ class Member:
     end: int
 
 
-class _Members(list[tuple[str, object]]):
+class JsonMembers(list[tuple[str, object]]):
     """The members of one object in order, with repeated names, which a dict would drop."""
 
 
@@ -59,17 +59,23 @@ def parse_objects(text: str) -> list[dict[str, Scalar] | InvalidLine]:
 
     Raises InvalidLine if the text is not JSON.
     """
+    document = json_document(text)
+    if isinstance(document, list) and not isinstance(document, JsonMembers):
+        return [_flat(element) for element in document]
+    return [_flat(document)]
+
+
+def json_document(text: str) -> object:
+    """A JSON text: objects as JsonMembers, numbers as they are written. Raises InvalidLine."""
     try:
-        document = _DECODER.decode(text)
+        document: object = _DECODER.decode(text)
     except RecursionError:
         raise InvalidLine("the JSON is nested too deeply") from None
     except json.JSONDecodeError as error:
         raise InvalidLine(f"not JSON: {error.msg} at character {error.pos}") from None
     except ValueError as error:
         raise InvalidLine(f"not JSON: {error}") from None
-    if isinstance(document, list) and not isinstance(document, _Members):
-        return [_flat(element) for element in document]
-    return [_flat(document)]
+    return document
 
 
 def plain_members(line: bytes) -> list[Member] | None:
@@ -100,21 +106,21 @@ def _member(found: re.Match[bytes]) -> Member:
 
 
 def _flat(document: object) -> dict[str, Scalar] | InvalidLine:
-    if not isinstance(document, _Members):
+    if not isinstance(document, JsonMembers):
         return InvalidLine("a reading must be a JSON object")
     for problem in _problems(document):
         return InvalidLine(problem)
     return dict(document)  # type: ignore[arg-type]
 
 
-def _problems(members: _Members) -> Iterator[str]:
+def _problems(members: JsonMembers) -> Iterator[str]:
     seen: set[str] = set()
     for name, value in members:
         if name in seen:
             yield f"member {name!r} is given twice"
         seen.add(name)
         if isinstance(value, list):
-            kind = "an object" if isinstance(value, _Members) else "an array"
+            kind = "an object" if isinstance(value, JsonMembers) else "an array"
             yield f"member {name!r} is {kind}: readings are flat"
         for text in (name, value):
             # JSON can escape half of a surrogate pair, which has no UTF-8; Arrow would reject the column.
@@ -130,7 +136,7 @@ def _encodable(text: str) -> bool:
     return True
 
 
-_DECODER = json.JSONDecoder(object_pairs_hook=_Members, parse_int=Number, parse_float=Number, parse_constant=Number)
+_DECODER = json.JSONDecoder(object_pairs_hook=JsonMembers, parse_int=Number, parse_float=Number, parse_constant=Number)
 
 
 @dataclass(frozen=True, slots=True)

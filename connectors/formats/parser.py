@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TypeAlias
 
 import numpy as np
@@ -19,6 +20,8 @@ from headrace.connectors.formats.interface import (
     OptionsError,
     ParseResult,
     check_format,
+    message_format,
+    rejected_messages,
 )
 from headrace.connectors.formats.json_lines import parse_json_lines
 from headrace.connectors.formats.line_protocol import parse_line_protocol
@@ -63,6 +66,11 @@ def parse_text(
     def parse(*, keep_lines: bool) -> ParseResult:
         return _parse_lines(format, lines, options, default_times, header, first, keep_lines=keep_lines)
 
+    return _with_usable_times(parse, keep_lines=keep_lines)
+
+
+def _with_usable_times(parse: Callable[..., ParseResult], *, keep_lines: bool) -> ParseResult:
+    """What `parse` gives, with rows of a time that SQL does not have as rejected lines."""
     parsed = parse(keep_lines=keep_lines)
     if all(accepted_times(table.column(TIME_COLUMN)) is None for table in parsed.tables.values()):
         return parsed
@@ -95,7 +103,7 @@ def parse_messages(
     *,
     keep_lines: bool = False,
 ) -> ParseResult:
-    """Parse messages of a topic (influx or json): values of one or many lines, and their Kafka timestamps.
+    """Parse messages of a topic: values of one or many lines or rows, and their Kafka timestamps.
 
     A reading without a time gets the timestamp of its message; without timestamps it is rejected. `rejected`
     has the number of the message, the line in it and the reason. The valid lines of such a message are in the
@@ -116,14 +124,53 @@ def parse_messages(
 def _parse_messages(
     format: str, values: pa.Array | pa.ChunkedArray, times: Integers | None, options: FormatOptions, *, keep_lines: bool
 ) -> ParseResult:
-    known = check_format(format)
-    if known not in ("influx", "json"):
-        raise OptionsError(
-            f"messages cannot be {known}", action="messages are line protocol or JSON; read CSV and Parquet from files"
-        )
+    known = message_format(format)
+    if options.columns and known != "csv":
+        raise OptionsError(f"columns are of CSV, not of {known}", action="leave them out")
+    if options.sources and known == "influx":
+        raise OptionsError("line protocol names its own tags and fields", action="leave them out of the mapping")
     array = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
-    lines = lines_of_messages(array)
+
+    def parse(*, keep_lines: bool) -> ParseResult:
+        return _parse_values(known, array, times, options, keep_lines=keep_lines)
+
+    return _with_usable_times(parse, keep_lines=keep_lines)
+
+
+def _parse_values(
+    format: Format, values: pa.Array, times: Integers | None, options: FormatOptions, *, keep_lines: bool
+) -> ParseResult:
+    if format in ("avro", "confluent-avro"):
+        from headrace.connectors.formats.avro_messages import parse_avro
+
+        return parse_avro(values, options, times, framed=format == "confluent-avro", keep_lines=keep_lines)
+    if format == "arrow":
+        from headrace.connectors.formats.arrow_streams import parse_arrow
+
+        return parse_arrow(values, options, times, keep_lines=keep_lines)
+    if format == "confluent-json":
+        from headrace.connectors.formats.avro_messages import NO_FRAME, without_frames
+
+        bare, bad = without_frames(values)
+        parsed = _parse_values("json", bare, times, options, keep_lines=keep_lines)
+        return parsed.with_rejected(rejected_messages(bad, NO_FRAME))
+    if format == "json" and options.sources:
+        from headrace.connectors.formats.json_paths import flat_messages
+
+        flat, rejected = flat_messages(values, options.sources)
+        return _parse_lines_of(format, flat, times, options, keep_lines=keep_lines).with_rejected(rejected)
+    if format == "csv":
+        from headrace.connectors.formats.csv_messages import parse_csv_messages
+
+        return parse_csv_messages(lines_of_messages(values), options, times, keep_lines=keep_lines)
+    return _parse_lines_of(format, values, times, options, keep_lines=keep_lines)
+
+
+def _parse_lines_of(
+    format: Format, values: pa.Array, times: Integers | None, options: FormatOptions, *, keep_lines: bool
+) -> ParseResult:
+    lines = lines_of_messages(values)
     assert lines.messages is not None
     # Each line of a message gets the timestamp of its message.
     default_times = None if times is None else times[lines.messages]
-    return parse_text(known, lines, options, default_times, keep_lines=keep_lines)
+    return _parse_lines(format, lines, options, default_times, None, 0, keep_lines=keep_lines)

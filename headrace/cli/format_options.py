@@ -33,6 +33,30 @@ ResolutionOption = Annotated[
     typer.Option("--time-resolution", metavar="us|ns", help="Finest digits of the times of a new table; else us."),
 ]
 
+ColumnsOption = Annotated[
+    str, typer.Option("--columns", metavar="A,B", help="Columns of CSV messages, which then have no header.")
+]
+MappingOption = Annotated[
+    Path | None, typer.Option("--mapping", metavar="FILE", help="TOML: table, tags, time and fields of each topic.")
+]
+SchemaDirOption = Annotated[
+    str | None, typer.Option("--schema-dir", metavar="D", help="Avro schemas: ID.avsc, or the one of plain Avro.")
+]
+RegistryOption = Annotated[
+    str | None, typer.Option("--registry", metavar="URL", help="The schema registry of Confluent-framed Avro.")
+]
+_MAPPED = {
+    "--table": "table",
+    "--table-column": "table_column",
+    "--tags": "tags",
+    "--tag": "static_tags",
+    "--time-column": "time_column",
+    "--time-unit": "time_unit",
+    "--time-format": "time_format",
+    "--columns": "columns",
+}
+"""What a mapping has, by the option that has it otherwise."""
+
 _SUFFIXES = {
     ".lp": "influx",
     ".influx": "influx",
@@ -67,6 +91,7 @@ def format_options(
     time_unit: str,
     time_format: str | None,
     delimiter: str = ",",
+    columns: str = "",
 ) -> FormatOptions:
     """The options of a format from those of a command. Raises UsageInvalid."""
     from headrace.connectors.formats.interface import FormatOptions, OptionsError, TimeUnit
@@ -84,6 +109,7 @@ def format_options(
             time_format=time_format,
             table_column=table_column,
             delimiter=delimiter,
+            columns=tuple(part.strip() for part in columns.split(",") if part.strip()),
         )
     except OptionsError as error:
         raise UsageInvalid(error.message, action=error.action) from error
@@ -95,3 +121,47 @@ def static_tag(text: str) -> tuple[str, str]:
     if not separator or not key:
         raise UsageInvalid(f"--tag {text} is not KEY=VALUE", action="for example --tag site=north")
     return key, value
+
+
+def mapped_options(file: Path, topic: str, given: FormatOptions) -> tuple[str | None, FormatOptions]:
+    """(database, options) of a topic in a mapping; `given` are those of the command. Raises UsageInvalid."""
+    from headrace.connectors.formats.interface import FormatOptions, OptionsError
+    from headrace.connectors.formats.mapping import read_mapping
+
+    plain = FormatOptions()
+    for option, name in _MAPPED.items():
+        if getattr(given, name) != getattr(plain, name):
+            raise UsageInvalid(f"{option} and --mapping exclude each other", action=f"the mapping has it as {name}")
+    try:
+        text = file.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageInvalid(f"the mapping {file} cannot be read: {error}") from error
+    try:
+        found = read_mapping(text, topic)
+    except OptionsError as error:
+        raise UsageInvalid(f"{file}: {error.message}", action=error.action) from error
+    return found.database, found.options
+
+
+def with_schemas(options: FormatOptions, form: str, schema_dir: str | None, registry: str | None) -> FormatOptions:
+    """Options with the place of the schemas. Raises UsageInvalid for a format that needs none, or has none."""
+    from dataclasses import replace
+
+    from headrace.connectors.formats.interface import SCHEMA_FORMATS, OptionsError, SchemaPlace
+
+    if form not in SCHEMA_FORMATS:
+        for option, value in (("--schema-dir", schema_dir), ("--registry", registry)):
+            if value is not None:
+                raise UsageInvalid(
+                    f"{option} is not for --format {form}", action=f"only {' and '.join(SCHEMA_FORMATS)}"
+                )
+        return options
+    from headrace.connectors.formats.schema_store import check_place
+
+    # A worker may have another working directory.
+    place = SchemaPlace(None if schema_dir is None else str(Path(schema_dir).absolute()), registry)
+    try:
+        check_place(place, numbered=form == "confluent-avro")
+    except OptionsError as error:
+        raise UsageInvalid(error.message, action=error.action) from error
+    return replace(options, schemas=place)

@@ -6,13 +6,17 @@ import signal
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from headrace.cli.format_options import (
     AnyTimeOption,
+    ColumnsOption,
+    MappingOption,
+    RegistryOption,
     ResolutionOption,
+    SchemaDirOption,
     TableColumnOption,
     TableOption,
     TagOption,
@@ -21,8 +25,10 @@ from headrace.cli.format_options import (
     TimeFormatOption,
     TimeUnitOption,
     format_options,
+    mapped_options,
+    with_schemas,
 )
-from headrace.cli.ingest_display import JsonLines, live_display
+from headrace.cli.ingest_display import JsonLines, live_display, show_dry_run
 from headrace.cli.ingest_server import MetricsAddressOption, served_metrics
 from headrace.cli.options import BootstrapOption, ClusterOption, JsonOption, SettingsOption, parse_settings
 from headrace.cli.session import require_cluster
@@ -40,7 +46,7 @@ if TYPE_CHECKING:
     from headrace.pipeline.job import IngestJob
     from headrace.settings import IngestSettings, Settings
 
-FORMATS = ("influx", "json")
+FORMATS = ("influx", "json", "csv", "avro", "confluent-avro", "confluent-json", "arrow")
 
 CheckpointOption = Annotated[
     str | None, typer.Option("--checkpoint", metavar="D", help="Where the query keeps its progress.")
@@ -80,8 +86,10 @@ def group() -> None:
 @ingest.command()
 def run(
     topic: Annotated[str, typer.Option("--topic", metavar="T", help="The raw topic; created if it is missing.")],
-    database: Annotated[str, typer.Option("--database", metavar="DB", help="Database to write into.")],
-    form: Annotated[str, typer.Option("--format", metavar="influx|json", help="Format of the raw messages.")],
+    form: Annotated[str, typer.Option("--format", metavar="|".join(FORMATS), help="Format of the raw messages.")],
+    database: Annotated[
+        str | None, typer.Option("--database", metavar="DB", help="Database to write into; a mapping may name it.")
+    ] = None,
     cluster: ClusterOption = None,
     bootstrap: BootstrapOption = None,
     table: TableOption = None,
@@ -93,6 +101,11 @@ def run(
     time_format: TimeFormatOption = None,
     time_resolution: ResolutionOption = None,
     any_time: AnyTimeOption = False,
+    columns: ColumnsOption = "",
+    mapping: MappingOption = None,
+    schema_dir: SchemaDirOption = None,
+    registry: RegistryOption = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show schema and five rows; write nothing.")] = False,
     available_now: Annotated[bool, typer.Option("--available-now", help="Stop at the topic's present end.")] = False,
     checkpoint: CheckpointOption = None,
     data_dir: CheckpointParentOption = Path(".headrace"),
@@ -111,22 +124,45 @@ def run(
     with run_command(json_output) as output:
         if json_output:
             output = JsonLines(json_output)
-        if form not in FORMATS:
-            raise UsageInvalid(f"--format {form} is not read from topics", action=f"choose one of {', '.join(FORMATS)}")
-        options = format_options(table, table_column, tags, tag, time_column, time_unit, time_format)
-        keep_pandas_out()
-        from headrace.pipeline.checkpoint import default_checkpoint
-        from headrace.pipeline.ingest import RunOptions
-        from headrace.pipeline.ingest_metrics import IngestMetrics
-
+        options = format_options(table, table_column, tags, tag, time_column, time_unit, time_format, columns=columns)
+        database, options = _database_and_options(database, options, form, mapping, topic)
+        options = with_schemas(options, form, schema_dir, registry)
         loaded = _settings(cluster, bootstrap, time_resolution, settings)
-        require_cluster(loaded)
         job = _job(loaded, topic, database, form, options, any_time)
-        place = checkpoint or default_checkpoint(data_dir, job)
-        metrics = IngestMetrics(job)
-        with served_metrics(metrics, http, output):
-            run_options = RunOptions(place, available_now, max_messages, interval_s, timeout_s)
-            _run(output, job, run_options, loaded.ingest, metrics)
+        if dry_run:
+            _try_first_messages(job, output)
+            return
+        run_options = _run_options(checkpoint, data_dir, job, available_now, max_messages, interval_s, timeout_s)
+        _run(output, job, run_options, loaded.ingest, http)
+
+
+def _try_first_messages(job: IngestJob, output: Output) -> None:
+    from headrace.pipeline.dry_run import dry_run
+
+    show_dry_run(job, dry_run(job), output)
+
+
+def _run_options(checkpoint: str | None, data_dir: Path, job: IngestJob, *limits: Any) -> RunOptions:
+    from headrace.pipeline.checkpoint import default_checkpoint
+    from headrace.pipeline.ingest import RunOptions
+
+    return RunOptions(checkpoint or default_checkpoint(data_dir, job), *limits)
+
+
+def _database_and_options(
+    database: str | None, options: FormatOptions, form: str, mapping: Path | None, topic: str
+) -> tuple[str, FormatOptions]:
+    """Those of the command, or of its mapping. Raises UsageInvalid."""
+    if form not in FORMATS:
+        raise UsageInvalid(f"--format {form} is not read from topics", action=f"choose one of {', '.join(FORMATS)}")
+    if mapping is not None:
+        named, options = mapped_options(mapping, topic, options)
+        if database is not None and named not in (None, database):
+            raise UsageInvalid(f"--database {database} is {named} in the mapping", action="give one of them")
+        database = database or named
+    if database is None:
+        raise UsageInvalid("no database is named", action="give --database DB")
+    return database, options
 
 
 def _settings(
@@ -134,7 +170,8 @@ def _settings(
 ) -> Settings:
     from headrace.settings import load_settings
 
-    return load_settings(
+    keep_pandas_out()
+    loaded = load_settings(
         {
             "cluster.name": cluster,
             "cluster.bootstrap": bootstrap,
@@ -142,9 +179,12 @@ def _settings(
             "kafka": parse_settings(settings),
         }
     )
+    require_cluster(loaded)
+    return loaded
 
 
 def _job(settings: Settings, topic: str, database: str, form: str, options: FormatOptions, any_time: bool) -> IngestJob:
+    from headrace.connectors.formats.interface import message_format
     from headrace.pipeline.job import IngestJob
     from headrace.schemas.tables import TimeResolution
 
@@ -153,7 +193,7 @@ def _job(settings: Settings, topic: str, database: str, form: str, options: Form
         settings.cluster.bootstrap,
         topic,
         database,
-        "json" if form == "json" else "influx",
+        message_format(form),
         options,
         tuple(sorted(settings.kafka.items())),
         settings.write.compression,
@@ -162,7 +202,17 @@ def _job(settings: Settings, topic: str, database: str, form: str, options: Form
     )
 
 
-def _run(output: Output, job: IngestJob, options: RunOptions, limits: IngestSettings, metrics: IngestMetrics) -> None:
+def _run(output: Output, job: IngestJob, options: RunOptions, limits: IngestSettings, http: str | None) -> None:
+    from headrace.pipeline.ingest_metrics import IngestMetrics
+
+    metrics = IngestMetrics(job)
+    with served_metrics(metrics, http, output):
+        _run_measured(output, job, options, limits, metrics)
+
+
+def _run_measured(
+    output: Output, job: IngestJob, options: RunOptions, limits: IngestSettings, metrics: IngestMetrics
+) -> None:
     started_s = time.monotonic()
     progress = None
     with stop_signals(output.note) as signals:

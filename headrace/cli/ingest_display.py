@@ -17,7 +17,9 @@ from headrace.terminal.output import Output, refused_lines
 from headrace.terminal.sizes import short_number
 
 if TYPE_CHECKING:
+    from headrace.pipeline.dry_run import DryRun
     from headrace.pipeline.ingest_progress import Counts, IngestProgress
+    from headrace.pipeline.job import IngestJob
 
 RATE_WINDOW_S = 10.0
 LINE_INTERVAL_S = 10.0
@@ -190,3 +192,38 @@ def _lag(progress: IngestProgress) -> str:
         return UNKNOWN
     seconds = UNKNOWN if progress.lag_seconds < 0 else f"{progress.lag_seconds:.0f}"
     return f"{progress.lag_records} {'record' if progress.lag_records == 1 else 'records'}, {seconds} s"
+
+
+def show_dry_run(job: IngestJob, found: DryRun, output: Output) -> None:
+    """Show the schemas and rows of a dry run."""
+    document = {
+        "topic": job.topic,
+        "messages": found.messages,
+        "tables": [
+            {
+                "table": each.name,
+                "known": each.known,
+                "tags": list(each.tags),
+                "fields": [{"name": name, "type": kind} for name, kind in each.fields],
+                "rows": each.rows,
+                "first": list(each.first),
+            }
+            for each in found.tables
+        ],
+        "rejected": found.rejected,
+        "reasons": dict(found.reasons),
+    }
+
+    def text() -> None:
+        output.line(f"the first {found.messages:,} messages of {job.topic}; nothing is written")
+        for each in found.tables:
+            columns = [(name, "tag") for name in each.tags] + [("time", "int64 ns"), *each.fields]
+            new = "" if each.known else ", new"
+            output.table(("column", "type"), columns, f"\n{job.database}.{each.name} ({each.rows:,} rows{new})")
+            names = [name for name, _ in columns]
+            output.line("")
+            output.table(names, [[row.get(name) for name in names] for row in each.first])
+        for reason, lines in found.reasons.items():
+            output.line(f"{refused_lines(lines)}: {reason}")
+
+    output.result(document, text)

@@ -10,6 +10,7 @@ import json
 import signal
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 if __name__ == "__main__":
@@ -19,7 +20,8 @@ if __name__ == "__main__":
     _folder = Path(__file__).resolve().parents[2]
     sys.path.append(str(_folder.parent if (_folder / "__init__.py").exists() else _folder))
 
-from headrace.connectors.formats.interface import FormatOptions
+from headrace.connectors.formats.interface import MESSAGE_FORMATS, FormatOptions, SchemaPlace
+from headrace.connectors.formats.mapping import read_mapping
 from headrace.pipeline.checkpoint import held_checkpoint
 from headrace.pipeline.ingest import INTERVAL_S, MESSAGES_PER_BATCH_MAX, RunOptions, prepare
 from headrace.pipeline.ingest_run import run_ingest
@@ -34,7 +36,11 @@ def parser() -> argparse.ArgumentParser:
     options = argparse.ArgumentParser(description="Write the readings of a raw topic into a cluster.")
     for name in ("cluster", "bootstrap", "topic", "database", "checkpoint"):
         options.add_argument(f"--{name}", required=True)
-    options.add_argument("--format", choices=("influx", "json"), required=True)
+    options.add_argument("--format", choices=MESSAGE_FORMATS, required=True)
+    options.add_argument("--columns", default="", help="comma-separated")
+    options.add_argument("--mapping", help="a TOML file; it replaces the other options about the table")
+    options.add_argument("--schema-dir")
+    options.add_argument("--registry")
     options.add_argument("--table")
     options.add_argument("--table-column")
     options.add_argument("--tags", default="", help="comma-separated")
@@ -82,12 +88,16 @@ def _job(given: argparse.Namespace) -> IngestJob:
     options = FormatOptions(
         table=given.table,
         table_column=given.table_column,
-        tags=tuple(name.strip() for name in given.tags.split(",") if name.strip()),
+        tags=_names(given.tags),
         static_tags=tuple(_pairs(given.tag)),
         time_column=given.time_column,
         time_unit=given.time_unit,
         time_format=given.time_format,
+        columns=_names(given.columns),
     )
+    if given.mapping is not None:
+        options = read_mapping(Path(given.mapping).read_text(), given.topic).options
+    options = replace(options, schemas=SchemaPlace(given.schema_dir, given.registry))
     return IngestJob(
         given.cluster,
         given.bootstrap,
@@ -99,6 +109,10 @@ def _job(given: argparse.Namespace) -> IngestJob:
         resolution=TimeResolution(given.time_resolution),
         any_time=given.any_time,
     )
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
 def _pairs(texts: list[str]) -> list[tuple[str, str]]:

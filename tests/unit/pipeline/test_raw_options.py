@@ -4,18 +4,30 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.connectors.formats.interface import FormatOptions, OptionsError
+from headrace.connectors.formats.interface import FormatOptions, OptionsError, SchemaPlace
 from headrace.pipeline.job import IngestJob
 from headrace.pipeline.raw_offsets import LATEST, OffsetsInvalid, Start
 from headrace.pipeline.raw_options import SourceOptionInvalid, options_of, request_of
-from headrace.schemas.tables import TimeResolution
+from headrace.schemas.tables import FieldType, TimeResolution
 
 LEAST = {"cluster": "c", "bootstrap": "b:1", "topic": "raw", "database": "d", "format": "influx"}
 
 
 def test_a_job_is_the_same_behind_its_options() -> None:
     """Every option of a job reaches the workers as it was, also through the lower case of Spark's options."""
-    how = FormatOptions(None, ("a", "b"), (("Site", "näh,e=1"),), "at", "ms", "%Y", table_column="kind")
+    how = FormatOptions(
+        None,
+        ("a", "b"),
+        (("Site", "näh,e=1"),),
+        "at",
+        "ms",
+        "%Y",
+        table_column="kind",
+        columns=("C", "d"),
+        sources=((("Meta", "a.b"), "a"), (("x",), "x")),
+        typed=(("x", FieldType.INT64),),
+        schemas=SchemaPlace("/Schemas", "http://registry:8081"),
+    )
     settings = (("sasl.password", "S=cret"), ("ssl.ca.location", "/Ca"))
     job = IngestJob("c", "b:1", "raw", "d", "json", how, settings, "lz4", TimeResolution.NS, True)
     options = {name.lower(): value for name, value in options_of(job, messages_max=5, until={1: 7, 0: 3}).items()}
@@ -40,6 +52,10 @@ def test_names_are_read_without_regard_to_their_spelling() -> None:
         ({"maxMessagesPerBatch": "many"}, "at least 1"),
         ({"startingOffsets": "soon"}, "no JSON"),
         ({"staticTags": '{"a": 1}'}, "JSON object"),
+        ({"sources": '{"a": "x"}'}, "object of paths"),
+        ({"fieldTypes": '{"a": "float"}'}, "float64"),
+        ({"mapping": "m.toml", "tags": "a"}, "give one of them"),
+        ({"mapping": "/nowhere/m.toml"}, "no file"),
         ({"startingOffsetsByTimestampStrategy": "skip"}, "error or latest"),
         ({"topic": ""}, "topic of headrace_raw is missing"),
     ],

@@ -1,0 +1,216 @@
+"""The compiled loop that decodes Avro records of one schema into columns (see `avro_rows`).
+
+A schema is a flat program (`avro_schema`): one operation a value, jumps for unions and blocks. So there is one loop for
+all schemas, which is compiled once and cached beside the source.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from pathlib import Path
+from typing import cast
+
+import numba
+import numpy as np
+import numpy.typing as npt
+from numba import types
+
+from headrace.connectors.formats.avro_schema import DEPTH_MAX, Op
+from headrace.connectors.formats.kernel_numbers import Function, inlined
+from headrace.connectors.formats.lines import Bytes, Integers
+
+Columns = npt.NDArray[np.int64]
+Lengths = npt.NDArray[np.int32]
+Flags = npt.NDArray[np.uint8]
+
+
+class Fault(IntEnum):
+    """Why a message is no record of its schema."""
+
+    NONE = 0
+    CUT = 1
+    LONGER = 2
+    NUMBER = 3
+    BRANCH = 4
+    SYMBOL = 5
+    LENGTH = 6
+    ITEMS = 7
+    BOOLEAN = 8
+
+
+LAYOUT = "0-13 NULL BOOL INT LONG FLOAT DOUBLE TEXT FIXED ENUM UNION JUMP BLOCKS NEXT END; depth 32"
+"""What is compiled in from `avro_schema`: Numba checks only this file for changes, so it has to change with that."""
+
+# Numba takes members of an enum for objects: as plain numbers they are constants.
+(_NONE, _CUT, _LONGER, _NUMBER, _BRANCH, _SYMBOL, _LENGTH, _ITEMS, _BOOLEAN) = map(int, Fault)
+(_NULL, _BOOL, _INT, _LONG, _FLOAT, _DOUBLE, _TEXT, _FIXED, _ENUM, _UNION, _JUMP, _BLOCKS, _NEXT, _END) = map(int, Op)
+_VARINT_BITS_MAX = 63
+_INT32_MIN, _INT32_MAX = -(2**31), 2**31 - 1
+_STACK = DEPTH_MAX + 1
+
+_BYTES = types.Array(types.uint8, 1, "C", readonly=True)
+_SIGNATURE = types.void(
+    _BYTES,
+    types.int64[::1],
+    types.int64[::1],
+    types.int64[:, ::1],
+    types.int64[::1],
+    types.int64[:, ::1],
+    types.int32[:, ::1],
+    types.uint8[:, ::1],
+    types.uint8[::1],
+)
+
+
+def _compiled(function: Function) -> Function:
+    try:
+        return cast(Function, numba.njit(_SIGNATURE, nogil=True, cache=Path(__file__).is_file())(function))
+    except Exception:
+        # No directory for the cache, or a torn file in it: this process compiles for itself.
+        return cast(Function, numba.njit(_SIGNATURE, nogil=True)(function))
+
+
+@inlined
+def _varint(data: Bytes, position: int, end: int) -> tuple[int, int, int]:
+    """(position behind a variable-length integer, its value, its fault)"""
+    value, shift = np.uint64(0), 0
+    while True:
+        if position >= end:
+            return position, 0, _CUT
+        byte = data[position]
+        position += 1
+        # The tenth byte has one bit left.
+        if shift == _VARINT_BITS_MAX and byte > 1:
+            return position, 0, _NUMBER
+        value |= np.uint64(byte & 0x7F) << np.uint64(shift)
+        if byte < 0x80:
+            whole: int = np.int64(value >> np.uint64(1)) ^ -np.int64(value & np.uint64(1))  # type: ignore[assignment]
+            return position, whole, _NONE
+        shift += 7
+
+
+@inlined
+def _fixed_bits(data: Bytes, position: int, width: int) -> np.int64:
+    """The next `width` bytes, the lowest first, as the low bits of an integer."""
+    bits = np.uint64(0)
+    for index in range(width):
+        bits |= np.uint64(data[position + index]) << np.uint64(8 * index)
+    return np.int64(bits)
+
+
+@inlined
+def _scalar(data: Bytes, position: int, end: int, kind: int, size: int) -> tuple[int, np.int64, int, int]:
+    """(position behind a value, the value or where its bytes begin, their number, its fault)"""
+    if kind in (_FLOAT, _DOUBLE):
+        width = 4 if kind == _FLOAT else 8
+        if end - position < width:
+            return position, np.int64(0), 0, _CUT
+        return position + width, _fixed_bits(data, position, width), 0, _NONE
+    if kind == _BOOL:
+        if position >= end:
+            return position, np.int64(0), 0, _CUT
+        return position + 1, np.int64(data[position]), 0, _NONE if data[position] <= 1 else _BOOLEAN
+    length, fault = size, _NONE
+    if kind != _FIXED:
+        position, length, fault = _varint(data, position, end)
+        if fault != _NONE:
+            return position, np.int64(0), 0, fault
+    if kind in (_TEXT, _FIXED):
+        if length < 0:
+            return position, np.int64(0), 0, _LENGTH
+        if length > end - position:
+            return position, np.int64(0), 0, _CUT
+        return position + length, np.int64(position), length, _NONE
+    if kind == _INT and (length < _INT32_MIN or length > _INT32_MAX):
+        fault = _NUMBER
+    elif kind == _ENUM and (length < 0 or length >= size):
+        fault = _SYMBOL
+    return position, np.int64(length), 0, fault
+
+
+@inlined
+def _items(data: Bytes, position: int, end: int) -> tuple[int, int, int]:
+    """(position behind the head of a block, its number of items, its fault)"""
+    position, count, fault = _varint(data, position, end)
+    if fault == _NONE and count < 0:
+        # A negative number of items is followed by the bytes that they take.
+        count = -count
+        position, _, fault = _varint(data, position, end)
+        if fault == _NONE and count < 0:
+            fault = _ITEMS
+    return position, count, fault
+
+
+@inlined
+def _record(
+    data: Bytes,
+    position: int,
+    end: int,
+    program: Columns,
+    branches: Integers,
+    items: Integers,
+    cells: Columns,
+    row: int,
+    lengths: Lengths,
+    valid: Flags,
+) -> int:
+    """Decode one record into the cells of its row; returns its fault."""
+    pc, depth = 0, 0
+    # Items of no bytes are bounded too: few bytes could name billions of them.
+    budget = end - position + 64
+    while program[pc, 0] != _END:
+        kind, column, first = program[pc, 0], program[pc, 1], program[pc, 2]
+        if kind == _JUMP:
+            pc = first
+        elif kind == _NULL:
+            pc += 1
+        elif kind == _UNION:
+            position, branch, fault = _varint(data, position, end)
+            if fault != _NONE or branch < 0 or branch >= first:
+                return fault if fault != _NONE else _BRANCH
+            pc = branches[program[pc, 3] + branch]
+        elif kind == _BLOCKS:
+            depth, pc = depth + 1, pc + 1
+            items[depth] = 0
+        elif kind == _NEXT:
+            if items[depth] == 0:
+                position, items[depth], fault = _items(data, position, end)
+                if fault != _NONE:
+                    return fault
+            if items[depth] == 0:
+                depth, pc = depth - 1, first
+                continue
+            items[depth], budget, pc = items[depth] - 1, budget - 1, pc + 1
+            if budget < 0:
+                return _ITEMS
+        else:
+            position, value, length, fault = _scalar(data, position, end, kind, first)
+            if fault != _NONE:
+                return fault
+            if column >= 0:
+                cells[column, row], lengths[column, row], valid[column, row] = value, length, 1
+            pc += 1
+    return _NONE if position == end else _LONGER
+
+
+@_compiled
+def decode(
+    data: Bytes,
+    starts: Integers,
+    ends: Integers,
+    program: Columns,
+    branches: Integers,
+    values: Columns,
+    lengths: Lengths,
+    valid: Flags,
+    faults: Flags,
+) -> None:
+    """Decode the record of each message, which is `data[starts[i]:ends[i]]`.
+
+    Operation p is `program[p]`: its kind, its column (-1: skipped), and up to two operands. `values[c, i]` is the value
+    of a number, the bits of a float, or where a text begins, and then `lengths[c, i]` its bytes; it counts where
+    `valid[c, i]`, which is 0 before. `faults[i]` is a Fault.
+    """
+    items = np.zeros(_STACK, np.int64)
+    for row in range(len(starts)):
+        faults[row] = _record(data, starts[row], ends[row], program, branches, items, values, row, lengths, valid)

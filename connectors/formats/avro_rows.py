@@ -1,0 +1,207 @@
+"""Avro records of one schema as an Arrow table, decoded by a compiled loop; no Python code runs per record."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType, ModuleType
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headrace.connectors.formats.avro_schema import Column, Op, Program
+from headrace.connectors.formats.lines import WORD_BYTES, Bytes, Integers, words_of
+
+CELLS_MAX = 1 << 22
+"""Values that are decoded together: each takes 13 bytes until it is in a column."""
+DECIMAL_BYTES_MAX = 16
+
+Faults = npt.NDArray[np.uint8]
+
+REASONS: Mapping[int, str] = MappingProxyType(
+    {
+        1: "the message is cut: it ends inside of its record",
+        2: "the message is longer than its record: it is of another schema",
+        3: "the record has an integer that is too large for its type",
+        4: "the record names a branch that its union does not have",
+        5: "the record names a symbol that its enum does not have",
+        6: "the record has a text of a negative length",
+        7: "the record has an array with more items than it has bytes",
+        8: "the record has a boolean that is neither 0 nor 1",
+    }
+)
+"""The reason of each Fault of the decoder."""
+
+
+@dataclass(frozen=True, slots=True)
+class Payloads:
+    """The bytes of messages: message i is `data[starts[i]:ends[i]]`. Behind `data` is a word of padding."""
+
+    data: Bytes
+    starts: Integers
+    ends: Integers
+
+    @classmethod
+    def of(cls, values: pa.Array) -> Payloads:
+        """The values of a binary array; null values are empty."""
+        texts = pc.fill_null(values.cast(pa.large_binary()), b"")
+        if not len(texts):
+            return cls(np.zeros(WORD_BYTES, np.uint8), np.empty(0, np.int64), np.empty(0, np.int64))
+        _, offsets, joined = texts.buffers()
+        bounds = np.frombuffer(offsets, np.int64)[texts.offset : texts.offset + len(texts) + 1] if offsets else None
+        assert bounds is not None, "an array with values has offsets"
+        first, last = int(bounds[0]), int(bounds[-1])
+        padded = np.zeros(last - first + WORD_BYTES, np.uint8)
+        if last > first:
+            padded[: last - first] = np.frombuffer(joined, np.uint8)[first:last]
+        bounds = bounds - first
+        return cls(padded, bounds[:-1].copy(), bounds[1:].copy())
+
+    def select(self, messages: Integers, skipped: int = 0) -> Payloads:
+        """Some of the messages, each without its first bytes."""
+        return Payloads(self.data, self.starts[messages] + skipped, self.ends[messages])
+
+    def array(self, valid: npt.NDArray[np.bool_], skipped: int = 0) -> pa.Array:
+        """The messages without their first bytes as a binary array, null where not `valid`."""
+        starts, ends = np.where(valid, self.starts + skipped, 0), np.where(valid, self.ends, 0)
+        return gathered(words_of(self.data), starts, ends, valid, pa.binary())
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+
+def decode_records(payloads: Payloads, program: Program) -> tuple[pa.Table, Faults]:
+    """(the columns of all messages, the fault of each message). Rows with a fault have undefined values."""
+    parts, faults = [], []
+    names = [str(number) for number in range(len(program.columns))]
+    for first, last in _slices(len(payloads), max(1, len(program.columns))):
+        columns, found = _decoded(payloads.select(np.arange(first, last)), program)
+        parts.append(pa.Table.from_arrays(columns, names=names))
+        faults.append(found)
+    return pa.concat_tables(parts), np.concatenate(faults)
+
+
+def _slices(count: int, columns: int) -> Iterator[tuple[int, int]]:
+    step = max(1, CELLS_MAX // columns)
+    for first in range(0, max(count, 1), step):
+        yield first, min(first + step, count)
+
+
+def _decoded(payloads: Payloads, program: Program) -> tuple[list[pa.Array], Faults]:
+    count, width = len(payloads), max(1, len(program.columns))
+    values, lengths = np.zeros((width, count), np.int64), np.zeros((width, count), np.int32)
+    valid, faults = np.zeros((width, count), np.uint8), np.zeros(count, np.uint8)
+    _kernel().decode(
+        payloads.data,
+        payloads.starts,
+        payloads.ends,
+        program.operations,
+        program.branches,
+        values,
+        lengths,
+        valid,
+        faults,
+    )
+    # What a record had before its fault may be anything: no column is made of it.
+    valid[:, faults != 0] = 0
+    words = words_of(payloads.data)
+    columns = []
+    for number, column in enumerate(program.columns):
+        cells = _Cells(words, values[number], lengths[number], valid[number].astype(np.bool_))
+        array, bad = cells.array(column)
+        if bad is not None:
+            faults[bad & (faults == 0)] = 3
+        columns.append(array)
+    return columns, faults
+
+
+@dataclass(frozen=True, slots=True)
+class _Cells:
+    """The decoded values of one column."""
+
+    words: npt.NDArray[np.uint64]
+    values: Integers
+    lengths: npt.NDArray[np.int32]
+    valid: npt.NDArray[np.bool_]
+
+    def array(self, column: Column) -> tuple[pa.Array, npt.NDArray[np.bool_] | None]:
+        """(the values, which of them their type does not hold; None for none)."""
+        if pa.types.is_decimal(column.kind):
+            return self._decimals(column.kind)
+        if column.op is Op.TEXT:
+            return self._texts(pa.string()), None
+        if column.op is Op.ENUM:
+            codes = pa.array(self.values.astype(np.int32), mask=~self.valid)
+            return pa.DictionaryArray.from_arrays(codes, pa.array(column.symbols, pa.string())), None
+        if column.op is Op.FLOAT:
+            return self._numbers(self.values.astype(np.uint64).astype(np.uint32).view(np.float32)), None
+        if column.op is Op.DOUBLE:
+            return self._numbers(self.values.view(np.float64)), None
+        if column.op is Op.BOOL:
+            return self._numbers(self.values.astype(np.bool_)), None
+        whole = self._numbers(self.values.astype(np.int32) if column.op is Op.INT else self.values)
+        return whole.cast(column.kind), None
+
+    def _numbers(self, values: npt.NDArray[np.generic]) -> pa.Array:
+        return pa.array(values, mask=None if self.valid.all() else ~self.valid)
+
+    def _texts(self, kind: pa.DataType) -> pa.Array:
+        """The texts, not checked for UTF-8."""
+        starts = np.where(self.valid, self.values, 0)
+        return gathered(self.words, starts, starts + np.where(self.valid, self.lengths, 0), self.valid, kind)
+
+    def _decimals(self, kind: pa.DataType) -> tuple[pa.Array, npt.NDArray[np.bool_]]:
+        """Integers of up to 16 bytes, the highest first."""
+        bad = self.valid & ((self.lengths > DECIMAL_BYTES_MAX) | (self.lengths == 0))
+        valid = self.valid & ~bad
+        # Byte by byte of all values: the last one is the lowest byte of Arrow's, and the sign fills the rest.
+        bytes_of = self.words
+        whole = np.zeros((len(self.values), DECIMAL_BYTES_MAX), np.uint8)
+        first = bytes_of[np.where(valid, self.values, 0)].astype(np.uint64) & np.uint64(0xFF)
+        whole[:] = np.where(valid & (first >= 128), 0xFF, 0).astype(np.uint8)[:, None]
+        for index in range(DECIMAL_BYTES_MAX):
+            has = valid & (self.lengths > index)
+            places = (self.values + self.lengths - 1 - index)[has]
+            whole[has, index] = (bytes_of[places] & np.uint64(0xFF)).astype(np.uint8)
+        validity = pa.array(valid).buffers()[1]
+        array = pa.Array.from_buffers(kind, len(valid), [validity, pa.py_buffer(whole)])
+        too_large = _beyond(array, kind)
+        return (array if not too_large.any() else pc.if_else(pa.array(too_large), pa.scalar(None, kind), array)), (
+            bad | too_large
+        )
+
+
+def gathered(
+    words: npt.NDArray[np.uint64], starts: Integers, ends: Integers, valid: npt.NDArray[np.bool_], kind: pa.DataType
+) -> pa.Array:
+    """The bytes from `starts[i]` to `ends[i]` as an array of texts, which are not checked; null where not `valid`."""
+    size = int((ends - starts).sum())
+    padded, offsets = np.empty(size + WORD_BYTES, np.uint8), np.empty(len(starts) + 1, np.int32)
+    _gather()(words, starts, ends, offsets, words_of(padded))
+    validity = None if valid.all() else pa.array(valid).buffers()[1]
+    return pa.Array.from_buffers(kind, len(starts), [validity, pa.py_buffer(offsets), pa.py_buffer(padded[:size])])
+
+
+def _beyond(values: pa.Array, kind: pa.DataType) -> npt.NDArray[np.bool_]:
+    """Which decimals have more digits than their type."""
+    limit = pa.scalar(10**kind.precision - 1).cast(pa.decimal128(38, 0)) if kind.precision < 38 else None
+    if limit is None:
+        return np.zeros(len(values), np.bool_)
+    whole = pa.Array.from_buffers(pa.decimal128(38, 0), len(values), values.buffers())
+    over = pc.greater(pc.abs(whole), limit)
+    return np.asarray(pc.fill_null(over, fill_value=False))
+
+
+def _kernel() -> ModuleType:
+    # Numba takes a third of a second to import; a process that decodes no Avro must not wait for it.
+    from headrace.connectors.formats import avro_kernel
+
+    return avro_kernel
+
+
+def _gather() -> Callable[..., None]:
+    from headrace.connectors.formats.kernel import gather_texts
+
+    return gather_texts

@@ -1,0 +1,317 @@
+"""Messages of Avro records: the compiled decoder against fastavro, and what costs a message its rows."""
+
+from __future__ import annotations
+
+import datetime
+import io
+import json
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import fastavro
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headrace.connectors.formats import avro_kernel
+from headrace.connectors.formats.avro_rows import Payloads, decode_records
+from headrace.connectors.formats.avro_schema import DEPTH_MAX, Op, Program, SchemaUnusable, compile_schema, parse_schema
+from headrace.connectors.formats.interface import FormatOptions, OptionsError, ParseResult, SchemaPlace
+from headrace.connectors.formats.parser import parse_messages
+from headrace.connectors.formats.schema_store import RegistryUnavailable, SchemaStore
+from headrace.schemas.tables import FieldType
+from tests.schema_registry import schema_registry
+
+T0 = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
+T0_NS = int(T0.timestamp()) * 10**9
+
+TEXT = st.text(st.characters(exclude_categories=("Cs",)), max_size=12)
+SCALARS: dict[str, tuple[Any, st.SearchStrategy[Any]]] = {
+    "boolean": ("boolean", st.booleans()),
+    "int": ("int", st.integers(-(2**31), 2**31 - 1)),
+    "long": ("long", st.integers(-(2**63), 2**63 - 1)),
+    "float": ("float", st.floats(width=32, allow_nan=False)),
+    "double": ("double", st.floats(allow_nan=False)),
+    "string": ("string", TEXT),
+    "enum": ({"type": "enum", "name": "E", "symbols": ["A", "B", "C"]}, st.sampled_from("ABC")),
+    "decimal": (
+        {"type": "bytes", "logicalType": "decimal", "precision": 12, "scale": 3},
+        st.integers(-(10**12) + 1, 10**12 - 1).map(lambda whole: Decimal(whole).scaleb(-3)),
+    ),
+}
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> tuple[dict[str, Any], list[tuple[str, ...]], list[dict[str, Any]]]:
+    """A schema, the paths of its plain values, and records: nullable values, records in records, arrays and maps."""
+    fields: list[dict[str, Any]] = []
+    paths: list[tuple[str, ...]] = []
+    strategies: dict[str, st.SearchStrategy[Any]] = {}
+    for number, kind in enumerate(draw(st.lists(st.sampled_from([*SCALARS, "array", "map", "record"]), max_size=6))):
+        name = f"f{number}"
+        inner, values = SCALARS[draw(st.sampled_from(["int", "string", "double"]))]
+        if kind in SCALARS:
+            schema, strategy = SCALARS[kind]
+            if kind == "enum":
+                schema = {**schema, "name": f"E{number}"}
+            paths.append((name,))
+        elif kind == "array":
+            schema, strategy = {"type": "array", "items": inner}, st.lists(values, max_size=4)
+        elif kind == "map":
+            schema, strategy = {"type": "map", "values": inner}, st.dictionaries(TEXT, values, max_size=3)
+        else:
+            schema = {"type": "record", "name": f"R{number}", "fields": [{"name": "v", "type": ["null", inner]}]}
+            strategy = st.fixed_dictionaries({"v": st.none() | values})
+            paths.append((name, "v"))
+        union = draw(st.sampled_from(["plain", "first", "last"]))
+        if union != "plain":
+            schema = ["null", schema] if union == "first" else [schema, "null"]
+            strategy = st.none() | strategy
+        fields.append({"name": name, "type": schema})
+        strategies[name] = strategy
+    records = draw(st.lists(st.fixed_dictionaries(strategies), max_size=5))
+    return {"type": "record", "name": "T", "fields": fields}, paths, records
+
+
+def encoded(schema: Any, record: dict[str, Any]) -> bytes:
+    """A record as fastavro writes it."""
+    out = io.BytesIO()
+    fastavro.schemaless_writer(out, schema, record)
+    return out.getvalue()
+
+
+def program_of(schema: Any, paths: list[tuple[str, ...]] | tuple[()] = ()) -> Program:
+    """The program of a schema."""
+    return compile_schema(*parse_schema(json.dumps(schema)), paths)
+
+
+def decoded(program: Program, messages: list[bytes]) -> tuple[list[list[Any]], list[int]]:
+    """(the values of each message in order of the columns, the faults)."""
+    table, faults = decode_records(Payloads.of(pa.array(messages, pa.binary())), program)
+    return [list(row.values()) for row in table.to_pylist()] if table.num_columns else [], faults.tolist()
+
+
+def at(record: Any, path: tuple[str, ...]) -> Any:
+    """The value at a path; None behind a record that is null."""
+    for name in path:
+        record = None if record is None else record[name]
+    return record
+
+
+@settings(max_examples=150, deadline=None)
+@given(cases())
+def test_records_are_read_as_fastavro_reads_them(
+    case: tuple[dict[str, Any], list[tuple[str, ...]], list[dict[str, Any]]],
+) -> None:
+    """Every value that a path names, whatever is skipped around it."""
+    schema, paths, records = case
+    if not paths:
+        return
+    messages = [encoded(schema, record) for record in records]
+    read = [fastavro.schemaless_reader(io.BytesIO(message), schema, None) for message in messages]
+    program = program_of(schema, paths)
+    assert set(paths) == {column.path for column in program.columns}
+    rows, faults = decoded(program, messages)
+    assert [0] * len(messages) == faults
+    assert [[at(record, column.path) for column in program.columns] for record in read] == rows
+
+
+@settings(max_examples=150, deadline=None)
+@given(cases(), st.data())
+def test_cut_and_changed_records_never_harm_their_neighbours(
+    case: tuple[dict[str, Any], list[tuple[str, ...]], list[dict[str, Any]]], data: st.DataObject
+) -> None:
+    """A record without its end is a fault, any bytes are either read or a fault, and the records beside are read."""
+    schema, paths, records = case
+    if not paths or not records:
+        return
+    message = encoded(schema, records[0])
+    cut = message[: data.draw(st.integers(0, max(0, len(message) - 1)))]
+    noise = data.draw(st.binary(max_size=40))
+    program = program_of(schema, paths)
+    alone, _ = decoded(program, [message])
+    rows, faults = decoded(program, [message, cut, noise, message + b"\0", message])
+    assert faults[0] == faults[4] == 0
+    assert alone * 2 == [rows[0], rows[4]]
+    assert faults[1] != 0
+    assert faults[3] != 0
+
+
+def test_a_few_bytes_cannot_name_items_without_end() -> None:
+    """Arrays whose items take no bytes are bounded by the message."""
+    schema = {
+        "type": "record",
+        "name": "T",
+        "fields": [{"name": "a", "type": {"type": "array", "items": "null"}}, {"name": "x", "type": "int"}],
+    }
+    huge = bytes([0xFE, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0x7F])
+    _, faults = decoded(program_of(schema, [("x",)]), [huge + b"\0\2", b"\4\0\2"])
+    assert [7, 0] == faults
+
+
+def test_the_cached_loop_is_that_of_the_operations() -> None:
+    """Numba keeps machine code by the file of the loop alone: that file names the operations that it was compiled for."""
+    names = " ".join(op.name for op in sorted(Op))
+    assert f"{min(Op)}-{max(Op)} {names}; depth {DEPTH_MAX}" == avro_kernel.LAYOUT
+
+
+READING = {
+    "type": "record",
+    "name": "Reading",
+    "fields": [
+        {"name": "host", "type": "string"},
+        {"name": "time", "type": {"type": "long", "logicalType": "timestamp-millis"}},
+        {"name": "x", "type": "int"},
+    ],
+}
+LATER = {
+    **READING,
+    "fields": [*READING["fields"][:2], {"name": "x", "type": ["double", "null"]}, {"name": "on", "type": "boolean"}],  # type: ignore[index]
+}
+MIXED = {"type": "record", "name": "Mixed", "fields": [{"name": "x", "type": ["int", "string"]}]}
+ROW = {"host": "a", "time": T0, "x": 3}
+
+
+def framed(schema: Any, record: dict[str, Any], number: int) -> bytes:
+    """A record as Confluent's serializer frames it."""
+    return b"\0" + number.to_bytes(4, "big") + encoded(schema, record)
+
+
+def parsed(form: str, messages: list[bytes | None], place: SchemaPlace, **options: Any) -> ParseResult:
+    """The readings of messages of table t, tag host."""
+    given = FormatOptions(**{"table": "t", "tags": ("host",), "schemas": place, **options})
+    return parse_messages(form, pa.array(messages, pa.binary()), None, given)
+
+
+def test_schemas_change_from_message_to_message(tmp_path: Path) -> None:
+    """Fields meet by name, an int that becomes double widens, and the rows keep the order of the messages."""
+    for number, schema in ((7, READING), (9, LATER)):
+        (tmp_path / f"{number}.avsc").write_text(json.dumps(schema))
+    later = {"host": "b", "time": T0, "x": 0.5, "on": True}
+    messages = [framed(READING, ROW, 7), framed(LATER, later, 9), None, b"", framed(READING, ROW, 7)]
+    result = parsed("confluent-avro", messages, SchemaPlace(str(tmp_path)))
+    assert [(3.0, None), (0.5, True), (3.0, None)] == [(row["x"], row["on"]) for row in result.tables["t"].to_pylist()]
+    assert [] == result.rejections()
+
+
+def test_what_is_wrong_with_a_message_costs_that_message(tmp_path: Path) -> None:
+    """Half a message, an id without a schema, no frame, and a union of two types; the others are rows."""
+    for number, schema in ((7, READING), (9, MIXED)):
+        (tmp_path / f"{number}.avsc").write_text(json.dumps(schema))
+    good = framed(READING, ROW, 7)
+    messages = [good, good[:-1], good[:4] + b"\x08" + good[5:], b"junk!", framed(MIXED, {"x": 1}, 9), good[:3], good]
+    result = parsed("confluent-avro", messages, SchemaPlace(str(tmp_path)))
+    assert 2 == result.rows
+    words = [(1, "cut"), (2, "no schema 8"), (3, "no Confluent frame"), (4, "union of int and string"), (5, "frame")]
+    for (message, word), refusal in zip(words, result.rejections(), strict=True):
+        assert message == refusal.message
+        assert word in refusal.reason
+    sources = tuple(((name,), name) for name in ("host", "time", "x"))
+    chosen = parsed("confluent-avro", messages, SchemaPlace(str(tmp_path)), sources=sources)
+    assert result.rejections() == chosen.rejections()
+
+
+def test_plain_records_have_one_schema(tmp_path: Path) -> None:
+    """A file, or the only one of a directory; what is wrong with it is an error before the first message."""
+    file = tmp_path / "reading.avsc"
+    file.write_text(json.dumps(READING))
+    for path in (file, tmp_path):
+        result = parsed("avro", [encoded(READING, ROW), encoded(READING, ROW)[:-1]], SchemaPlace(str(path)))
+        assert [{"host": "a", "time": T0_NS, "x": 3}] == result.tables["t"].to_pylist()
+        assert ["the message is cut: it ends inside of its record"] == [each.reason for each in result.rejections()]
+    wrong = SchemaPlace(str(file))
+    with pytest.raises(OptionsError, match="did you mean host"):
+        parsed("avro", [], wrong, sources=((("hosts",), "host"),))
+    several = tmp_path / "several"
+    several.mkdir()
+    for name in ("mixed", "other"):
+        (several / f"{name}.avsc").write_text(json.dumps(MIXED))
+    for place, word in (
+        (SchemaPlace(str(several)), "2 schemas"),
+        (SchemaPlace(str(several / "mixed.avsc")), "union of int and string"),
+        (SchemaPlace(str(tmp_path / "none.avsc")), "cannot be read"),
+        (SchemaPlace(), "need their schemas"),
+        (SchemaPlace(registry="http://r:1"), "no schema ids"),
+    ):
+        with pytest.raises(OptionsError, match=word):
+            parsed("avro", [], place)
+
+
+@pytest.mark.parametrize(
+    ("schema", "word"),
+    [
+        ("{", "not JSON"),
+        ('"string"', "a reading is a record"),
+        ('{"type": "record", "name": "T", "fields": [{"name": "x", "type": "Nope"}]}', "Nope"),
+        ('{"type": "record", "name": "T", "fields": [{"name": "x", "type": ["null", "T"]}]}', "a record"),
+        ('{"type": "record", "name": "T", "fields": [{"name": "x", "type": "bytes"}]}', "'x' is bytes"),
+        (
+            '{"type": "record", "name": "T", "fields": [{"name": "x", "type": {"type": "map", "values": "int"}}]}',
+            "a map",
+        ),
+    ],
+)
+def test_a_schema_without_readings_is_named(schema: str, word: str) -> None:
+    """With the field at fault."""
+    with pytest.raises(SchemaUnusable) as raised:
+        compile_schema(*parse_schema(schema))
+    assert word in str(raised.value)
+
+
+def test_typed_columns_follow_the_rules_of_fields() -> None:
+    """A decimal with a fraction is a float, a date is text, and a mapped type decides about an integer."""
+    fields = [
+        {"name": "d", "type": {"type": "bytes", "logicalType": "decimal", "precision": 5, "scale": 2}},
+        {"name": "day", "type": {"type": "int", "logicalType": "date"}},
+        {"name": "n", "type": "long"},
+    ]
+    schema = {"type": "record", "name": "T", "fields": fields}
+    message = encoded(schema, {"d": Decimal("-1.25"), "day": datetime.date(2026, 1, 2), "n": 5})
+    with schema_registry() as registry:
+        number = registry.register(schema)
+        frame = b"\0" + number.to_bytes(4, "big")
+        given = FormatOptions(table="t", schemas=SchemaPlace(registry=registry.url), typed=(("n", FieldType.FLOAT64),))
+        values, times = pa.array([frame + message], pa.binary()), pa.array([1_000], pa.int64())
+        [row] = parse_messages("confluent-avro", values, times, given).tables["t"].to_pylist()
+    assert {"d": -1.25, "day": "2026-01-02", "n": 5.0, "time": 10**9} == row
+    assert isinstance(row["n"], float)
+
+
+def test_a_registry_is_asked_once_for_each_schema_and_follows_references() -> None:
+    """Types of other subjects are fetched, and an unknown id is a refused message, not an error."""
+    point = {"type": "record", "name": "P", "fields": [{"name": "v", "type": "double"}]}
+    whole = {"type": "record", "name": "W", "fields": [{"name": "host", "type": "string"}, {"name": "p", "type": "P"}]}
+    with schema_registry() as registry:
+        registry.register(point, "point-value")
+        reference = {"name": "P", "subject": "point-value", "version": 1}
+        number = registry.register(whole, "w-value", references=[reference])
+        # fastavro itself wants the types in one piece.
+        inline = {**whole, "fields": [whole["fields"][0], {"name": "p", "type": point}]}
+        good = framed(inline, {"host": "a", "p": {"v": 1.5}}, number)
+        options = FormatOptions(
+            table="t",
+            tags=("host",),
+            schemas=SchemaPlace(registry=registry.url),
+            sources=((("host",), "host"), (("p", "v"), "v")),
+        )
+        times = pa.array([1, 1, 1], pa.int64())
+        for _ in range(2):
+            values = pa.array([good, good[:4] + b"\x63" + good[5:], good], pa.binary())
+            result = parse_messages("confluent-avro", values, times, options)
+            assert [1.5, 1.5] == result.tables["t"]["v"].to_pylist()
+            assert ["the registry has no schema 99"] == [each.reason for each in result.rejections()]
+        assert 1 == registry.requests.count(f"/schemas/ids/{number}")
+
+
+@pytest.mark.parametrize("status", [500, 404, 401])
+def test_a_registry_that_does_not_answer_fails_the_input(status: int) -> None:
+    """An error of the server, a server that is no registry, and refused access are no fault of the messages."""
+    with schema_registry() as registry:
+        registry.status = status
+        store = SchemaStore(SchemaPlace(registry=registry.url), wait_s=0.0)
+        with pytest.raises(RegistryUnavailable):
+            store.program(1, ())
+    with pytest.raises(RegistryUnavailable, match="does not answer"):
+        SchemaStore(SchemaPlace(registry=registry.url), wait_s=0.0).program(1, ())
