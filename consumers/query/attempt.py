@@ -107,7 +107,7 @@ class Attempt:
         if self._sorts and self._blocks >= SORT_PAUSES:
             self._turn.set_unbounded()
 
-    def run(self, fence: ReadFence, now_us: int, *, has_all: bool) -> None:
+    def run(self, fence: ReadFence, now_us: int, *, has_much: bool) -> None:
         """Run it to its last row."""
         host, wanted = self._host, self._wanted
         session = Session(
@@ -133,7 +133,7 @@ class Attempt:
             session.register("__shown", show_table(statement, schemas))
             self._write(session, fence, f"{statement.explain}FROM __shown")
         else:
-            self._answer(session, bound, reading, has_all=has_all)
+            self._answer(session, bound, reading, has_much=has_much)
 
     def _wait_for(self, reading: Reading) -> None:
         source = self._host.source
@@ -149,7 +149,7 @@ class Attempt:
                     return
         raise NotCaughtUp.to(reading.after)
 
-    def _answer(self, session: Session, bound: BoundStatement, reading: Reading, *, has_all: bool) -> None:
+    def _answer(self, session: Session, bound: BoundStatement, reading: Reading, *, has_much: bool) -> None:
         statement, source = bound.statement, self._host.source
         resolved = resolve(statement.tables, statement.cte_names, source.tables())
         schemas = {key: source.schema(*key) for key in resolved.tables}
@@ -159,11 +159,11 @@ class Attempt:
             plans = plan_scans(statement, resolved, schemas, session.constant, bound.texts())
         divided = None if whole.empty else self._divided(session, bound, resolved, schemas, reading)
         if divided is not None:
-            self._prepare(statement, has_all=has_all)
+            self._prepare(statement, has_much=has_much)
             self._write(session, reading.fence, divided)
             return
         reads = self._reads(session, statement, resolved, schemas, plans, reading)
-        self._prepare(statement, has_all=has_all)
+        self._prepare(statement, has_much=has_much)
         if self._ran_inlined(session, statement, resolved, reads, reading.fence):
             return
         try:
@@ -251,10 +251,10 @@ class Attempt:
             live_rows_scanned=sum(scan.table.num_rows for scan in scans),
         )
 
-    def _prepare(self, statement: Statement, *, has_all: bool) -> None:
+    def _prepare(self, statement: Statement, *, has_much: bool) -> None:
         """Before a statement with steps that cannot stop, or that holds many rows: a turn and memory for such ones."""
         is_small = self._input_rows < SMALL_INPUT_ROWS
-        if statement.holds_rows and not is_small and not has_all:
+        if statement.holds_rows and not is_small and not has_much:
             raise QueryMemory.above(self._memory_mb) from MemoryError("the statement holds rows of its tables")
         self._sorts = statement.holds_rows
         if statement.generates_rows or (statement.joins and not is_small):
