@@ -31,6 +31,7 @@ from headrace.consumers.query.result_stream import unique_names
 from headrace.consumers.query.session import Session, bare_tables, qualified, show_table
 from headrace.consumers.query.table_names import Resolved, TableKey, fold, resolve
 from headrace.consumers.query.table_source import ReadFence, Reading, TableSource
+from headrace.consumers.query.views import spilling
 from headrace.consumers.scheduling.driver import BlockedOn
 from headrace.consumers.scheduling.threaded_driver import Turn
 from headrace.consumers.store import StoreError
@@ -86,7 +87,11 @@ class Attempt:
         turn: Turn,
         memory_mb: int,
         resources: ExitStack,
+        *,
+        spilling: bool = False,
     ) -> None:
+        """`spilling`: the statement did not fit into its memory, and takes the time to write all rows to disk."""
+        self._spilling = spilling
         self._host = host
         self._wanted = wanted
         self._timer = timer
@@ -257,7 +262,7 @@ class Attempt:
         if statement.holds_rows and not is_small and not has_much:
             raise QueryMemory.above(self._memory_mb) from MemoryError("the statement holds rows of its tables")
         self._sorts = statement.holds_rows
-        if statement.generates_rows or (statement.joins and not is_small):
+        if statement.generates_rows or ((statement.joins or statement.holds_rows) and not is_small):
             self._turn.set_unbounded()
 
     def _reads(
@@ -280,7 +285,8 @@ class Attempt:
             check_time(self._timer)
             # What computes without reading may read a table any number of times.
             often = 0 if statement.generates_rows else times[key]
-            found[key] = session.view_of(schemas[key], plan.columns, scans, times=often)
+            select = session.view_of(schemas[key], plan.columns, scans, times=often, held=statement.holds_rows)
+            found[key] = spilling(select) if self._spilling and scans else select
             self._note(scans)
             self._turn.pause()
         return found

@@ -63,6 +63,7 @@ class QueryRun:
         self._timer = timer
         self._sizes_mb = sizes_mb
         self._memory_mb = sizes_mb[0]
+        self._spilling = False
         self._now_us = now_us
         self._attempt: Attempt | None = None
 
@@ -83,7 +84,14 @@ class QueryRun:
             try:
                 with ExitStack() as resources:
                     self._attempt = Attempt(
-                        self._host, self._wanted, self._timer, self.output, turn, self._memory_mb, resources
+                        self._host,
+                        self._wanted,
+                        self._timer,
+                        self.output,
+                        turn,
+                        self._memory_mb,
+                        resources,
+                        spilling=self._spilling,
                     )
                     self._attempt.run(fence, self._now_us, has_much=self._has_much)
                     return
@@ -112,9 +120,13 @@ class QueryRun:
             with turn.outside(BlockedOn.LOG):
                 return self._host.source.plans_again(fence, self._timer.left_s)
         # An error of DuckDB, and not of another limit.
-        more_mb = next((size_mb for size_mb in self._sizes_mb if size_mb > self._memory_mb), None)
-        if more_mb is None or error.__cause__ is None:
+        more_mb = next((size_mb for size_mb in self._sizes_mb if size_mb > self._memory_mb), self._memory_mb)
+        had_much, has_all = self._has_much, more_mb == self._memory_mb
+        if error.__cause__ is None or (has_all and self._spilling):
             return False
-        self._memory_mb = more_mb
+        # What failed with much memory could not spill as it was.
+        self._memory_mb, self._spilling = more_mb, had_much
+        if has_all:
+            return True
         turn.block(self._host.reserve(self._id, self._memory_mb), BlockedOn.MEMORY)
         return True

@@ -194,9 +194,9 @@ def test_a_query_has_more_memory_step_by_step(limit_mb: int, per_query_mb: int, 
     )
 
 
-SORTED = "SELECT velocity, velocity || repeat('x', 100) AS text FROM iot.readings ORDER BY velocity DESC"
+SORTED = "SELECT velocity, velocity || repeat('x', 200) AS text FROM iot.readings ORDER BY velocity DESC"
 """All rows are sorted; without a disk that takes more than SORTING_MB."""
-SORTING_MB = 66
+SORTING_MB = 100
 
 
 @pytest.mark.parametrize("spills", [False, True])
