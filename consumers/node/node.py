@@ -53,6 +53,7 @@ from headrace.consumers.node.sync_source import edge_store, snapshot_expiry
 from headrace.consumers.query.engine import QueryEngine
 from headrace.consumers.query.group_scanner import GroupScanner
 from headrace.consumers.query.remote_rows import RemoteRows
+from headrace.consumers.query.spill_directory import with_spill_directory
 from headrace.consumers.query.table_source import LocalSource
 from headrace.consumers.recovery.file_copy import Snapshot
 from headrace.consumers.recovery.supervisor import RecoverySupervisor
@@ -208,6 +209,7 @@ class Node:
         self.source = cluster_source(local, remote, self.log, self.topics, self._follower)
         # The directory of all groups: DuckDB is locked to it, and groups come while it runs.
         segments = create_directories(self.directory / SEGMENTS_DIRECTORY)
+        settings = with_spill_directory(settings, self.directory)
         self.engine = QueryEngine(self.source, [segments], settings, on_unreadable=self.scrubber.scrub_now)
         self.migration = SlotMigration(self)
         local.pulled = self.migration.puller

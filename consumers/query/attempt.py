@@ -31,6 +31,7 @@ from headrace.consumers.query.result_stream import unique_names
 from headrace.consumers.query.session import Session, bare_tables, qualified, show_table
 from headrace.consumers.query.table_names import Resolved, TableKey, fold, resolve
 from headrace.consumers.query.table_source import ReadFence, Reading, TableSource
+from headrace.consumers.query.views import spilling
 from headrace.consumers.scheduling.driver import BlockedOn
 from headrace.consumers.scheduling.threaded_driver import Turn
 from headrace.consumers.store import StoreError
@@ -86,7 +87,11 @@ class Attempt:
         turn: Turn,
         memory_mb: int,
         resources: ExitStack,
+        *,
+        spilling: bool = False,
     ) -> None:
+        """`spilling`: the statement did not fit into its memory, and takes the time to write all rows to disk."""
+        self._spilling = spilling
         self._host = host
         self._wanted = wanted
         self._timer = timer
@@ -107,7 +112,7 @@ class Attempt:
         if self._sorts and self._blocks >= SORT_PAUSES:
             self._turn.set_unbounded()
 
-    def run(self, fence: ReadFence, now_us: int, *, has_all: bool) -> None:
+    def run(self, fence: ReadFence, now_us: int, *, has_much: bool) -> None:
         """Run it to its last row."""
         host, wanted = self._host, self._wanted
         session = Session(
@@ -133,7 +138,7 @@ class Attempt:
             session.register("__shown", show_table(statement, schemas))
             self._write(session, fence, f"{statement.explain}FROM __shown")
         else:
-            self._answer(session, bound, reading, has_all=has_all)
+            self._answer(session, bound, reading, has_much=has_much)
 
     def _wait_for(self, reading: Reading) -> None:
         source = self._host.source
@@ -149,7 +154,7 @@ class Attempt:
                     return
         raise NotCaughtUp.to(reading.after)
 
-    def _answer(self, session: Session, bound: BoundStatement, reading: Reading, *, has_all: bool) -> None:
+    def _answer(self, session: Session, bound: BoundStatement, reading: Reading, *, has_much: bool) -> None:
         statement, source = bound.statement, self._host.source
         resolved = resolve(statement.tables, statement.cte_names, source.tables())
         schemas = {key: source.schema(*key) for key in resolved.tables}
@@ -159,11 +164,11 @@ class Attempt:
             plans = plan_scans(statement, resolved, schemas, session.constant, bound.texts())
         divided = None if whole.empty else self._divided(session, bound, resolved, schemas, reading)
         if divided is not None:
-            self._prepare(statement, has_all=has_all)
+            self._prepare(statement, has_much=has_much)
             self._write(session, reading.fence, divided)
             return
         reads = self._reads(session, statement, resolved, schemas, plans, reading)
-        self._prepare(statement, has_all=has_all)
+        self._prepare(statement, has_much=has_much)
         if self._ran_inlined(session, statement, resolved, reads, reading.fence):
             return
         try:
@@ -251,13 +256,13 @@ class Attempt:
             live_rows_scanned=sum(scan.table.num_rows for scan in scans),
         )
 
-    def _prepare(self, statement: Statement, *, has_all: bool) -> None:
+    def _prepare(self, statement: Statement, *, has_much: bool) -> None:
         """Before a statement with steps that cannot stop, or that holds many rows: a turn and memory for such ones."""
         is_small = self._input_rows < SMALL_INPUT_ROWS
-        if statement.holds_rows and not is_small and not has_all:
+        if statement.holds_rows and not is_small and not has_much:
             raise QueryMemory.above(self._memory_mb) from MemoryError("the statement holds rows of its tables")
         self._sorts = statement.holds_rows
-        if statement.generates_rows or (statement.joins and not is_small):
+        if statement.generates_rows or ((statement.joins or statement.holds_rows) and not is_small):
             self._turn.set_unbounded()
 
     def _reads(
@@ -280,7 +285,8 @@ class Attempt:
             check_time(self._timer)
             # What computes without reading may read a table any number of times.
             often = 0 if statement.generates_rows else times[key]
-            found[key] = session.view_of(schemas[key], plan.columns, scans, times=often)
+            select = session.view_of(schemas[key], plan.columns, scans, times=often, held=statement.holds_rows)
+            found[key] = spilling(select) if self._spilling and scans else select
             self._note(scans)
             self._turn.pause()
         return found

@@ -134,7 +134,9 @@ class LockedDatabase:
     The memory limit of DuckDB is one of an instance. With one each, a query at its limit fails or spills alone.
     """
 
-    def __init__(self, directories: Sequence[Path], settings: QuerySettings) -> None:
+    def __init__(self, directories: Sequence[Path], settings: QuerySettings, spills_from_mb: int = 0) -> None:
+        """Instances of at least `spills_from_mb` write what does not fit into `query.spill_directory`."""
+        self._spills_from_mb = spills_from_mb
         self._directories = tuple(Path(directory).resolve() for directory in directories)
         self._settings = settings
         self._lock = threading.Lock()
@@ -152,7 +154,11 @@ class LockedDatabase:
             for place in range(len(self._idle) - 1, -1, -1):
                 if self._idle[place].memory_mb == memory_mb:
                     return self._idle.pop(place)
-        return Instance(memory_mb, _open(self._settings, memory_mb, self._directories, next(self._numbers)))
+        # Two instances would take the same names for their files.
+        spill = ""
+        if self._settings.spill_directory and memory_mb >= self._spills_from_mb:
+            spill = f"{self._settings.spill_directory}/{os.getpid()}-{next(self._numbers)}"
+        return Instance(memory_mb, _open(self._settings, memory_mb, self._directories, spill))
 
     def give_back(self, instance: Instance, *, reusable: bool) -> None:
         """The query of an instance has ended. Not `reusable`: it may be broken, or hold much."""
@@ -230,13 +236,13 @@ def _line(text: str) -> str:
 
 
 def _open(
-    settings: QuerySettings, memory_mb: int, directories: Sequence[Path], number: int
+    settings: QuerySettings, memory_mb: int, directories: Sequence[Path], spill: str
 ) -> duckdb.DuckDBPyConnection:
-    # DuckDB creates the last folder only, and only when the first query spills. Two instances would take the same
-    # names for their files.
+    # DuckDB creates the last folder only, and only when the first query spills.
     spill_directory = ""
-    if settings.spill_directory:
-        spill_directory = str(create_directories(Path(settings.spill_directory).resolve()) / f"{os.getpid()}-{number}")
+    if spill:
+        path = Path(spill).resolve()
+        spill_directory = str(create_directories(path.parent) / path.name)
     database = duckdb.connect(
         ":memory:",
         config={

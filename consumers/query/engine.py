@@ -18,7 +18,7 @@ from typing import Any
 from headrace.consumers.query.attempt import QueryWanted
 from headrace.consumers.query.database import LockedDatabase
 from headrace.consumers.query.query_errors import QueryCancelled, QueryError, QueryTimeout, TooManyQueries
-from headrace.consumers.query.query_run import MemoryClasses, QueryRun
+from headrace.consumers.query.query_run import SMALL_MB, QueryRun, memory_sizes
 from headrace.consumers.query.query_timer import Interrupter, QueryTimer
 from headrace.consumers.query.result_stream import ResultStream
 from headrace.consumers.query.settings import QuerySettings
@@ -35,8 +35,6 @@ from headrace.schemas.tables import TableSchema
 
 __all__ = ["QueryEngine", "QueryStatistics"]
 
-SMALL_MB = 32
-"""What a query has at first: enough for scans, aggregates of few groups, and sorts of few rows."""
 CLOSE_WAIT_S = 10.0
 """How long the close of a result waits for its query."""
 
@@ -78,11 +76,12 @@ class QueryEngine:
         self._clock_ns = clock_ns
         self.on_unreadable = on_unreadable
         self._lock = threading.Lock()
-        self.database = LockedDatabase(directories, self.settings)
+        self._sizes_mb = memory_sizes(self.settings.memory_limit_mb, self.settings.memory_per_query_mb)
+        # One that outgrows what it had at first asks for more before it writes to the disk.
+        spills_from_mb = self._sizes_mb[1] if len(self._sizes_mb) > 1 else 0
+        self.database = LockedDatabase(directories, self.settings, spills_from_mb)
         self.interrupter = Interrupter()
         self._threads = SchedulerThreads(scheduler_limits(self.settings))
-        large_mb = min(self.settings.memory_per_query_mb, self.settings.memory_limit_mb)
-        self._memory = MemoryClasses(min(SMALL_MB, large_mb), large_mb)
 
     @property
     def scheduler(self) -> DriverScheduler:
@@ -164,12 +163,12 @@ class QueryEngine:
 
     def run_of(self, query_id: str, wanted: QueryWanted, timer: QueryTimer) -> QueryRun:
         """The work of a query."""
-        return QueryRun(self, query_id, wanted, timer, self._memory, self._clock_ns() // 1_000)
+        return QueryRun(self, query_id, wanted, timer, self._sizes_mb, self._clock_ns() // 1_000)
 
     @property
     def memory_first_bytes(self) -> int:
         """What every query reserves before it runs."""
-        return self._memory.small_mb * BYTES_PER_MB
+        return self._sizes_mb[0] * BYTES_PER_MB
 
 
 class _Query:
@@ -236,6 +235,6 @@ def scheduler_limits(settings: QuerySettings) -> SchedulerLimits:
         settings.slice_ms / 1_000,
         CapacityLimits(settings.queue_max, settings.queries_max, settings.queries_per_user_max),
         settings.memory_limit_mb * BYTES_PER_MB,
-        settings.memory_per_query_mb * BYTES_PER_MB,
+        memory_sizes(settings.memory_limit_mb, settings.memory_per_query_mb)[-1] * BYTES_PER_MB,
         SMALL_MB * BYTES_PER_MB,
     )

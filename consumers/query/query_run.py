@@ -1,14 +1,15 @@
 """One query as the work of a driver: fence, plan, scans, views, statement, and its rows into an output.
 
 It has the worker of its driver all the time, but where it waits: for logs, other nodes, files, memory, or its reader.
-A query begins with little memory. One that holds many rows exchanges it for all that a query may have, and begins
-again; nothing of its answer was shown until then.
+A query begins with little memory. One that holds many rows exchanges it for more, and begins again; nothing of its
+answer was shown until then. `memory_sizes` has the sizes: one that spills is done with the second, and the last is all
+that a query may have.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 
 from headrace.consumers.query.attempt import Attempt, QueryHost, QueryWanted
 from headrace.consumers.query.query_errors import (
@@ -25,13 +26,22 @@ from headrace.consumers.query.table_source import ReadFence
 from headrace.consumers.scheduling.driver import BlockedOn
 from headrace.consumers.scheduling.threaded_driver import Turn
 
+SMALL_MB = 32
+"""What a query has at first: enough for scans, aggregates of few groups, and sorts of few rows."""
+LARGE_SHARE = 4
+"""What it has next is this part of all memory, so that several such queries run; see `memory_sizes`."""
 
-@dataclass(frozen=True, slots=True)
-class MemoryClasses:
-    """What a query has at first, and what it has if it needs more, in MB."""
 
-    small_mb: int
-    large_mb: int
+def memory_sizes(limit_mb: int, per_query_mb: int) -> tuple[int, ...]:
+    """The memory that a query may have, in MB, from the least: it begins with the first, and asks for the next.
+
+    Of less memory than one query may have, the last size leaves a part to others.
+    """
+    share_mb = limit_mb // LARGE_SHARE
+    is_little = share_mb < SMALL_MB
+    most_mb = per_query_mb if per_query_mb <= limit_mb else limit_mb if is_little else limit_mb - share_mb
+    middle_mb = share_mb if share_mb >= 2 * SMALL_MB else most_mb
+    return tuple(sorted({min(size_mb, most_mb) for size_mb in (SMALL_MB, middle_mb, most_mb)}))
 
 
 class QueryRun:
@@ -43,7 +53,7 @@ class QueryRun:
         query_id: str,
         wanted: QueryWanted,
         timer: QueryTimer,
-        memory: MemoryClasses,
+        sizes_mb: Sequence[int],
         now_us: int,
     ) -> None:
         self.output = QueryOutput()
@@ -51,8 +61,9 @@ class QueryRun:
         self._id = query_id
         self._wanted = wanted
         self._timer = timer
-        self._memory = memory
-        self._memory_mb = memory.small_mb
+        self._sizes_mb = sizes_mb
+        self._memory_mb = sizes_mb[0]
+        self._spilling = False
         self._now_us = now_us
         self._attempt: Attempt | None = None
 
@@ -73,9 +84,16 @@ class QueryRun:
             try:
                 with ExitStack() as resources:
                     self._attempt = Attempt(
-                        self._host, self._wanted, self._timer, self.output, turn, self._memory_mb, resources
+                        self._host,
+                        self._wanted,
+                        self._timer,
+                        self.output,
+                        turn,
+                        self._memory_mb,
+                        resources,
+                        spilling=self._spilling,
                     )
-                    self._attempt.run(fence, self._now_us, has_all=self._memory_mb >= self._memory.large_mb)
+                    self._attempt.run(fence, self._now_us, has_much=self._has_much)
                     return
             except (SlotNotHeld, QueryMemory) as error:
                 # Nothing of it was shown to anybody.
@@ -91,14 +109,24 @@ class QueryRun:
             with turn.outside(BlockedOn.LOG):
                 return source.fence(stale_s, self._timer.left_s)
 
+    @property
+    def _has_much(self) -> bool:
+        """Whether it has more than at first, or nothing more can be had."""
+        return self._memory_mb > self._sizes_mb[0] or len(self._sizes_mb) == 1
+
     def _may_again(self, error: SlotNotHeld | QueryMemory, fence: ReadFence, turn: Turn) -> bool:
         """Whether to begin once more: under another slot table, or with more memory."""
         if isinstance(error, SlotNotHeld):
             with turn.outside(BlockedOn.LOG):
                 return self._host.source.plans_again(fence, self._timer.left_s)
         # An error of DuckDB, and not of another limit.
-        if self._memory_mb >= self._memory.large_mb or error.__cause__ is None:
+        more_mb = next((size_mb for size_mb in self._sizes_mb if size_mb > self._memory_mb), self._memory_mb)
+        had_much, has_all = self._has_much, more_mb == self._memory_mb
+        if error.__cause__ is None or (has_all and self._spilling):
             return False
-        self._memory_mb = self._memory.large_mb
+        # What failed with much memory could not spill as it was.
+        self._memory_mb, self._spilling = more_mb, had_much
+        if has_all:
+            return True
         turn.block(self._host.reserve(self._id, self._memory_mb), BlockedOn.MEMORY)
         return True

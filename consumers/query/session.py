@@ -187,11 +187,18 @@ class Session:
         self.execute("; ".join(statements))
 
     def view_of(
-        self, schema: TableSchema, columns: Sequence[str] | None, scans: Sequence[GroupScan], *, times: int = 0
+        self,
+        schema: TableSchema,
+        columns: Sequence[str] | None,
+        scans: Sequence[GroupScan],
+        *,
+        times: int = 0,
+        held: bool = False,
     ) -> str:
         """The SELECT of a table over scans, whose rows in memory it registers.
 
         `times` is how often the statement reads it, 0 = unknown: few values are read in one step, without a pause.
+        `held`: the statement sorts the rows, or holds them otherwise.
         """
         tables = joined([scan.table for scan in scans if scan.table.num_rows])
         live = [(self.register_next(live_table(table)), table.schema) for table in tables]
@@ -202,7 +209,8 @@ class Session:
             return view_query(schema, columns, files, live)
         # Where a filter is selective DuckDB applies it first, and what pauses within a file is not reached.
         step = int(len(files) * STEP_VALUES_MAX / max(1, values)) or 1
-        if step >= len(files):
+        # A sort of rows of several parts does not spill; see `spilling`.
+        if held or step >= len(files):
             return view_query(schema, columns, files, live, pausing=True)
         between = FilePauses(max(step, len(files) // FILE_PAUSES_MAX), self.register_next(pause_table(schema, columns)))
         return view_query(schema, columns, files, live, pausing=True, between=between)

@@ -13,7 +13,7 @@ class QuerySettings(SettingsModel):
 
     memory_limit_mb: int = Field(default=1_000, ge=16, description="memory of all running queries")
     memory_per_query_mb: int = Field(
-        default=250, ge=16, description="the most of it that one query may have; queries wait while there is none"
+        default=750, ge=16, description="the most of it that one query may have; queries wait while there is none"
     )
     threads: int = Field(default=2, ge=1, description="queries that compute at the same time; the others take turns")
     slice_ms: float = Field(
@@ -42,6 +42,6 @@ class QuerySettings(SettingsModel):
         description="age in seconds up to which a node that cannot serve answers queries that name no age; 0 = never",
     )
     spill_directory: str = Field(
-        default="", description="where queries that outgrow their memory may write; empty = they fail instead"
+        default="", description="where queries that outgrow their memory write; empty = in the data directory"
     )
     spill_mb_max: int = Field(default=4_000, ge=1, description="the most that each of them may write there")

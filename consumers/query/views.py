@@ -119,6 +119,14 @@ def view_query(
     return " UNION ALL ".join(parts) if parts else _empty(types)
 
 
+def spilling(select: str) -> str:
+    """The SELECT of a view, for a statement that did not fit into its memory.
+
+    DuckDB does not spill what it sorts from the parts of a UNION ALL. It spills rows that it has computed before.
+    """
+    return f"WITH __rows AS MATERIALIZED ({select}) FROM __rows"
+
+
 def joined(tables: Sequence[pa.Table]) -> list[pa.Table]:
     """The rows of several groups as few tables, one for each Arrow schema among them, without a copy."""
     # Each table of a view costs DuckDB a plan of its own, which takes longer than to read a small one.

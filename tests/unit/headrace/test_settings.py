@@ -65,7 +65,7 @@ DEFAULTS = {
     "query.queries_per_user_max": 64,
     "query.queue_max": 1_000,
     "query.slice_ms": 2.0,
-    "query.memory_per_query_mb": 250,
+    "query.memory_per_query_mb": 750,
     "query.scans_max": 16,
     "query.remote_mb_max": 1_000,
     "query.stale_max_s": 0.0,

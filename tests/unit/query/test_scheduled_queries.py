@@ -9,18 +9,23 @@ from pathlib import Path
 
 import pytest
 
-from headrace.consumers.query.engine import SMALL_MB, QueryEngine
+from headrace.consumers.query.engine import QueryEngine, scheduler_limits
 from headrace.consumers.query.query_errors import (
     QueryCancelled,
+    QueryMemory,
     QueryTimeout,
     QueryUnknown,
     TooManyQueries,
 )
+from headrace.consumers.query.query_run import SMALL_MB, memory_sizes
 from headrace.consumers.query.settings import QuerySettings
-from headrace.consumers.scheduling.driver import BlockedOn
+from headrace.consumers.query.spill_directory import SPILL_DIRECTORY, with_spill_directory
+from headrace.consumers.scheduling.driver import BlockedOn, DriverSpec
+from headrace.consumers.scheduling.driver_task import Submission
 from headrace.consumers.scheduling.memory_pool import BYTES_PER_MB
 from headrace.consumers.scheduling.task_states import TaskState
 from tests.unit.query.memory_source import READINGS, MemorySource, readings
+from tests.unit.scheduling.parts import ScriptedDriver, blocked
 from tests.waiting import eventually
 
 START_NS = 1_700_006_400_000_000_000
@@ -98,8 +103,8 @@ def test_a_reader_that_waits_needs_no_worker(engine: QueryEngine) -> None:
 
 
 def test_large_queries_with_slow_readers_leave_memory_to_others(source: MemorySource) -> None:
-    """Each holds its output and what DuckDB holds; so more of them begin than could with all that they reserve."""
-    engine = QueryEngine(source, [source.directory], QuerySettings(memory_limit_mb=250, memory_per_query_mb=100))
+    """Each holds its output and what DuckDB holds; four begin where three could with all that they reserve."""
+    engine = QueryEngine(source, [source.directory], QuerySettings(memory_limit_mb=280, memory_per_query_mb=100))
     sql = "SELECT velocity, time FROM iot.readings ORDER BY velocity"
     try:
         with ExitStack() as slow:
@@ -107,7 +112,7 @@ def test_large_queries_with_slow_readers_leave_memory_to_others(source: MemorySo
                 batches = slow.enter_context(engine.query(sql)).batches()
                 next(batches)
             eventually(lambda: {BlockedOn.OUTPUT} == {each.blocked_on for each in engine.reports()}, "full outputs")
-            assert engine.scheduler.figures().memory_bytes <= 250 * BYTES_PER_MB
+            assert engine.scheduler.figures().memory_bytes <= 280 * BYTES_PER_MB
             assert 1 == rows(engine, "SELECT sum(velocity) FROM iot.readings")
             assert ROWS + 100_000 - 32_768 == sum(batch.num_rows for batch in batches)
         eventually(lambda: engine.scheduler.figures().memory_bytes == 0, "memory")
@@ -138,17 +143,23 @@ def test_queries_of_one_user_are_bounded(engine: QueryEngine) -> None:
 
 
 def test_a_query_waits_for_memory_without_a_worker(engine: QueryEngine) -> None:
-    """Queries beyond the memory of the node are blocked, and begin when another one has ended."""
-    answers = list[int]()
-    held = [engine.query(MANY, user=str(number)) for number in range(6)]
+    """A query beyond the memory of the node is blocked, and begins when another one has ended."""
+    answers, steps = list[int](), [blocked() for _ in range(6)]
+    for number, (step, _) in enumerate(steps):
+        holder = DriverSpec(ScriptedDriver([step]))
+        engine.scheduler.submit(
+            Submission(f"holder {number}", [holder], 60_000, SMALL_MB * BYTES_PER_MB, user=str(number))
+        )
     waiting = threading.Thread(target=lambda: answers.append(rows(engine, "SELECT 1")))
     waiting.start()
     eventually(lambda: BlockedOn.MEMORY in [each.blocked_on for each in engine.reports()], "a wait for memory")
+    eventually(lambda: engine.scheduler.figures().tasks[TaskState.RUNNING] == 0, "a free worker")
     assert [] == answers
-    for result in held:
-        result.close()
+    steps[0][1].set_result(None)
     waiting.join(60)
     assert [1] == answers
+    for _, future in steps[1:]:
+        future.set_result(None)
 
 
 def test_a_sort_of_many_rows_has_all_the_memory_of_a_query(engine: QueryEngine) -> None:
@@ -156,6 +167,80 @@ def test_a_sort_of_many_rows_has_all_the_memory_of_a_query(engine: QueryEngine) 
     with engine.query("SELECT * FROM iot.readings ORDER BY velocity, time") as result:
         assert [100_000_000] == [each.memory_bytes for each in engine.reports()]
         assert ROWS + 100_000 == sum(batch.num_rows for batch in result.batches())
+
+
+@pytest.mark.parametrize(
+    ("limit_mb", "per_query_mb", "sizes"),
+    [
+        (1_000, 750, (32, 250, 750)),
+        (1_000, 250, (32, 250)),
+        (1_000, 20, (20,)),
+        (500, 750, (32, 125, 375)),
+        (196, 100, (32, 100)),
+        (200, 750, (32, 150)),
+        (250, 250, (32, 250)),
+        (64, 750, (32, 64)),
+        (16, 750, (16,)),
+    ],
+)
+def test_a_query_has_more_memory_step_by_step(limit_mb: int, per_query_mb: int, sizes: tuple[int, ...]) -> None:
+    """First little, then a part that leaves room for others like it, at last all that one query may have."""
+    assert sizes == memory_sizes(limit_mb, per_query_mb)
+    assert (
+        sizes[-1] * BYTES_PER_MB
+        == scheduler_limits(
+            QuerySettings(memory_limit_mb=limit_mb, memory_per_query_mb=per_query_mb)
+        ).memory_per_query_bytes
+    )
+
+
+SORTED = "SELECT velocity, velocity || repeat('x', 200) AS text FROM iot.readings ORDER BY velocity DESC"
+"""All rows are sorted; without a disk that takes more than SORTING_MB."""
+SORTING_MB = 100
+
+
+@pytest.mark.parametrize("spills", [False, True])
+def test_a_sort_of_everything_spills_in_its_limit(source: MemorySource, tmp_path: Path, spills: bool) -> None:
+    """It fails where it may not write; where it may, it is right, and nothing of it is left on the disk."""
+    spill = tmp_path / "spill"
+    settings = QuerySettings(
+        memory_limit_mb=200, memory_per_query_mb=SORTING_MB, spill_directory=str(spill) if spills else ""
+    )
+    engine = QueryEngine(source, [source.directory], settings)
+    try:
+        if spills:
+            found = engine.query(SORTED).read_all().column("velocity").to_pylist()
+            assert found == sorted([*range(ROWS), *range(100_000)], reverse=True)
+            assert spill.exists()
+        else:
+            with pytest.raises(QueryMemory, match=f"{SORTING_MB} MB"):
+                engine.query(SORTED)
+    finally:
+        engine.close()
+    assert [] == (list(spill.iterdir()) if spills else [])
+
+
+def test_a_query_alone_has_nearly_all_memory(source: MemorySource) -> None:
+    """What cannot spill meets each limit but the last, and begins again; nobody else waits for memory."""
+    engine = QueryEngine(source, [source.directory], QuerySettings(memory_limit_mb=400))
+    try:
+        lists = "SELECT len(list(i)) AS n FROM range(8000000) t(i)"
+        with engine.query(f"SELECT n, i FROM ({lists}), range(2000000) u(i)") as result:
+            assert [300_000_000] == [each.memory_bytes for each in engine.reports() if each.id == result.query_id]
+            assert 1 == rows(engine, "SELECT 1")
+    finally:
+        engine.close()
+
+
+def test_spilled_rows_are_beside_the_data(tmp_path: Path) -> None:
+    """What a killed node left there is removed; a directory of the settings is left as it is."""
+    left = tmp_path / SPILL_DIRECTORY / "1-0" / "rows"
+    left.parent.mkdir(parents=True)
+    left.write_bytes(b"left")
+    assert str(tmp_path) == with_spill_directory(QuerySettings(spill_directory=str(tmp_path)), tmp_path).spill_directory
+    assert left.exists()
+    assert str(left.parents[1]) == with_spill_directory(QuerySettings(), tmp_path).spill_directory
+    assert not left.exists()
 
 
 def test_any_time_is_one_that_ends(engine: QueryEngine) -> None:
