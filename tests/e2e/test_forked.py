@@ -18,6 +18,7 @@ from headrace.node_process import NodeProcess, is_stopped
 from tests.forked import Forked, ForkService, parent, run_forked
 from tests.waiting import WAIT_S, eventually
 
+pytestmark = pytest.mark.slow(2)
 WAITING = "waiting for Kafka"
 NODES = 5
 """As many as the tests take: one for each signal, and two to compare."""
