@@ -19,7 +19,7 @@ from tests.e2e.actions import headrace as command
 from tests.e2e.actions import running_cluster, seal
 from tests.waiting import eventually
 
-pytestmark = pytest.mark.broker
+pytestmark = [pytest.mark.broker, pytest.mark.slow(25)]
 T0 = datetime(2026, 1, 1, tzinfo=UTC)
 
 

@@ -40,7 +40,7 @@ def is_running(process: psutil.Process) -> bool:
         return False
 
 
-@pytest.mark.slow(68)
+@pytest.mark.slow(130)
 def test_every_check_passes_and_the_cluster_can_be_kept(tmp_path: Path) -> None:
     """The checks of every step pass; then the cluster answers, and `down` ends all of it."""
     directory = tmp_path / "kept"

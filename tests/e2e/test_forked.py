@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import closing, suppress
 from pathlib import Path
 
@@ -17,7 +18,10 @@ from headrace.node_process import NodeProcess, is_stopped
 from tests.forked import Forked, ForkService, parent, run_forked
 from tests.waiting import WAIT_S, eventually
 
+pytestmark = pytest.mark.slow(2)
 WAITING = "waiting for Kafka"
+NODES = 5
+"""As many as the tests take: one for each signal, and two to compare."""
 SHELL_COMMAND = Path(__file__).with_name("first_hour") / "bin" / "headrace"
 
 
@@ -27,18 +31,20 @@ ADDRESS = {"HEADRACE__NODE__ID": "n7", "HEADRACE__CLUSTER__BOOTSTRAP": "127.0.0.
 
 def assert_alike(directory: Path, arguments: list[str], environment: dict[str, str]) -> str:
     """A real process and a fork have the same exit code and output; its standard error."""
-    real = subprocess.run(
+    # At the same time: some of them wait ten seconds for a Kafka.
+    with subprocess.Popen(
         [sys.executable, "-m", "headrace", *arguments],
         stdin=subprocess.DEVNULL,
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        check=False,
         cwd=directory,
         env={**os.environ, **environment},
-    )
-    forked = run_forked(*arguments, cwd=directory, environment=environment)
-    assert (real.returncode, real.stdout, real.stderr) == (forked.returncode, forked.stdout, forked.stderr)
-    return real.stderr
+    ) as real:
+        forked = run_forked(*arguments, cwd=directory, environment=environment)
+        output, errors = real.communicate(timeout=WAIT_S)
+    assert (real.returncode, output, errors) == (forked.returncode, forked.stdout, forked.stderr)
+    return errors
 
 
 @pytest.mark.parametrize("arguments", [["--version"], ["nonsense"], ["status"], ["config", "show"]])
@@ -79,27 +85,48 @@ def test_a_service_forks_for_other_programs(tmp_path: Path) -> None:
     assert "" == done.stderr
 
 
-def forked_node(directory: Path, number: int) -> tuple[Forked, NodeProcess]:
-    """A node that waits for a Kafka which is not there."""
+ForkedNode = tuple[Forked, NodeProcess, Path]
+
+
+@pytest.fixture(scope="module")
+def waiting_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[ForkedNode]]:
+    """Nodes that wait for a Kafka which is not there, each with its log; every test takes its own out of the list.
+
+    A node reports after ten seconds that it waits. They wait at the same time.
+    """
+    nodes = [forked_node(tmp_path_factory.mktemp("node"), 1) for _ in range(NODES)]
+    try:
+        for _, _, log in nodes:
+            eventually(lambda log=log: WAITING in log.read_text(), "a node that waits for Kafka")
+        yield list(nodes)
+    finally:
+        for forked, _, _ in nodes:
+            if forked.poll() is None:
+                os.kill(forked.pid, signal.SIGKILL)
+                assert -signal.SIGKILL == forked.wait(WAIT_S)
+
+
+def forked_node(directory: Path, number: int) -> ForkedNode:
+    """A node that looks for a Kafka which is not there."""
     address = f"127.0.0.1:{free_port()}"
     arguments = [
         *("node", "run", "--cluster", "nowhere", "--id", f"n{number}", "--nodes", f"n{number}"),
         *("--bootstrap", address, "--data-dir", str(directory / "data"), "--http", "127.0.0.1:0"),
     ]
-    directory.mkdir(exist_ok=True)
     log_path = directory / "log"
     with Path(os.devnull).open("rb") as nothing, log_path.open("ab") as log:
         forked = parent(number).fork(arguments, [nothing, log, log], os.environ)
-    eventually(lambda: WAITING in log_path.read_text(), "a node that waits for Kafka")
-    return forked, NodeProcess(f"n{number}", address, forked.pid)
+    return forked, NodeProcess(f"n{number}", address, forked.pid), log_path
 
 
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)]
 )
-def test_a_node_is_found_and_ends_by_signals(tmp_path: Path, number: signal.Signals, code: int) -> None:
+def test_a_node_is_found_and_ends_by_signals(
+    waiting_nodes: list[ForkedNode], number: signal.Signals, code: int
+) -> None:
     """It leads a session, /proc shows its arguments, signals stop and end it, and its parent reports the exit code."""
-    forked, node = forked_node(tmp_path, 1)
+    forked, node, log = waiting_nodes.pop()
     assert forked.pid == os.getsid(forked.pid) == os.getpgid(forked.pid)
     assert node.running
     assert not NodeProcess("n2", node.http, forked.pid).running
@@ -111,7 +138,7 @@ def test_a_node_is_found_and_ends_by_signals(tmp_path: Path, number: signal.Sign
     assert code == forked.wait(WAIT_S)
     assert code == forked.poll()
     assert not node.running
-    assert "Traceback" not in (tmp_path / "log").read_text()
+    assert "Traceback" not in log.read_text()
 
 
 def channels(pid: int) -> set[str]:
@@ -124,18 +151,13 @@ def channels(pid: int) -> set[str]:
     return {name for name in names if name.startswith(("pipe:", "socket:"))}
 
 
-def test_a_fork_has_no_pipe_of_its_parent_nor_of_another_fork(tmp_path: Path) -> None:
+def test_a_fork_has_no_pipe_of_its_parent_nor_of_another_fork(waiting_nodes: list[ForkedNode]) -> None:
     """An end that another process holds open would keep its reader waiting for ever."""
-    first, _ = forked_node(tmp_path / "first", 1)
-    second, _ = forked_node(tmp_path / "second", 1)
-    try:
-        shared = parent(1).pid
-        assert channels(shared)
-        assert set() == channels(second.pid) & (channels(shared) | channels(first.pid))
-    finally:
-        for forked in (first, second):
-            os.kill(forked.pid, signal.SIGKILL)
-            assert -signal.SIGKILL == forked.wait(WAIT_S)
+    (first, _, _), (second, _, _) = waiting_nodes.pop(), waiting_nodes.pop()
+    shared = parent(1).pid
+    assert channels(shared)
+    assert channels(first.pid)
+    assert set() == channels(second.pid) & (channels(shared) | channels(first.pid))
 
 
 def test_neighbours_have_different_orders_of_sets() -> None:

@@ -34,7 +34,7 @@ def newest_rows(cluster: LocalCluster, name: str, table: str, tags: str) -> pa.T
     ).to_arrow_table()
 
 
-@pytest.mark.slow(13)
+@pytest.mark.slow(25)
 def test_duckdb_reads_the_segments_of_a_stopped_node(broker: BrokerInfo, cluster_name: str, tmp_path: Path) -> None:
     """A table without upserts directly, one with upserts and late columns by its file names; equal at every
     node.

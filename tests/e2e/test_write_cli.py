@@ -28,7 +28,7 @@ from headrace.workload.checksum import compare, workload_checksums
 from headrace.workload.encode import line_protocol_bytes
 from tests.forward_logs import create_cluster, dicts, stored_checksums
 
-pytestmark = pytest.mark.broker
+pytestmark = [pytest.mark.broker, pytest.mark.slow(4)]
 SECOND = 1_000_000_000
 
 

@@ -24,13 +24,14 @@ from headrace.connectors.kafka.broker import EmbeddedBroker
 from headrace.connectors.kafka.jars import resolve_jars
 from headrace.connectors.kafka.java import OPTIONS_VARIABLE
 from headrace.connectors.log.port import LogUnavailable
+from headrace.consumers.membership.bootstrap import read_slot_table
 from headrace.local_cluster import free_port
 from headrace.terminal.stop_signals import STOPPING
 from headrace.workload import iot
 from headrace.workload.checksum import checksums, compare, workload_checksums
 from headrace.workload.encode import to_line_protocol
 from tests.spark.conftest import IngestCluster, new_ingest_cluster
-from tests.spark.stored import forward_logs, stored_tables
+from tests.spark.stored import stored_tables
 from tests.waiting import eventually
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -68,8 +69,10 @@ def running(line: list[str]) -> Iterator[subprocess.Popen[str]]:
 
 
 def forwarded(cluster: IngestCluster) -> int:
-    """The number of forward messages."""
-    return sum(map(len, forward_logs(cluster.log, cluster.topics).values()))
+    """The number of forward messages: all records of the logs, since no node appends its own."""
+    # Only the ends: the tests look several times a second, and the logs are long.
+    groups = read_slot_table(cluster.log, cluster.topics).headers
+    return sum(cluster.log.describe(cluster.topics.forward(group)).end for group in groups)
 
 
 def forwarded_once_available(cluster: IngestCluster) -> int:
@@ -117,7 +120,7 @@ def test_without_a_broker_there_is_one_clear_error(tmp_path: Path) -> None:
     assert "broker" in action
 
 
-@pytest.mark.slow(41)
+@pytest.mark.slow(90)
 @pytest.mark.timeout(900)
 def test_kill_9_within_and_between_micro_batches_leaves_the_content_exact(cluster: IngestCluster) -> None:
     """The driver is killed while it writes, and restarted from its checkpoint. SIGTERM to its whole group, Spark's
@@ -148,7 +151,7 @@ def test_kill_9_within_and_between_micro_batches_leaves_the_content_exact(cluste
     assert [] == compare(workload_checksums(fleet)["readings"], found)
 
 
-@pytest.mark.slow(58)
+@pytest.mark.slow(200)
 @pytest.mark.timeout(900)
 def test_a_broker_killed_during_a_run_leaves_the_content_exact(
     own_broker: EmbeddedBroker, cluster_name: str, tmp_path: Path
@@ -210,7 +213,7 @@ def test_a_signal_stops_a_run_with_one_line_and_its_counts(
     assert (1, 2, 0) == (document["rows"], document["points"], document["rejected"])
 
 
-@pytest.mark.slow(23)
+@pytest.mark.slow(80)
 def test_an_available_now_run_that_is_stopped_early_fails_and_the_next_reads_everything(
     cluster: IngestCluster,
 ) -> None:
@@ -260,7 +263,7 @@ def test_a_signal_ends_the_wait_for_a_broker(tmp_path: Path) -> None:
     assert (130, "", "interrupted\n") == (process.returncode, stdout, stderr)
 
 
-@pytest.mark.slow(17)
+@pytest.mark.slow(90)
 @pytest.mark.parametrize("messages", [pytest.param(1, marks=pytest.mark.soak), 400_000])
 def test_the_death_of_the_java_process_is_one_clear_error(cluster: IngestCluster, messages: int) -> None:
     """Spark's JVM is killed, as the kernel does when memory is short, also within a micro-batch: a named
@@ -279,7 +282,7 @@ def test_the_death_of_the_java_process_is_one_clear_error(cluster: IngestCluster
     assert action.startswith("what to do: ")
 
 
-@pytest.mark.slow(22)
+@pytest.mark.slow(70)
 def test_plain_spark_submit_runs_the_same_job(cluster: IngestCluster) -> None:
     """`spark-submit` needs only the connector's jars and the job's script."""
     cluster.create_raw(partitions=1)
