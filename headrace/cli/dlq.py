@@ -11,8 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from headrace.cli.format_options import (
+    RAW_FORMATS,
     AnyTimeOption,
+    ColumnsOption,
+    MappingOption,
+    RegistryOption,
     ResolutionOption,
+    SchemaDirOption,
     TableColumnOption,
     TableOption,
     TagOption,
@@ -20,11 +25,14 @@ from headrace.cli.format_options import (
     TimeColumnOption,
     TimeFormatOption,
     TimeUnitOption,
+    database_and_options,
     format_options,
+    with_schemas,
 )
 from headrace.cli.options import BootstrapOption, ClusterOption, JsonOption, SettingsOption, parse_settings
 from headrace.cli.session import cluster_session
 from headrace.connectors.arrow_start import keep_pandas_out
+from headrace.connectors.log.topics import DLQ_PREFIX
 from headrace.terminal.command import run_command
 from headrace.terminal.output import Output, counted
 
@@ -101,8 +109,10 @@ def show(
 @dlq.command()
 def replay(
     queue: QueueArgument,
-    database: Annotated[str, typer.Option("--database", metavar="DB", help="Database to write into.")],
-    form: Annotated[str, typer.Option("--format", metavar="influx|json", help="Format of the raw messages.")],
+    form: Annotated[str, typer.Option("--format", metavar="|".join(RAW_FORMATS), help="Format of the raw messages.")],
+    database: Annotated[
+        str | None, typer.Option("--database", metavar="DB", help="Database to write into; a mapping may name it.")
+    ] = None,
     cluster: ClusterOption = None,
     bootstrap: BootstrapOption = None,
     table: TableOption = None,
@@ -114,6 +124,10 @@ def replay(
     time_format: TimeFormatOption = None,
     time_resolution: ResolutionOption = None,
     any_time: AnyTimeOption = False,
+    columns: ColumnsOption = "",
+    mapping: MappingOption = None,
+    schema_dir: SchemaDirOption = None,
+    registry: RegistryOption = None,
     settings: SettingsOption = None,
     json_output: JsonOption = False,
 ) -> None:
@@ -122,7 +136,10 @@ def replay(
     What is refused again stays in the queue, with its new reason. A replay that is stopped continues where it was.
     """
     with run_command(json_output) as output:
-        options = format_options(table, table_column, tags, tag, time_column, time_unit, time_format)
+        options = format_options(table, table_column, tags, tag, time_column, time_unit, time_format, columns=columns)
+        # A mapping names raw topics.
+        database, options = database_and_options(database, options, form, mapping, queue.removeprefix(DLQ_PREFIX))
+        options = with_schemas(options, form, schema_dir, registry)
         keep_pandas_out()
         from headrace.settings import load_settings
 
@@ -147,8 +164,9 @@ def replay(
 
 def _job(settings: Settings, queue: str, database: str, form: str, options: FormatOptions, any_time: bool) -> IngestJob:
     """The ingest that reads the messages once more. Raises OptionsError, FormatError."""
+    from headrace.connectors.formats.interface import message_format
     from headrace.pipeline.dead_letter_replay import check_options
-    from headrace.pipeline.job import IngestJob, message_format
+    from headrace.pipeline.job import IngestJob
     from headrace.schemas.tables import TimeResolution
 
     job = IngestJob(

@@ -45,6 +45,9 @@ SchemaDirOption = Annotated[
 RegistryOption = Annotated[
     str | None, typer.Option("--registry", metavar="URL", help="The schema registry of Confluent-framed Avro.")
 ]
+RAW_FORMATS = ("influx", "json", "csv", "avro", "confluent-avro", "confluent-json", "arrow")
+"""The formats of messages in raw topics."""
+
 _MAPPED = {
     "--table": "table",
     "--table-column": "table_column",
@@ -141,6 +144,22 @@ def mapped_options(file: Path, topic: str, given: FormatOptions) -> tuple[str | 
     except OptionsError as error:
         raise UsageInvalid(f"{file}: {error.message}", action=error.action) from error
     return found.database, found.options
+
+
+def database_and_options(
+    database: str | None, options: FormatOptions, form: str, mapping: Path | None, topic: str
+) -> tuple[str, FormatOptions]:
+    """Those of the command, or of its mapping. Raises UsageInvalid."""
+    if form not in RAW_FORMATS:
+        raise UsageInvalid(f"--format {form} is not read from topics", action=f"choose one of {', '.join(RAW_FORMATS)}")
+    if mapping is not None:
+        named, options = mapped_options(mapping, topic, options)
+        if database is not None and named not in (None, database):
+            raise UsageInvalid(f"--database {database} is {named} in the mapping", action="give one of them")
+        database = database or named
+    if database is None:
+        raise UsageInvalid("no database is named", action="give --database DB")
+    return database, options
 
 
 def with_schemas(options: FormatOptions, form: str, schema_dir: str | None, registry: str | None) -> FormatOptions:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from headrace.cli.format_options import (
+    RAW_FORMATS,
     AnyTimeOption,
     ColumnsOption,
     MappingOption,
@@ -24,8 +25,8 @@ from headrace.cli.format_options import (
     TimeColumnOption,
     TimeFormatOption,
     TimeUnitOption,
+    database_and_options,
     format_options,
-    mapped_options,
     with_schemas,
 )
 from headrace.cli.ingest_display import JsonLines, live_display, show_dry_run
@@ -34,7 +35,7 @@ from headrace.cli.options import BootstrapOption, ClusterOption, JsonOption, Set
 from headrace.cli.session import require_cluster
 from headrace.connectors.arrow_start import keep_pandas_out
 from headrace.schemas.errors import HeadraceError
-from headrace.terminal.command import EXIT_INTERRUPTED, UsageInvalid, run_command
+from headrace.terminal.command import EXIT_INTERRUPTED, run_command
 from headrace.terminal.output import Output, counted, refused_lines
 from headrace.terminal.stop_signals import StopSignals, stop_signals
 
@@ -45,8 +46,6 @@ if TYPE_CHECKING:
     from headrace.pipeline.ingest_progress import IngestProgress
     from headrace.pipeline.job import IngestJob
     from headrace.settings import IngestSettings, Settings
-
-FORMATS = ("influx", "json", "csv", "avro", "confluent-avro", "confluent-json", "arrow")
 
 CheckpointOption = Annotated[
     str | None, typer.Option("--checkpoint", metavar="D", help="Where the query keeps its progress.")
@@ -86,7 +85,7 @@ def group() -> None:
 @ingest.command()
 def run(
     topic: Annotated[str, typer.Option("--topic", metavar="T", help="The raw topic; created if it is missing.")],
-    form: Annotated[str, typer.Option("--format", metavar="|".join(FORMATS), help="Format of the raw messages.")],
+    form: Annotated[str, typer.Option("--format", metavar="|".join(RAW_FORMATS), help="Format of the raw messages.")],
     database: Annotated[
         str | None, typer.Option("--database", metavar="DB", help="Database to write into; a mapping may name it.")
     ] = None,
@@ -125,7 +124,7 @@ def run(
         if json_output:
             output = JsonLines(json_output)
         options = format_options(table, table_column, tags, tag, time_column, time_unit, time_format, columns=columns)
-        database, options = _database_and_options(database, options, form, mapping, topic)
+        database, options = database_and_options(database, options, form, mapping, topic)
         options = with_schemas(options, form, schema_dir, registry)
         loaded = _settings(cluster, bootstrap, time_resolution, settings)
         job = _job(loaded, topic, database, form, options, any_time)
@@ -147,22 +146,6 @@ def _run_options(checkpoint: str | None, data_dir: Path, job: IngestJob, *limits
     from headrace.pipeline.ingest import RunOptions
 
     return RunOptions(checkpoint or default_checkpoint(data_dir, job), *limits)
-
-
-def _database_and_options(
-    database: str | None, options: FormatOptions, form: str, mapping: Path | None, topic: str
-) -> tuple[str, FormatOptions]:
-    """Those of the command, or of its mapping. Raises UsageInvalid."""
-    if form not in FORMATS:
-        raise UsageInvalid(f"--format {form} is not read from topics", action=f"choose one of {', '.join(FORMATS)}")
-    if mapping is not None:
-        named, options = mapped_options(mapping, topic, options)
-        if database is not None and named not in (None, database):
-            raise UsageInvalid(f"--database {database} is {named} in the mapping", action="give one of them")
-        database = database or named
-    if database is None:
-        raise UsageInvalid("no database is named", action="give --database DB")
-    return database, options
 
 
 def _settings(
