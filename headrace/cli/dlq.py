@@ -29,19 +29,16 @@ from headrace.cli.format_options import (
     format_options,
     with_schemas,
 )
-from headrace.cli.options import BootstrapOption, ClusterOption, JsonOption, SettingsOption, parse_settings
+from headrace.cli.ingest_job import ingest_job, ingest_settings
+from headrace.cli.options import BootstrapOption, ClusterOption, JsonOption, SettingsOption
 from headrace.cli.session import cluster_session
-from headrace.connectors.arrow_start import keep_pandas_out
 from headrace.connectors.log.topics import DLQ_PREFIX
 from headrace.terminal.command import run_command
 from headrace.terminal.output import Output, counted
 
 if TYPE_CHECKING:
-    from headrace.connectors.formats.interface import FormatOptions
     from headrace.pipeline.dead_letter_queue import DeadLetter
     from headrace.pipeline.dead_letter_replay import DeadLetterReplay, Replayed
-    from headrace.pipeline.job import IngestJob
-    from headrace.settings import Settings
 
 SHOWN_MAX = 10
 CHARACTERS_MAX = 200
@@ -140,49 +137,17 @@ def replay(
         # A mapping names raw topics.
         database, options = database_and_options(database, options, form, mapping, queue.removeprefix(DLQ_PREFIX))
         options = with_schemas(options, form, schema_dir, registry)
-        keep_pandas_out()
-        from headrace.settings import load_settings
-
-        loaded = load_settings(
-            {
-                "cluster.name": cluster,
-                "cluster.bootstrap": bootstrap,
-                "write.time_resolution": time_resolution,
-                "kafka": parse_settings(settings),
-            }
-        )
-        job = _job(loaded, queue, database, form, options, any_time)
+        loaded = ingest_settings(cluster, bootstrap, time_resolution, settings)
+        job = ingest_job(loaded, queue, database, form, options, any_time)
         with cluster_session(cluster, bootstrap, settings) as session:
             from headrace.pipeline.dead_letter_queue import DeadLetterQueues
-            from headrace.pipeline.dead_letter_replay import DeadLetterReplay
+            from headrace.pipeline.dead_letter_replay import DeadLetterReplay, check_options
 
+            check_options(job)
             found = DeadLetterQueues(session.log, session.topics).queue(queue)
             share_max = loaded.ingest.rejected_share_max
             done = _run(output, DeadLetterReplay(session.log, session.topics, found, job, share_max), found.records)
         _report(output, queue, done)
-
-
-def _job(settings: Settings, queue: str, database: str, form: str, options: FormatOptions, any_time: bool) -> IngestJob:
-    """The ingest that reads the messages once more. Raises OptionsError, FormatError."""
-    from headrace.connectors.formats.interface import message_format
-    from headrace.pipeline.dead_letter_replay import check_options
-    from headrace.pipeline.job import IngestJob
-    from headrace.schemas.tables import TimeResolution
-
-    job = IngestJob(
-        settings.cluster.name,
-        settings.cluster.bootstrap,
-        queue,
-        database,
-        message_format(form),
-        options,
-        tuple(sorted(settings.kafka.items())),
-        settings.write.compression,
-        TimeResolution(settings.write.time_resolution),
-        any_time,
-    )
-    check_options(job)
-    return job
 
 
 def _run(output: Output, replaying: DeadLetterReplay, total: int) -> Replayed:

@@ -30,22 +30,20 @@ from headrace.cli.format_options import (
     with_schemas,
 )
 from headrace.cli.ingest_display import JsonLines, live_display, show_dry_run
+from headrace.cli.ingest_job import ingest_job, ingest_settings
 from headrace.cli.ingest_server import MetricsAddressOption, served_metrics
-from headrace.cli.options import BootstrapOption, ClusterOption, JsonOption, SettingsOption, parse_settings
-from headrace.cli.session import require_cluster
-from headrace.connectors.arrow_start import keep_pandas_out
+from headrace.cli.options import BootstrapOption, ClusterOption, JsonOption, SettingsOption
 from headrace.schemas.errors import HeadraceError
 from headrace.terminal.command import EXIT_INTERRUPTED, run_command
 from headrace.terminal.output import Output, counted, refused_lines
 from headrace.terminal.stop_signals import StopSignals, stop_signals
 
 if TYPE_CHECKING:
-    from headrace.connectors.formats.interface import FormatOptions
     from headrace.pipeline.ingest import RunOptions
     from headrace.pipeline.ingest_metrics import IngestMetrics
     from headrace.pipeline.ingest_progress import IngestProgress
     from headrace.pipeline.job import IngestJob
-    from headrace.settings import IngestSettings, Settings
+    from headrace.settings import IngestSettings
 
 CheckpointOption = Annotated[
     str | None, typer.Option("--checkpoint", metavar="D", help="Where the query keeps its progress.")
@@ -126,8 +124,8 @@ def run(
         options = format_options(table, table_column, tags, tag, time_column, time_unit, time_format, columns=columns)
         database, options = database_and_options(database, options, form, mapping, topic)
         options = with_schemas(options, form, schema_dir, registry)
-        loaded = _settings(cluster, bootstrap, time_resolution, settings)
-        job = _job(loaded, topic, database, form, options, any_time)
+        loaded = ingest_settings(cluster, bootstrap, time_resolution, settings)
+        job = ingest_job(loaded, topic, database, form, options, any_time)
         if dry_run:
             _try_first_messages(job, output)
             return
@@ -146,43 +144,6 @@ def _run_options(checkpoint: str | None, data_dir: Path, job: IngestJob, *limits
     from headrace.pipeline.ingest import RunOptions
 
     return RunOptions(checkpoint or default_checkpoint(data_dir, job), *limits)
-
-
-def _settings(
-    cluster: str | None, bootstrap: str | None, time_resolution: str | None, settings: list[str] | None
-) -> Settings:
-    from headrace.settings import load_settings
-
-    keep_pandas_out()
-    loaded = load_settings(
-        {
-            "cluster.name": cluster,
-            "cluster.bootstrap": bootstrap,
-            "write.time_resolution": time_resolution,
-            "kafka": parse_settings(settings),
-        }
-    )
-    require_cluster(loaded)
-    return loaded
-
-
-def _job(settings: Settings, topic: str, database: str, form: str, options: FormatOptions, any_time: bool) -> IngestJob:
-    from headrace.connectors.formats.interface import message_format
-    from headrace.pipeline.job import IngestJob
-    from headrace.schemas.tables import TimeResolution
-
-    return IngestJob(
-        settings.cluster.name,
-        settings.cluster.bootstrap,
-        topic,
-        database,
-        message_format(form),
-        options,
-        tuple(sorted(settings.kafka.items())),
-        settings.write.compression,
-        TimeResolution(settings.write.time_resolution),
-        any_time,
-    )
 
 
 def _run(output: Output, job: IngestJob, options: RunOptions, limits: IngestSettings, http: str | None) -> None:
