@@ -103,9 +103,10 @@ class ClusterChanges:
         while True:
             try:
                 problem = self._post(request)
-            # By the leader: the node that would join has sent no status, or sends none any more.
-            except NodeUnreachable as error:
-                if joiner.passed():
+            # By the leader: the node that would join has sent no status, or sends none any more; or its former self,
+            # which was removed, has sent one a moment ago.
+            except (NodeUnreachable, ring.NodeExists) as error:
+                if joiner.passed() or (isinstance(error, ring.NodeExists) and not error.retriable):
                     raise
                 if not waits:
                     on_wait(f"{error.message}: waiting up to {JOINER_TIMEOUT_S:g} s")

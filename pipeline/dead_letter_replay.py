@@ -14,7 +14,6 @@ from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 
-from headrace.connectors.formats.parser import parse_messages
 from headrace.connectors.log.port import Appender, AppendUnknown, Record
 from headrace.connectors.log.topics import Topics
 from headrace.pipeline.batch_table import has_ended
@@ -140,11 +139,6 @@ def _append(appender: Appender, made: Iterable[pa.RecordBatch]) -> HeadraceError
     if appender.flush(FLUSH_TIMEOUT_S):
         return AppendUnknown("Kafka did not confirm the rows of dead letters", action="start the replay again")
     return deliveries.failure
-
-
-def check_options(job: IngestJob) -> None:
-    """Raises OptionsError and FormatError for options that no message could be read with."""
-    parse_messages(job.format, pa.array([], pa.binary()), pa.array([], pa.int64()), job.options)
 
 
 def steps(polled: Iterable[list[Record]]) -> Iterator[list[Record]]:

@@ -11,14 +11,13 @@ import base64
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from headrace.connectors.deadline import Deadline
-from headrace.connectors.formats.parser import parse_messages
+from headrace.connectors.formats.parser import check_options
 from headrace.connectors.log.kafka import KafkaLog
 from headrace.connectors.log.kafka_settings import java_settings
 from headrace.connectors.log.port import Log, LogUnavailable, TopicMissing
@@ -89,8 +88,7 @@ def prepare(job: IngestJob, run: RunOptions, notify: Notify) -> None:
 
     Raises LogUnavailable, NoCluster, SchemaError, FormatError, RawDataLost.
     """
-    # Parsing nothing validates the format options at once, instead of in a worker after Spark's start.
-    parse_messages(job.format, pa.array([], pa.binary()), pa.array([], pa.int64()), job.options)
+    check_options(job.format, job.options)
     topics = Topics(job.cluster)
     log = KafkaLog(job.bootstrap, dict(job.settings))
     try:

@@ -121,6 +121,12 @@ def parse_messages(
     return _parse_messages(format, values, times, options, keep_lines=keep_lines)
 
 
+def check_options(format: str, options: FormatOptions) -> None:
+    """Raises OptionsError and FormatError for options that no message could be read with."""
+    # Parsing nothing validates them at once, instead of in a worker after Spark's start.
+    parse_messages(format, pa.array([], pa.binary()), pa.array([], pa.int64()), options)
+
+
 def _parse_messages(
     format: str, values: pa.Array | pa.ChunkedArray, times: Integers | None, options: FormatOptions, *, keep_lines: bool
 ) -> ParseResult:

@@ -14,7 +14,7 @@ from headrace.consumers.membership.changes import MembershipState, unfinished_en
 from headrace.consumers.membership.ring import NodeExists, RingNode
 from headrace.consumers.membership.running_change import Phase, RunningChange
 from headrace.consumers.membership.slot_table import SlotTable
-from headrace.consumers.replication.failure_detector import FailureDetector
+from headrace.consumers.replication.failure_detector import OFFLINE_MS, FailureDetector
 from headrace.schemas.durations import age_text
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.membership_records import MEMBERSHIP_CHANGE_FORMAT, Change, ChangeKind
@@ -260,8 +260,11 @@ def _check_joiner(planned: RunningChange, nodes: NodesView) -> str:
         )
         raise NodeUnreachable(f"node {planned.node} {why}", action=f"start it: headrace node run --id {planned.node}")
     if len(found) > 1:
+        # A node that stopped a moment ago still counts: its directory may have been deleted and created again since.
         raise NodeExists(
-            f"{len(found)} data directories have the id {planned.node}", action="give each node an id of its own"
+            f"{len(found)} data directories have the id {planned.node}",
+            action=f"give each node an id of its own; if one was stopped, ask again after {OFFLINE_MS // 1_000} s",
+            retriable=True,
         )
     joiner = next(iter(found.values()))
     table = planned.base

@@ -141,9 +141,8 @@ def replay(
         job = ingest_job(loaded, queue, database, form, options, any_time)
         with cluster_session(cluster, bootstrap, settings) as session:
             from headrace.pipeline.dead_letter_queue import DeadLetterQueues
-            from headrace.pipeline.dead_letter_replay import DeadLetterReplay, check_options
+            from headrace.pipeline.dead_letter_replay import DeadLetterReplay
 
-            check_options(job)
             found = DeadLetterQueues(session.log, session.topics).queue(queue)
             share_max = loaded.ingest.rejected_share_max
             done = _run(output, DeadLetterReplay(session.log, session.topics, found, job, share_max), found.records)

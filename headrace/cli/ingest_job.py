@@ -36,12 +36,13 @@ def ingest_settings(
 def ingest_job(
     settings: Settings, topic: str, database: str, form: str, options: FormatOptions, any_time: bool
 ) -> IngestJob:
-    """The job of such a command. Raises OptionsError."""
+    """The job of such a command. Raises OptionsError, FormatError."""
     from headrace.connectors.formats.interface import message_format
+    from headrace.connectors.formats.parser import check_options
     from headrace.pipeline.job import IngestJob
     from headrace.schemas.tables import TimeResolution
 
-    return IngestJob(
+    job = IngestJob(
         settings.cluster.name,
         settings.cluster.bootstrap,
         topic,
@@ -53,3 +54,6 @@ def ingest_job(
         TimeResolution(settings.write.time_resolution),
         any_time,
     )
+    # Before there is a checkpoint, which belongs to one format.
+    check_options(job.format, job.options)
+    return job

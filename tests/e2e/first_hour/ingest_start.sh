@@ -3,7 +3,7 @@
 metrics=127.0.0.1:$(python3 -c "import socket; s = socket.socket(); s.bind(('127.0.0.1', 0)); print(s.getsockname()[1])")
 # Options that make no sense end before Spark starts.
 step 2 'give `--table NAME` or `--table-column FIELD`' headrace ingest run --topic hour.raw --format json --database hour
-step 2 'csv' headrace ingest run --topic hour.raw --format csv --database hour --table raw
+step 2 'choose one of influx' headrace ingest run --topic hour.raw --format parquet --database hour --table raw
 step 1 "no cluster 'nobody' on this Kafka" headrace ingest run --cluster nobody --topic hour.raw --format influx \
     --database hour
 # In a process group of its own, as a shell with job control starts it: Ctrl-C goes to all of the group.
