@@ -29,6 +29,7 @@ WRITER_LOCK = "writer.lock"
 LOG_BYTES_MAX = 16 * 1024 * 1024
 WRITER_WAIT_S = 60.0
 POLL_S = 0.1
+JAVA_LIVES = "waiting for the Java process of the run before to end"
 
 
 class CheckpointForeign(HeadraceError):
@@ -124,7 +125,7 @@ def _wait_for_writer(descriptor: int, folder: Path, wait_s: float, notify: Calla
                     action="end that process first",
                 ) from None
         if not notified:
-            notify("waiting for the Java process of the run before to end")
+            notify(JAVA_LIVES)
             notified = True
         time.sleep(POLL_S)
 

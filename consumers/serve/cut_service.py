@@ -99,7 +99,10 @@ class CutService:
         if offset > size:
             data.close()
             raise FileGone(f"there is no byte {offset} of {entry.name}")
-        return size - offset, "", _chunks(data, offset)
+        chunks = _chunks(data, offset)
+        # Begun, it closes the file also when the asker leaves before the first byte.
+        next(chunks)
+        return size - offset, "", chunks
 
     def _find(self, group: Group, digest: str, loaded: int) -> SegmentEntry:
         # Before the look: a file that is loaded in between is found.
@@ -127,8 +130,10 @@ def _series(group: Group, entry: SegmentEntry, offset: int) -> tuple[int, str, I
 
 
 def _chunks(data: FileIO, offset: int) -> Iterator[bytes]:
+    """The bytes of a file from an offset, behind an empty chunk."""
     with data:
         data.seek(offset)
+        yield b""
         while chunk := data.read(CHUNK_BYTES):
             yield chunk
 

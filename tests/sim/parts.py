@@ -185,9 +185,9 @@ class SimPool:
 class SteppedGroup(group.Group):
     """A Group without its thread: its process calls `turn`."""
 
-    def __init__(self, *args: Any) -> None:
+    def __init__(self, *args: Any, **named: Any) -> None:
         self.process = BUILDING[-1]
-        super().__init__(*args, pool=SimPool(self.process, (5, 400)))
+        super().__init__(*args, pool=SimPool(self.process, (5, 400)), **named)
 
     def start(self) -> None:
         """See Group."""

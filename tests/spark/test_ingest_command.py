@@ -26,6 +26,7 @@ from headrace.connectors.kafka.java import OPTIONS_VARIABLE
 from headrace.connectors.log.port import LogUnavailable
 from headrace.consumers.membership.bootstrap import read_slot_table
 from headrace.local_cluster import free_port
+from headrace.pipeline.checkpoint import JAVA_LIVES
 from headrace.terminal.stop_signals import STOPPING
 from headrace.workload import iot
 from headrace.workload.checksum import checksums, compare, workload_checksums
@@ -145,7 +146,9 @@ def test_kill_9_within_and_between_micro_batches_leaves_the_content_exact(cluste
             time.sleep(2.0)
         os.killpg(process.pid, signal.SIGTERM)
         stdout, stderr = process.communicate(timeout=WAIT_S)
-    assert (0, [{"note": STOPPING}]) == (process.returncode, documents(stderr))
+    # Whether the Java process of the killed run lives on for a moment is a matter of chance.
+    notes = [each for each in documents(stderr) if each != {"note": JAVA_LIVES}]
+    assert (0, [{"note": STOPPING}]) == (process.returncode, notes)
     assert {"rows", "points", "rejected", "batches", "seconds"} == set(json.loads(stdout))
     found = checksums(stored_tables(cluster.log, cluster.topics)["readings"], fleet.tags)
     assert [] == compare(workload_checksums(fleet)["readings"], found)

@@ -279,6 +279,20 @@ def test_a_node_that_was_just_started_is_waited_for(running: Cluster, monkeypatc
     assert ["node n5 has sent no status: waiting up to 30 s"] == waited
 
 
+def test_an_id_whose_former_store_was_here_a_moment_ago_is_waited_for(
+    running: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A removed node whose directory was created again joins once the status of the former one is old."""
+    monkeypatch.setattr(cluster_change, "JOINER_TIMEOUT_S", 30.0)
+    assert running.joiner is not None
+    running.twins.append(replace(running.joiner, incarnation="run-before", store="before"))
+    time.sleep(5 * STEP_S)
+
+    with closing(ClusterChanges(running.log, TOPICS)) as changes:
+        outcome = changes.begin({"id": "r1", "kind": "add", "node": "n4"}, on_wait=lambda _: running.twins.clear())
+    assert 2 == outcome.version
+
+
 def test_a_node_that_was_stopped_is_named_as_such(running: Cluster) -> None:
     """It has sent statuses, so a wrong id or address is not what to look for."""
     running.joiner = None
