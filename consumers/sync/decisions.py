@@ -107,6 +107,10 @@ class Decisions:
         except HeadraceError as error:
             _log.warning("a verdict was not appended", sender=verdict.sender, file=verdict.file, error=str(error))
             return False
+        except Exception:
+            # Without its verdict a file would hold up the offset of its partition for ever: it is tried again.
+            _log.exception("a verdict was not appended", sender=verdict.sender, file=verdict.file)
+            return False
         return True
 
 

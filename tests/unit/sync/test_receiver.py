@@ -12,6 +12,7 @@ import pytest
 
 from headrace.connectors.log.kafka_group import Partition, PartitionEnd, PartitionEvent, PartitionRecord
 from headrace.connectors.log.memory import MemoryLog
+from headrace.connectors.log.port import LogUnavailable
 from headrace.connectors.log.topics import Topics
 from headrace.consumers.sync.decided_files import DecidedFiles
 from headrace.consumers.sync.decisions import Decisions
@@ -212,6 +213,25 @@ def test_decided_files_are_not_asked_for_again(scene: Scene, tmp_path: Path) -> 
     later.chunks(FILE)
     later.turn_until(lambda: later.receiver.figures.chunks_ignored == FILE.body.chunks, "all chunks are ignored")
     assert ([], []) == (later.verdicts, later.loader.loaded)
+
+
+@pytest.mark.parametrize("error", [LogUnavailable("no broker"), RuntimeError("a client that failed")])
+def test_a_verdict_that_was_not_appended_is_appended_later(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """Whatever the log's client raises: without its verdict a file would hold up its partition."""
+    errors, append = [error], scene.append
+
+    def fails_once(verdict: SyncVerdict) -> None:
+        if errors:
+            raise errors.pop()
+        append(verdict)
+
+    monkeypatch.setattr(scene, "append", fails_once)
+    scene.manifest(FILE.body)
+    scene.chunks(FILE)
+    scene.turn_until(lambda: scene.states() == [Verdict.ACCEPTED], "its verdict")
+    scene.turn_until(lambda: scene.receiver.figures.files_accepted == 1, "the file is counted")
 
 
 def test_a_damaged_chunk_is_asked_for_again(scene: Scene) -> None:
