@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import os
 import string
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from io import FileIO
 from itertools import chain
 
@@ -20,6 +20,7 @@ import xxhash
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from headrace.consumers.migration.copies_ahead import CopiesAhead, CopyNote
 from headrace.consumers.migration.cut_listing import CutListing, files_document
@@ -100,7 +101,7 @@ class CutService:
             data.close()
             raise FileGone(f"there is no byte {offset} of {entry.name}")
         chunks = _chunks(data, offset)
-        # Begun, it closes the file also when the asker leaves before the first byte.
+        # Begun, it closes the file whenever it is closed itself.
         next(chunks)
         return size - offset, "", chunks
 
@@ -173,6 +174,21 @@ def _note(service: CutService, query: Mapping[str, str]) -> Response:
     return JSONResponse({})
 
 
+class _FileResponse(StreamingResponse):
+    """The bytes of a file, which is closed at the end, also when the asker leaves before it."""
+
+    def __init__(self, first: Iterable[bytes], chunks: Iterator[bytes], headers: Mapping[str, str]) -> None:
+        super().__init__(chain(first, chunks), media_type="application/octet-stream", headers=headers)
+        self._chunks = chunks
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            if isinstance(self._chunks, Generator):
+                self._chunks.close()
+
+
 def _file(service: CutService, query: Mapping[str, str]) -> Response:
     digest, part = query.get("digest", ""), query.get("part", SEGMENT_PART)
     if len(digest) != DIGEST_DIGITS or set(digest) - set(string.hexdigits):
@@ -191,8 +207,7 @@ def _file(service: CutService, query: Mapping[str, str]) -> Response:
     headers |= {DIGEST_HEADER: found} if found and not series_bytes else {}
     # Without a length an early end of the file would look like its end.
     headers["content-length"] = str(series_bytes + size)
-    chunks = chain(first, chunks)
-    return StreamingResponse(chunks, media_type="application/octet-stream", headers=headers)
+    return _FileResponse(first, chunks, headers)
 
 
 def _key(query: Mapping[str, str], name: str, birth: str) -> GroupKey:
