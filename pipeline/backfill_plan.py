@@ -123,7 +123,7 @@ def find_files(patterns: Iterable[str]) -> list[str]:
         files = [os.path.abspath(path) for path in paths if os.path.isfile(path)]
         if not files:
             raise FilesMissing(
-                f"no file matches {pattern}", action="check the path; ** stands for any folders, as in 'data/**/*.csv'"
+                f"no file matches {pattern}", action="check the path; ** matches any folders, as in 'data/**/*.csv'"
             )
         found.update(files)
     return sorted(found)

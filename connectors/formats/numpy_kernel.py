@@ -184,7 +184,7 @@ class _Part:
         region, begin = self._region, self._positions
         if kind == ValueKind.SERIES:
             self._positions = region.series_ends(begin)
-            # A line that a backslash precedes cannot be told from an escape: the scanner reads it.
+            # A line that a backslash precedes cannot be distinguished from an escape: the scanner reads it.
             free = (begin == 0) | (region.data[begin - 1] != BACKSLASH)
             return cast(Booleans, (region.data[self._positions] == SPACE) & (self._positions > begin) & free)
         delimiter, quotes = int(self._grammar.delimiters[column]), int(self._grammar.quotes[column])

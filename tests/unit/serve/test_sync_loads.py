@@ -28,7 +28,7 @@ SLOTS = 100
 
 
 class FakeGroup:
-    """A group that reads what is appended, unless it is told to lose it; the store has applied what it has read."""
+    """A group that reads what is appended, unless it is made to lose it; the store has applied what it has read."""
 
     def __init__(self) -> None:
         self.name, self.members = "n1", ("n1", "n2")
