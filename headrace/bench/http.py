@@ -35,12 +35,12 @@ from headrace.workload.encode import line_protocol_bytes
 
 START_NS = 1_700_000_000_000_000_000
 LEAST = 0.5
-DEFAULTS = {"rows": 500_000, "hosts": 1_000, "clients": 10, "lines": 5_000, "rounds": 3, "seed": 1, "dir": ""}
+OPTIONS = {"rows": 500_000, "hosts": 1_000, "clients": 10, "lines": 5_000, "rounds": 3, "seed": 1, "dir": ""}
 
 
 def run(options: Mapping[str, str], note: Note = silent) -> dict[str, Any]:
     """Options: rows, hosts, clients, lines (of a request), rounds, seed, dir. Raises ContentDiffers."""
-    given = chosen(options, DEFAULTS)
+    given = chosen(options, OPTIONS)
     workload = cpu(
         hosts=given["hosts"], start_ns=START_NS, duration_s=given["rows"] // given["hosts"] * 10, seed=given["seed"]
     )

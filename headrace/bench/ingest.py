@@ -21,7 +21,18 @@ import pyarrow.parquet as pq
 from confluent_kafka import Consumer, TopicPartition
 
 from headrace.bench.content import ContentDiffers, check_content, tag_names
-from headrace.bench.measurement import DATABASE, Clock, Leg, Note, broker_pid, connected, node_pids, seal, silent
+from headrace.bench.measurement import (
+    DATABASE,
+    Clock,
+    Leg,
+    Note,
+    broker_pid,
+    chosen,
+    connected,
+    node_pids,
+    seal,
+    silent,
+)
 from headrace.connectors.files import fsync_file
 from headrace.connectors.http import call_node
 from headrace.connectors.log.kafka import KafkaLog
@@ -30,19 +41,20 @@ from headrace.local_cluster import LocalCluster
 from headrace.producers.writer import TableWriter, WriterSettings
 from headrace.workload import cpu
 
+OPTIONS = {"hosts": 4_000, "rows": 2_000_000, "nodes": 1, "rounds": 3, "seed": 1, "compression": "zstd", "dir": ""}
 TABLE_ROWS = 100_000
 START_NS = 1_700_000_000_000_000_000
 
 
 def run(options: Mapping[str, str], note: Note = silent) -> dict[str, Any]:
-    """Options: hosts, rows, nodes, rounds, seed, compression, dir. Raises ContentDiffers."""
-    hosts, rows = int(options.get("hosts", "4000")), int(options.get("rows", "2000000"))
-    nodes, rounds = int(options.get("nodes", "1")), int(options.get("rounds", "3"))
-    seed, compression = int(options.get("seed", "1")), options.get("compression", "zstd")
+    """Options: the keys of `OPTIONS`. Raises OptionUnknown, ContentDiffers."""
+    given = chosen(options, OPTIONS)
+    hosts, rows, nodes, rounds = (given[name] for name in ("hosts", "rows", "nodes", "rounds"))
+    seed, compression = given["seed"], given["compression"]
     workload = cpu(hosts=hosts, start_ns=START_NS, duration_s=rows // hosts * 10, seed=seed)
     tables = [table for _, table in workload.batches(TABLE_ROWS)]
     points = workload.points
-    directory = Path(tempfile.mkdtemp(prefix="headrace-bench-", dir=options.get("dir") or None))
+    directory = Path(tempfile.mkdtemp(prefix="headrace-bench-", dir=given["dir"] or None))
     legs: dict[str, list[Leg]] = {"headrace": [], "drain": [], "parquet": []}
     local = LocalCluster(directory, "bench", nodes)
     try:

@@ -28,7 +28,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from headrace.bench.measurement import Note, silent
+from headrace.bench.measurement import Note, chosen, silent
 from headrace.connectors.formats.interface import FormatOptions
 from headrace.connectors.kafka.broker import EmbeddedBroker
 from headrace.connectors.log.kafka import KafkaLog
@@ -43,6 +43,7 @@ from headrace.schemas.records import Create
 from headrace.workload import cpu
 from headrace.workload.encode import to_json_lines, to_line_protocol
 
+OPTIONS = {"rows": 1_000_000, "rounds": 3, "partitions": 2, "lines": 500}
 HOSTS = 1_000
 INTERVAL_S = 10
 MESSAGES_MAX = 1_000_000_000
@@ -96,10 +97,13 @@ class Bench:
 
 
 def run(options: Mapping[str, str], note: Note = silent) -> dict[str, Any]:
-    """Options: `rows` a topic, `rounds`, `partitions`, `lines` in a message of many. Raises BenchInvalid."""
-    rows = int(options.get("rows", "1000000")) // HOSTS * HOSTS
-    rounds, partitions = int(options.get("rounds", "3")), int(options.get("partitions", "2"))
-    lines = int(options.get("lines", "500"))
+    """Options: `rows` a topic, `rounds`, `partitions`, `lines` in a message of many.
+
+    Raises OptionUnknown, BenchInvalid.
+    """
+    given = chosen(options, OPTIONS)
+    rows = given["rows"] // HOSTS * HOSTS
+    rounds, partitions, lines = given["rounds"], given["partitions"], given["lines"]
     with tempfile.TemporaryDirectory(prefix="headrace-bench-") as directory:
         broker = EmbeddedBroker(Path(directory) / "broker")
         bootstrap = broker.start().bootstrap

@@ -22,12 +22,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headrace.bench.measurement import Note, silent
+from headrace.bench.measurement import Note, chosen, silent
 from headrace.connectors.kafka.jars import resolve_jars
 from headrace.connectors.kafka.java import find_java
 from headrace.consumers.wal import BytesSerde, Put, WriteAheadLog
 from headrace.schemas.errors import HeadraceError
 
+OPTIONS = {"seconds": 1.0, "rounds": 3, "recover": 1_000_000, "recover_large": 10_000, "peers": 1, "dir": ""}
+"""`seconds` of a leg, `recover`ed updates of 100 B, `recover_large` of 64 KB; `peers=0`: ours and the limit only."""
 KEYS_PER_CALLER = 1_000
 RESERVE_BYTES = 1 << 20
 REWRITTEN_BYTES = 8 << 20
@@ -89,21 +91,18 @@ class Bench:
 
 
 def run(options: Mapping[str, str], note: Note = silent) -> dict[str, Any]:
-    """Options: seconds (a leg), rounds, recover (updates of 100 B), recover_large (of 64 KB), peers (0 = ours
-    and the limit only), dir.
-    """
-    directory = Path(tempfile.mkdtemp(prefix="headrace-wal-", dir=options.get("dir") or None))
-    peers = options.get("peers", "1") != "0"
-    class_path = os.pathsep.join(str(jar) for jar in resolve_jars("bench").nifi) if peers else ""
+    """Options: the keys of `OPTIONS`. Raises OptionUnknown, ContentLost."""
+    given = chosen(options, OPTIONS)
+    peers = given["peers"] != 0
     bench = Bench(
-        directory,
-        float(options.get("seconds", "1")),
-        int(options.get("rounds", "3")),
-        int(options.get("recover", "1000000")),
-        int(options.get("recover_large", "10000")),
-        class_path,
-        str(find_java()) if peers else "",
-        peers,
+        directory=Path(tempfile.mkdtemp(prefix="headrace-wal-", dir=given["dir"] or None)),
+        seconds=given["seconds"],
+        rounds=given["rounds"],
+        recover_updates=given["recover"],
+        recover_large_updates=given["recover_large"],
+        class_path=os.pathsep.join(str(jar) for jar in resolve_jars("bench").nifi) if peers else "",
+        java=str(find_java()) if peers else "",
+        peers=peers,
     )
     try:
         _compile_peer(bench)
@@ -112,7 +111,7 @@ def run(options: Mapping[str, str], note: Note = silent) -> dict[str, Any]:
         recovery = _measure_recovery(bench)
         limits = {"fdatasync_per_second": _fdatasync_rate(bench), "sequential_write_mb_per_second": _write_rate(bench)}
     finally:
-        shutil.rmtree(directory, ignore_errors=True)
+        shutil.rmtree(bench.directory, ignore_errors=True)
     figures = {**updates, **recovery}
     return {
         "settings": {"seconds": bench.seconds, "rounds": bench.rounds, "keys_per_caller": KEYS_PER_CALLER},
@@ -300,10 +299,12 @@ def _rewrite(bench: Bench, case: Case, directory: Path) -> float:
 
 
 def _compile_peer(bench: Bench) -> None:
+    if not bench.peers:
+        return
     # Without a JDK, `java` compiles the source at every start: slower to start, and the same figures.
     source = Path(__file__).parent / "peers" / "NifiWal.java"
     compiler = Path(bench.java).with_name("javac")
-    if bench.peers and compiler.exists():
+    if compiler.exists():
         places = ("-cp", bench.class_path, "-d", str(bench.directory / "classes"))
         command = [str(compiler), "-nowarn", *places, str(source)]
         subprocess.run(command, check=True, capture_output=True)
