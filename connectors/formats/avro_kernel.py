@@ -92,6 +92,7 @@ def _varint(data: Bytes, position: int, end: int) -> tuple[int, int, int]:
 @inlined
 def _fixed_bits(data: Bytes, position: int, width: int) -> np.int64:
     """The next `width` bytes, the lowest first, as the low bits of an integer."""
+    # From single bytes: the data may end with a value of four, which a view of eight would read past.
     bits = np.uint64(0)
     for index in range(width):
         bits |= np.uint64(data[position + index]) << np.uint64(8 * index)
@@ -155,6 +156,7 @@ def _record(
     valid: Flags,
 ) -> int:
     """Decode one record into the cells of its row; returns its fault."""
+    # Neither is checked against its array: `avro_schema` refuses what is deeper, and every program ends with END.
     pc, depth = 0, 0
     # Items of no bytes are bounded too: few bytes could name billions of them.
     budget = end - position + 64
@@ -187,6 +189,8 @@ def _record(
             position, value, length, fault = _scalar(data, position, end, kind, first)
             if fault != _NONE:
                 return fault
+            # Fields that no column takes are decoded all the same: where the next value begins follows from nothing
+            # else.
             if column >= 0:
                 cells[column, row], lengths[column, row], valid[column, row] = value, length, 1
             pc += 1

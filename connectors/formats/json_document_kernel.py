@@ -15,6 +15,7 @@ from headrace.connectors.formats.lines import BACKSLASH, NEWLINE, QUOTE, RETURN,
 
 SPACE, TAB, COMMA, COLON = 32, 9, 44, 58
 OPEN_ARRAY, CLOSE_ARRAY, OPEN_OBJECT, CLOSE_OBJECT = 91, 93, 123, 125
+# One bit each in an int64, whose sign is left out.
 DEPTH_KNOWN_MAX = 60
 """Brackets below this depth are counted and not distinguished: no reading is nested."""
 
@@ -145,6 +146,7 @@ def split_elements(source: Bytes, state: Integers, out: Bytes, lines: Integers) 
     `lines` gets the line of the file where each of them begins. `out` and `lines` hold twice the bytes of
     `source`.
     """
+    # Each byte writes itself and one newline at most, so twice the bytes suffice, and no bounds are checked.
     written, ended = 0, 0
     for byte in source:
         if state[_IN_STRING]:
@@ -159,6 +161,8 @@ def split_elements(source: Bytes, state: Integers, out: Bytes, lines: Integers) 
             if not state[_DEPTH] and not state[_IN_ARRAY]:
                 written, ended = _end_line(state, out, lines, written, ended)
         if byte in (SPACE, TAB, RETURN, NEWLINE):
+            # Written always and counted within an element only: indented files are mostly spaces, and a sum costs no
+            # branch.
             out[written] = SPACE
             written += state[_CONTENT]
             continue

@@ -112,6 +112,7 @@ def holds_record(log: Log, topic: str, state: TopicState, offset: int, digest: b
 
 
 def _digest_at(log: Log, topic: str, state: TopicState, offset: int) -> bytes | None:
+    # Without a read: at the end of a log it would wait for its whole time, in each step of a bisection.
     if offset >= state.end:
         return None
     reader = log.reader({topic: offset})

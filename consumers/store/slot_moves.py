@@ -78,6 +78,8 @@ class SlotMoves:
         known = TableMetadata(database, newer_schema(current.schema if current else None, schema))
         view.note_table(known)
         if load.sender:
+            # Own segments to come begin behind it: with the file's rank inside of their range, no order of names is
+            # right.
             self._divided_version = version
         return LoadJob(
             self._components, version, awaited_entry(version, load), known, synced_era=era if load.sender else None

@@ -331,6 +331,7 @@ class Store(SlotMoves):
         was read and may raise to stop.
         """
         files = self._components.files
+        # A file that a merge removes while it is read would look like one that the disk has lost.
         files.pin([name])
         try:
             entry = self._components.view.entry(name)
