@@ -46,6 +46,7 @@ LAYOUT = "0-13 NULL BOOL INT LONG FLOAT DOUBLE TEXT FIXED ENUM UNION JUMP BLOCKS
 (_NULL, _BOOL, _INT, _LONG, _FLOAT, _DOUBLE, _TEXT, _FIXED, _ENUM, _UNION, _JUMP, _BLOCKS, _NEXT, _END) = map(int, Op)
 _VARINT_BITS_MAX = 63
 _INT32_MIN, _INT32_MAX = -(2**31), 2**31 - 1
+# The loop does not compare its depth with this: `avro_schema` refuses what is deeper.
 _STACK = DEPTH_MAX + 1
 
 _BYTES = types.Array(types.uint8, 1, "C", readonly=True)
@@ -156,7 +157,6 @@ def _record(
     valid: Flags,
 ) -> int:
     """Decode one record into the cells of its row; returns its fault."""
-    # Neither is checked against its array: `avro_schema` refuses what is deeper, and every program ends with END.
     pc, depth = 0, 0
     # Items of no bytes are bounded too: few bytes could name billions of them.
     budget = end - position + 64
@@ -189,8 +189,7 @@ def _record(
             position, value, length, fault = _scalar(data, position, end, kind, first)
             if fault != _NONE:
                 return fault
-            # Fields that no column takes are decoded all the same: where the next value begins follows from nothing
-            # else.
+            # Also what no column takes: nothing else shows where the next value begins.
             if column >= 0:
                 cells[column, row], lengths[column, row], valid[column, row] = value, length, 1
             pc += 1

@@ -20,7 +20,7 @@ DEPTH_KNOWN_MAX = 60
 """Brackets below this depth are counted and not distinguished: no reading is nested."""
 
 
-class State(IntEnum):
+class SplitState(IntEnum):
     """What the loop keeps from one call to the next, as indexes of an array of int64."""
 
     DEPTH = 0
@@ -44,7 +44,9 @@ class State(IntEnum):
 
 
 # Numba takes members of an enum for objects: as plain numbers they are constants.
-_DEPTH, _KINDS, _IN_STRING, _ESCAPED, _IN_ARRAY, _PREVIOUS, _LINE, _LINE_BEGINS, _CONTENT, _FIRST_LINE = map(int, State)
+_DEPTH, _KINDS, _IN_STRING, _ESCAPED, _IN_ARRAY, _PREVIOUS, _LINE, _LINE_BEGINS, _CONTENT, _FIRST_LINE = map(
+    int, SplitState
+)
 
 _BYTES = types.Array(types.uint8, 1, "C", readonly=True)
 
@@ -191,6 +193,6 @@ def split_elements(source: Bytes, state: Integers, out: Bytes, lines: Integers) 
 
 def fresh_state() -> Integers:
     """The state at the beginning of a file."""
-    state = np.zeros(len(State), np.int64)
-    state[State.LINE_BEGINS] = 1
+    state = np.zeros(len(SplitState), np.int64)
+    state[SplitState.LINE_BEGINS] = 1
     return state

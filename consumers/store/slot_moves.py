@@ -45,7 +45,7 @@ class SlotMoves:
     ) -> None:
         """Adds rows that another log took first, with their rank there; all are of slots held since `rank.held_since`.
 
-        Raises RowsInvalid and then stores nothing.
+        Raises BatchInvalid and then stores nothing.
         """
         assert rank.held_since > rank.era, rank
         self._advance(version)

@@ -130,7 +130,7 @@ class Store(SlotMoves):
     ) -> None:
         """Adds the rows of one message (a row batch, see `schemas.payload`), written under `schema`.
 
-        The work grows with the number of columns, plus one pass over the times. Raises RowsInvalid and then
+        The work grows with the number of columns, plus one pass over the times. Raises BatchInvalid and then
         stores nothing.
         """
         self._advance(version)
