@@ -22,7 +22,7 @@ from headrace.schemas.records import Status, decode_status
 LISTEN_S = 1.5
 
 
-class MemberView(Protocol):
+class LiveMembers(Protocol):
     """Owned by one thread."""
 
     @property
@@ -52,7 +52,7 @@ class MemberView(Protocol):
 
 
 class LogView:
-    """See MemberView: by the status topic."""
+    """See LiveMembers: by the status topic."""
 
     def __init__(self, log: Log, topics: Topics, slot_table: SlotTable) -> None:
         self._log = log
@@ -71,27 +71,27 @@ class LogView:
 
     @property
     def groups(self) -> Sequence[str]:
-        """See MemberView."""
+        """See LiveMembers."""
         return self._slot_table.headers
 
     def members(self, group: str) -> tuple[str, ...]:
-        """See MemberView."""
+        """See LiveMembers."""
         return self._slot_table.group(group)
 
     def log_state(self, group: str) -> TopicState:
-        """See MemberView."""
+        """See LiveMembers."""
         return self._log.describe(self._topics.forward(group, self._slot_table.birth(group)))
 
     def live(self, group: str) -> list[Status]:
-        """See MemberView."""
+        """See LiveMembers."""
         return self._reader.detector.live(group, self.members(group))
 
     def follow(self, timeout_s: float) -> None:
-        """See MemberView."""
+        """See LiveMembers."""
         self._reader.follow(timeout_s)
 
     def close(self) -> None:
-        """See MemberView."""
+        """See LiveMembers."""
         self._reader.close()
 
 
@@ -102,7 +102,7 @@ class _ShownGroup:
 
 
 class NodeView:
-    """See MemberView: by what a node shows. Each look is a request of its own."""
+    """See LiveMembers: by what a node shows. Each look is a request of its own."""
 
     def __init__(self, url: str) -> None:
         """Raises NodeUnreachable, NodeRefused."""
@@ -113,30 +113,30 @@ class NodeView:
 
     @property
     def groups(self) -> Sequence[str]:
-        """See MemberView."""
+        """See LiveMembers."""
         return tuple(self._groups)
 
     def members(self, group: str) -> tuple[str, ...]:
-        """See MemberView."""
+        """See LiveMembers."""
         return self._groups[group].members
 
     def log_state(self, group: str) -> TopicState:
-        """See MemberView."""
+        """See LiveMembers."""
         return self._groups[group].log
 
     def live(self, group: str) -> list[Status]:
-        """See MemberView."""
+        """See LiveMembers."""
         found = {each.node: each for each in self._online if each.group == group}
         return [found[node] for node in self.members(group) if node in found]
 
     def follow(self, timeout_s: float) -> None:
-        """See MemberView."""
+        """See LiveMembers."""
         # A node calls nobody back: what is new is seen by the next look.
         time.sleep(timeout_s)
         self._look()
 
     def close(self) -> None:
-        """See MemberView."""
+        """See LiveMembers."""
 
     def _look(self) -> None:
         document = self._client.members()

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
-from headrace._member_views import MemberView
+from headrace._member_views import LiveMembers
 from headrace.connectors.deadline import Deadline
 from headrace.connectors.http import NodeRefused, NodeUnreachable, call_node
 from headrace.connectors.log.port import TopicState
@@ -91,7 +91,7 @@ class SealedGroup:
 class AdminClient:
     """Commands against one cluster. Owned by one thread."""
 
-    def __init__(self, view: MemberView) -> None:
+    def __init__(self, view: LiveMembers) -> None:
         self._view = view
 
     def close(self) -> None:

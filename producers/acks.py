@@ -67,6 +67,8 @@ class Quorum:
         self._topic_ids: dict[GroupKey, str] = {}
         self._voters: dict[GroupKey, tuple[tuple[str, ...], ...]] = {}
         if self.watched:
+            # Both before the first write: ids and statuses take a round trip each, which would count against the
+            # first quorum's time.
             self.prepare(groups_of(table))
             watch.start()
 
@@ -125,6 +127,8 @@ class Quorum:
         """The sets of members of which each must have a quorum, by what the membership log has decided now."""
         # Looked up at every status: members that left meanwhile count no longer. A group that ended keeps its members
         # until all that it has was handed over.
+        # A group that was never known has one set without members: nobody can confirm its records. With no set at
+        # all they would count as confirmed.
         found = self._routing.newest.voters(group) or self._voters.get(group, ((),))
         self._voters[group] = found
         return found

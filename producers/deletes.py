@@ -57,6 +57,7 @@ def delete_rows(
     def encode(groups: Sequence[GroupKey]) -> list[RoutedMessage]:
         return sender.encode([(group, body, 1) for group in groups])
 
+    # It ends: only a newer change of members makes another round, and the deadline covers all of them.
     while not _sent_to_all(cluster, sender, quorum, encode, deadline):
         pass
     offsets = sender.newest()
@@ -75,6 +76,7 @@ def repeat_deletes(
     """
     quorum = Quorum(cluster.log, cluster.topics, cluster.routing, cluster.watch, 1, 0)
     sender = Sender(cluster.appender, cluster.topic_of, UNIT)
+    # All of them before the first is sent: a list that replicas would ignore in part leaves nothing in any log.
     for _, body in deletes:
         check_body(body)
     values = [encode_message(Message(position, body)) for position, body in deletes]
@@ -155,6 +157,7 @@ def set_retention(cluster: Cluster, database: str, table: str, retention_ns: int
     if retention_ns is not None and not RETENTION_MIN_NS <= retention_ns < KEEP_FOREVER_NS:
         raise DeleteInvalid("a table keeps its rows for a second at least", action="give a time such as 30d")
     known_table(cluster.tables, database, table)
+    # None asks `ensure` to leave the retention as it is, so "for ever" needs a value of its own.
     return cluster.tables.ensure(database, table, (), {}, KEEP_FOREVER_NS if retention_ns is None else retention_ns)
 
 

@@ -124,6 +124,7 @@ class GroupWriter:
             self._count(batches=1)
         self._batches.close()
         with self._changed:
+            # Last: requests are moved to the second thread up to here, and it ends when nothing more can come.
             self._ended = True
             self._changed.notify_all()
 
@@ -136,6 +137,7 @@ class GroupWriter:
         try:
             self._write(batch, batches)
         except Exception as error:
+            # The thread has to survive: without it no later request would ever get an answer.
             _log.exception("a batch of lines failed")
             failed = WriteFailed(f"the node failed to write: {error!r}", rows=0, action="its log has the details")
             self._settle(batch, [failed] * len(batch))
@@ -151,6 +153,7 @@ class GroupWriter:
         with self._changed:
             self._changed.wait_for(lambda: self._closed or self._waiting)
             batch, size = list[_Waiting](), 0
+            # The size is compared before a request is added: one that alone exceeds the limit would wait for ever.
             while self._waiting and size < BATCH_BYTES_MAX and len(batch) < BATCH_REQUESTS_MAX:
                 request = self._waiting[0].request
                 # One that is written whole or not at all is never mixed with others.
@@ -175,8 +178,12 @@ class GroupWriter:
                 self._write(rest, batches)
             return
         except StateUnknown as error:
+            # Not written again one by one: what is unknown is the log and nobody's content, and each request would
+            # wait for its own time to run out.
             found = [error] * len(batch)
         except HeadraceError as error:
+            # An error that may pass concerns the log, and all requests alike. One that does not is in the content of
+            # one of them, and the others must be written.
             if len(batch) > 1 and not error.retriable:
                 for each in batch:
                     self._write([each], batches)

@@ -70,6 +70,7 @@ class LineBatches:
             tables[name], refused = self._fitting(database, name, rows)
             rejected += refused
         found = answers(requests, list(tables.values()), pa.concat_tables(rejected))
+        # Such a request is alone in its batch (`GroupWriter._take`), and nothing is appended before this line.
         if requests[0].whole and found[0].refused:
             first = found[0].refused[0]
             raise LinesRefused(f"line {first.line}: {first.reason}", replace(found[0], rows=0))

@@ -92,6 +92,7 @@ def answers(requests: Sequence[LineRequest], written: Sequence[pa.Table], reject
         counts = np.bincount(np.asarray(rows.column(MESSAGE_COLUMN)), minlength=len(found))
         for answer, count in zip(found, counts, strict=True):
             answer.rows += int(count)
+    # Parsers, times and tables refuse lines at different moments, and an answer names the first ones.
     rejected = rejected.sort_by([("message", "ascending"), ("line", "ascending")])
     starts = np.searchsorted(np.asarray(rejected.column("message")), np.arange(len(found) + 1))
     for answer, start, end in zip(found, starts[:-1].tolist(), starts[1:].tolist(), strict=True):

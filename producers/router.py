@@ -61,6 +61,7 @@ def route(slot_table: SlotRouting, database: DatabaseSchema, schema: TableSchema
     if len(slot_table.headers) == 1:
         return [GroupRows(slot_table.headers[0], _batch(schema, codes, keys, columns))]
     owners = _owners(slot_table, database, keys, codes, np.asarray(columns[TIME_COLUMN]))
+    # Ascending positions: the rows of a group keep their order, by which the later of two values of one row wins.
     return [
         GroupRows(slot_table.headers[owner], _select(schema, codes, keys, columns, np.flatnonzero(owners == owner)))
         for owner in np.unique(owners).tolist()
@@ -71,6 +72,7 @@ def route_again(
     slot_table: SlotRouting, database: DatabaseSchema, schema: TableSchema, rows: pa.RecordBatch
 ) -> list[GroupRows]:
     """Rows that were routed by another table, by data group; `schema` is that of the row batch."""
+    # The rows come from the message: the caller's table may be gone when a topic refuses what was sent of it.
     series = rows.column(0)
     codes, keys = series.indices.to_numpy(), series.dictionary
     columns = dict(zip(rows.schema.names[1:], rows.columns[1:], strict=True))
@@ -113,6 +115,7 @@ def encode_series(table: str, tags: dict[str, Any], row_count: int) -> tuple[npt
     columns = {name: _one_chunk(column) for name, column in tags.items()}
     if not columns:
         return np.zeros(row_count, np.int32), pa.array([escape_table(table)], pa.string())
+    # Rows are compared as integers; text is built for the distinct combinations alone, of which a batch has few.
     combined = _combined_codes(list(columns.values()))
     encoded = pa.array(combined).dictionary_encode()
     codes = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int32, copy=False)
@@ -134,6 +137,7 @@ def _combined_codes(columns: list[pa.Array]) -> Codes:
     space = 1
     for column in columns:
         encoded = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
+        # Null is one more value: without a code of its own it would be the first value of the next tag's block.
         cardinality = len(encoded.dictionary) + 1
         indices = encoded.indices
         if indices.null_count:
@@ -156,6 +160,7 @@ def _owners(
     buckets = np.fromiter((bucket_of(key, database.buckets) for key in keys.to_pylist()), np.int64, len(keys))
     first_slice, last_slice = int(time_ns.min()) // database.slice_ns, int(time_ns.max()) // database.slice_ns
     row_buckets = buckets[codes]
+    # Most batches are within one slice: a lookup by bucket then replaces the sort of all rows in `np.unique`.
     if first_slice == last_slice:
         return _owner_of_buckets(slot_table, database, first_slice)[row_buckets]
     slices, row_slices = np.unique(time_ns // database.slice_ns, return_inverse=True)

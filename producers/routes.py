@@ -34,6 +34,7 @@ class RouteKeeper:
 
     def route(self, timeout_s: float) -> Route:
         """The route of the next block. Raises as `Routing.route`, and as `settle`."""
+        # Again after each wait: messages may have been refused during it, and another change of members may count.
         while True:
             route = self._cluster.routing.route
             moved = route.table.version != self._version and self._sender.unsettled
@@ -59,6 +60,8 @@ class RouteKeeper:
             self._fail(refused, error)
             return
         ended = [each for each in refused if not route.holds(each.message.group)]
+        # A group that is still in the table owns its slots, so its rows are nobody else's. Its topic was closed or
+        # deleted by hand, which the caller has to see.
         for each in refused:
             if each not in ended:
                 self._sender.fail(each.message, each.error)

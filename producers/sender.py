@@ -214,6 +214,8 @@ class Sender:
         self._appender.flush(0.0)
         with self._changed:
             self._changed.wait_for(lambda: self._state.open_messages == 0, deadline.left_s())
+            # The messages stay open: a report that comes later still settles them, and a later flush waits for them
+            # again.
             if self._state.open_messages:
                 raise WriteUnknown(
                     f"{self._state.open_rows:,} {self.unit} were not confirmed in {deadline.timeout_s:g} s",
@@ -302,6 +304,8 @@ class Sender:
             state = self._state
             state.open_messages -= 1
             state.open_rows -= message.rows
+            # A group that ends closes its topic with `max.message.bytes=0`, so too large means closed: the messages
+            # of this room fit every open topic.
             if failed is not None and isinstance(failed.error, RecordTooLarge | TopicMissing):
                 state.refused.append(failed)
             elif failed is not None:

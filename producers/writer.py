@@ -115,6 +115,7 @@ class TableWriter:
         )
         self._sender = Sender(cluster.appender, cluster.topic_of, receipts=self._quorum.watched)
         self._routes = RouteKeeper(cluster, self._sender, self._quorum, self._settings.compression)
+        # Reentrant: `write` with a quorum and `close` flush while they hold it.
         self._lock = threading.RLock()
         self._known: tuple[pa.Schema, frozenset[str], TableSchema, DatabaseSchema] | None = None
         self._closed = False
@@ -192,6 +193,7 @@ class TableWriter:
         # Encoded as a whole before the first message is sent: a row that is too large leaves nothing of the
         # block in the log.
         messages = self._encode(table, schema, database, rows)
+        # Before the first message: the ids that statuses are compared with must be those of before the write.
         self._prepare(messages, rows.num_rows)
         self._sender.append(messages)
         self.written.rows += rows.num_rows

@@ -46,6 +46,7 @@ LAYOUT = "0-13 NULL BOOL INT LONG FLOAT DOUBLE TEXT FIXED ENUM UNION JUMP BLOCKS
 (_NULL, _BOOL, _INT, _LONG, _FLOAT, _DOUBLE, _TEXT, _FIXED, _ENUM, _UNION, _JUMP, _BLOCKS, _NEXT, _END) = map(int, Op)
 _VARINT_BITS_MAX = 63
 _INT32_MIN, _INT32_MAX = -(2**31), 2**31 - 1
+# The loop does not compare its depth with this: `avro_schema` refuses what is deeper.
 _STACK = DEPTH_MAX + 1
 
 _BYTES = types.Array(types.uint8, 1, "C", readonly=True)
@@ -92,6 +93,7 @@ def _varint(data: Bytes, position: int, end: int) -> tuple[int, int, int]:
 @inlined
 def _fixed_bits(data: Bytes, position: int, width: int) -> np.int64:
     """The next `width` bytes, the lowest first, as the low bits of an integer."""
+    # From single bytes: the data may end with a value of four, which a view of eight would read past.
     bits = np.uint64(0)
     for index in range(width):
         bits |= np.uint64(data[position + index]) << np.uint64(8 * index)
@@ -187,6 +189,7 @@ def _record(
             position, value, length, fault = _scalar(data, position, end, kind, first)
             if fault != _NONE:
                 return fault
+            # Also what no column takes: nothing else shows where the next value begins.
             if column >= 0:
                 cells[column, row], lengths[column, row], valid[column, row] = value, length, 1
             pc += 1

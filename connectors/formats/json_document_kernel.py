@@ -15,11 +15,12 @@ from headrace.connectors.formats.lines import BACKSLASH, NEWLINE, QUOTE, RETURN,
 
 SPACE, TAB, COMMA, COLON = 32, 9, 44, 58
 OPEN_ARRAY, CLOSE_ARRAY, OPEN_OBJECT, CLOSE_OBJECT = 91, 93, 123, 125
+# One bit each in an int64, whose sign is left out.
 DEPTH_KNOWN_MAX = 60
 """Brackets below this depth are counted and not distinguished: no reading is nested."""
 
 
-class State(IntEnum):
+class SplitState(IntEnum):
     """What the loop keeps from one call to the next, as indexes of an array of int64."""
 
     DEPTH = 0
@@ -43,7 +44,9 @@ class State(IntEnum):
 
 
 # Numba takes members of an enum for objects: as plain numbers they are constants.
-_DEPTH, _KINDS, _IN_STRING, _ESCAPED, _IN_ARRAY, _PREVIOUS, _LINE, _LINE_BEGINS, _CONTENT, _FIRST_LINE = map(int, State)
+_DEPTH, _KINDS, _IN_STRING, _ESCAPED, _IN_ARRAY, _PREVIOUS, _LINE, _LINE_BEGINS, _CONTENT, _FIRST_LINE = map(
+    int, SplitState
+)
 
 _BYTES = types.Array(types.uint8, 1, "C", readonly=True)
 
@@ -145,6 +148,7 @@ def split_elements(source: Bytes, state: Integers, out: Bytes, lines: Integers) 
     `lines` gets the line of the file where each of them begins. `out` and `lines` hold twice the bytes of
     `source`.
     """
+    # Each byte writes itself and one newline at most, so twice the bytes suffice, and no bounds are checked.
     written, ended = 0, 0
     for byte in source:
         if state[_IN_STRING]:
@@ -159,6 +163,8 @@ def split_elements(source: Bytes, state: Integers, out: Bytes, lines: Integers) 
             if not state[_DEPTH] and not state[_IN_ARRAY]:
                 written, ended = _end_line(state, out, lines, written, ended)
         if byte in (SPACE, TAB, RETURN, NEWLINE):
+            # Written always and counted within an element only: indented files are mostly spaces, and a sum costs no
+            # branch.
             out[written] = SPACE
             written += state[_CONTENT]
             continue
@@ -187,6 +193,6 @@ def split_elements(source: Bytes, state: Integers, out: Bytes, lines: Integers) 
 
 def fresh_state() -> Integers:
     """The state at the beginning of a file."""
-    state = np.zeros(len(State), np.int64)
-    state[State.LINE_BEGINS] = 1
+    state = np.zeros(len(SplitState), np.int64)
+    state[SplitState.LINE_BEGINS] = 1
     return state

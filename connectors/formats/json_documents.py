@@ -94,23 +94,23 @@ class ElementSource:
 
     def unclosed(self) -> ParseResult | None:
         """The rejection of a file that ends inside of an array; None for one that does not."""
-        from headrace.connectors.formats.json_document_kernel import State
+        from headrace.connectors.formats.json_document_kernel import SplitState
 
-        if not self._state[State.IN_ARRAY]:
+        if not self._state[SplitState.IN_ARRAY]:
             return None
         reason = "the file ends inside of an array: elements may be missing"
-        return ParseResult({}, pa.table([[int(self._state[State.LINE])], [reason]], schema=REJECTED_LINES), 0)
+        return ParseResult({}, pa.table([[int(self._state[SplitState.LINE])], [reason]], schema=REJECTED_LINES), 0)
 
     def _split(self, data: bytes, size: int) -> None:
-        from headrace.connectors.formats.json_document_kernel import State, split_elements
+        from headrace.connectors.formats.json_document_kernel import SplitState, split_elements
 
         self._ended = len(data) < size
         out, lines = np.empty(2 * len(data) + 1, np.uint8), np.empty(2 * len(data) + 1, np.int64)
         written, ended = split_elements(np.frombuffer(data, np.uint8), self._state, out, lines)
         self._held += out[:written].tobytes()
         self._begins.append(lines[:ended].copy())
-        if self._ended and self._state[State.CONTENT]:
-            self._begins.append(self._state[State.FIRST_LINE : State.FIRST_LINE + 1].copy())
+        if self._ended and self._state[SplitState.CONTENT]:
+            self._begins.append(self._state[SplitState.FIRST_LINE : SplitState.FIRST_LINE + 1].copy())
 
 
 def element_source(source: ByteSource) -> ByteSource:

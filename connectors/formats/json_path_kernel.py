@@ -82,6 +82,8 @@ def _after_word(data: Bytes, position: int, end: int) -> int:
     begin = position
     while position < end:
         byte = data[position]
+        # More than JSON allows: the parser of JSON lines checks what is copied, and what is skipped is nobody's
+        # value.
         letter = 65 <= byte <= 90 or 97 <= byte <= 122
         if not (letter or 48 <= byte <= 57 or byte in (43, 45, 46)):
             break
@@ -92,6 +94,7 @@ def _after_word(data: Bytes, position: int, end: int) -> int:
 @inlined
 def _child(data: Bytes, begin: int, end: int, tree: Tree, node: int) -> int:
     """The node behind the key in `data`; -1 for none."""
+    # One edge after the other: a mapping names a few members of an object, and lengths rule out most keys at once.
     for edge in range(tree.firsts[node], tree.firsts[node + 1]):
         first, length = tree.bounds[edge], tree.bounds[edge + 1] - tree.bounds[edge]
         if length != end - begin:
@@ -180,6 +183,7 @@ def _object(
         leaf = child >= 0 and tree.name_bounds[child] < tree.name_bounds[child + 1]
         if byte in (OPEN_OBJECT, OPEN_ARRAY):
             depth += 1
+            # An object in the place of a value: the reader of single messages decides about it, and can explain.
             if leaf or depth >= DEPTH_MAX:
                 return _BAD, written
             nodes[depth] = child if byte == OPEN_OBJECT else -1
@@ -239,5 +243,6 @@ def flatten(
                 bad[message] = 1
                 break
         if bad[message]:
+            # The next message overwrites what the bad one has written.
             written = bounds[message]
     bounds[len(starts)] = written

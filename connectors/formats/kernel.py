@@ -180,6 +180,8 @@ def _skip_text(
         marks = _match_byte(word, delimiter) | _match_control(word)
         if plain:
             marks |= _match_byte(word, BACKSLASH)
+        # The last text of a line has no literal behind it, so nothing but a separator would show that it is two
+        # values.
         if delimiter == NEWLINE:
             marks |= _match_byte(word, separator)
         union |= word
@@ -310,6 +312,7 @@ def dictionary_encode(
     count, mask = 0, np.uint64(len(slots) - 1)
     for text in range(len(starts)):
         position, length = starts[text], ends[text] - starts[text]
+        # A table of our own: compiled code has no dictionary of texts that needs no object for each of them.
         slot = _hash(words, position, length) & mask
         # Linear probing ends: the table has more slots than texts, so one of them is free.
         while True:

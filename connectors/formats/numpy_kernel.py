@@ -66,6 +66,7 @@ def _parts(starts: Integers, ends: Integers, rows: Integers) -> list[Integers]:
     """The rows in parts of few lines and few bytes. One long line may have more."""
     parts, first = [], 0
     while first < len(rows):
+        # Parts that fit the processor's cache: each step goes over all lines of a part, and so over its bytes again.
         reach = int(np.searchsorted(ends[rows[first : first + LINES_AT_ONCE]], starts[rows[first]] + BYTES_AT_ONCE))
         last = first + max(1, reach)
         parts.append(rows[first:last])
@@ -96,6 +97,8 @@ class _Region:
             marks = np.flatnonzero(np.frombuffer(table, np.bool_)[self.bytes]) + self.first
             self._marks[table] = marks
         found = np.searchsorted(marks, positions) + skip
+        # Behind the last mark the search gives that one again: its byte is not the one that the caller compares
+        # with.
         return marks[np.minimum(found, len(marks) - 1)]
 
     def series_ends(self, positions: Integers) -> Integers:
@@ -166,6 +169,7 @@ class _Part:
                 target[column, to] = numbers.values
 
     def _keep(self, good: Booleans) -> None:
+        # Lines of a file mostly have one shape: then nothing is copied.
         if good.all():
             return
         self._lines, self._positions = self._lines[good], self._positions[good]
@@ -229,6 +233,7 @@ def dictionary_encode(
     encoded = _texts(words, starts, ends).dictionary_encode()
     codes[:] = encoded.indices.to_numpy()
     count = len(encoded.dictionary)
+    # Arrow numbers texts as they appear, so a code that is above all before it is a new one.
     firsts[:count] = np.flatnonzero(np.diff(np.maximum.accumulate(codes), prepend=-1))
     return count
 
@@ -253,6 +258,7 @@ def _texts(words: Words, starts: Integers, ends: Integers) -> pa.Array:
     data = words.getfield(np.uint8, 0)
     base = int(starts[0])
     bounds = np.empty(2 * len(starts), np.int32)
+    # From the first text on, so that 32 bits suffice wherever in a large file the texts are.
     bounds[0::2], bounds[1::2] = starts - base, ends - base
     # Every second one is what is between two texts.
     buffers = [None, pa.py_buffer(bounds), pa.py_buffer(data[base : int(ends[-1])])]

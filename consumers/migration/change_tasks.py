@@ -52,7 +52,7 @@ class MembershipStates(Protocol):
         ...
 
 
-class Heartbeats(Protocol):
+class ChangeHeartbeats(Protocol):
     """The statuses of nodes; see `consumers.replication.heartbeat.Heartbeat`."""
 
     node: str
@@ -105,7 +105,7 @@ class ChangeTasks:
         log: Log,
         topics: Topics,
         membership: MembershipStates,
-        heartbeats: Heartbeats,
+        heartbeats: ChangeHeartbeats,
         records: LeaderRecords,
         clock: Clock = SYSTEM_CLOCK,
         copies: CopiesAhead | None = None,

@@ -23,7 +23,7 @@ _UNSENT = ("leadership", "origin", "held_since")
 _OF_SYNC = ("sender", "order", "settled", "stores", "synced", "loaded_era", "loaded_version")
 
 
-class ListingInvalid(HeadraceError):
+class CutListingInvalid(HeadraceError):
     """A list of a cut that no node writes."""
 
 
@@ -65,7 +65,7 @@ class CutListing:
     def parse(cls, document: Mapping[str, Any], origin: str, held_since: int) -> CutListing:
         """The inverse of `document`; the receiver itself knows whom it asked, and since when it has the slots.
 
-        Raises ListingInvalid.
+        Raises CutListingInvalid.
         """
         try:
             numbers = (int(document[name]) for name in ("table_version", "version", "parts"))
@@ -76,12 +76,12 @@ class CutListing:
             for load in loads:
                 check_body(load)
         except (KeyError, TypeError, ValueError, HeadraceError) as error:
-            raise ListingInvalid(f"a list of a cut cannot be read: {error!r}", retriable=True) from error
+            raise CutListingInvalid(f"a list of a cut cannot be read: {error!r}", retriable=True) from error
         if min(table_version, version, parts, total) < 1:
-            raise ListingInvalid("a list has numbers of no cut", retriable=True)
+            raise CutListingInvalid("a list has numbers of no cut", retriable=True)
         held = frozenset(slots)
         if any(_slot(each, total) not in held for each in loads):
-            raise ListingInvalid("a list of a cut has files of other slots", retriable=True)
+            raise CutListingInvalid("a list of a cut has files of other slots", retriable=True)
         return cls(table_version, version, parts, slots, total, loads)
 
 
@@ -91,14 +91,14 @@ def files_document(loads: Iterable[Load]) -> dict[str, Any]:
 
 
 def files_of_slots(document: Any, origin: str, slots: Iterable[int], slots_total: int) -> tuple[Load, ...]:
-    """The files of some slots out of a document of `files_document`. Raises ListingInvalid."""
+    """The files of some slots out of a document of `files_document`. Raises CutListingInvalid."""
     held = frozenset(slots)
     try:
         loads = tuple(_load(file, origin, 0) for file in document["files"])
         for load in loads:
             check_body(load)
     except (KeyError, TypeError, ValueError, HeadraceError) as error:
-        raise ListingInvalid(f"a list of files cannot be read: {error!r}", retriable=True) from error
+        raise CutListingInvalid(f"a list of files cannot be read: {error!r}", retriable=True) from error
     return tuple(load for load in loads if _slot(load, slots_total) in held)
 
 

@@ -20,7 +20,7 @@ import xxhash
 from headrace.connectors.files import PARTIAL_SUFFIX, Buffer, fsync_file
 from headrace.connectors.http import AnswerCut, NodeAnswer, NodeRefused, NodeUnreachable, call_node, request_node
 from headrace.consumers.migration.copies_ahead import CopyNote
-from headrace.consumers.migration.cut_listing import NOBODY, CutListing, ListingInvalid, files_of_slots
+from headrace.consumers.migration.cut_listing import NOBODY, CutListing, CutListingInvalid, files_of_slots
 from headrace.consumers.migration.slot_pull import Pair
 from headrace.consumers.recovery.file_copy import SnapshotFile, SourceCorrupt, SourceFailed, complete_file
 from headrace.consumers.recovery.progress import CopyObserver
@@ -72,13 +72,13 @@ class CutSource(Protocol):
         ...
 
     def listing(self, pair: Pair, table_version: int) -> CutListing:
-        """The files of a pair. Raises ListingInvalid."""
+        """The files of a pair. Raises CutListingInvalid."""
         ...
 
     def present(self, pair: Pair, slots_total: int) -> tuple[Load, ...]:
         """The files of slots that the group has given to nobody yet, without their deletes: what it may give later.
 
-        None of a group whose files will be linked. Raises ListingInvalid.
+        None of a group whose files will be linked. Raises CutListingInvalid.
         """
         ...
 
@@ -123,9 +123,9 @@ def present_files(group: Group) -> tuple[Load, ...]:
 
 
 def checked(document: Any, pair: Pair, table_version: int, origin: str) -> CutListing:
-    """A list that was received. Raises CutRefused for one of another cut, and ListingInvalid."""
+    """A list that was received. Raises CutRefused for one of another cut, and CutListingInvalid."""
     if not isinstance(document, dict):
-        raise ListingInvalid("a list of a cut is no JSON object", retriable=True)
+        raise CutListingInvalid("a list of a cut is no JSON object", retriable=True)
     listing = CutListing.parse(document, origin, table_version)
     # Before a donor has applied the cut of this change, its newest one is that of an earlier change.
     if listing.slots != pair.slots or listing.table_version < table_version:

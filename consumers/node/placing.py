@@ -22,7 +22,7 @@ from headrace.consumers.replication.leader_tasks import LeaderTasks
 from headrace.consumers.replication.log_consumer import LogConsumer
 
 
-class NodeParts(Protocol):
+class PlacingParts(Protocol):
     """The parts of a node that its placement needs."""
 
     log: Log
@@ -37,7 +37,7 @@ class NodeParts(Protocol):
     heartbeat: Heartbeat
 
 
-def placement_task(node: NodeParts, local: LocalGroups, follower: MembershipFollower) -> PlacementTask:
+def placement_task(node: PlacingParts, local: LocalGroups, follower: MembershipFollower) -> PlacementTask:
     """The placement of a node, not started."""
     lifecycle = GroupLifecycle(
         node.log,

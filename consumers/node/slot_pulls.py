@@ -110,7 +110,7 @@ class NodePullEnvironment:
         )
 
 
-class NodeParts(Protocol):
+class PullingParts(Protocol):
     """The parts of a node that moving slots needs."""
 
     log: Log
@@ -134,7 +134,7 @@ class NodeParts(Protocol):
 class SlotMigration:
     """The threads of a node that move slots, the files that it gives to others, and those of senders that it takes."""
 
-    def __init__(self, node: NodeParts) -> None:
+    def __init__(self, node: PullingParts) -> None:
         environment = NodePullEnvironment(
             node.log, node.topics, node.groups, node.metadata, node.leader_tasks, node.heartbeat, node.supervisor
         )

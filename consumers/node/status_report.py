@@ -28,7 +28,7 @@ from headrace.consumers.sync.edge_store import EdgeStore
 from headrace.schemas.records import Role
 
 
-class NodeParts(Protocol):
+class ReportedParts(Protocol):
     """The parts of a node that its status and its figures are read from."""
 
     incarnation: str
@@ -113,7 +113,7 @@ class NodeParts(Protocol):
         ...
 
 
-def node_status(node: NodeParts) -> NodeStatus:
+def node_status(node: ReportedParts) -> NodeStatus:
     """The status document: what an operator needs to know first."""
     ready, reasons = node.ready()
     as_of = node.as_of()
@@ -146,14 +146,14 @@ def node_status(node: NodeParts) -> NodeStatus:
     }
 
 
-def _group_statuses(node: NodeParts) -> Iterator[GroupStatus]:
+def _group_statuses(node: ReportedParts) -> Iterator[GroupStatus]:
     for topic, group in node.groups.items():
         # It may go while its status is made.
         with suppress(GroupNotHere):
             yield group_status(node, topic, group)
 
 
-def _remote_groups(node: NodeParts) -> list[RemoteGroup]:
+def _remote_groups(node: ReportedParts) -> list[RemoteGroup]:
     table, here = node.slot_table, {group.name for group in node.groups.values()}
     serving = {name: node.source.remote.serving(name) for name in table.headers if name not in here}
     return [
@@ -168,7 +168,7 @@ def _remote_groups(node: NodeParts) -> list[RemoteGroup]:
     ]
 
 
-def node_figures(node: NodeParts) -> NodeFigures:
+def node_figures(node: ReportedParts) -> NodeFigures:
     """Figures that the metrics show beyond the status."""
     free_bytes = size_bytes = UNKNOWN
     with suppress(OSError):
@@ -193,12 +193,12 @@ def node_figures(node: NodeParts) -> NodeFigures:
     )
 
 
-def _cluster(node: NodeParts) -> dict[str, Any]:
+def _cluster(node: ReportedParts) -> dict[str, Any]:
     metadata = node.metadata
     return {} if metadata.state.table is None else metadata.report().cluster()
 
 
-def group_status(node: NodeParts, topic: str, group: Group) -> GroupStatus:
+def group_status(node: ReportedParts, topic: str, group: Group) -> GroupStatus:
     """One group at this node."""
     # Each is read once for all fields below, because other threads apply and seal meanwhile.
     applied, segments, memtable = group.applied, group.store.segments(), group.store.unsealed()
@@ -242,7 +242,7 @@ def _open_transaction(topic: str, offsets: int) -> str:
     )
 
 
-def lag_seconds(node: NodeParts, applied_ms: int, lag_records: int) -> float:
+def lag_seconds(node: ReportedParts, applied_ms: int, lag_records: int) -> float:
     """Age of the newest applied record while there are newer ones; UNKNOWN before the first one is applied."""
     # A group with nothing to read has no lag, however old its newest record is.
     if lag_records == 0:
@@ -252,7 +252,7 @@ def lag_seconds(node: NodeParts, applied_ms: int, lag_records: int) -> float:
     return max(0, newest_ms - applied_ms) / 1_000 if applied_ms and newest_ms else float(UNKNOWN)
 
 
-def _member_status(node: NodeParts, group: Group, member: str) -> MemberStatus:
+def _member_status(node: ReportedParts, group: Group, member: str) -> MemberStatus:
     detector = node.heartbeat.detector
     status = detector.status(group.name, member)
     alive = detector.alive(group.name, member)

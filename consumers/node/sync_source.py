@@ -22,7 +22,7 @@ from headrace.schemas.records import Role
 SNAPSHOT_EXPIRY_INTERVAL_S = 1.0
 
 
-class NodeParts(Protocol):
+class SourceParts(Protocol):
     """The parts of a node that its senders need."""
 
     log: Log
@@ -52,7 +52,7 @@ class NodeParts(Protocol):
 class NodeSyncGroups:
     """See SyncGroups."""
 
-    def __init__(self, node: NodeParts) -> None:
+    def __init__(self, node: SourceParts) -> None:
         self._node = node
         self._store = ""
 
@@ -88,13 +88,13 @@ class NodeSyncGroups:
         return {each.node: each.http for each in self._node.heartbeat.detector.online() if each.http}
 
 
-def edge_store(node: NodeParts, centres: Centres) -> EdgeStore:
+def edge_store(node: SourceParts, centres: Centres) -> EdgeStore:
     """The store of a node as its senders see it; upkeep of its groups waits for their centres."""
     node.leader_tasks.centres = centres
     return EdgeStore(node.cluster, node.name, NodeSyncGroups(node), centres, SyncSnapshots(centres.directory.parent))
 
 
-def snapshot_expiry(node: NodeParts) -> PeriodicTask:
+def snapshot_expiry(node: SourceParts) -> PeriodicTask:
     """The thread that deletes snapshots which nobody reads, not started."""
 
     def expire() -> None:

@@ -230,6 +230,8 @@ class RecoveryCoordinator:
                     commit_empty(self._environment.directory, group.directory_name)
                 else:
                     self._copy(topic, group, recovery, plan.source, url)
+            # From here on only the installation may be repeated: a disk that fails within it leaves the group
+            # stopped, and its old data partly moved.
             self._installing.add(topic)
             self._environment.install(topic)
             self._installing.discard(topic)

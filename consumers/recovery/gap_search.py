@@ -74,6 +74,7 @@ class GapSearch:
             lambda: self._last_common(topic, group),
             resume_offset,
         )
+        # The time as the batch: a second gap that this node accepts must not count as a repeat of its first.
         position = ProducerPosition(f"{self._environment.node}/gap", self._clock.wall_ns(), 0)
         append_one(self._log, topic, encode_message(Message(position, gap)))
         _log.warning("gap accepted", group=group.name, resume_offset=gap.resume_offset, version=state.version)
@@ -122,6 +123,8 @@ class GapSearch:
         # Only an idle group may change its state: what was read before the log was lost is applied first.
         if not self._environment.is_idle(topic):
             return
+        # Behind the gap that is known already, accepted or not yet joined: else the search would find that one for
+        # ever.
         base = seeker.seek(group.health.conditions.gap or group.replica.state.base, self._task.stopping.is_set)
         if base is not None:
             self._cross(topic, group, base)

@@ -16,7 +16,7 @@ from typing import Any
 from headrace.connectors.log.port import Log, Reader, Record, TopicState
 from headrace.consumers.replication.group_state import GapRecord, GroupState, LogBase
 from headrace.consumers.replication.hash_chain import next_chain, record_digest
-from headrace.consumers.replication.log_prefix import Cursor, LogPrefix, Verdict
+from headrace.consumers.replication.log_prefix import Continuation, Cursor, LogPrefix
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.framing import FrameInvalid
 from headrace.schemas.messages import NO_CHAIN, Anchor, Gap, decode_message
@@ -112,6 +112,7 @@ def holds_record(log: Log, topic: str, state: TopicState, offset: int, digest: b
 
 
 def _digest_at(log: Log, topic: str, state: TopicState, offset: int) -> bytes | None:
+    # Without a read: at the end of a log it would wait for its whole time, in each step of a bisection.
     if offset >= state.end:
         return None
     reader = log.reader({topic: offset})
@@ -172,14 +173,14 @@ class GapSeeker:
         """The first gap in the log so far that is neither `base` nor older; None while there is none."""
         while not stopped() and (records := self._reader.poll(POLL_RECORDS, 0.2)):
             for record in records:
-                verdict = self._prefix.judge(record, record_digest(record.value))
-                if verdict is Verdict.NEXT and (found := self._judge(record, base)) is not None:
+                continuation = self._prefix.judge(record, record_digest(record.value))
+                if continuation is Continuation.NEXT and (found := self._judge(record, base)) is not None:
                     return found
                 # A log that was cut and written on meanwhile may have a gap behind this position.
-                if verdict is Verdict.UNPROVEN:
+                if continuation is Continuation.UNPROVEN:
                     self._reader.seek(self._topic, self._prefix.cursor.offset)
                     break
-                if verdict is Verdict.FOREIGN:
+                if continuation is Continuation.FOREIGN:
                     self._begin()
                     break
         return None

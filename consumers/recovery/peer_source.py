@@ -11,6 +11,7 @@ from headrace.connectors.http import AnswerCut, NodeRefused, NodeUnreachable, ca
 from headrace.consumers.recovery.file_copy import Snapshot, SourceFailed
 
 ANSWER_TIMEOUT_S = 10.0
+# A link for each segment and a checkpoint of the index, on a disk that is busy: longer than any other answer.
 SNAPSHOT_TIMEOUT_S = 60.0
 RELEASE_TIMEOUT_S = 2.0
 

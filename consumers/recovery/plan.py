@@ -95,6 +95,8 @@ def plan_recovery(position: ReplicaPosition, live: Sequence[Status], costs: Cost
 def _replace(position: ReplicaPosition, best: Status | None) -> RecoveryPlan:
     if best is not None:
         return RecoveryPlan(RecoveryMethod.FILES, best.node, "own data is wrong")
+    # Files come first where both would do: a group that is rebuilt from its log serves nothing until it has read all
+    # of it.
     if position.whole:
         return RecoveryPlan(RecoveryMethod.REBUILD, reason="own data is wrong, and the log has everything")
     return RecoveryPlan(

@@ -63,6 +63,8 @@ class LogProgress:
 
     def progress(self, offset: int, end: int) -> Progress:
         """The figures at an offset of a log that ends at `end`."""
+        # The mean since the beginning, and not the newest rate: the log is read in bursts, and the time left would
+        # jump.
         now = self._clock.monotonic_s()
         rate = max(0, offset - self._from) / max(0.001, now - self._begun_s)
         return Progress(
@@ -128,6 +130,8 @@ class Recovery:
     def start_attempt(self, source: str) -> None:
         """A new attempt begins."""
         self._source = source
+        # Both begin again with each attempt: the bytes of another source would make the rate, and the time left,
+        # wrong.
         self._begun_s, self._received = self._now_s(), 0
 
     def begin(self, files: int, total_bytes: int) -> None:

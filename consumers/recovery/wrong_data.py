@@ -49,6 +49,8 @@ class WrongData:
         try:
             self._environment.record_wrong(topic, group)
         except (HeadraceError, OSError) as error:
+            # Not raised: whoever found the data wrong may find it once only. `turn` repeats the mark until the disk
+            # takes it.
             _log.error("wrong data not recorded", group=group.name, error=str(error))
             group.health.note_unrecorded(str(error))
         else:

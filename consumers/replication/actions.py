@@ -171,8 +171,11 @@ def repeats(message: Message, known: ProducerState | None) -> Ignored | None:
     position = message.position
     if known is None or position.batch > known.batch:
         return None
+    # A late message of a task that was given up: its retry has written the batch whole, before the newer one.
     if position.batch < known.batch:
         return Ignored.SUPERSEDED
+    # By content too: a retried batch may be divided differently, and then the same sequence has rows that must
+    # count.
     return Ignored.REPEATED if (position.sequence, message.digest) in known.seen else None
 
 

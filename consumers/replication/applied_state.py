@@ -31,6 +31,8 @@ class AppliedState:
 
         They are those of the newest record and, as far as known, of the newest accepted claim.
         """
+        # After a start the time of the claim itself is not known: that of the newest record is later, so the grace
+        # period may be longer once, and is never shorter.
         claimed_ms = before.claimed_ms if before is not None and before.epoch == state.epoch else timestamp_ms
         newest = (state.version, state.offset, state.chain, timestamp_ms, state.epoch, state.leader)
         changes = ChangeView.of(state.changes, before.changes if before is not None else None)

@@ -37,6 +37,7 @@ class DistinctSlots:
             return ()
         times = rows.column(1).to_numpy()
         first, last = int(times.min()) // database.slice_ns, int(times.max()) // database.slice_ns
+        # Within one slice the bucket decides: one look at the distinct keys, and a count of codes.
         if first != last:
             return tuple(np.unique(row_slots(rows, database, slots_total)).tolist())
         series, count = rows.column(0), database.buckets

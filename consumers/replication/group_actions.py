@@ -67,6 +67,7 @@ class GroupActions:
         self._distinct_slots = DistinctSlots()
         self._admitted: tuple[Write, pa.RecordBatch] | None = None
         replica.slots_of = self._slots_of
+        # Before anybody can query: until the store knows the holds again, rows of slots that left would be shown.
         self._hold_again()
 
     @property

@@ -26,7 +26,7 @@ from headrace.consumers.replication.group_state import lost_log_choices
 from headrace.consumers.replication.hash_chain import record_digest
 from headrace.consumers.replication.journal import Journal, JournalEntry
 from headrace.consumers.replication.log_consumer_listener import LogConsumerListener
-from headrace.consumers.replication.log_prefix import Cursor, LogPrefix, Verdict
+from headrace.consumers.replication.log_prefix import Continuation, Cursor, LogPrefix
 from headrace.consumers.replication.settings import ReplicationLimits
 from headrace.consumers.replication.topic_identity import TopicIdentities
 from headrace.schemas.errors import HeadraceError, StateUnknown
@@ -346,12 +346,12 @@ class LogConsumer:
         if record.topic in unproven or group.health.holds(State.STOPPED, State.LOST):
             return None
         last = prefix.cursor
-        verdict = prefix.judge(record, record_digest(record.value))
-        if verdict is Verdict.NEXT:
+        continuation = prefix.judge(record, record_digest(record.value))
+        if continuation is Continuation.NEXT:
             return JournalEntry.of(group.key, prefix.cursor.version, record)
-        if verdict is Verdict.UNPROVEN:
+        if continuation is Continuation.UNPROVEN:
             unproven.add(record.topic)
-        if verdict is Verdict.FOREIGN:
+        if continuation is Continuation.FOREIGN:
             group.mark_log_lost(
                 f"the log does not hold at offset {last.offset} the record that this node journaled, and has another "
                 f"one at offset {record.offset}: it was truncated or recreated; {lost_log_choices(group.name)}"

@@ -44,7 +44,7 @@ class Cursor:
         return self.offset if self.gap is None else self.gap.offset
 
 
-class Verdict(Enum):
+class Continuation(Enum):
     """What a record is to a reader."""
 
     NEXT = auto()
@@ -79,7 +79,7 @@ class LogPrefix:
         """Whether there is a last record that can be recognised."""
         return self.cursor.digest != NO_CHAIN
 
-    def judge(self, record: Record, digest: bytes) -> Verdict:
+    def judge(self, record: Record, digest: bytes) -> Continuation:
         """What the next record that the reader returns is; NEXT moves the cursor to it."""
         if self.comparing:
             return self._compare(record, digest)
@@ -87,27 +87,27 @@ class LogPrefix:
         if UNKNOWN_EPOCH not in (epoch, self._proven_epoch):
             # Epochs never fall along a log: this one was created again, and counts its leaders from 0.
             if epoch < self.cursor.leader_epoch:
-                return Verdict.FOREIGN
+                return Continuation.FOREIGN
             if epoch > self._proven_epoch:
                 self.comparing, self._pending_epoch = True, epoch
-                return Verdict.UNPROVEN
+                return Continuation.UNPROVEN
         gap = self.cursor.gap
         if gap is not None and not _precedes(record, digest, gap):
-            return Verdict.FOREIGN
+            return Continuation.FOREIGN
         ahead = gap if gap is not None and record.offset < gap.offset else None
         self.cursor = Cursor(self.cursor.version + 1, record.offset, digest, epoch, ahead)
         self._proven_epoch = max(self._proven_epoch, epoch)
-        return Verdict.NEXT
+        return Continuation.NEXT
 
-    def _compare(self, record: Record, digest: bytes) -> Verdict:
+    def _compare(self, record: Record, digest: bytes) -> Continuation:
         self.comparing = False
         known, epoch = self.cursor, record.leader_epoch
         same_epoch = UNKNOWN_EPOCH in (known.leader_epoch, epoch) or known.leader_epoch == epoch
         if (record.offset, digest) != (known.offset, known.digest) or not same_epoch:
-            return Verdict.FOREIGN
+            return Continuation.FOREIGN
         self.cursor = replace(known, leader_epoch=max(known.leader_epoch, epoch))
         self._proven_epoch = max(self._proven_epoch, self._pending_epoch, epoch)
-        return Verdict.READ_BEFORE
+        return Continuation.READ_BEFORE
 
     def rewind(self, cursor: Cursor) -> None:
         """The reader is behind an earlier record again, which this prefix has."""

@@ -36,6 +36,7 @@ class Section:
     def note(self, producer: str, batch: int, seen: Iterable[tuple[int, bytes]]) -> None:
         """Messages of a producer were applied under its former holder."""
         known = self.producers.pop(producer, None)
+        # Parts of one takeover may divide a producer's batch: those of the same batch add up.
         if known is None or batch > known.batch:
             known = Newest(batch, set())
         if batch == known.batch:

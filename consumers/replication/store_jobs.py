@@ -257,6 +257,8 @@ class StoreJobQueue:
             _log.info("store job void", group=self._group, version=job.version, error=str(error))
             job.cancel()
         except HeadraceError as error:
+            # Repeated for ever, in its place: a later job that ran first would commit a state without this one's
+            # files.
             if error.retriable:
                 self._awaits_file = isinstance(error, SegmentAwaited)
                 return self._wait(job, str(error))

@@ -13,6 +13,7 @@ from headrace.schemas.group_changes import BarrierPhase
 from headrace.schemas.messages import Compact, Drop, Leadership
 from headrace.schemas.tables import KEEP_FOREVER_NS
 
+# Jobs of a group run in the order of its log, so the next seal waits for all merges of one turn.
 COMPACTIONS_MAX = 4
 DEFERRED_MERGES_MAX = 100
 """More merges than this wait for no change of members."""
@@ -57,6 +58,8 @@ def due_upkeep(
         if before_ns is None or known is None:
             continue
         if progress is not None and (first_ns := group.store.first_undecided_ns(database, table, progress)) is not None:
+            # Older than their retention or not: a row that is dropped before a centre has decided about it never
+            # gets there.
             before_ns = min(before_ns, first_ns)
         oldest_ns = min(entry.max_time_ns for entry in entries if (entry.database, entry.table) == (database, table))
         # Whole slices only: a Drop that hides no slice would be a record every five seconds for nothing.

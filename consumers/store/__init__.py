@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from headrace.consumers.store.store import Store, encoding_threads
     from headrace.consumers.store.store_directory import StoreSnapshot
     from headrace.consumers.store.store_errors import (
+        BatchInvalid,
         CutUnready,
         JobOutOfOrder,
         JobSuperseded,
-        RowsInvalid,
         SegmentAwaited,
         SegmentUnread,
         StagedFileInvalid,
@@ -53,7 +53,7 @@ _HOMES = {
     "LoadJob": "headrace.consumers.store.load_job",
     "MemtableSize": "headrace.consumers.store.memtable",
     "ReleaseJob": "headrace.consumers.store.cut",
-    "RowsInvalid": "headrace.consumers.store.store_errors",
+    "BatchInvalid": "headrace.consumers.store.store_errors",
     "SealJob": "headrace.consumers.store.jobs",
     "SegmentAwaited": "headrace.consumers.store.store_errors",
     "SegmentEntry": "headrace.consumers.store.segment",
@@ -85,6 +85,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "BatchInvalid",
     "CompactJob",
     "Compaction",
     "Cut",
@@ -98,7 +99,6 @@ __all__ = [
     "LoadJob",
     "MemtableSize",
     "ReleaseJob",
-    "RowsInvalid",
     "SealJob",
     "SegmentAwaited",
     "SegmentEntry",

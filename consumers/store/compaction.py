@@ -176,6 +176,8 @@ def _rows(unit: Unit) -> int:
 
 
 def _tier(rows: int, settings: StoreSettings) -> int:
+    # Below a quarter of a row group all files are of one size: there the price is that of a file and not of its
+    # rows.
     tier, size = 0, settings.row_group_rows // _TIER_FACTOR
     while rows > size:
         tier, size = tier + 1, size * _TIER_FACTOR

@@ -94,6 +94,7 @@ def make_cut(components: StoreComponents, version: int, slots: Slots, pin: bool 
     with view.lock:
         if view.frontier < version:
             raise CutUnready(f"the cut at version {version} is not sealed; the newest seal is {view.frontier}")
+        # A hold that is not known yet has removed nothing.
         if not view.held.get(version, True):
             raise CutUnready(f"the files of the cut at version {version} were removed here")
         cut = Hold(version, slots)
@@ -152,6 +153,7 @@ def _link(components: StoreComponents, entry: SegmentEntry, directory: Path) -> 
     # Two databases may hold the same rows: the content names the file.
     if segment.exists():
         return
+    # The bytes were synced when the file was sealed or attached: only what is written here needs a sync.
     os.link(components.files.path(entry.name), segment)
     content = SeriesFile.of(entry, components.runs.get(entry.name).to_bytes()).to_bytes()
     with series.open("wb") as out:

@@ -72,6 +72,7 @@ def _streams(values: pa.Array) -> list[Bytes]:
         return [whole.to_numpy(zero_copy_only=False).view(np.uint8).data, nulls.data]
     if not len(values):
         return [b"", nulls.data]
+    # The bits of floats too: by value NaN would differ from itself, and -0.0 would equal 0.0.
     numbers = np.frombuffer(values.buffers()[1], np.int64)[values.offset : values.offset + len(values)]
     if len(nulls):
         numbers = numbers.copy()

@@ -230,6 +230,8 @@ class Index:
             frontier, state = changes.state
             batch.put(b"frontier", str(frontier).encode(), handles["state"])
             batch.put(b"state", state, handles["state"])
+        # The format rises with the first entry that needs it and not with the build: up to then the build before
+        # opens the index, so an upgrade can be taken back.
         if changes.needed_format > self._format:
             batch.put(b"format", changes.needed_format, handles["state"])
         if changes.held:

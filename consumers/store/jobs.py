@@ -196,6 +196,7 @@ class SealJob(StoreJob):
         segment = rows.rows_of(part)
         encoded = encode_segment(self._components.group, name, schema, segment, self.version, self._components.settings)
         self._components.files.stage(name.relative, encoded.data)
+        # By threads of the pool, without a lock: each change is one call, which the interpreter does not divide.
         self._staged.append(name.relative)
         handed = self.version if held_since else 0
         entry = replace(encoded.entry, held_since=held_since, handed_version=handed)

@@ -68,6 +68,8 @@ class LastRanks:
     @classmethod
     def of_segment(cls, entry: SegmentEntry, rows: int) -> LastRanks:
         """Those of `rows` rows of one segment."""
+        # Ranks of single rows end with the seal. The file has every delete of its range applied, so the highest rank
+        # of it serves for all.
         every = (entry.era, entry.last_version, entry.held_since)
         eras, versions, since = (np.full(rows, value, np.int64) for value in every)
         if not entry.synced:

@@ -166,6 +166,7 @@ class LoadJob(StoreJob):
 
     def _followers(self) -> Iterator[LoadJob]:
         """The loads right behind this one in the queue."""
+        # A copy of the queue, which the apply thread extends meanwhile.
         for job in tuple(self._components.queue)[1:]:
             if not isinstance(job, LoadJob):
                 return
@@ -234,6 +235,8 @@ class _Attaching:
         except StagedFileInvalid:
             discard(components, entry.content_digest)
             raise
+        # A link and no rename: until the commit the file has to be staged, for a crash, and two tables may await one
+        # content.
         components.files.link(entry.name, segment, synced=verified)
         present = replace(entry, awaited=False, size_bytes=found.size_bytes, file_digest=found.file_digest)
         self._note_last(present, runs, known)
@@ -248,6 +251,7 @@ class _Attaching:
         self.changes.last = {bucket: encode_last(rows) for bucket, rows in self.last.items()}
         self.changes.loaded_version = loaded_version
         self.components.commit(self.changes)
+        # Behind the commit: after a crash before it the files are attached from here once more.
         for content_digest in self.digests:
             discard(self.components, content_digest)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.consumers.store.store_errors import RowsInvalid
+from headrace.consumers.store.store_errors import BatchInvalid
 from headrace.schemas.tables import DatabaseSchema, FieldType, TableSchema, widened
 
 TableKey = tuple[str, str]
@@ -81,19 +81,20 @@ class Memtable:
 def live_batch(version: int, era: int, schema: TableSchema, rows: pa.RecordBatch, held_since: int = 0) -> LiveBatch:
     """A batch of `rows`, which is not empty, with their time range.
 
-    Raises RowsInvalid if they do not match `schema`.
+    Raises BatchInvalid if they do not match `schema`.
     """
     # Checked on entry: the record is in the log for good, so a
     # batch that a seal could not encode would stop the group.
     field_types = schema.field_types()
     if rows.column(0).dictionary.null_count:
-        raise RowsInvalid(f"rows of {schema.database}.{schema.table} have a series without a key")
+        raise BatchInvalid(f"rows of {schema.database}.{schema.table} have a series without a key")
     for name, arrow_type in zip(rows.schema.names[2:], rows.schema.types[2:], strict=True):
         have, want = FieldType.of_arrow(arrow_type), field_types.get(name)
         if have is None or want is None or widened(have, want) != want:
-            raise RowsInvalid(
+            raise BatchInvalid(
                 f"field {name!r} ({arrow_type}) does not fit version {schema.version} of {schema.database}.{schema.table}"
             )
+    # One pass now spares every query a look at the rows of batches that are outside of its time range.
     bounds = pc.min_max(rows.column(1))
     return LiveBatch(era, version, rows, bounds["min"].as_py(), bounds["max"].as_py(), held_since)
 

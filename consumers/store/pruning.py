@@ -275,6 +275,7 @@ def _keys(rows: pa.RecordBatch) -> pa.Array:
 
 
 def _store_results(cache: dict[_Key, bool], results: dict[_Key, bool]) -> None:
+    # All at once: keeping an order of use would cost a lock at every look-up, for results that are seldom so many.
     if len(cache) + len(results) > CACHED_RESULTS_MAX:
         cache.clear()
     cache.update(results)

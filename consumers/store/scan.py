@@ -112,6 +112,7 @@ def read_table(
     for batch, rows in zip(live, visible(narrow, view.tombstones), strict=True):
         rows = rows_between(rows, request.start_ns, request.end_ns)
         ranked.append(((batch.era, batch.version, batch.version, ""), masks.keep(rows)))
+    # Files and memory in one order: rows that were handed over are in memory, and may rank below those of a file.
     ranked.sort(key=lambda pair: pair[0])
     batches = [rows for _, rows in ranked if len(rows)]
     # Unique unsealed rows alone need no sort: the common query on recent data.

@@ -296,6 +296,7 @@ def store_error(error: OSError, path: Path) -> StoreError:
 
 
 def _write(path: Path, data: pa.Buffer) -> None:
+    # Truncated: what a crash has left under this name is no beginning of this file.
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
     try:
         view = memoryview(data)

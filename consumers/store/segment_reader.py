@@ -52,6 +52,7 @@ def read_rows(
     have changed, SegmentUnread when they have not and yet cannot be read. `count` gets what was read.
     """
     try:
+        # With checksums: a flipped bit has to be an error, and never another value in an answer.
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
             return _read_open(file, entry, runs, fields, start_ns, end_ns, wanted, count or ReadCount())
     except (pa.ArrowException, OSError, ValueError) as error:

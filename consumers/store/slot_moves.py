@@ -45,7 +45,7 @@ class SlotMoves:
     ) -> None:
         """Adds rows that another log took first, with their rank there; all are of slots held since `rank.held_since`.
 
-        Raises RowsInvalid and then stores nothing.
+        Raises BatchInvalid and then stores nothing.
         """
         assert rank.held_since > rank.era, rank
         self._advance(version)
@@ -78,6 +78,8 @@ class SlotMoves:
         known = TableMetadata(database, newer_schema(current.schema if current else None, schema))
         view.note_table(known)
         if load.sender:
+            # Own segments to come begin behind it: with the file's rank inside of their range, no order of names is
+            # right.
             self._divided_version = version
         return LoadJob(
             self._components, version, awaited_entry(version, load), known, synced_era=era if load.sender else None

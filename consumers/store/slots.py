@@ -77,6 +77,7 @@ def row_slots(rows: pa.RecordBatch, database: DatabaseSchema, slots_total: int) 
 
 def batch_without(batch: LiveBatch, database: DatabaseSchema, slots: Slots) -> LiveBatch | None:
     """What is left of a batch without the rows of some slots; the batch itself if it has none of them."""
+    # Row by row, since one message may have rows of slots that leave and of slots that stay.
     leaving = np.isin(row_slots(batch.rows, database, slots.total), tuple(slots.numbers))
     return _left(batch, leaving)
 

@@ -130,7 +130,7 @@ class Store(SlotMoves):
     ) -> None:
         """Adds the rows of one message (a row batch, see `schemas.payload`), written under `schema`.
 
-        The work grows with the number of columns, plus one pass over the times. Raises RowsInvalid and then
+        The work grows with the number of columns, plus one pass over the times. Raises BatchInvalid and then
         stores nothing.
         """
         self._advance(version)
@@ -331,6 +331,7 @@ class Store(SlotMoves):
         was read and may raise to stop.
         """
         files = self._components.files
+        # A file that a merge removes while it is read would look like one that the disk has lost.
         files.pin([name])
         try:
             entry = self._components.view.entry(name)

@@ -54,7 +54,7 @@ class StoreFormatUnknown(StoreError):
     """A build with a format that this build cannot read wrote the store."""
 
 
-class RowsInvalid(StoreError):
+class BatchInvalid(StoreError):
     """Rows do not match the schema they were written under. Nothing was stored."""
 
 

@@ -131,6 +131,7 @@ class StoreJob(ABC):
         # The journal is trimmed up to the next seal's frontier,
         # so the rows of a cancelled seal would be in no segment.
         assert self.can_be_cancelled, self.version
+        # Behind an attempt under way: a job that left the queue must not commit after the next one has begun.
         with self._running:
             if not self.done:
                 self.done = True

@@ -60,6 +60,8 @@ class StoreView:
         self._sets: dict[TableKey, TombstoneSet] = {}
         for tombstone in content.tombstones:
             self._tombstones.setdefault((tombstone.database, tombstone.table), {})[tombstone] = None
+        # What a seal writes, and what readers see of it. Slots that leave are hidden from readers at once, and
+        # sealed all the same: their next holder gets the file.
         self._frozen: list[tuple[Memtable, Memtable]] = []
         self._live = Memtable()
         self._last: dict[BucketKey, pa.RecordBatch] = {}
@@ -150,6 +152,7 @@ class StoreView:
                 self._entries.get((entry.database, entry.table), {}).pop(entry.name, None)
                 self._awaited.pop(entry.name, None)
                 self._of_cuts.pop(entry.name, None)
+            # Holds before files: they decide where `_add_entry` puts one.
             if released is not None:
                 self.holds = tuple(kept for each in self.holds if (kept := each.without(released)) is not None)
             if held is not None:

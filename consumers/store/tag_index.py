@@ -73,6 +73,7 @@ class TagIndex:
             if one is None:
                 one = self._tags[tag] = _OneTag.of(self.keys, tag)
             places = one.of_values(wanted)
+            # A series has one value of a tag, so no place comes twice from one tag.
             found = places if found is None else np.intersect1d(found, places, assume_unique=True)
         return np.arange(len(self.keys)) if found is None else np.sort(found)
 

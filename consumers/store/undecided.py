@@ -117,6 +117,7 @@ def _file(
     segment, series = (directory / f"{number:06}{suffix}" for suffix in (SEGMENT_SUFFIX, SERIES_SUFFIX))
     os.link(components.files.path(entry.name), segment)
     content = SeriesFile.of(entry, components.runs.get(entry.name).to_bytes()).to_bytes()
+    # Not synced, unlike in a cut: the directory ends with the process, and its files are read from the page cache.
     series.write_bytes(content)
     key = (entry.database, entry.table)
     known = components.view.metadata(key)

@@ -111,6 +111,7 @@ def _drop_obsolete(writer: LogWriter, replay_from: int, referenced: set[JournalF
     obsolete = [
         journal for journal in writer.journals.values() if journal.number < replay_from and journal not in referenced
     ]
+    # The manifest first, the deletion after it: a journal that is named and gone counts as damage.
     writer.publish([journal for journal in kept if journal.published], replay_from)
     for journal in obsolete:
         del writer.journals[journal.number]

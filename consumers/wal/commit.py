@@ -72,6 +72,7 @@ class GroupCommit:
             self._waiting.append(transaction)
             if self._has_leader:
                 gate = transaction.gate = _thread.allocate_lock()
+                # Acquired before the leader can see the transaction: a release that came first would be an error.
                 gate.acquire()
             else:
                 self._has_leader = True
@@ -102,6 +103,7 @@ class GroupCommit:
 
     def _promote_next(self) -> None:
         if self._waiting:
+            # The one that arrived first: the group that it takes has everybody who waits, so nobody starves.
             self._waiting[0].is_leader = True
             self._waiting[0].gate.release()
         else:
@@ -189,6 +191,8 @@ class GroupCommit:
                 writer.fail(f"sync of a journal: {error}")
             raise
         writer.files.step("update: journals synced")
+        # Without the write lock: only the holder of the sync lock raises it, and a frame that carries the value of
+        # before states too little, which is never wrong.
         writer.durable = target
 
 

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from crc32c import crc32c
 
+# 0xF7 occurs in no UTF-8 text: a search for headers in the middle of values seldom finds a candidate.
 FRAME_MAGIC = b"\xf7HRf"
 FRAME_HEADER = struct.Struct("<4sIIIQQQI")
 """magic, header CRC, frame CRC, body length, values length, transaction, durable, records."""
@@ -76,6 +77,7 @@ class Stop:
 
 def seed_of(number: int, offset: int) -> int:
     """Start value of the CRCs of the frame at `offset` of journal `number`."""
+    # Both halves of the offset: a journal may exceed 4 GiB, and a frame that was moved by so much must fail.
     return ((number * 0x9E3779B1) ^ offset ^ (offset >> 32)) & _MASK
 
 

@@ -81,6 +81,7 @@ class JournalFile:
         """
         path = directory / journal_name(number, partition)
         journal = cls(files, path, number, partition, files.open(path))
+        # A file is opened by the name that the manifest has, so it needs no publishing again.
         journal.published = True
         journal.reserved = files.size(journal._descriptor)
         try:

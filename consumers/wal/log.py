@@ -189,6 +189,7 @@ class WriteAheadLog:
         # A lock of its own, not the write lock: a checkpoint
         # may take seconds, and updates must not wait for it.
         with self._checkpointing:
+            # Again behind the lock: the log may have been closed while this call waited for another checkpoint.
             self._opened()
             write = write_checkpoint if writer.failure is None else write_checkpoint_after_failure
             size = write(writer, commit)
@@ -216,6 +217,8 @@ class WriteAheadLog:
 
     def _finish(self) -> None:
         writer, commit = self._writer, self._commit
+        # A failed log is not synced: a sync that succeeds now proves nothing about the pages that an earlier one
+        # lost.
         if writer is None or commit is None or writer.failure is not None:
             return
         if writer.dirty:
@@ -226,6 +229,8 @@ class WriteAheadLog:
             writer.fail("it was closed")
             for journal in writer.current.values():
                 try:
+                    # Its error changes nothing: a reserve that stays is zeros up to the end, which recovery takes
+                    # for a clean end.
                     journal.trim()
                 except OSError:
                     continue

@@ -60,6 +60,8 @@ class LogWriter:
         self.bytes_written = 0
         self.snapshot_transaction = recovered.snapshot.transaction if recovered.snapshot else 0
         self.replay_from = recovered.snapshot.replay_from if recovered.snapshot else 0
+        # Above every number that a file or the snapshot has: numbers seed the CRCs, so frames of a deleted file
+        # would be valid again in one that got its number.
         self.next_number = max([self.replay_from, 1, *(number + 1 for number in self.journals)])
         self._reserve_bytes = reserve_bytes
         self._number_min = 0
@@ -71,6 +73,7 @@ class LogWriter:
         for number, journal in sorted(self.journals.items()):
             header = journal.header
             usable = header is not None and header.serde_version == self.serde[1]
+            # Not one below the snapshot's: recovery would never read what is appended there.
             if number >= self.replay_from and usable and journal.partition < partitions:
                 self.current[journal.partition] = journal
 
@@ -116,6 +119,8 @@ class LogWriter:
         ends: dict[JournalFile, int] = {}
         for transaction in transactions:
             journal = self.current.get(transaction.partition) or self._open_partition(transaction.partition)
+            # Every frame of a group carries the watermark of before the group: no frame may state its own
+            # transactions, or those beside it, as durable.
             encoded = transaction.encoded
             start = ends.get(journal, journal.end)
             number += 1
@@ -206,6 +211,8 @@ class LogWriter:
         return journal
 
     def _is_spare(self, journal: JournalFile, partition: int) -> bool:
+        # Not one from before a roll: the snapshot contains whatever is numbered below it, so its frames would be
+        # lost.
         return journal.partition == partition and not journal.published and journal.number >= self._number_min
 
     def publish(self, journals: Sequence[JournalFile], snapshot: int | None = None) -> None:
@@ -215,6 +222,7 @@ class LogWriter:
             self.manifest.identity, *self.serde, self.manifest.snapshot if snapshot is None else snapshot, named
         )
         write_manifest(self.files, self.directory, manifest)
+        # Only once it is durable: after an error the next attempt begins from the manifest that is on the disk.
         self.manifest = manifest
 
     def roll(self) -> tuple[int, dict[int, JournalFile]]:
@@ -222,6 +230,7 @@ class LogWriter:
 
         Returns (lowest number of later ones, rolled journals by partition).
         """
+        # New journals are created by the next update of their partition: checkpoints of an idle log add no files.
         rolled, self.current = self.current, {}
         self._number_min = self.next_number
         return self.next_number, rolled

@@ -107,6 +107,8 @@ class Maintenance:
 
     def tick(self, log: Maintained, writer: LogWriter) -> None:
         """One round: sync unsynced transactions, write a checkpoint when it is due."""
+        # Left to the log's owner: a checkpoint drops what is not known durable, and the owner may be between two
+        # updates that belong together.
         if writer.failure is not None:
             return
         try:

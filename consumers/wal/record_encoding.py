@@ -111,6 +111,7 @@ def _encode_put(record: Any, serde: Serde[Any, Any], pairs: bool, chunks: list[B
     if length >= REFERENCE_BYTES_MIN:
         _encode_referenced(key, kind, code, key_bytes, buffers, length, chunks, encoded)
         return
+    # Always a copy of what may change: a caller fills its buffer again, and the state keeps the value.
     data = bytes(buffers[0]) if len(buffers) == 1 else b"".join(buffers)
     chunks += (HEAD.pack(kind, code, len(key_bytes), length), key_bytes, data)
     encoded.effects.append((key, data if kind == PAIR else Stored(kind, serde.version, data)))

@@ -146,6 +146,7 @@ def _write_kept(files: FileLayer, directory: Path, survey: Survey, entries: dict
         (number, partition) for number, partition in manifest.journals if survey.journals.get(number) in referenced
     )
     write_manifest(files, directory, Manifest(manifest.identity, *serde, replay_from, named))
+    # Behind the manifest that names them no more: a crash in between leaves files that recovery removes.
     for journal in survey.journals.values():
         if journal not in referenced:
             files.unlink(journal.path)

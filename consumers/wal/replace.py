@@ -14,6 +14,7 @@ from headrace.connectors.files import PARTIAL_SUFFIX, FileLayer
 def write_partial(files: FileLayer, path: Path, pieces: Iterable[bytes]) -> int:
     """Writes `path` + `.partial` durably and returns its size; leaves no file when that fails."""
     partial = partial_of(path)
+    # What a crash has left: creating a file that exists is an error, and its bytes are no beginning of this one.
     files.unlink(partial)
     descriptor = files.create(partial)
     try:

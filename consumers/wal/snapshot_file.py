@@ -95,6 +95,7 @@ def _encode_block(chunks: list[bytes], offset: int) -> bytes:
 
 def _encode_entry(key: Hashable, entry: Entry, current: int, referenced: set[JournalFile]) -> bytes:
     code, key_bytes = (BYTES, key) if type(key) is bytes else encode_key(key)
+    # First and without a call: nearly every entry is a small pair, and a checkpoint may have a million of them.
     if type(entry) is bytes:
         return HEAD.pack(PAIR, code, len(key_bytes), len(entry)) + key_bytes + entry
     if isinstance(entry, ValueReference):

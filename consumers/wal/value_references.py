@@ -51,6 +51,7 @@ def load_entry(serde: Serde[Any, Any], key: Hashable, entry: Entry) -> Any:
         return serde.load(data, version)
     if loads_pairs(serde):
         return (key, data)
+    # Another serde reads what `BytesSerde` wrote, so it gets the bytes that `BytesSerde.dump` would have made.
     assert isinstance(key, bytes)
     return serde.load(join_pair(key, data), version)
 

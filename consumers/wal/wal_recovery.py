@@ -93,10 +93,12 @@ def recover_files(files: FileLayer, directory: Path, serde: tuple[str, int], new
     """
     started = time.perf_counter()
     survey = survey_files(files, directory, Manifest(new_identity, *serde))
+    # Before damage is reported: a log of a newer build needs that build, and a repair would only lose data.
     check_serde(survey, directory, serde)
     if survey.decision.damage is not None:
         damage = survey.decision.damage
         raise LogDamaged(survey.journals[damage.number].path, damage.offset, damage.reason)
+    # Everything is read before anything is cut: an error up to here leaves the files as evidence.
     entries = read_entries(survey.snapshot, survey.journals, serde[1])
     transactions = replay(entries, survey.scans, survey.journals, survey.start, survey.decision.last, serde[1])
     files.step("recovery: replayed")
@@ -144,6 +146,7 @@ def _read_manifest(files: FileLayer, directory: Path, names: Sequence[str], new:
     path = directory / MANIFEST_NAME
     if MANIFEST_NAME in names:
         return decode_manifest(path, read_whole(files, path))
+    # A new manifest would name none of these files, and pass 4 would delete them all.
     if SNAPSHOT_NAME in names or any(name.startswith(JOURNAL_PREFIX) for name in names):
         raise FileMissing(path, 0, "the directory has files of a log but no manifest")
     if new is None:

@@ -24,7 +24,7 @@ from headrace._access import LogAccess
 from headrace._connection import ClusterConnection, open_cluster
 from headrace._file_writer import FileWriter
 from headrace.bench.content import ContentDiffers, check_content
-from headrace.bench.measurement import Clock, Leg, Note, broker_pid, chosen, node_pids, ratio, ratio_text, silent
+from headrace.bench.measurement import Leg, Note, ProcessClock, broker_pid, chosen, node_pids, ratio, ratio_text, silent
 from headrace.connectors.formats.interface import FormatOptions
 from headrace.local_cluster import LocalCluster
 from headrace.producers.writer import WriterSettings
@@ -102,8 +102,8 @@ def _figures(legs: Sequence[Leg], rows: int) -> dict[str, Any]:
     }
 
 
-def _clock(local: LocalCluster) -> Clock:
-    return Clock({"client": [os.getpid()], "broker": [broker_pid(local.broker)], "node": node_pids(local)})
+def _clock(local: LocalCluster) -> ProcessClock:
+    return ProcessClock({"client": [os.getpid()], "broker": [broker_pid(local.broker)], "node": node_pids(local)})
 
 
 def _write_file(local: LocalCluster, database: str, blocks: Sequence[bytes]) -> Leg:

@@ -23,9 +23,9 @@ from confluent_kafka import Consumer, TopicPartition
 from headrace.bench.content import ContentDiffers, check_content, tag_names
 from headrace.bench.measurement import (
     DATABASE,
-    Clock,
     Leg,
     Note,
+    ProcessClock,
     broker_pid,
     chosen,
     connected,
@@ -116,7 +116,7 @@ def ingest_leg(local: LocalCluster, broker: int, tables: Sequence[pa.Table], nam
         writer = TableWriter(cluster, DATABASE, name, WriterSettings(compression=compression))
         # The schema is made before the clock starts: a stream makes it once, and not with every table.
         writer.write(tables[0].slice(0, 0), tags)
-        clock = Clock({"producer": [os.getpid()], "broker": [broker], "nodes": node_pids(local)})
+        clock = ProcessClock({"producer": [os.getpid()], "broker": [broker], "nodes": node_pids(local)})
         for rows in tables:
             writer.write(rows, tags)
         seal(local, writer.close())
@@ -141,7 +141,7 @@ def _drain(local: LocalCluster, number: int) -> Leg:
     )
     # Each round appended the same rows: the last share of each topic is what this round wrote.
     starts = {topic: end * number // (number + 1) for topic, end in ends.items()}
-    clock = Clock({"consumer": [os.getpid()], "broker": [broker_pid(local.broker)]})
+    clock = ProcessClock({"consumer": [os.getpid()], "broker": [broker_pid(local.broker)]})
     consumer.assign([TopicPartition(topic, 0, start) for topic, start in starts.items()])
     left = sum(ends[topic] - starts[topic] for topic in ends)
     while left > 0:
@@ -154,7 +154,7 @@ def _drain(local: LocalCluster, number: int) -> Leg:
 
 def _parquet(tables: Sequence[pa.Table], path: Path) -> Leg:
     """The limit: the same tables in their order of arrival into one Parquet file, synced."""
-    clock = Clock({"process": [os.getpid()]})
+    clock = ProcessClock({"process": [os.getpid()]})
     with pq.ParquetWriter(path, tables[0].schema, compression="zstd") as writer:
         for rows in tables:
             writer.write_table(rows)

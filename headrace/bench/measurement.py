@@ -67,7 +67,7 @@ class Leg:
         return points / sum(self.cpu_seconds.values())
 
 
-class Clock:
+class ProcessClock:
     """Wall time and the CPU time of named processes, from now."""
 
     def __init__(self, processes: Mapping[str, Sequence[int]]) -> None:

@@ -16,7 +16,7 @@ ROWS_A_BATCH = 2_000
 PAUSE_S = 0.05
 
 
-class Load:
+class WriteLoad:
     """Writes batches of a cpu workload in a thread of its own until stopped, and keeps what was acknowledged."""
 
     def __init__(self, stage: Stage) -> None:

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 import headrace
 from headrace.demo.checks import check_replicas, check_tables, seal
-from headrace.demo.load import TABLE, Load
+from headrace.demo.load import TABLE, WriteLoad
 from headrace.demo.readings import fleet, produce
 from headrace.demo.show import show_queries, show_summary
 from headrace.demo.spark import ingest
@@ -94,7 +94,7 @@ def _check_ingest(stage: Stage, results: dict[str, dict[str, Any]], rows: int) -
 
 
 def _kill_under_load(stage: Stage) -> pa.Table:
-    cluster, load = stage.cluster, Load(stage)
+    cluster, load = stage.cluster, WriteLoad(stage)
     load.start()
     time.sleep(LOAD_S / 2)
     cluster.kill("n2")

@@ -49,14 +49,14 @@ class Fuel:
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class Cargo:
     """A load that is drawn anew from U(0, 5000) with a chance of 5 % a step."""
 
     name: str
     decimals: int | None = 0
 
 
-Field: TypeAlias = Walk | Fuel | Load
+Field: TypeAlias = Walk | Fuel | Cargo
 
 
 class FieldWalks:

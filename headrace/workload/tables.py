@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from headrace.workload.fields import Field, Fuel, Load, Walk
+from headrace.workload.fields import Cargo, Field, Fuel, Walk
 from headrace.workload.streams import BlockStreams, Purpose
 
 TAG_TYPE = pa.dictionary(pa.int32(), pa.string())
@@ -88,7 +88,7 @@ READINGS = TableSpec(
 DIAGNOSTICS = TableSpec(
     "diagnostics",
     3,
-    (Fuel("fuel_state"), Load("current_load"), Walk("status", 0, 5, 0, 0, 1, normal=True, decimals=None)),
+    (Fuel("fuel_state"), Cargo("current_load"), Walk("status", 0, 5, 0, 0, 1, normal=True, decimals=None)),
 )
 
 

@@ -78,7 +78,7 @@ class SimGroup:
 
 
 class SimStatuses:
-    """The statuses as one process has read them. See `Heartbeats`."""
+    """The statuses as one process has read them. See `ChangeHeartbeats`."""
 
     def __init__(self, node: str, incarnation: str, position: int) -> None:
         self.node = node

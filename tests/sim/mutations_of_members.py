@@ -25,7 +25,7 @@ from headrace.consumers.replication.group_state import SEAL_ROWS_DEFAULT
 from headrace.consumers.replication.heartbeat import Heartbeat
 from headrace.consumers.replication.journal import JournalEntry
 from headrace.consumers.replication.log_consumer import LogConsumer
-from headrace.consumers.replication.log_prefix import Cursor, LogPrefix, Verdict
+from headrace.consumers.replication.log_prefix import Continuation, Cursor, LogPrefix
 from headrace.consumers.replication.replica import Replica
 from headrace.schemas.messages import Claim
 from headrace.schemas.records import Role, Status
@@ -254,9 +254,9 @@ def cut_logs_are_followed(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(LogPrefix, "judge", _judged_alone)
 
 
-def _judged_alone(self: LogPrefix, record: Record, digest: bytes) -> Verdict:
+def _judged_alone(self: LogPrefix, record: Record, digest: bytes) -> Continuation:
     self.cursor = Cursor(self.cursor.version + 1, record.offset, digest, record.leader_epoch)
-    return Verdict.NEXT
+    return Continuation.NEXT
 
 
 def gaps_are_joined_from_anywhere(patch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from headrace.consumers.membership.running_change import RunningChange, bits_of
 from headrace.consumers.membership.slot_table import SlotTable
-from headrace.consumers.migration.cut_listing import NOBODY, CutListing, ListingInvalid, led_by
+from headrace.consumers.migration.cut_listing import NOBODY, CutListing, CutListingInvalid, led_by
 from headrace.consumers.migration.slot_pull import (
     LOADS_AT_ONCE,
     Pair,
@@ -210,7 +210,7 @@ def test_a_list_survives_the_way() -> None:
 )
 def test_a_list_that_no_node_writes_is_refused(change: dict[str, object]) -> None:
     """Whatever came over the network, the error has a type."""
-    with pytest.raises(ListingInvalid):
+    with pytest.raises(CutListingInvalid):
         CutListing.parse(LISTING.document() | change, "c.forward.n1.1", 2)
 
 

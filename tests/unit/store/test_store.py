@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.consumers.store import JobOutOfOrder, RowsInvalid, Store, StoreSettings, TableUnknown, pruning
+from headrace.consumers.store import BatchInvalid, JobOutOfOrder, Store, StoreSettings, TableUnknown, pruning
 from headrace.schemas.tables import DatabaseSchema, FieldType, TableSchema
 from tests.unit.store.builders import CPU, DATABASE, HOUR_NS, Row, contents, expected, row_batch, seal, write
 from tests.unit.store.conftest import SETTINGS
@@ -243,7 +243,7 @@ def test_a_batch_with_a_row_that_does_not_fit_is_refused(
 ) -> None:
     """A field the schema lacks, or of another type that does not widen, is refused and nothing is stored."""
     batch = row_batch(CPU, [(A, 1, {})], types)
-    with pytest.raises(RowsInvalid, match="load"):
+    with pytest.raises(BatchInvalid, match="load"):
         store.write(1, 1, schema, DATABASE, batch)
     assert (0, []) == (store.size().rows, store.tables())
 
