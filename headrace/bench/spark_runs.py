@@ -17,11 +17,11 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
+from headrace.pipeline.failures import WorkerLate, explain
 from headrace.pipeline.ingest_run import has_nothing_left
 from headrace.schemas.errors import HeadraceError
 
-STARTS_MAX = 5
-WORKER_LATE = "Python worker failed to connect back"
+STARTS_MAX = 20
 LOOK_S = 0.02
 
 
@@ -88,9 +88,12 @@ def measured_stream(writer: Callable[[], DataStreamWriter], *, until_idle: bool 
         try:
             _wait(query, until_idle=until_idle)
         except PySparkException as error:
+            # Here, as long as Java is there to explain it.
+            failure = explain(error, "the bench")
             # Spark gives the process that plans a fixed 10 s to start, whatever else the machine does.
-            if WORKER_LATE not in str(error) or not starts_left:
-                raise
+            if not isinstance(failure, WorkerLate) or not starts_left:
+                raise BenchInvalid(failure.message, action=failure.action) from None
+            time.sleep(1.0)
             continue
         finally:
             query.stop()

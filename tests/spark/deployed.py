@@ -18,7 +18,7 @@ from headrace.connectors.kafka.jars import resolve_jars
 from headrace.connectors.kafka.java import find_java
 from headrace.local_cluster import free_port
 
-WAIT_S = 240
+WAIT_S = 900
 QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 SPARK = Path(pyspark.__file__).parent
 

@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.slow(70)
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(2_400)
 def test_a_standalone_cluster_runs_the_jobs_with_one_zip(cluster: IngestCluster, tmp_path: Path) -> None:
     """Neither driver nor executors have the package: `--py-files` brings it. Ingest has dead letters and reads its
     database in a mapping; backfill writes a Parquet file, and a second run leaves it out.
@@ -85,7 +85,7 @@ print(type(spark).__module__, read.count(), filtered, *sums)
 
 
 @pytest.mark.slow(60)
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(2_400)
 def test_spark_connect_reads_and_writes_tables(broker: BrokerInfo, tmp_path: Path) -> None:
     """A client without a JVM writes, reads, filters and follows a table; needs the extra `connect`."""
     pytest.importorskip("grpc", reason="pip install 'headrace[connect]'")
