@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup environment demo test bytecode sim bench lint type soak shots clean
+.PHONY: help setup environment demo test bytecode sim bench lint type soak shots spark-package clean
 BIN := .venv/bin
 # Tests of whole clusters mostly wait: more workers than cores. A fifth only added load. tests/conftest.py deals the tests to them, the longest first.
 WORKERS ?= 4
@@ -47,6 +47,9 @@ lint: environment  ## Style and format.
 
 type: environment  ## Types, strictly.
 	$(BIN)/mypy headrace
+
+spark-package: environment  ## The zip for spark-submit --py-files and the jobs, in build/spark.
+	@$(BIN)/python -m headrace.pipeline.package build/spark
 
 clean:  ## Remove caches and build output; .venv and the jar cache stay.
 	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

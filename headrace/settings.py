@@ -61,6 +61,8 @@ class IngestSettings(SettingsModel):
     rejected_share_max: float = Field(
         default=0.5, ge=0, le=1, description="ingest stops when a greater share of 1,000 lines or more is refused"
     )
+    registry_user: str = Field(default="", description="user of the schema registry, if it wants one")
+    registry_password: str = Field(default="", description="the password of that user")
 
 
 class LogSettings(SettingsModel):
@@ -127,12 +129,12 @@ class Settings(BaseSettings, ServerSettings):
     def shown(self) -> list[Shown]:
         """Every setting, in order, as it may be shown to anyone."""
         rows = [
-            Shown(name, self.value(name), self.origin(name), field.description or "")
+            Shown(name, _masked(name, self.value(name)), self.origin(name), field.description or "")
             for name, field in _known().items()
         ]
         for key, value in sorted(self.kafka.items()):
             name = f"{KAFKA}.{key}"
-            rows.append(Shown(name, MASK if is_secret(key) else value, self.origin(name), "librdkafka's"))
+            rows.append(Shown(name, _masked(key, value), self.origin(name), "librdkafka's"))
         return rows
 
 
@@ -195,8 +197,12 @@ def load_settings(
 
 
 def is_secret(name: str) -> bool:
-    """Whether the value of a librdkafka setting must not be shown."""
+    """Whether the value of a setting must not be shown."""
     return _SECRET.search(name) is not None
+
+
+def _masked(name: str, value: Any) -> Any:
+    return MASK if value and is_secret(name) else value
 
 
 def environment_name(name: str) -> str:
@@ -327,7 +333,7 @@ def _refusal(error: ErrorDetails, readings: Mapping[str, Reading]) -> str:
     section, key, *place = map(str, error["loc"])
     reading = readings[f"{section}.{key}"]
     given, kind, context = (
-        f"{reading.name} = {reading.value!r} (from {reading.origin})",
+        f"{reading.name} = {_masked(reading.name, reading.value)!r} (from {reading.origin})",
         error["type"],
         error.get("ctx", {}),
     )

@@ -11,6 +11,7 @@ import contextlib
 from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from headrace.connectors.deadline import Deadline
 from headrace.connectors.log.closing import is_closed
@@ -18,6 +19,7 @@ from headrace.connectors.log.port import Log, LogUnavailable, Reader, Record, To
 from headrace.consumers.membership.schema_log import SchemaLog
 from headrace.consumers.replication.hash_chain import record_digest
 from headrace.consumers.replication.producer_section import Section
+from headrace.pipeline.checkpoint import CheckpointForeign
 from headrace.pipeline.source_options import StreamOptions
 from headrace.producers.cluster import Routing, groups_of
 from headrace.schemas.errors import HeadraceError
@@ -35,7 +37,9 @@ TABLE_WAIT_S = 60.0
 TABLE_POLL_S = 0.2
 
 Offsets = dict[str, dict[str, str | int]]
-"""Of each log the topic's id and the next offset: `{"c.forward.n1.1": {"id": "…", "offset": 7}}`."""
+"""Of each log the topic's id, the next offset and the table: `{"c.forward.n1.1": {"id": "…", "offset": 7, "table":
+"db.t"}}`. Checkpoints of earlier builds have no table.
+"""
 
 
 class LogTrimmed(HeadraceError):
@@ -86,12 +90,13 @@ class LogFollower:
         latest = self._options.from_latest
         states = {topic: self._log.describe(topic) for topic in self._names()}
         return {
-            topic: {"id": state.topic_id, "offset": state.end if latest else state.begin}
+            topic: self._position(state.topic_id, state.end if latest else state.begin)
             for topic, state in states.items()
         }
 
     def start(self, offsets: Mapping[str, Mapping[str, str | int]]) -> None:
-        """Follow from these offsets on. Raises LogTrimmed."""
+        """Follow from these offsets on. Raises LogTrimmed, CheckpointForeign."""
+        self._check_own(offsets)
         starts: dict[str, int] = {}
         self._topics = {}
         for name, each in offsets.items():
@@ -274,9 +279,25 @@ class LogFollower:
     def _positions(self) -> Offsets:
         assert self._reader is not None, "start comes first"
         return {
-            name: {"id": topic.topic_id, "offset": max(topic.start, self._reader.position(name))}
+            name: self._position(topic.topic_id, max(topic.start, self._reader.position(name)))
             for name, topic in self._topics.items()
         }
+
+    def _position(self, topic_id: str, offset: int) -> dict[str, str | int]:
+        return {"id": topic_id, "offset": offset, "table": self._options.target.name}
+
+    def _check_own(self, offsets: Mapping[str, Any]) -> None:
+        """Raises CheckpointForeign for offsets of another source, or of another table: its rows would be skipped."""
+        own = self._options.target.name
+        for each in offsets.values():
+            if not isinstance(each, Mapping) or not {"id", "offset"} <= each.keys():
+                raise CheckpointForeign(
+                    "the checkpoint is that of another source", action="name another checkpointLocation"
+                )
+            if (table := each.get("table", own)) != own:
+                raise CheckpointForeign(
+                    f"the checkpoint is that of table {table}, not of {own}", action="name another checkpointLocation"
+                )
 
 
 def decoded(record: Record) -> Message | None:

@@ -5,6 +5,7 @@ they import from it.
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import zipfile
 from collections.abc import Iterator
@@ -78,5 +79,14 @@ def _files() -> Iterator[tuple[str, bytes]]:
         yield path.name, path.read_bytes()
 
 
+def write_jobs(directory: Path | str) -> list[Path]:
+    """Copy the jobs for `spark-submit` into `directory`; with the zip they need nothing else of this package."""
+    jobs = [path for path in sorted((_package() / "pipeline" / "jobs").glob("*.py")) if path.name != "__init__.py"]
+    return [Path(shutil.copy(path, directory)) for path in jobs]
+
+
 if __name__ == "__main__":
-    sys.stdout.write(f"{build_package(sys.argv[1] if len(sys.argv) > 1 else '.')}\n")
+    _directory = Path(sys.argv[1] if len(sys.argv) > 1 else ".")
+    _directory.mkdir(parents=True, exist_ok=True)
+    write_jobs(_directory)
+    sys.stdout.write(f"{build_package(_directory)}\n")

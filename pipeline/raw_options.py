@@ -24,6 +24,7 @@ OPTIONS = (
     *("cluster", "bootstrap", "topic", "database", "format"),
     *("table", "tableColumn", "tags", "staticTags", "timeColumn", "timeUnit", "timeFormat"),
     *("mapping", "columns", "sources", "fieldTypes", "schemaDir", "registry"),
+    *("registryUser", "registryPassword"),
     *("timeResolution", "anyTime", "compression"),
     *("maxMessagesPerBatch", "startingOffsets", "startingTimestamp", "startingOffsetsByTimestampStrategy"),
     "endingOffsets",
@@ -74,6 +75,8 @@ def options_of(
         "fieldTypes": json.dumps(dict(how.typed)) if how.typed else None,
         "schemaDir": how.schemas.directory,
         "registry": how.schemas.registry,
+        "registryUser": how.schemas.user or None,
+        "registryPassword": how.schemas.password or None,
         "timeResolution": job.resolution.value,
         "anyTime": str(job.any_time).lower(),
         "compression": job.compression,
@@ -183,7 +186,12 @@ def _mapped(given: Mapping[str, str]) -> FormatOptions:
 
 
 def _schemas(given: Mapping[str, str]) -> SchemaPlace:
-    return SchemaPlace(given.get("schemaDir") or None, given.get("registry") or None)
+    return SchemaPlace(
+        given.get("schemaDir") or None,
+        given.get("registry") or None,
+        given.get("registryUser", ""),
+        given.get("registryPassword", ""),
+    )
 
 
 def _listed(text: str) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import threading
 from collections.abc import Iterator
@@ -12,11 +13,14 @@ from urllib.parse import unquote, urlsplit
 
 
 class SchemaRegistry:
-    """Schemas by id, from 1. `status` other than 0 is the answer to every request."""
+    """Schemas by id, from 1. `status` other than 0 is the answer to every request; with a `login` (`user:password`)
+    others are not let in.
+    """
 
     def __init__(self, port: int) -> None:
         self.url = f"http://127.0.0.1:{port}"
         self.status = 0
+        self.login = ""
         self.requests: list[str] = []
         self._schemas: list[dict[str, Any]] = []
         self._versions: dict[tuple[str, int], int] = {}
@@ -63,7 +67,11 @@ def schema_registry() -> Iterator[SchemaRegistry]:
             pass
 
         def _reply(self, document: dict[str, Any] | None) -> None:
-            status, answer = registry.answer(self.path, document)
+            wanted = f"Basic {base64.b64encode(registry.login.encode()).decode()}"
+            if registry.login and self.headers["authorization"] != wanted:
+                status, answer = 401, {"error_code": 401}
+            else:
+                status, answer = registry.answer(self.path, document)
             content = json.dumps(answer).encode()
             self.send_response(status)
             self.send_header("content-type", "application/vnd.schemaregistry.v1+json")

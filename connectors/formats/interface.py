@@ -94,10 +94,15 @@ class RejectedLine:
 
 @dataclass(frozen=True, slots=True)
 class SchemaPlace:
-    """Where the schemas of messages are: a directory (or one file), or the URL of a registry."""
+    """Where the schemas of messages are: a directory (or one file), or the URL of a registry, with user and password if
+    it wants them.
+    """
 
     directory: str | None = None
     registry: str | None = None
+    user: str = ""
+    # In no `repr`: it ends up in plans, logs and error messages.
+    password: str = field(default="", repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,16 +1,19 @@
 """The Avro schemas of messages: files of a directory, or a schema registry with the API of Confluent.
 
 A schema that does not exist is a fault of its messages. A registry that does not answer is none: it is waited for,
-and then the whole input fails. A schema never changes under its id, so each process asks for it once.
+and then the whole input fails. A schema never changes under its id, so each process asks for it once. An id that
+the registry does not have is asked for again after a moment: it may come.
 """
 
 from __future__ import annotations
 
+import base64
 import http.client
 import json
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -28,6 +31,10 @@ REGISTRY_TIMEOUT_S = 10.0
 REGISTRY_PAUSE_S = 1.0
 ANSWER_BYTES_MAX = 16 << 20
 REFERENCES_MAX = 1_000
+UNKNOWN_AGE_S = 10.0
+"""How long an id that the registry does not have is not asked for again."""
+UNKNOWN_MAX = 10_000
+"""So many such ids are kept, the newest. Damaged messages have any number of them."""
 _ACCEPT = "application/vnd.schemaregistry.v1+json, application/json"
 _NOT_FOUND = {40401, 40402, 40403}
 """The registry's own codes for what it does not have; another 404 is of a server that is no registry."""
@@ -51,6 +58,8 @@ class SchemaStore:
 
     place: SchemaPlace
     wait_s: float = REGISTRY_WAIT_S
+    clock: Callable[[], float] = time.monotonic
+    _unknown: dict[int, float] = field(default_factory=dict)
     _parsed: dict[int, tuple[Any, dict[str, Any]] | SchemaUnusable] = field(default_factory=dict)
     _programs: dict[tuple[int, tuple[tuple[str, ...], ...]], Program | SchemaUnusable] = field(default_factory=dict)
 
@@ -78,7 +87,7 @@ class SchemaStore:
 
     def _read(self, number: int) -> tuple[Any, dict[str, Any]]:
         if self.place.registry is not None:
-            return Registry(self.place.registry, self.wait_s).schema(number)
+            return self._registered(number)
         assert self.place.directory is not None, "the options were checked"
         path = Path(self.place.directory, f"{number}{SUFFIX}")
         try:
@@ -90,19 +99,36 @@ class SchemaStore:
         except (OSError, UnicodeDecodeError) as error:
             raise SchemaMissing(f"{path} cannot be read: {error}") from None
 
+    def _registered(self, number: int) -> tuple[Any, dict[str, Any]]:
+        if self.clock() < self._unknown.get(number, 0.0):
+            raise _unknown_schema(number)
+        self._unknown.pop(number, None)
+        try:
+            return Registry(self.place, self.wait_s).schema(number)
+        except SchemaUnknown:
+            self._unknown[number] = self.clock() + UNKNOWN_AGE_S
+            if len(self._unknown) > UNKNOWN_MAX:
+                del self._unknown[next(iter(self._unknown))]
+            raise
+
 
 @dataclass(frozen=True, slots=True)
 class Registry:
-    """A schema registry."""
+    """The schema registry of a place."""
 
-    url: str
+    place: SchemaPlace
     wait_s: float = REGISTRY_WAIT_S
+
+    @property
+    def url(self) -> str:
+        """Its address, without a slash at the end."""
+        return (self.place.registry or "").rstrip("/")
 
     def schema(self, number: int) -> tuple[Any, dict[str, Any]]:
         """The schema with an id, and the types that it uses. Raises SchemaUnknown, SchemaUnusable, RegistryUnavailable."""
         answer = self._ask(f"/schemas/ids/{number}")
         if answer is None:
-            raise SchemaUnknown(f"the registry has no schema {number}")
+            raise _unknown_schema(number)
         kind = answer.get("schemaType", "AVRO")
         if kind != "AVRO":
             raise SchemaUnusable(f"schema {number} is {kind}, not Avro", action="give the --format of the messages")
@@ -138,7 +164,11 @@ class Registry:
             time.sleep(REGISTRY_PAUSE_S)
 
     def _asked_once(self, path: str) -> dict[str, Any] | None:
-        request = urllib.request.Request(self.url.rstrip("/") + path, headers={"accept": _ACCEPT})
+        request = urllib.request.Request(self.url + path, headers={"accept": _ACCEPT})
+        if self.place.user:
+            login = base64.b64encode(f"{self.place.user}:{self.place.password}".encode()).decode()
+            # A server that this one refers to does not get the password.
+            request.add_unredirected_header("authorization", f"Basic {login}")
         try:
             with urllib.request.urlopen(request, timeout=REGISTRY_TIMEOUT_S) as answer:
                 document = json.loads(answer.read(ANSWER_BYTES_MAX))
@@ -146,7 +176,10 @@ class Registry:
             if error.code == http.client.NOT_FOUND and _code(error) in _NOT_FOUND:
                 return None
             if error.code in (http.client.UNAUTHORIZED, http.client.FORBIDDEN):
-                raise RegistryUnavailable(f"the schema registry at {self.url} refuses access ({error.code})") from None
+                raise RegistryUnavailable(
+                    f"the schema registry at {self.url} refuses access ({error.code})",
+                    action="set ingest.registry_user and ingest.registry_password",
+                ) from None
             raise _SilentError(f"HTTP {error.code}") from None
         except (OSError, http.client.HTTPException) as error:
             raise _SilentError(str(getattr(error, "reason", error)) or type(error).__name__) from None
@@ -166,6 +199,10 @@ def _code(error: urllib.error.HTTPError) -> int:
         return int(json.loads(error.read(ANSWER_BYTES_MAX))["error_code"])
     except (ValueError, KeyError, TypeError, OSError, http.client.HTTPException):
         return 0
+
+
+def _unknown_schema(number: int) -> SchemaUnknown:
+    return SchemaUnknown(f"the registry has no schema {number}")
 
 
 def _usable(found: T | SchemaUnusable) -> T:
@@ -196,10 +233,14 @@ def check_place(place: SchemaPlace, *, numbered: bool) -> None:
         if not numbered:
             raise OptionsError("plain Avro has no schema ids to ask a registry for", action="give its --schema-dir")
         parts = urlsplit(place.registry)
+        # First, so that no message repeats the password. A URL is shown in plans and logs.
+        if parts.username or parts.password:
+            raise OptionsError(
+                "the URL of a registry must not have a user or a password",
+                action="set ingest.registry_user and ingest.registry_password",
+            )
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise OptionsError(f"{place.registry!r} is no URL of a registry", action="as http://registry:8081")
-        if parts.username or parts.password:
-            raise OptionsError("the URL of a registry must not have a password", action="use one that needs none")
     elif place.directory is None:
         more = " or --registry URL" if numbered else ""
         raise OptionsError("Avro messages need their schemas", action=f"give --schema-dir D{more}")

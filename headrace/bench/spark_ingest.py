@@ -1,55 +1,28 @@
-"""`headrace bench spark`: raw topic to forward logs through Spark, beside its Kafka source alone and stock
-Spark.
+"""The legs of `headrace bench spark` that read raw topics: ingest, Spark's Kafka source alone, and stock Spark.
 
-All legs are streaming queries over the same topics, in turn, several rounds after one that warms up; a ratio
-is the median over the rounds of two legs of one round. Ours ends in the broker; the limit and stock Spark
-(`from_json`, one Arrow stream a batch) end in the noop sink, which favours them. A leg whose row count is
-wrong has no figures.
+Ours ends in the broker; the limit and stock Spark (`from_json`, `from_avro`, one Arrow stream a batch) end in the noop
+sink, which favours them.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import tempfile
-import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from statistics import median
-from typing import Any
 
-import psutil
 import pyarrow as pa
-from confluent_kafka import Producer
-from confluent_kafka.admin import AdminClient
-from confluent_kafka.cimpl import NewTopic
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
-from pyspark.sql.streaming.readwriter import DataStreamWriter
+from pyspark.sql.avro.functions import from_avro
 
-from headrace.bench.measurement import Note, chosen, silent
-from headrace.connectors.formats.interface import FormatOptions
-from headrace.connectors.kafka.broker import EmbeddedBroker
-from headrace.connectors.log.kafka import KafkaLog
-from headrace.connectors.log.topics import Topics
-from headrace.consumers.membership.bootstrap import join_cluster
+from headrace.bench.spark_runs import BenchInvalid, Leg, Measure, SparkBench, checked, measured_stream, with_rows
+from headrace.bench.spark_topics import FRAME, TABLE, topic_of
+from headrace.connectors.formats.interface import FormatOptions, SchemaPlace
 from headrace.pipeline.ingest import RunOptions, forward_writer, prepare, raw_records
 from headrace.pipeline.ingest_progress import Counts, observed_counts
 from headrace.pipeline.job import IngestJob
-from headrace.pipeline.session import close_session, open_session
-from headrace.schemas.errors import HeadraceError
-from headrace.schemas.records import Create
-from headrace.workload import cpu
-from headrace.workload.encode import to_json_lines, to_line_protocol
 
-OPTIONS = {"rows": 1_000_000, "rounds": 3, "partitions": 2, "lines": 500}
-HOSTS = 1_000
-INTERVAL_S = 10
+CLUSTER = "bench"
 MESSAGES_MAX = 1_000_000_000
-FORMATS = ("influx", "json")
-DRIVER_MEMORY = "2g"
-"""More than the 1 GB of ingest: stock Spark explodes and parses long messages on the heap."""
 SOURCE_SETTINGS = {
     "max.poll.records": "10000",
     "max.partition.fetch.bytes": str(8 * 1024 * 1024),
@@ -60,175 +33,123 @@ SOURCE_SETTINGS = {
     "receive.buffer.bytes": str(1024 * 1024),
 }
 """Faster than the defaults of Spark's Kafka source: a limit must not be an artificial one."""
-BARS = {"of_source_one": 0.5, "of_stock_one": 1.3, "of_stock_many": 3.0}
-
-
-class BenchInvalid(HeadraceError):
-    """A leg did not read or write what it should have."""
-
-
-@dataclass(frozen=True, slots=True)
-class Leg:
-    """One query: wall seconds of its micro-batches, CPU seconds of Spark's processes."""
-
-    seconds: float
-    cpu_seconds: float
+_FORMATS = {"influx": "influx", "json": "json", "avro": "confluent-avro", "arrow": "arrow"}
 
 
 @dataclass(frozen=True)
-class Bench:
-    """What all legs share."""
+class RawTopics:
+    """The rows that are in each raw topic, and how they are read. `lines` rows are in a message of many."""
 
-    session: SparkSession
-    bootstrap: str
-    directory: Path
     rows: int
-    fields: tuple[str, ...]
     tags: tuple[str, ...]
+    fields: tuple[str, ...]
+    avro_schema: str
+    schema_directory: str
+    lines: int
+    tiny_batches: int
+    tiny_messages: int
 
-    def new_checkpoint(self) -> str:
-        """A checkpoint that does not exist yet."""
-        return str(self.directory / "checkpoints" / uuid.uuid4().hex)
+    def job(self, bootstrap: str, form: str, shape: str) -> IngestJob:
+        """Ours, on the topic of one format and shape."""
+        options = FormatOptions()
+        if form != "influx":
+            place = SchemaPlace(directory=self.schema_directory) if form == "avro" else SchemaPlace()
+            options = FormatOptions(table=TABLE, tags=self.tags, schemas=place)
+        name = _FORMATS[form]
+        return IngestJob(CLUSTER, bootstrap, topic_of(form, shape), CLUSTER, name, options)  # type: ignore[arg-type]
 
-    def job(self, form: str, shape: str) -> IngestJob:
-        """Ours, on the topic of one format with one or many rows a message."""
-        options = FormatOptions(table="cpu", tags=self.tags) if form == "json" else FormatOptions()
-        return IngestJob("bench", self.bootstrap, f"{form}.{shape}", "bench", form, options)  # type: ignore[arg-type]
-
-
-def run(options: Mapping[str, str], note: Note = silent) -> dict[str, Any]:
-    """Options: `rows` a topic, `rounds`, `partitions`, `lines` in a message of many.
-
-    Raises OptionUnknown, BenchInvalid.
-    """
-    given = chosen(options, OPTIONS)
-    rows = given["rows"] // HOSTS * HOSTS
-    rounds, partitions, lines = given["rounds"], given["partitions"], given["lines"]
-    with tempfile.TemporaryDirectory(prefix="headrace-bench-") as directory:
-        broker = EmbeddedBroker(Path(directory) / "broker")
-        bootstrap = broker.start().bootstrap
-        try:
-            fields, tags = _fill(bootstrap, rows, partitions, lines)
-            session = open_session(
-                "headrace bench spark",
-                log_file=Path(directory) / "spark.log",
-                settings={"spark.driver.memory": DRIVER_MEMORY},
-            )
-            try:
-                bench = Bench(session, bootstrap, Path(directory), rows, fields, tags)
-                return {"rows": rows, "partitions": partitions, "lines": lines} | _measure(bench, rounds, note)
-            finally:
-                close_session(session)
-        finally:
-            broker.stop()
+    def messages(self, shape: str) -> int:
+        """How many messages a topic has."""
+        if shape == "tiny":
+            return self.tiny_batches * self.tiny_messages
+        return self.rows if shape == "one" else -(-self.rows // self.lines)
 
 
-def table(result: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
-    """The figures for people."""
-    shown = [("rows a topic", f"{result['rows']:,}"), ("partitions", str(result["partitions"]))]
-    for name, figures in result["legs"].items():
-        each = f"{figures['rows_per_second']:,.0f} rows/s, {figures['rows_per_cpu_second']:,.0f} rows per CPU-second"
-        shown.append((name, each))
-    for name, figures in result["ratios"].items():
-        bar = f", at least {figures['bar']}" if figures["bar"] else ""
-        spread = f"{figures['median']:.2f} ({figures['least']:.2f} to {figures['most']:.2f})"
-        shown.append((name, f"{spread}, {figures['per_cpu_second']:.2f} by CPU-second{bar}"))
-    return shown
+def ingest_legs(bench: SparkBench, topics: RawTopics) -> dict[str, Measure]:
+    """The legs by name: `ours FORMAT SHAPE`, `source FORMAT SHAPE`, `stock FORMAT SHAPE`."""
+    legs: dict[str, Measure] = {}
+    for form, shape in (
+        *(("influx", "one"), ("json", "one"), ("avro", "one")),
+        *(("influx", "many"), ("json", "many"), ("arrow", "many")),
+    ):
+        query = _IngestQuery(bench, topics, form, shape)
+        legs[f"source {form} {shape}"], legs[f"ours {form} {shape}"] = query.source, query.ours
+        if form in ("json", "avro"):
+            legs[f"stock {form} {shape}"] = query.stock
+    tiny = _IngestQuery(bench, topics, "influx", "tiny")
+    return legs | {"source tiny": tiny.source, "ours tiny": tiny.ours}
 
 
-def _measure(bench: Bench, rounds: int, note: Note) -> dict[str, Any]:
-    """All legs in turn, `rounds` times after a round that warms up."""
-    legs: dict[str, Callable[[], Leg]] = {}
-    for shape in ("one", "many"):
-        for form in FORMATS:
-            job = bench.job(form, shape)
-            prepare(job, RunOptions(bench.new_checkpoint()), lambda _line: None)
-            legs[f"source {form} {shape}"] = _leg_of(_source, bench, job)
-            legs[f"ours {form} {shape}"] = _leg_of(_ours, bench, job)
-        legs[f"stock json {shape}"] = _leg_of(_stock, bench, bench.job("json", shape))
-    # The first round is not measured: in it Java compiles hot code, Spark its plans and Numba its kernels.
-    measured: dict[str, list[Leg]] = {name: [] for name in legs}
-    for number in range(rounds + 1):
-        note(f"round {number} of {rounds}" if number else "warming up")
-        for name, leg in legs.items():
-            result = leg()
-            if number:
-                measured[name].append(result)
-    return {
-        "legs": {name: _figures(bench.rows, taken) for name, taken in measured.items()},
-        "ratios": _ratios(measured),
-    }
+class _IngestQuery:
+    """The legs over one raw topic."""
+
+    def __init__(self, bench: SparkBench, topics: RawTopics, form: str, shape: str) -> None:
+        self._bench = bench
+        self._topics = topics
+        self._shape = shape
+        self._job = topics.job(bench.bootstrap, form, shape)
+        self._tiny = shape == "tiny"
+        self._messages_max = topics.tiny_messages if self._tiny else MESSAGES_MAX
+        prepare(self._job, RunOptions(bench.new_checkpoint()), lambda _line: None)
+
+    def source(self) -> Leg:
+        """Kafka source → noop."""
+        frame = kafka_messages(self._bench.session, self._job, self._messages_max)
+        leg, reports = measured_stream(lambda: self._bench.noop(frame))
+        self._check_batches(len(reports))
+        return with_rows(checked(leg, self._messages(), self._job.topic), self._rows())
+
+    def ours(self) -> Leg:
+        """The whole of ingest: parsed, cut, written to the forward logs with acks=all."""
+        records = raw_records(self._bench.session, self._job, self._messages_max)
+
+        def writer() -> object:
+            return forward_writer(records, self._job, RunOptions(self._bench.new_checkpoint()))
+
+        leg, reports = measured_stream(writer, until_idle=self._tiny)  # type: ignore[arg-type]
+        self._check_batches(len(reports))
+        counts = sum(map(observed_counts, reports), Counts())
+        if counts.rejected:
+            raise BenchInvalid(f"{self._job.topic}: {counts.rejected} bad lines")
+        return checked(with_rows(leg, counts.rows), self._rows(), self._job.topic)
+
+    def stock(self) -> Leg:
+        """Stock Spark, each Arrow batch as one compressed stream."""
+        rows = stock_rows(self._bench.session, self._job, self._topics)
+        arrow = rows.mapInArrow(_arrow_streams, "value binary")  # type: ignore[arg-type]
+        leg, _ = measured_stream(lambda: self._bench.noop(arrow))
+        return with_rows(checked(leg, self._messages(), self._job.topic), self._rows())
+
+    def _messages(self) -> int:
+        return self._topics.messages(self._shape)
+
+    def _rows(self) -> int:
+        return self._messages() if self._tiny else self._topics.rows
+
+    def _check_batches(self, batches: int) -> None:
+        if self._tiny and batches != self._topics.tiny_batches:
+            raise BenchInvalid(f"{batches} tiny batches instead of {self._topics.tiny_batches}")
 
 
-def _leg_of(measure: Callable[[Bench, IngestJob], Leg], bench: Bench, job: IngestJob) -> Callable[[], Leg]:
-    return lambda: measure(bench, job)
-
-
-def _figures(rows: int, legs: Sequence[Leg]) -> dict[str, float]:
-    return {
-        "rows_per_second": round(median(rows / leg.seconds for leg in legs)),
-        "rows_per_cpu_second": round(median(rows / leg.cpu_seconds for leg in legs)),
-    }
-
-
-def _ratios(measured: Mapping[str, Sequence[Leg]]) -> dict[str, dict[str, float | None]]:
-    """Speed of ours over that of the source alone and of stock Spark, by format and shape: by the clock, and
-    by the CPU time of Spark's processes.
-    """
-    ratios: dict[str, dict[str, float | None]] = {}
-    for shape in ("one", "many"):
-        for form in FORMATS:
-            for kind, peer in (("of_source", f"source {form} {shape}"), ("of_stock", f"stock json {shape}")):
-                ours = measured[f"ours {form} {shape}"]
-                each = [peers.seconds / own.seconds for own, peers in zip(ours, measured[peer], strict=True)]
-                per_cpu = median(
-                    peers.cpu_seconds / own.cpu_seconds for own, peers in zip(ours, measured[peer], strict=True)
-                )
-                figures = {"median": median(each), "least": min(each), "most": max(each), "per_cpu_second": per_cpu}
-                ratios[f"{kind}_{shape}_{form}"] = {
-                    **{name: round(value, 3) for name, value in figures.items()},
-                    "bar": BARS.get(f"{kind}_{shape}"),
-                }
-    return ratios
-
-
-def kafka_messages(session: SparkSession, job: IngestJob) -> DataFrame:
+def kafka_messages(session: SparkSession, job: IngestJob, messages_max: int = MESSAGES_MAX) -> DataFrame:
     """The raw topic from its beginning, read by Spark's own Kafka source."""
     settings = {"bootstrap.servers": job.bootstrap, "isolation.level": "read_committed", **SOURCE_SETTINGS}
     options = {f"kafka.{name}": value for name, value in settings.items()}
-    options |= {"subscribe": job.topic, "startingOffsets": "earliest", "maxOffsetsPerTrigger": str(MESSAGES_MAX)}
+    options |= {"subscribe": job.topic, "startingOffsets": "earliest", "maxOffsetsPerTrigger": str(messages_max)}
     columns = ("key", "value", "partition", "offset", "timestamp")
     return session.readStream.format("kafka").options(**options).load().select(*columns)
 
 
-def _source(bench: Bench, job: IngestJob) -> Leg:
-    """Kafka source → noop."""
-    return _run(_noop(bench, kafka_messages(bench.session, job)))
-
-
-def _ours(bench: Bench, job: IngestJob) -> Leg:
-    """The whole of ingest: parsed, cut, written to the forward logs with acks=all."""
-    records = raw_records(bench.session, job, MESSAGES_MAX)
-    counts: list[Counts] = []
-    leg = _run(forward_writer(records, job, RunOptions(bench.new_checkpoint())), counts)
-    _check(job, sum(counts, Counts()), bench.rows)
-    return leg
-
-
-def _check(job: IngestJob, counts: Counts, rows: int) -> None:
-    if (counts.rows, counts.rejected) != (rows, 0):
-        raise BenchInvalid(f"{job.topic}: {counts.rows} rows and {counts.rejected} bad lines instead of {rows} rows")
-
-
-def _stock(bench: Bench, job: IngestJob) -> Leg:
-    """Stock Spark: split lines where needed, `from_json`, each Arrow batch as one compressed stream."""
+def stock_rows(session: SparkSession, job: IngestJob, topics: RawTopics) -> DataFrame:
+    """The rows of a raw topic by `from_json` (lines split where needed) or `from_avro` (behind Confluent's frame)."""
+    raw = kafka_messages(session, job)
+    if job.format == "confluent-avro":
+        body = F.expr(f"substring(value, {len(FRAME) + 1})")
+        return raw.select(from_avro(body, topics.avro_schema).alias("row")).select("row.*")
     text = F.col("value").cast("string")
-    members = ", ".join([f"{tag} string" for tag in bench.tags] + [f"{field} double" for field in bench.fields])
+    members = ", ".join([f"{tag} string" for tag in topics.tags] + [f"{field} double" for field in topics.fields])
     lines = F.explode(F.split(text, "\n")) if job.topic.endswith("many") else text
-    raw = kafka_messages(bench.session, job).select(lines.alias("line"))
-    rows = raw.select(F.from_json("line", f"time bigint, {members}").alias("row")).select("row.*")
-    arrow = rows.mapInArrow(_arrow_streams, "value binary")  # type: ignore[arg-type]
-    return _run(_noop(bench, arrow))
+    return raw.select(F.from_json(lines.alias("line"), f"time bigint, {members}").alias("row")).select("row.*")
 
 
 def _arrow_streams(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -243,80 +164,3 @@ def _arrow_streams(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch
         yield pyarrow.RecordBatch.from_pydict(
             {"value": pyarrow.array([sink.getvalue().to_pybytes()], pyarrow.binary())}
         )
-
-
-def _noop(bench: Bench, frame: DataFrame) -> DataStreamWriter:
-    return frame.writeStream.format("noop").option("checkpointLocation", bench.new_checkpoint())
-
-
-def _run(writer: DataStreamWriter, counts: list[Counts] | None = None) -> Leg:
-    """Run a query to the end of its topic; planning and checkpoint counted, starting the query not.
-
-    `counts` gets those of its micro-batches.
-    """
-    before = _cpu_seconds()
-    query = writer.trigger(availableNow=True).start()
-    query.awaitTermination()
-    cpu_seconds = _cpu_seconds() - before
-    reports = [json.loads(report.json) for report in query.recentProgress]
-    if counts is not None:
-        counts += map(observed_counts, reports)
-    return Leg(
-        sum(report["durationMs"]["triggerExecution"] for report in reports if _moved(report)) / 1_000, cpu_seconds
-    )
-
-
-def _moved(report: Mapping[str, Any]) -> bool:
-    """Whether a report is of a micro-batch with data."""
-    # By offsets: Spark counts no input rows where Python workers read the topic themselves.
-    [source] = report["sources"]
-    return bool(source["startOffset"] != source["endOffset"])
-
-
-def _cpu_seconds() -> float:
-    """CPU seconds of Spark's JVM and its Python workers."""
-    used = 0.0
-    for process in psutil.Process(os.getpid()).children(recursive=True):
-        try:
-            times = process.cpu_times()
-        except psutil.Error:
-            # A Python worker that ended since the list was made.
-            continue
-        used += times.user + times.system
-    return used
-
-
-def _fill(bootstrap: str, rows: int, partitions: int, lines: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Make the cluster and the raw topics `{format}.{one|many}`; (fields, tags) of their rows."""
-    log = KafkaLog(bootstrap)
-    join_cluster(log, Topics("bench"), Create(("n1", "n2", "n3"), 3, 10_000))
-    log.close()
-    workload = cpu(HOSTS, duration_s=rows // HOSTS * INTERVAL_S, interval_s=INTERVAL_S)
-    data = workload.read("cpu")
-    for form in FORMATS:
-        texts = to_line_protocol("cpu", data) if form == "influx" else to_json_lines(data)
-        encoded = [text.encode() for text in texts.to_pylist()]
-        many = [b"\n".join(encoded[at : at + lines]) for at in range(0, len(encoded), lines)]
-        _produce(bootstrap, f"{form}.one", encoded, partitions)
-        _produce(bootstrap, f"{form}.many", many, partitions)
-    fields = tuple(name for name in data.column_names if name not in (*workload.tags, "time"))
-    return fields, workload.tags
-
-
-def _produce(bootstrap: str, topic: str, values: Sequence[bytes], partitions: int) -> None:
-    with AdminClient({"bootstrap.servers": bootstrap}) as admin:
-        admin.create_topics([NewTopic(topic, partitions, 1)])[topic].result(30)
-    settings = {"linger.ms": 20, "batch.size": 1_000_000, "queue.buffering.max.messages": 2_000_000}
-    producer = Producer({"bootstrap.servers": bootstrap, "compression.type": "lz4", **settings})
-    for number, value in enumerate(values):
-        while True:
-            try:
-                producer.produce(topic, value, partition=number * partitions // len(values))
-                break
-            except BufferError:
-                # The producer's queue is full: its callbacks must run before it takes more.
-                producer.poll(0.1)
-        if number % 1_000 == 0:
-            producer.poll(0)
-    if producer.flush(120):
-        raise BenchInvalid(f"the raw topic {topic} could not be filled")

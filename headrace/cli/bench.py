@@ -21,7 +21,7 @@ BENCHES = {
     "queries": "headrace.bench.queries",
     "sync": "headrace.bench.sync",
     "wal": "headrace.bench.wal",
-    "spark": "headrace.bench.spark_ingest",
+    "spark": "headrace.bench.spark",
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from headrace.cli.options import parse_settings
@@ -42,6 +43,10 @@ def ingest_job(
     from headrace.pipeline.job import IngestJob
     from headrace.schemas.tables import TimeResolution
 
+    limits = settings.ingest
+    if options.schemas.registry is not None:
+        place = replace(options.schemas, user=limits.registry_user, password=limits.registry_password)
+        options = replace(options, schemas=place)
     job = IngestJob(
         settings.cluster.name,
         settings.cluster.bootstrap,

@@ -21,8 +21,6 @@ import psutil
 import pytest
 
 from headrace.connectors.kafka.broker import EmbeddedBroker
-from headrace.connectors.kafka.jars import resolve_jars
-from headrace.connectors.kafka.java import OPTIONS_VARIABLE
 from headrace.connectors.log.port import LogUnavailable
 from headrace.consumers.membership.bootstrap import read_slot_table
 from headrace.local_cluster import free_port
@@ -283,37 +281,3 @@ def test_the_death_of_the_java_process_is_one_clear_error(cluster: IngestCluster
     error, action = without_progress(cluster, stderr)
     assert "error: Spark's Java process ended" == error
     assert action.startswith("what to do: ")
-
-
-@pytest.mark.slow(70)
-def test_plain_spark_submit_runs_the_same_job(cluster: IngestCluster) -> None:
-    """`spark-submit` needs only the connector's jars and the job's script."""
-    cluster.create_raw(partitions=1)
-    cluster.produce([b"t,host=a x=1 5", b"bad"])
-    submit = str(Path(sys.executable).with_name("spark-submit"))
-    jars = ",".join(str(jar) for jar in resolve_jars().spark)
-    local = [
-        "--master",
-        "local[1]",
-        "--conf",
-        "spark.driver.host=127.0.0.1",
-        "--conf",
-        "spark.driver.bindAddress=127.0.0.1",
-    ]
-    # The options of a submitter are not ours, so that the ones of tests/conftest.py do not arrive.
-    local += ["--driver-java-options", os.environ[OPTIONS_VARIABLE]]
-    local += ["--conf", "spark.ui.enabled=false", "--jars", jars]
-    options = command(cluster, "--available-now")[5:]
-    done = subprocess.run(
-        [submit, *local, str(ROOT / "pipeline" / "jobs" / "ingest.py"), *options],
-        capture_output=True,
-        text=True,
-        timeout=WAIT_S,
-        check=False,
-        env={**os.environ, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"},
-        cwd=cluster.directory,
-    )
-    assert 0 == done.returncode, done.stderr
-    document = json.loads(done.stdout.splitlines()[-1])
-    assert (1, 1, 1) == (document["rows"], document["rejected"], document["batches"])
-    assert 1 == stored_tables(cluster.log, cluster.topics)["t"].num_rows

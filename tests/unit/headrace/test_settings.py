@@ -88,6 +88,8 @@ DEFAULTS = {
     "ingest.threads": 2,
     "ingest.driver_memory_mb": 1_024,
     "ingest.rejected_share_max": 0.5,
+    "ingest.registry_user": "",
+    "ingest.registry_password": "",
     "send.interval_s": 60.0,
     "send.seal_age_s": 300.0,
     "send.tries_max": 5,

@@ -26,7 +26,7 @@ def test_a_job_is_the_same_behind_its_options() -> None:
         columns=("C", "d"),
         sources=((("Meta", "a.b"), "a"), (("x",), "x")),
         typed=(("x", FieldType.INT64),),
-        schemas=SchemaPlace("/Schemas", "http://registry:8081"),
+        schemas=SchemaPlace("/Schemas", "http://registry:8081", "Reader", "S=cret"),
     )
     settings = (("sasl.password", "S=cret"), ("ssl.ca.location", "/Ca"))
     job = IngestJob("c", "b:1", "raw", "d", "json", how, settings, "lz4", TimeResolution.NS, True)

@@ -17,6 +17,7 @@ from headrace.consumers.membership.bootstrap import join_cluster
 from headrace.consumers.membership.refusal import refuse_record
 from headrace.consumers.membership.slot_table import SlotTable
 from headrace.pipeline import log_follower, stream_source
+from headrace.pipeline.checkpoint import CheckpointForeign
 from headrace.pipeline.log_follower import LogTrimmed, RowsDeleted, TableAwaited
 from headrace.pipeline.source_columns import ColumnUnknown, source_schema
 from headrace.pipeline.source_options import StreamOptions
@@ -280,3 +281,17 @@ def scene_offsets(scene: SourceScene) -> dict[str, Any]:
     """The beginnings of both logs, as in the checkpoint of a query that has started with them."""
     states = {topic: scene.log.describe(topic) for topic in (TOPICS.forward("n1"), TOPICS.forward("n2"))}
     return {topic: {"id": state.topic_id, "offset": state.begin} for topic, state in states.items()}
+
+
+def test_a_checkpoint_of_another_table_or_source_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To go on from it would skip rows. One of a build that named no table goes on."""
+    scene = new_scene()
+    scene.write([rows(0, 3)])
+    own = reader_of(scene, monkeypatch).initialOffset()
+    assert {TARGET.name} == {each["table"] for each in own.values()}
+    older = {topic: {"id": each["id"], "offset": each["offset"]} for topic, each in own.items()}
+    assert [] == reader_of(scene, monkeypatch).partitions(older, older)
+    other = {topic: {**each, "table": "db.other"} for topic, each in own.items()}
+    for wrong, named in ((other, "of table db.other, not of db.t"), ({"raw": {"0": 17}}, "of another source")):
+        with pytest.raises(CheckpointForeign, match=named):
+            reader_of(scene, monkeypatch).partitions(wrong, wrong)

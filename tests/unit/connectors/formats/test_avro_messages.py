@@ -15,12 +15,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.connectors.formats import avro_kernel
+from headrace.connectors.formats import avro_kernel, schema_store
 from headrace.connectors.formats.avro_rows import Payloads, decode_records
 from headrace.connectors.formats.avro_schema import DEPTH_MAX, Op, Program, SchemaUnusable, compile_schema, parse_schema
 from headrace.connectors.formats.interface import FormatOptions, OptionsError, ParseResult, SchemaPlace
 from headrace.connectors.formats.parser import parse_messages
-from headrace.connectors.formats.schema_store import RegistryUnavailable, SchemaStore
+from headrace.connectors.formats.schema_store import RegistryUnavailable, SchemaStore, SchemaUnknown, check_place
 from headrace.schemas.tables import FieldType
 from tests.schema_registry import schema_registry
 
@@ -315,3 +315,41 @@ def test_a_registry_that_does_not_answer_fails_the_input(status: int) -> None:
             store.program(1, ())
     with pytest.raises(RegistryUnavailable, match="does not answer"):
         SchemaStore(SchemaPlace(registry=registry.url), wait_s=0.0).program(1, ())
+
+
+def test_an_unknown_id_is_asked_for_once_in_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Damaged messages repeat no request, an id that comes is found, and the ids kept are limited."""
+    monkeypatch.setattr(schema_store, "UNKNOWN_MAX", 3)
+    now = 0.0
+    with schema_registry() as registry:
+        store = SchemaStore(SchemaPlace(registry=registry.url), clock=lambda: now)
+
+        def ask(number: int) -> None:
+            with pytest.raises(SchemaUnknown, match=f"no schema {number}"):
+                store.program(number, ())
+
+        for number in (1, 1, 7, 7, 1):
+            ask(number)
+        assert ["/schemas/ids/1", "/schemas/ids/7"] == registry.requests
+        registry.register({"type": "record", "name": "R", "fields": [{"name": "v", "type": "double"}]})
+        ask(1)
+        now = schema_store.UNKNOWN_AGE_S
+        assert ["v"] == [column.path[0] for column in store.program(1, ()).columns]
+        for number in (8, 9, 10, 11, 8):
+            ask(number)
+        assert 3 + 5 == len(registry.requests)
+
+
+def test_a_registry_gets_the_password_that_it_wants() -> None:
+    """User and password of the place, which no text of it shows; without them it refuses access."""
+    with schema_registry() as registry:
+        registry.login = "reader:s3cret"
+        registry.register({"type": "record", "name": "R", "fields": [{"name": "v", "type": "double"}]})
+        with pytest.raises(RegistryUnavailable, match=r"refuses access.*ingest\.registry_user"):
+            SchemaStore(SchemaPlace(registry=registry.url), wait_s=0.0).program(1, ())
+        place = SchemaPlace(registry=registry.url, user="reader", password="s3cret")
+        assert 1 == len(SchemaStore(place, wait_s=0.0).program(1, ()).columns)
+        assert "s3cret" not in repr(place)
+    with pytest.raises(OptionsError, match="must not have a user") as raised:
+        check_place(SchemaPlace(registry="http://reader:s3cret@registry"), numbered=True)
+    assert "s3cret" not in str(raised.value)
