@@ -158,16 +158,26 @@ def steps(polled: Iterable[list[Record]]) -> Iterator[list[Record]]:
 def by_source(letters: Iterable[DeadLetter], queue: str) -> Iterator[tuple[str, list[DeadLetter]]]:
     """(raw topic, the messages of one of its partitions), in their order there and each once.
 
-    A dead letter that does not say where it came from has its place in the queue instead.
+    A dead letter that does not say where it came from has its place in the queue instead. Another message at the same
+    offset is of a topic that was created again: it and those behind it are given behind the earlier ones.
     """
-    found: dict[tuple[str, int], dict[int, DeadLetter]] = {}
+    found: dict[tuple[str, int], list[dict[int, DeadLetter]]] = {}
     for letter in letters:
         if letter.topic is None or letter.source_offset < 0 or not 0 <= letter.partition < PARTITIONS_MAX:
             letter = replace(letter, topic=queue, partition=0, source_offset=letter.offset)
         assert letter.topic is not None
-        found.setdefault((letter.topic, letter.partition), {})[letter.source_offset] = letter
-    for (topic, _), by_offset in found.items():
-        yield topic, [by_offset[offset] for offset in sorted(by_offset)]
+        lives = found.setdefault((letter.topic, letter.partition), [{}])
+        known = lives[-1].get(letter.source_offset)
+        if known is not None and _content(known) != _content(letter):
+            lives.append({})
+        lives[-1][letter.source_offset] = letter
+    for (topic, _), lives in found.items():
+        for by_offset in lives:
+            yield topic, [by_offset[offset] for offset in sorted(by_offset)]
+
+
+def _content(letter: DeadLetter) -> tuple[bytes | None, bytes, int]:
+    return letter.key, letter.value, letter.timestamp_ms
 
 
 def raw_messages(letters: Sequence[DeadLetter]) -> pa.RecordBatch:

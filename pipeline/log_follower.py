@@ -120,8 +120,13 @@ class LogFollower:
             _check_time(deadline)
 
     def cover(self, end: Mapping[str, Mapping[str, str | int]]) -> None:
-        """Read on up to these offsets, as those of a batch that was planned before a restart."""
+        """Read on up to these offsets, as those of a batch that was planned before a restart. Raises LogTrimmed."""
         assert self._reader is not None, "start comes first"
+        # That batch may be the first one with the log of a group: its beginning does not name it.
+        new = {name: str(each["id"]) for name, each in end.items() if name not in self._topics}
+        for name, topic_id in new.items():
+            self._checked_begin(name, topic_id, 0)
+        self._add_topics(new)
         deadline = Deadline(READ_TIMEOUT_S)
         while any(
             self._reader.position(name) < int(each["offset"]) for name, each in end.items() if name in self._topics
@@ -195,14 +200,23 @@ class LogFollower:
             if not self._topics[topic].complete:
                 raise _lost(f"log {topic} was deleted with its group before the query had read it to its end")
             del self._topics[topic], positions[topic]
-        for topic in new:
-            state = self._log.describe(topic)
+        if gone:
+            self._follow(positions)
+        states = {topic: self._log.describe(topic) for topic in new}
+        for topic, state in states.items():
             if state.begin > 0:
                 raise _lost(f"log {topic} is new to the query and begins at offset {state.begin}")
-            self._topics[topic] = _Topic(state.topic_id, 0)
-            positions[topic] = 0
-        if gone or new:
-            self._follow(positions)
+        self._add_topics({topic: state.topic_id for topic, state in states.items()})
+
+    def _add_topics(self, new: Mapping[str, str]) -> None:
+        """Follow logs, by their topics' ids, from their first records on."""
+        if not new:
+            return
+        assert self._reader is not None, "start comes first"
+        positions = {topic: self._reader.position(topic) for topic in self._topics}
+        for topic, topic_id in new.items():
+            self._topics[topic], positions[topic] = _Topic(topic_id, 0), 0
+        self._follow(positions)
 
     def _note_end(self, name: str) -> bool:
         """Whether the log of a group that has ended exists; notes when it was read to its end."""

@@ -36,6 +36,11 @@ class Topics:
                 f"cluster name {self.cluster!r} is not lowercase letters, digits, '-' and '_' (at most 80)",
                 action="rename it",
             )
+        # The forward logs of such a cluster would be taken for dead letters.
+        if f"{self.cluster}." == DLQ_PREFIX:
+            raise ClusterNameInvalid(
+                f"cluster name {self.cluster!r} is the prefix of dead-letter topics", action="choose another one"
+            )
 
     @property
     def membership(self) -> str:

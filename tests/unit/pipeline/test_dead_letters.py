@@ -153,6 +153,16 @@ def test_a_topic_that_was_made_again_was_not_replayed() -> None:
     assert 1 == len(letters(log))
 
 
+def test_two_messages_of_one_offset_are_both_replayed() -> None:
+    """A raw topic that was created again has its offsets twice; of two values the one of the newer topic wins."""
+    log = new_log()
+    refused(log, "t,host=a v=1 1", "t,host=b v=2 2")
+    refused(log, "t,host=c v=3 3", "t,host=b v=4 2")
+    refused(log, "t,host=c v=3 3", "t,host=b v=4 2")
+    assert Replayed(6, 4, 0) == replay(log)
+    assert {("t,host=a", 1): 1.0, ("t,host=b", 2): 4.0, ("t,host=c", 3): 3.0} == written(log)
+
+
 def test_a_log_that_does_not_answer_makes_no_dead_letter() -> None:
     """Neither a replay nor ingest takes a target that is down for a bad record."""
     log = new_log()

@@ -175,7 +175,12 @@ def test_a_new_group_is_followed_from_its_beginning(monkeypatch: pytest.MonkeyPa
     again = reader_of(scene, monkeypatch)
     assert [] == again.partitions(start, start)
     scene.write([rows(0, 20)])
-    assert 20 == read(again, start, again.latestOffset()).num_rows
+    end = again.latestOffset()
+    assert 20 == read(again, start, end).num_rows
+    restarted = reader_of(scene, monkeypatch)
+    assert 20 == read(restarted, start, end).num_rows, "the batch that brought the log is planned again"
+    with pytest.raises(LogTrimmed, match="no longer exists"):
+        reader_of(scene, monkeypatch).partitions(start, {**end, "gone": {"id": "x", "offset": 1}})
 
 
 def test_new_columns_wait_for_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:
