@@ -257,6 +257,7 @@ class Attempt:
         self._host.count(
             files_scanned=sum(len(scan.files) for scan in scans),
             live_rows_scanned=sum(scan.table.num_rows for scan in scans),
+            rollups_used=sum(scan.figures.rolled_up for scan in scans),
         )
 
     def _prepare(self, statement: Statement, *, has_much: bool) -> None:

@@ -45,7 +45,7 @@ def profiled(session: Session, sql: str, scans: Sequence[GroupScan], group: str)
         rows=_rows(profile),
         milliseconds=milliseconds,
         from_index=bool(opened) and all(each.from_index for each in opened),
-        rolled_up=any(each.rolled_up for each in opened),
+        rolled_up=sum(each.rolled_up for each in opened),
     )
 
 

@@ -69,7 +69,8 @@ class LocalScan:
         self.table = scan.table
         self.rollup = scan.rollup
         read, skipped = len(scan.files) + scan.merged.segments, scan.segments - len(scan.files) - scan.merged.segments
-        self.figures = ScanFigures("", group, read, skipped, scan.merged.row_groups, rolled_up=scan.rollup is not None)
+        rolled_up = 0 if scan.rollup is None else scan.rollup.column(0).num_chunks
+        self.figures = ScanFigures("", group, read, skipped, scan.merged.row_groups, rolled_up=rolled_up)
         self._scan = scan
 
     def __enter__(self) -> Self:

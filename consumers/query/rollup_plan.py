@@ -24,7 +24,7 @@ from headrace.schemas.tables import TIME_COLUMN, FieldType, TableSchema
 
 _UNITS = frozenset({"HOUR", "DAY", "WEEK", "MONTH", "QUARTER", "YEAR"})
 """Units of `date_trunc` whose periods begin with an hour."""
-_FROM_HOUR = {exp.GTE: "this", exp.LT: "this", exp.LTE: "expression", exp.GT: "expression"}
+_FROM_HOUR: dict[type[exp.Expression], str] = {exp.GTE: "this", exp.LT: "this", exp.LTE: "expression", exp.GT: "expression"}
 """Comparisons that are the same for a whole hour when `time` is on this side, and the begin of an hour on the other."""
 _NUMBERS = frozenset({FieldType.FLOAT64, FieldType.INT64})
 _WHOLE_HOUR = re.compile(r"\d{4}-\d\d-\d\d(?:[ T]\d\d:00:00(?:\.0+)?)?")
@@ -180,11 +180,12 @@ class _Plan:
         kept = conjuncts(condition) if condition is not None else []
         argument = _argument(call)
         # The time of a value; the table of aggregates writes it as that of the rows that have one.
-        valued = _field_with_value(kept, self._types) if _is_time(argument) else None
-        kept = [each for each in kept if each is not valued]
+        valued = ""
+        if _is_time(argument):
+            kept, valued = _field_with_value(kept, self._types)
         _require(all(self._of_hour(each) for each in kept))
-        if valued is not None:
-            return self._time(call, valued.find(exp.Column).name, kept)
+        if valued:
+            return self._time(call, valued, kept)
         if argument is None or isinstance(argument, exp.Star):
             _require(isinstance(call, exp.Count))
             return self._count(RollupColumn(Rolled.ROWS), kept)
@@ -248,22 +249,25 @@ class _Plan:
 def _argument(call: exp.Expression) -> exp.Expression | None:
     """The first argument of an aggregate; sqlglot writes a cast around those of booleans."""
     argument: exp.Expression | None = call.this
-    is_cast = isinstance(call, exp.LogicalAnd | exp.LogicalOr) and isinstance(argument, exp.Cast)
-    return argument.this if is_cast and argument.to.this == exp.DType.BOOLEAN else argument
+    if isinstance(call, exp.LogicalAnd | exp.LogicalOr) and isinstance(argument, exp.Cast):
+        return argument.this if argument.to.this == exp.DType.BOOLEAN else argument
+    return argument
 
 
 def _filter(kept: Sequence[exp.Expression]) -> str:
     return f" FILTER (WHERE {' AND '.join(f'({sql_of(each)})' for each in kept)})" if kept else ""
 
 
-def _field_with_value(conditions: Sequence[exp.Expression], types: Mapping[str, FieldType]) -> exp.Expression | None:
-    """The condition that a field is not null, if it is among some."""
-    for each in conditions:
+def _field_with_value(
+    conditions: Sequence[exp.Expression], types: Mapping[str, FieldType]
+) -> tuple[list[exp.Expression], str]:
+    """Conditions without the one that a field is not null, and that field; without such a one "" and all of them."""
+    for place, each in enumerate(conditions):
         test = each.this if isinstance(each, exp.Not) else None
         subject = test.this.unnest() if isinstance(test, exp.Is) and isinstance(test.expression, exp.Null) else None
         if isinstance(subject, exp.Column) and subject.name in types:
-            return each
-    return None
+            return [*conditions[:place], *conditions[place + 1 :]], subject.name
+    return list(conditions), ""
 
 
 def _truncated(node: exp.Expression) -> exp.Expression:

@@ -136,7 +136,7 @@ class Scene:
 
     def write(self) -> None:
         """Rows in order of time; every time is one row's alone, so that no two are equally new."""
-        self._write([self._row(self._next()) for _ in range(self.chance.randrange(1, 60))])
+        self._write([self._row(self._next()) for _ in range(self.chance.randrange(1, 40))])
 
     def late(self) -> None:
         """Rows of hours that may be sealed."""
@@ -154,9 +154,10 @@ class Scene:
     def delete(self) -> None:
         """Some time of one host."""
         begin_ns = BEGIN_NS + self.chance.randrange(self.clock_s + 1) * SECOND_NS
+        end_ns = begin_ns + self.chance.choice([600, 7_200]) * SECOND_NS
         host = self.chance.choice(SERIES).get("host", "host_0")
         for each in self.both:
-            each.delete(host, begin_ns, begin_ns + self.chance.choice([600, 7_200]) * SECOND_NS)
+            each.delete(host, begin_ns, end_ns)
 
     def seal(self) -> None:
         """Some groups, or all."""
@@ -197,7 +198,7 @@ class Scene:
         return used
 
     def _next(self) -> int:
-        self.clock_s += self.chance.choice([1, 7, 300])
+        self.clock_s += self.chance.choice([1, 7, 200])
         return self.clock_s
 
     def _row(self, second: int) -> Row:
@@ -209,15 +210,15 @@ class Scene:
             each.write([(tags, time, values[time]) for tags, time, _ in rows])
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(4))
 def test_answers_are_those_of_the_rows(tmp_path: Path, seed: int) -> None:
     """Whatever comes late, twice or is deleted, sealed or merged, and whatever happens to the files of rollups."""
     chance = random.Random(seed)
     with clusters(tmp_path, chance.choice([1, 3])) as (written, without):
         scene, used = Scene(written, without, chance), 0
         scene.write()
-        for _ in range(5):
-            for _ in range(chance.randrange(4, 12)):
+        for _ in range(3):
+            for _ in range(chance.randrange(4, 9)):
                 scene.step()
             used += scene.check(3)
             scene.lose()
