@@ -24,7 +24,12 @@ from headrace.schemas.tables import TIME_COLUMN, FieldType, TableSchema
 
 _UNITS = frozenset({"HOUR", "DAY", "WEEK", "MONTH", "QUARTER", "YEAR"})
 """Units of `date_trunc` whose periods begin with an hour."""
-_FROM_HOUR: dict[type[exp.Expression], str] = {exp.GTE: "this", exp.LT: "this", exp.LTE: "expression", exp.GT: "expression"}
+_FROM_HOUR: dict[type[exp.Expression], str] = {
+    exp.GTE: "this",
+    exp.LT: "this",
+    exp.LTE: "expression",
+    exp.GT: "expression",
+}
 """Comparisons that are the same for a whole hour when `time` is on this side, and the begin of an hour on the other."""
 _NUMBERS = frozenset({FieldType.FLOAT64, FieldType.INT64})
 _WHOLE_HOUR = re.compile(r"\d{4}-\d\d-\d\d(?:[ T]\d\d:00:00(?:\.0+)?)?")

@@ -75,14 +75,17 @@ class _Groups:
 
     @classmethod
     def of(cls, rows: SegmentRows) -> _Groups:
-        hours = rows.times // HOUR_NS
+        # NumPy divides unsigned numbers eight times faster than signed ones.
+        base = int(rows.times.min()) // HOUR_NS * HOUR_NS
+        hours = (rows.times - base).view(np.uint64) // np.uint64(HOUR_NS)
         changed = np.ones(len(hours), np.bool_)
         np.not_equal(hours[1:], hours[:-1], out=changed[1:])
         begins = np.cumsum(rows.runs.lengths) - rows.runs.lengths
         changed[begins] = True
         starts = np.flatnonzero(changed)
         lengths = np.diff(np.append(starts, len(hours)))
-        return cls(starts, lengths, np.searchsorted(begins, starts, "right") - 1, hours[starts] * HOUR_NS)
+        series = np.searchsorted(begins, starts, "right") - 1
+        return cls(starts, lengths, series, hours[starts].astype(np.int64) * HOUR_NS + base)
 
 
 def _is_exact(times: Int64s) -> bool:
