@@ -18,10 +18,10 @@ from pathlib import Path
 
 from headrace.connectors.files import create_directories, fsync_directory, rename_durably
 from headrace.consumers.recovery.file_copy import PARTS, RECOVERED, RECOVERING, REPLACED
-from headrace.consumers.store.store_directory import STAGING_DIRECTORY
+from headrace.consumers.store.store_directory import ROLLUPS_DIRECTORY, STAGING_DIRECTORY
 
 DELETED = "deleted"
-_PARTS = (*PARTS, STAGING_DIRECTORY, RECOVERING, RECOVERED, REPLACED)
+_PARTS = (*PARTS, ROLLUPS_DIRECTORY, STAGING_DIRECTORY, RECOVERING, RECOVERED, REPLACED)
 
 
 def decide(data_directory: Path, directory: str) -> None:

@@ -162,7 +162,8 @@ class Attempt:
         plans: Mapping[TableKey, ScanPlan] = dict.fromkeys(schemas, whole)
         if not whole.empty:
             plans = plan_scans(statement, resolved, schemas, session.constant, bound.texts())
-        divided = None if whole.empty else self._divided(session, bound, resolved, schemas, reading)
+        hourly = any(plan.hourly for plan in plans.values())
+        divided = None if whole.empty else self._divided(session, bound, resolved, schemas, reading, hourly=hourly)
         if divided is not None:
             self._prepare(statement, has_much=has_much)
             self._write(session, reading.fence, divided)
@@ -226,10 +227,12 @@ class Attempt:
         resolved: Resolved,
         schemas: Mapping[TableKey, TableSchema],
         reading: Reading,
+        *,
+        hourly: bool,
     ) -> str | None:
         """SQL of a statement whose parts run where the rows are; None where it runs over rows, all of them here."""
         statement, source = bound.statement, self._host.source
-        fragments = source.fragments(reading.fence)
+        fragments = source.fragments(reading.fence, hourly=hourly)
         if not statement.analyzed and (fragments is None or statement.explain):
             return None
         used = source.fragments(reading.fence, always=True) if statement.analyzed else fragments
@@ -254,6 +257,7 @@ class Attempt:
         self._host.count(
             files_scanned=sum(len(scan.files) for scan in scans),
             live_rows_scanned=sum(scan.table.num_rows for scan in scans),
+            rollups_used=sum(scan.figures.rolled_up for scan in scans),
         )
 
     def _prepare(self, statement: Statement, *, has_much: bool) -> None:

@@ -238,13 +238,14 @@ class ClusterSource:
         """See FragmentSource."""
         return self.remote.node
 
-    def fragments(self, fence: ReadFence, *, always: bool = False) -> FragmentSource | None:
+    def fragments(self, fence: ReadFence, *, always: bool = False, hourly: bool = False) -> FragmentSource | None:
         """See TableSource."""
+        always = always or (hourly and self._local.uses_rollups)
         return self if always or (isinstance(fence, ClusterFence) and fence.remote) else None
 
     def scan_fragment(self, fragment: Fragment, reading: Reading) -> FragmentScans:
         """See FragmentSource."""
-        return self._read(TableRead(fragment.schema, fragment.plan, fragment.remote, fragment.profiled), reading)
+        return self._read(TableRead.of(fragment), reading)
 
     def _read(self, read: TableRead, reading: Reading) -> FragmentScans:
         fence = reading.fence

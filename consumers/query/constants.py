@@ -22,6 +22,7 @@ _UNITS_US = {
     "HOUR": 3_600 * MICROSECONDS_PER_S,
     "DAY": 86_400 * MICROSECONDS_PER_S,
 }
+_CALENDAR_UNITS = frozenset({"WEEK", "MONTH", "QUARTER", "YEAR"})
 _TIMESTAMPS = frozenset(
     {
         exp.DataType.Type.DATE,
@@ -64,6 +65,17 @@ def moment_us(expression: exp.Expression) -> int | None:
         value = whole_number(expression.expressions[0]) if len(expression.expressions) == 1 else None
         return None if value is None else value // 1_000
     return None
+
+
+def whole_hours(expression: exp.Expression) -> bool:
+    """Whether an interval is a number of whole hours, days, or longer units of the calendar."""
+    if not isinstance(expression, exp.Interval) or not isinstance(expression.args.get("unit"), exp.Var):
+        return False
+    if str(expression.args["unit"].name).upper().removesuffix("S") in _CALENDAR_UNITS:
+        count = str(expression.this.this) if isinstance(expression.this, exp.Literal) else ""
+        return count.isascii() and count.isdigit() and int(count) > 0
+    span_us = _span_us(expression)
+    return span_us is not None and span_us > 0 and span_us % (3_600 * MICROSECONDS_PER_S) == 0
 
 
 def _written_us(text: exp.Expression, kind: object) -> int | None:

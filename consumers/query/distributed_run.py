@@ -19,10 +19,11 @@ from headrace.consumers.query.distribution import Distribution, NamedParameters,
 from headrace.consumers.query.explain import Explanation
 from headrace.consumers.query.fragment_sql import FRAGMENT_BYTES_MAX, FragmentSql
 from headrace.consumers.query.fragments import Fragment, FragmentScans, FragmentSource
-from headrace.consumers.query.group_scans import GroupScan
+from headrace.consumers.query.group_scans import GroupScan, rollups_of
 from headrace.consumers.query.parameters import BoundStatement
 from headrace.consumers.query.planner import ScanPlan
 from headrace.consumers.query.query_errors import QueryInvalid, QueryTimeout
+from headrace.consumers.query.rollup_plan import RollupPlan, plan_rollup
 from headrace.consumers.query.row_fragments import RowFragment
 from headrace.consumers.query.scope import column_names
 from headrace.consumers.query.session import AMBIGUOUS_DATABASES, Session, bare_tables
@@ -129,19 +130,29 @@ class DistributedRun:
         part, session, named = each.part, self._session, NamedParameters(bound)
         sql = part.divided.fragment(f"{quoted(schema.database)}.{quoted(schema.table)}", named.sql)
         remote = FragmentSql(sql, each.wire, named.values, session.now_us)
-        scans = self._scan(Fragment(schema, part.plan, remote, self._explanation is not None))
+        rollup = plan_rollup(part.divided, schema, session.constant)
+        request = None if rollup is None else rollup.request
+        scans = self._scan(Fragment(schema, part.plan, remote, self._explanation is not None, request))
         if self._explanation is not None:
-            self._explanation.add(
-                "partial", scans, lambda scan: part.divided.fragment(f"({self._view(schema, part.plan, [scan])})")
-            )
-        rows = self._view(schema, part.plan, scans.local)
-        queries = [part.divided.fragment(f"({rows})")]
+            self._explanation.add("partial", scans, lambda scan: self._local(each, schema, [scan], rollup))
+        queries = [self._local(each, schema, scans.local, rollup)]
         if answers := [scan.table for scan in scans.remote if scan.table.num_rows]:
             name = session.register_next(pa.concat_tables(answers))
             casts = zip(part.divided.columns, each.types, strict=True)
             listed = ", ".join(f"CAST({quoted(column)} AS {kind}) AS {quoted(column)}" for column, kind in casts)
             queries.append(f"SELECT {listed} FROM {quoted(name)}")
         session.execute(f"CREATE OR REPLACE VIEW {each.view} AS {' UNION ALL '.join(queries)}")
+
+    def _local(self, each: _Part, schema: TableSchema, scans: Sequence[GroupScan], rollup: RollupPlan | None) -> str:
+        """The fragment over what scans of groups here have: rows, and rollups of other rows."""
+        part, found = each.part, rollups_of(scans)
+        queries = list[str]()
+        if not found or any(scan.files or scan.table.num_rows for scan in scans):
+            queries.append(part.divided.fragment(f"({self._view(schema, part.plan, scans)})"))
+        if found:
+            assert rollup is not None
+            queries.append(rollup.sql(quoted(self._session.register_next(pa.concat_tables(found))), each.types))
+        return " UNION ALL ".join(queries)
 
     def _create_rows(
         self, schema: TableSchema, plan: ScanPlan, wanted: RowFragment, bound: BoundStatement, *, bare: bool

@@ -45,6 +45,7 @@ def profiled(session: Session, sql: str, scans: Sequence[GroupScan], group: str)
         rows=_rows(profile),
         milliseconds=milliseconds,
         from_index=bool(opened) and all(each.from_index for each in opened),
+        rolled_up=sum(each.rolled_up for each in opened),
     )
 
 
@@ -100,7 +101,7 @@ class Explanation:
 
     def _add(self, driver: str, figures: ScanFigures) -> None:
         row = {"fragment": self._fragments, "node": figures.node, "group": figures.group}
-        row["driver"] = "last" if figures.from_index else driver
+        row["driver"] = "last" if figures.from_index else "rollup" if figures.rolled_up else driver
         row |= {name: getattr(figures, name) for name in _COUNTS}
         self._rows.append(row | {"ms": round(figures.milliseconds, 3)})
 

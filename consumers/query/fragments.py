@@ -10,6 +10,7 @@ from headrace.consumers.query.fragment_sql import FragmentSql
 from headrace.consumers.query.group_scans import GroupScan
 from headrace.consumers.query.planner import ScanPlan
 from headrace.consumers.query.table_source import Reading
+from headrace.consumers.store.rollup_columns import RollupRequest
 from headrace.schemas.tables import TableSchema
 
 
@@ -17,13 +18,15 @@ from headrace.schemas.tables import TableSchema
 class Fragment:
     """One fragment of a statement, for every group: what is read of a table, and what members of others run over it.
 
-    `remote` is None where they send rows as they are. `profiled`: with the figures of EXPLAIN ANALYZE.
+    `remote` is None where they send rows as they are. `profiled`: with the figures of EXPLAIN ANALYZE. `rollup` is what
+    the groups here may give instead of rows.
     """
 
     schema: TableSchema
     plan: ScanPlan
     remote: FragmentSql | None = None
     profiled: bool = False
+    rollup: RollupRequest | None = None
 
 
 @dataclass(frozen=True, slots=True)

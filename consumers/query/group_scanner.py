@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -23,10 +23,12 @@ from headrace.consumers.query.bounds_sql import bounds_sql
 from headrace.consumers.query.engine import QueryEngine
 from headrace.consumers.query.explain import profiled
 from headrace.consumers.query.fragment_sql import FragmentSql
+from headrace.consumers.query.group_scans import GroupScan, rollups_of
 from headrace.consumers.query.hand_overs import HandOvers
 from headrace.consumers.query.local_fence import LocalFence
 from headrace.consumers.query.query_errors import NotCaughtUp, QueryError, SlotNotHeld, TooManyScans
 from headrace.consumers.query.query_timer import QueryTimer
+from headrace.consumers.query.rollup_plan import RollupPlan, plan_rollup_of
 from headrace.consumers.query.scan_figures import ScanFigures
 from headrace.consumers.query.scan_request import RemoteScanRequest, ScanInvalid, wire_schema
 from headrace.consumers.query.scan_stream import SchemaAhead
@@ -221,6 +223,7 @@ class RunningScan:
         request = self._request
         # Before the rows: what may not run is refused at once.
         sql = self._sql() if request.fragment is None else self._checked(request.fragment)
+        rollup = self._rollup(sql)
         try:
             scans = self._source.scan(
                 request.database,
@@ -230,6 +233,7 @@ class RunningScan:
                 end_ns=request.end_ns,
                 tags=request.tags or None,
                 newest=request.newest,
+                rollup=None if rollup is None else rollup.request,
                 reading=reading,
             )
         except StoreError as error:
@@ -238,12 +242,26 @@ class RunningScan:
             self._resources.push(scan)
         columns = tuple({*request.columns, *self._filtered()})
         self._session.create_view(self._table, columns, scans, bare=False)
+        sql = self._with_rollups(sql, rollup, scans)
         if request.profiled:
             self._figures = profiled(self._session, sql, scans, request.group)
         found, batches = self._session.run(sql)
         if not self._is_of_rows and not found.equals(self.schema):
             raise SchemaAhead.of_fragment()
         return batches
+
+    def _rollup(self, sql: str) -> RollupPlan | None:
+        """How rollups answer the fragment. It was checked, and is what the asker wrote."""
+        return None if self._is_of_rows else plan_rollup_of(sql, self._table, self._session.constant)
+
+    def _with_rollups(self, sql: str, rollup: RollupPlan | None, scans: Sequence[GroupScan]) -> str:
+        """The fragment over rows, and over the rollups of other rows."""
+        found = rollups_of(scans)
+        if rollup is None or not found:
+            return sql
+        _, types = self._session.described(sql)
+        rolled = rollup.sql(quoted(self._session.register_next(pa.concat_tables(found))), types)
+        return f"{sql} UNION ALL {rolled}" if any(scan.files or scan.table.num_rows for scan in scans) else rolled
 
     def _checked(self, fragment: FragmentSql) -> str:
         """The SQL of a fragment, as the SQL of a user is checked. It reads the table of its request alone."""

@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from headrace.consumers.query.scan_figures import ScanFigures
 from headrace.consumers.replication.group import Group
+from headrace.consumers.store.rollup_columns import RollupRequest
 from headrace.consumers.store.scan import TableScan
 
 
@@ -56,6 +57,7 @@ class Conditions:
     end_ns: int | None = None
     tags: Mapping[str, Sequence[str]] | None = None
     newest: Sequence[str] | None = None
+    rollup: RollupRequest | None = None
 
 
 class LocalScan:
@@ -65,8 +67,10 @@ class LocalScan:
         self.files: Sequence[Path] = scan.files
         self.file_rows = scan.file_rows
         self.table = scan.table
+        self.rollup = scan.rollup
         read, skipped = len(scan.files) + scan.merged.segments, scan.segments - len(scan.files) - scan.merged.segments
-        self.figures = ScanFigures("", group, read, skipped, scan.merged.row_groups)
+        rolled_up = 0 if scan.rollup is None else scan.rollup.column(0).num_chunks
+        self.figures = ScanFigures("", group, read, skipped, scan.merged.row_groups, rolled_up=rolled_up)
         self._scan = scan
 
     def __enter__(self) -> Self:
@@ -97,6 +101,11 @@ class NewestScan:
         pass
 
 
+def rollups_of(scans: Sequence[GroupScan]) -> list[pa.Table]:
+    """The rollups that scans of groups here have in the place of files."""
+    return [scan.rollup for scan in scans if isinstance(scan, LocalScan) and scan.rollup is not None]
+
+
 def open_scan(group: Group, wanted: Conditions) -> GroupScan:
     """The rows that a query reads in one group. Raises TableUnknown, StoreRetired, StoreDamaged."""
     if wanted.newest is not None and (rows := _newest(group, wanted, wanted.newest)) is not None:
@@ -108,6 +117,7 @@ def open_scan(group: Group, wanted: Conditions) -> GroupScan:
         start_ns=wanted.start_ns,
         end_ns=wanted.end_ns,
         tags=wanted.tags,
+        rollup=wanted.rollup,
     )
     return LocalScan(group.name, scan)
 

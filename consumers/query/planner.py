@@ -25,6 +25,7 @@ from headrace.consumers.query.guard import Statement
 from headrace.consumers.query.newest_rows import of_aggregates, of_rows
 from headrace.consumers.query.partial_plan import divide
 from headrace.consumers.query.predicates import Evaluate, Narrowing, mark_texts, narrow
+from headrace.consumers.query.rollup_plan import is_hourly
 from headrace.consumers.query.scope import Scope, column_names, conditions_of, rows_depend_on_each_other, select_of
 from headrace.consumers.query.table_names import Resolved, TableKey, fold
 from headrace.schemas.tables import TIME_COLUMN, TableSchema
@@ -44,6 +45,7 @@ class ScanPlan:
     """What to read of one table. None and missing tags mean everything; `empty` means columns without rows.
 
     `newest`: only the newest row of each series is needed, if these columns are not null there; None: every row.
+    `hourly`: rollups may do instead of rows.
     """
 
     columns: tuple[str, ...] | None = None
@@ -52,6 +54,7 @@ class ScanPlan:
     tags: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     empty: bool = False
     newest: tuple[str, ...] | None = None
+    hourly: bool = field(default=False, compare=False)
 
 
 def plan_scans(
@@ -108,6 +111,7 @@ class Occurrence:
     columns: frozenset[str] | None
     narrowing: Narrowing
     newest: tuple[str, ...] | None = None
+    hourly: bool = False
 
 
 def combine(occurrences: Sequence[Occurrence], schema: TableSchema) -> ScanPlan:
@@ -131,6 +135,7 @@ def combine(occurrences: Sequence[Occurrence], schema: TableSchema) -> ScanPlan:
         end_ns=max(ends) if len(ends) == len(live) else None,
         tags={tag: tuple(sorted(frozenset[str]().union(*(item.tags[tag] for item in live)))) for tag in sorted(shared)},
         newest=_all_newest(newest),
+        hourly=any(occurrence.hourly for occurrence in occurrences),
     )
 
 
@@ -151,7 +156,8 @@ def occurrence_of(tree: exp.Expression, table: exp.Table, schema: TableSchema, e
         scope = Scope.of(table, select, schema)
         for condition in conditions_of(select, table):
             narrow(condition, scope.belongs, frozenset(schema.tags), evaluate, narrowing)
-    return Occurrence(columns, narrowing, _newest(select, table, schema))
+    newest = _newest(select, table, schema)
+    return Occurrence(columns, narrowing, newest, newest is None and is_hourly(select))
 
 
 def _newest(select: exp.Select, table: exp.Table, schema: TableSchema) -> tuple[str, ...] | None:

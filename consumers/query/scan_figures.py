@@ -11,6 +11,7 @@ class ScanFigures:
     """Figures of one group. `segments_read` and `segments_skipped` count files of the table; `milliseconds` is wall time.
 
     `row_groups_read` counts those that rows came from. `from_index`: the rows are the newest of their series.
+    `rolled_up` segments were answered by their rollups.
     """
 
     node: str = ""
@@ -21,6 +22,7 @@ class ScanFigures:
     rows: int = 0
     milliseconds: float = 0.0
     from_index: bool = False
+    rolled_up: int = 0
 
     def document(self) -> dict[str, Any]:
         """As JSON values."""

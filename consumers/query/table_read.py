@@ -8,12 +8,14 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from headrace.consumers.query.fragment_sql import FragmentSql
+from headrace.consumers.query.fragments import Fragment
 from headrace.consumers.query.group_scans import GroupScan
 from headrace.consumers.query.hand_overs import Positions
 from headrace.consumers.query.planner import ScanPlan
 from headrace.consumers.query.scan_request import RemoteScanRequest, wire_schema
 from headrace.consumers.query.scope import column_names
 from headrace.consumers.query.table_source import LocalSource, Reading
+from headrace.consumers.store.rollup_columns import RollupRequest
 from headrace.schemas.group_changes import GroupKey
 from headrace.schemas.tables import TableSchema
 
@@ -26,6 +28,12 @@ class TableRead:
     plan: ScanPlan
     remote: FragmentSql | None = None
     profiled: bool = False
+    rollup: RollupRequest | None = None
+
+    @classmethod
+    def of(cls, fragment: Fragment) -> TableRead:
+        """What a fragment reads."""
+        return cls(fragment.schema, fragment.plan, fragment.remote, fragment.profiled, fragment.rollup)
 
     def scanned(self, source: LocalSource, reading: Reading) -> Sequence[GroupScan]:
         """Scans of the groups here."""
@@ -38,6 +46,7 @@ class TableRead:
             end_ns=plan.end_ns,
             tags=plan.tags or None,
             newest=plan.newest,
+            rollup=self.rollup,
             reading=reading,
         )
 

@@ -24,6 +24,7 @@ from headrace.consumers.replication.group_health import State
 from headrace.consumers.replication.group_registry import GroupNotHere
 from headrace.consumers.scheduling.driver import BlockedOn
 from headrace.consumers.store import StoreRetired, TableUnknown
+from headrace.consumers.store.rollup_columns import RollupRequest
 from headrace.schemas.group_changes import BEGINNING, GroupKey
 from headrace.schemas.group_names import FIRST_BIRTH, group_name, parse_group
 from headrace.schemas.tables import Catalogue, TableSchema
@@ -157,8 +158,11 @@ class TableSource(Protocol):
         """
         ...
 
-    def fragments(self, fence: ReadFence, *, always: bool = False) -> FragmentSource | None:
-        """Where fragments of a query run; None when all of its rows are here, unless one is wanted `always`."""
+    def fragments(self, fence: ReadFence, *, always: bool = False, hourly: bool = False) -> FragmentSource | None:
+        """Where fragments of a query run; None when all of its rows are here, unless one is wanted `always`.
+
+        `hourly`: also when rollups may answer it.
+        """
         ...
 
     def wait_for(self, reading: Reading) -> bool:
@@ -242,6 +246,11 @@ class LocalSource:
         """See TableSource: every table of the schema log, also one without rows, unless it was dropped."""
         return [key for key in sorted(self._catalogue.tables) if not self._is_gone(*key)]
 
+    @property
+    def uses_rollups(self) -> bool:
+        """Whether scans may have rollups in the place of files."""
+        return any(group.store.rollups.enabled for group in list(self.groups.values()))
+
     def known_tables(self) -> Sequence[tuple[str, str]]:
         """Every table of the schema log, dropped ones among them."""
         return sorted(self._catalogue.tables)
@@ -269,11 +278,15 @@ class LocalSource:
         end_ns: int | None,
         tags: Mapping[str, Sequence[str]] | None,
         newest: Sequence[str] | None = None,
+        rollup: RollupRequest | None = None,
         reading: Reading,
     ) -> Sequence[GroupScan]:
-        """See TableSource. Raises NotReady while the data of slots that it may read has not arrived."""
+        """See TableSource. With `rollup` scans may have rollups in the place of files.
+
+        Raises NotReady while the data of slots that it may read has not arrived.
+        """
         scans: list[GroupScan] = []
-        fence, wanted = reading.fence, Conditions(database, table, columns, start_ns, end_ns, tags, newest)
+        fence, wanted = reading.fence, Conditions(database, table, columns, start_ns, end_ns, tags, newest, rollup)
         with ExitStack() as opened:
             for group in self._groups_of(fence):
                 self._await_data(group, database, start_ns, end_ns, reading)
@@ -291,9 +304,9 @@ class LocalSource:
             opened.pop_all()
         return scans
 
-    def fragments(self, fence: ReadFence, *, always: bool = False) -> FragmentSource | None:
+    def fragments(self, fence: ReadFence, *, always: bool = False, hourly: bool = False) -> FragmentSource | None:
         """See TableSource: all rows are here."""
-        del fence, always
+        del fence, always, hourly
         return None
 
     def wait_for(self, reading: Reading) -> bool:

@@ -173,6 +173,9 @@ def _query_metrics(engine: QueryEngine) -> Iterator[Metric]:
     yield CounterMetricFamily(
         "headrace_query_live_rows_scanned", "Rows out of segments handed to queries", statistics.live_rows_scanned
     )
+    yield CounterMetricFamily(
+        "headrace_query_rollups_used", "Segment files that rollups answered for", statistics.rollups_used
+    )
     names = (
         *("queries_max", "queries_per_user_max", "queue_max", "memory_limit_mb", "memory_per_query_mb"),
         *("threads", "slice_ms", "timeout_ms", "spill_mb_max"),

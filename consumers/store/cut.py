@@ -232,3 +232,4 @@ class ReleaseJob(StoreJob):
         emptied = {each.version: False for each in view.holds if each.without(self._slots) is None}
         self._components.commit(IndexChanges(removed=names, held={**view.held, **emptied}), released=self._slots)
         self._components.files.remove(names)
+        self._components.rollups.remove(names)

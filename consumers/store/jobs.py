@@ -200,6 +200,7 @@ class SealJob(StoreJob):
         self._staged.append(name.relative)
         handed = self.version if held_since else 0
         entry = replace(encoded.entry, held_since=held_since, handed_version=handed)
+        self._components.rollups.write(entry, segment)
         self._written[name.relative] = _WrittenSegment(entry, encoded.runs, last_of_segment(segment, entry))
 
     def _last_rows(self, written: Sequence[_WrittenSegment]) -> dict[BucketKey, pa.RecordBatch]:
@@ -328,6 +329,7 @@ class CompactJob(StoreJob):
             stores=stores,
             loaded_rank=max(each.loaded_rank for each in inputs),
         )
+        components.rollups.write(entry, segment)
         return _WrittenSegment(entry, encoded.runs, last_of_segment(segment, entry))
 
     def _replace(self, inputs: Sequence[SegmentEntry], output: _WrittenSegment | None) -> None:
@@ -370,6 +372,7 @@ def _replace_segments(
         components.view.commit(removed=removed, added=[entry for entry, _ in added])
     # Last, and only after the synced commit: the catalogue must never name a file that is unlinked.
     components.files.remove(names)
+    components.rollups.remove(names)
 
 
 def _awaited(tombstones: TombstoneSet, entries: Iterable[SegmentEntry]) -> Mask:

@@ -56,17 +56,35 @@ class TableScan:
         segments: int = 0,
         merged: ReadCount | None = None,
         file_rows: int = 0,
+        rollup: pa.Table | None = None,
     ) -> None:
         """Created by `Store.scan`; `segments` are those of the table, and `merged` was read of them for `table`.
 
-        `file_rows` is the number of rows in all files.
+        `file_rows` is the number of rows in all files. `rollup` has the rollups of other segments, in whose rows it has
+        a part each: tags (dictionary), `time` (the hour, timestamp in ns), and the columns of the request.
         """
         self.files = files
+        self.rollup = rollup
         self.file_rows = file_rows
         self.table = table
         self.segments = segments
         self.merged = merged or ReadCount()
         self._close: Callable[[], None] | None = close
+
+    @classmethod
+    def over(
+        cls,
+        files: SegmentFiles,
+        direct: Sequence[SegmentEntry],
+        table: pa.Table,
+        segments: int,
+        merged: ReadCount,
+        rollup: pa.Table | None,
+    ) -> Self:
+        """A scan over pinned segments, which it releases."""
+        names = sorted(entry.name for entry in direct)
+        paths, file_rows = [files.path(name) for name in names], sum(entry.rows for entry in direct)
+        return cls(paths, table, lambda: files.release(names), segments, merged, file_rows, rollup)
 
     def close(self) -> None:
         """Releases the files; a second call does nothing."""

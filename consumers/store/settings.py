@@ -29,6 +29,18 @@ class StoreSettings(SettingsModel):
     runs_cache_series: Internal[int] = Field(
         default=500_000, ge=0, description="series of segments kept decoded in memory, about 200 bytes each"
     )
+    rollups: bool = Field(
+        default=True, description="keep hourly rollups beside sealed files, and answer hourly aggregates from them"
+    )
+    rollup_rows_min: Internal[int] = Field(
+        default=16, ge=1, description="rows of a series and hour, on average, from which on a rollup pays"
+    )
+    rollups_cache_bytes: Internal[int] = Field(
+        default=32 << 20, ge=0, description="columns of rollups that a group keeps decoded in memory"
+    )
+    rollups_pending_max: Internal[int] = Field(
+        default=64, ge=1, description="files of a group that wait for a rollup which a query did not find"
+    )
     index_write_buffer_bytes: Internal[int] = Field(
         default=2 << 20, ge=1, description="RocksDB write buffer of each column family; a node opens one index a group"
     )

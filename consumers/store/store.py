@@ -23,6 +23,8 @@ from headrace.consumers.store.last_rows import (
 )
 from headrace.consumers.store.memtable import MemtableSize, TableKey, TableMetadata, live_batch
 from headrace.consumers.store.pruning import OverlapCache, ScanRequest
+from headrace.consumers.store.rollup_columns import RollupRequest
+from headrace.consumers.store.rollup_files import RollupFiles
 from headrace.consumers.store.scan import TableScan, read_table
 from headrace.consumers.store.segment import SegmentEntry
 from headrace.consumers.store.segment_files import path_component
@@ -76,10 +78,9 @@ class Store(SlotMoves):
     ) -> Store:
         """Opens or creates the store of `group`.
 
-        It runs the recovery passes of headrace.consumers.store.store_directory. The time depends on the
-        number of segments, not on their size. Stores of one process share `encoders` (see
-        `encoding_threads`). Merges and deletes wait for `centres`. Raises StoreLocked, StoreFull, StoreUnwritable, StoreDamaged or
-        StoreFormatUnknown.
+        It runs the recovery passes of headrace.consumers.store.store_directory. The time depends on the number of
+        segments, not on their size. Stores of one process share `encoders` (see `encoding_threads`). Merges and deletes
+        wait for `centres`. Raises StoreLocked, StoreFull, StoreUnwritable, StoreDamaged or StoreFormatUnknown.
         """
         settings = settings or StoreSettings()
         opened = open_directories(Path(data_directory), group, settings)
@@ -95,6 +96,7 @@ class Store(SlotMoves):
             overlaps=OverlapCache(opened.files, runs.get),
             live=LiveSummaries(),
             encoders=threads,
+            rollups=RollupFiles.open(opened.rollups, settings, opened.files, runs.get, threads, opened.content.entries),
             staging=Path(data_directory) / STAGING_DIRECTORY / path_component(group),
             centres=centres,
         )
@@ -214,11 +216,12 @@ class Store(SlotMoves):
         start_ns: int | None = None,
         end_ns: int | None = None,
         tags: Mapping[str, Sequence[str]] | None = None,
+        rollup: RollupRequest | None = None,
     ) -> TableScan:
         """The rows of a table at this instant, with time in [start_ns, end_ns) and the given tag values.
 
-        TableScan says what is exact. Unknown names in `columns` are ignored. Raises TableUnknown or
-        StoreDamaged.
+        With `rollup` the scan has rollups in the place of files; of their hours the caller takes those in the range.
+        TableScan says what is exact. Unknown names in `columns` are ignored. Raises TableUnknown or StoreDamaged.
         """
         view, files = self._components.view, self._components.files
         table_view = view.table(database, table, on_entries=files.pin)
@@ -229,15 +232,14 @@ class Store(SlotMoves):
             direct, rows, merged = read_table(
                 table_view, request, files, self._components.runs.get, self._components.overlaps, unique
             )
+            direct, rolled = self._components.rollups.divide(direct, rollup, table_view.schema, request.tags)
         except BaseException:
             files.release(pinned)
             raise
         # Segments that were merged or pruned are released now; only those that the caller reads stay pinned.
         names = {entry.name for entry in direct}
         files.release([name for name in pinned if name not in names])
-        paths = [files.path(name) for name in sorted(names)]
-        file_rows = sum(entry.rows for entry in direct)
-        return TableScan(paths, rows, lambda: files.release(names), len(pinned), merged, file_rows)
+        return TableScan.over(files, direct, rows, len(pinned), merged, rolled)
 
     def last_rows(self, database: str, table: str, tags: Mapping[str, Sequence[str]] | None = None) -> pa.Table | None:
         """The newest row of every series with these tags, sealed or not.
@@ -306,6 +308,11 @@ class Store(SlotMoves):
     def segments_of(self, database: str, table: str) -> int:
         """How many files a table has here."""
         return len(self._components.view.table(database, table).entries)
+
+    @property
+    def rollups(self) -> RollupFiles:
+        """The rollups of its segments."""
+        return self._components.rollups
 
     @property
     def loaded_version(self) -> int:
@@ -389,5 +396,6 @@ class Store(SlotMoves):
         """Releases the directories. Unsealed rows are not saved; the caller has them in its journal."""
         if self._own_encoders is not None:
             self._own_encoders.shutdown()
+        self._components.rollups.close()
         self._components.files.purge_obsolete()
         self._components.index.close()

@@ -37,6 +37,7 @@ from headrace.consumers.store.store_errors import StoreDamaged
 from headrace.consumers.store.store_job import StoreComponents
 
 INDEX_DIRECTORY = "index"
+ROLLUPS_DIRECTORY = "rollups"
 SEGMENTS_DIRECTORY = "segments"
 STAGING_DIRECTORY = "staging"
 QUARANTINE_DIRECTORY = "damaged"
@@ -51,6 +52,7 @@ class OpenedDirectories:
     index: Index
     content: IndexContent
     files: SegmentFiles
+    rollups: Path
 
 
 def open_directories(data_directory: Path, group: str, settings: StoreSettings) -> OpenedDirectories:
@@ -78,7 +80,7 @@ def open_directories(data_directory: Path, group: str, settings: StoreSettings) 
     except BaseException:
         index.close()
         raise
-    return OpenedDirectories(index, content, files)
+    return OpenedDirectories(index, content, files, data_directory / ROLLUPS_DIRECTORY / path_component(group))
 
 
 def check_index_exists(index_directory: Path, segments_root: Path) -> None:

@@ -28,6 +28,7 @@ from headrace.consumers.store.centres import NO_CENTRES, CentreProgress
 from headrace.consumers.store.index import BucketKey, Index, IndexChanges, RunsCache
 from headrace.consumers.store.last_rows import LiveSummaries, decode_last
 from headrace.consumers.store.pruning import OverlapCache
+from headrace.consumers.store.rollup_files import RollupFiles
 from headrace.consumers.store.segment_files import SegmentFiles
 from headrace.consumers.store.settings import StoreSettings
 from headrace.consumers.store.slots import Slots
@@ -56,6 +57,7 @@ class StoreComponents:
     overlaps: OverlapCache
     live: LiveSummaries
     encoders: Executor
+    rollups: RollupFiles
     staging: Path
     last_tags: TagIndices = field(default_factory=TagIndices)
     work_lock: threading.Lock = field(default_factory=threading.Lock)

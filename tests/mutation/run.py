@@ -24,13 +24,14 @@ from tests.mutation.migration_mutants import MIGRATION
 from tests.mutation.mutant import ROOT, Mutant
 from tests.mutation.recovery_mutants import RECOVERY
 from tests.mutation.replication_mutants import REPLICATION
+from tests.mutation.rollup_mutants import ROLLUPS
 from tests.mutation.scheduling_mutants import SCHEDULING
 from tests.mutation.slot_mutants import SLOTS
 from tests.mutation.state_mutants import STATE_MACHINE
 from tests.mutation.store_mutants import STORE
 from tests.mutation.wal_mutants import WAL
 
-MUTANTS = (*REPLICATION, *STATE_MACHINE, *SLOTS, *MIGRATION, *RECOVERY, *WAL, *STORE, *SCHEDULING)
+MUTANTS = (*REPLICATION, *STATE_MACHINE, *SLOTS, *MIGRATION, *RECOVERY, *WAL, *STORE, *ROLLUPS, *SCHEDULING)
 COPIED = ("connectors", "consumers", "docs", "headrace", "pipeline", "producers", "schemas", "tests", "tools")
 COPIED_FILES = ("pyproject.toml", "README.md", "CHANGELOG.md", "Makefile")
 # Two at a time: the tests of one wait for little, and the machine has two cores.

@@ -8,7 +8,7 @@ import pytest
 
 from headrace.consumers.node import group_deletion
 
-PARTS = ("segments", "index", "staging", "recovering", "recovered", "replaced")
+PARTS = ("segments", "index", "rollups", "staging", "recovering", "recovered", "replaced")
 
 
 class Killed(Exception):

@@ -131,6 +131,7 @@ class StoredCluster:
 
     ring: Ring
     schema: TableSchema
+    directory: Path
     engines: dict[str, QueryEngine] = field(default_factory=dict)
     scanners: dict[str, GroupScanner] = field(default_factory=dict)
     stores: dict[str, list[Store]] = field(default_factory=dict)
@@ -165,6 +166,14 @@ class StoredCluster:
             for store in self.stores[group]:
                 seal(store, version)
 
+    def compact(self) -> None:
+        """The merges of every group, at all of its members."""
+        for group, stores in self.stores.items():
+            for plan in stores[0].plan_compaction():
+                version = self._next(group)
+                for store in stores:
+                    store.compact(version, plan.inputs).run()
+
     def ask(self, node: str, sql: str, **given: Any) -> pa.Table:
         """The answer of one node."""
         with self.engines[node].query(sql, **given) as result:
@@ -196,18 +205,20 @@ class StoredCluster:
 
 
 @contextmanager
-def cluster_of_stores(directory: Path, schema: TableSchema, nodes: int = 5) -> Iterator[StoredCluster]:
+def cluster_of_stores(
+    directory: Path, schema: TableSchema, nodes: int = 5, settings: StoreSettings = SETTINGS
+) -> Iterator[StoredCluster]:
     """A cluster with one table and no rows."""
     known = Catalogue()
     known.apply(DatabaseChange(schema.database))
     known.apply(TableChange(schema.database, schema.table, 0, schema.tags, schema.fields))
     ring = Ring(nodes)
-    cluster = StoredCluster(ring, schema)
+    cluster = StoredCluster(ring, schema, directory)
     with ExitStack() as opened:
         groups: dict[str, dict[str, StoredGroup]] = {name: {} for name in ring.headers}
         for group in ring.headers:
             for node in ring.group(group):
-                store = Store.open(directory / node, group, SETTINGS)
+                store = Store.open(directory / node, group, settings)
                 opened.callback(store.close)
                 cluster.stores.setdefault(group, []).append(store)
                 groups[node][f"c.forward.{group}.1"] = StoredGroup(group, store)

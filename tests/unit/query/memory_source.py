@@ -124,7 +124,7 @@ class MemorySource:
         self.opened += scans
         return scans
 
-    def fragments(self, fence: ReadFence, *, always: bool = False) -> FragmentSource | None:
+    def fragments(self, fence: ReadFence, *, always: bool = False, hourly: bool = False) -> FragmentSource | None:
         """All rows are here."""
         return None
 
