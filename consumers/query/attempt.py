@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Protocol
 
 import duckdb
@@ -161,7 +162,8 @@ class Attempt:
         whole = ScanPlan(empty=self._wanted.row_limit == 0)
         plans: Mapping[TableKey, ScanPlan] = dict.fromkeys(schemas, whole)
         if not whole.empty:
-            plans = plan_scans(statement, resolved, schemas, session.constant, bound.texts())
+            parsed = partial(self._host.database.checked.tree, statement)
+            plans = plan_scans(statement, resolved, schemas, session.constant, bound.texts(), parsed)
         hourly = any(plan.hourly for plan in plans.values())
         divided = None if whole.empty else self._divided(session, bound, resolved, schemas, reading, hourly=hourly)
         if divided is not None:

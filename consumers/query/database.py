@@ -11,7 +11,6 @@ import json
 import os
 import re
 import threading
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -20,7 +19,7 @@ from typing import Any, Protocol
 import duckdb
 
 from headrace.connectors.files import create_directories
-from headrace.consumers.query.guard import Statement
+from headrace.consumers.query.checked_statements import CheckedStatements
 from headrace.consumers.query.query_errors import (
     FunctionRefused,
     QueryCancelled,
@@ -43,8 +42,6 @@ PAUSE_ROWS = 32_768
 """Scans pause at rows that are a multiple of it; a power of two."""
 IDLE_MAX = 8
 """Instances that wait for queries: to make one takes longer than a short query."""
-CHECKED_MAX, CHECKED_CHARACTERS_MAX = 512, 8 * 1024
-"""Checked statements that are remembered, and the longest of them."""
 STREAM_BYTES = 1_000_000
 """What DuckDB computes of a result before it is taken."""
 LINE_LENGTH_MAX = 400
@@ -102,30 +99,6 @@ class Pauses(Protocol):
     def at_row(self, row: int) -> None:
         """A scan has reached a row of a file, every PAUSE_ROWS."""
         ...
-
-
-class CheckedStatements:
-    """The statements that were checked last, by their text. Safe for any thread."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._statements: OrderedDict[str, Statement] = OrderedDict()
-
-    def get(self, sql: str) -> Statement | None:
-        """The statement of a text, if it is known to be one that may run."""
-        with self._lock:
-            if sql in self._statements:
-                self._statements.move_to_end(sql)
-            return self._statements.get(sql)
-
-    def put(self, sql: str, statement: Statement) -> None:
-        """A text was checked."""
-        if len(sql) > CHECKED_CHARACTERS_MAX:
-            return
-        with self._lock:
-            self._statements[sql] = statement
-            if len(self._statements) > CHECKED_MAX:
-                self._statements.popitem(last=False)
 
 
 class LockedDatabase:

@@ -31,6 +31,7 @@ from headrace.consumers.scheduling.memory_pool import BYTES_PER_MB
 from headrace.consumers.scheduling.scheduler_limits import SchedulerLimits
 from headrace.consumers.scheduling.scheduler_threads import SchedulerThreads
 from headrace.consumers.scheduling.threaded_driver import ThreadedDriver
+from headrace.consumers.scheduling.work_threads import WorkThreads
 from headrace.schemas.tables import TableSchema
 
 __all__ = ["QueryEngine", "QueryStatistics"]
@@ -82,6 +83,7 @@ class QueryEngine:
         spills_from_mb = self._sizes_mb[1] if len(self._sizes_mb) > 1 else 0
         self.database = LockedDatabase(directories, self.settings, spills_from_mb)
         self.interrupter = Interrupter()
+        self.work_threads = WorkThreads()
         self._threads = SchedulerThreads(scheduler_limits(self.settings))
 
     @property
@@ -141,6 +143,7 @@ class QueryEngine:
     def close(self) -> None:
         """Refuse new queries, and end those that run."""
         self._threads.close()
+        self.work_threads.close()
         self.database.close()
         self.interrupter.close()
 
@@ -189,7 +192,9 @@ class _Query:
 
     def submit(self) -> None:
         """Raises TooManyQueries, and QueryError of an engine that is closed."""
-        driver = ThreadedDriver(self._run.work, self._run.interrupt, f"query {self.id}/0 statement")
+        driver = ThreadedDriver(
+            self._run.work, self._run.interrupt, f"query {self.id}/0 statement", self._engine.work_threads
+        )
         self._engine.count(running=1)
         try:
             self._scheduled = self._engine.submit(

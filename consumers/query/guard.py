@@ -268,7 +268,12 @@ def _holds_rows(kind: str, item: Mapping[str, Any]) -> bool:
 def _names_now(item: Mapping[str, Any]) -> bool:
     """Whether a node names the present in any way: as a function, or as a column that DuckDB turns into one."""
     texts = [text for value in item.values() for text in (value if isinstance(value, list) else [value])]
-    return any(isinstance(text, str) and _PRESENT.search(text) for text in texts)
+    return any(isinstance(text, str) and may_name_now(text) for text in texts)
+
+
+def may_name_now(text: str) -> bool:
+    """Whether a text may name the present in any way."""
+    return _PRESENT.search(text) is not None
 
 
 def _check_node(item: Mapping[str, Any], tables: list[TableName]) -> None:

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
@@ -35,6 +36,8 @@ PLANNED_BYTES_MAX = 8 * 1024
 
 # Loaded with this module: under its name sqlglot would load it in the first query, which takes 0.2 s.
 _DIALECT = DuckDB
+
+_COLUMNS = "columns"
 
 # sqlglot warns of syntax that it skips. Here that is no fault: such a statement is run without narrowing.
 logging.getLogger("sqlglot").setLevel(logging.ERROR)
@@ -63,15 +66,29 @@ def plan_scans(
     schemas: Mapping[TableKey, TableSchema],
     evaluate: Evaluate,
     texts: Mapping[str, str] = MappingProxyType({}),
+    parsed: Callable[[], AbstractContextManager[exp.Expression | None]] | None = None,
 ) -> dict[TableKey, ScanPlan]:
-    """A plan for each table of `resolved`; `schemas` has one for each of them, `texts` the variables that are texts."""
+    """A plan for each table of `resolved`; `schemas` has one for each of them, `texts` the variables that are texts.
+
+    `parsed` lends the tree of the statement, where that is cheaper than `parse`.
+    """
     if statement.described:
         return {key: ScanPlan(empty=True) for key in resolved.tables}
     plans = {key: ScanPlan() for key in resolved.tables}
-    tree = parse(statement) if plans else None
-    if tree is None:
+    if not plans:
         return plans
-    mark_texts(tree, texts)
+    # What notes texts in its tree gets one of its own.
+    with nullcontext(parse(statement)) if parsed is None or texts else parsed() as tree:
+        if tree is not None:
+            mark_texts(tree, texts)
+            plans |= _plans(tree, resolved, schemas, evaluate)
+    return plans
+
+
+def _plans(
+    tree: exp.Expression, resolved: Resolved, schemas: Mapping[TableKey, TableSchema], evaluate: Evaluate
+) -> dict[TableKey, ScanPlan]:
+    plans = dict[TableKey, ScanPlan]()
     found: dict[TableKey, list[exp.Table]] = {}
     for table in tree.find_all(exp.Table):
         key = resolved.by_path.get(path_of(table))
@@ -150,7 +167,10 @@ def occurrence_of(tree: exp.Expression, table: exp.Table, schema: TableSchema, e
     select = select_of(table)
     if select is None or table.alias_column_names:
         return Occurrence(None, Narrowing())
-    columns = _columns_used(tree, table, select, schema)
+    # Of the names in a tree alone: a tree that is used again has them still.
+    known = table.meta.get(_COLUMNS)
+    columns = known[1] if known is not None and known[0] is schema else _columns_used(tree, table, select, schema)
+    table.meta[_COLUMNS] = (schema, columns)
     narrowing = Narrowing()
     if not rows_depend_on_each_other(select):
         scope = Scope.of(table, select, schema)

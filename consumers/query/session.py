@@ -129,8 +129,9 @@ class Session:
             statement = self._database.checked.get(sql)
             if statement is None:
                 kinds, tree = partial(statement_kinds, self._connection), partial(syntax_tree, self._connection)
-                statement = guard.check(sql, kinds, tree)
-                self._database.checked.put(sql, statement)
+                check = partial(guard.check, kinds=kinds, tree=tree)
+                statement = check(sql)
+                self._database.checked.put(sql, statement, check)
             if statement.names_now:
                 self._fix_now()
         except duckdb.Error as error:

@@ -17,15 +17,20 @@ from typing import Any
 
 from headrace.consumers.scheduling.driver import Again, Blocked, BlockedOn, Done, Step
 from headrace.consumers.scheduling.scheduling_errors import QueryCancelled
+from headrace.consumers.scheduling.work_threads import ThreadPriority, WorkThreads
+
+UNBOUNDED_LEVEL = 1
+"""Work that cannot stop has the priority of this level at most."""
 
 
 class Turn:
     """What the work knows of the scheduler. Used by the thread of the work alone."""
 
-    def __init__(self, driver: ThreadedDriver) -> None:
+    def __init__(self, driver: ThreadedDriver, priority: ThreadPriority) -> None:
         self._driver = driver
         self._ends_s = 0.0
-        self._cpu_began_s = 0.0
+        self._cpu_began_s = self._cpu_first_s = driver.cpu_s()
+        self._priority = priority
         self._unbounded = False
 
     def pause(self) -> None:
@@ -58,6 +63,8 @@ class Turn:
         """From now on the work may do what cannot stop, such as a sort: wait for a turn as such. Once is enough."""
         if not self._unbounded:
             self._unbounded = True
+            # What cannot stop lets others pass in another way.
+            self._priority.lower_to(UNBOUNDED_LEVEL)
             self._give_back(Again(self.used_s(), unbounded=True))
 
     def begin(self) -> None:
@@ -67,6 +74,7 @@ class Turn:
             raise QueryCancelled("the query was cancelled before its end")
         self._ends_s = ends_s
         self._cpu_began_s = self._driver.cpu_s()
+        self._priority.used(self._cpu_began_s - self._cpu_first_s)
 
     def used_s(self) -> float:
         """The processor time of this step so far."""
@@ -85,10 +93,11 @@ class ThreadedDriver:
         work: Callable[[Turn], None],
         interrupt: Callable[[], None],
         name: str,
+        threads: WorkThreads,
         clock_s: Callable[[], float] = time.monotonic,
         cpu_s: Callable[[], float] = time.thread_time,
     ) -> None:
-        """`name` is that of the thread. `interrupt` may be called by any thread, also when nothing runs."""
+        """`name` is that of the thread while it works, one of `threads`. `interrupt` may be called by any thread, also when nothing runs."""
         self.clock_s = clock_s
         self.cpu_s = cpu_s
         self.cancelled = False
@@ -96,12 +105,16 @@ class ThreadedDriver:
         self.steps: SimpleQueue[Step | BaseException] = SimpleQueue()
         self._work = work
         self._interrupt = interrupt
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._name = name
+        self._threads = threads
+        self._begun = False
+        self._ended = threading.Event()
 
     def step(self, slice_s: float) -> Step:
         """See Driver: the work runs until it pauses behind the slice, blocks, or ends."""
-        if self._thread.ident is None:
-            self._thread.start()
+        if not self._begun:
+            self._begun = True
+            self._threads.run(self._run, self._name)
         self.turns.put(self.clock_s() + slice_s)
         step = self.steps.get()
         if isinstance(step, BaseException):
@@ -114,18 +127,18 @@ class ThreadedDriver:
         self._interrupt()
 
     def close(self) -> None:
-        """See Driver. Waits until the thread has ended."""
-        if self._thread.ident is None:
+        """See Driver. Waits until the work has ended."""
+        if not self._begun:
             return
         try:
-            if self._thread.is_alive():
+            if not self._ended.is_set():
                 self.turns.put(None)
                 self.cancel()
         finally:
-            self._thread.join()
+            self._ended.wait()
 
-    def _run(self) -> None:
-        turn = Turn(self)
+    def _run(self, priority: ThreadPriority) -> None:
+        turn = Turn(self, priority)
         step: Step | BaseException
         try:
             turn.begin()
@@ -133,4 +146,6 @@ class ThreadedDriver:
             step = Done(turn.used_s())
         except BaseException as error:
             step = error
+        # First: whoever has the last step finds that the work has ended.
+        self._ended.set()
         self.steps.put(step)

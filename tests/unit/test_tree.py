@@ -73,6 +73,7 @@ PURE_MODULES = (
     "consumers/query/scope.py",
     "consumers/query/sql_nodes.py",
     "consumers/query/table_names.py",
+    "consumers/query/templates.py",
     "consumers/query/touched_slots.py",
     "consumers/recovery/plan.py",
     "consumers/replication/actions.py",

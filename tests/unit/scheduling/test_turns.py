@@ -14,7 +14,10 @@ from headrace.consumers.scheduling.scheduler_limits import SchedulerLimits
 from headrace.consumers.scheduling.scheduling_errors import QueryCancelled, QueryMemory, QueryUnknown
 from headrace.consumers.scheduling.threaded_driver import ThreadedDriver, Turn
 from headrace.consumers.scheduling.unbounded_slots import UnboundedSlots
+from headrace.consumers.scheduling.work_threads import WorkThreads
 from tests.unit.scheduling.parts import Bench, ScriptedDriver, VirtualClock, blocked
+
+WORK_THREADS = WorkThreads(idle_max=0)
 
 
 @dataclass(eq=False)
@@ -26,7 +29,7 @@ class Sort:
 
 def driver_of(work: Callable[[Turn], None]) -> ThreadedDriver:
     """Work with clocks that a test moves."""
-    return ThreadedDriver(work, lambda: None, "query", VirtualClock(), VirtualClock(0.0))
+    return ThreadedDriver(work, lambda: None, "query", WORK_THREADS, VirtualClock(), VirtualClock(0.0))
 
 
 def test_a_wait_outside_needs_no_worker() -> None:
@@ -79,7 +82,7 @@ def test_a_wait_outside_ends_with_its_query() -> None:
             ended.append(type(error))
             raise
 
-    driver = ThreadedDriver(work, leave.set, "query", VirtualClock(), VirtualClock(0.0))
+    driver = ThreadedDriver(work, leave.set, "query", WORK_THREADS, VirtualClock(), VirtualClock(0.0))
     assert isinstance(driver.step(1.0), Blocked)
     driver.close()
     assert [QueryCancelled] == ended
