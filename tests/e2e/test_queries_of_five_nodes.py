@@ -112,7 +112,7 @@ def lose_all_members(scene: Scene) -> None:
 
 
 @pytest.mark.slow(40)
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_every_query_at_every_node_is_that_of_duckdb(broker: BrokerInfo, tmp_path: Path, cluster_name: str) -> None:
     """Half sealed; while groups seal and merge; while a node joins; while one is killed each second.
 
