@@ -25,6 +25,10 @@ from tests.waiting import eventually
 pytestmark = [pytest.mark.broker]
 NODES = ("n1", "n2", "n3", "n4", "n5")
 CHANGE_TIMEOUT_S = 120
+RESTART_S = 240.0
+"""Nodes that are killed again and again serve within this, also on a busy machine."""
+LOST = {"ReplicaLost", "GroupUnavailable", "NotReady"}
+"""The errors of a query whose members are gone: by whether it, or the end of their heartbeats, came first."""
 SETTINGS = {"store_seal_age_ms": "1500"}
 
 
@@ -108,7 +112,8 @@ def lose_all_members(scene: Scene) -> None:
     done = run_forked("query", "SELECT * FROM tsbs.cpu", "--json", "--node", cluster.url(asked))
     assert (1, "") == (done.returncode, done.stdout)
     error = json.loads(done.stderr.splitlines()[-1])["error"]
-    assert ("ReplicaLost", True, False) == (error["type"], error["retriable"], error["state_unknown"])
+    assert error["type"] in LOST, error
+    assert (True, False) == (error["retriable"], error["state_unknown"])
 
 
 @pytest.mark.slow(40)
@@ -128,9 +133,9 @@ def test_every_query_at_every_node_is_that_of_duckdb(broker: BrokerInfo, tmp_pat
         scene.add("n6")
         scene.kill_one_each_second((*NODES, "n6"), 6, seed=1)
         answered = sum(scene.load.answers.values())
-        eventually(lambda: sum(scene.load.answers.values()) > answered + 12, "answers behind the kills")
+        eventually(lambda: sum(scene.load.answers.values()) > answered + 12, "answers behind the kills", RESTART_S)
         scene.load.stop()
-        scene.cluster.wait_ready()
+        scene.cluster.wait_ready(timeout_s=RESTART_S)
         for name in ("n1", "n6"):
             scene.load.check_all(name)
         lose_all_members(scene)
@@ -152,14 +157,14 @@ def test_every_query_through_changes_and_kills(broker: BrokerInfo, tmp_path: Pat
         scene.rewrite(0.1)
         scene.add("n6")
         scene.kill_one_each_second((*NODES, "n6"), 60, seed)
-        scene.cluster.wait_ready()
+        scene.cluster.wait_ready(timeout_s=RESTART_S)
         scene.load.ask_no_more("n3")
         scene.change("remove", "n3")
         eventually(lambda: not scene.cluster.node("n3").running, "the removed node ends")
         stay = ("n1", "n2", "n4", "n5", "n6")
         scene.kill_one_each_second(stay, 60, seed + 1)
         scene.load.stop()
-        scene.cluster.wait_ready()
+        scene.cluster.wait_ready(timeout_s=RESTART_S)
         for name in stay:
             scene.load.check_all(name)
 
