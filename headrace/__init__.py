@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from headrace.connectors.http import NodeUnreachable
     from headrace.connectors.log.port import LogUnavailable
     from headrace.consumers.membership.bootstrap import NoCluster
-    from headrace.consumers.query.query_errors import QueryError
+    from headrace.consumers.query.query_errors import QueryError, ReplicaLost
     from headrace.producers.acks import QuorumTimeout, QuorumTooLarge
     from headrace.producers.sender import WriteFailed, WriteUnknown
     from headrace.schemas.errors import HeadraceError, StateUnknown
@@ -32,6 +32,7 @@ _HOMES = {
     "QueryResult": "headrace._answers",
     "QuorumTimeout": "headrace.producers.acks",
     "QuorumTooLarge": "headrace.producers.acks",
+    "ReplicaLost": "headrace.consumers.query.query_errors",
     "SchemaError": "headrace.schemas.tables",
     "SettingsInvalid": "headrace.settings",
     "StateUnknown": "headrace.schemas.errors",
@@ -56,6 +57,7 @@ __all__ = [
     "QueryResult",
     "QuorumTimeout",
     "QuorumTooLarge",
+    "ReplicaLost",
     "SchemaError",
     "SettingsInvalid",
     "StateUnknown",

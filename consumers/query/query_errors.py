@@ -132,6 +132,20 @@ class GroupUnavailable(QueryError):
         )
 
 
+class ReplicaLost(GroupUnavailable):
+    """A member that was asked for rows was lost before its last one, and no other member took its place."""
+
+    @classmethod
+    def because(cls, group: str, reasons: Iterable[str]) -> ReplicaLost:
+        """The error of a query that needs rows of a group of other nodes."""
+        return cls(
+            f"a member of group {group} was lost before its last row, and no other one took its place: "
+            f"{'; '.join(reasons)}",
+            action="retry, or ask another node; headrace status of the members shows the cause",
+            retriable=True,
+        )
+
+
 class SegmentUnreadable(QueryError):
     """A segment file of this node cannot be read: the fault is the node's, not the SQL's."""
 

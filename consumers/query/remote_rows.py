@@ -11,7 +11,7 @@ import json
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -31,6 +31,7 @@ from headrace.consumers.query.query_errors import (
     QueryInvalid,
     QueryMemory,
     QueryTimeout,
+    ReplicaLost,
     SlotsMoved,
 )
 from headrace.consumers.query.scan_figures import ScanFigures
@@ -48,6 +49,10 @@ WAIT_MS_MAX = 10_000
 PATIENCE_S = 5.0
 """How long all members of a group are asked again: a leader that died is replaced in this time."""
 PAUSE_S = 0.1
+
+
+class MemberUnreachable(QueryError):
+    """A member that gives no answer at all: its process is gone, stopped, or cut off."""
 
 
 class Members(Protocol):
@@ -173,20 +178,19 @@ class RemoteRows:
     def scan(self, request: RemoteScanRequest, schema: pa.Schema, timer: ReadTimer) -> RemoteScan:
         """The rows of a group.
 
-        Raises GroupUnavailable, QueryTimeout, QueryCancelled, QueryMemory, and SlotsMoved for a query that must be
-        planned again, with a newer slot table.
+        Raises GroupUnavailable, ReplicaLost, QueryTimeout, QueryCancelled, QueryMemory, and SlotsMoved for a query that
+        must be planned again, with a newer slot table.
         """
-        patience, reasons = Deadline(PATIENCE_S), dict[str, str]()
+        patience, failures = Deadline(PATIENCE_S), dict[str, QueryError]()
         while True:
             for member in self._in_order(request):
-                if (found := self._ask(member, request, schema, timer, reasons)) is not None:
+                if (found := self._ask(member, request, schema, timer, failures)) is not None:
                     return found
             self._check_table(request)
             # A member that was just lost, or lags, may be replaced or catch up in a moment.
             if patience.passed() and not self._is_changing(request):
                 self._count(failed=1)
-                shown = [f"{node} {reason}" for node, reason in reasons.items()]
-                raise GroupUnavailable.because(request.group, shown or ["none is online and in sync"])
+                raise no_rows(request.group, failures)
             time.sleep(min(PAUSE_S, timer.left_s))
             check_time(timer)
 
@@ -202,9 +206,14 @@ class RemoteRows:
             raise SlotsMoved.to(request.group, version, request.table_version)
 
     def _ask(
-        self, member: Status, request: RemoteScanRequest, schema: pa.Schema, timer: ReadTimer, reasons: dict[str, str]
+        self,
+        member: Status,
+        request: RemoteScanRequest,
+        schema: pa.Schema,
+        timer: ReadTimer,
+        failures: dict[str, QueryError],
     ) -> RemoteScan | None:
-        """The rows as one member has them; None when another one must be asked, with the reason in `reasons`."""
+        """The rows as one member has them; None when another one must be asked, with the error in `failures`."""
         left_ms = max(1, int(timer.left_s * 1_000))
         timed = replace(request, timeout_ms=left_ms, wait_ms=min(left_ms, WAIT_MS_MAX))
         share = _Share(self._reserve)
@@ -219,7 +228,7 @@ class RemoteRows:
             if not isinstance(error, QueryError) or isinstance(error, QueryMemory | SlotsMoved | QueryInvalid):
                 raise
             self._count(tried_again=1)
-            reasons[member.node] = f"{_verb(error)}: {error.message}"
+            failures[member.node] = error
             return None
         self._count(answered=1, rows=table.num_rows)
         return RemoteScan(_local_form(table), share.release, hand_overs_of(table), _figures_of(table, member.node))
@@ -296,7 +305,7 @@ def fetch_rows(
     except NodeRefused as error:
         raise error_of(error.document or {"message": error.message}) from error
     except NodeUnreachable as error:
-        raise QueryError(f"no answer at {url}: {error.reason}", retriable=True) from error
+        raise MemberUnreachable(f"no answer at {url}: {error.reason}", retriable=True) from error
     # The end of the connection is what ends the scan at the member.
     with answer, timer.interrupts(answer.abort):
         return read_scan(answer.stream, schema, reserve)
@@ -324,6 +333,14 @@ def check_time(timer: ReadTimer) -> None:
         raise QueryCancelled("the query was cancelled before its end")
     if timer.expired:
         raise QueryTimeout.after(timer.timeout_ms)
+
+
+def no_rows(group: str, failures: Mapping[str, QueryError]) -> GroupUnavailable:
+    """The error of a query that no member of a group gave rows, by the error of each member that was asked."""
+    # One that refuses is there and may say why for long. One that is lost comes back, or is replaced.
+    is_lost = any(isinstance(error, ScanCut | MemberUnreachable) for error in failures.values())
+    shown = [f"{node} {_verb(error)}: {error.message}" for node, error in failures.items()]
+    return (ReplicaLost if is_lost else GroupUnavailable).because(group, shown or ["none is online and in sync"])
 
 
 def _verb(error: QueryError) -> str:

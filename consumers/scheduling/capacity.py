@@ -42,8 +42,14 @@ class Capacity:
         """Queries that have not ended."""
         return len(self._users)
 
-    def admit(self, query: str, user: str, drivers: Sequence[str]) -> None:
-        """Give a query and its drivers their places, all of them or none. Raises TooManyQueries, QueryTooLarge."""
+    def admit(self, query: str, user: str, drivers: Sequence[str], *, apart: bool = False) -> None:
+        """Give a query and its drivers their places, all of them or none. Raises TooManyQueries, QueryTooLarge.
+
+        `apart`: whoever submits it has a limit of its own, so that it is never refused here.
+        """
+        if apart:
+            self._drivers.update(drivers)
+            return
         limits = self.limits
         if len(drivers) > limits.drivers_per_query_max:
             raise QueryTooLarge(

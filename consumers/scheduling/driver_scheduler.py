@@ -100,7 +100,8 @@ class DriverScheduler:
         if query.id in self._queries:
             raise ValueError(f"query {query.id} runs already")
         self._memory.check(query.submission.memory_bytes)
-        self._capacity.admit(query.id, query.submission.user, [task.id for task in query.tasks])
+        names = [task.id for task in query.tasks]
+        self._capacity.admit(query.id, query.submission.user, names, apart=query.submission.apart)
 
     def reserve(self, query_id: str, memory_bytes: int) -> Future[None]:
         """Exchange the memory that a running query has; done once it has all of it. Raises QueryMemory.

@@ -29,7 +29,10 @@ class EndWatcher(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """A query to run. It reserves `memory_bytes` before its drivers run. `urgent`: before all levels."""
+    """A query to run. It reserves `memory_bytes` before its drivers run. `urgent`: before all levels.
+
+    `apart`: whoever submits it bounds the number of such queries, which no limit of the scheduler refuses.
+    """
 
     id: str
     drivers: Sequence[DriverSpec]
@@ -38,6 +41,7 @@ class Submission:
     sql: str = ""
     user: str = ""
     urgent: bool = False
+    apart: bool = False
     watcher: EndWatcher | None = None
 
 

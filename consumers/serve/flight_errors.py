@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import pyarrow.flight as flight
 import structlog
 
-from headrace.consumers.query.query_errors import QueryCancelled, QueryTimeout
+from headrace.consumers.query.query_errors import QueryTimeout
 from headrace.schemas.errors import HeadraceError
 
 TRACE_FRAMES = 3
@@ -28,10 +28,9 @@ def flight_error(error: HeadraceError) -> flight.FlightError:
     text = f"{error.message}; {error.action}" if error.action else error.message
     # Clients retry what is unavailable, so this comes before the kind of the error.
     status = flight.FlightUnavailableError if error.retriable else flight.FlightServerError
+    # Never as cancelled: a Python client whose call is cancelled by the other side raises KeyboardInterrupt.
     if isinstance(error, QueryTimeout):
         status = flight.FlightTimedOutError
-    elif isinstance(error, QueryCancelled) and not error.retriable:
-        status = flight.FlightCancelledError
     return status(text, json.dumps(document).encode())
 
 

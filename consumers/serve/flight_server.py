@@ -1,5 +1,7 @@
 """The Arrow Flight surface of a node: a ticket is SQL as UTF-8, and the answer a stream of record batches.
 
+Statements of Flight SQL are taken too (`flight_sql.py`): the ticket of their answer is their SQL.
+
 Call headers are the parameters of HTTP queries under the same names, such as `after` and `timeout_ms`.
 """
 
@@ -21,6 +23,7 @@ from headrace.consumers.query.result_stream import ResultStream
 from headrace.consumers.serve.connection_cut import cut_connections
 from headrace.consumers.serve.flight_calls import OpenCall, OpenCalls
 from headrace.consumers.serve.flight_errors import flight_error, flight_errors
+from headrace.consumers.serve.flight_sql import CommandUnknown, statement_of
 from headrace.consumers.serve.query_service import (
     QUERY_PARAMETERS,
     QueryRequest,
@@ -32,6 +35,8 @@ from headrace.consumers.serve.server import AddressInUse
 
 AS_OF_KEY = b"headrace.as_of"
 """Key in the metadata of a schema: the moment up to which an answer of a node that does not serve has everything."""
+QUERY_ID_KEY = b"headrace.query_id"
+"""Key in the metadata of a schema: the id by which the query can be listed and killed, as the header of HTTP has it."""
 MESSAGE_BYTES_MAX = 2 * 1024 * 1024
 """gRPC clients that are not Arrow's own take messages of 4 MiB by default."""
 GRACE_S = 1.0
@@ -135,7 +140,7 @@ class _Surface(flight.FlightServerBase):  # type: ignore[misc]
         """Schema and ticket of a descriptor whose command is SQL."""
         with flight_errors():
             # No location: the ticket is for the node that was asked, under the address by which it was reached.
-            endpoint = flight.FlightEndpoint(descriptor.command or b"", [])
+            endpoint = flight.FlightEndpoint(_sql(descriptor.command), [])
             return flight.FlightInfo(self._schema(context, descriptor), descriptor, [endpoint], -1, -1)
 
     def get_schema(self, context: flight.ServerCallContext, descriptor: flight.FlightDescriptor) -> flight.SchemaResult:
@@ -201,10 +206,20 @@ class _Batches(Iterator[object]):
         self._call.close()
 
 
-def _request(context: flight.ServerCallContext, sql: bytes | None) -> QueryRequest:
+def _sql(command: bytes | None) -> bytes:
+    """The SQL of a ticket or a command, also of a statement of Flight SQL. Raises RequestInvalid."""
+    try:
+        return statement_of(command or b"")
+    except CommandUnknown as error:
+        raise RequestInvalid(
+            f"of Flight SQL this node knows statements, not {error}", action="send a SELECT"
+        ) from error
+
+
+def _request(context: flight.ServerCallContext, command: bytes | None) -> QueryRequest:
     """The query of a call. Raises RequestInvalid."""
     try:
-        text = (sql or b"").decode()
+        text = _sql(command).decode()
     except UnicodeDecodeError as error:
         raise RequestInvalid("the ticket is not UTF-8", action="a ticket is SQL as UTF-8") from error
     if not text.strip():
@@ -213,7 +228,8 @@ def _request(context: flight.ServerCallContext, sql: bytes | None) -> QueryReque
 
 
 def _sent_schema(result: ResultStream) -> pa.Schema:
-    return result.schema if result.as_of is None else result.schema.with_metadata({AS_OF_KEY: result.as_of.iso()})
+    beside = {QUERY_ID_KEY: result.query_id}
+    return result.schema.with_metadata(beside if result.as_of is None else beside | {AS_OF_KEY: result.as_of.iso()})
 
 
 def _sized(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

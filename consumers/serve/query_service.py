@@ -328,6 +328,7 @@ _STATUSES = {
     "TooManyQueries": 503,
     "TooManyScans": 503,
     "GroupUnavailable": 503,
+    "ReplicaLost": 503,
     "SlotNotHeld": 409,
     "SlotsMoved": 409,
     "GroupNotHere": 409,

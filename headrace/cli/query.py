@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -100,8 +101,7 @@ def query(
             _sql(sql, file),
             dict[str, Any](limit=limit, user=user, parameters=param or (), after=_offsets(after)),
         )
-        # At least 1 ms: the node takes 0 for its own default.
-        given["timeout_ms"] = None if timeout_s is None else max(1, round(timeout_s * 1_000))
+        given["timeout_ms"] = _milliseconds(timeout_s)
         _ask(output, node_url(node, cluster, bootstrap, stale=bool(older.within_s)), text, form, older, given)
 
 
@@ -138,6 +138,16 @@ def _copy_out(chunks: Iterator[bytes]) -> None:
     for chunk in chunks:
         sys.stdout.buffer.write(chunk)
     sys.stdout.buffer.flush()
+
+
+def _milliseconds(timeout_s: float | None) -> int | None:
+    """The time of a query. Raises UsageInvalid."""
+    if timeout_s is None:
+        return None
+    if not math.isfinite(timeout_s):
+        raise UsageInvalid(f"--timeout {timeout_s:g} is no number of seconds", action="leave it out for the node's own")
+    # At least 1 ms: the node takes 0 for its own default.
+    return max(1, round(timeout_s * 1_000))
 
 
 def _offsets(text: str | None) -> dict[str, int]:

@@ -127,7 +127,10 @@ def _status(node: str) -> Status:
 
 @dataclass
 class StoredCluster:
-    """Nodes by name. `exchanged` has the requests between them and the answers."""
+    """Nodes by name. `exchanged` has the requests between them and the answers.
+
+    `cuts` are the nodes whose connections end behind so many batches of an answer, and `cut` counts those.
+    """
 
     ring: Ring
     schema: TableSchema
@@ -136,6 +139,9 @@ class StoredCluster:
     scanners: dict[str, GroupScanner] = field(default_factory=dict)
     stores: dict[str, list[Store]] = field(default_factory=dict)
     exchanged: list[tuple[RemoteScanRequest, pa.Table]] = field(default_factory=list)
+    remotes: dict[str, RemoteRows] = field(default_factory=dict)
+    cuts: dict[str, int] = field(default_factory=dict)
+    cut: int = 0
     versions: dict[str, int] = field(default_factory=dict)
 
     def group_of(self, tags: Mapping[str, str]) -> str:
@@ -179,6 +185,10 @@ class StoredCluster:
         with self.engines[node].query(sql, **given) as result:
             return result.read_all()
 
+    def bytes_held(self, node: str) -> int:
+        """What a node holds of rows of others."""
+        return self.remotes[node].statistics.bytes_held
+
     def _next(self, group: str) -> int:
         self.versions[group] = self.versions.get(group, 0) + 1
         return self.versions[group]
@@ -199,6 +209,8 @@ class StoredCluster:
             pieces.append(encoder.end(scan.hand_overs.document(), scan.figures()))
         finally:
             scan.close()
+        if url in self.cuts:
+            pieces, self.cut = pieces[: self.cuts[url]], self.cut + 1
         answer = read_scan(io.BytesIO(b"".join(pieces)), schema, reserve)
         self.exchanged.append((request, answer))
         return answer
@@ -225,6 +237,7 @@ def cluster_of_stores(
         for node in ring.headers:
             local = LocalSource(cast(Any, groups[node]), known, Serving())
             remote = RemoteRows(node, ring, ring, LIMIT_BYTES, cluster.fetch)
+            cluster.remotes[node] = remote
             source = ClusterSource(local, remote, NoEndedGroups())
             opened.callback(source.close)
             engine = QueryEngine(source, [directory / node], QuerySettings(timeout_ms=30_000))

@@ -14,7 +14,7 @@ import pytest
 from headrace.connectors.clock import Moment, SystemClock
 from headrace.consumers.query.query_errors import QueryCancelled, QueryTimeout, TooManyQueries
 from headrace.consumers.serve.flight_calls import OpenCalls
-from headrace.consumers.serve.flight_server import AS_OF_KEY, MESSAGE_BYTES_MAX, FlightServer
+from headrace.consumers.serve.flight_server import AS_OF_KEY, MESSAGE_BYTES_MAX, QUERY_ID_KEY, FlightServer
 from headrace.consumers.serve.server import AddressInUse, reserve_address
 from tests.unit.serve.conftest import FakeNode
 from tests.waiting import eventually
@@ -173,6 +173,19 @@ def test_an_older_answer_names_its_moment(flights: flight.FlightClient, node: Fa
     schema = get(flights, "SELECT count(*) AS n FROM iot.readings", stale="3600").schema
 
     assert node.source.as_of.iso().encode() == schema.metadata[AS_OF_KEY]
+
+
+def test_an_answer_carries_the_id_of_its_query(flights: flight.FlightClient, node: FakeNode) -> None:
+    """In the metadata of its schema. The query is listed under it, and ends by it with an error."""
+    reader = flights.do_get(flight.Ticket("SELECT i FROM range(100000000) t(i)"))
+    query_id = reader.schema.metadata[QUERY_ID_KEY].decode()
+
+    assert [query_id] == [report.id for report in node.engine.reports()]
+    node.engine.kill(query_id)
+
+    with pytest.raises(flight.FlightError, match="was killed"):
+        reader.read_all()
+    eventually(lambda: not node.engine.reports(), "no query runs")
 
 
 def test_a_client_that_leaves_cancels_its_query(

@@ -75,3 +75,11 @@ def test_the_command_names_a_query_that_is_not_there(client: httpx.Client) -> No
     failed = command(client, "--kill", "none")
     assert 1 == failed.exit_code
     assert "no query none runs on this node" in failed.stderr
+
+
+def test_a_time_without_an_end_is_refused(client: httpx.Client) -> None:
+    """One line and code 2, no trace of Python; any finite number of seconds is taken."""
+    refused = command(client, "SELECT 1 AS x", "--timeout", "inf")
+    assert 2 == refused.exit_code
+    assert "--timeout inf" in refused.stderr
+    assert 0 == command(client, "SELECT 1 AS x", "--timeout", "1000000000000").exit_code
