@@ -26,7 +26,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Small chunks, and no lines of the log."""
     for module in (edge_model, selection, send_round, sender):
         monkeypatch.setattr(module, "CHUNK_BYTES", CHUNK_BYTES)
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL + 1))
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     yield
     structlog.reset_defaults()
 
