@@ -25,7 +25,6 @@ from headrace.schemas.series import SeriesInvalid, check_series_keys
 from headrace.schemas.sync_records import SyncFile
 from headrace.schemas.tables import TIME_COLUMN, FieldType
 
-
 SERIES_SUFFIX = ".series"
 
 

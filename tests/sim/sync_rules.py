@@ -114,7 +114,7 @@ def _files_do_not_wait_for_deletes(patch: pytest.MonkeyPatch) -> None:
 
 def _accepted_deletes_are_not_synced(patch: pytest.MonkeyPatch) -> None:
     put = SenderState.put_group
-    patch.setattr(SenderState, "put_group", lambda self, record, *, sync=False: put(self, record, sync=False))
+    patch.setattr(SenderState, "put_group", lambda self, record, **_sync: put(self, record))
 
 
 def _chunks_without_a_manifest_are_nothing_at_once(patch: pytest.MonkeyPatch) -> None:
@@ -126,7 +126,9 @@ def _chunks_without_a_manifest_are_nothing_at_once(patch: pytest.MonkeyPatch) ->
 def _a_gap_is_written_over(patch: pytest.MonkeyPatch) -> None:
     for state in (FileState.EXPECTED, FileState.RECEIVING, FileState.GAPPED):
         patch.setitem(
-            STEPS, state, {**STEPS[state], ChunkEvent.AHEAD: (FileState.RECEIVING, ChunkAction.WRITE)}  # type: ignore[misc]
+            STEPS,
+            state,
+            {**STEPS[state], ChunkEvent.AHEAD: (FileState.RECEIVING, ChunkAction.WRITE)},  # type: ignore[misc]
         )
     patch.setattr(MemoryFile, "finish", lambda _self: None)
 

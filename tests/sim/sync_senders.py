@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 SETTINGS = SendSettings(files_max=3, window_bytes=2_000, tries_max=4)
 LOST = 0.02
-KILL = 0.003
+KILL = 0.03
 
 
 class Killed(BaseException):
@@ -85,7 +85,7 @@ class SimSender:
     def __init__(self, world: SyncSimulation, number: int, series: tuple[str, ...]) -> None:
         self.world = world
         self.name = f"00000000-0000-0000-0000-{number:012}"
-        self.edge = ModelEdge(world.random, series=series)
+        self.edge = ModelEdge(world.random, series=series, delete_share=0.3)
         self.refused_keys: set[Key] = set()
         self.kills = 0
         self._log = ModelLog(world.random)

@@ -132,10 +132,11 @@ class SyncSimulation:
         def once() -> Ignored | None:
             if not answers:
                 answers.append(carry_out())
+                if once in self._requests:
+                    self._requests.remove(once)
             return answers[0]
 
-        if self.faults:
-            self._requests.append(once)
+        self._requests.append(once)
         return once
 
     # The schedule.
@@ -157,7 +158,7 @@ class SyncSimulation:
             self.random.choice(self.senders).step()
         elif chance < 0.62:
             self.random.choice(self.receivers).turn()
-        elif chance < 0.90:
+        elif chance < 0.82:
             self.random.choice([*self.receivers, *self._zombies()]).decisions.step()
         elif self.faults:
             self._live(self.random.choice(self.senders))
@@ -174,26 +175,24 @@ class SyncSimulation:
             site.edge.seal_now()
         elif chance < 0.7:
             site.edge.merge()
-        elif chance < 0.71:
+        elif chance < 0.73:
             site.edge.restart()
         elif chance < 0.8:
             self.store.merge()
-        if len(self._requests) > 20:
-            self._requests.pop(0)
 
     def _fault(self) -> None:
         chance = self.random.random()
-        if chance < 0.02:
+        if chance < 0.05:
             self._kill()
-        elif chance < 0.04:
-            self._stall()
-        elif chance < 0.06:
-            self._resume()
         elif chance < 0.07:
+            self._stall()
+        elif chance < 0.09:
+            self._resume()
+        elif chance < 0.10:
             self.kafka.drop_chunks()
-        elif chance < 0.10 and self._requests:
+        elif chance < 0.13 and self._requests:
             self.late_requests += 1
-            self._requests.pop(self.random.randrange(len(self._requests)))()
+            self.random.choice(self._requests)()
 
     def _kill(self) -> None:
         """A receiver dies; it starts again under its name, or another one takes its place."""
@@ -228,7 +227,7 @@ class SyncSimulation:
     def _finish(self) -> None:
         """Without faults, until everything is decided."""
         while self._requests:
-            self._requests.pop()()
+            self._requests[-1]()
         self.faults = self.kafka.faults = False
         self._resume()
         for each in self.senders:

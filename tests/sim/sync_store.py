@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from headrace.consumers.migration.cut_listing import NOBODY
 from headrace.consumers.replication import actions
@@ -99,7 +100,7 @@ class SimStore:
         ordered = sorted(self.files, key=lambda each: synced.rank_of(each.entry))
         units = synced.whole_versions([each.entry for each in ordered])
         settled = synced.settled_of(each.entry for each in ordered)
-        for lower, upper in zip(units, units[1:], strict=False):
+        for lower, upper in pairwise(units):
             whole = synced.is_settled(lower, settled) and synced.is_settled(upper, settled)
             if whole and synced.may_join(lower, upper, settled):
                 chosen = {each.name for each in (*lower, *upper)}

@@ -73,6 +73,7 @@ class ModelEdge:
     random: Random
     faults: bool = True
     series: tuple[str, ...] = SERIES
+    delete_share: float = 0.15
     version: int = 0
     frontier: int = 0
     progress: int = 0
@@ -90,7 +91,7 @@ class ModelEdge:
         """One row, or one delete."""
         self.version += 1
         series = self.random.choice(self.series)
-        if self.random.random() < 0.15:
+        if self.random.random() < self.delete_share:
             start = self.random.randrange(12)
             made = ModelDelete(self.version, series, start, start + self.random.randrange(1, 6))
             self.deletes.append(made)
