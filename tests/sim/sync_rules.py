@@ -1,7 +1,8 @@
-"""The rules of docs/internals/sync.md, each broken on purpose."""
+"""Rules of docs/internals/sync.md, each broken on purpose."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,7 +18,6 @@ from headrace.consumers.sync.chunk_states import STEPS, ChunkAction, ChunkEvent,
 from headrace.consumers.sync.partition_files import OpenFile, PartitionFiles
 from headrace.consumers.sync.send_round import SendRound
 from headrace.consumers.sync.sender import Sender
-from headrace.consumers.sync.sender_state import SenderState
 from headrace.consumers.sync.shares import Share
 from headrace.schemas.messages import load_identity
 from headrace.schemas.sync_records import SyncFile
@@ -46,10 +46,6 @@ def _deletes_make_no_file_void(patch: pytest.MonkeyPatch) -> None:
 def _known_loads_alone(load: Any, loads: Any, producers: Any) -> Ignored | None:
     del producers
     return Ignored.REPEATED if load_identity(load) in loads else None
-
-
-def _the_log_has_no_fence(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(actions, "stale_load", _known_loads_alone)
 
 
 def _loads_count_as_often_as_they_come(patch: pytest.MonkeyPatch) -> None:
@@ -109,12 +105,19 @@ def _numbers_are_given_again(patch: pytest.MonkeyPatch) -> None:
 
 
 def _files_do_not_wait_for_deletes(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(send_round._Deletes, "done", property(lambda _self: True))
+    next_file = SendRound._next_file
 
+    def broken(self: SendRound) -> Any:
+        kept = {identity: group.deletes for identity, group in self._groups.items()}
+        for group in self._groups.values():
+            group.deletes = send_round._Deletes(deque())
+        try:
+            return next_file(self)
+        finally:
+            for identity, group in self._groups.items():
+                group.deletes = kept[identity]
 
-def _accepted_deletes_are_not_synced(patch: pytest.MonkeyPatch) -> None:
-    put = SenderState.put_group
-    patch.setattr(SenderState, "put_group", lambda self, record, **_sync: put(self, record))
+    patch.setattr(SendRound, "_next_file", broken)
 
 
 def _chunks_without_a_manifest_are_nothing_at_once(patch: pytest.MonkeyPatch) -> None:
@@ -170,7 +173,6 @@ def _a_carried_delete_is_left_out(patch: pytest.MonkeyPatch) -> None:
 
 RULES = (
     SyncRule("deletes make older files void", _deletes_make_no_file_void),
-    SyncRule("a load behind newer deletes is void in the log", _the_log_has_no_fence),
     SyncRule("a load counts once", _loads_count_as_often_as_they_come),
     SyncRule("the offset stays before the oldest open file", _offsets_behind_open_files),
     SyncRule("a device of another sender rejects the file", _a_claim_takes_owned_devices),
@@ -181,7 +183,6 @@ RULES = (
     SyncRule("the state is written first", _the_state_is_written_behind_what_is_sent),
     SyncRule("a number names one manifest", _numbers_are_given_again),
     SyncRule("deletes go first", _files_do_not_wait_for_deletes),
-    SyncRule("accepted deletes are synced", _accepted_deletes_are_not_synced),
     SyncRule("a chunk waits for its manifest", _chunks_without_a_manifest_are_nothing_at_once),
     SyncRule("chunks are written in order", _a_gap_is_written_over),
     SyncRule("silence is answered", _silence_is_not_noticed),

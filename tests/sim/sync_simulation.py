@@ -15,6 +15,7 @@ from headrace.connectors.log.topics import Topics
 from headrace.consumers.migration.cut_listing import NOBODY
 from headrace.consumers.replication.actions import Ignored
 from headrace.consumers.sync.load import sync_load
+from headrace.consumers.sync.manifest_rules import ManifestInvalid
 from headrace.schemas.messages import load_identity
 from headrace.schemas.sync_records import (
     OwnerClaim,
@@ -115,8 +116,11 @@ class SyncSimulation:
 
     @staticmethod
     def devices_of(data: bytes) -> list[str]:
-        """The devices of a file."""
-        return sorted({series for series, _, _ in json.loads(data)})
+        """The devices of a file. Raises ManifestInvalid."""
+        try:
+            return sorted({series for series, _, _ in json.loads(data)})
+        except ValueError as error:
+            raise ManifestInvalid(f"the file is none: {error}") from error
 
     def load(self, manifest: SyncManifest, body: SyncFile, data: bytes) -> Ignored | None:
         """The leader takes a file: one that is here already is not appended again."""

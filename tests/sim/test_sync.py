@@ -15,7 +15,7 @@ from tests.sim.sync_simulation import SyncSimulation
 from tests.unit.sync import edge_model
 
 SEEDS = 300
-QUICK_SEEDS = 150
+QUICK_SEEDS = 40
 SOAK_SEEDS = 20_000
 SOAK_SEEDS_AT_ONCE = 5_000
 CHUNK_BYTES = 64
@@ -38,7 +38,7 @@ def run_seeds(seeds: Iterable[int]) -> None:
         SyncSimulation(seed).run()
 
 
-@pytest.mark.slow(60)
+@pytest.mark.slow(20)
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("first", range(0, SEEDS, 75))
 def test_no_schedule_of_sync_loses_a_row(first: int) -> None:
@@ -47,13 +47,13 @@ def test_no_schedule_of_sync_loses_a_row(first: int) -> None:
 
 
 def test_schedules_of_sync_are_not_empty() -> None:
-    """Files are loaded late, void and twice, merged and refused; receivers are replaced, and zombies act."""
-    found = dict.fromkeys(("late", "void", "merged", "rejected", "damaged", "zombies", "requests", "kills", "drops"), 0)
-    for seed in range(40):
+    """Files are loaded late, merged and refused; receivers are replaced, and zombies act."""
+    found = dict.fromkeys(("late", "merged", "rejected", "damaged", "zombies", "requests", "kills", "drops"), 0)
+    for seed in range(20):
         world = SyncSimulation(seed)
         world.run()
         store = world.store
-        counts = (store.late, store.void, store.merged, world.rejected, world.damaged, world.zombies)
+        counts = (store.late, store.merged, world.rejected, world.damaged, world.zombies)
         more = (world.late_requests, sum(each.kills for each in world.senders), world.kafka.dropped)
         found = {name: found[name] + count for name, count in zip(found, (*counts, *more), strict=True)}
     assert min(found.values()) > 0, found
