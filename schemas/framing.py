@@ -16,6 +16,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import cache
 from importlib import resources
 from typing import Any
@@ -27,6 +28,7 @@ from headrace.schemas.errors import HeadraceError
 
 MAGIC = b"\xc3\x01"
 HEADER_BYTES = 10
+_HEAD_BYTES_MAX = 512
 FORMAT = 5
 """The newest format that this build reads.
 
@@ -77,6 +79,24 @@ class Codec:
         fastavro.schemaless_writer(out, self._schema, record)
         return out.getvalue()
 
+    def encode_tail(self, record: dict[str, Any], name: str, data: bytes | memoryview) -> bytes:
+        """A record whose last field is bytes, which are copied once; `record` has the others."""
+        frame = self.encode(record | {name: b""})
+        # The empty bytes are their length alone.
+        return b"".join((frame[:-1], _length(len(data)), data))
+
+    def decode_tail(self, value: bytes, name: str) -> dict[str, Any]:
+        """As `decode`; the bytes of the last field are a view of the value. Raises FrameInvalid."""
+        if value[:HEADER_BYTES] == self._prefix:
+            stream = io.BytesIO(value[HEADER_BYTES : HEADER_BYTES + _HEAD_BYTES_MAX])
+            # A head that is longer, or damaged, is read as a whole below.
+            with suppress(Exception):
+                record = fastavro.schemaless_reader(stream, _without_last(self.name), None)
+                size, begin = _read_length(value, HEADER_BYTES + stream.tell())
+                if isinstance(record, dict) and begin + size == len(value):
+                    return {**record, name: memoryview(value)[begin:]}
+        return self.decode(value)
+
     def decode(self, value: bytes) -> dict[str, Any]:
         """The record in a frame; unions come as (name, record). Raises FrameInvalid."""
         schema = self._readers.get(bytes(value[:HEADER_BYTES]))
@@ -101,6 +121,32 @@ class Codec:
         if not isinstance(record, dict):
             raise FrameInvalid(f"a value of topic kind {self.name!r} is no record")
         return record
+
+
+def _length(size: int) -> bytes:
+    """The length of bytes in Avro: a zigzag number of 7 bits a byte."""
+    left, found = size << 1, bytearray()
+    while left > 0x7F:
+        found.append(left & 0x7F | 0x80)
+        left >>= 7
+    found.append(left)
+    return bytes(found)
+
+
+def _read_length(value: bytes, at: int) -> tuple[int, int]:
+    """(length of bytes at a place, where they begin). Raises IndexError behind the end."""
+    found = shift = 0
+    while value[at] & 0x80:
+        found |= (value[at] & 0x7F) << shift
+        at, shift = at + 1, shift + 7
+    return (found | value[at] << shift) >> 1, at + 1
+
+
+@cache
+def _without_last(name: str) -> Any:
+    """The schema of a kind without its last field."""
+    schema = json.loads(_text(f"{name}.avsc"))
+    return fastavro.parse_schema({**schema, "fields": schema["fields"][:-1]})
 
 
 def check_format(headers: tuple[tuple[str, bytes], ...]) -> None:

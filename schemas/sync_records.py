@@ -101,7 +101,7 @@ class SyncChunk:
     session: int
     number: int
     chunk: int
-    data: bytes
+    data: bytes | memoryview
 
 
 class ChunkDamaged(ValueError):
@@ -179,21 +179,19 @@ def decode_manifest(value: bytes) -> SyncManifest:
 
 def encode_chunk(chunk: SyncChunk) -> bytes:
     """A chunk as the value of a record of `{c}.sync.chunk`."""
-    return codec("sync_chunk").encode(
-        {
-            "sender": chunk.sender,
-            "session": chunk.session,
-            "number": chunk.number,
-            "chunk": chunk.chunk,
-            "digest": xxhash.xxh3_64_digest(chunk.data),
-            "bytes": chunk.data,
-        }
-    )
+    head = {
+        "sender": chunk.sender,
+        "session": chunk.session,
+        "number": chunk.number,
+        "chunk": chunk.chunk,
+        "digest": xxhash.xxh3_64_digest(chunk.data),
+    }
+    return codec("sync_chunk").encode_tail(head, "bytes", chunk.data)
 
 
 def decode_chunk(value: bytes) -> SyncChunk:
-    """The chunk in a record's value. Raises FrameInvalid or ChunkDamaged."""
-    record = codec("sync_chunk").decode(value)
+    """The chunk in a record's value, whose bytes may be a view of it. Raises FrameInvalid or ChunkDamaged."""
+    record = codec("sync_chunk").decode_tail(value, "bytes")
     chunk = SyncChunk(record["sender"], record["session"], record["number"], record["chunk"], record["bytes"])
     if xxhash.xxh3_64_digest(chunk.data) != record["digest"]:
         raise ChunkDamaged(f"chunk {chunk.chunk} of manifest {chunk.number} of {chunk.sender} is damaged")

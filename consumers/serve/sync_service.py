@@ -4,6 +4,9 @@
 `segment_digest=X&series_bytes=N&series_digest=X` takes the bytes of a segment and of its series. The answer means: they
 are verified and durable. A file that is here already is answered at once.
 
+With `&linked=NAME` it has no body: a receiver on this machine has linked the file into the staging directory of the group
+as `NAME.upload` and `NAME.series.upload`. `GET /api/v1/sync/staging?group=G&birth=B` is where that directory is.
+
 `POST /api/v1/sync/loads?group=G&birth=B` takes manifests, see `member_routes`. The answer has `files`, in their order:
 `{"repeated"}` means that the group has read the load as accepted, and has applied it; `{"error"}` is that of one file.
 """
@@ -22,9 +25,9 @@ from headrace.consumers.query.query_errors import SlotNotHeld
 from headrace.consumers.scheduling.scheduling_errors import RETRY_AFTER_S
 from headrace.consumers.serve.query_service import RequestInvalid
 from headrace.consumers.serve.sync_loads import SyncLoads
-from headrace.consumers.serve.sync_uploads import Upload, UploadInvalid, UploadRequest, Uploads
+from headrace.consumers.serve.sync_uploads import LinkMissing, Upload, UploadInvalid, UploadRequest, Uploads
 from headrace.consumers.sync.manifest_rules import DatabaseDiffers, FormatTooNew, ManifestInvalid
-from headrace.consumers.sync.member_routes import SYNC_FILE_ROUTE, SYNC_LOADS_ROUTE, decode_loads
+from headrace.consumers.sync.member_routes import SYNC_FILE_ROUTE, SYNC_LOADS_ROUTE, SYNC_STAGING_ROUTE, decode_loads
 from headrace.schemas.errors import HeadraceError, StateUnknown
 from headrace.schemas.framing import FrameInvalid
 from headrace.schemas.group_changes import GroupKey
@@ -45,7 +48,11 @@ class SyncService:
 
     def begin(self, query: Mapping[str, str]) -> Upload | None:
         """Take the file that a URL announces; None if it is here. Raises RequestInvalid, and see `Uploads.begin`."""
-        return self.uploads.begin(self.request(query))
+        return self.uploads.begin(self.request(query), query.get("linked", ""))
+
+    def staging(self, query: Mapping[str, str]) -> str:
+        """The staging directory of a group of this node. Raises RequestInvalid, SlotNotHeld."""
+        return str(self.uploads.staging_directory(_key(query)))
 
     def request(self, query: Mapping[str, str]) -> UploadRequest:
         """A file that is announced in a URL. Raises RequestInvalid, LoadNotReady."""
@@ -74,7 +81,19 @@ def sync_routes(service: Callable[[], SyncService]) -> list[Route]:
     async def load(request: Request) -> Response:
         return await _answered(lambda: _load(service(), request))
 
-    return [Route(SYNC_FILE_ROUTE, file, methods=["PUT"]), Route(SYNC_LOADS_ROUTE, load, methods=["POST"])]
+    async def staging(request: Request) -> Response:
+        return await _answered(lambda: _staging(service(), request))
+
+    return [
+        Route(SYNC_FILE_ROUTE, file, methods=["PUT"]),
+        Route(SYNC_LOADS_ROUTE, load, methods=["POST"]),
+        Route(SYNC_STAGING_ROUTE, staging, methods=["GET"]),
+    ]
+
+
+async def _staging(service: SyncService, request: Request) -> Response:
+    directory = await asyncio.to_thread(service.staging, request.query_params)
+    return JSONResponse({"directory": directory})
 
 
 async def _take(service: SyncService, request: Request) -> Response:
@@ -160,6 +179,7 @@ _STATUSES: Mapping[type[HeadraceError], int] = {
     RequestInvalid: 400,
     FrameInvalid: 400,
     UploadInvalid: 422,
+    LinkMissing: 422,
     ManifestInvalid: 422,
     DatabaseDiffers: 422,
     FormatTooNew: 422,

@@ -7,6 +7,7 @@ marker says that a load may still come, also after a restart: what has one is no
 from __future__ import annotations
 
 import os
+import re
 import threading
 import time
 from collections.abc import Mapping
@@ -23,17 +24,18 @@ from headrace.consumers.query.query_errors import SlotNotHeld
 from headrace.consumers.replication.group import Group
 from headrace.consumers.replication.group_health import Use
 from headrace.consumers.store import SeriesFile, staged_names
-from headrace.consumers.store.load_job import SERIES_SUFFIX
 from headrace.consumers.store.segment import METADATA_PREFIX, Runs
 from headrace.consumers.store.segment_files import translate_errors
+from headrace.consumers.sync.member_routes import LINKED_SERIES_SUFFIX, UPLOAD_SUFFIX
 from headrace.consumers.sync.settings import SyncSettings
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.group_changes import GroupKey
 
 MARKER_SUFFIX = ".sync"
-UPLOAD_SUFFIX = ".upload"
+READ_BYTES = 1 << 20
 LOOK_S = 10.0
 """Between two looks at what is staged for one group."""
+_LINK = re.compile(r"[0-9a-f]{1,64}")
 
 
 class UploadsFull(HeadraceError):
@@ -42,6 +44,10 @@ class UploadsFull(HeadraceError):
 
 class UploadInvalid(HeadraceError):
     """Bytes that are not those of the file that was announced."""
+
+
+class LinkMissing(HeadraceError):
+    """A file that a receiver has linked into a directory which is not this one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +106,18 @@ class Uploads:
             raise CutRefused(f"group {group.name} has wrong data here", action="ask another member")
         return group
 
-    def begin(self, request: UploadRequest) -> Upload | None:
-        """Take a file; None if it is here. Raises SlotNotHeld, CutRefused, UploadsFull, StoreFull, StoreUnwritable."""
+    def staging_directory(self, key: GroupKey) -> Path:
+        """Where receivers on this machine may link files of a group, made if it is missing. Raises SlotNotHeld."""
+        group = next((each for each in list(self._groups.values()) if each.birth_key == key), None)
+        if group is None:
+            raise SlotNotHeld.of(key.group, self._node)
+        return create_directories(group.store.staging_directory)
+
+    def begin(self, request: UploadRequest, linked: str = "") -> Upload | None:
+        """Take a file, that of a link if it has a name; None if it is here.
+
+        Raises SlotNotHeld, CutRefused, UploadsFull, LinkMissing, StoreFull, StoreUnwritable.
+        """
         group = self.group(request.group, request.slot)
         if self.is_staged(group, request.content_digest, request.segment_digest):
             return None
@@ -124,7 +140,7 @@ class Uploads:
             number = self._number
             self._open[number] = request
         try:
-            return Upload(self, number, request, group)
+            return Upload(self, number, request, group, linked)
         except BaseException:
             self.end(number)
             raise
@@ -194,10 +210,10 @@ class Uploads:
 
 
 class Upload:
-    """One file that is being taken: `write` all its bytes, then `finish`; `abort` in every case."""
+    """One file that is being taken: `write` all its bytes unless it is linked, `finish`, and `abort` in every case."""
 
-    def __init__(self, uploads: Uploads, number: int, request: UploadRequest, group: Group) -> None:
-        """Raises StoreFull or StoreUnwritable."""
+    def __init__(self, uploads: Uploads, number: int, request: UploadRequest, group: Group, linked: str = "") -> None:
+        """Raises LinkMissing, StoreFull or StoreUnwritable."""
         self._uploads = uploads
         self._number = number
         self._request = request
@@ -206,10 +222,15 @@ class Upload:
         self._written = 0
         self._digests = xxhash.xxh3_128(), xxhash.xxh3_128()
         self._series = bytearray()
-        self._path = self._staging / f"{request.content_digest}.{number}{UPLOAD_SUFFIX}"
+        self._linked = bool(linked)
+        name = linked or f"{request.content_digest}.{number}"
+        self._path = self._staging / f"{name}{UPLOAD_SUFFIX}"
+        self._series_path = self._staging / f"{name}{LINKED_SERIES_SUFFIX}"
+        if linked and not (_LINK.fullmatch(linked) and self._path.is_file() and self._series_path.is_file()):
+            raise LinkMissing(f"{self._staging} has no file {linked}", action="send its bytes")
         with translate_errors(self._path):
             create_directories(self._staging)
-            self._data = self._path.open("wb")
+            self._data = self._path.open("rb" if linked else "wb")
 
     def write(self, data: bytes) -> None:
         """The next bytes: those of the segment, then those of its series.
@@ -231,6 +252,8 @@ class Upload:
     def finish(self) -> None:
         """Verify, and make durable. Raises UploadInvalid, StoreFull, StoreUnwritable."""
         request = self._request
+        if self._linked:
+            self._read_linked()
         found = [each.hexdigest() for each in self._digests]
         if self._written != request.size_bytes or found != [request.segment_digest, request.series_digest]:
             raise UploadInvalid("the bytes are not those of the digests", retriable=True)
@@ -241,10 +264,10 @@ class Upload:
             segment, series = (self._staging / name for name in staged_names(request.content_digest))
             marker = self._staging / (request.content_digest + MARKER_SUFFIX)
             marker.touch()
-            partial = self._path.with_suffix(SERIES_SUFFIX + UPLOAD_SUFFIX)
-            partial.write_bytes(self._series)
-            fsync_file(partial)
-            os.rename(partial, series)
+            if not self._linked:
+                self._series_path.write_bytes(self._series)
+            fsync_file(self._series_path)
+            os.rename(self._series_path, series)
             # Last: with its segment the staged file is complete.
             os.rename(self._path, segment)
             fsync_directory(self._staging)
@@ -255,7 +278,19 @@ class Upload:
         """End it: what is not finished is removed."""
         self._data.close()
         self._path.unlink(missing_ok=True)
+        self._series_path.unlink(missing_ok=True)
         self._uploads.end(self._number)
+
+    def _read_linked(self) -> None:
+        """Hash what was linked: what counts are the bytes that are here."""
+        buffer = memoryview(bytearray(READ_BYTES))
+        with translate_errors(self._path):
+            self._series += self._series_path.read_bytes()
+            while size := self._data.readinto(buffer):
+                self._digests[0].update(buffer[:size])
+                self._written += size
+        self._digests[1].update(self._series)
+        self._written += len(self._series)
 
     def _check_content(self) -> None:
         request = self._request

@@ -25,6 +25,8 @@ from headrace.schemas.series import SeriesInvalid, check_series_keys
 from headrace.schemas.sync_records import SyncFile
 from headrace.schemas.tables import TIME_COLUMN, FieldType
 
+SERIES_SUFFIX = ".series"
+
 
 class FileDamaged(HeadraceError):
     """Bytes that are not those that the sender announced: the file is sent again."""
@@ -37,18 +39,20 @@ class CheckedFile:
     devices: list[str]
 
 
+def series_path(segment: Path) -> Path:
+    """Where the series of a segment is at a receiver."""
+    return segment.with_suffix(SERIES_SUFFIX)
+
+
 def check_file(path: Path, body: SyncFile) -> CheckedFile:
-    """The devices of a file of segment and series whose digests were compared with those of its manifest.
+    """The devices of a segment whose digest, and that of its series, were compared with those of its manifest.
 
     Raises ManifestInvalid, FormatTooNew.
     """
     with pa.memory_map(str(path)) as data:
-        whole = data.read_buffer()
-        segment = whole.slice(0, body.segment_bytes)
-        series = whole.slice(body.segment_bytes, body.series_bytes)
         try:
-            runs = _check_series(series.to_pybytes(), body)
-            with pq.ParquetFile(pa.BufferReader(segment), page_checksum_verification=True) as file:
+            runs = _check_series(series_path(path).read_bytes(), body)
+            with pq.ParquetFile(data, page_checksum_verification=True) as file:
                 _check_footer(file.metadata, body)
                 _check_columns(file.schema_arrow, body)
                 _check_rows(file, runs, body)

@@ -5,11 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 from urllib.parse import urlencode
 
 from headrace.connectors.http import AnswerCut, NodeRefused, NodeUnreachable, SizedContent, request_node
-from headrace.consumers.sync.member_routes import SYNC_FILE_ROUTE, SYNC_LOADS_ROUTE, LoadRequest, encode_loads
+from headrace.consumers.sync.file_check import series_path
+from headrace.consumers.sync.member_routes import (
+    LINK_MISSING_KIND,
+    SYNC_FILE_ROUTE,
+    SYNC_LOADS_ROUTE,
+    LoadRequest,
+    encode_loads,
+)
+from headrace.consumers.sync.staging_links import StagingLinks
 from headrace.producers.cluster import Cluster
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.group_changes import GroupKey
@@ -51,6 +59,7 @@ class GroupMembers:
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
+        self._links = StagingLinks()
 
     def holder(self, body: SyncFile, *, look: bool = False) -> Holder:
         """The group that holds the slot of a file. `look`: read the membership log to its end first.
@@ -70,10 +79,27 @@ class GroupMembers:
         return Holder(GroupKey(header, table.birth(header)), members, tuple(online), leader)
 
     def stage(self, url: str, holder: Holder, body: SyncFile, path: Path) -> None:
-        """Send a file to a member; on return it has it durably. Raises MemberRefused."""
-        with path.open("rb") as data:
-            content = SizedContent(data, body.segment_bytes + body.series_bytes)
-            _ask(f"{url}{SYNC_FILE_ROUTE}?{urlencode(_file_parameters(holder, body))}", "PUT", content, STAGE_TIMEOUT_S)
+        """Bring a file to a member; on return it has it durably. Raises MemberRefused."""
+        if self._stage_linked(url, holder, body, path):
+            return
+        with path.open("rb") as segment, series_path(path).open("rb") as series:
+            content = SizedContent(_Joined(segment, series), body.segment_bytes + body.series_bytes)
+            _ask(_file_url(url, holder, body), "PUT", content, STAGE_TIMEOUT_S)
+
+    def _stage_linked(self, url: str, holder: Holder, body: SyncFile, path: Path) -> bool:
+        """Whether a member on this machine has the file by a link. Raises MemberRefused."""
+        with self._links.linked(url, holder.group, path) as name:
+            if not name:
+                return False
+            try:
+                _ask(_file_url(url, holder, body, linked=name), "PUT", SizedContent(b"", 0), STAGE_TIMEOUT_S)
+            except MemberRefused as error:
+                if error.kind != LINK_MISSING_KIND:
+                    raise
+                # Its directory has the path of one here, and is another one.
+                self._links.forget(url, holder.group)
+                return False
+            return True
 
     def loads(self, url: str, holder: Holder, requests: Sequence[LoadRequest]) -> list[MemberRefused | None]:
         """Have the leader load files: for each what it refuses, None once it is applied there.
@@ -91,6 +117,21 @@ class GroupMembers:
         if len(found) != len(requests):
             raise MemberRefused(f"{url} answered {len(found)} of {len(requests)} files")
         return found
+
+
+class _Joined:
+    """Two files as the body of one request."""
+
+    def __init__(self, first: IO[bytes], second: IO[bytes]) -> None:
+        self._files = first, second
+
+    def read(self, size_bytes: int) -> bytes:
+        """The next bytes, empty at the end of both."""
+        return self._files[0].read(size_bytes) or self._files[1].read(size_bytes)
+
+
+def _file_url(url: str, holder: Holder, body: SyncFile, **more: str) -> str:
+    return f"{url}{SYNC_FILE_ROUTE}?{urlencode(_file_parameters(holder, body) | more)}"
 
 
 def _file_parameters(holder: Holder, body: SyncFile) -> dict[str, Any]:

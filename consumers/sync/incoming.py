@@ -1,4 +1,4 @@
-"""Files on their way at a receiver: bytes are hashed while they are written.
+"""Files on their way at a receiver: bytes are hashed while they are written, a segment and its series apart.
 
 Nothing here outlives the process: after a start the records are read again, from the first of each open file.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import io
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +16,7 @@ from pathlib import Path
 import xxhash
 
 from headrace.connectors.files import create_directories
-from headrace.consumers.sync.file_check import FileDamaged
+from headrace.consumers.sync.file_check import FileDamaged, series_path
 from headrace.schemas.errors import HeadraceError
 from headrace.schemas.sync_records import SyncFile
 
@@ -26,52 +27,92 @@ class ReceiverDiskFull(HeadraceError):
     """No space for a chunk; it is read again later."""
 
 
+class _Part:
+    """A segment, or its series: the bytes that count, and their digest. Its file is opened by the first byte."""
+
+    def __init__(self, path: Path) -> None:
+        self._file: io.FileIO | None = None
+        self.path = path
+        self.size_bytes = 0
+        self.digest = xxhash.xxh3_128()
+
+    def append(self, data: memoryview) -> None:
+        """Write bytes that count from `take` on."""
+        # A series comes with the last chunk: files in their middle have one descriptor each.
+        if data and self._file is None:
+            self._file = io.FileIO(self.path, "wb")
+        while data:
+            assert self._file is not None
+            data = data[self._file.write(data) :]
+
+    def restore(self) -> None:
+        """Remove what does not count."""
+        if self._file is not None:
+            self._file.truncate(self.size_bytes)
+            self._file.seek(self.size_bytes)
+
+    def take(self, data: memoryview) -> None:
+        """Count what was written."""
+        self.digest.update(data)
+        self.size_bytes += len(data)
+
+    def close(self) -> None:
+        """Write no more."""
+        if self._file is not None:
+            self._file.close()
+
+
 class IncomingFile:
-    """One file of segment and series. Owned by one thread at a time."""
+    """One segment, at `path`, and its series. Owned by one thread at a time."""
 
     def __init__(self, path: Path, body: SyncFile) -> None:
-        """Raises ReceiverDiskFull."""
         self.path = path
         self._body = body
-        self.size_bytes = 0
-        self._segment, self._series = xxhash.xxh3_128(), xxhash.xxh3_128()
         self._md5 = hashlib.md5(usedforsecurity=False) if body.segment_md5 else None
-        with _disk(path):
-            self._data = path.open("wb", buffering=0)
+        self._segment = _Part(path)
+        self._series = _Part(series_path(path))
 
-    def write(self, data: bytes) -> None:
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of both parts."""
+        return self._segment.size_bytes + self._series.size_bytes
+
+    def write(self, data: bytes | memoryview) -> None:
         """Append a chunk, whole or not at all. Raises ReceiverDiskFull."""
-        with _disk(self.path):
-            left = memoryview(data)
-            try:
-                while left:
-                    left = left[self._data.write(left) :]
-            except OSError:
-                self._data.truncate(self.size_bytes)
-                self._data.seek(self.size_bytes)
-                raise
         # A chunk may hold the end of the segment and the begin of its series.
         split = max(0, min(len(data), self._body.segment_bytes - self.size_bytes))
         head, tail = memoryview(data)[:split], memoryview(data)[split:]
-        self._segment.update(head)
-        self._series.update(tail)
+        with _disk(self.path):
+            try:
+                self._segment.append(head)
+                self._series.append(tail)
+            except OSError:
+                self._segment.restore()
+                self._series.restore()
+                raise
+        self._segment.take(head)
+        self._series.take(tail)
         if self._md5 is not None:
             self._md5.update(head)
-        self.size_bytes += len(data)
 
     def finish(self) -> None:
         """Compare what was hashed with the manifest. Raises FileDamaged."""
-        self._data.close()
-        body = self._body
-        if self._segment.digest() != body.segment_digest or self._series.digest() != body.series_digest:
+        self._close()
+        body, found = self._body, (self._segment.digest.digest(), self._series.digest.digest())
+        if found != (body.segment_digest, body.series_digest):
             raise FileDamaged(f"the file {body.file} arrived with other bytes than its digest names", retriable=True)
         if self._md5 is not None and self._md5.digest() != body.segment_md5:
             raise FileDamaged(f"the file {body.file} arrived with other bytes than its MD5 names", retriable=True)
 
     def discard(self) -> None:
         """Remove it."""
-        self._data.close()
-        self.path.unlink(missing_ok=True)
+        self._close()
+        for part in (self._segment, self._series):
+            part.path.unlink(missing_ok=True)
+
+    def _close(self) -> None:
+        self._segment.close()
+        self._series.close()
 
 
 class IncomingFiles:
@@ -84,7 +125,7 @@ class IncomingFiles:
         self._number = 0
 
     def open(self, body: SyncFile) -> IncomingFile:
-        """A new file. Raises ReceiverDiskFull."""
+        """A new file."""
         # A number of our own: no name of a sender is ever a path here.
         self._number += 1
         return IncomingFile(self._directory / f"{self._number}.part", body)

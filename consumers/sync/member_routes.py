@@ -1,4 +1,4 @@
-"""The two routes between receivers and the nodes of their cluster; `consumers.serve.sync_service` answers them.
+"""The routes between receivers and the nodes of their cluster; `consumers.serve.sync_service` answers them.
 
 The body of `SYNC_LOADS_ROUTE` has for each file, one behind the other: the version of the table (uint32, little endian),
 the size of its manifest (likewise), and the manifest as it is in its topic.
@@ -14,6 +14,11 @@ from headrace.schemas.framing import FrameInvalid
 
 SYNC_FILE_ROUTE = "/api/v1/sync/file"
 SYNC_LOADS_ROUTE = "/api/v1/sync/loads"
+SYNC_STAGING_ROUTE = "/api/v1/sync/staging"
+LINK_MISSING_KIND = "LinkMissing"
+UPLOAD_SUFFIX = ".upload"
+LINKED_SERIES_SUFFIX = ".series.upload"
+"""A receiver on the machine of a member links a file into its staging directory: NAME.upload, and NAME.series.upload."""
 LOADS_AT_ONCE = 64
 LOADS_BYTES_MAX = 8 << 20
 """Manifests of one request; a single one may be larger."""

@@ -24,7 +24,8 @@ from headrace.schemas.errors import HeadraceError
 SEAL_TIMEOUT_S = 180.0
 ANSWER_TIMEOUT_S = 60.0
 CONNECT_TIMEOUT_S = 5.0
-READ_BYTES = 1 << 20
+READ_BYTES = 1 << 18
+"""Bytes that are hashed at once: they are still in the processor's cache."""
 
 
 class CentreNotHere(HeadraceError):
@@ -130,16 +131,17 @@ class NodeStore:
 
     def read(self, listing: Listing, file: ListedFile, offset: int, size_bytes: int) -> bytes:
         """See SourceStore."""
-        opened = self._opened(listing, file)
-        data = bytearray()
-        while len(data) < size_bytes:
-            part = opened.read(offset + len(data), size_bytes - len(data))
+        opened, parts, size = self._opened(listing, file), list[bytes](), 0
+        while size < size_bytes:
+            part = opened.read(offset + size, size_bytes - size)
             if not part:
-                raise FileDamaged(f"{file.body.file} ends after {offset + len(data)} bytes at the node")
-            data += part
+                raise FileDamaged(f"{file.body.file} ends after {offset + size} bytes at the node")
+            parts.append(part)
+            size += len(part)
         if offset + size_bytes >= file.body.segment_bytes + file.body.series_bytes:
             self.close_file(file)
-        return bytes(data)
+        # Mostly there is one part, which is not copied.
+        return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def close_file(self, file: ListedFile) -> None:
         """See SourceStore."""

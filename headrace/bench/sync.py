@@ -1,7 +1,7 @@
 """`headrace bench sync`: sealed segments from an edge node to a centre, beside rsync and the limits.
 
-One run: an edge node without Kafka gets incompressible rows over HTTP and seals them, a day a batch, so that there
-are as many files as batches and buckets. Then `sync send --once` sends them to a centre of one node. Measured are the
+One run: an edge node without Kafka gets incompressible rows over HTTP and seals them, day by day, into files of about
+`file_mb`: one for each day and bucket. Then `sync send --once` sends them to a centre of one node. Measured are the
 seconds of that command, and the CPU time of all processes together: edge node, sender, broker, receiver, node of the
 centre. Beside it, over the same files: rsync's daemon with MD5 where rsync is installed, and three limits. MD5 alone;
 a copy through a socket with a sync for each file; the chunks produced and drained with a sync for each file. Every
@@ -44,7 +44,7 @@ from headrace.bench.measurement import (
     used_s,
     versions,
 )
-from headrace.bench.noise import DAY_NS, START_NS, TAGS, Noise
+from headrace.bench.noise import DAY_NS, HOSTS, ROW_BYTES, START_NS, STEPS_A_BATCH, STEPS_A_DAY, TAGS, Noise
 from headrace.bench.sync_limits import copied_through_socket, drained, hashed, synced_by_rsync
 from headrace.connectors.deadline import Deadline
 from headrace.connectors.http import NodeUnreachable, call_node
@@ -52,9 +52,10 @@ from headrace.connectors.kafka.broker import EmbeddedBroker
 from headrace.local_cluster import LocalCluster, free_port
 from headrace.node_client import NodeClient
 from headrace.schemas.errors import HeadraceError
+from headrace.schemas.tables import DEFAULT_BUCKETS
 from headrace.workload.checksum import checksums, total
 
-OPTIONS = {"mb": 400, "rounds": 3, "seed": 1, "digest": "xxh3", "dir": ""}
+OPTIONS = {"mb": 800, "file_mb": 8, "rounds": 3, "seed": 1, "digest": "xxh3", "dir": ""}
 TABLE = "noise"
 RATE_LEAST, PER_CPU_LEAST = 1.5, 1.2
 READY_TIMEOUT_S = 60.0
@@ -75,7 +76,10 @@ class Transfer:
 
 
 def run(options: Mapping[str, str], note: Note = silent) -> dict[str, Any]:
-    """Options: mb of rows a round, rounds, seed, digest (xxh3 or md5), dir. Raises SyncFailed, ContentDiffers."""
+    """Options: mb of rows a round, file_mb of a file, rounds, seed, digest (xxh3 or md5), dir.
+
+    Raises SyncFailed, ContentDiffers.
+    """
     settings = chosen(options, OPTIONS)
     directory = Path(tempfile.mkdtemp(prefix="headrace-sync-", dir=settings.pop("dir") or None))
     try:
@@ -152,21 +156,28 @@ class _Measured:
         return taken
 
     def _fill(self, database: str) -> pa.Table:
-        """Write rows, a day a batch, and seal them; the checksums of all."""
+        """Write rows and seal them, day by day; the checksums of all."""
         noise, sums = Noise(self.settings["mb"] * 1_000_000, self.settings["seed"]), []
-        for day, batch in enumerate(noise.batches()):
+        a_day = max(1, self.settings["file_mb"] * DEFAULT_BUCKETS * 1_000_000 // (ROW_BYTES * HOSTS * STEPS_A_BATCH))
+        for number, batch in enumerate(noise.batches()):
+            if number and number % a_day == 0:
+                self._seal()
             times = batch["time"].combine_chunks().to_numpy()
-            moved = START_NS + day * DAY_NS + (times - times.min())
+            within = times - times.min() + number % a_day * (DAY_NS // STEPS_A_DAY * STEPS_A_BATCH)
+            moved = START_NS + number // a_day * DAY_NS + within
             rows = batch.set_column(batch.schema.get_field_index("time"), "time", pa.array(moved.astype(np.int64)))
             sums.append(checksums(rows, TAGS))
             self._write(database, rows)
+        self._seal()
+        return total(sums)
+
+    def _seal(self) -> None:
         call_node(f"{self.edge}/api/v1/seal?group=e1", method="POST", timeout_s=SEND_TIMEOUT_S)
         deadline = Deadline(SEND_TIMEOUT_S)
         while any(group["live_rows"] for group in NodeClient(self.edge).status()["groups"]):
             if deadline.passed():
                 raise SyncFailed("the edge node has not sealed", action="see edge.log")
             time.sleep(POLL_S)
-        return total(sums)
 
     def _write(self, database: str, rows: pa.Table) -> None:
         place = rows.schema.get_field_index("time")

@@ -6,6 +6,7 @@ import errno
 import os
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,8 +16,9 @@ import pytest
 from headrace.consumers.migration.cut_source import CutRefused
 from headrace.consumers.query.query_errors import SlotNotHeld
 from headrace.consumers.serve import sync_uploads
-from headrace.consumers.serve.sync_uploads import UploadInvalid, UploadRequest, Uploads, UploadsFull
+from headrace.consumers.serve.sync_uploads import LinkMissing, UploadInvalid, UploadRequest, Uploads, UploadsFull
 from headrace.consumers.store import StoreFull, staged_names
+from headrace.consumers.sync.member_routes import LINKED_SERIES_SUFFIX, UPLOAD_SUFFIX
 from headrace.consumers.sync.settings import SyncSettings
 from headrace.schemas.group_changes import GroupKey
 from tests.sync_sender import DAY_NS, SealedFile, sealed_file
@@ -213,3 +215,64 @@ def test_staged_files_survive_a_restart_until_they_are_old(group: FakeGroup, fil
         (staging / name).unlink()
     assert not uploads_of(group).keeps(group)  # type: ignore[arg-type]
     assert [] == group.names()
+
+
+NAME = "0123456789abcdef"
+
+
+def link(group: FakeGroup, file: SealedFile, directory: Path, name: str = NAME) -> None:
+    """A receiver on this machine links its file into the staging directory."""
+    parts = file.data[: file.body.segment_bytes], file.data[file.body.segment_bytes :]
+    for data, suffix in zip(parts, (UPLOAD_SUFFIX, LINKED_SERIES_SUFFIX), strict=True):
+        own = directory / f"own{suffix}"
+        own.write_bytes(data)
+        os.link(own, group.store.staging_directory / f"{name}{suffix}")
+
+
+def take_linked(uploads: Uploads, request: UploadRequest, name: str = NAME) -> None:
+    """Take it as the route does."""
+    upload = uploads.begin(request, name)
+    assert upload is not None
+    try:
+        upload.finish()
+    finally:
+        upload.abort()
+
+
+def test_a_linked_file_is_verified_and_taken(group: FakeGroup, file: SealedFile, tmp_path: Path) -> None:
+    """It is the very file of the receiver: the same names, digests and marker as behind an upload, and no copy."""
+    uploads, request = uploads_of(group), request_of(file)
+    assert group.store.staging_directory == uploads.staging_directory(KEY)
+    link(group, file, tmp_path)
+    take_linked(uploads, request)
+    digest = request.content_digest
+    assert sorted([*staged_names(digest), f"{digest}.sync"]) == group.names()
+    staged = [group.store.staging_directory / name for name in staged_names(digest)]
+    assert file.data == b"".join(path.read_bytes() for path in staged)
+    assert staged[0].samefile(tmp_path / f"own{UPLOAD_SUFFIX}")
+    assert ([digest], len(file.data)) == (group.verified, uploads.staged_bytes)
+    assert uploads.begin(request, NAME) is None
+
+
+def test_a_linked_file_with_other_bytes_leaves_nothing(group: FakeGroup, file: SealedFile, tmp_path: Path) -> None:
+    """What counts are the bytes that the member reads: a damaged one is refused, and its links are removed."""
+    damaged = replace(file, data=file.data[:-1] + b"x")
+    link(group, damaged, tmp_path)
+    with pytest.raises(UploadInvalid):
+        take_linked(uploads_of(group), request_of(file))
+    assert ([], []) == (group.names(), group.verified)
+
+
+@pytest.mark.parametrize("name", [NAME, "../0123", "0123/4567", "."])
+def test_a_link_that_is_not_here_is_refused(group: FakeGroup, file: SealedFile, tmp_path: Path, name: str) -> None:
+    """No name leads out of the staging directory; the receiver then sends the bytes."""
+    uploads = uploads_of(group)
+    outside = group.store.staging_directory.parent
+    for suffix in (UPLOAD_SUFFIX, LINKED_SERIES_SUFFIX):
+        (outside / f"0123{suffix}").touch()
+    with pytest.raises(LinkMissing):
+        uploads.begin(request_of(file), name)
+    assert 0 == uploads.open_uploads
+    take(uploads, request_of(file), file.data)
+    with pytest.raises(SlotNotHeld):
+        uploads.staging_directory(GroupKey("n1", 2))

@@ -72,6 +72,8 @@ class ModelEdge:
 
     random: Random
     faults: bool = True
+    series: tuple[str, ...] = SERIES
+    delete_share: float = 0.15
     version: int = 0
     frontier: int = 0
     progress: int = 0
@@ -88,8 +90,8 @@ class ModelEdge:
     def write(self) -> None:
         """One row, or one delete."""
         self.version += 1
-        series = self.random.choice(SERIES)
-        if self.random.random() < 0.15:
+        series = self.random.choice(self.series)
+        if self.random.random() < self.delete_share:
             start = self.random.randrange(12)
             made = ModelDelete(self.version, series, start, start + self.random.randrange(1, 6))
             self.deletes.append(made)
@@ -190,7 +192,8 @@ class ModelEdge:
         body = SyncFile(
             *(file.name, (STORE,), "d", "t", 86_400, 1, 0, 0, 1, file.first, file.last, 0),
             *(file_order(1, file.first), len(file.rows), 0, 1, ("s",), (("v", "int64"),), "us", digest),
-            *(len(data) - 1, digest, b"", 1, digest, 0, 0, carried),
+            *(len(data) - 1, xxhash.xxh3_128_digest(data[:-1]), b""),
+            *(1, xxhash.xxh3_128_digest(data[-1:]), 0, 0, carried),
         )
         return ListedFile(body, file.last, data.decode(), "", settles=True)
 

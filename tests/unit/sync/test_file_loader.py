@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from headrace.consumers.sync import file_loader
-from headrace.consumers.sync.file_check import FileDamaged
+from headrace.consumers.sync.file_check import FileDamaged, series_path
 from headrace.consumers.sync.file_loader import FileJob, FileLoader
 from headrace.consumers.sync.group_members import Holder, MemberRefused
 from headrace.consumers.sync.member_routes import LoadRequest
@@ -142,7 +142,8 @@ def file_job(tmp_path: Path) -> FileJob:
     """A file that is whole."""
     sealed = sealed_file({"a": [(DAY_NS, 1.0)]}, version=3)
     path = tmp_path / "1.part"
-    path.write_bytes(sealed.data)
+    path.write_bytes(sealed.data[: sealed.body.segment_bytes])
+    series_path(path).write_bytes(sealed.data[sealed.body.segment_bytes :])
     manifest = SyncManifest(SENDER, "s", "", 1, 1, 1, sealed.body)
     return FileJob(manifest, path, lambda: None, threading.Event(), threading.Event())
 

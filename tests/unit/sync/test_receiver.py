@@ -16,7 +16,7 @@ from headrace.connectors.log.port import LogUnavailable
 from headrace.connectors.log.topics import Topics
 from headrace.consumers.sync.decided_files import DecidedFiles
 from headrace.consumers.sync.decisions import Decisions
-from headrace.consumers.sync.file_check import check_file
+from headrace.consumers.sync.file_check import check_file, series_path
 from headrace.consumers.sync.file_loader import FileJob, verdict_of
 from headrace.consumers.sync.incoming import IncomingFile, IncomingFiles
 from headrace.consumers.sync.manifest_rules import ManifestInvalid
@@ -101,7 +101,7 @@ class Loader:
         """See FileLoader."""
         job.finish()
         if job.path is not None:
-            self.loaded.append(job.path.read_bytes())
+            self.loaded.append(job.path.read_bytes() + series_path(job.path).read_bytes())
         return verdict_of(job.manifest, Verdict.ACCEPTED)
 
 
@@ -255,7 +255,7 @@ def test_a_full_disk_is_waited_for(scene: Scene, monkeypatch: pytest.MonkeyPatch
 
     def writing(file: IncomingFile, data: bytes) -> None:
         if full[0] and file.size_bytes:
-            monkeypatch.setattr(file, "_data", _FullDisk(file._data), raising=False)
+            monkeypatch.setattr(file._segment, "_file", _FullDisk(file._segment._file), raising=False)
         write(file, data)
 
     monkeypatch.setattr(IncomingFile, "write", writing)
@@ -265,8 +265,9 @@ def test_a_full_disk_is_waited_for(scene: Scene, monkeypatch: pytest.MonkeyPatch
     assert 1.0 == scene.receiver.gauges()["disk_fault"]
     full[0] = False
     incoming = next(iter(scene.receiver._shares[0].incoming.values()))
-    while isinstance(incoming._data, _FullDisk):
-        incoming._data = incoming._data.real
+    part: Any = incoming._segment
+    while isinstance(part._file, _FullDisk):
+        part._file = part._file.real
     scene.turn_until(lambda: Verdict.ACCEPTED in scene.states(), "the file is accepted")
     assert [FILE.data] == scene.loader.loaded
 
@@ -310,14 +311,21 @@ def test_a_manifest_that_no_store_writes_is_rejected_before_its_chunks(
     assert (Verdict.REJECTED, kind) == (scene.verdicts[0].state, scene.verdicts[0].kind)
 
 
+def received(directory: Path, data: bytes, segment_bytes: int) -> Path:
+    """A segment and its series as a receiver has them."""
+    path = directory / "file"
+    path.write_bytes(data[:segment_bytes])
+    series_path(path).write_bytes(data[segment_bytes:])
+    return path
+
+
 @pytest.mark.parametrize(
     "changed",
     [{"rows": 49}, {"max_time_ns": 5}, {"table": "tanks"}, {"tags": ()}, {"fields": ()}, {"buckets": 7, "bucket": 6}],
 )
 def test_a_file_is_compared_with_its_manifest(tmp_path: Path, changed: dict[str, Any]) -> None:
     """Rows, times, table, columns and bucket are those of the file, whatever the manifest says."""
-    path = tmp_path / "file"
-    path.write_bytes(FILE.data)
+    path = received(tmp_path, FILE.data, FILE.body.segment_bytes)
     assert ["pumps,pump=p1"] == check_file(path, FILE.body).devices
     with pytest.raises(ManifestInvalid):
         check_file(path, replace(FILE.body, **changed))
@@ -329,8 +337,7 @@ def test_devices_are_those_of_the_rows_and_not_of_the_series_file(tmp_path: Path
     series = FILE.data[FILE.body.segment_bytes :]
     head, _, _ = series.partition(b"\n")
     forged = head + b"\n" + other.data[other.body.segment_bytes :].partition(b"\n")[2]
-    path = tmp_path / "file"
-    path.write_bytes(FILE.data[: FILE.body.segment_bytes] + forged)
+    path = received(tmp_path, FILE.data[: FILE.body.segment_bytes] + forged, FILE.body.segment_bytes)
     with pytest.raises(ManifestInvalid, match="other devices"):
         check_file(path, replace(FILE.body, series_bytes=len(forged)))
 
@@ -338,7 +345,7 @@ def test_devices_are_those_of_the_rows_and_not_of_the_series_file(tmp_path: Path
 @pytest.mark.parametrize("size", [0, 10, 400])
 def test_a_foreign_or_truncated_file_is_rejected(tmp_path: Path, size: int) -> None:
     """Bytes that are no Parquet are an answer and not a failure of the receiver."""
-    path = tmp_path / "file"
-    path.write_bytes(b"x" * size + FILE.data[size:])
+    segment_bytes = FILE.body.segment_bytes - 40
+    path = received(tmp_path, b"x" * size + FILE.data[size:], segment_bytes)
     with pytest.raises(ManifestInvalid):
-        check_file(path, replace(FILE.body, segment_bytes=FILE.body.segment_bytes - 40, series_bytes=40))
+        check_file(path, replace(FILE.body, segment_bytes=segment_bytes, series_bytes=40))
