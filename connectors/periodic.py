@@ -8,6 +8,7 @@ from collections.abc import Callable
 import structlog
 
 from headrace.connectors.deadline import Deadline
+from headrace.connectors.processor import lower_priority
 
 JOIN_TIMEOUT_S = 10.0
 LOG_JOIN_TIMEOUT_S = 5.0
@@ -22,8 +23,15 @@ class PeriodicTask:
     """
 
     def __init__(
-        self, name: str, interval_s: float, run_once: Callable[[], None], join_timeout_s: float = JOIN_TIMEOUT_S
+        self,
+        name: str,
+        interval_s: float,
+        run_once: Callable[[], None],
+        join_timeout_s: float = JOIN_TIMEOUT_S,
+        nice: int = 0,
     ) -> None:
+        """`nice` is the niceness of the thread, see `lower_priority`."""
+        self._nice = nice
         self.interval_s = interval_s
         self._run_once = run_once
         self._stopping = threading.Event()
@@ -67,6 +75,7 @@ class PeriodicTask:
             self._thread.join(self._stop_by.left_s())
 
     def _run(self) -> None:
+        lower_priority(self._nice)
         while True:
             self._woken.wait(self.interval_s)
             self._woken.clear()

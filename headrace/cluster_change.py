@@ -109,7 +109,8 @@ class ClusterChanges:
                 if joiner.passed() or (isinstance(error, ring.NodeExists) and not error.retriable):
                     raise
                 if not waits:
-                    on_wait(f"{error.message}: waiting up to {JOINER_TIMEOUT_S:g} s")
+                    todo = f"; {error.action}" if error.action else ""
+                    on_wait(f"{error.message}: waiting up to {JOINER_TIMEOUT_S:g} s{todo}")
                 problem, waits = error, True
             self._look()
             if (outcome := self.state.outcome(name)) is not None:

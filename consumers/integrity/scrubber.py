@@ -36,7 +36,7 @@ class Scrubber:
         self._requested = threading.Event()
         self._due_s = clock.monotonic_s()
         self._round: Iterator[tuple[str, Group, str]] | None = None
-        self._task = PeriodicTask("scrubber", TURN_S, self._run_turns)
+        self._task = PeriodicTask("scrubber", TURN_S, self._run_turns, nice=limits.background_nice)
         self.files_checked = 0
         self.files_rotted = 0
 

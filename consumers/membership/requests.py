@@ -252,13 +252,7 @@ def _check_joiner(planned: RunningChange, nodes: NodesView) -> str:
     """The store of the node that joins."""
     found = {joiner.store: joiner for joiner in nodes.joiners if joiner.node == planned.node}
     if not found:
-        silent_ms = nodes.silent_ms.get(planned.node)
-        why = (
-            "has sent no status"
-            if silent_ms is None
-            else f"is not running, its last status came {age_text(silent_ms / 1_000)} ago"
-        )
-        raise NodeUnreachable(f"node {planned.node} {why}", action=f"start it: headrace node run --id {planned.node}")
+        raise _unreachable(planned.node, nodes.silent_ms.get(planned.node))
     if len(found) > 1:
         # A node that stopped a moment ago still counts: its directory may have been deleted and created again since.
         raise NodeExists(
@@ -282,3 +276,18 @@ def _check_joiner(planned: RunningChange, nodes: NodesView) -> str:
             f"the settings of the cluster differ: {'; '.join(differing)}", action="start it with the cluster's settings"
         )
     return joiner.store
+
+
+def _unreachable(node: str, silent_ms: int | None) -> NodeUnreachable:
+    """Why a node that shall join cannot be reached, and what to do; `silent_ms` None: no status of it is known."""
+    command = f"headrace node run --id {node}"
+    if silent_ms is not None:
+        return NodeUnreachable(
+            f"node {node} is not running, its last status came {age_text(silent_ms / 1_000)} ago",
+            action=f"start it again: {command}, with its data directory; then repeat this command",
+        )
+    return NodeUnreachable(
+        f"node {node} has sent no status",
+        action=f"start it: {command}, with this cluster's name and bootstrap; if it runs, compare these two; "
+        "then repeat this command",
+    )

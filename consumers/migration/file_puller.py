@@ -17,7 +17,7 @@ import structlog
 from headrace.connectors.clock import SYSTEM_CLOCK, Clock
 from headrace.consumers.migration.cut_source import CutRefused, FileGone, FileMerged
 from headrace.consumers.migration.pull_environment import PullEnvironment
-from headrace.consumers.migration.pull_rate import PullRate
+from headrace.consumers.migration.pull_rate import PullRate, YieldingRate
 from headrace.consumers.recovery.file_copy import SourceCorrupt, SourceFailed
 from headrace.consumers.recovery.progress import TransferStopped
 from headrace.consumers.replication.group import Group
@@ -84,8 +84,13 @@ class FilePuller:
         rate: PullRate,
         clock: Clock = SYSTEM_CLOCK,
         on_idle: Callable[[], None] = lambda: None,
+        busy_share: float = 1.0,
     ) -> None:
-        """`pool` runs the fetches, at most `fetches_max` at once. `on_idle` is called when nothing is left to do."""
+        """`pool` runs the fetches, at most `fetches_max` at once. `on_idle` is called when nothing is left to do.
+
+        `busy_share`: see YieldingRate, for files that are copied ahead.
+        """
+        self._busy_share = busy_share
         self._environment = environment
         self._on_idle = on_idle
         self._pool = pool
@@ -301,7 +306,8 @@ class FilePuller:
                 continue
             try:
                 loaded = file.entry.loaded_version if key == file.group.birth_key else 0
-                return node, source.stage(file.entry, staging, self._rate, loaded)
+                rate = YieldingRate(self._rate, self._busy_share) if file.ahead else self._rate
+                return node, source.stage(file.entry, staging, rate, loaded)
             except SourceCorrupt as error:
                 self._distrust(file, node, error)
                 refusals.append(error.message)

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Callable
 from typing import Protocol
 
 from headrace.connectors.clock import SYSTEM_CLOCK, Clock
+from headrace.connectors.processor import ProcessorTime, processor_time
 from headrace.consumers.recovery.progress import TransferStopped
 
 WINDOW_S = 10.0
 """The rate that is shown is that of so many seconds."""
+YIELD_FACTOR = 4.0
+"""A copy that yields pauses for so many times as long as it had to wait for a processor."""
 
 
 class Pause(Protocol):
@@ -60,7 +64,11 @@ class PullRate:
             cost_s = size_bytes / self._bytes_per_second if self._bytes_per_second else 0.0
             self._free_s = max(self._free_s, now_s) + cost_s
             due_s = self._free_s
-        if self._stopping.wait(max(0.0, due_s - now_s)):
+        self.pause(max(0.0, due_s - now_s))
+
+    def pause(self, seconds: float) -> None:
+        """Wait. Raises TransferStopped when the node stops."""
+        if self._stopping.wait(seconds):
             raise TransferStopped("the node is stopping")
 
     def _forget(self, now_s: float) -> None:
@@ -78,3 +86,46 @@ class PullRate:
 
     def file_done(self) -> None:
         """See CopyObserver."""
+
+
+class YieldingRate:
+    """The CopyObserver of one copy for which nobody waits: it leaves busy processors to others.
+
+    `busy_share` is the share of its time that it works at least, however busy they are. Owned by the copying thread.
+    """
+
+    # Writers are other processes, perhaps of other machines: no node knows what they wait for. But where this thread
+    # waits for a processor, so do they.
+    def __init__(
+        self, rate: PullRate, busy_share: float, measured: Callable[[], ProcessorTime] = processor_time
+    ) -> None:
+        """`measured` is the time of the calling thread."""
+        self._rate = rate
+        self._busy_share = busy_share
+        self._measured = measured
+        self._before = measured()
+
+    def received(self, size_bytes: int) -> None:
+        """See CopyObserver; pauses where the thread had to wait for a processor."""
+        self._rate.received(size_bytes)
+        now = self._measured()
+        self._rate.pause(yield_s(self._before, now, self._busy_share))
+        self._before = self._measured()
+
+    def begin(self, files: int, total_bytes: int) -> None:
+        """See CopyObserver."""
+
+    def kept(self, size_bytes: int) -> None:
+        """See CopyObserver."""
+
+    def discarded(self, size_bytes: int) -> None:
+        """See CopyObserver."""
+
+    def file_done(self) -> None:
+        """See CopyObserver."""
+
+
+def yield_s(before: ProcessorTime, now: ProcessorTime, busy_share: float) -> float:
+    """How long a thread pauses for the sake of others after what it needed between two moments."""
+    waited_s, ran_s = now.waited_s - before.waited_s, now.ran_s - before.ran_s
+    return min(YIELD_FACTOR * waited_s, (1 / busy_share - 1) * (ran_s + waited_s))

@@ -74,7 +74,15 @@ class SlotPuller:
         self._pool = pool
         self._task = PeriodicTask("slot-puller", TURN_S, self.turn, LOG_JOIN_TIMEOUT_S)
         self.rate = PullRate(limits.migration_bytes_per_second, self._task.stopping, clock)
-        self.files = FilePuller(environment, pool, limits.migration_fetches_max, self.rate, clock, self.wake)
+        self.files = FilePuller(
+            environment,
+            pool,
+            limits.migration_fetches_max,
+            self.rate,
+            clock,
+            self.wake,
+            limits.migration_busy_share,
+        )
         self._early = EarlyCopies(environment, self.files, pool, self.wake)
         self._pulls: dict[Pair, Pull] = {}
         self._number = 0

@@ -155,7 +155,7 @@ class LocalGroups:
     def _open(self, on_progress: Callable[[str], None]) -> None:
         self.journal = Journal(self.directory / JOURNAL_DIRECTORY, [group_name(key) for key in self.keys.values()])
         self._opened.callback(self.journal.close)
-        self._encoders = encoding_threads(self._settings)
+        self._encoders = encoding_threads(self._settings, self._settings.background_nice)
         self._opened.callback(self._encoders.shutdown)
         for topic in self.keys:
             self.groups.put(topic, self._open_recovered(topic, on_progress))

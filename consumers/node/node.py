@@ -9,7 +9,6 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,6 +18,7 @@ from headrace.connectors.clock import SYSTEM_CLOCK, Moment
 from headrace.connectors.files import DirectoryLock, create_directories
 from headrace.connectors.log.port import Log
 from headrace.connectors.log.topics import Topics
+from headrace.connectors.processor import background_threads
 from headrace.consumers.integrity.divergence_monitor import DivergenceMonitor
 from headrace.consumers.integrity.scrubber import Scrubber
 from headrace.consumers.membership.changes import MembershipState
@@ -191,7 +191,7 @@ class Node:
             self.copies_ahead,
         )
         environment = NodeRecoveryEnvironment(self._local, self.log_consumer, self.readiness, self.heartbeat)
-        copies = ThreadPoolExecutor(settings.store.recoveries_max, thread_name_prefix="recovery-copy")
+        copies = background_threads(settings.store.recoveries_max, "recovery-copy", settings.store.background_nice)
         self.supervisor = RecoverySupervisor(log, environment, settings.store, copies, SYSTEM_CLOCK)
         self.divergence_monitor = DivergenceMonitor(log, environment, self.readiness, self.supervisor, SYSTEM_CLOCK)
         self.scrubber = Scrubber(groups, settings.store, self.supervisor, SYSTEM_CLOCK)

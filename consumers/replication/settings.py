@@ -41,6 +41,18 @@ class ReplicationLimits(SettingsModel):
     migration_bytes_per_second: int = Field(
         default=0, ge=0, description="most bytes of moved slots that are fetched from other nodes; 0 = no limit"
     )
+    migration_busy_share: float = Field(
+        default=0.25,
+        gt=0,
+        le=1,
+        description="share of its time that a copy ahead works at least while processors are busy; 1 = it never yields",
+    )
+    background_nice: int = Field(
+        default=10,
+        ge=0,
+        le=19,
+        description="niceness of the threads that seal, merge, recover and check files; 0 = that of the others",
+    )
     log_keep_records: int = Field(
         default=0, ge=0, description="records of a group's log that trimming leaves; 0 = never trim"
     )

@@ -9,12 +9,12 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Protocol
 
 import structlog
 
+from headrace.connectors.processor import background_threads
 from headrace.consumers.replication.group_health import Event, GroupHealth
 from headrace.consumers.replication.group_state import GroupState
 from headrace.consumers.replication.hash_chain import content_digest
@@ -74,8 +74,8 @@ class JobPool(Protocol):
 class JobThread:
     """A JobPool of one thread."""
 
-    def __init__(self, name: str) -> None:
-        self._threads = ThreadPoolExecutor(1, thread_name_prefix=name)
+    def __init__(self, name: str, nice: int = 0) -> None:
+        self._threads = background_threads(1, name, nice)
         self._hurrying = threading.Event()
 
     def submit(self, step: JobStep) -> JobHandle:
@@ -119,7 +119,7 @@ class StoreJobQueue:
         self._health = health
         # One behind another, so that commits come in log order: the index has one group state, that of its newest
         # seal, and a crash between two seals in the wrong order would lose the rows of the earlier one.
-        self._pool = pool or JobThread(f"store-{group}")
+        self._pool = pool or JobThread(f"store-{group}", limits.background_nice)
         self._pending: deque[JobHandle] = deque()
         self._loads: deque[JobHandle] = deque()
         self._changed = threading.Condition()

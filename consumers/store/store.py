@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor
 from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
 
+from headrace.connectors.processor import background_threads
 from headrace.consumers.store.centres import NO_CENTRES, CentreProgress
 from headrace.consumers.store.compaction import Compaction, plan_compaction
 from headrace.consumers.store.index import RunsCache
@@ -44,11 +45,11 @@ from headrace.consumers.store.undecided import Undecided, first_undecided_ns, wr
 from headrace.schemas.tables import DatabaseSchema, TableSchema
 
 
-def encoding_threads(settings: StoreSettings) -> Executor:
-    """Threads that encode segments; all stores of a node share them."""
+def encoding_threads(settings: StoreSettings, nice: int = 0) -> Executor:
+    """Threads that encode segments, with this niceness; all stores of a node share them."""
     # Kept from seal to seal. A new thread begins with allocator memory of its own, so each seal would fault
     # in again the hundreds of MB that the one before has freed. The pool starts its threads on first use.
-    return ThreadPoolExecutor(settings.encode_threads, thread_name_prefix="encode")
+    return background_threads(settings.encode_threads, "encode", nice)
 
 
 class Store(SlotMoves):

@@ -18,21 +18,42 @@ from headrace.consumers.replication.holdings import Holdings
 from headrace.consumers.replication.producer_section import Origin, Section
 from headrace.consumers.replication.replica import Replica
 from headrace.schemas.group_changes import Barrier, GroupKey, HandedOver, HandOverPosition, Rank, Takeover
-from headrace.schemas.messages import Message
+from headrace.schemas.messages import Message, decode_message
 from tests.sim import migration_reads
+from tests.sim.membership_log import MemberAppender
+from tests.sim.migration_node import TOPICS
 from tests.sim.migration_reads import Reads
 from tests.sim.migration_simulation import MigrationSimulation
 
 Break = Callable[[pytest.MonkeyPatch], None]
+LOST = 0.3
+"""The share of hand-overs that `lose_hand_overs` loses."""
 
 
 @dataclass(frozen=True)
 class MigrationRule:
-    """A rule, how it is broken, and whether a few schedules show it."""
+    """A rule, how it is broken, and whether a few schedules show it; `faults` make those frequent that do."""
 
     rule: str
     breaks: Break
     quick: bool = True
+    faults: Break = lambda _patch: None
+
+
+def lose_hand_overs(patch: pytest.MonkeyPatch) -> None:
+    """Faults: records of hand-overs get lost, and their delivery is reported all the same."""
+    append = MemberAppender.append
+
+    def lossy(self: MemberAppender, topic: str, value: bytes, **options: Any) -> None:
+        log = self._log
+        is_handed = topic != TOPICS.membership and isinstance(decode_message(value).body, HandedOver)
+        if is_handed and log.faulty and log.world.random.random() < LOST:
+            log.step("append")
+            options["on_delivery"](0, None)
+            return
+        append(self, topic, value, **options)
+
+    patch.setattr(MemberAppender, "append", lossy)
 
 
 def _name_the_accepted_one(patch: pytest.MonkeyPatch) -> None:
@@ -162,7 +183,7 @@ MIGRATION_RULES = (
     MigrationRule("rows by a new table end answers by the former one", _answer_by_the_former_table),
     MigrationRule("an answer has what was handed over", _answer_without_hand_overs),
     MigrationRule("an answer has what a deleted group has handed over", _answer_behind_a_deleted_group),
-    MigrationRule("a hand-over names the one before it", _name_the_accepted_one, quick=False),
+    MigrationRule("a hand-over names the one before it", _name_the_accepted_one, faults=lose_hand_overs),
     MigrationRule("a hand-over counts behind the one before it only", _take_hand_overs_in_any_order),
     MigrationRule("the first phase is reported when new members follow", _report_before_new_members_follow),
     MigrationRule(

@@ -217,7 +217,7 @@ class SimFiles:
         """The node of a directory, or of one in it."""
         return self._nodes[Path(directory).relative_to(self.root).parts[0]]
 
-    def encoding_threads(self, _settings: object) -> Any:
+    def encoding_threads(self, _settings: object, _nice: int = 0) -> Any:
         """See store.encoding_threads."""
         return SimpleNamespace(shutdown=lambda: None)
 

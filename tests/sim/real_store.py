@@ -158,7 +158,7 @@ class RealFiles(SimFiles):
         self._stores: dict[str, list[RealStore]] = {}
         self._snapshots: dict[str, SnapshotRegistry] = {}
 
-    def encoding_threads(self, _settings: object) -> Any:
+    def encoding_threads(self, _settings: object, _nice: int = 0) -> Any:
         """See store.encoding_threads; one for all nodes."""
         return SimpleNamespace(submit=_POOL.submit, map=_POOL.map, shutdown=lambda: None)
 

@@ -11,12 +11,13 @@ import pytest
 import structlog
 
 from headrace.consumers.membership.running_change import Phase
-from tests.sim.migration_rules import MIGRATION_RULES, MigrationRule
+from tests.sim.migration_rules import MIGRATION_RULES, MigrationRule, lose_hand_overs
 from tests.sim.migration_simulation import MigrationSimulation
 
 SEEDS = 300
 FOUND_SEEDS = (3137,)
 """Schedules that have found a defect: 3137, a new member whose membership log lags."""
+LOSSY_SEEDS = 40
 SOAK_SEEDS = 20_000
 SOAK_SEEDS_AT_ONCE = 5_000
 QUICK_SEEDS = 200
@@ -52,6 +53,12 @@ def test_no_schedule_of_changes_loses_a_row() -> None:
     A new member follows before it counts, and once faults cease every group has the members of the table.
     """
     run_seeds((*range(SEEDS), *FOUND_SEEDS))
+
+
+def test_hand_overs_that_get_lost_are_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A third of them: none behind a lost one counts, so nothing is missing in the end."""
+    lose_hand_overs(monkeypatch)
+    run_seeds(range(LOSSY_SEEDS))
 
 
 @pytest.mark.soak
@@ -97,6 +104,7 @@ def test_schedules_of_changes_are_not_empty() -> None:
 @pytest.mark.parametrize("rule", [each for each in MIGRATION_RULES if each.quick], ids=lambda each: each.rule)
 def test_a_broken_rule_of_changes_is_found(rule: MigrationRule, monkeypatch: pytest.MonkeyPatch) -> None:
     """The simulation can fail: it finds each rule that is broken on purpose."""
+    rule.faults(monkeypatch)
     rule.breaks(monkeypatch)
     with pytest.raises(AssertionError, match="seed"):
         run_seeds(range(QUICK_SEEDS))
@@ -109,6 +117,7 @@ def test_a_broken_rule_of_changes_is_found_in_many_schedules(
     rule: MigrationRule, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The rules that need a rare schedule."""
+    rule.faults(monkeypatch)
     rule.breaks(monkeypatch)
     with pytest.raises(AssertionError, match="seed"):
         run_seeds(range(SLOW_SEEDS))

@@ -56,6 +56,8 @@ DEFAULTS = {
     "store.recoveries_max": 2,
     "store.migration_fetches_max": 4,
     "store.migration_bytes_per_second": 0,
+    "store.migration_busy_share": 0.25,
+    "store.background_nice": 10,
     "store.scrub_interval_s": 86_400.0,
     "store.scrub_bytes_per_second": 67_108_864,
     "query.memory_limit_mb": 1_000,

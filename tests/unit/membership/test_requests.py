@@ -142,6 +142,16 @@ def test_a_joiner_is_checked_before_the_record(
         change_record(planned(), replace(ALL, joiners=joiners), LEADERSHIP)
 
 
+def test_who_asks_for_a_node_that_is_not_there_reads_what_to_do() -> None:
+    """One that never was here may follow another cluster; one that was stopped only has to run again."""
+    for silent_ms, wanted in (({}, "this cluster's name and bootstrap"), ({"plant-6": 90_000}, "start it again")):
+        with pytest.raises(NodeUnreachable) as raised:
+            change_record(planned(), replace(ALL, joiners=[], silent_ms=silent_ms), LEADERSHIP)
+        assert wanted in raised.value.action
+        assert "headrace node run --id plant-6" in raised.value.action
+        assert "repeat this command" in raised.value.action
+
+
 def test_the_record_of_a_change_counts() -> None:
     """It carries the store of the joiner, its place on the ring, and the whole table."""
     state = state_of()

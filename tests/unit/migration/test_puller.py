@@ -16,11 +16,12 @@ import pytest
 from structlog.testing import capture_logs
 
 from headrace.connectors.files import Buffer
+from headrace.connectors.processor import ProcessorTime
 from headrace.consumers.membership.changes import MembershipState
 from headrace.consumers.membership.ring import POSITION_MAX, RingNode
 from headrace.consumers.membership.running_change import RunningChange
 from headrace.consumers.migration.cut_source import CutRefused, FileGone, FileMerged, OwnCut, PeerCut
-from headrace.consumers.migration.pull_rate import PullRate
+from headrace.consumers.migration.pull_rate import PullRate, YieldingRate, yield_s
 from headrace.consumers.migration.release import SlotRelease, releasable
 from headrace.consumers.recovery.file_copy import SourceFailed
 from headrace.consumers.recovery.progress import TransferStopped
@@ -533,6 +534,25 @@ def test_the_rate_of_a_change_holds_beside_that_of_the_node(moves: Moves) -> Non
     moves.state = MembershipState(records=2, table=TABLE)
     moves.turns("n4", count=1)
     assert [1_234, 0] == limits
+
+
+def test_a_copy_that_nobody_waits_for_leaves_busy_processors_to_others() -> None:
+    """It pauses four times as long as it waited for one, and works a quarter of its time at least; a stop ends it."""
+    clock, times = StepClock(), [ProcessorTime(0.0, 0.0)]
+    pause = CountedPause(clock)
+    rate = PullRate(0, pause, clock)
+    copying = YieldingRate(rate, 0.25, lambda: times[-1])
+    # Ran, waited, and paused since the chunk before: none waits on an idle machine, and a crowded one has a bound.
+    for ran_s, waited_s, paused_s in ((1.0, 0.0, 0.0), (2.0, 0.5, 2.0), (1.0, 9.0, 30.0)):
+        times.append(ProcessorTime(times[-1].ran_s + ran_s, times[-1].waited_s + waited_s))
+        begun_s = clock.now_s
+        copying.received(10)
+        assert paused_s == pytest.approx(clock.now_s - begun_s)
+    assert 30 == rate.received_bytes
+    assert 0.0 == yield_s(ProcessorTime(0.0, 0.0), ProcessorTime(1.0, 9.0), 1.0)
+    pause.stopped = True
+    with pytest.raises(TransferStopped):
+        copying.received(1)
 
 
 def test_without_a_limit_nothing_waits() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import shutil
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -25,13 +26,15 @@ STORED = STEPS | {
 }
 COMMANDS = [*WEIGHTS, *STORED, *("seal", "load", "work", "delete") * 2]
 SEEDS = 20
+FOUND_SEEDS = (289,)
+"""Schedules that have found a defect: 289, a load before its group has the table (of these checks, no product)."""
 SOAK_SEEDS = 2_000
 
 
 @pytest.mark.parametrize("part", range(2))
 def test_slots_and_their_files_move_in_any_schedule(part: int) -> None:
     """Late rows and deletes keep their rank in the files of the new holder, and slots that left are shown to nobody."""
-    run_seeds(range(part, SEEDS, 2))
+    run_seeds((*range(SEEDS), *FOUND_SEEDS)[part::2])
 
 
 @pytest.mark.soak
@@ -41,7 +44,7 @@ def test_slots_and_their_files_move_in_many_schedules() -> None:
     run_seeds(range(SEEDS, SOAK_SEEDS))
 
 
-def run_seeds(seeds: range) -> None:
+def run_seeds(seeds: Iterable[int]) -> None:
     """The schedule of each seed."""
     # Seeds, and not examples that a library finds: these are long, and what it prefers has few changes.
     for seed in seeds:
