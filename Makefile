@@ -1,10 +1,11 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup environment demo test bytecode sim bench lint type soak shots clean
+.PHONY: help setup environment packages demo test bytecode sim bench lint type soak shots clean
 BIN := .venv/bin
 # Tests of whole clusters mostly wait: more workers than cores. A fifth only added load. tests/conftest.py deals the tests to them, the longest first.
 WORKERS ?= 4
 # Tests start hundreds of our processes: what one compiled the next one takes, also where the environment says not to keep it.
-PYTHON_KEEPING := PYTHONDONTWRITEBYTECODE= PYTHONPYCACHEPREFIX=$(CURDIR)/build/bytecode $(BIN)/python
+# Beside the sources, and not in a directory of its own: there the packages, which pip has compiled, are compiled again.
+PYTHON_KEEPING := PYTHONDONTWRITEBYTECODE= $(BIN)/python
 SPREAD := -n $(WORKERS) --dist loadscope --no-loadscope-reorder
 PYTEST := $(PYTHON_KEEPING) -m pytest $(SPREAD)
 SOURCES := schemas connectors producers consumers pipeline headrace pyspark_headrace.py
@@ -15,18 +16,22 @@ help:  ## Show this list.
 setup:  ## Make .venv with everything in it and fetch the jars; does nothing when nothing changed.
 	@tools/setup
 
-environment:
+# What needs no Java begins before its archives are here.
+packages:
+	@tools/setup --quiet --packages
+
+environment: packages
 	@tools/setup --quiet
 
 demo: environment  ## Broker, three nodes, real readings, kill -9 and recovery, with proof (under 3 minutes).
 	@$(BIN)/headrace demo
 
-test: environment  ## Lint, types and all tests (about 20 minutes on 2 cores).
-	@$(MAKE) --no-print-directory -j lint type bytecode
+test:  ## Lint, types and all tests (about 20 minutes on 2 cores).
+	@$(MAKE) --no-print-directory -j environment lint type bytecode
 	$(PYTHON_KEEPING) tools/test_run.py $(SPREAD) -m "not soak"
 
 # Else every worker compiles all tests at its start, all of them at the same time. What fails here fails again where it is seen.
-bytecode: environment
+bytecode: packages
 	@$(PYTHON_KEEPING) -m pytest --collect-only -q >/dev/null 2>&1 || true
 
 sim: environment  ## The simulator's tests only.
@@ -41,11 +46,11 @@ bench: environment  ## How fast this machine takes readings in, beside its limit
 shots: environment  ## Screenshots of the page in build/shots, if a browser is in PATH (or HEADRACE_BROWSER).
 	@$(BIN)/python tools/shots.py build/shots
 
-lint: environment  ## Style and format.
+lint: packages  ## Style and format.
 	$(BIN)/ruff check $(SOURCES) tests tools
 	$(BIN)/ruff format --check $(SOURCES) tests tools
 
-type: environment  ## Types, strictly.
+type: packages  ## Types, strictly.
 	$(BIN)/mypy headrace
 
 clean:  ## Remove caches and build output; .venv and the jar cache stay.

@@ -2,6 +2,8 @@
 
 Nothing but the standard library is there yet. What was made is written down in `.venv/headrace-setup.json` together with a hash of all
 that decides it, so that a second run touches neither network nor disk. Every failure is one line.
+
+With `--packages` it ends before the Java archives: checks that need none run beside the rest of the set-up.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -22,9 +25,12 @@ from headrace.connectors.kafka.java import JavaUnusable, find_java  # noqa: E402
 ENVIRONMENT = ROOT / ".venv"
 PYTHON = ENVIRONMENT / "bin" / "python"
 STAMP = ENVIRONMENT / "headrace-setup.json"
+PACKAGES_STAMP = ENVIRONMENT / "headrace-packages.json"
 LOG = ENVIRONMENT / "headrace-setup.log"
 DECIDES = ("pyproject.toml", "constraints.txt", "connectors/kafka/ivy.xml", "tools/make_environment.py")
 FREE_BYTES_MIN = 3 * 2**30
+# Each is compiled by a process of its own, so that every core has work.
+KERNELS = ("kernel", "avro_kernel", "json_path_kernel", "json_document_kernel")
 READY = "ready. To use it:  . .venv/bin/activate   (or call .venv/bin/headrace)"
 
 
@@ -34,12 +40,12 @@ class SetupFailed(Exception):
 
 def main() -> int:
     """Exit code 0 when the environment is as it should be."""
-    quiet = "--quiet" in sys.argv[1:]
+    quiet, packages_only = ("--quiet" in sys.argv[1:]), ("--packages" in sys.argv[1:])
     try:
         with (ROOT / ".setup.lock").open("a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not is_made():
-                make()
+                make(packages_only)
     except SetupFailed as error:
         sys.stderr.write(f"error: {error}\n")
         return 1
@@ -59,11 +65,23 @@ def main() -> int:
 def is_made() -> bool:
     """Whether the environment was made from what the tree says now, and its jars are still in the cache."""
     try:
-        stamp = json.loads(STAMP.read_bytes())
-        whole = (ENVIRONMENT / "bin" / "headrace").exists() and PYTHON.exists() and Path(stamp["jars"]).is_dir()
-        return bool(whole and stamp["decided_by"] == decided_by())
+        return is_installed(STAMP) and Path(json.loads(STAMP.read_bytes())["jars"]).is_dir()
     except (OSError, ValueError, KeyError, TypeError):
         return False
+
+
+def packages_are_made() -> bool:
+    """Whether the packages are those that the tree names now, whatever is there of Java's archives."""
+    try:
+        return is_installed(PACKAGES_STAMP)
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def is_installed(stamp: Path) -> bool:
+    """Whether the programs of the environment are there, and the stamp is of the tree as it is."""
+    there = PYTHON.exists() and (ENVIRONMENT / "bin" / "headrace").exists()
+    return bool(there and json.loads(stamp.read_bytes())["decided_by"] == decided_by())
 
 
 def decided_by() -> str:
@@ -74,8 +92,8 @@ def decided_by() -> str:
     return digest.hexdigest()
 
 
-def make() -> None:
-    """Check what can be checked at once, then do the long things."""
+def make(packages_only: bool) -> None:
+    """Check what can be checked at once, then do the long things, or those of Python alone."""
     find_java()
     free_bytes = shutil.disk_usage(ROOT).free
     if free_bytes < FREE_BYTES_MIN and not STAMP.exists():
@@ -83,11 +101,17 @@ def make() -> None:
             f"only {free_bytes // 2**20} MiB free in {ROOT}, the environment needs {FREE_BYTES_MIN // 2**20}"
         )
     STAMP.unlink(missing_ok=True)
-    make_virtual_environment()
-    say("installing packages (a few minutes the first time)")
-    install()
-    jars = fetch_jars()
-    STAMP.write_text(json.dumps({"decided_by": decided_by(), "jars": jars}) + "\n")
+    if not packages_are_made():
+        PACKAGES_STAMP.unlink(missing_ok=True)
+        make_virtual_environment()
+        say("installing packages (a few minutes the first time)")
+        install()
+        say("compiling the parsers of raw data")
+        compile_kernels()
+        PACKAGES_STAMP.write_text(json.dumps({"decided_by": decided_by()}) + "\n")
+    if not packages_only:
+        jars = fetch_jars()
+        STAMP.write_text(json.dumps({"decided_by": decided_by(), "jars": jars}) + "\n")
 
 
 def make_virtual_environment() -> None:
@@ -114,25 +138,36 @@ def make_virtual_environment() -> None:
 
 
 def install() -> None:
-    """`pip install -e .[dev]` under the constraints, everything it says in the log."""
-    command = [str(PYTHON), "-m", "pip", "install", "--progress-bar", "off", "-e", f"{ROOT}[dev]"]
+    """`pip install -e .[dev]` under the constraints, everything it says in the log; then compile what was installed."""
+    # pip compiles file after file, and the packages' own tests as well: half a minute on one core.
+    command = [str(PYTHON), "-m", "pip", "install", "--no-compile", "--progress-bar", "off", "-e", f"{ROOT}[dev]"]
     command += ["-c", str(ROOT / "constraints.txt")]
     with LOG.open("w") as log:
         answer = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, check=False, cwd=ROOT)
     if answer.returncode != 0:
         raise SetupFailed(explain(LOG.read_text(errors="replace"), f"packages cannot be installed, see {LOG}"))
+    # Its exit code counts nothing: some packages have templates that are no Python.
+    compiling = [str(PYTHON), "-m", "compileall", "-qq", "-j", "0", "-x", "/tests?/", str(ENVIRONMENT / "lib")]
+    subprocess.run(compiling, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, check=False)
+
+
+def compile_kernels() -> None:
+    """Compile the loops that read raw data; the code is cached beside their sources."""
+    imports = (f"import headrace.connectors.formats.{name}" for name in KERNELS)
+    running = [subprocess.Popen([str(PYTHON), "-c", each], cwd=ROOT) for each in imports]
+    codes = [each.wait() for each in running]
+    if any(codes):
+        raise SetupFailed("the parsers of raw data cannot be compiled; see above")
 
 
 def fetch_jars() -> str:
-    """Folder of the Java archives, resolved by the environment just made, which also compiles what it can beforehand. Says what it does on stderr."""
+    """Folder of the Java archives, resolved by the environment just made, which also starts each JVM once. Says what it does on stderr."""
     code = """if True:
         import sys
         from headrace.connectors.kafka.jars import resolve_jars
         from headrace.connectors.kafka.broker import make_broker_archive
         from headrace.schemas.errors import HeadraceError
         say = lambda text: print(f"headrace: {text}", file=sys.stderr)
-        say("compiling the parser of raw lines")
-        from headrace.connectors.formats import avro_kernel, json_path_kernel, kernel
         try:
             print(resolve_jars(progress=say).directory)
         except HeadraceError as error:
@@ -147,7 +182,13 @@ def fetch_jars() -> str:
         except Exception as error:
             say(f"note: Spark does not start on this machine yet: {error}")
     """
-    answer = subprocess.run([str(PYTHON), "-c", code], stdout=subprocess.PIPE, text=True, check=False, cwd=ROOT)
+    # Each of these JVMs lives for seconds: the quick compiler is enough, and what they archive is the same.
+    environment = {
+        **os.environ,
+        "JDK_JAVA_OPTIONS": f"-XX:TieredStopAtLevel=1 {os.environ.get('JDK_JAVA_OPTIONS', '')}",
+    }
+    command = [str(PYTHON), "-c", code]
+    answer = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, cwd=ROOT, env=environment)
     if answer.returncode != 0:
         sys.exit(1)
     return answer.stdout.strip()

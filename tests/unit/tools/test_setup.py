@@ -333,6 +333,35 @@ def test_setup_runs_again_only_when_something_changed(
     assert not make_environment.is_made()
 
 
+def test_the_packages_come_first_and_once(
+    make_environment: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`--packages` ends before the Java archives; the rest of the set-up then installs nothing again."""
+    done: list[str] = []
+    for step in ("make_virtual_environment", "install", "compile_kernels"):
+        monkeypatch.setattr(make_environment, step, lambda step=step: done.append(step))
+    monkeypatch.setattr(make_environment, "fetch_jars", lambda: done.append("fetch_jars") or str(tmp_path))
+    monkeypatch.setattr(make_environment, "find_java", lambda: None)
+    monkeypatch.setattr(make_environment, "FREE_BYTES_MIN", 0)
+    environment = tmp_path / ".venv"
+    (environment / "bin").mkdir(parents=True)
+    for name in ("python", "headrace"):
+        (environment / "bin" / name).write_text("")
+    stamps = {"STAMP": environment / "whole", "PACKAGES_STAMP": environment / "packages"}
+    for name, value in {**stamps, "ENVIRONMENT": environment, "PYTHON": environment / "bin" / "python"}.items():
+        monkeypatch.setattr(make_environment, name, value)
+    packages = ["make_virtual_environment", "install", "compile_kernels"]
+    make_environment.make(True)
+    assert packages == done
+    assert not make_environment.is_made()
+    make_environment.make(False)
+    assert [*packages, "fetch_jars"] == done
+    assert make_environment.is_made()
+    (environment / "bin" / "headrace").unlink()
+    make_environment.make(True)
+    assert [*packages, "fetch_jars", *packages] == done
+
+
 def test_every_dependency_is_pinned() -> None:
     """Each direct dependency has an exact pin, and what is installed here is what is pinned."""
     lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if line and not line.startswith("#")]
