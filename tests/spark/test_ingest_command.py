@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,7 @@ from tests.waiting import eventually
 
 ROOT = Path(__file__).resolve().parents[2]
 WAIT_S = 240
+DRIVER, JAVA = "driver", "java"
 
 
 def command(cluster: IngestCluster, *more: str) -> list[str]:
@@ -108,6 +109,22 @@ def wait_for_more(cluster: IngestCluster, than: int, process: subprocess.Popen[s
         time.sleep(0.3)
 
 
+def is_whole(cluster: IngestCluster, rows: int) -> bool:
+    """Whether all readings are in the logs."""
+    return len(stored_tables(cluster.log, cluster.topics)["readings"]) >= rows
+
+
+def kill_java(cluster: IngestCluster, process: subprocess.Popen[str]) -> None:
+    """Kill the JVM of a run without `--json`, and wait for the run's error."""
+    [java] = [child for child in psutil.Process(process.pid).children() if "java" in child.name()]
+    java.kill()
+    stdout, stderr = process.communicate(timeout=WAIT_S)
+    assert (1, "") == (process.returncode, stdout)
+    error, action = without_progress(cluster, stderr)
+    assert "error: Spark's Java process ended" == error
+    assert action.startswith("what to do: ")
+
+
 @pytest.mark.slow(12)
 def test_without_a_broker_there_is_one_clear_error(tmp_path: Path) -> None:
     """Without a listener the command names the address that does not answer, and fails."""
@@ -123,27 +140,39 @@ def test_without_a_broker_there_is_one_clear_error(tmp_path: Path) -> None:
 
 @pytest.mark.slow(90)
 @pytest.mark.timeout(900)
-def test_kill_9_within_and_between_micro_batches_leaves_the_content_exact(cluster: IngestCluster) -> None:
-    """The driver is killed while it writes, and restarted from its checkpoint. SIGTERM to its whole group, Spark's
-    processes among them, at the end stops it cleanly with its counts, and without a traceback.
+@pytest.mark.parametrize("ends", [(JAVA, DRIVER), pytest.param((JAVA, DRIVER, DRIVER, DRIVER), marks=pytest.mark.soak)])
+def test_kill_9_within_and_between_micro_batches_leaves_the_content_exact(
+    cluster: IngestCluster, ends: Sequence[str]
+) -> None:
+    """The driver or Spark's Java process is killed while rows are written, and the run restarted from its checkpoint.
+
+    The death of Java, as the kernel causes it when memory is short, is a named error without a traceback. SIGTERM to
+    the whole group, Spark's processes among them, at the end stops a run cleanly with its counts.
     """
     fleet = iot(trucks=60, duration_s=4_000, disorder=True)
     rng = random.Random(11)
     lines = [line.encode() for line in to_line_protocol("readings", fleet.read("readings")).to_pylist()]
     cluster.create_raw(partitions=2)
     cluster.produce(lines, partitions=2)
-    line = command(cluster, "--max-messages", "4000", "--interval-s", "0", "--json")
-    for _ in range(2):
-        with running(line) as process:
+    options = ("--max-messages", "4000", "--interval-s", "0")
+    line = command(cluster, *options, "--json")
+    for ended in ends:
+        with running(command(cluster, *options) if ended == JAVA else line) as process:
             wait_for_more(cluster, forwarded(cluster), process)
             time.sleep(rng.uniform(0, 0.4))
-            process.kill()
+            if ended == JAVA:
+                kill_java(cluster, process)
+            else:
+                process.kill()
     with running(line) as process:
         deadline = time.monotonic() + WAIT_S
-        while len(stored_tables(cluster.log, cluster.topics)["readings"]) < fleet.rows_of("readings"):
+        # The logs are read and applied only once they have stopped growing.
+        before, count = -1, forwarded(cluster)
+        while before < count or not is_whole(cluster, fleet.rows_of("readings")):
             assert process.poll() is None, process.communicate()
             assert time.monotonic() < deadline, "rows are missing"
             time.sleep(2.0)
+            before, count = count, forwarded(cluster)
         os.killpg(process.pid, signal.SIGTERM)
         stdout, stderr = process.communicate(timeout=WAIT_S)
     # Whether the Java process of the killed run lives on for a moment is a matter of chance.
@@ -266,23 +295,15 @@ def test_a_signal_ends_the_wait_for_a_broker(tmp_path: Path) -> None:
     assert (130, "", "interrupted\n") == (process.returncode, stdout, stderr)
 
 
-@pytest.mark.slow(90)
-@pytest.mark.parametrize("messages", [pytest.param(1, marks=pytest.mark.soak), 400_000])
+@pytest.mark.soak
+@pytest.mark.parametrize("messages", [1, 400_000])
 def test_the_death_of_the_java_process_is_one_clear_error(cluster: IngestCluster, messages: int) -> None:
-    """Spark's JVM is killed, as the kernel does when memory is short, also within a micro-batch: a named
-    error without a traceback.
-    """
+    """Between two micro-batches, and within a large one, as in the middle of the test of kill -9."""
     cluster.create_raw(partitions=1)
     cluster.produce([b"t,host=a x=1,y=2 5"] * messages)
     with running(command(cluster, "--interval-s", "0")) as process:
         wait_for_more(cluster, 0, process)
-        [java] = [child for child in psutil.Process(process.pid).children() if "java" in child.name()]
-        java.kill()
-        stdout, stderr = process.communicate(timeout=WAIT_S)
-    assert (1, "") == (process.returncode, stdout)
-    error, action = without_progress(cluster, stderr)
-    assert "error: Spark's Java process ended" == error
-    assert action.startswith("what to do: ")
+        kill_java(cluster, process)
 
 
 @pytest.mark.slow(70)
