@@ -6,9 +6,10 @@ last one. So each row is in exactly one range, whatever is sealed, merged or wri
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import numpy as np
 
@@ -16,7 +17,8 @@ PARTITION_BYTES = 64 * 1024 * 1024
 """What the rows of one range take in the memory of a worker, about."""
 VALUE_BYTES = 8
 PARTITIONS_MAX = 10_000
-# A cut at the end of a slice reads no file twice. It may make a range so much larger or smaller.
+# A cut between two files reads neither twice: rows of a file are in order of their series, so that a part of its time
+# is in all of its row groups. It may make a range so much larger or smaller.
 _SNAP_SHARE = 0.25
 
 
@@ -59,10 +61,11 @@ def divided(spans: Sequence[FileSpan], wanted: TimeRange, slice_ns: int, columns
     if count <= 1:
         return [wanted]
     edges, below = _distribution(clipped)
+    crossed = _CrossedRows(clipped)
     targets = rows * np.arange(1, count) / count
     cuts: list[int] = []
     for cut in np.interp(targets, below, edges).tolist():
-        snapped = _at_slice(int(cut), slice_ns, edges, below, rows / count * _SNAP_SHARE)
+        snapped = _cheapest(_near(int(cut), slice_ns, edges, below, rows / count * _SNAP_SHARE), crossed)
         # The first edge is no cut: nothing would be before it.
         if edges[0] < snapped < edges[-1] and (not cuts or snapped > cuts[-1]):
             cuts.append(snapped)
@@ -95,12 +98,38 @@ def _distribution(spans: Sequence[FileSpan]) -> tuple[list[int], list[float]]:
     return edges, below
 
 
-def _at_slice(cut: int, slice_ns: int, edges: Sequence[int], below: Sequence[float], rows_max: float) -> int:
-    """The end of a slice near a cut, if it moves at most `rows_max` rows to the other side; else the cut."""
+class _CrossedRows:
+    """The rows of the files that a cut divides, which both sides read."""
+
+    def __init__(self, spans: Sequence[FileSpan]) -> None:
+        self._starts, self._begun = _summed((span.min_time_ns, span.rows) for span in spans)
+        self._ends, self._ended = _summed((span.max_time_ns + 1, span.rows) for span in spans)
+
+    def at(self, cut: int) -> int:
+        """Rows of files that have times on both sides of a cut."""
+        return self._begun[bisect_left(self._starts, cut)] - self._ended[bisect_right(self._ends, cut)]
+
+
+def _summed(times: Iterable[tuple[int, int]]) -> tuple[list[int], list[int]]:
+    """(times in order, rows before each of them and behind the last one)."""
+    ordered = sorted(times)
+    return [time for time, _ in ordered], [0, *accumulate(rows for _, rows in ordered)]
+
+
+def _near(
+    cut: int, slice_ns: int, edges: Sequence[int], below: Sequence[float], rows_max: float
+) -> list[tuple[float, int]]:
+    """(rows that it moves to the other side, cut): the cut itself, and ends of slices and files near it."""
     at_cut = float(np.interp(cut, edges, below))
-    moved = {
-        end: abs(float(np.interp(end, edges, below)) - at_cut)
-        for end in (cut // slice_ns * slice_ns, (cut // slice_ns + 1) * slice_ns)
-    }
-    nearest = min(moved, key=lambda end: moved[end])
-    return nearest if moved[nearest] <= rows_max else cut
+    first, last = bisect_left(below, at_cut - rows_max), bisect_right(below, at_cut + rows_max)
+    found = [(0.0, cut), *((abs(below[place] - at_cut), edges[place]) for place in range(first, last))]
+    for end in (cut // slice_ns * slice_ns, (cut // slice_ns + 1) * slice_ns):
+        moved = abs(float(np.interp(end, edges, below)) - at_cut)
+        if moved <= rows_max:
+            found.append((moved, end))
+    return found
+
+
+def _cheapest(cuts: Sequence[tuple[float, int]], crossed: _CrossedRows) -> int:
+    """The cut that divides the fewest rows of files; of equal ones the nearest."""
+    return min(cuts, key=lambda each: (crossed.at(each[1]), each))[1]

@@ -289,7 +289,7 @@ def scene_offsets(scene: SourceScene) -> dict[str, Any]:
 
 
 def test_a_checkpoint_of_another_table_or_source_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """To go on from it would skip rows. One of a build that named no table goes on."""
+    """To go on from it would skip rows. One of a build that named no table continues."""
     scene = new_scene()
     scene.write([rows(0, 3)])
     own = reader_of(scene, monkeypatch).initialOffset()

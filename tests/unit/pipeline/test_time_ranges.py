@@ -50,6 +50,18 @@ def test_a_cut_is_at_the_end_of_a_slice_where_that_is_near() -> None:
     assert [DAY_NS, 2 * DAY_NS, 3 * DAY_NS] == cuts
 
 
+def test_a_cut_is_between_files_where_that_is_near() -> None:
+    """Within a slice too: seals that were not merged yet follow each other. A file that spans them all is no reason."""
+    hour_ns = DAY_NS // 24
+    seals = [
+        FileSpan(ROWS_PER_RANGE * tenths // 10, hour * hour_ns + 7, (hour + 1) * hour_ns + 6)
+        for hour, tenths in enumerate((8, 10, 9, 7, 11))
+    ]
+    for others in ([], [FileSpan(5, 0, DAY_NS - 1)]):
+        cuts = [each.end_ns for each in divided([*seals, *others], TimeRange(), DAY_NS, 1)[:-1]]
+        assert [hour * hour_ns + 7 for hour in range(1, 5)] == cuts
+
+
 def test_columns_decide_how_many_rows_fit() -> None:
     """Two columns of twenty need a tenth of the ranges."""
     files = [FileSpan(ROWS_PER_RANGE - 20, 0, DAY_NS - 1)]
