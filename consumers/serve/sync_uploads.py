@@ -10,6 +10,7 @@ import os
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -253,9 +254,13 @@ class Upload:
 
     def abort(self) -> None:
         """End it: what is not finished is removed."""
-        self._data.close()
-        self._path.unlink(missing_ok=True)
-        self._uploads.end(self._number)
+        try:
+            # Closing writes what is buffered, which a full disk refuses once more: it counts no more.
+            with suppress(OSError):
+                self._data.close()
+            self._path.unlink(missing_ok=True)
+        finally:
+            self._uploads.end(self._number)
 
     def _check_content(self) -> None:
         request = self._request
