@@ -290,6 +290,8 @@ def test_options_that_do_not_fit_the_format_are_errors_before_the_first_message(
         ("[topics.raw]\n[topics.raw.fields]\ntime = 'a'", "time"),
         ("[topics.raw]\ntags = { host = 'meta.host' }", "name its fields"),
         ("[topics.raw]\ntags = 5", "tags of topic"),
+        ('[topics.t]\ntags = ["h"]\n[topics.t.fields]\nh = "x"', "as a tag and as a field"),
+        ('[topics.t]\nstatic_tags = { h = "a" }\n[topics.t.fields]\nh = "x"', "as a tag and as a field"),
     ],
 )
 def test_a_wrong_mapping_is_named(text: str, word: str) -> None:
