@@ -33,6 +33,7 @@ from headrace.connectors.formats.text_columns import (
     to_arrow,
     with_static_tags,
 )
+from headrace.connectors.formats.unfit_values import DECIMAL_REASON, INTEGER_REASON, WHOLE_REASON, unfit_values
 from headrace.schemas.tables import TIME_COLUMN, FieldType
 
 _IN_RANGE = "write times between the years 1677 and 2262"
@@ -156,7 +157,7 @@ def tag_values(name: str, column: pa.ChunkedArray) -> pa.Array:
     if is_text(kind):
         return encode_tags(values.cast(pa.string()))
     if _is_moment(kind):
-        return encode_tags(_moment_text(values))
+        return encode_tags(_moment_text(f"tag {name!r}", values))
     if pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_null(kind) or pa.types.is_decimal(kind):
         return encode_tags(values.cast(pa.string()))
     raise ColumnTypeError(f"tag {name!r} has type {kind}", action="tags are text: convert the column to strings")
@@ -213,7 +214,7 @@ def field_values(name: str, column: pa.ChunkedArray, declared: FieldType | None)
         whole = kind.scale <= 0 and declared is not FieldType.FLOAT64
         return _from_whole_decimal(name, values) if whole else _from_decimal(name, values)
     if _is_moment(kind):
-        return _moment_text(values)
+        return _moment_text(f"field {name!r}", values)
     raise ColumnTypeError(
         f"field {name!r} has type {kind}", action="fields are numbers, booleans or text: convert the column"
     )
@@ -231,8 +232,13 @@ def _is_moment(kind: pa.DataType) -> bool:
     return bool(pa.types.is_date(kind) or pa.types.is_time(kind) or pa.types.is_timestamp(kind))
 
 
-def _moment_text(values: pa.Array) -> pa.Array:
-    """Dates, times of day and timestamps as ISO 8601 with all their digits; those with a zone in UTC, with Z."""
+def _moment_text(what: str, values: pa.Array) -> pa.Array:
+    """Dates, times of day and timestamps as ISO 8601 with all their digits; those with a zone in UTC, with Z.
+
+    Raises ColumnTypeError.
+    """
+    if (unfit := unfit_values(values, as_float=False)) is not None:
+        raise ColumnTypeError(f"{what} has {unfit[1]}", action="correct them, or convert the column to integers")
     # Text and not integers: it keeps its unit, sorts by time, and SQL casts it back.
     kind = values.type
     if pa.types.is_timestamp(kind) and kind.tz is not None:
@@ -244,30 +250,19 @@ def _from_whole_decimal(name: str, values: pa.Array) -> pa.Array:
     try:
         return values.cast(pa.int64())
     except pa.ArrowInvalid:
-        raise ColumnTypeError(
-            f"field {name!r} has whole decimals that int64 cannot hold", action="convert the column to text"
-        ) from None
+        raise ColumnTypeError(f"field {name!r} has {WHOLE_REASON}", action="convert the column to text") from None
 
 
 def _integers(name: str, values: pa.Array) -> pa.Array:
     try:
         return values.cast(pa.int64())
     except pa.ArrowInvalid:
-        raise ColumnTypeError(
-            f"column {name!r} has integers that do not fit int64", action="convert it to float64"
-        ) from None
+        raise ColumnTypeError(f"column {name!r} has {INTEGER_REASON}", action="convert it to float64") from None
 
 
 def _from_decimal(name: str, values: pa.Array) -> pa.Array:
     """Decimals as the nearest float64. Raises ColumnTypeError if float64 cannot represent them."""
-    # Cast by way of text, which Arrow rounds correctly; casting back shows whether the digits survived.
-    floats = pc.cast(pc.cast(values, pa.string()), pa.float64())
-    try:
-        exact = pc.all(pc.equal(pc.cast(floats, values.type, safe=False), values)).as_py()
-    except pa.ArrowInvalid:
-        exact = False
-    if exact is False:
-        raise ColumnTypeError(
-            f"field {name!r} has decimals that float64 cannot hold", action="convert the column to float64 or to text"
-        )
-    return floats
+    if unfit_values(values, as_float=True) is not None:
+        raise ColumnTypeError(f"field {name!r} has {DECIMAL_REASON}", action="convert the column to float64 or to text")
+    # By way of text, which Arrow rounds correctly.
+    return pc.cast(pc.cast(values, pa.string()), pa.float64())

@@ -52,6 +52,7 @@ def _topic(part: Mapping[str, Any], topic: str) -> TopicMapping:
     _check_keys(time, TIME_KEYS, f"the time of {where}")
     tags = _named_paths(part.get("tags", {}), f"tags of {where}", "tag")
     fields, types = _fields(part.get("fields", {}), where)
+    _check_roles(part, tags, fields, where)
     sources = [(path, name) for name, path in (*tags.items(), *fields.items())]
     table_path, time_path = _text(part, "table_path", where), _text(time, "path", where)
     if time_path is not None:
@@ -104,6 +105,14 @@ def _fields(part: Any, where: str) -> tuple[dict[str, Path], dict[str, FieldType
                 raise MappingInvalid(f"the type of field {name!r} of {where} cannot be {kind!r}", action=near)
             types[name] = FieldType(kind)
     return paths, types
+
+
+def _check_roles(part: Mapping[str, Any], tags: Mapping[str, Path], fields: Mapping[str, Path], where: str) -> None:
+    """Raises MappingInvalid for a name with two meanings: of two columns one would be lost."""
+    static = part.get("static_tags", {})
+    for name in fields:
+        if name in tags or (isinstance(static, dict) and name in static):
+            raise MappingInvalid(f"{where} names {name!r} as a tag and as a field", action="rename one of them")
 
 
 def _named_paths(part: Any, what: str, kind: str) -> dict[str, Path]:

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 
 from headrace.connectors.formats.arrow_tables import field_values, is_field_type
 from headrace.connectors.formats.interface import ColumnTypeError, FormatOptions
+from headrace.connectors.formats.unfit_values import depends_on_values
 
 # Bounds the memory of a file whose row groups are large.
 PARQUET_BATCH_ROWS = 262_144
@@ -45,9 +46,7 @@ def parquet_batches(file: pq.ParquetFile, refused: Collection[str] = ()) -> Iter
 
 def _depends_on_values(kind: pa.DataType) -> bool:
     """Whether some values of a type fit a field and others do not."""
-    if pa.types.is_dictionary(kind):
-        kind = kind.value_type
-    return bool(pa.types.is_decimal(kind) or pa.types.is_uint64(kind))
+    return depends_on_values(kind.value_type if pa.types.is_dictionary(kind) else kind)
 
 
 def _misfits(file: pq.ParquetFile, names: list[str], options: FormatOptions) -> dict[str, str]:

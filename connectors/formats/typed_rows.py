@@ -26,6 +26,8 @@ from headrace.connectors.formats.interface import (
 from headrace.connectors.formats.lines import Integers, Lines
 from headrace.connectors.formats.row_rules import rows_with_text
 from headrace.connectors.formats.text_columns import Columns, scaled, time_refusals, times_of_text, to_arrow
+from headrace.connectors.formats.unfit_values import unfit_values
+from headrace.schemas.tables import FieldType
 
 Mask = npt.NDArray[np.bool_]
 
@@ -155,6 +157,8 @@ def _chunk(
         if name in (options.time_column, options.table_column):
             continue
         try:
+            column, unfit = _fitting(name, column, rows, options, declared, rejections)
+            good &= ~unfit
             if name in options.tags:
                 tags[name] = tag_values(name, column)
                 continue
@@ -175,6 +179,24 @@ def _chunk(
     good &= valued
     chunk = TableChunk(table, rows.lines, times, tags, fields)
     yield chunk if good.all() else _filtered(chunk, good)
+
+
+def _fitting(
+    name: str,
+    column: pa.ChunkedArray,
+    rows: TypedRows,
+    options: FormatOptions,
+    declared: Mapping[str, FieldType],
+    rejections: Rejections,
+) -> tuple[pa.ChunkedArray, Mask]:
+    """(a column without the values that no field can hold, whose rows are rejected; these rows). Raises ColumnTypeError."""
+    values, is_tag = plain_array(name, column), name in options.tags
+    unfit = unfit_values(values, as_float=declared.get(name) is FieldType.FLOAT64, as_text=is_tag)
+    if unfit is None:
+        return column, np.zeros(len(values), np.bool_)
+    mask = unfit[0].to_numpy(zero_copy_only=False)
+    rejections.add(rows.lines[mask], f"{'tag' if is_tag else 'field'} {name!r} has {unfit[1]}")
+    return pa.chunked_array([pc.if_else(unfit[0], pa.scalar(None, values.type), values)]), mask
 
 
 def _filtered(chunk: TableChunk, good: Mask) -> TableChunk:

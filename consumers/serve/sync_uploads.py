@@ -11,6 +11,7 @@ import re
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -276,10 +277,14 @@ class Upload:
 
     def abort(self) -> None:
         """End it: what is not finished is removed."""
-        self._data.close()
-        self._path.unlink(missing_ok=True)
-        self._series_path.unlink(missing_ok=True)
-        self._uploads.end(self._number)
+        try:
+            # Closing writes what is buffered, which a full disk refuses once more: it counts no more.
+            with suppress(OSError):
+                self._data.close()
+            self._path.unlink(missing_ok=True)
+            self._series_path.unlink(missing_ok=True)
+        finally:
+            self._uploads.end(self._number)
 
     def _read_linked(self) -> None:
         """Hash what was linked: what counts are the bytes that are here."""

@@ -33,6 +33,7 @@ from headrace.schemas.errors import HeadraceError, StateUnknown
 from headrace.schemas.tables import TimeResolution
 
 ARROW_THREADS = 4
+GZIP_PIECE_BYTES = 16 * 1024
 V1_PRECISIONS: Mapping[str, TimeUnit] = {
     "": "ns", "ns": "ns", "n": "ns", "us": "us", "u": "us", "ms": "ms", "s": "s", "m": "m", "h": "h"
 }  # fmt: skip
@@ -174,21 +175,24 @@ class WriteService:
 
 def decompressed(body: bytes, limit: int) -> bytes:
     """The content of a gzip body. Raises RequestTooLarge as soon as it has more bytes than `limit`, RequestInvalid."""
-    parts, size, rest = list[bytes](), 0, body
+    parts, size, member = list[bytes](), 0, None
     try:
-        # A gzip file may have several members, as `cat a.gz b.gz` has.
-        while rest:
-            member = zlib.decompressobj(wbits=31)
-            part = member.decompress(rest, limit - size + 1)
-            size += len(part)
-            if size > limit:
-                raise _too_large(limit)
-            if not member.eof:
-                raise RequestInvalid("the gzip body ends early", action="send it whole")
-            parts.append(part)
-            rest = member.unused_data
+        # In pieces: behind each member zlib copies the rest, and a body may be a million empty members.
+        for start in range(0, len(body), GZIP_PIECE_BYTES):
+            rest = body[start : start + GZIP_PIECE_BYTES]
+            # A gzip file may have several members, as `cat a.gz b.gz` has.
+            while rest:
+                member = member or zlib.decompressobj(wbits=31)
+                parts.append(member.decompress(rest, limit - size + 1))
+                size += len(parts[-1])
+                if size > limit:
+                    raise _too_large(limit)
+                rest = member.unused_data
+                member = None if member.eof else member
     except zlib.error as error:
         raise RequestInvalid(f"the body is not gzip: {error}", action="compress it, or leave the header out") from None
+    if member is not None:
+        raise RequestInvalid("the gzip body ends early", action="send it whole")
     return b"".join(parts)
 
 
@@ -253,7 +257,7 @@ def _arrow(body: bytes) -> pa.Table:
     try:
         with pa.ipc.open_stream(body) as reader:
             return reader.read_all()
-    except (pa.ArrowInvalid, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise RequestInvalid(f"the body is not an Arrow stream: {error}", action="send an Arrow IPC stream") from None
 
 

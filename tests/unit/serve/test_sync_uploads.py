@@ -217,6 +217,17 @@ def test_staged_files_survive_a_restart_until_they_are_old(group: FakeGroup, fil
     assert [] == group.names()
 
 
+def test_a_full_disk_frees_the_place_of_its_upload(group: FakeGroup, file: SealedFile) -> None:
+    """Closing the file fails as well, as its buffer has no room; the next upload finds its place all the same."""
+    uploads, request = uploads_of(group, uploads_max=1), request_of(file)
+    (group.store.staging_directory / f"{request.content_digest}.1{sync_uploads.UPLOAD_SUFFIX}").symlink_to("/dev/full")
+    with pytest.raises(StoreFull):
+        take(uploads, request, file.data)
+    assert 0 == uploads.open_uploads
+    take(uploads, request, file.data)
+    assert 1 == uploads.taken
+
+
 NAME = "0123456789abcdef"
 
 

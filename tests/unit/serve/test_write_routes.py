@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import io
+import random
+import time
 import zlib
 from typing import Any
 
@@ -133,6 +135,21 @@ def test_a_bomb_is_not_unpacked() -> None:
     assert len(bomb) < 1 << 20
     with pytest.raises(RequestTooLarge):
         decompressed(bomb, 1_000_000)
+
+
+def test_many_members_are_unpacked_in_time() -> None:
+    """The work is that of the bytes, not of the bytes behind each member; a cut at any place is an error."""
+    from headrace.consumers.serve.query_service import RequestInvalid
+    from headrace.consumers.serve.write_service import decompressed
+
+    noise = random.Random(1).randbytes(50_000)
+    packed = gzip.compress(noise)
+    begin_s = time.process_time()
+    assert noise * 2 == decompressed(gzip.compress(b"") * 200_000 + packed + packed, 100_000)
+    assert time.process_time() - begin_s < 5.0
+    for cut in (1, 10, 16_384, len(packed) - 1):
+        with pytest.raises(RequestInvalid, match="ends early"):
+            decompressed(packed[:cut], 100_000)
 
 
 def test_more_open_requests_than_the_limit_get_503(client: httpx.Client, node: FakeNode) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
@@ -175,6 +176,36 @@ def test_a_row_of_a_stream_costs_itself() -> None:
     assert [(0, 1, "no field has a value"), (1, 1, "no field has a value")] == refusals(result)
 
 
+@pytest.mark.parametrize(
+    ("good", "bad", "kind", "word"),
+    [
+        (1, 2**63, pa.uint64(), "int64"),
+        (Decimal("1.25"), Decimal("12345678901234567.89"), pa.decimal128(30, 2), "float64"),
+        (Decimal(7), Decimal(2**63), pa.decimal128(30, 0), "int64"),
+        (Decimal(-(2**63)), Decimal(-(2**63) - 1), pa.decimal256(60, 0), "int64"),
+        (0, 2**62, pa.timestamp("ms"), "outside the years"),
+        (0, -(2**62), pa.timestamp("us", "UTC"), "outside the years"),
+        (0, 2**31 - 1, pa.date32(), "outside the years"),
+    ],
+)
+def test_a_value_that_does_not_fit_costs_its_row(good: Any, bad: Any, kind: pa.DataType, word: str) -> None:
+    """Not those of the messages beside it; and no text that is no date is written in its place."""
+    values = [pa.array([each], kind) if isinstance(each, Decimal) else as_kind(each, kind) for each in (good, bad)]
+    messages = [stream(pa.table({"time": [number], "v": each, "w": [1.5]})) for number, each in enumerate(values)]
+    result = parsed("arrow", messages, FormatOptions(table="t"))
+    assert [0] == [row["time"] for row in rows_of(result)]
+    [(message, line, reason)] = refusals(result)
+    assert (1, 0) == (message, line)
+    assert word in reason
+    as_tag = parsed("arrow", messages, FormatOptions(table="t", tags=("v",)))
+    assert (1 if "years" in word else 2) == as_tag.rows
+
+
+def as_kind(number: int, kind: pa.DataType) -> pa.Array:
+    """A number as the bits of another type."""
+    return pa.array([number], pa.int32() if pa.types.is_date32(kind) else kind).cast(kind)
+
+
 def test_framed_json_is_json_behind_its_frame() -> None:
     """A message without a frame is refused, a short one too."""
     frame = b"\0\0\0\0\1"
@@ -259,6 +290,8 @@ def test_options_that_do_not_fit_the_format_are_errors_before_the_first_message(
         ("[topics.raw]\n[topics.raw.fields]\ntime = 'a'", "time"),
         ("[topics.raw]\ntags = { host = 'meta.host' }", "name its fields"),
         ("[topics.raw]\ntags = 5", "tags of topic"),
+        ('[topics.t]\ntags = ["h"]\n[topics.t.fields]\nh = "x"', "as a tag and as a field"),
+        ('[topics.t]\nstatic_tags = { h = "a" }\n[topics.t.fields]\nh = "x"', "as a tag and as a field"),
     ],
 )
 def test_a_wrong_mapping_is_named(text: str, word: str) -> None:

@@ -61,6 +61,7 @@ def test_what_is_cast_without_loss(column: pa.Array, expected: list[Any]) -> Non
         (pa.array([Decimal("12345678901234567.89")] * 2, pa.decimal128(30, 2)), "float64 cannot hold"),
         (pa.array([Decimal(2**63)] * 2, pa.decimal128(30, 0)), "int64 cannot hold"),
         (pa.array([1, 2**63], pa.uint64()), "do not fit int64"),
+        (pa.array([1, 2**62], pa.timestamp("ms", "UTC")), "outside the years"),
     ],
 )
 def test_other_columns_are_left_out_by_name(column: pa.Array, reason: str) -> None:
