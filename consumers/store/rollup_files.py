@@ -267,7 +267,7 @@ class RollupFiles:
             try:
                 self._make(entry)
             except (StoreError, OSError, pa.ArrowException, ValueError, MemoryError) as error:
-                # Of a segment that is damaged, others speak; here it is not tried again.
+                # A damaged segment is found by scrubber and queries; here it is not tried again.
                 _log.warning("rollup not made", segment=entry.name, error=str(error))
                 self._failed.append(entry.name)
 
