@@ -78,6 +78,10 @@ def test_hourly_aggregates_of_a_day_read_no_segment(tmp_path: Path, nodes: int) 
             written.check(node, sql, ordered=True)
             without.check(node, sql, ordered=True)
             found = drivers(written, node, sql)
+            if nodes == 1 and "IN" in condition:
+                # Of few series the rows are read before a statement is divided.
+                assert {"rows"} == {row["driver"] for row in found}
+                continue
             assert "rollup" in {row["driver"] for row in found}
             assert {0} == {row["segments_read"] for row in found} == {row["row_groups_read"] for row in found}
             assert sum(row["segments_skipped"] for row in found) == len(
