@@ -48,7 +48,7 @@ class ScanPlan:
     """What to read of one table. None and missing tags mean everything; `empty` means columns without rows.
 
     `newest`: only the newest row of each series is needed, if these columns are not null there; None: every row.
-    `hourly`: rollups may do instead of rows.
+    `hourly`: rollups may do instead of rows, and it pays to divide the statement for them.
     """
 
     columns: tuple[str, ...] | None = None
@@ -152,7 +152,8 @@ def combine(occurrences: Sequence[Occurrence], schema: TableSchema) -> ScanPlan:
         end_ns=max(ends) if len(ends) == len(live) else None,
         tags={tag: tuple(sorted(frozenset[str]().union(*(item.tags[tag] for item in live)))) for tag in sorted(shared)},
         newest=_all_newest(newest),
-        hourly=any(occurrence.hourly for occurrence in occurrences),
+        # Of few series the rows are read before a statement is divided.
+        hourly=not shared and any(occurrence.hourly for occurrence in occurrences),
     )
 
 

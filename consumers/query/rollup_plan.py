@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from sqlglot import exp
+from sqlglot.errors import SqlglotError
 
 from headrace.consumers.query.aggregates import SPELLINGS
 from headrace.consumers.query.constants import whole_hours
@@ -103,13 +104,14 @@ def plan_rollup_of(fragment: str, schema: TableSchema, evaluate: Evaluate) -> Ro
         names, expressions, condition = _parts_of(select)
         keys = sum(name.startswith(KEY_PREFIX) for name in names)
         return _Plan(schema, evaluate).of(names, expressions, keys, condition)
-    except _NotRolled:
+    # What it cannot parse it did not write.
+    except (_NotRolled, SqlglotError, RecursionError):
         return None
 
 
 def _parts_of(select: exp.Expression) -> tuple[list[str], list[exp.Expression], exp.Expression | None]:
     """Names and expressions of a fragment, keys first, and its condition."""
-    _require(isinstance(select, exp.Select))
+    _require(isinstance(select, exp.Select) and all(_is_plain(each) for each in sources_of(select)))
     items = select.expressions
     _require(all(isinstance(item, exp.Alias) for item in items))
     given = {name for name, value in select.args.items() if value}
@@ -121,6 +123,11 @@ def _parts_of(select: exp.Expression) -> tuple[list[str], list[exp.Expression], 
     _require(names[: len(keys)] == keys and grouped == [str(number) for number in range(1, len(keys) + 1)])
     where = select.args.get("where")
     return names, [item.this for item in items], where.this if where is not None else None
+
+
+def _is_plain(source: exp.Expression) -> bool:
+    """Whether a source is a table and nothing else: no alias, no sample, no subquery."""
+    return isinstance(source, exp.Table) and not {k for k, v in source.args.items() if v} - {"this", "db", "catalog"}
 
 
 @dataclass(slots=True)

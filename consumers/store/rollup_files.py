@@ -253,7 +253,11 @@ class RollupFiles:
             if self._is_making:
                 return
             self._is_making = True
-        self._threads.submit(self._make_pending)
+        try:
+            self._threads.submit(self._make_pending)
+        except RuntimeError:
+            # The node ends, and its threads with it.
+            self.close()
 
     def _make_pending(self) -> None:
         """Makes the rollups that wait, one after another: seals have the other threads."""
@@ -266,8 +270,8 @@ class RollupFiles:
                     return
             try:
                 self._make(entry)
-            except (StoreError, OSError, pa.ArrowException, ValueError, MemoryError) as error:
-                # Of a segment that is damaged, others speak; here it is not tried again.
+            except (StoreError, OSError, pa.ArrowException, ValueError, RuntimeError, MemoryError) as error:
+                # A damaged segment is found by scrubber and queries; here it is not tried again.
                 _log.warning("rollup not made", segment=entry.name, error=str(error))
                 self._failed.append(entry.name)
 

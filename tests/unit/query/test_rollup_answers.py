@@ -4,22 +4,31 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import duckdb
+import pyarrow as pa
 import pytest
+import sqlglot
+from sqlglot import exp
 
+from headrace.consumers.query.partial_plan import divide
+from headrace.consumers.query.rollup_plan import plan_rollup
+from headrace.consumers.query.views import live_table, view_query
 from headrace.consumers.store import Store
-from tests.unit.query.cluster_of_stores import SETTINGS, StoredCluster, cluster_of_stores
-from tests.unit.query.random_statements import BEGIN_NS, SCHEMA, RandomStatement, random_statement, random_values
+from headrace.schemas.tables import DatabaseSchema
+from tests.unit.query.cluster_of_stores import SETTINGS, cluster_of_stores
+from tests.unit.query.random_statements import BEGIN_NS, SCHEMA, TYPES, RandomStatement, random_values
 from tests.unit.query.test_distributed import Written
-from tests.unit.store.builders import Row
+from tests.unit.query.test_partial_plan import assert_same
+from tests.unit.store.builders import Row, row_batch
 from tests.waiting import eventually
 
 ALWAYS = SETTINGS.model_copy(update={"rollup_rows_min": 1})
 """Also where a rollup does not pay."""
+DAYS = DatabaseSchema("tsbs", slice_ns=86_400_000_000_000, buckets=2)
 TABLE = "tsbs.cpu"
 SECOND_NS = 1_000_000_000
 SERIES = [{"host": f"host_{number}", "region": "eu" if number % 3 else "us"} for number in range(6)] + [{"region": "a"}]
@@ -37,11 +46,6 @@ def clusters(directory: Path, nodes: int) -> Iterator[tuple[Written, Written]]:
             for name, settings in (("with", ALWAYS), ("without", ALWAYS.model_copy(update={"rollups": False})))
         ]
         yield Written(each[0], connection), Written(each[1], connection)
-
-
-def every_store(cluster: StoredCluster) -> list[Store]:
-    """The stores of all nodes."""
-    return [store for stores in cluster.stores.values() for store in stores]
 
 
 def drivers(written: Written, node: str, sql: str) -> list[dict[str, Any]]:
@@ -74,6 +78,10 @@ def test_hourly_aggregates_of_a_day_read_no_segment(tmp_path: Path, nodes: int) 
             written.check(node, sql, ordered=True)
             without.check(node, sql, ordered=True)
             found = drivers(written, node, sql)
+            if nodes == 1 and "IN" in condition:
+                # Of few series the rows are read before a statement is divided.
+                assert {"rows"} == {row["driver"] for row in found}
+                continue
             assert "rollup" in {row["driver"] for row in found}
             assert {0} == {row["segments_read"] for row in found} == {row["row_groups_read"] for row in found}
             assert sum(row["segments_skipped"] for row in found) == len(
@@ -122,60 +130,57 @@ def hourly_statement(chance: random.Random) -> RandomStatement:
 
 
 class Scene:
-    """Random records for two clusters, and what DuckDB has of them."""
+    """A store with random records, and the rows that it must have."""
 
-    def __init__(self, written: Written, without: Written, chance: random.Random) -> None:
-        self.both = (written, without)
-        self.chance = chance
-        self.clock_s = 0
+    def __init__(self, store: Store, connection: duckdb.DuckDBPyConnection, chance: random.Random) -> None:
+        self.store, self.connection, self.chance = store, connection, chance
+        self.rows: dict[tuple[tuple[tuple[str, str], ...], int], dict[str, Any]] = {}
+        self.version = self.clock_s = 0
 
     def step(self) -> None:
         """One random record."""
-        chance = self.chance
-        getattr(self, chance.choice(["write", "write", "write", "late", "again", "delete", "seal", "seal", "merge"]))()
+        getattr(self, self.chance.choice(["write", "write", "late", "again", "delete", "seal", "seal", "merge"]))()
 
     def write(self) -> None:
-        """Rows in order of time; every time is one row's alone, so that no two are equally new."""
-        self._write([self._row(self._next()) for _ in range(self.chance.randrange(1, 60))])
+        """Rows in order of time. Every time is one row's alone, so that no two are equally new."""
+        count = self.chance.randrange(1, 80)
+        self._write([self._row(self._next()) for _ in range(count)])
 
     def late(self) -> None:
         """Rows of hours that may be sealed."""
-        used = {time for _, time in self.both[0].rows}
+        used = {time for _, time in self.rows}
         chosen = [self.chance.randrange(self.clock_s + 1) for _ in range(20)]
         late = [second for second in dict.fromkeys(chosen) if BEGIN_NS + second * SECOND_NS not in used]
         self._write([self._row(second) for second in late])
 
     def again(self) -> None:
         """Rows that are there, with other values."""
-        known = list(self.both[0].rows)
-        rows = self.chance.sample(known, min(len(known), self.chance.randrange(1, 4)))
-        self._write([(dict(tags), time, random_values(self.chance)) for tags, time in rows])
+        chosen = self.chance.sample(list(self.rows), min(len(self.rows), 3))
+        self._write([(dict(tags), time, random_values(self.chance)) for tags, time in chosen])
 
     def delete(self) -> None:
         """Some time of one host."""
         begin_ns = BEGIN_NS + self.chance.randrange(self.clock_s + 1) * SECOND_NS
         end_ns = begin_ns + self.chance.choice([600, 7_200]) * SECOND_NS
-        host = self.chance.choice(SERIES).get("host", "host_0")
-        for each in self.both:
-            each.delete(host, begin_ns, end_ns)
+        host = self.chance.choice(SERIES[:-1])["host"]
+        self.store.delete(self._record(), 1, "tsbs", "cpu", {"host": (host,)}, begin_ns, end_ns)
+        for tags, time in list(self.rows):
+            if dict(tags).get("host") == host and begin_ns <= time < end_ns:
+                del self.rows[tags, time]
 
     def seal(self) -> None:
-        """Some groups, or all."""
-        headers = self.both[0].cluster.ring.headers
-        chosen = self.chance.sample(headers, self.chance.randrange(1, len(headers) + 1))
-        for each in self.both:
-            each.cluster.seal(*chosen)
+        """Every row into files."""
+        self.store.freeze(self._record(), 1, b"").run()
 
     def merge(self) -> None:
-        """What the leader of each group would merge."""
-        for each in self.both:
-            each.cluster.compact()
+        """What the leader would merge."""
+        for plan in self.store.plan_compaction():
+            self.store.compact(self._record(), plan.inputs).run()
 
     def lose(self) -> None:
-        """Some rollups, by a bad disk: gone, cut or with other bytes."""
-        for path in sorted(self.both[0].cluster.directory.glob("**/*.rollup")):
-            what = self.chance.choice(["stays", "stays", "gone", "cut", "flipped"])
-            data = bytearray(path.read_bytes())
+        """Some rollups, by a bad disk: gone, cut or with other bytes. What was decoded is forgotten."""
+        for path in sorted(self.store.rollups.root.rglob("*.rollup")):
+            what, data = self.chance.choice(["stays", "stays", "gone", "cut", "flipped"]), bytearray(path.read_bytes())
             if what == "gone":
                 path.unlink()
             elif what == "cut":
@@ -183,19 +188,52 @@ class Scene:
             elif what == "flipped":
                 data[self.chance.randrange(len(data))] ^= 1 << self.chance.randrange(8)
                 path.write_bytes(data)
+        self.store.rollups.forget()
 
     def check(self, statements: int) -> int:
-        """Random statements at random nodes of both; of how many fragments rollups were a part."""
-        self.both[0].register()
-        self.both[1].rows = self.both[0].rows
+        """Random statements give what DuckDB gives over the rows; of how many files rollups were used."""
+        rows = [dict(tags) | {"time": time} | fields for (tags, time), fields in self.rows.items()]
+        self.connection.register("all_rows", pa.Table.from_pylist(rows, schema=pa.schema(list(TYPES.items()))))
         used = 0
         for _ in range(statements):
-            query = hourly_statement(self.chance) if self.chance.random() < 0.8 else random_statement(self.chance)
-            node, sql = self.chance.choice(self.both[0].cluster.ring.headers), query.sql.replace("{table}", TABLE)
-            for each in self.both[: self.chance.choice([1, 1, 2])]:
-                each.check(node, sql, query.ordered)
-            used += sum(row["driver"] == "rollup" for row in drivers(self.both[0], node, sql))
+            sql = hourly_statement(self.chance).sql.replace("{table}", "all_rows")
+            found, of_files = self._answer(sql)
+            used += of_files
+            wanted = self.connection.sql(sql)
+            assert wanted.types == found.types, sql
+            try:
+                assert_same(found.fetchall(), wanted.fetchall(), ordered=False)
+            except AssertionError as error:
+                raise AssertionError(sql) from error
         return used
+
+    def _answer(self, sql: str) -> tuple[duckdb.DuckDBPyRelation, int]:
+        """The answer by rollups, and by rows where there are none."""
+        select = sqlglot.parse_one(sql, dialect="duckdb")
+        assert isinstance(select, exp.Select)
+        table = select.find(exp.Table)
+        assert table is not None
+        divided = divide(select, table, SCHEMA)
+        assert divided is not None, sql
+        plan = plan_rollup(divided, SCHEMA, lambda text: self.connection.sql(f"SELECT {text}").fetchall()[0][0])
+        assert plan is not None, sql
+        with self.store.scan("tsbs", "cpu", rollup=plan.request) as scan:
+            self.connection.register("unsealed", live_table(scan.table))
+            rows = view_query(SCHEMA, None, scan.files, [("unsealed", live_table(scan.table).schema)])
+            types = list(map(str, self.connection.sql(divided.fragment("all_rows")).types))
+            parts = divided.fragment(f"({rows})")
+            if scan.rollup is not None:
+                self.connection.register("rolled", scan.rollup)
+                parts += f" UNION ALL {plan.sql('rolled', types)}"
+            # As a table: the files are closed with the scan.
+            final = divided.final(f"({parts})", self.connection.sql(sql).columns)
+            self.connection.execute(f"CREATE OR REPLACE TABLE found AS {final}")
+        used = 0 if scan.rollup is None else scan.rollup.column(0).num_chunks
+        return self.connection.sql("FROM found"), used
+
+    def _record(self) -> int:
+        self.version += 1
+        return self.version
 
     def _next(self) -> int:
         self.clock_s += self.chance.choice([1, 7, 200])
@@ -205,26 +243,25 @@ class Scene:
         return self.chance.choice(SERIES), BEGIN_NS + second * SECOND_NS, random_values(self.chance)
 
     def _write(self, rows: list[Row]) -> None:
-        for each in self.both:
-            values = {time: fields for _, time, fields in rows}
-            each.write([(tags, time, values[time]) for tags, time, _ in rows])
+        if rows:
+            self.store.write(self._record(), 1, SCHEMA, DAYS, row_batch(SCHEMA, rows))
+        self.rows |= {(tuple(sorted(tags.items())), time): dict(fields) for tags, time, fields in rows}
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(6))
 def test_answers_are_those_of_the_rows(tmp_path: Path, seed: int) -> None:
     """Whatever comes late, twice or is deleted, sealed or merged, and whatever happens to the files of rollups."""
     chance = random.Random(seed)
-    with clusters(tmp_path, chance.choice([1, 3])) as (written, without):
-        scene, used = Scene(written, without, chance), 0
+    store = Store.open(tmp_path, "n1", ALWAYS)
+    with closing(store), duckdb.connect() as connection:
+        connection.execute("SET threads = 1")
+        scene, used = Scene(store, connection, chance), 0
         scene.write()
-        for _ in range(3):
-            for _ in range(chance.randrange(4, 9)):
+        for _ in range(5):
+            for _ in range(chance.randrange(3, 9)):
                 scene.step()
-            used += scene.check(3)
+            used += scene.check(4)
             scene.lose()
-            # A store that was opened again has nothing in memory.
-            for store in every_store(written.cluster):
-                store.rollups.forget()
-            used += scene.check(3)
-        eventually(lambda: not any(store.rollups.statistics.pending for store in every_store(written.cluster)), "made")
+            used += scene.check(4)
+        eventually(lambda: not store.rollups.statistics.pending, "every rollup that was missed is made")
         assert used > 0

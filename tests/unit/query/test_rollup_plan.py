@@ -152,6 +152,10 @@ def test_a_column_with_a_name_of_ours_is_read_from_rows() -> None:
         'SELECT MAX("x") AS "__partial_0" FROM "tsbs"."cpu" HAVING MAX("x") > 1',
         'SELECT DISTINCT MAX("x") AS "__partial_0" FROM "tsbs"."cpu"',
         'SELECT 1 AS "a" UNION ALL SELECT 2',
+        'SELECT MAX("x") AS "__partial_0" FROM (SELECT * FROM "tsbs"."cpu" WHERE "x" < 3)',
+        'SELECT MAX("x") AS "__partial_0" FROM "tsbs"."cpu" TABLESAMPLE 10 PERCENT',
+        'SELECT MAX("x") AS "__partial_0" FROM "tsbs"."cpu", "tsbs"."cpu" AS "other"',
+        'SELECT MAX("x") AS',
     ],
 )
 def test_a_fragment_of_another_form_is_not_answered(fragment: str) -> None:
