@@ -281,7 +281,7 @@ def test_a_statement_that_outgrew_its_memory_leaves_a_worker(
 ) -> None:
     """Its groups are many, and their end is one long step."""
     unbounded = list[Turn]()
-    monkeypatch.setattr(Turn, "set_unbounded", unbounded.append)
+    monkeypatch.setattr(Turn, "set_unbounded", lambda turn: unbounded.append(turn))
     engine.query("SELECT count(*) FROM (SELECT name, sum(velocity) FROM iot.readings GROUP BY name)").read_all()
     assert [] == unbounded
     many = "SELECT count(n) FROM (SELECT time, velocity, count(*) AS n, max(velocity) AS m FROM iot.readings GROUP BY time, velocity)"
