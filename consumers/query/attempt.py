@@ -90,9 +90,13 @@ class Attempt:
         resources: ExitStack,
         *,
         spilling: bool = False,
+        outgrown: bool = False,
     ) -> None:
-        """`spilling`: the statement did not fit into its memory, and takes the time to write all rows to disk."""
+        """`outgrown`: the statement did not fit into what a query has at first. `spilling`: nor into more, and takes
+        the time to write all rows to disk.
+        """
         self._spilling = spilling
+        self._outgrown = outgrown
         self._host = host
         self._wanted = wanted
         self._timer = timer
@@ -128,6 +132,8 @@ class Attempt:
         )
         # Checked before the wait: SQL that cannot run is refused at once, not after the offsets have come.
         bound = session.bind(session.check(wanted.sql), wanted.parameters)
+        # Between the parts of the set-up, which together take longer than a slice.
+        self._turn.pause()
         reading = Reading(
             fence, _newest(host.source.named(wanted.after), fence.confirmed), self._timer, waits=self._turn
         )
@@ -164,6 +170,7 @@ class Attempt:
         if not whole.empty:
             parsed = partial(self._host.database.checked.tree, statement)
             plans = plan_scans(statement, resolved, schemas, session.constant, bound.texts(), parsed)
+            self._turn.pause()
         hourly = any(plan.hourly for plan in plans.values())
         divided = None if whole.empty else self._divided(session, bound, resolved, schemas, reading, hourly=hourly)
         if divided is not None:
@@ -268,7 +275,8 @@ class Attempt:
         if statement.holds_rows and not is_small and not has_much:
             raise QueryMemory.above(self._memory_mb) from MemoryError("the statement holds rows of its tables")
         self._sorts = statement.holds_rows
-        if statement.generates_rows or ((statement.joins or statement.holds_rows) and not is_small):
+        # What does not fit holds many rows or groups, and is done with them in one step.
+        if self._outgrown or statement.generates_rows or ((statement.joins or statement.holds_rows) and not is_small):
             self._turn.set_unbounded()
 
     def _reads(

@@ -92,6 +92,7 @@ class QueryRun:
                         self._memory_mb,
                         resources,
                         spilling=self._spilling,
+                        outgrown=self._memory_mb > self._sizes_mb[0],
                     )
                     self._attempt.run(fence, self._now_us, has_much=self._has_much)
                     return

@@ -246,6 +246,9 @@ class Session:
         """
         try:
             relation = self._named(self._connection.sql(sql))
+            # To bind a statement takes as long as to read its first rows.
+            if self._instance.pauses is not None:
+                self._instance.pauses.at_row(0)
             # With no row to find DuckDB computes nothing, whatever the statement is.
             self._reader = (relation.limit(0) if empty else relation).to_arrow_reader(BATCH_ROWS)
         except (duckdb.Error, pa.ArrowException, OSError) as error:

@@ -1,4 +1,4 @@
-"""The template of a statement: its text with a mark in the place of each literal. Pure.
+"""The statement template of a text: the text with a mark in the place of each literal. Pure.
 
 Most short statements differ from earlier ones in literals alone. What depends on nothing else is then done once.
 A text with anything that is not plainly a word, an operator or a literal has no template.

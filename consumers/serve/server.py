@@ -95,6 +95,8 @@ class Server:
             access_log=False,
             lifespan="off",
             server_header=False,
+            # Nothing here asks who a proxy was asked by.
+            proxy_headers=False,
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=1,
         )

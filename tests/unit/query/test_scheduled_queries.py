@@ -24,6 +24,7 @@ from headrace.consumers.scheduling.driver import BlockedOn, DriverSpec
 from headrace.consumers.scheduling.driver_task import Submission
 from headrace.consumers.scheduling.memory_pool import BYTES_PER_MB
 from headrace.consumers.scheduling.task_states import TaskState
+from headrace.consumers.scheduling.threaded_driver import Turn
 from tests.unit.query.memory_source import READINGS, MemorySource, readings
 from tests.unit.scheduling.parts import ScriptedDriver, blocked
 from tests.waiting import eventually
@@ -265,3 +266,24 @@ def test_a_table_is_read_twice_by_one_statement(engine: QueryEngine) -> None:
     """Rows in memory are given anew to each of its scans."""
     sql = "SELECT count(*) FROM iot.readings AS a JOIN iot.readings AS b USING (name, time)"
     assert ROWS + 100_000 == engine.query(sql).read_all().column(0)[0].as_py()
+
+
+def test_the_set_up_of_a_query_is_several_steps(engine: QueryEngine) -> None:
+    """It pauses behind the check, the plan and the binding of its statement: each takes as long as a slice."""
+    before = sum(engine.scheduler.statistics.steps.counts)
+    engine.query("SELECT max(velocity) FROM iot.readings WHERE time < '2023-11-15'").read_all()
+    # Beside these pauses there are those behind the scans, behind the rows, and at the end.
+    eventually(lambda: sum(engine.scheduler.statistics.steps.counts) - before >= 6, "six steps")
+
+
+def test_a_statement_that_outgrew_its_memory_leaves_a_worker(
+    engine: QueryEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its groups are many, and their end is one long step."""
+    unbounded = list[Turn]()
+    monkeypatch.setattr(Turn, "set_unbounded", lambda turn: unbounded.append(turn))
+    engine.query("SELECT count(*) FROM (SELECT name, sum(velocity) FROM iot.readings GROUP BY name)").read_all()
+    assert [] == unbounded
+    many = "SELECT count(n) FROM (SELECT time, velocity, count(*) AS n, max(velocity) AS m FROM iot.readings GROUP BY time, velocity)"
+    engine.query(many).read_all()
+    assert 1 == len(unbounded)
