@@ -22,7 +22,8 @@ class CommandUnknown(ValueError):
 
 def statement_of(command: bytes) -> bytes:
     """The SQL of a command of Flight SQL; other bytes are SQL themselves. Raises CommandUnknown."""
-    if TYPE_PREFIX not in command[: len(TYPE_PREFIX) + 8]:
+    # The first field, its size in one byte, and the name: no SQL begins so.
+    if command[:1] != b"\x0a" or not command[2:].startswith(TYPE_PREFIX):
         return command
     try:
         fields = dict(_fields(command))

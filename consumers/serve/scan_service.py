@@ -16,7 +16,8 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from headrace.consumers.query.group_scanner import GroupScanner, RunningScan
+from headrace.consumers.query.group_scanner import GroupScanner
+from headrace.consumers.query.running_scan import RunningScan
 from headrace.consumers.query.scan_request import SCAN_ROUTE, RemoteScanRequest
 from headrace.consumers.query.scan_stream import MEDIA_TYPE, ScanEncoder
 from headrace.consumers.serve.node_api import NodeApi

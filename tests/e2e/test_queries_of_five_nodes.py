@@ -24,7 +24,7 @@ from tests.waiting import eventually
 
 pytestmark = [pytest.mark.broker]
 NODES = ("n1", "n2", "n3", "n4", "n5")
-CHANGE_TIMEOUT_S = 120
+CHANGE_TIMEOUT_S = 240
 RESTART_S = 240.0
 """Nodes that are killed again and again serve within this, also on a busy machine."""
 LOST = {"ReplicaLost", "GroupUnavailable", "NotReady"}

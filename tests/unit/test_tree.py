@@ -97,6 +97,7 @@ PURE_MODULES = (
     "consumers/scheduling/task_states.py",
     "consumers/scheduling/timeout_queue.py",
     "consumers/scheduling/unbounded_slots.py",
+    "consumers/serve/flight_sql.py",
     "consumers/store/compaction.py",
     "consumers/store/encoding.py",
     "consumers/store/rollup_columns.py",
