@@ -14,7 +14,7 @@ import socket
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import TracebackType
-from typing import IO, Any
+from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from headrace.schemas.errors import HeadraceError
@@ -72,11 +72,19 @@ class AnswerCut(HeadraceError):
     """An answer that ended before its end: the bytes received so far are not all."""
 
 
+class Readable(Protocol):
+    """What a body is read from."""
+
+    def read(self, size_bytes: int, /) -> bytes:
+        """The next bytes, empty at the end."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class SizedContent:
     """The body of a request: a file at its begin, or bytes."""
 
-    data: IO[bytes] | bytes
+    data: Readable | bytes
     size_bytes: int
 
 

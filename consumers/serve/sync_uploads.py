@@ -231,7 +231,7 @@ class Upload:
             raise LinkMissing(f"{self._staging} has no file {linked}", action="send its bytes")
         with translate_errors(self._path):
             create_directories(self._staging)
-            self._data = self._path.open("rb" if linked else "wb")
+            self._data = None if linked else self._path.open("wb")
 
     def write(self, data: bytes) -> None:
         """The next bytes: those of the segment, then those of its series.
@@ -247,6 +247,7 @@ class Upload:
         self._digests[0].update(head)
         self._digests[1].update(tail)
         self._series += tail
+        assert self._data is not None, "a linked file is not written"
         with translate_errors(self._path):
             self._data.write(head)
 
@@ -259,7 +260,8 @@ class Upload:
         if self._written != request.size_bytes or found != [request.segment_digest, request.series_digest]:
             raise UploadInvalid("the bytes are not those of the digests", retriable=True)
         with translate_errors(self._path):
-            self._data.flush()
+            if self._data is not None:
+                self._data.flush()
             self._check_content()
             fsync_file(self._path)
             segment, series = (self._staging / name for name in staged_names(request.content_digest))
@@ -280,7 +282,8 @@ class Upload:
         try:
             # Closing writes what is buffered, which a full disk refuses once more: it counts no more.
             with suppress(OSError):
-                self._data.close()
+                if self._data is not None:
+                    self._data.close()
             self._path.unlink(missing_ok=True)
             self._series_path.unlink(missing_ok=True)
         finally:
@@ -291,9 +294,10 @@ class Upload:
         buffer = memoryview(bytearray(READ_BYTES))
         with translate_errors(self._path):
             self._series += self._series_path.read_bytes()
-            while size := self._data.readinto(buffer):
-                self._digests[0].update(buffer[:size])
-                self._written += size
+            with self._path.open("rb") as data:
+                while size := data.readinto(buffer):
+                    self._digests[0].update(buffer[:size])
+                    self._written += size
         self._digests[1].update(self._series)
         self._written += len(self._series)
 

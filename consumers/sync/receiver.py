@@ -274,7 +274,7 @@ class Receiver:
             self._answer(share, file, ManifestInvalid("its chunks have other sizes than its manifest announces"))
         return True
 
-    def _write(self, share: Share, file: OpenFile, data: bytes) -> bool:
+    def _write(self, share: Share, file: OpenFile, data: bytes | memoryview) -> bool:
         assert isinstance(file.manifest.body, SyncFile), file
         try:
             if file.key not in share.incoming:
