@@ -30,7 +30,7 @@ class PeriodicTask:
         join_timeout_s: float = JOIN_TIMEOUT_S,
         nice: int = 0,
     ) -> None:
-        """`nice` is the niceness of the thread, see `lower_priority`."""
+        """`nice` is added to the niceness of the thread, see `lower_priority`."""
         self._nice = nice
         self.interval_s = interval_s
         self._run_once = run_once

@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+NICE_MAX = 19
 _SCHEDULED = Path("/proc/thread-self/schedstat")
 
 
@@ -24,18 +25,19 @@ class ProcessorTime(NamedTuple):
 
 
 def lower_priority(nice: int) -> None:
-    """Let threads of lower niceness have the processors before the calling one, from now on.
+    """Add to the niceness of the calling thread: others have the processors before it from now on.
 
     The system compares threads of one session or control group: processes of other services keep their shares.
     """
     # By the id of the thread. Elsewhere that would be the id of some process.
     if nice and sys.platform == "linux":
         with suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), nice)
+            thread = threading.get_native_id()
+            os.setpriority(os.PRIO_PROCESS, thread, min(NICE_MAX, os.getpriority(os.PRIO_PROCESS, thread) + nice))
 
 
 def background_threads(count: int, name: str, nice: int) -> ThreadPoolExecutor:
-    """Threads of a niceness, see `lower_priority`."""
+    """Threads with an added niceness, see `lower_priority`."""
     return ThreadPoolExecutor(count, thread_name_prefix=name, initializer=lower_priority, initargs=(nice,))
 
 

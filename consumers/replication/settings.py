@@ -51,7 +51,7 @@ class ReplicationLimits(SettingsModel):
         default=10,
         ge=0,
         le=19,
-        description="niceness of the threads that seal, merge, recover and check files; 0 = that of the others",
+        description="added niceness of the threads that seal, merge, recover and check files; 0 = as the others",
     )
     log_keep_records: int = Field(
         default=0, ge=0, description="records of a group's log that trimming leaves; 0 = never trim"

@@ -46,7 +46,7 @@ from headrace.schemas.tables import DatabaseSchema, TableSchema
 
 
 def encoding_threads(settings: StoreSettings, nice: int = 0) -> Executor:
-    """Threads that encode segments, with this niceness; all stores of a node share them."""
+    """Threads that encode segments, with an added niceness; all stores of a node share them."""
     # Kept from seal to seal. A new thread begins with allocator memory of its own, so each seal would fault
     # in again the hundreds of MB that the one before has freed. The pool starts its threads on first use.
     return background_threads(settings.encode_threads, "encode", nice)

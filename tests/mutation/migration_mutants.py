@@ -5,7 +5,8 @@ from __future__ import annotations
 from tests.mutation.mutant import Mutant
 
 BARRIERS, TASKS, SENDER = "migration/barriers.py", "migration/change_tasks.py", "migration/hand_over_sender.py"
-NOTES, EARLY, OF_EARLY = "migration/copies_ahead.py", "migration/early_copies.py", ("test_early_copies.py",)
+NOTES, EARLY = "migration/copies_ahead.py", "migration/early_copies.py"
+OF_EARLY = ("test_copy_requests.py", "test_early_copies.py")
 OF_BARRIERS, OF_TASKS, OF_SENDER = ("test_barriers.py",), ("test_change_tasks.py",), ("test_hand_over_sender.py",)
 
 MIGRATION = (

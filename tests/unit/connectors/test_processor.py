@@ -10,7 +10,7 @@ import time
 import pytest
 
 from headrace.connectors.periodic import PeriodicTask
-from headrace.connectors.processor import background_threads, lower_priority, processor_time
+from headrace.connectors.processor import NICE_MAX, background_threads, lower_priority, processor_time
 from headrace.consumers.replication.store_jobs import JobThread
 from headrace.consumers.store import StoreSettings, encoding_threads
 
@@ -24,15 +24,15 @@ def niceness() -> int:
 
 def test_only_the_threads_of_background_work_are_nicer() -> None:
     """Relative to the process as it is: whoever runs all of it with a niceness keeps that for the others."""
-    before, wanted = niceness(), min(19, niceness() + 3)
-    for threads in (background_threads(1, "test", wanted), encoding_threads(StoreSettings(), wanted)):
+    before, wanted = niceness(), min(NICE_MAX, niceness() + 3)
+    for threads in (background_threads(1, "test", 3), encoding_threads(StoreSettings(), 3)):
         with threads:
             assert wanted == threads.submit(niceness).result()
     found: list[int] = []
-    jobs = JobThread("test", wanted)
+    jobs = JobThread("test", 3)
     jobs.submit(lambda: found.append(niceness())).result()
     jobs.shutdown()
-    task = PeriodicTask("test", 0.01, lambda: found.append(niceness()), nice=wanted)
+    task = PeriodicTask("test", 0.01, lambda: found.append(niceness()), nice=3)
     task.start()
     task.wake()
     while len(found) < 2:
