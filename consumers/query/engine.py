@@ -51,10 +51,10 @@ class QueryStatistics:
     refused_busy: int = 0
     files_scanned: int = 0
     live_rows_scanned: int = 0
-    rollups_used: int = 0
     planning_seconds: float = 0.0
     running_seconds: float = 0.0
     stale: int = 0
+    rollups_used: int = 0
 
 
 class QueryEngine:

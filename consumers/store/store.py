@@ -238,8 +238,7 @@ class Store(SlotMoves):
             files.release(pinned)
             raise
         # Segments that were merged or pruned are released now; only those that the caller reads stay pinned.
-        names = {entry.name for entry in direct}
-        files.release([name for name in pinned if name not in names])
+        files.release({*pinned} - {entry.name for entry in direct})
         return TableScan.over(files, direct, rows, len(pinned), merged, rolled)
 
     def last_rows(self, database: str, table: str, tags: Mapping[str, Sequence[str]] | None = None) -> pa.Table | None:
@@ -257,8 +256,7 @@ class Store(SlotMoves):
         self, components: StoreComponents, key: TableKey, wanted: Mapping[str, Sequence[str]]
     ) -> pa.Table | None:
         database, table = key
-        # One critical section: a seal that commits between the
-        # two reads would move rows out of the one into the other.
+        # One critical section: a seal between the two reads would move rows out of the one into the other.
         with components.view.lock:
             view = components.view.table(database, table)
             keys = [(database, table, bucket) for bucket in range(view.metadata.database.buckets)]

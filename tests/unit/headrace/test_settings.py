@@ -58,6 +58,7 @@ DEFAULTS = {
     "store.migration_bytes_per_second": 0,
     "store.migration_busy_share": 0.25,
     "store.background_nice": 10,
+    "store.rollups": True,
     "store.scrub_interval_s": 86_400.0,
     "store.scrub_bytes_per_second": 67_108_864,
     "query.memory_limit_mb": 1_000,

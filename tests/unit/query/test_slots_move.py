@@ -60,7 +60,7 @@ class Scan:
     """A TableScan of rows as they were."""
 
     files: Sequence[Path] = ()
-    segments, file_rows, merged = 0, 0, ReadCount()
+    segments, file_rows, merged, rollup = 0, 0, ReadCount(), None
 
     def __init__(self, rows: Mapping[str, int]) -> None:
         self.table = pa.table(
@@ -81,6 +81,12 @@ class Scan:
         pass
 
 
+class RollupsOff:
+    """Rollups of a store that has none."""
+
+    enabled = False
+
+
 class Group:
     """A group at one node: its rows, and what its log has decided."""
 
@@ -93,7 +99,7 @@ class Group:
         self.health = GroupHealth(threading.Condition())
         self.applied = AppliedState(offset=0, changes=ChangeView(settled=key.birth, slots_total=12))
         self.rows = rows
-        self.store = self
+        self.store, self.rollups = self, RollupsOff()
         self._world = world
         self._unread = 0
 
