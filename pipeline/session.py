@@ -301,15 +301,17 @@ def is_local(session: SparkSession) -> bool:
 
 
 def _provide_package(session: SparkSession) -> None:
-    """Let the Python workers run this very code: from its folder with a local master, else from an archive."""
+    """Let the Python workers run this very code: from its folder where the driver is, else from an archive."""
     context = session.sparkContext
     # Without it a folder named `headrace` where the command is started would be imported instead.
     context.environment["PYTHONSAFEPATH"] = "1"
-    # Compiled code is cached beside the sources: out of an archive each worker would compile again.
+    # Compiled code is cached beside the sources: out of an archive each worker would compile again. On a cluster the
+    # driver's workers that plan a stream need the path too: Spark 4.1 gives its Python files to no other workers.
+    folders = [str(package_folder()), *filter(None, context.environment.get("PYTHONPATH", "").split(os.pathsep))]
+    context.environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(folders))
     if is_local(session):
-        folders = [str(package_folder()), *filter(None, context.environment.get("PYTHONPATH", "").split(os.pathsep))]
-        context.environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(folders))
-    elif not any(Path(include).name.startswith("headrace-") for include in context._python_includes or ()):
+        return
+    if not any(Path(include).name.startswith("headrace-") for include in context._python_includes or ()):
         context.addPyFile(str(build_package(_scratch_directory())))
 
 

@@ -171,7 +171,7 @@ class Attempt:
             parsed = partial(self._host.database.checked.tree, statement)
             plans = plan_scans(statement, resolved, schemas, session.constant, bound.texts(), parsed)
             self._turn.pause()
-        hourly = any(plan.hourly for plan in plans.values())
+        hourly = [key for key, plan in plans.items() if plan.hourly]
         divided = None if whole.empty else self._divided(session, bound, resolved, schemas, reading, hourly=hourly)
         if divided is not None:
             self._prepare(statement, has_much=has_much)
@@ -237,7 +237,7 @@ class Attempt:
         schemas: Mapping[TableKey, TableSchema],
         reading: Reading,
         *,
-        hourly: bool,
+        hourly: Sequence[TableKey],
     ) -> str | None:
         """SQL of a statement whose parts run where the rows are; None where it runs over rows, all of them here."""
         statement, source = bound.statement, self._host.source

@@ -27,6 +27,7 @@ from headrace.consumers.query.query_errors import GroupUnavailable, NotCaughtUp,
 from headrace.consumers.query.remote_rows import Placement, RemoteRows, RemoteScan, check_time, discard
 from headrace.consumers.query.shared_timer import SharedTimer
 from headrace.consumers.query.stale_reads import not_ready
+from headrace.consumers.query.table_names import TableKey
 from headrace.consumers.query.table_read import TableRead
 from headrace.consumers.query.table_source import (
     LocalSource,
@@ -238,9 +239,11 @@ class ClusterSource:
         """See FragmentSource."""
         return self.remote.node
 
-    def fragments(self, fence: ReadFence, *, always: bool = False, hourly: bool = False) -> FragmentSource | None:
+    def fragments(
+        self, fence: ReadFence, *, always: bool = False, hourly: Sequence[TableKey] = ()
+    ) -> FragmentSource | None:
         """See TableSource."""
-        always = always or (hourly and self._local.uses_rollups)
+        always = always or self._local.has_rollups(hourly)
         return self if always or (isinstance(fence, ClusterFence) and fence.remote) else None
 
     def scan_fragment(self, fragment: Fragment, reading: Reading) -> FragmentScans:

@@ -18,6 +18,7 @@ from headrace.consumers.query.hand_overs import Positions
 from headrace.consumers.query.local_fence import LocalFence, ServingState
 from headrace.consumers.query.query_errors import NotReady, SlotNotHeld, SlotsMoved
 from headrace.consumers.query.stale_reads import StaleFence
+from headrace.consumers.query.table_names import TableKey
 from headrace.consumers.query.touched_slots import touched
 from headrace.consumers.replication.group import Group
 from headrace.consumers.replication.group_health import State
@@ -32,6 +33,8 @@ from headrace.schemas.tables import Catalogue, TableSchema
 if TYPE_CHECKING:
     from headrace.consumers.query.fragments import FragmentSource
 
+ROLLUP_TABLE_ROWS_MIN = 200_000
+"""Sealed rows of the tables of a statement from which on rollups pay: fewer are read sooner than it is divided."""
 SLOTS_SHOWN = 5
 """Slots that an error names."""
 
@@ -158,10 +161,12 @@ class TableSource(Protocol):
         """
         ...
 
-    def fragments(self, fence: ReadFence, *, always: bool = False, hourly: bool = False) -> FragmentSource | None:
+    def fragments(
+        self, fence: ReadFence, *, always: bool = False, hourly: Sequence[TableKey] = ()
+    ) -> FragmentSource | None:
         """Where fragments of a query run; None when all of its rows are here, unless one is wanted `always`.
 
-        `hourly`: also when rollups may answer it.
+        `hourly`: the tables for which rollups may do; fragments read those of large tables.
         """
         ...
 
@@ -246,10 +251,11 @@ class LocalSource:
         """See TableSource: every table of the schema log, also one without rows, unless it was dropped."""
         return [key for key in sorted(self._catalogue.tables) if not self._is_gone(*key)]
 
-    @property
-    def uses_rollups(self) -> bool:
-        """Whether scans may have rollups in the place of files."""
-        return any(group.store.rollups.enabled for group in list(self.groups.values()))
+    def has_rollups(self, tables: Collection[TableKey]) -> bool:
+        """Whether rollups in the place of files may save more than it costs to divide a statement for them."""
+        stores = [group.store for group in list(self.groups.values()) if group.store.rollups.enabled] if tables else []
+        rows = sum(each.rows for store in stores for each in store.segments() if (each.database, each.table) in tables)
+        return bool(stores) and rows >= ROLLUP_TABLE_ROWS_MIN
 
     def known_tables(self) -> Sequence[tuple[str, str]]:
         """Every table of the schema log, dropped ones among them."""
@@ -304,7 +310,9 @@ class LocalSource:
             opened.pop_all()
         return scans
 
-    def fragments(self, fence: ReadFence, *, always: bool = False, hourly: bool = False) -> FragmentSource | None:
+    def fragments(
+        self, fence: ReadFence, *, always: bool = False, hourly: Sequence[TableKey] = ()
+    ) -> FragmentSource | None:
         """See TableSource: all rows are here."""
         del fence, always, hourly
         return None

@@ -17,22 +17,31 @@ FLUSH_TIMEOUT_S = 30.0
 
 
 def apply_deletes(cluster: Cluster, owners: OwnerLog, sender: OwnerEnrolment, number: int, body: SyncDeletes) -> int:
-    """Append the deletes of a group of a sender to every log; how many records each log got.
+    """Append the deletes of a group of a sender to every log; how many records each log got, the fence among them.
 
     Can be repeated: the position of each follows from the number of their manifest. Behind them no file of a lower one
-    is loaded. Raises SenderCloned, WriteFailed,
-    WriteUnknown, and the errors of the log.
+    is loaded. Raises SenderCloned, WriteFailed, WriteUnknown, and the errors of the log.
     """
+    producer = deletes_producer(sender.sender, body.group)
+    # The fence first, also where nothing is found: a receiver that was replaced could enrol a device behind the look
+    # below and load an older file. Sent again with these deletes the file would count as here, and they as done.
+    fence = ProducerPosition(producer, deletes_batch(number), 0), _fence(body)
+    repeat_deletes(cluster, [fence], FLUSH_TIMEOUT_S)
     # Behind everything that files of the sender have added so far.
     cluster.tables.refresh()
-    producer = deletes_producer(sender.sender, body.group)
     found: list[tuple[ProducerPosition, Delete]] = []
-    for place, deleted in enumerate(body.deletes):
+    for place, deleted in enumerate(body.deletes, 1):
         for sequence, each in enumerate(_own(cluster, owners, sender, deleted)):
             # Replicas drop a repeat, and what is older than the newest.
             found.append((ProducerPosition(producer, deletes_batch(number, place), sequence), each))
     repeat_deletes(cluster, found, FLUSH_TIMEOUT_S)
-    return len(found)
+    return 1 + len(found)
+
+
+def _fence(body: SyncDeletes) -> Delete:
+    """A delete that matches no row; its position is what counts."""
+    first = body.deletes[0]
+    return Delete(first.database, first.table, {}, 0, 0)
 
 
 def _own(cluster: Cluster, owners: OwnerLog, sender: OwnerEnrolment, deleted: SyncDelete) -> Iterator[Delete]:

@@ -211,6 +211,8 @@ class ChangeFaultRun:
     def _progress(self, state: MembershipState) -> Mapping[str, Any]:
         """How far the running change is, and what it waits for; without the estimate of its end."""
         self._statuses.follow(LOOK_S)
+        if state.table is None:
+            return {}
         report = ClusterReport(state, self._statuses.detector, self._follower.formal_ms).cluster()["change"]
         return {name: value for name, value in (report or {}).items() if name != "eta_s"}
 

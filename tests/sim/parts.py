@@ -86,8 +86,10 @@ class ProgrammingError(InvariantBroken):
 class SteppedTask:
     """A PeriodicTask without a thread: its process calls it at its interval."""
 
-    def __init__(self, name: str, interval_s: float, run_once: Callable[[], None], join_timeout_s: float = 0.0) -> None:
-        del join_timeout_s
+    def __init__(
+        self, name: str, interval_s: float, run_once: Callable[[], None], join_timeout_s: float = 0.0, *, nice: int = 0
+    ) -> None:
+        del join_timeout_s, nice
         self.name = name
         self.interval_s = interval_s
         self.run_once = run_once

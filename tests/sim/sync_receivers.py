@@ -238,9 +238,12 @@ class SimLoader:
         self._owners_read = len(self._world.owner_log)
 
     def _delete(self, manifest: SyncManifest, body: SyncDeletes) -> Steps:
-        self._read_owners()
         producer = deletes_producer(manifest.sender, body.group)
-        for place, each in enumerate(body.deletes):
+        self._try()
+        self._world.store.delete(OwnDelete(ProducerPosition(producer, deletes_batch(manifest.number), 0), (), 0, 0))
+        yield
+        self._read_owners()
+        for place, each in enumerate(body.deletes, 1):
             mine = [s for s in each.tags["s"] if self._owners.devices.get(("d", s)) == manifest.sender]
             assert each.start_ns is not None
             assert each.end_ns is not None

@@ -16,6 +16,7 @@ from headrace.connectors.clock import Moment
 from headrace.consumers.query.fragments import FragmentSource
 from headrace.consumers.query.query_errors import AnswerStale, NotReady
 from headrace.consumers.query.scan_figures import ScanFigures
+from headrace.consumers.query.table_names import TableKey
 from headrace.consumers.query.table_source import ReadFence, Reading
 from headrace.schemas.tables import FieldType, TableSchema
 
@@ -124,7 +125,9 @@ class MemorySource:
         self.opened += scans
         return scans
 
-    def fragments(self, fence: ReadFence, *, always: bool = False, hourly: bool = False) -> FragmentSource | None:
+    def fragments(
+        self, fence: ReadFence, *, always: bool = False, hourly: Sequence[TableKey] = ()
+    ) -> FragmentSource | None:
         """All rows are here."""
         return None
 

@@ -1,0 +1,94 @@
+"""Deletes of a sender begin with a fence, and look for its devices behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from headrace.consumers.replication.actions import Ignored, stale_load
+from headrace.consumers.sync import sender_deletes
+from headrace.consumers.sync.sender_deletes import apply_deletes
+from headrace.schemas.message_bodies import ProducerPosition
+from headrace.schemas.messages import Delete
+from headrace.schemas.sync_records import OwnerEnrolment, SyncDelete, SyncDeletes
+from headrace.schemas.tables import TableSchema
+
+SENDER = OwnerEnrolment("s1", "store", "north")
+BODY = SyncDeletes("n1/1", (SyncDelete(1, 7, "plant", "pumps", {}, 10, 20),))
+
+
+@dataclass
+class Centre:
+    """Owners and a log. What is `late` is enrolled by another receiver just before the first record is appended."""
+
+    owned: list[str] = field(default_factory=list)
+    log: list[tuple[ProducerPosition, Delete]] = field(default_factory=list)
+    late: list[str] = field(default_factory=list)
+
+    def append(self, _cluster: object, deletes: Sequence[tuple[ProducerPosition, Delete]], _timeout_s: float) -> None:
+        """See repeat_deletes."""
+        self.owned += self.late
+        self.late = []
+        self.log += deletes
+
+    def devices(self, _sender: OwnerEnrolment, _database: str) -> list[str]:
+        """See OwnerLog."""
+        return list(self.owned)
+
+    def refresh(self) -> None:
+        """See Tables."""
+
+    def newest(self, _database: str, _table: str) -> TableSchema:
+        """See Catalogue."""
+        return TableSchema("plant", "pumps", 1, ("pump",))
+
+
+@pytest.fixture
+def centre(monkeypatch: pytest.MonkeyPatch) -> Centre:
+    """A centre without devices."""
+    found = Centre()
+    monkeypatch.setattr(sender_deletes, "repeat_deletes", found.append)
+    return found
+
+
+def apply(centre: Centre, number: int) -> int:
+    """Apply the deletes under a number."""
+    cluster: Any = SimpleNamespace(tables=SimpleNamespace(refresh=centre.refresh, catalogue=centre))
+    owners: Any = centre
+    return apply_deletes(cluster, owners, SENDER, number, BODY)
+
+
+def test_deletes_that_concern_no_device_are_a_fence(centre: Centre) -> None:
+    """A request that outlived its receiver may bring the first device: its load, with a lower number, is void."""
+    assert 1 == apply(centre, 6)
+    [(position, fence)] = centre.log
+    assert (0, 0) == (fence.start_ns, fence.end_ns)
+    producers: Any = {position.producer: position}
+    older, newer = (SimpleNamespace(sender="s1", group="n1/1", number=number) for number in (5, 7))
+    assert Ignored.VOID is void(older, producers)
+    assert void(newer, producers) is None
+
+
+def void(load: Any, producers: Any) -> Ignored | None:
+    """What replicas find of a load that is not here yet."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("headrace.consumers.replication.actions.load_identity", lambda _load: b"")
+        return stale_load(load, set(), producers)
+
+
+def test_devices_that_come_before_the_fence_are_deleted(centre: Centre) -> None:
+    """The look at the owners is behind the fence: what is loaded before it has its devices enrolled by then."""
+    centre.late = ["pumps,pump=p1"]
+    assert 2 == apply(centre, 6)
+    positions = [position for position, _ in centre.log]
+    assert sorted(positions, key=lambda each: (each.batch, each.sequence)) == positions
+    deleted = centre.log[1][1]
+    assert ({"pump": ["p1"]}, 10, 20) == (
+        {name: list(values) for name, values in deleted.tags.items()},
+        deleted.start_ns,
+        deleted.end_ns,
+    )
