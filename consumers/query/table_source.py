@@ -33,8 +33,8 @@ from headrace.schemas.tables import Catalogue, TableSchema
 if TYPE_CHECKING:
     from headrace.consumers.query.fragments import FragmentSource
 
+# Sealed rows of the tables of a statement: fewer are read sooner than it is divided.
 ROLLUP_TABLE_ROWS_MIN = 200_000
-"""Sealed rows of the tables of a statement from which on rollups pay: fewer are read sooner than it is divided."""
 SLOTS_SHOWN = 5
 """Slots that an error names."""
 
@@ -164,10 +164,7 @@ class TableSource(Protocol):
     def fragments(
         self, fence: ReadFence, *, always: bool = False, hourly: Sequence[TableKey] = ()
     ) -> FragmentSource | None:
-        """Where fragments of a query run; None when all of its rows are here, unless one is wanted `always`.
-
-        `hourly`: the tables for which rollups may do; fragments read those of large tables.
-        """
+        """Where fragments run; None when all rows are here, none is wanted `always`, and no `hourly` table is large."""
         ...
 
     def wait_for(self, reading: Reading) -> bool:
