@@ -33,8 +33,7 @@ from headrace.schemas.tables import Catalogue, TableSchema
 if TYPE_CHECKING:
     from headrace.consumers.query.fragments import FragmentSource
 
-# Sealed rows of the tables of a statement: fewer are read sooner than it is divided.
-ROLLUP_TABLE_ROWS_MIN = 200_000
+ROLLUP_TABLE_ROWS_MIN = 200_000  # Sealed rows of a statement: fewer are read sooner than it is divided.
 SLOTS_SHOWN = 5
 """Slots that an error names."""
 
