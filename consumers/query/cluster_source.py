@@ -27,14 +27,9 @@ from headrace.consumers.query.query_errors import GroupUnavailable, NotCaughtUp,
 from headrace.consumers.query.remote_rows import Placement, RemoteRows, RemoteScan, check_time, discard
 from headrace.consumers.query.shared_timer import SharedTimer
 from headrace.consumers.query.stale_reads import not_ready
-from headrace.consumers.query.table_names import TableKey
+from headrace.consumers.query.table_names import Tables
 from headrace.consumers.query.table_read import TableRead
-from headrace.consumers.query.table_source import (
-    LocalSource,
-    ReadFence,
-    Reading,
-    refusal_of,
-)
+from headrace.consumers.query.table_source import LocalSource, ReadFence, Reading, refusal_of
 from headrace.consumers.scheduling.driver import BlockedOn
 from headrace.schemas.group_changes import BEGINNING, GroupKey
 from headrace.schemas.group_names import FIRST_BIRTH, group_name, parse_group
@@ -239,12 +234,10 @@ class ClusterSource:
         """See FragmentSource."""
         return self.remote.node
 
-    def fragments(
-        self, fence: ReadFence, *, always: bool = False, hourly: Sequence[TableKey] = ()
-    ) -> FragmentSource | None:
+    def fragments(self, fence: ReadFence, *, always: bool = False, hourly: Tables = ()) -> FragmentSource | None:
         """See TableSource."""
-        always = always or self._local.has_rollups(hourly)
-        return self if always or (isinstance(fence, ClusterFence) and fence.remote) else None
+        has_remote = isinstance(fence, ClusterFence) and fence.remote
+        return self if always or has_remote or self._local.has_rollups(hourly) else None
 
     def scan_fragment(self, fragment: Fragment, reading: Reading) -> FragmentScans:
         """See FragmentSource."""

@@ -15,6 +15,7 @@ from headrace.consumers.query.query_errors import UnknownTable
 from headrace.schemas.near_names import near_tables
 
 TableKey = tuple[str, str]
+Tables = Sequence[TableKey]
 """Database and table in the catalogue's spelling."""
 
 
