@@ -19,7 +19,7 @@ from headrace.consumers.query.constants import whole_hours
 from headrace.consumers.query.partial_plan import KEY_PREFIX, DividedSelect
 from headrace.consumers.query.predicates import Evaluate, conjuncts
 from headrace.consumers.query.scope import sources_of
-from headrace.consumers.query.sql_nodes import parsed_expression, sql_of
+from headrace.consumers.query.sql_nodes import is_of_row, parsed_expression, sql_of
 from headrace.consumers.store.rollup_columns import HOUR_NS, ROLLUP_PREFIX, Rolled, RollupColumn, RollupRequest
 from headrace.schemas.tables import TIME_COLUMN, FieldType, TableSchema
 
@@ -170,7 +170,7 @@ class _Plan:
         if side is not None and _is_time(node.args[side]):
             other = node.args["expression" if side == "this" else "this"]
             return self._begins_hour(other)
-        return all(self._of_hour(child) for child in node.iter_expressions())
+        return is_of_row(node) and all(self._of_hour(child) for child in node.iter_expressions())
 
     def _begins_hour(self, constant: exp.Expression) -> bool:
         """Whether a constant is the begin of an hour, to the nanosecond."""

@@ -7,19 +7,17 @@ that a node does not need, so such a thread ends behind its work.
 
 from __future__ import annotations
 
-import os
-import sys
 import threading
 from bisect import bisect_right
 from collections.abc import Callable
-from contextlib import suppress
 from queue import SimpleQueue
 
+from headrace.connectors.processor import lower_priority
 from headrace.consumers.scheduling.multilevel_queue import THRESHOLDS_S
 
 IDLE_MAX = 16
 """Threads that wait for work."""
-NICE_STEP, NICE_MAX = 5, 19
+NICE_STEP = 5
 """What each level adds to the nice value of a thread. A thread with 5 more gets a third of the time of another one."""
 LEVELS_MAX = 2
 """Beyond these levels no more is added: a thread holds the interpreter's lock now and then, and must come to its end."""
@@ -44,15 +42,6 @@ class ThreadPriority:
     def used(self, cpu_s: float) -> None:
         """Its work has used so much processor time."""
         self.lower_to(bisect_right(THRESHOLDS_S, cpu_s) - 1)
-
-
-def lower_priority(more: int) -> None:
-    """Add to the nice value of the calling thread, where the system has one for each thread."""
-    if sys.platform == "linux":
-        # Whatever forbids it: a query that has the priority of others is no error.
-        with suppress(OSError):
-            nice = os.getpriority(os.PRIO_PROCESS, 0)
-            os.setpriority(os.PRIO_PROCESS, 0, min(NICE_MAX, nice + more))
 
 
 class WorkThreads:

@@ -38,7 +38,6 @@ from headrace.consumers.store.segment import Runs, SegmentEntry, SegmentRows
 from headrace.consumers.store.segment_files import SegmentFiles
 from headrace.consumers.store.segment_reader import read_rows, schema_of_file
 from headrace.consumers.store.settings import StoreSettings
-from headrace.consumers.store.store_errors import StoreError
 from headrace.schemas.tables import TIME_COLUMN, TableSchema
 
 ROLLUP_SUFFIX = ".rollup"
@@ -270,9 +269,10 @@ class RollupFiles:
                     return
             try:
                 self._make(entry)
-            except (StoreError, OSError, pa.ArrowException, ValueError, RuntimeError, MemoryError) as error:
+            # Whatever it is: one that left this loop would leave every later rollup unmade.
+            except Exception as error:
                 # A damaged segment is found by scrubber and queries; here it is not tried again.
-                _log.warning("rollup not made", segment=entry.name, error=str(error))
+                _log.warning("rollup not made", segment=entry.name, error=repr(error))
                 self._failed.append(entry.name)
 
     def _make(self, entry: SegmentEntry) -> None:

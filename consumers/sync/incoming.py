@@ -40,7 +40,9 @@ class _Part:
         """Write bytes that count from `take` on."""
         # A series comes with the last chunk: files in their middle have one descriptor each.
         if data and self._file is None:
-            self._file = io.FileIO(self.path, "wb")
+            # A new file in any case: one that an earlier process left may be linked into a member's store.
+            self.path.unlink(missing_ok=True)
+            self._file = io.FileIO(self.path, "xb")
         while data:
             assert self._file is not None
             data = data[self._file.write(data) :]

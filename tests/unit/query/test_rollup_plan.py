@@ -155,6 +155,9 @@ def test_a_column_with_a_name_of_ours_is_read_from_rows() -> None:
         'SELECT MAX("x") AS "__partial_0" FROM (SELECT * FROM "tsbs"."cpu" WHERE "x" < 3)',
         'SELECT MAX("x") AS "__partial_0" FROM "tsbs"."cpu" TABLESAMPLE 10 PERCENT',
         'SELECT MAX("x") AS "__partial_0" FROM "tsbs"."cpu", "tsbs"."cpu" AS "other"',
+        'SELECT MAX("x") AS "__partial_0" FROM "tsbs"."cpu" WHERE "host" IN (SELECT "host" FROM "tsbs"."cpu")',
+        'SELECT MAX("x") AS "__partial_0" FROM "tsbs"."cpu" WHERE random() < 0.5',
+        'SELECT random() AS "__key_0", MAX("x") AS "__partial_0" FROM "tsbs"."cpu" GROUP BY 1',
         'SELECT MAX("x") AS',
     ],
 )

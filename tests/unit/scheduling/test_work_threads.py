@@ -10,6 +10,7 @@ from queue import SimpleQueue
 
 import pytest
 
+from headrace.connectors.processor import lower_priority
 from headrace.consumers.scheduling.driver import Again, Done
 from headrace.consumers.scheduling.multilevel_queue import THRESHOLDS_S
 from headrace.consumers.scheduling.threaded_driver import ThreadedDriver, Turn
@@ -18,7 +19,6 @@ from headrace.consumers.scheduling.work_threads import (
     NICE_STEP,
     ThreadPriority,
     WorkThreads,
-    lower_priority,
 )
 from tests.unit.scheduling.parts import VirtualClock
 from tests.waiting import eventually

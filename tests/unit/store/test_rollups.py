@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.consumers.store import Store, StoreSettings
+from headrace.consumers.store import Store, StoreSettings, rollup_files
 from headrace.consumers.store.rollup import pays, rollup_of
 from headrace.consumers.store.rollup_columns import HOUR_NS, Rolled, RollupColumn, RollupRequest
 from headrace.consumers.store.segment import Runs, SegmentRows
@@ -351,4 +351,24 @@ def test_few_segments_wait_for_a_rollup(home: Path) -> None:
     for left in (3, 2, 1, 0):
         assert left == files_read(store)
         later.run()
+    store.close()
+
+
+def test_one_rollup_that_fails_does_not_stop_the_others(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the error is: the segment is read, and the rollup of the next one is made."""
+    store, later = opened(home)
+    write(store, 1, minutes("a"))
+    seal(store, 2)
+    rollup_paths(home)[0].unlink()
+    store.rollups.forget()
+    assert 1 == files_read(store)
+    with monkeypatch.context() as broken:
+        broken.setattr(rollup_files, "rollup_of", lambda _rows: {}["a defect"])
+        later.run()
+    assert [] == rollup_paths(home)
+    store.close()
+    store, later = opened(home)
+    assert 1 == files_read(store)
+    later.run()
+    assert 0 == files_read(store)
     store.close()

@@ -18,6 +18,7 @@ from headrace.consumers.serve.server import Server
 from headrace.consumers.sync import staging_links
 from headrace.consumers.sync.file_check import series_path
 from headrace.consumers.sync.group_members import GroupMembers, Holder, MemberRefused
+from headrace.consumers.sync.incoming import IncomingFile
 from headrace.consumers.sync.member_routes import (
     LINK_MISSING_KIND,
     LINKED_SERIES_SUFFIX,
@@ -154,3 +155,14 @@ def test_what_a_member_refuses_for_another_reason_is_its_answer(member: Member, 
     with pytest.raises(MemberRefused, match="full"):
         stage(member, path)
     assert ([], []) == (member.sent, os.listdir(directory))
+
+
+def test_a_file_that_a_member_has_linked_is_never_written_again(path: Path, tmp_path: Path) -> None:
+    """A later file of the same number is a new one, also where an earlier process could not remove its files."""
+    held = tmp_path / "held"
+    os.link(path, held)
+    before = held.read_bytes()
+    incoming = IncomingFile(path, FILE.body)
+    incoming.write(b"other bytes")
+    assert (before, b"other bytes") == (held.read_bytes(), path.read_bytes())
+    incoming.discard()
