@@ -116,7 +116,7 @@ def lose_all_members(scene: Scene) -> None:
     assert (True, False) == (error["retriable"], error["state_unknown"])
 
 
-@pytest.mark.slow(40)
+@pytest.mark.slow(150)
 @pytest.mark.timeout(900)
 def test_every_query_at_every_node_is_that_of_duckdb(broker: BrokerInfo, tmp_path: Path, cluster_name: str) -> None:
     """Half sealed; while groups seal and merge; while a node joins; while one is killed each second.
@@ -140,7 +140,8 @@ def test_every_query_at_every_node_is_that_of_duckdb(broker: BrokerInfo, tmp_pat
             scene.load.check_all(name)
         lose_all_members(scene)
 
-    run_scene(tmp_path, broker, cluster_name, play)
+    # Six askers without rest would be most of what a small machine does; the kills are what it is about.
+    run_scene(tmp_path, broker, cluster_name, play, pause_s=0.3)
 
 
 @pytest.mark.soak

@@ -14,7 +14,7 @@ from tests.sim.sync_rules import RULES, SyncRule
 from tests.sim.sync_simulation import SyncSimulation
 from tests.unit.sync import edge_model
 
-SEEDS = 300
+SEEDS = 150
 QUICK_SEEDS = 40
 SOAK_SEEDS = 20_000
 SOAK_SEEDS_AT_ONCE = 5_000
@@ -40,7 +40,7 @@ def run_seeds(seeds: Iterable[int]) -> None:
 
 @pytest.mark.slow(20)
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("first", range(0, SEEDS, 75))
+@pytest.mark.parametrize("first", range(0, SEEDS, 50))
 def test_no_schedule_of_sync_loses_a_row(first: int) -> None:
     """The centre has the rows of every edge in its order, each file once, and no device has two senders."""
     run_seeds(range(first, first + 75))
