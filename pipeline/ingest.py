@@ -156,7 +156,7 @@ def forward_writer(records: DataFrame, job: IngestJob, run: RunOptions) -> DataS
     context = records.sparkSession.sparkContext
     folder = local_folder(run.checkpoint) if is_local(records.sparkSession) else None
     raw_topic, tables = RawTopic(job.topic, run.checkpoint), BatchTables(run.checkpoint)
-    sink = _sink_options(job, run.sink_wait_s)
+    sink = sink_options(job, run.sink_wait_s)
 
     def write(planned: DataFrame) -> None:
         _written(planned).write.format("kafka").options(**sink).save()
@@ -201,8 +201,8 @@ def start_query(session: SparkSession, job: IngestJob, run: RunOptions, until: O
     return writer.trigger(processingTime=f"{round(interval_s * 1_000)} milliseconds").start()
 
 
-def _sink_options(job: IngestJob, wait_s: float) -> dict[str, str]:
-    """Options of Spark's Kafka sink."""
+def sink_options(job: IngestJob, wait_s: float) -> dict[str, str]:
+    """Options of Spark's Kafka sink. A record waits `wait_s` for its topic, which may have ended."""
     # Idempotence keeps the order of a task's records across retries. Row batches are compressed already.
     return _kafka_options(
         job,
@@ -213,7 +213,10 @@ def _sink_options(job: IngestJob, wait_s: float) -> dict[str, str]:
             "max.block.ms": str(round(wait_s * 1_000)),
             "max.request.size": str(SINK_BYTES_MAX),
             "buffer.memory": str(SINK_BYTES_MAX + 32 * 1024 * 1024),
-            "batch.size": str(1024 * 1024),
+            # Each record is a batch, as rows are batches already. A topic that is closed refuses every batch as too
+            # large; of several records Kafka's client divides it, into itself where it is within `batch.size`, until
+            # its network thread dies of a stack overflow, and Spark keeps that producer for all later batches.
+            "batch.size": "0",
             "send.buffer.bytes": str(1024 * 1024),
         },
     )

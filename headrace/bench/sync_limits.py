@@ -147,7 +147,10 @@ def synced_by_rsync(files: Sequence[Path], target: Path, port: int) -> float:
     target.mkdir()
     settings = target.with_name("rsyncd.conf")
     settings.write_text(
-        f"use chroot = no\nport = {port}\naddress = 127.0.0.1\n[limit]\npath = {target}\nread only = no\n"
+        f"use chroot = no\nport = {port}\naddress = 127.0.0.1\n"
+        # A daemon of root writes as nobody unless it is told.
+        + ("uid = 0\ngid = 0\n" if os.geteuid() == 0 else "")
+        + f"[limit]\npath = {target}\nread only = no\n"
     )
     before = os.times()
     daemon = subprocess.Popen(["rsync", "--daemon", "--no-detach", f"--config={settings}"])

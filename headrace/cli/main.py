@@ -37,7 +37,6 @@ NOUNS = (
     "generate",
     "wal",
     "config",
-    "sync",
 )
 """Modules of `headrace.cli` in the order of `headrace --help`; each has `register(app: typer.Typer) -> None`."""
 

@@ -56,16 +56,25 @@ def run_faults(
         ChangeFaultRun(cluster, client, events, seed, pace).run(faults)
 
 
-@pytest.mark.slow(90)
-@pytest.mark.timeout(900)
-def test_eight_faults_stop_no_change(broker: BrokerInfo, tmp_path: Path, cluster_name: str) -> None:
-    """A node joins, leaves, and does both again with an empty directory; in each change two nodes fail.
+@pytest.mark.parametrize(
+    "faults",
+    [
+        pytest.param(EIGHT[:4], marks=pytest.mark.slow(110), id="four"),
+        # The same node joins and leaves once more, with an empty directory.
+        pytest.param(EIGHT, marks=pytest.mark.soak, id="eight"),
+    ],
+)
+@pytest.mark.timeout(1_800)
+def test_faults_stop_no_change(
+    broker: BrokerInfo, tmp_path: Path, cluster_name: str, faults: tuple[Fault, ...]
+) -> None:
+    """A node joins and leaves; in each change two nodes fail.
 
     All replicas are equal in the end, and nobody keeps segments of slots that it does not hold.
     """
     # Four nodes are the fewest that may be five, and few files make cheap queries.
     pace = Pace(days_max=12, write_pause_s=0.3, query_pause_s=3.0)
-    run_faults(tmp_path, broker.bootstrap, cluster_name, EIGHT, seed=1, nodes=4, pace=pace, bytes_per_second=30_000)
+    run_faults(tmp_path, broker.bootstrap, cluster_name, faults, seed=1, nodes=4, pace=pace, bytes_per_second=30_000)
 
 
 @pytest.mark.soak

@@ -136,7 +136,7 @@ class Client:
 
 def command(*words: str, code: int = 0) -> dict[str, Any]:
     """The JSON of a command that runs in this process."""
-    done = CliRunner().invoke(build_app(), [*words, "--json"])
+    done = CliRunner().invoke(build_app(words), [*words, "--json"])
     assert code == done.exit_code, done.stderr
     return dict(json.loads(done.stdout or done.stderr))
 

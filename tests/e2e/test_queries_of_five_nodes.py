@@ -129,9 +129,9 @@ def test_every_query_at_every_node_is_that_of_duckdb(broker: BrokerInfo, tmp_pat
             scene.load.check_all(name)
         scene.check()
         scene.load.ask(*NODES)
-        scene.rewrite(0.2)
+        scene.rewrite(0.5)
         scene.add("n6")
-        scene.kill_one_each_second((*NODES, "n6"), 6, seed=1)
+        scene.kill_one_each_second((*NODES, "n6"), 4, seed=1)
         answered = sum(scene.load.answers.values())
         eventually(lambda: sum(scene.load.answers.values()) > answered + 12, "answers behind the kills", RESTART_S)
         scene.load.stop()
@@ -141,7 +141,7 @@ def test_every_query_at_every_node_is_that_of_duckdb(broker: BrokerInfo, tmp_pat
         lose_all_members(scene)
 
     # Six askers without rest would be most of what a small machine does; the kills are what it is about.
-    run_scene(tmp_path, broker, cluster_name, play, pause_s=0.3)
+    run_scene(tmp_path, broker, cluster_name, play, pause_s=0.6)
 
 
 @pytest.mark.soak

@@ -60,7 +60,7 @@ class Shell:
             patch.chdir(self.directory)
             for name, value in {**self.variables(), **(environment or {})}.items():
                 patch.setenv(name, value)
-            done = CliRunner().invoke(build_app(), ["write", file, "--json", "--database", "db", *arguments])
+            done = CliRunner().invoke(build_app(["write"]), ["write", file, "--json", "--database", "db", *arguments])
         return Written(done.exit_code, json.loads(done.stdout or "{}"), done.stderr)
 
     def run(self, file: str, *arguments: str, data: bytes = b"") -> Written:

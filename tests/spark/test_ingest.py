@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, ConfigResource
+from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
 from headrace.bench.spark_ingest import kafka_messages
@@ -25,7 +26,7 @@ from headrace.consumers.membership.schema_log import SchemaLog
 from headrace.consumers.replication.actions import Ignored
 from headrace.pipeline.cluster_access import ClusterAccess
 from headrace.pipeline.failures import RawDataLost, TooManyRejected
-from headrace.pipeline.ingest import RunOptions, SpeculationRefused, prepare, start_query
+from headrace.pipeline.ingest import RunOptions, SpeculationRefused, prepare, sink_options, start_query
 from headrace.pipeline.ingest_run import run_ingest
 from headrace.pipeline.ingest_task import SEQUENCE_BITS
 from headrace.schemas.tables import FieldType
@@ -200,6 +201,19 @@ def test_a_group_ends_while_a_micro_batch_is_written(
         expected = workload_checksums(FLEET)["diagnostics"]
         assert [] == compare(expected, checksums(stored["diagnostics"], FLEET.tags))
         assert [] == cluster.dead_letters()
+
+
+def test_a_closed_topic_leaves_the_producer_alive(spark: SparkSession, cluster: IngestCluster) -> None:
+    """It refuses each of many records as too large. Spark keeps the producer, and the next write uses it."""
+    closed, open_ = cluster.topics.forward("n1"), cluster.topics.forward("n2")
+    cluster.log.close_topic(closed)
+    options = sink_options(cluster.job(), ENDED_TOPIC_WAIT_S)
+    records = spark.range(0, 20_000, 1, 1).selectExpr("repeat('x', 200) AS value")
+    writer = records.write.format("kafka").options(**options)
+    with pytest.raises(Py4JJavaError, match="RecordTooLarge"):
+        writer.option("topic", closed).save()
+    records.limit(10).write.format("kafka").options(**options).option("topic", open_).save()
+    assert 10 == len(read_to_end(cluster.log, open_, timeout_s=30))
 
 
 def test_a_repeated_micro_batch_gives_identical_messages(spark: SparkSession, cluster: IngestCluster) -> None:

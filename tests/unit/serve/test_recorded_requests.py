@@ -96,7 +96,7 @@ def by_command(directory: Path, requests: list[Recorded]) -> list[tuple[str, str
         file = directory / f"{number}.lp"
         file.write_bytes(request.lines)
         options = ["--node", url, "--database", request.database, "--time-unit", request.unit]
-        done = CliRunner().invoke(build_app(), ["write", str(file), *options])
+        done = CliRunner().invoke(build_app(["write"]), ["write", str(file), *options])
         assert (0, "") == (done.exit_code, done.stderr)
     rows = written(node)
     server.stop()

@@ -82,7 +82,7 @@ class Scene:
 
     def run(self, *words: str) -> Result:
         """The result of a command."""
-        return CliRunner().invoke(build_app(), ["cluster", *words])
+        return CliRunner().invoke(build_app(["cluster"]), ["cluster", *words])
 
     def json(self, *words: str) -> Any:
         """The document of a command that succeeds."""

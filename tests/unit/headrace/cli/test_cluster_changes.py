@@ -161,7 +161,7 @@ def running(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
 
 def invoke(*words: str) -> Result:
     """The result of a command."""
-    return CliRunner().invoke(build_app(), ["cluster", *words])
+    return CliRunner().invoke(build_app(["cluster"]), ["cluster", *words])
 
 
 def error(*words: str) -> tuple[int, str]:

@@ -32,7 +32,7 @@ ALL = dict(commands(get_command(build_app())))
 @pytest.mark.parametrize("words", ALL, ids=" ".join)
 def test_every_help_has_one_example_that_is_a_command(words: tuple[str, ...]) -> None:
     """The example fits on one line of 80 columns, and its command exists with all of its options."""
-    printed = CliRunner().invoke(build_app(), [*words, "--help"], env={"COLUMNS": "80", "TERM": "dumb"}).stdout
+    printed = CliRunner().invoke(build_app(words), [*words, "--help"], env={"COLUMNS": "80", "TERM": "dumb"}).stdout
     assert [EXAMPLES[" ".join(words)]] == re.findall(r"Example: (headrace .*?)\s*$", printed, re.MULTILINE)
     given = EXAMPLES[" ".join(words)].split()[1:]
     named = max((each for each in ALL if tuple(given[: len(each)]) == each), key=len)

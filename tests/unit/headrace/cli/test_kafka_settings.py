@@ -48,7 +48,7 @@ def test_an_unknown_property_is_one_clear_line(folder: Path, name: str, in_file:
     else:
         words += ["-X", "foo=bar"]
     before = set(folder.iterdir())
-    result = CliRunner().invoke(build_app(), words)
+    result = CliRunner().invoke(build_app(words), words)
     lines = result.stderr.splitlines()
     assert (2, "", UNKNOWN) == (result.exit_code, result.stdout, lines[0])
     assert 2 == len(lines)
@@ -58,6 +58,6 @@ def test_an_unknown_property_is_one_clear_line(folder: Path, name: str, in_file:
 
 def test_a_refused_value_is_named(folder: Path) -> None:
     """A value that librdkafka does not take is refused the same way."""
-    result = CliRunner().invoke(build_app(), ["config", "show", "-X", "socket.timeout.ms=soon"])
+    result = CliRunner().invoke(build_app(["config"]), ["config", "show", "-X", "socket.timeout.ms=soon"])
     assert 2 == result.exit_code
     assert "socket.timeout.ms" in result.stderr

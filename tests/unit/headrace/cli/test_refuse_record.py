@@ -36,11 +36,11 @@ def test_the_record_that_a_group_waits_at_is_refused_once(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(refuse_record, "cluster_session", session)
     command = ["refuse-record", "--group", "n1", "--json", "--offset"]
-    done = CliRunner().invoke(build_app(), [*command, "1"])
+    done = CliRunner().invoke(build_app(command), [*command, "1"])
     assert done.exit_code == 0, done.output
     shown = json.loads(done.stdout)
     assert ({"group": "n1", "offset": 1}, "pumps", 99) == (shown["record"], shown["table"], shown["schema_version"])
     tables = SchemaLog(log, TOPICS)
     tables.refresh()
     assert [1] == [record.offset for record in tables.catalogue.refused]
-    assert CliRunner().invoke(build_app(), [*command, "2"]).exit_code != 0
+    assert CliRunner().invoke(build_app(command), [*command, "2"]).exit_code != 0

@@ -32,7 +32,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def run(*arguments: str) -> Result:
     """Run the whole command line."""
-    return CliRunner().invoke(build_app(), list(arguments))
+    return CliRunner().invoke(build_app(arguments), list(arguments))
 
 
 @pytest.mark.parametrize(
