@@ -28,7 +28,7 @@ from headrace.schemas.errors import HeadraceError
 
 KAFKA = "kafka"
 """The broker's name beside those of the nodes."""
-START_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 30.0
 NOTE_INTERVAL_S = 3.0
 Progress = Callable[[str], None]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-WAIT_S = 60.0
+WAIT_S = 120.0
 # Each look at a node costs it and the test some milliseconds of CPU time, and others run beside this one: what does not
 # hold soon is looked at more and more rarely.
 FIRST_POLL_S = 0.005

@@ -17,7 +17,7 @@ from headrace.consumers.membership.bootstrap import read_slot_table
 from headrace.demo.stage import DATABASE, Stage
 from headrace.workload.checksum import compare
 
-VERIFY_TIMEOUT_S = 60.0
+VERIFY_TIMEOUT_S = 120.0
 
 
 def check_tables(stage: Stage, when: str, expected: Mapping[str, pa.Table], tags: Mapping[str, Sequence[str]]) -> None:

@@ -12,7 +12,7 @@ from headrace.demo.stage import DATABASE, FLEET_TOPIC, MACHINE_TOPIC, Stage
 from headrace.schemas.errors import HeadraceError
 from headrace.workload.machine import MACHINE_TABLE, MACHINE_TAGS
 
-TIMEOUT_S = 150.0
+TIMEOUT_S = 300.0
 STOP_TIMEOUT_S = 30.0
 
 

@@ -41,7 +41,7 @@ from tests.waiting import WAIT_S, eventually
 DATABASE = "fleet"
 BLOCK_BYTES = 4_096
 SEAL_TIMEOUT_S = 120.0
-VERIFY_TIMEOUT_S = 20.0
+VERIFY_TIMEOUT_S = 60.0
 MISSING_TIMEOUT_S = 3.0
 
 

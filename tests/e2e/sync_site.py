@@ -58,7 +58,7 @@ class SyncSite:
         arguments = ["node", "run", "--log", "local", "--cluster", self.name, "--id", "e1"]
         arguments += ["--data-dir", str(self.directory / "data"), "--http", f"127.0.0.1:{self.port}"]
         self._node = fork(arguments, self.directory / "node.log", {})
-        eventually(self._serves, f"node {self.name} that serves", timeout_s=60)
+        eventually(self._serves, f"node {self.name} that serves", timeout_s=120)
 
     def start_sender(self, *extra: str, **environment: str) -> None:
         """Start `headrace sync send`."""

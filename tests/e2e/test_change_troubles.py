@@ -26,7 +26,7 @@ from tests.waiting import eventually
 pytestmark = [pytest.mark.slow, pytest.mark.broker]
 DAYS = 60
 DISK_MB = 32
-ENDED_S = 60.0
+ENDED_S = 120.0
 COUNT = "SELECT count(*) AS rows, sum(flow)::BIGINT AS flow FROM fleet.pumps"
 
 

@@ -26,7 +26,7 @@ from tests.waiting import eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.broker]
 CHANGE_TIMEOUT_S = 120
-ENDED_S = 60.0
+ENDED_S = 120.0
 """Within this time after a change the removed process, its topic, and segments of slots that moved are gone."""
 
 

@@ -56,7 +56,7 @@ class EdgeNode:
         command += ["--id", "e1", "--data-dir", str(self.directory), "--http", f"127.0.0.1:{self.port}", *extra]
         with (self.directory.parent / "node.log").open("ab") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log)
-        eventually(self.is_ready, "a node that serves", timeout_s=60)
+        eventually(self.is_ready, "a node that serves", timeout_s=120)
 
     def is_ready(self) -> bool:
         """Whether it answers queries."""

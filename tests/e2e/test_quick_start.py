@@ -114,7 +114,7 @@ def test_the_cluster_grows_and_shrinks(folder: Path) -> None:
     assert 0 == done.returncode, done.stderr
     assert re.search(r"add n4: table \d+ counts", done.stdout), done.stdout
     assert re.search(r"remove n4: table \d+ counts", done.stdout), done.stdout
-    eventually(lambda: ["n1", "n2", "n3"] == [node.name for node in running(folder)], "the end of n4", timeout_s=60)
+    eventually(lambda: ["n1", "n2", "n3"] == [node.name for node in running(folder)], "the end of n4", timeout_s=120)
 
 
 def running(folder: Path) -> list[NodeProcess]:

@@ -126,7 +126,7 @@ def test_a_rejected_file_and_a_restart_of_the_node(tmp_path: Path, broker: Broke
         with subprocess.Popen(
             found.command("--interval-s", "1"), stdout=subprocess.PIPE, stderr=subprocess.PIPE
         ) as running:
-            eventually(lambda: _sending(found), "a file under way", timeout_s=60)
+            eventually(lambda: _sending(found), "a file under way", timeout_s=120)
             code, _, printed = found.send()
             assert (code, f"pid {running.pid}" in printed) == (1, True)
             found.node.stop(signal.SIGKILL)

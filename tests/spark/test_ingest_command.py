@@ -34,7 +34,7 @@ from tests.spark.stored import stored_tables
 from tests.waiting import eventually
 
 ROOT = Path(__file__).resolve().parents[2]
-WAIT_S = 240
+WAIT_S = 400
 DRIVER, JAVA = "driver", "java"
 
 
