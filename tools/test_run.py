@@ -19,7 +19,7 @@ import tempfile
 from pathlib import Path
 
 FAILED = 1
-FAILURES_MAX = 6
+FAILURES_MAX = 10
 RULE = "=" * 100
 
 
