@@ -149,7 +149,9 @@ def stock_rows(session: SparkSession, job: IngestJob, topics: RawTopics) -> Data
     text = F.col("value").cast("string")
     members = ", ".join([f"{tag} string" for tag in topics.tags] + [f"{field} double" for field in topics.fields])
     lines = F.explode(F.split(text, "\n")) if job.topic.endswith("many") else text
-    return raw.select(F.from_json(lines.alias("line"), f"time bigint, {members}").alias("row")).select("row.*")
+    # Spark takes `explode` at the top of a selection alone.
+    rows = raw.select(lines.alias("line")).select(F.from_json("line", f"time bigint, {members}").alias("row"))
+    return rows.select("row.*")
 
 
 def _arrow_streams(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

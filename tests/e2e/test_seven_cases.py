@@ -16,6 +16,7 @@ import urllib.request
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -103,6 +104,12 @@ def assert_all_hold(proxied: ProxiedCluster, case: str, value: int) -> None:
     for name in NODES:
         assert {value: PUMPS} == values(proxied.cluster, name, case), f"at {name}"
     verify(proxied.cluster)
+
+
+def groups_recovering(cluster: LocalCluster, name: str) -> dict[str, Any]:
+    """The statuses of the groups whose files a node copies, by group."""
+    found = status(cluster, name)["groups"]
+    return {each["group"]: each for each in found if "recovering files" in each["reason"]}
 
 
 def leader_of(cluster: LocalCluster, group: str, observer: str) -> str:
@@ -401,21 +408,32 @@ def test_a_wiped_and_half_copied_replica_neither_leads_nor_serves_nor_is_a_sourc
     copying = (cluster.data_directory(wiped) / "recovering").rglob
     eventually(lambda: any(path.is_file() and path.stat().st_size for path in copying("*")), "copied files")
     cluster.kill(killed)
-    # A group whose few files the wiped member has copied by now is in sync there, and may be led by it.
+    # A group whose few files the wiped member has copied by now is in sync there, and may be led by it. Until the
+    # survivor claims a group, it knows the leader of before.
     eventually(
-        lambda: all(leader_of(cluster, group, survivor) in (survivor, wiped) for group in NODES),
+        lambda: all(
+            leader_of(cluster, group, survivor) == survivor
+            or (leader_of(cluster, group, survivor) == wiped and group not in groups_recovering(cluster, wiped))
+            for group in NODES
+        ),
         "a live leader of all groups",
     )
-    # Before the status: a group that is still recovering then has not been led by it.
-    leaders = {group: leader_of(cluster, group, survivor) for group in NODES}
-    if recovering := [each for each in status(cluster, wiped)["groups"] if "recovering files" in each["reason"]]:
-        for group in recovering:
-            assert "unsynced" == group["role"]
-            assert survivor == leaders[group["group"]]
-            code, answer = post(f"{cluster.url(wiped)}/api/v1/snapshots?group={group['group']}", 10.0)
-            assert (409, True) == (code, "not in sync" in answer)
-            code, answer = post(f"{cluster.url(wiped)}/api/v1/seal?group={group['group']}", 10.0)
-            assert (409, True) == (code, "NotLeader" in answer)
+    recovering = groups_recovering(cluster, wiped)
+    answers = {
+        group: [
+            (leader_of(cluster, group, survivor), ""),
+            *(post(f"{cluster.url(wiped)}/api/v1/{action}?group={group}", 10.0) for action in ("snapshots", "seal")),
+        ]
+        for group in recovering
+    }
+    # What was still being copied after the last answer was so at each of them.
+    recovering = {group: each for group, each in groups_recovering(cluster, wiped).items() if group in answers}
+    for group, each in recovering.items():
+        assert "unsynced" == each["role"]
+        (leader, _), (snapshot_code, snapshot), (seal_code, seal) = answers[group]
+        assert survivor == leader
+        assert (409, True) == (snapshot_code, "not in sync" in snapshot)
+        assert (409, True) == (seal_code, "NotLeader" in seal)
     assert recovering, "every group was copied before the test could observe it"
     assert not readiness(cluster, wiped)[0]
     cluster.start_node(killed)

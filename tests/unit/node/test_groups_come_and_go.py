@@ -173,13 +173,29 @@ def ready(*nodes: Node) -> None:
         eventually(lambda node=node: node.ready()[0], f"{node.name}: {node.ready()}")
 
 
+@pytest.fixture(autouse=True)
+def joined(nodes: Nodes) -> None:
+    """Every test, in any order, begins after the change: n1 and n0 hold group n1 and are its members."""
+    giver, joiner = nodes.running["n4"], nodes.running["n0"]
+    following(JOINED, joiner)
+    if "n1" in held(giver):
+        agree(nodes, "n1", "n0", "n4")
+        ready(joiner)
+    following(JOINED, *nodes.running.values())
+    agree(nodes, "n1", "n0")
+    ready(*nodes.running.values())
+
+
 def test_a_group_is_opened_and_closed_under_queries_and_writers(nodes: Nodes) -> None:
     """A joiner takes the files of another member, follows and answers. The member that gives the group up refuses it
     by name, ends what reads it first, and has neither threads nor files nor figures of it any more.
     """
     giver, joiner, topic = nodes.running["n4"], nodes.running["n0"], nodes.topics.forward("n1")
-    following(LEFT, giver, joiner)
+    following(LEFT, giver)
+    agree(nodes, "n1", "n0", "n4")
     ready(giver)
+    agree(nodes, "n1", "n4")
+    following(LEFT, joiner)
     assert set() == held(joiner)
     joined = following(JOINED, joiner)
     assert {"n1", "n0@2"} == held(joiner)
@@ -225,8 +241,6 @@ def test_again_and_again_leaves_nothing_behind(nodes: Nodes) -> None:
     """
     node, old, new = nodes.running["n4"], GroupKey("n1", 1), GroupKey("n0", 2)
     agree(nodes, "n1", "n0", "n4")
-    following(JOINED, node)
-    ready(node)
     before = resources(node)
     for turn in range(ROUNDS):
         following(LEFT, node)
@@ -267,7 +281,6 @@ def test_a_node_that_was_removed_answers_until_it_ends(nodes: Nodes, monkeypatch
 def test_a_node_that_holds_nothing_any_more_is_joining(nodes: Nodes) -> None:
     """It is not ready and refuses queries by name; once it has groups again, it serves."""
     node = nodes.running["n0"]
-    agree(nodes, "n1", "n0")
     following(LEFT, node)
     assert set() == held(node)
     assert node.ready() == (False, [node.readiness.joining])

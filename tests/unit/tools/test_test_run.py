@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tools.test_run import FAILURES_MAX
+
 ROOT = Path(__file__).resolve().parents[3]
 
 TESTS = """
@@ -25,7 +27,7 @@ def test_it(number):
 
 @pytest.mark.parametrize(
     ("count", "broken", "code", "runs"),
-    [(2, False, 0, 2), (1, True, 1, 2), (7, False, 1, 1)],
+    [(2, False, 0, 2), (1, True, 1, 2), (FAILURES_MAX + 1, False, 1, 1)],
     ids=["unstable", "broken", "many"],
 )
 def test_a_few_failures_are_tried_again_alone(tmp_path: Path, count: int, broken: bool, code: int, runs: int) -> None:
