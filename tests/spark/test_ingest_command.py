@@ -118,7 +118,9 @@ def kill_java(cluster: IngestCluster, process: subprocess.Popen[str]) -> None:
     java.kill()
     stdout, stderr = process.communicate(timeout=WAIT_S)
     assert (1, "") == (process.returncode, stdout)
-    error, action = without_progress(cluster, stderr)
+    lines = without_progress(cluster, stderr)
+    assert 2 == len(lines), stderr
+    error, action = lines
     assert "error: Spark's Java process ended" == error
     assert action.startswith("what to do: ")
 
