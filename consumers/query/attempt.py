@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol
 
 import duckdb
 import pyarrow as pa
 
-from headrace.consumers.query.database import LockedDatabase
+from headrace.consumers.query.database import Pauses
 from headrace.consumers.query.distributed_run import DistributedRun
-from headrace.consumers.query.group_scans import GroupScan
+from headrace.consumers.query.file_shares import OpenedScans
+from headrace.consumers.query.fragment_drivers import FragmentDrivers
+from headrace.consumers.query.group_scans import GroupScan, rows_of
 from headrace.consumers.query.guard import Statement
 from headrace.consumers.query.inlining import inlined
 from headrace.consumers.query.parameters import BoundStatement
@@ -25,13 +25,15 @@ from headrace.consumers.query.query_errors import (
     QueryInvalid,
     QueryMemory,
 )
+from headrace.consumers.query.query_host import QueryHost, QueryWanted
 from headrace.consumers.query.query_output import BUFFER_BYTES, QueryOutput
 from headrace.consumers.query.query_timer import QueryTimer, ShortTimer
 from headrace.consumers.query.remote_rows import check_time
 from headrace.consumers.query.result_stream import unique_names
+from headrace.consumers.query.scope import column_names
 from headrace.consumers.query.session import Session, bare_tables, qualified, show_table
 from headrace.consumers.query.table_names import Resolved, TableKey, fold, resolve
-from headrace.consumers.query.table_source import ReadFence, Reading, TableSource
+from headrace.consumers.query.table_source import ReadFence, Reading
 from headrace.consumers.query.views import spilling
 from headrace.consumers.scheduling.driver import BlockedOn
 from headrace.consumers.scheduling.threaded_driver import Turn
@@ -49,39 +51,13 @@ SORT_PAUSES = 3
 """A statement that sorts holds many rows from so many blocks of a scan on."""
 
 
-@dataclass(frozen=True, slots=True)
-class QueryWanted:
-    """What a caller of `QueryEngine.query` asks for; see there."""
-
-    sql: str
-    after: Mapping[str, int] = field(default_factory=dict)
-    row_limit: int | None = None
-    stale_s: float = 0.0
-    parameters: Mapping[str, Any] = field(default_factory=dict)
-
-
-class QueryHost(Protocol):
-    """What a query needs of its engine."""
-
-    source: TableSource
-    database: LockedDatabase
-    on_unreadable: Callable[[], None]
-
-    def count(self, **amounts: float) -> None:
-        """Add to the statistics."""
-        ...
-
-    def reserve(self, query_id: str, memory_mb: int) -> Future[None]:
-        """Exchange the memory of a running query; done once it has it."""
-        ...
-
-
 class Attempt:
     """One run of the statement under one fence. Also the Pauses of its scans."""
 
     def __init__(
         self,
         host: QueryHost,
+        query_id: str,
         wanted: QueryWanted,
         timer: QueryTimer,
         output: QueryOutput,
@@ -98,6 +74,7 @@ class Attempt:
         self._spilling = spilling
         self._outgrown = outgrown
         self._host = host
+        self._id = query_id
         self._wanted = wanted
         self._timer = timer
         self._output = output
@@ -106,6 +83,7 @@ class Attempt:
         self._resources = resources
         self.reading: Reading | None = None
         """What its scans have in common, once they may begin."""
+        self._drivers: FragmentDrivers | None = None
         self._sorts = False
         self._blocks = 0
         self._input_rows = 0
@@ -120,16 +98,21 @@ class Attempt:
     def run(self, fence: ReadFence, now_us: int, *, has_much: bool) -> None:
         """Run it to its last row."""
         host, wanted = self._host, self._wanted
-        session = Session(
-            host.database,
-            self._resources,
-            fence,
-            self._timer,
-            self._memory_mb,
-            now_us,
-            host.on_unreadable,
-            self,
-        )
+
+        def opened(resources: ExitStack, pauses: Pauses) -> Session:
+            return Session(
+                host.database, resources, fence, self._timer, self._memory_mb, now_us, host.on_unreadable, pauses
+            )
+
+        def bound_in(resources: ExitStack, pauses: Pauses) -> Session:
+            session = opened(resources, pauses)
+            session.bind(session.check(wanted.sql), wanted.parameters)
+            return session
+
+        session = opened(self._resources, self)
+        # What outgrew the memory of a small query needs all that it has in one place.
+        if not self._outgrown:
+            self._drivers = FragmentDrivers(host, self._id, self._timer, self._turn, self._memory_mb, bound_in)
         # Checked before the wait: SQL that cannot run is refused at once, not after the offsets have come.
         bound = session.bind(session.check(wanted.sql), wanted.parameters)
         # Between the parts of the set-up, which together take longer than a slice.
@@ -177,7 +160,13 @@ class Attempt:
             self._prepare(statement, has_much=has_much)
             self._write(session, reading.fence, divided)
             return
-        reads = self._reads(session, statement, resolved, schemas, plans, reading)
+        scans = self._scans(session, schemas, plans, reading)
+        cut = self._cut(session, bound, resolved, schemas, plans, scans, reading)
+        if cut is not None:
+            self._prepare(statement, has_much=has_much)
+            self._write(session, reading.fence, cut)
+            return
+        reads = self._selects(session, statement, resolved, schemas, plans, scans)
         self._prepare(statement, has_much=has_much)
         if self._ran_inlined(session, statement, resolved, reads, reading.fence):
             return
@@ -191,7 +180,9 @@ class Attempt:
             return
         # The planner may have left out a column that the SQL names in a way it does not see. With every
         # column in the view the statement runs, or the message names the right candidates.
-        reads = self._reads(session, statement, resolved, schemas, dict.fromkeys(plans, whole), reading)
+        plans = dict.fromkeys(plans, whole)
+        scans = self._scans(session, schemas, plans, reading)
+        reads = self._selects(session, statement, resolved, schemas, plans, scans)
         self._write_over_views(session, bound, resolved, schemas, reads, reading.fence)
 
     def _write_over_views(
@@ -254,15 +245,44 @@ class Attempt:
             reading,
             partial=fragments is not None,
             profiled=statement.analyzed,
+            drivers=self._drivers,
         )
         prepared = run.explained if statement.analyzed else run.prepared
         sql = prepared(bound, resolved, schemas)
         self._note(run.scans)
+        self._input_rows = run.input_rows
+        return sql
+
+    def _cut(
+        self,
+        session: Session,
+        bound: BoundStatement,
+        resolved: Resolved,
+        schemas: Mapping[TableKey, TableSchema],
+        plans: Mapping[TableKey, ScanPlan],
+        scans: Mapping[TableKey, Sequence[GroupScan]],
+        reading: Reading,
+    ) -> str | None:
+        """SQL of a statement whose large fragments have run as drivers of their own; None where none has."""
+        drivers, statement = self._drivers, bound.statement
+        if drivers is None or statement.explain or statement.verb:
+            return None
+        if not any(
+            drivers.may_cut(found, len(plans[key].columns or column_names(schemas[key])))
+            for key, found in scans.items()
+        ):
+            return None
+        source = OpenedScans(scans)
+        run = DistributedRun(session, self._resources, source, reading, drivers=drivers, all_here=True)
+        sql = run.prepared(bound, resolved, schemas)
+        if sql is None or not run.cuts:
+            return None
+        self._input_rows = run.input_rows
         return sql
 
     def _note(self, scans: Sequence[GroupScan]) -> None:
         """Count what the statement reads."""
-        self._input_rows += sum(scan.file_rows + scan.table.num_rows for scan in scans)
+        self._input_rows += rows_of(scans)
         self._host.count(
             files_scanned=sum(len(scan.files) for scan in scans),
             live_rows_scanned=sum(scan.table.num_rows for scan in scans),
@@ -279,30 +299,42 @@ class Attempt:
         if self._outgrown or statement.generates_rows or ((statement.joins or statement.holds_rows) and not is_small):
             self._turn.set_unbounded()
 
-    def _reads(
+    def _scans(
+        self,
+        session: Session,
+        schemas: Mapping[TableKey, TableSchema],
+        plans: Mapping[TableKey, ScanPlan],
+        reading: Reading,
+    ) -> dict[TableKey, list[GroupScan]]:
+        """The scans of each table."""
+        found = dict[TableKey, list[GroupScan]]()
+        for key, plan in plans.items():
+            try:
+                found[key] = [] if plan.empty else self._scan(schemas[key], plan, reading)
+            except StoreError as error:
+                raise session.translate(error) from error
+            check_time(self._timer)
+            self._note(found[key])
+            self._turn.pause()
+        return found
+
+    def _selects(
         self,
         session: Session,
         statement: Statement,
         resolved: Resolved,
         schemas: Mapping[TableKey, TableSchema],
         plans: Mapping[TableKey, ScanPlan],
-        reading: Reading,
+        scans: Mapping[TableKey, Sequence[GroupScan]],
     ) -> dict[TableKey, str]:
         """The SELECT of each table over its rows."""
         times = Counter(resolved.by_path.get(fold(name.path)) for name in statement.tables)
         found = dict[TableKey, str]()
         for key, plan in plans.items():
-            try:
-                scans = [] if plan.empty else self._scan(schemas[key], plan, reading)
-            except StoreError as error:
-                raise session.translate(error) from error
-            check_time(self._timer)
             # What computes without reading may read a table any number of times.
             often = 0 if statement.generates_rows else times[key]
-            select = session.view_of(schemas[key], plan.columns, scans, times=often, held=statement.holds_rows)
-            found[key] = spilling(select) if self._spilling and scans else select
-            self._note(scans)
-            self._turn.pause()
+            select = session.view_of(schemas[key], plan.columns, scans[key], times=often, held=statement.holds_rows)
+            found[key] = spilling(select) if self._spilling and scans[key] else select
         return found
 
     def _scan(self, schema: TableSchema, plan: ScanPlan, reading: Reading) -> list[GroupScan]:

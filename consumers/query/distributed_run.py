@@ -7,7 +7,7 @@ the answers of the others beside it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -17,9 +17,10 @@ from sqlglot import exp
 from headrace.consumers.query.bounds_sql import bounds_sql
 from headrace.consumers.query.distribution import Distribution, NamedParameters, PartialPart, distribute
 from headrace.consumers.query.explain import Explanation
+from headrace.consumers.query.fragment_drivers import FragmentDrivers
 from headrace.consumers.query.fragment_sql import FRAGMENT_BYTES_MAX, FragmentSql
 from headrace.consumers.query.fragments import Fragment, FragmentScans, FragmentSource
-from headrace.consumers.query.group_scans import GroupScan, rollups_of
+from headrace.consumers.query.group_scans import GroupScan, rollups_of, rows_of
 from headrace.consumers.query.parameters import BoundStatement
 from headrace.consumers.query.planner import ScanPlan
 from headrace.consumers.query.query_errors import QueryInvalid, QueryTimeout
@@ -58,16 +59,27 @@ class DistributedRun:
         *,
         partial: bool = True,
         profiled: bool = False,
+        drivers: FragmentDrivers | None = None,
+        all_here: bool = False,
     ) -> None:
-        """Scans are closed with `resources`. `partial`: aggregates are divided. `profiled`: see `explained`."""
+        """Scans are closed with `resources`. `partial`: aggregates are divided. `profiled`: see `explained`.
+
+        `drivers` run large fragments over the rows of groups here. `all_here`: only what is divided is of use.
+        """
         self._session = session
         self._resources = resources
         self._source = source
         self._reading = reading
         self._partial = partial
+        self._drivers = drivers
+        self._all_here = all_here
         self._explanation = Explanation(session, source.node) if profiled else None
         self.scans: list[GroupScan] = []
         """What it reads, in the order of its fragments."""
+        self.cuts = 0
+        """The fragments that ran as several drivers."""
+        self.input_rows = 0
+        """The rows that the statement itself reads: those of answers, where others have read the rows."""
 
     def prepared(
         self, bound: BoundStatement, resolved: Resolved, schemas: Mapping[TableKey, TableSchema]
@@ -80,7 +92,7 @@ class DistributedRun:
         if not resolved.tables or any(key[0].lower() in AMBIGUOUS_DATABASES for key in resolved.tables):
             return None
         found = distribute(statement, resolved, schemas, self._session.constant, bound.texts(), partial=self._partial)
-        if found is None:
+        if found is None or (self._all_here and not found.parts):
             return None
         bare = bare_tables(resolved)
         for key, schema in schemas.items():
@@ -135,20 +147,48 @@ class DistributedRun:
         scans = self._scan(Fragment(schema, part.plan, remote, self._explanation is not None, request))
         if self._explanation is not None:
             self._explanation.add("partial", scans, lambda scan: self._local(each, schema, [scan], rollup))
-        queries = [self._local(each, schema, scans.local, rollup)]
-        if answers := [scan.table for scan in scans.remote if scan.table.num_rows]:
+        answers = [scan.table for scan in scans.remote if scan.table.num_rows]
+        cut = None if self._drivers is None or not part.divided.is_coarse else self._cut(part, schema, scans.local)
+        queries = [self._local(each, schema, scans.local, rollup, has_rows=cut is None)]
+        if answers := [*answers, *(cut or ())]:
             name = session.register_next(pa.concat_tables(answers))
             casts = zip(part.divided.columns, each.types, strict=True)
             listed = ", ".join(f"CAST({quoted(column)} AS {kind}) AS {quoted(column)}" for column, kind in casts)
             queries.append(f"SELECT {listed} FROM {quoted(name)}")
         session.execute(f"CREATE OR REPLACE VIEW {each.view} AS {' UNION ALL '.join(queries)}")
 
-    def _local(self, each: _Part, schema: TableSchema, scans: Sequence[GroupScan], rollup: RollupPlan | None) -> str:
-        """The fragment over what scans of groups here have: rows, and rollups of other rows."""
+    def _cut(self, part: PartialPart, schema: TableSchema, scans: Sequence[GroupScan]) -> list[pa.Table] | None:
+        """The answers of the fragment over the rows of groups here, by drivers of its own; None if it is not cut."""
+        assert self._drivers is not None
+        rows, columns = rows_of(scans), len(part.plan.columns or column_names(schema))
+
+        def fragment(session: Session, share: Sequence[GroupScan]) -> Iterator[pa.RecordBatch]:
+            return session.run(part.divided.fragment(f"({session.view_of(schema, part.plan.columns, share)})"))[1]
+
+        found = self._drivers.answers(scans, columns, fragment)
+        if found is not None:
+            self.cuts += 1
+            self.input_rows += sum(table.num_rows for table in found) - rows
+        return found
+
+    def _local(
+        self,
+        each: _Part,
+        schema: TableSchema,
+        scans: Sequence[GroupScan],
+        rollup: RollupPlan | None,
+        *,
+        has_rows: bool = True,
+    ) -> str:
+        """The fragment over what scans of groups here have: rollups, and those rows that these do not have.
+
+        Without `has_rows` others have run it over the rows.
+        """
         part, found = each.part, rollups_of(scans)
         queries = list[str]()
-        if not found or any(scan.files or scan.table.num_rows for scan in scans):
-            queries.append(part.divided.fragment(f"({self._view(schema, part.plan, scans)})"))
+        if not found or (has_rows and any(scan.files or scan.table.num_rows for scan in scans)):
+            view = self._view(schema, part.plan, scans if has_rows else ())
+            queries.append(part.divided.fragment(f"({view})"))
         if found:
             assert rollup is not None
             queries.append(rollup.sql(quoted(self._session.register_next(pa.concat_tables(found))), each.types))
@@ -184,6 +224,7 @@ class DistributedRun:
         for scan in (*scans.local, *scans.remote):
             self._resources.push(scan)
             self.scans.append(scan)
+        self.input_rows += rows_of((*scans.local, *scans.remote))
         timer = self._session.timer
         if timer.expired:
             raise QueryTimeout.after(timer.timeout_ms)

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headrace.consumers.query.attempt import QueryWanted
 from headrace.consumers.query.database import LockedDatabase
 from headrace.consumers.query.query_errors import QueryCancelled, QueryError, QueryTimeout, TooManyQueries
+from headrace.consumers.query.query_host import QueryWanted
 from headrace.consumers.query.query_run import SMALL_MB, QueryRun, memory_sizes
 from headrace.consumers.query.query_timer import Interrupter, QueryTimer
 from headrace.consumers.query.result_stream import ResultStream
@@ -164,6 +164,15 @@ class QueryEngine:
     def reserve(self, query_id: str, memory_mb: int) -> Future[None]:
         """See QueryHost."""
         return self.scheduler.reserve(query_id, memory_mb * BYTES_PER_MB)
+
+    @property
+    def workers(self) -> int:
+        """See DriverHost."""
+        return self.scheduler.limits.workers
+
+    def extend(self, query_id: str, drivers: Sequence[DriverSpec], memory_mb: int) -> bool:
+        """See DriverHost."""
+        return self.scheduler.extend(query_id, drivers, memory_mb * BYTES_PER_MB)
 
     def run_of(self, query_id: str, wanted: QueryWanted, timer: QueryTimer) -> QueryRun:
         """The work of a query."""

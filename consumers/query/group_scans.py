@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,6 +99,11 @@ class NewestScan:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         pass
+
+
+def rows_of(scans: Iterable[GroupScan]) -> int:
+    """The rows of scans, of files and others."""
+    return sum(scan.file_rows + scan.table.num_rows for scan in scans)
 
 
 def rollups_of(scans: Sequence[GroupScan]) -> list[pa.Table]:

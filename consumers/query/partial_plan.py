@@ -24,6 +24,8 @@ _CLAUSES = frozenset(
     {"kind", "hint", "expressions", "from_", "where", "group", "having", "order", "limit", "offset", "distinct"}
 )
 _QUOTED = "quoted"
+_COARSER = (exp.DateBin, exp.TimestampTrunc, exp.DateTrunc, exp.Cast)
+"""What makes keys of time that many rows share."""
 
 
 class _NotDivisible(Exception):
@@ -45,6 +47,11 @@ class DividedSelect:
     names: tuple[str | None, ...]
     condition: exp.Expression | None
     _final: exp.Select
+
+    @property
+    def is_coarse(self) -> bool:
+        """Whether many rows have the same keys: none of them is as fine as time itself."""
+        return all(_is_within(column, _COARSER) for key in self.partials[: self.keys] for column in _times(key))
 
     def fragment(self, table: str, write: Callable[[exp.Expression], str] = sql_of) -> str:
         """SQL of the fragment over a table, by its SQL name; `write` gives the SQL of an expression."""
@@ -286,6 +293,15 @@ def is_of_row_itself(node: exp.Expression) -> bool:
     for child in list(shell.iter_expressions()):
         child.replace(exp.Null())
     return is_of_row(shell) if not isinstance(node, exp.DataType) else is_of_row(node)
+
+
+def _times(key: exp.Expression) -> list[exp.Column]:
+    return [column for column in key.find_all(exp.Column) if column.name == TIME_COLUMN]
+
+
+def _is_within(column: exp.Column, kinds: tuple[type[exp.Expression], ...]) -> bool:
+    found = column.find_ancestor(*kinds)
+    return found is not None and (not isinstance(found, exp.Cast) or found.to.this == exp.DType.DATE)
 
 
 def _unique(keys: Iterable[exp.Expression]) -> list[exp.Expression]:

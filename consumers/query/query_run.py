@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack
 
-from headrace.consumers.query.attempt import Attempt, QueryHost, QueryWanted
+from headrace.consumers.query.attempt import Attempt
 from headrace.consumers.query.query_errors import (
     NotCaughtUp,
     NotReady,
@@ -20,6 +20,7 @@ from headrace.consumers.query.query_errors import (
     QueryTimeout,
     SlotNotHeld,
 )
+from headrace.consumers.query.query_host import QueryHost, QueryWanted
 from headrace.consumers.query.query_output import QueryOutput
 from headrace.consumers.query.query_timer import QueryTimer
 from headrace.consumers.query.table_source import ReadFence
@@ -85,6 +86,7 @@ class QueryRun:
                 with ExitStack() as resources:
                     self._attempt = Attempt(
                         self._host,
+                        self._id,
                         self._wanted,
                         self._timer,
                         self.output,

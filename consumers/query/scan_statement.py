@@ -12,7 +12,7 @@ from headrace.consumers.query.bounds_sql import bounds_sql
 from headrace.consumers.query.engine import QueryEngine
 from headrace.consumers.query.explain import profiled
 from headrace.consumers.query.fragment_sql import FragmentSql
-from headrace.consumers.query.group_scans import GroupScan, rollups_of
+from headrace.consumers.query.group_scans import GroupScan, rollups_of, rows_of
 from headrace.consumers.query.guard import Statement
 from headrace.consumers.query.local_fence import LocalFence
 from headrace.consumers.query.query_timer import QueryTimer
@@ -73,7 +73,7 @@ class ScanStatement:
         sql = self._rows_sql() if statement is None else qualified(statement, self._session.catalog)
         rollup = None if self._gives_rows else plan_rollup_of(sql, self._table, self._session.constant)
         scans = self._opened(source, reading, rollup)
-        if statement is not None and statement.holds_rows and _rows_of(scans) >= SMALL_INPUT_ROWS:
+        if statement is not None and statement.holds_rows and rows_of(scans) >= SMALL_INPUT_ROWS:
             self._turn.set_unbounded()
         columns = tuple({*request.columns, *self._filtered()})
         self._session.create_view(self._table, columns, scans, bare=False)
@@ -142,10 +142,6 @@ class ScanStatement:
         conditions = bounds_sql(request.start_ns, request.end_ns, tags)
         where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
         return f"SELECT {', '.join(map(quoted, request.columns))} FROM {name}{where}"
-
-
-def _rows_of(scans: list[GroupScan]) -> int:
-    return sum(scan.file_rows + scan.table.num_rows for scan in scans)
 
 
 def _with_dictionaries(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:

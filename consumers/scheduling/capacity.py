@@ -66,6 +66,14 @@ class Capacity:
         self._users[query] = user
         self._drivers.update(drivers)
 
+    def extend(self, has: int, drivers: Sequence[str]) -> bool:
+        """Whether a query that has so many drivers gets places for more: all of them or none."""
+        limits, more = self.limits, len(drivers)
+        if has + more > limits.drivers_per_query_max or len(self._drivers) + more > limits.drivers_max:
+            return False
+        self._drivers.update(drivers)
+        return True
+
     def of_user(self, user: str) -> int:
         """Queries of a user that have not ended."""
         return Counter(self._users.values())[user]

@@ -21,7 +21,7 @@ from typing import Any
 import structlog
 
 from headrace.consumers.scheduling.capacity import Capacity
-from headrace.consumers.scheduling.driver import Again, Blocked, BlockedOn, Step
+from headrace.consumers.scheduling.driver import Again, Blocked, BlockedOn, DriverSpec, Step
 from headrace.consumers.scheduling.driver_task import DriverTask, QueryReport, ScheduledQuery, Submission
 from headrace.consumers.scheduling.memory_pool import MemoryPool
 from headrace.consumers.scheduling.multilevel_queue import MultilevelQueue
@@ -102,6 +102,26 @@ class DriverScheduler:
         self._memory.check(query.submission.memory_bytes)
         names = [task.id for task in query.tasks]
         self._capacity.admit(query.id, query.submission.user, names, apart=query.submission.apart)
+
+    def extend(self, query_id: str, drivers: Sequence[DriverSpec], memory_bytes: int) -> bool:
+        """Add drivers to a query that runs, which has so much memory then. False changes nothing: it ends, or there are
+        no places or no memory at this moment. Raises QueryUnknown.
+        """
+        query = self._query(query_id)
+        with self._lock:
+            tasks = query.more(drivers, self._clock_s())
+            names = [task.id for task in tasks]
+            if query.cause is not None or not self._capacity.extend(len(query.tasks), names):
+                return False
+            if not self._memory.grow(query_id, memory_bytes):
+                for name in names:
+                    self._capacity.end_driver(name)
+                return False
+            query.extend(tasks)
+            for task in tasks:
+                self._queue.offer(task)
+                self._ready.notify()
+        return True
 
     def reserve(self, query_id: str, memory_bytes: int) -> Future[None]:
         """Exchange the memory that a running query has; done once it has all of it. Raises QueryMemory.
@@ -274,7 +294,8 @@ class DriverScheduler:
             with self._lock:
                 self._queue.remove(task)
                 self._stop_unbounded(task)
-                lends = step.keeps_bytes is not None and len(task.query.tasks) == 1
+                # What others of its query hold is not known here.
+                lends = step.keeps_bytes is not None and task.query.open == {task}
                 names = self._memory.lend(task.query.id, step.keeps_bytes or 0) if lends else []
                 granted = [self._queries[name] for name in names]
         self._grant(granted)

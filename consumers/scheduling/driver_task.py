@@ -119,6 +119,15 @@ class ScheduledQuery:
                 self.tasks[number].dependents.append(task)
                 task.block(self.tasks[number], BlockedOn.DRIVER)
 
+    def more(self, specs: Sequence[DriverSpec], now_s: float) -> list[DriverTask]:
+        """Tasks of drivers that come later; they are the query's with `extend`. They need no others."""
+        return [DriverTask(self, number, spec, now_s) for number, spec in enumerate(specs, len(self.tasks))]
+
+    def extend(self, tasks: Sequence[DriverTask]) -> None:
+        """Have more tasks. The caller has the lock of the scheduler."""
+        self.tasks = (*self.tasks, *tasks)
+        self.open.update(tasks)
+
     @property
     def error(self) -> QueryError | None:
         """Why it gave no answer; None while it runs, and when every driver has finished."""

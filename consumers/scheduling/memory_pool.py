@@ -62,6 +62,20 @@ class MemoryPool:
         self._waiting[query] = wanted_bytes
         return query in self._granted()
 
+    def grow(self, query: str, wanted_bytes: int) -> bool:
+        """Whether a query that holds memory has more of it at once. It never waits, and passes nobody that does."""
+        if self.waiting or wanted_bytes > self.per_query_bytes:
+            return False
+        others = {name: held for name, held in self._held.items() if name != query}
+        large_bytes = sum(held for name, held in others.items() if not self._is_small(self._reserved[name]))
+        has_share = (
+            self._is_small(wanted_bytes) or large_bytes + wanted_bytes <= self.limit_bytes - self.small_share_bytes
+        )
+        if not has_share or sum(others.values()) + wanted_bytes > self.limit_bytes:
+            return False
+        self._hold(query, wanted_bytes)
+        return True
+
     def lend(self, query: str, kept_bytes: int) -> list[str]:
         """A query does nothing for a while, and holds no more than this; the queries that have their memory now."""
         if query in self._reserved:

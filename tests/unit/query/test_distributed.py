@@ -70,28 +70,31 @@ def values_of(table: pa.Table) -> list[tuple[Any, ...]]:
     return list(zip(*(column.to_pylist() for column in columns), strict=True))
 
 
+def fill(cluster: StoredCluster, connection: duckdb.DuckDBPyConnection) -> Written:
+    """Rows with disorder, upserts and deletes, half of them sealed."""
+    chance, filled = random.Random(15), Written(cluster, connection)
+    connection.execute("SET threads = 1")
+    # A time of its own for every row, so that no two are equally old.
+    series = [{"host": f"host_{number}", "region": chance.choice(["eu", "us"])} for number in range(12)]
+    series += [{"region": "none"}, {"host": "alone"}]
+    seconds = chance.sample(range(4 * 3600), 1_200)
+    keys = [(chance.choice(series), BEGIN_NS + second * 1_000_000_000) for second in seconds]
+    for first in range(0, len(keys), 100):
+        older = chance.sample(keys[:first], min(first, 15))
+        filled.write([(tags, time, random_values(chance)) for tags, time in [*keys[first : first + 100], *older]])
+        if chance.random() < 0.3:
+            begin_ns = BEGIN_NS + chance.randrange(3 * 3600) * 1_000_000_000
+            filled.delete(f"host_{chance.randrange(12)}", begin_ns, begin_ns + 1_800_000_000_000)
+        cluster.seal(*chance.sample(cluster.ring.headers, 1))
+    filled.register()
+    return filled
+
+
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Written]:
-    """Rows with disorder, upserts and deletes, half of them sealed."""
-    chance = random.Random(15)
-    directory = tmp_path_factory.mktemp("cluster")
-    with cluster_of_stores(directory, SCHEMA) as cluster, duckdb.connect() as connection:
-        connection.execute("SET threads = 1")
-        filled = Written(cluster, connection)
-        # A time of its own for every row, so that no two are equally old.
-        series = [{"host": f"host_{number}", "region": chance.choice(["eu", "us"])} for number in range(12)]
-        series += [{"region": "none"}, {"host": "alone"}]
-        seconds = chance.sample(range(4 * 3600), 1_200)
-        keys = [(chance.choice(series), BEGIN_NS + second * 1_000_000_000) for second in seconds]
-        for first in range(0, len(keys), 100):
-            older = chance.sample(keys[:first], min(first, 15))
-            filled.write([(tags, time, random_values(chance)) for tags, time in [*keys[first : first + 100], *older]])
-            if chance.random() < 0.3:
-                begin_ns = BEGIN_NS + chance.randrange(3 * 3600) * 1_000_000_000
-                filled.delete(f"host_{chance.randrange(12)}", begin_ns, begin_ns + 1_800_000_000_000)
-            cluster.seal(*chance.sample(cluster.ring.headers, 1))
-        filled.register()
-        yield filled
+    """Five nodes."""
+    with cluster_of_stores(tmp_path_factory.mktemp("cluster"), SCHEMA) as cluster, duckdb.connect() as connection:
+        yield fill(cluster, connection)
 
 
 @pytest.mark.parametrize("seed", range(10))
