@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
 
 import duckdb
 import pyarrow as pa
 
+from headrace.consumers.query.cut_run import CutRun
 from headrace.consumers.query.database import Pauses
 from headrace.consumers.query.distributed_run import DistributedRun
-from headrace.consumers.query.file_shares import OpenedScans
 from headrace.consumers.query.fragment_drivers import FragmentDrivers
 from headrace.consumers.query.group_scans import GroupScan, rows_of
 from headrace.consumers.query.guard import Statement
@@ -30,7 +30,6 @@ from headrace.consumers.query.query_output import BUFFER_BYTES, QueryOutput
 from headrace.consumers.query.query_timer import QueryTimer, ShortTimer
 from headrace.consumers.query.remote_rows import check_time
 from headrace.consumers.query.result_stream import unique_names
-from headrace.consumers.query.scope import column_names
 from headrace.consumers.query.session import Session, bare_tables, qualified, show_table
 from headrace.consumers.query.table_names import Resolved, TableKey, fold, resolve
 from headrace.consumers.query.table_source import ReadFence, Reading
@@ -161,11 +160,10 @@ class Attempt:
             self._write(session, reading.fence, divided)
             return
         scans = self._scans(session, schemas, plans, reading)
-        cut = self._cut(session, bound, resolved, schemas, plans, scans, reading)
-        if cut is not None:
-            self._prepare(statement, has_much=has_much)
-            self._write(session, reading.fence, cut)
-            return
+        if self._drivers is not None:
+            run = CutRun(self._drivers, bound, resolved, schemas, plans, scans)
+            if self._ran_cut(session, run, reading, statement, has_much=has_much):
+                return
         reads = self._selects(session, statement, resolved, schemas, plans, scans)
         self._prepare(statement, has_much=has_much)
         if self._ran_inlined(session, statement, resolved, reads, reading.fence):
@@ -253,32 +251,25 @@ class Attempt:
         self._input_rows = run.input_rows
         return sql
 
-    def _cut(
-        self,
-        session: Session,
-        bound: BoundStatement,
-        resolved: Resolved,
-        schemas: Mapping[TableKey, TableSchema],
-        plans: Mapping[TableKey, ScanPlan],
-        scans: Mapping[TableKey, Sequence[GroupScan]],
-        reading: Reading,
-    ) -> str | None:
-        """SQL of a statement whose large fragments have run as drivers of their own; None where none has."""
-        drivers, statement = self._drivers, bound.statement
-        if drivers is None or statement.explain or statement.verb:
-            return None
-        if not any(
-            drivers.may_cut(found, len(plans[key].columns or column_names(schemas[key])))
-            for key, found in scans.items()
-        ):
-            return None
-        source = OpenedScans(scans)
-        run = DistributedRun(session, self._resources, source, reading, drivers=drivers, all_here=True)
-        sql = run.prepared(bound, resolved, schemas)
-        if sql is None or not run.cuts:
-            return None
-        self._input_rows = run.input_rows
-        return sql
+    def _ran_cut(
+        self, session: Session, run: CutRun, reading: Reading, statement: Statement, *, has_much: bool
+    ) -> bool:
+        """Whether the statement ran with fragments that were cut. Nothing is shown if not."""
+        if not run.pays:
+            return False
+        sql = run.prepared(session, self._resources, reading)
+        if sql is not None:
+            self._input_rows = run.input_rows
+            self._prepare(statement, has_much=has_much)
+            self._write(session, reading.fence, sql)
+            return True
+        filtered = run.filtered(session)
+        if filtered is None:
+            return False
+        found, batches = filtered
+        with closing(batches):
+            self._put(session, reading.fence, found, batches)
+        return True
 
     def _note(self, scans: Sequence[GroupScan]) -> None:
         """Count what the statement reads."""
@@ -356,7 +347,10 @@ class Attempt:
 
     def _write(self, session: Session, fence: ReadFence, sql: str) -> None:
         """Every row into the output."""
-        found, batches = session.run(sql, empty=self._wanted.row_limit == 0)
+        self._put(session, fence, *session.run(sql, empty=self._wanted.row_limit == 0))
+
+    def _put(self, session: Session, fence: ReadFence, found: pa.Schema, batches: Iterator[pa.RecordBatch]) -> None:
+        """Every row that is wanted, of columns as they are found, into the output."""
         names = unique_names(found.names)
         schema = pa.schema([each.with_name(name) for each, name in zip(found, names, strict=True)])
         left = self._wanted.row_limit

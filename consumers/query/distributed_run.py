@@ -17,6 +17,7 @@ from sqlglot import exp
 from headrace.consumers.query.bounds_sql import bounds_sql
 from headrace.consumers.query.distribution import Distribution, NamedParameters, PartialPart, distribute
 from headrace.consumers.query.explain import Explanation
+from headrace.consumers.query.file_shares import ScanShare
 from headrace.consumers.query.fragment_drivers import FragmentDrivers
 from headrace.consumers.query.fragment_sql import FRAGMENT_BYTES_MAX, FragmentSql
 from headrace.consumers.query.fragments import Fragment, FragmentScans, FragmentSource
@@ -34,6 +35,9 @@ from headrace.consumers.query.table_source import Reading
 from headrace.consumers.query.views import quoted
 from headrace.consumers.store import StoreError
 from headrace.schemas.tables import TableSchema
+
+TOP_ROWS_MAX = 10_000
+"""The first rows of a table that drivers of their own look for: of more each would hold as many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +96,7 @@ class DistributedRun:
         if not resolved.tables or any(key[0].lower() in AMBIGUOUS_DATABASES for key in resolved.tables):
             return None
         found = distribute(statement, resolved, schemas, self._session.constant, bound.texts(), partial=self._partial)
-        if found is None or (self._all_here and not found.parts):
+        if found is None or (self._all_here and not found.parts and not any(map(_is_top, found.rows.values()))):
             return None
         bare = bare_tables(resolved)
         for key, schema in schemas.items():
@@ -159,17 +163,9 @@ class DistributedRun:
 
     def _cut(self, part: PartialPart, schema: TableSchema, scans: Sequence[GroupScan]) -> list[pa.Table] | None:
         """The answers of the fragment over the rows of groups here, by drivers of its own; None if it is not cut."""
-        assert self._drivers is not None
-        rows, columns = rows_of(scans), len(part.plan.columns or column_names(schema))
-
-        def fragment(session: Session, share: Sequence[GroupScan]) -> Iterator[pa.RecordBatch]:
-            return session.run(part.divided.fragment(f"({session.view_of(schema, part.plan.columns, share)})"))[1]
-
-        found = self._drivers.answers(scans, columns, fragment)
-        if found is not None:
-            self.cuts += 1
-            self.input_rows += sum(table.num_rows for table in found) - rows
-        return found
+        return self._answers(
+            scans, part.plan, schema, lambda session, view: session.run(part.divided.fragment(view))[1]
+        )
 
     def _local(
         self,
@@ -209,7 +205,36 @@ class DistributedRun:
                 found,
                 lambda scan: _rows_sql(schema, plan, wanted, f"({self._view(schema, plan, [scan])})", sql_of),
             )
-        self._session.create_view(schema, plan.columns, [*found.local, *found.remote], bare=bare)
+        top = self._top(schema, plan, wanted, found.local) if self._drivers is not None and _is_top(wanted) else None
+        local = found.local if top is None else [ScanShare((), 0, table) for table in top]
+        self._session.create_view(schema, plan.columns, [*local, *found.remote], bare=bare)
+
+    def _top(
+        self, schema: TableSchema, plan: ScanPlan, wanted: RowFragment, scans: Sequence[GroupScan]
+    ) -> list[pa.Table] | None:
+        """The first rows of groups here, by drivers of their own; None if these are not cut."""
+        return self._answers(
+            scans, plan, schema, lambda session, view: session.run(_rows_sql(schema, plan, wanted, view, sql_of))[1]
+        )
+
+    def _answers(
+        self,
+        scans: Sequence[GroupScan],
+        plan: ScanPlan,
+        schema: TableSchema,
+        fragment: Callable[[Session, str], Iterator[pa.RecordBatch]],
+    ) -> list[pa.Table] | None:
+        """What a fragment over a table, by its SQL, gives in drivers of its own; None if it is not cut."""
+        assert self._drivers is not None
+
+        def over(session: Session, share: Sequence[GroupScan]) -> Iterator[pa.RecordBatch]:
+            return fragment(session, f"({session.view_of(schema, plan.columns, share)})")
+
+        found = self._drivers.answers(scans, len(plan.columns or column_names(schema)), over)
+        if found is not None:
+            self.cuts += 1
+            self.input_rows += sum(table.num_rows for table in found) - rows_of(scans)
+        return found
 
     def _view(self, schema: TableSchema, plan: ScanPlan, scans: Sequence[GroupScan]) -> str:
         return self._session.view_of(schema, plan.columns, scans)
@@ -240,3 +265,8 @@ def _rows_sql(
     sql += f" WHERE {' AND '.join(conditions)}" if conditions else ""
     sql += f" ORDER BY {', '.join(map(write, wanted.order))}" if wanted.order else ""
     return f"{sql} LIMIT {wanted.limit}" if wanted.limit is not None else sql
+
+
+def _is_top(wanted: RowFragment) -> bool:
+    """Whether only the first rows in some order are wanted, and few of them."""
+    return bool(wanted.order) and wanted.limit is not None and wanted.limit <= TOP_ROWS_MAX

@@ -18,8 +18,8 @@ from headrace.consumers.query.parameters import READER, BoundStatement
 from headrace.consumers.query.partial_plan import DividedSelect, Span, divide, span_of
 from headrace.consumers.query.planner import ScanPlan, combine, occurrence_of, parse, path_of
 from headrace.consumers.query.predicates import Evaluate, mark_texts
-from headrace.consumers.query.row_fragments import RowFragment, row_fragment
-from headrace.consumers.query.scope import select_of
+from headrace.consumers.query.row_fragments import RowFragment, is_filter, row_fragment
+from headrace.consumers.query.scope import select_of, sources_of
 from headrace.consumers.query.sql_nodes import sql_of
 from headrace.consumers.query.table_names import Resolved, TableKey
 from headrace.schemas.tables import TableSchema
@@ -98,6 +98,12 @@ def _partial(
     if divided is None or span is None:
         return None
     return PartialPart(key, span, divided, combine([occurrence_of(tree, table, schema, evaluate)], schema))
+
+
+def only_filters(statement: Statement) -> bool:
+    """Whether a statement gives rows of its only table, each by itself; see `is_filter`."""
+    tree = None if statement.explain or statement.verb or statement.has_subquery else parse(statement)
+    return isinstance(tree, exp.Select) and isinstance(sources_of(tree)[0], exp.Table) and is_filter(tree)
 
 
 def _rows(table: exp.Table, schema: TableSchema) -> RowFragment:

@@ -160,8 +160,10 @@ class FragmentDrivers:
         """Wait until a part reads no more: its files may go then."""
         part.forgo()
         if not part.ended.done():
-            # Of a query that was cancelled the scheduler ends all drivers, whether they have a worker or not.
+            # Of a query that was cancelled the scheduler ends all drivers, whether they have a worker or not. It gives
+            # this one no other turn, so that it must not wait for one.
             with suppress(QueryCancelled):
+                self._turn.pause()
                 self._turn.block(part.ended, BlockedOn.DRIVER)
         part.ended.result()
 
@@ -214,6 +216,8 @@ class _Part:
         session = self._open_session(resources, _PartPauses(turn, self._exchange))
         try:
             for batch in self._work(session):
+                if self._exchange.stopped:
+                    return
                 room = self._exchange.put(batch) if batch.num_rows else None
                 if room is not None:
                     turn.block(room, BlockedOn.OUTPUT)

@@ -41,6 +41,15 @@ def row_fragment(select: exp.Select, table: exp.Table, schema: TableSchema) -> R
     return RowFragment(conditions) if order is None else RowFragment(conditions, order, limit)
 
 
+def is_filter(select: exp.Select) -> bool:
+    """Whether a SELECT gives one row for each row of its only source that fulfils its WHERE, of that row alone."""
+    clauses = {name for name, value in select.args.items() if value}
+    if clauses != {"expressions", "from_", "where"} or len(sources_of(select)) != 1:
+        return False
+    condition = select.args["where"].this
+    return not rows_depend_on_each_other(select) and is_of_row(condition) and all(map(_is_plain, select.expressions))
+
+
 def _only_inner(select: exp.Select) -> bool:
     # A row that an outer join leaves without its partner has nulls there, which a condition may want.
     joins = select.args.get("joins") or ()

@@ -48,3 +48,86 @@ def test_cut_statements_answer_as_one_duckdb(written: Written, drivers: list[int
         written.check(node, query.sql.replace("{table}", TABLE), query.ordered)
     assert 2 in drivers
     assert 0 == written.cluster.engines[node].scheduler.figures().memory_bytes
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        f"SELECT * FROM {TABLE} WHERE x > 0",
+        f"SELECT host, time AS t, n % 7 FROM {TABLE} WHERE x > 0 AND region = 'eu'",
+        f"SELECT upper(s), b FROM {TABLE} AS c WHERE c.n IS NOT NULL",
+    ],
+)
+def test_rows_that_a_condition_keeps_come_from_every_driver(written: Written, drivers: list[int], sql: str) -> None:
+    """What only filters a table of this node; rows of other nodes come as before."""
+    written.check("n0", sql, ordered=False)
+    assert ([2] if len(written.cluster.ring.headers) == 1 else []) == drivers
+
+
+def test_parameters_and_the_moment_are_those_of_the_query(written: Written, drivers: list[int]) -> None:
+    """Every driver has the same values, and the columns their names."""
+    node, sql = "n0", f"SELECT host, $low FROM {TABLE} WHERE x > $low AND time < now()"
+    found = written.cluster.ask(node, sql, parameters={"low": 3.5})
+    wanted = written.connection.execute(f"SELECT count(*) FROM {TABLE} WHERE x > 3.5").fetchall()
+    assert [(found.num_rows,)] == wanted
+    assert ["host", "$low"] == found.column_names
+
+
+@pytest.mark.parametrize("order", ["time DESC", "x NULLS LAST, time", "host DESC NULLS FIRST, time"])
+def test_first_rows_in_an_order_are_those_of_all_drivers(written: Written, drivers: list[int], order: str) -> None:
+    """Each gives its own first rows, and the statement takes the first of these."""
+    written.check("n0", f"SELECT * FROM {TABLE} WHERE n IS NOT NULL ORDER BY {order} LIMIT 7 OFFSET 2", ordered=True)
+    assert [2] == drivers
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        f"SELECT host, row_number() OVER (PARTITION BY host ORDER BY time) FROM {TABLE} WHERE x > 0",
+        f"SELECT a.host, count(*) FROM {TABLE} a JOIN {TABLE} b USING (host, time) GROUP BY a.host",
+        f"SELECT time, max(x) FROM {TABLE} GROUP BY time",
+        f"SELECT DISTINCT x FROM {TABLE} WHERE n > 0",
+        f"SELECT host FROM {TABLE} WHERE x > (SELECT avg(x) FROM {TABLE} WHERE region = 'none')",
+    ],
+)
+def test_what_is_not_understood_gives_the_same_rows(written: Written, drivers: list[int], sql: str) -> None:
+    """Windows, joins, keys as fine as rows, and conditions over other rows."""
+    written.check("n0", sql, ordered=False)
+
+
+def test_two_uses_of_a_table_are_cut_each(written: Written, drivers: list[int]) -> None:
+    """Both aggregates read what the statement has opened once, each with its own condition."""
+    sql = f"""WITH early AS (SELECT host, sum(n) AS s FROM {TABLE} WHERE time < '2026-01-01 01:00:00' GROUP BY host),
+        late AS (SELECT host, max(x) AS m FROM {TABLE} WHERE time >= '2026-01-01 02:00:00' GROUP BY host)
+        SELECT early.host, s, m FROM early JOIN late USING (host) ORDER BY 1"""
+    written.check("n0", sql, ordered=True)
+    assert [2, 2] == drivers
+
+
+def test_answers_that_are_large_are_left_to_one_driver(
+    written: Written, drivers: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The query begins again with more memory, and is not cut then."""
+    monkeypatch.setattr(fragment_drivers, "ANSWER_BYTES_MAX", 0)
+    written.check("n0", f"SELECT host, region, count(*) FROM {TABLE} GROUP BY ALL", ordered=False)
+    assert [2] == drivers
+
+
+def test_a_query_is_not_cut_while_others_want_the_workers(
+    written: Written, drivers: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor is one of few rows."""
+    sql = f"SELECT host, count(*) FROM {TABLE} GROUP BY host"
+    monkeypatch.setattr(FragmentDrivers, "free_workers", lambda self: 1)
+    written.check("n0", sql, ordered=False)
+    monkeypatch.undo()
+    written.check("n0", sql, ordered=False)
+    assert [] == drivers
+
+
+def test_a_row_limit_ends_all_drivers(written: Written, drivers: list[int]) -> None:
+    """Nothing of the query is left behind its last wanted row."""
+    found = written.cluster.ask("n0", f"SELECT * FROM {TABLE} WHERE x > 0", row_limit=3)
+    assert 3 == found.num_rows
+    figures = written.cluster.engines["n0"].scheduler.figures()
+    assert (0, 0) == (figures.queries, figures.memory_bytes)
