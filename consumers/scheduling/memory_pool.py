@@ -64,6 +64,7 @@ class MemoryPool:
 
     def grow(self, query: str, wanted_bytes: int) -> bool:
         """Whether a query that holds memory has more of it at once. It never waits, and passes nobody that does."""
+        wanted_bytes = max(wanted_bytes, self.held_by(query))
         if self.waiting or wanted_bytes > self.per_query_bytes:
             return False
         others = {name: held for name, held in self._held.items() if name != query}

@@ -118,7 +118,7 @@ def test_a_query_is_not_cut_while_others_want_the_workers(
 ) -> None:
     """Nor is one of few rows."""
     sql = f"SELECT host, count(*) FROM {TABLE} GROUP BY host"
-    monkeypatch.setattr(FragmentDrivers, "free_workers", lambda self: 1)
+    monkeypatch.setattr(FragmentDrivers, "free_workers", lambda _: 1)
     written.check("n0", sql, ordered=False)
     monkeypatch.undo()
     written.check("n0", sql, ordered=False)

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -513,4 +513,63 @@ def test_a_future_completed_behind_the_end_changes_nothing() -> None:
     futures[1].set_exception(OSError())
     bench.run()
     assert {"QueryCancelled": 2} == bench.scheduler.statistics.aborts
+    check_empty(bench.scheduler)
+
+
+def test_a_running_query_gets_more_drivers() -> None:
+    """They share its time, and it ends behind the last of them; its memory grows with them."""
+    bench = Bench(SchedulerLimits(memory_bytes=100, memory_per_query_bytes=80))
+    step, future = blocked()
+    more = [ScriptedDriver(again(2)), ScriptedDriver()]
+    query = bench.submit(ScriptedDriver([step]), memory_bytes=20)
+    bench.turn()
+    assert bench.scheduler.extend("q1", [DriverSpec(each) for each in more], 60)
+    assert 60 == bench.scheduler.figures().memory_bytes
+    assert {"q1/0", "q1/1", "q1/2"} == {task.id for task in query.tasks}
+    future.set_result(None)
+    bench.run()
+    assert query.wait(0)
+    assert query.error is None
+    assert [(3, 1), (1, 1)] == [(driver.taken, driver.closed) for driver in more]
+    check_empty(bench.scheduler)
+
+
+def test_what_has_no_room_is_not_extended() -> None:
+    """Nothing changes without places or memory, while others wait for memory, or once the query ends."""
+    capacity = CapacityLimits(drivers_max=4, drivers_per_query_max=3)
+    bench = Bench(SchedulerLimits(capacity=capacity, memory_bytes=100, memory_per_query_bytes=80))
+    query = bench.submit(ScriptedDriver(), memory_bytes=20)
+    spec = DriverSpec(ScriptedDriver())
+    before = bench.scheduler.figures()
+    for drivers, memory_bytes in (([spec] * 3, 20), ([spec], 81)):
+        assert not bench.scheduler.extend("q1", drivers, memory_bytes)
+    other = bench.submit(ScriptedDriver(), ScriptedDriver(), memory_bytes=60)
+    assert not bench.scheduler.extend("q1", [spec] * 2, 20)
+    assert not bench.scheduler.extend("q1", [spec], 50)
+    bench.scheduler.abort(other, QueryCancelled("enough"))
+    bench.settle()
+    assert before.memory_bytes == bench.scheduler.figures().memory_bytes
+    bench.submit(ScriptedDriver(), memory_bytes=80)
+    bench.submit(ScriptedDriver(), memory_bytes=30)
+    assert not bench.scheduler.extend("q1", [spec], 20)
+    bench.scheduler.abort(query, QueryCancelled("enough"))
+    assert not bench.scheduler.extend("q1", [spec], 20)
+    bench.run()
+    with pytest.raises(QueryUnknown):
+        bench.scheduler.extend("q1", [spec], 20)
+    assert 0 == cast(ScriptedDriver, spec.driver).taken
+    check_empty(bench.scheduler)
+
+
+def test_an_abort_ends_drivers_that_came_later() -> None:
+    """An error of one of them ends the query, too."""
+    bench = Bench()
+    step, _ = blocked()
+    first, later = ScriptedDriver([step]), [ScriptedDriver([QueryMemory.above(1)]), ScriptedDriver(again(9))]
+    query = bench.submit(first)
+    bench.turn()
+    assert bench.scheduler.extend("q1", [DriverSpec(each) for each in later], 0)
+    bench.run()
+    assert isinstance(query.error, QueryMemory)
+    assert [1, 1, 1] == [driver.closed for driver in (first, *later)]
     check_empty(bench.scheduler)

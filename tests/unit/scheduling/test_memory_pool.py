@@ -174,3 +174,21 @@ def test_drivers_of_a_query_of_several_lend_nothing() -> None:
     reader.set_result(None)
     bench.run()
     assert 0 == bench.scheduler.figures().memory_bytes
+
+
+def test_a_query_grows_at_once_or_not_at_all() -> None:
+    """As far as a large one may, never past somebody who waits, and never to less than it has."""
+    memory = MemoryPool(LIMIT, 60, SMALL)
+    assert memory.reserve("a", SMALL)
+    assert memory.reserve("b", 40)
+    assert not memory.grow("a", 36)
+    assert memory.grow("a", 35)
+    assert memory.grow("a", 1)
+    assert 75 == memory.held_bytes
+    assert not memory.reserve("c", 5)
+    assert not memory.grow("b", 41)
+    assert ["c"] == memory.release("b")
+    assert memory.grow("a", 60)
+    assert not memory.grow("a", 61)
+    assert [] == memory.release("a")
+    assert 5 == memory.held_bytes

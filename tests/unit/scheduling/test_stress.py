@@ -97,7 +97,7 @@ class Crowd:
     def _user(self, number: int) -> None:
         chance = random.Random(f"{self._seed}/{number}")
         for count in range(self._operations // THREADS):
-            kind = chance.choices(("submit", "complete", "kill", "fail", "expire"), (30, 50, 6, 8, 6))[0]
+            kind = chance.choices(("submit", "complete", "kill", "fail", "expire", "extend"), (30, 50, 6, 8, 6, 15))[0]
             self.done[kind] += 1
             if kind == "submit":
                 self._submit(chance, f"{number}/{count}")
@@ -107,6 +107,8 @@ class Crowd:
                 self._complete(OSError("what it waited for is gone"))
             elif kind == "expire":
                 self.threads.scheduler.expire()
+            elif kind == "extend":
+                self._extend(chance)
             else:
                 self._kill(chance)
 
@@ -132,6 +134,20 @@ class Crowd:
         with self._lock:
             self.queries.append(query)
             self.drivers += drivers
+
+    def _extend(self, chance: random.Random) -> None:
+        with self._lock:
+            query = chance.choice(self.queries) if self.queries else None
+        drivers = [RandomDriver(random.Random(chance.random()), self._pending) for _ in range(chance.randint(1, 3))]
+        try:
+            has_more = query is not None and self.threads.scheduler.extend(
+                query.id, [DriverSpec(driver) for driver in drivers], chance.choice((10, 30, 60))
+            )
+        except QueryUnknown:
+            return
+        self.done["extended"] += has_more
+        with self._lock:
+            self.drivers += drivers if has_more else []
 
     def _complete(self, error: BaseException | None) -> None:
         while not self._pending.empty():
