@@ -11,13 +11,13 @@ from functools import partial
 import duckdb
 import pyarrow as pa
 
-from headrace.consumers.query.cut_run import CutRun
 from headrace.consumers.query.database import Pauses
 from headrace.consumers.query.distributed_run import DistributedRun
 from headrace.consumers.query.fragment_drivers import FragmentDrivers
 from headrace.consumers.query.group_scans import GroupScan, rows_of
 from headrace.consumers.query.guard import Statement
 from headrace.consumers.query.inlining import inlined
+from headrace.consumers.query.parallel_run import ParallelRun
 from headrace.consumers.query.parameters import BoundStatement
 from headrace.consumers.query.planner import ScanPlan, plan_scans
 from headrace.consumers.query.query_errors import (
@@ -161,8 +161,8 @@ class Attempt:
             return
         scans = self._scans(session, schemas, plans, reading)
         if self._drivers is not None:
-            run = CutRun(self._drivers, bound, resolved, schemas, plans, scans)
-            if self._ran_cut(session, run, reading, statement, has_much=has_much):
+            run = ParallelRun(self._drivers, bound, resolved, schemas, plans, scans)
+            if self._ran_parallel(session, run, reading, statement, has_much=has_much):
                 return
         reads = self._selects(session, statement, resolved, schemas, plans, scans)
         self._prepare(statement, has_much=has_much)
@@ -251,10 +251,10 @@ class Attempt:
         self._input_rows = run.input_rows
         return sql
 
-    def _ran_cut(
-        self, session: Session, run: CutRun, reading: Reading, statement: Statement, *, has_much: bool
+    def _ran_parallel(
+        self, session: Session, run: ParallelRun, reading: Reading, statement: Statement, *, has_much: bool
     ) -> bool:
-        """Whether the statement ran with fragments that were cut. Nothing is shown if not."""
+        """Whether the statement ran as several drivers. Nothing is shown if not."""
         if not run.pays:
             return False
         sql = run.prepared(session, self._resources, reading)

@@ -80,7 +80,7 @@ class DistributedRun:
         self._explanation = Explanation(session, source.node) if profiled else None
         self.scans: list[GroupScan] = []
         """What it reads, in the order of its fragments."""
-        self.cuts = 0
+        self.parallel = 0
         """The fragments that ran as several drivers."""
         self.input_rows = 0
         """The rows that the statement itself reads: those of answers, where others have read the rows."""
@@ -152,17 +152,23 @@ class DistributedRun:
         if self._explanation is not None:
             self._explanation.add("partial", scans, lambda scan: self._local(each, schema, [scan], rollup))
         answers = [scan.table for scan in scans.remote if scan.table.num_rows]
-        cut = None if self._drivers is None or not part.divided.is_coarse else self._cut(part, schema, scans.local)
-        queries = [self._local(each, schema, scans.local, rollup, has_rows=cut is None)]
-        if answers := [*answers, *(cut or ())]:
+        parallel = (
+            None
+            if self._drivers is None or not part.divided.is_coarse
+            else self._parallel_part(part, schema, scans.local)
+        )
+        queries = [self._local(each, schema, scans.local, rollup, has_rows=parallel is None)]
+        if answers := [*answers, *(parallel or ())]:
             name = session.register_next(pa.concat_tables(answers))
             casts = zip(part.divided.columns, each.types, strict=True)
             listed = ", ".join(f"CAST({quoted(column)} AS {kind}) AS {quoted(column)}" for column, kind in casts)
             queries.append(f"SELECT {listed} FROM {quoted(name)}")
         session.execute(f"CREATE OR REPLACE VIEW {each.view} AS {' UNION ALL '.join(queries)}")
 
-    def _cut(self, part: PartialPart, schema: TableSchema, scans: Sequence[GroupScan]) -> list[pa.Table] | None:
-        """The answers of the fragment over the rows of groups here, by drivers of its own; None if it is not cut."""
+    def _parallel_part(
+        self, part: PartialPart, schema: TableSchema, scans: Sequence[GroupScan]
+    ) -> list[pa.Table] | None:
+        """The answers of the fragment over the rows of groups here, by drivers of its own; None where one driver runs it."""
         return self._answers(
             scans, part.plan, schema, lambda session, view: session.run(part.divided.fragment(view))[1]
         )
@@ -212,7 +218,7 @@ class DistributedRun:
     def _top(
         self, schema: TableSchema, plan: ScanPlan, wanted: RowFragment, scans: Sequence[GroupScan]
     ) -> list[pa.Table] | None:
-        """The first rows of groups here, by drivers of their own; None if these are not cut."""
+        """The first rows of groups here, by drivers of their own; None where one driver looks for them."""
         return self._answers(
             scans, plan, schema, lambda session, view: session.run(_rows_sql(schema, plan, wanted, view, sql_of))[1]
         )
@@ -224,7 +230,7 @@ class DistributedRun:
         schema: TableSchema,
         fragment: Callable[[Session, str], Iterator[pa.RecordBatch]],
     ) -> list[pa.Table] | None:
-        """What a fragment over a table, by its SQL, gives in drivers of its own; None if it is not cut."""
+        """What a fragment over a table, by its SQL, gives in drivers of its own; None where one driver runs it."""
         assert self._drivers is not None
 
         def over(session: Session, share: Sequence[GroupScan]) -> Iterator[pa.RecordBatch]:
@@ -232,7 +238,7 @@ class DistributedRun:
 
         found = self._drivers.answers(scans, len(plan.columns or column_names(schema)), over)
         if found is not None:
-            self.cuts += 1
+            self.parallel += 1
             self.input_rows += sum(table.num_rows for table in found) - rows_of(scans)
         return found
 

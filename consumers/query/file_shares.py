@@ -1,4 +1,4 @@
-"""Cuts the rows of scans into shares, one for each driver of a fragment. Pure.
+"""Divides the rows of scans into shares, one for each driver of a fragment. Pure.
 
 The files of a scan hold rows that are valid as they are, and its table all others, merged: the scan of a group has
 decided that before. So no row of one share changes the meaning of a row of another one, and files go whole to any.
@@ -53,14 +53,14 @@ class OpenedScans:
         return FragmentScans(self._scans[fragment.schema.database, fragment.schema.table], ())
 
 
-def cut(scans: Sequence[GroupScan], shares: int, size_of: Callable[[Path], int]) -> list[list[ScanShare]]:
+def shares_of(scans: Sequence[GroupScan], number: int, size_of: Callable[[Path], int]) -> list[list[ScanShare]]:
     """The rows of scans as so many shares of about equal size, or fewer; none is empty. `size_of` is in bytes."""
-    found: list[list[ScanShare]] = [[] for _ in range(shares)]
+    found: list[list[ScanShare]] = [[] for _ in range(number)]
     files = [(size_of(path), path) for scan in scans for path in scan.files]
     rows = sum(scan.file_rows for scan in scans)
     total = max(1, sum(size for size, _ in files))
-    loads = [0] * shares
-    chosen: list[list[Path]] = [[] for _ in range(shares)]
+    loads = [0] * number
+    chosen: list[list[Path]] = [[] for _ in range(number)]
     # The largest first, each to the share with the least so far.
     for size, path in sorted(files, key=lambda pair: (-pair[0], pair[1])):
         place = loads.index(min(loads))
@@ -71,8 +71,8 @@ def cut(scans: Sequence[GroupScan], shares: int, size_of: Callable[[Path], int])
             # In the order of their names, which is that of time.
             found[place].append(ScanShare(sorted(paths), rows * loads[place] // total, pa.table({})))
     for scan in scans:
-        step = -(-scan.table.num_rows // shares)
-        for place in range(shares if step else 0):
+        step = -(-scan.table.num_rows // number)
+        for place in range(number if step else 0):
             if part := scan.table.slice(place * step, step):
                 found[place].append(ScanShare((), 0, part))
     return [share for share in found if share]

@@ -16,7 +16,7 @@ from typing import Protocol
 import pyarrow as pa
 
 from headrace.consumers.query.exchange import Exchange
-from headrace.consumers.query.file_shares import cut
+from headrace.consumers.query.file_shares import shares_of
 from headrace.consumers.query.group_scans import GroupScan, rows_of
 from headrace.consumers.query.query_errors import QueryCancelled, QueryMemory
 from headrace.consumers.query.query_timer import QueryTimer
@@ -27,10 +27,10 @@ from headrace.consumers.scheduling.task_states import TaskState
 from headrace.consumers.scheduling.threaded_driver import ThreadedDriver, Turn
 from headrace.consumers.scheduling.work_threads import WorkThreads
 
-CUT_VALUES_MIN = 8 * 1024 * 1024
-"""Values that a fragment reads: fewer are read before it pays to cut it."""
+PARALLEL_VALUES_MIN = 8 * 1024 * 1024
+"""Values that a fragment reads: fewer are read before several drivers pay."""
 LONG_CPU_S = 0.1
-"""Queries that have used more keep their workers: others are not cut for the sake of these."""
+"""Queries that have used more keep their workers: no other one has several drivers for the sake of these."""
 DRIVERS_MAX = 16
 """The most drivers of one fragment."""
 ANSWER_BYTES_MAX = 16_000_000
@@ -77,6 +77,7 @@ class FragmentDrivers:
         self._turn = turn
         self._memory_mb = memory_mb
         self._open_session = open_session
+        self._begun = 1
 
     def free_workers(self) -> int:
         """How many drivers the query may have: workers that no long query claims."""
@@ -87,9 +88,9 @@ class FragmentDrivers:
         )
         return min(self._host.workers - claimed, DRIVERS_MAX)
 
-    def may_cut(self, scans: Sequence[GroupScan], columns: int) -> bool:
-        """Whether it may pay to cut a fragment over scans, of so many columns at most, at this moment."""
-        return rows_of(scans) * columns >= CUT_VALUES_MIN and self.free_workers() > 1
+    def pays(self, scans: Sequence[GroupScan], columns: int) -> bool:
+        """Whether several drivers may pay for a fragment over scans, of so many columns at most, at this moment."""
+        return rows_of(scans) * columns >= PARALLEL_VALUES_MIN and self.free_workers() > 1
 
     def batches(self, works: Sequence[Work]) -> Generator[pa.RecordBatch, None, None] | None:
         """What several works give, in any order; None where there are no places or no memory for their drivers.
@@ -98,10 +99,11 @@ class FragmentDrivers:
         """
         exchange = Exchange(len(works))
         parts = [_Part(work, exchange, self._open_session) for work in works]
-        specs = [DriverSpec(self._driver(part, number)) for number, part in enumerate(parts, 1)]
+        specs = [DriverSpec(self._driver(part, number)) for number, part in enumerate(parts, self._begun)]
         # The coordinator has its own beside them.
         if not self._host.extend(self._id, specs, (len(parts) + 1) * self._memory_mb):
             return None
+        self._begun += len(parts)
         return self._read(exchange, parts)
 
     def answers(
@@ -135,13 +137,13 @@ class FragmentDrivers:
         fragment: Callable[[Session, Sequence[GroupScan]], Iterator[pa.RecordBatch]],
     ) -> list[Work]:
         """A fragment over each share of the rows of scans; none where these are few."""
-        if rows_of(scans) * columns < CUT_VALUES_MIN:
+        if rows_of(scans) * columns < PARALLEL_VALUES_MIN:
             return []
-        shares = cut(scans, self.free_workers(), lambda path: path.stat().st_size)
+        shares = shares_of(scans, self.free_workers(), lambda path: path.stat().st_size)
         return [partial(_over, fragment, share) for share in shares]
 
     def _driver(self, part: _Part, number: int) -> ThreadedDriver:
-        name = f"query {self._id} part {number} statement"
+        name = f"query {self._id}/{number} statement"
         return ThreadedDriver(part.work, self._timer.cancel, name, self._host.work_threads)
 
     def _read(self, exchange: Exchange, parts: Sequence[_Part]) -> Generator[pa.RecordBatch, None, None]:

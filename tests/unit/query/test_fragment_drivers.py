@@ -1,4 +1,4 @@
-"""The drivers of a cut fragment: they run at once, and end together whatever ends first."""
+"""The drivers of a parallel fragment: they run at once, and end together whatever ends first."""
 
 from __future__ import annotations
 

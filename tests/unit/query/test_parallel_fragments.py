@@ -33,13 +33,13 @@ def drivers(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         counts.append(len(works))
         return original(self, works)
 
-    monkeypatch.setattr(fragment_drivers, "CUT_VALUES_MIN", 1)
+    monkeypatch.setattr(fragment_drivers, "PARALLEL_VALUES_MIN", 1)
     monkeypatch.setattr(FragmentDrivers, "batches", counted)
     return counts
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_cut_statements_answer_as_one_duckdb(written: Written, drivers: list[int], seed: int) -> None:
+def test_parallel_statements_answer_as_one_duckdb(written: Written, drivers: list[int], seed: int) -> None:
     """Random statements, of the allow-list and beyond it: the same rows, int64 to 128 bits, doubles to 1e-9."""
     chance = random.Random(seed)
     for _ in range(8):
@@ -95,7 +95,7 @@ def test_what_is_not_understood_gives_the_same_rows(written: Written, drivers: l
     written.check("n0", sql, ordered=False)
 
 
-def test_two_uses_of_a_table_are_cut_each(written: Written, drivers: list[int]) -> None:
+def test_two_uses_of_a_table_run_in_parallel_each(written: Written, drivers: list[int]) -> None:
     """Both aggregates read what the statement has opened once, each with its own condition."""
     sql = f"""WITH early AS (SELECT host, sum(n) AS s FROM {TABLE} WHERE time < '2026-01-01 01:00:00' GROUP BY host),
         late AS (SELECT host, max(x) AS m FROM {TABLE} WHERE time >= '2026-01-01 02:00:00' GROUP BY host)
@@ -107,13 +107,13 @@ def test_two_uses_of_a_table_are_cut_each(written: Written, drivers: list[int]) 
 def test_answers_that_are_large_are_left_to_one_driver(
     written: Written, drivers: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The query begins again with more memory, and is not cut then."""
+    """The query begins again with more memory, and has one driver then."""
     monkeypatch.setattr(fragment_drivers, "ANSWER_BYTES_MAX", 0)
     written.check("n0", f"SELECT host, region, count(*) FROM {TABLE} GROUP BY ALL", ordered=False)
     assert [2] == drivers
 
 
-def test_a_query_is_not_cut_while_others_want_the_workers(
+def test_a_query_has_one_driver_while_others_want_the_workers(
     written: Written, drivers: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nor is one of few rows."""

@@ -27,7 +27,7 @@ from headrace.consumers.query.table_source import Reading
 from headrace.schemas.tables import TableSchema
 
 
-class CutRun:
+class ParallelRun:
     """One statement over opened scans. Used by one thread, for one attempt."""
 
     def __init__(
@@ -51,18 +51,18 @@ class CutRun:
 
     @property
     def pays(self) -> bool:
-        """Whether cutting a fragment may pay at this moment: the test that small statements fail."""
-        return any(self._drivers.may_cut(scans, self._columns(key)) for key, scans in self._scans.items())
+        """Whether several drivers may pay at this moment: the test that small statements fail."""
+        return any(self._drivers.pays(scans, self._columns(key)) for key, scans in self._scans.items())
 
     def prepared(self, session: Session, resources: ExitStack, reading: Reading) -> str | None:
-        """SQL to run in the session, over answers of fragments; None where none was cut. Raises a QueryError."""
+        """SQL to run in the session, over answers of fragments; None where none ran so. Raises a QueryError."""
         if self._bound.statement.explain or self._bound.statement.verb:
             return None
         source = OpenedScans(self._scans)
         run = DistributedRun(session, resources, source, reading, drivers=self._drivers, all_here=True)
         sql = run.prepared(self._bound, self._resolved, self._schemas)
         self.input_rows = run.input_rows
-        return sql if run.cuts else None
+        return sql if run.parallel else None
 
     def filtered(self, session: Session) -> tuple[pa.Schema, Generator[pa.RecordBatch, None, None]] | None:
         """The columns and rows of a statement that only filters its table; None for any other. Raises a QueryError."""
