@@ -243,7 +243,7 @@ class Attempt:
             reading,
             partial=fragments is not None,
             profiled=statement.analyzed,
-            drivers=self._drivers,
+            drivers=None if statement.analyzed else self._drivers,
         )
         prepared = run.explained if statement.analyzed else run.prepared
         sql = prepared(bound, resolved, schemas)
