@@ -2,7 +2,7 @@
 
 One run on one node. Both workloads are written and sealed; then each query is asked in turn of the node and of DuckDB
 over the node's own Parquet files, in alternating order. A query counts by its least time, as other work of a shared
-machine only adds to it. Every answer is compared.
+machine only adds to it. Every answer is compared. chDB is asked too, where its package is installed.
 """
 
 from __future__ import annotations
@@ -12,13 +12,17 @@ import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import duckdb
 import pyarrow as pa
 
+from headrace.bench.chdb_peer import ChdbPeer, chdb_peer
 from headrace.bench.measurement import (
     DATABASE,
     Note,
@@ -42,7 +46,7 @@ START_NS = 1_767_225_600_000_000_000
 TABLE_ROWS = 100_000
 QUERY_TIMEOUT_S = 300.0
 TOLERANCE = 1e-9
-Ask = Callable[[BenchQuery], pa.Table]
+Ask = Callable[[], pa.Table]
 
 
 def run(options: Mapping[str, str], note: Note = silent) -> dict[str, Any]:
@@ -64,16 +68,20 @@ def run(options: Mapping[str, str], note: Note = silent) -> dict[str, Any]:
                 note(f"writing {load.rows} rows of {load.kind}")
                 _write(local, load)
             (node,) = local.file.nodes
-            tables = [name for load in loads for name in load.tables]
-            files = _files(directory / "node", tables)
-            figures = [
-                _measured(query, local.url(node.name), files, settings["threads"], settings["rounds"], note)
-                for query in asked
-            ]
+            files = _files(directory / "node", [name for load in loads for name in load.tables])
+            with _loaded_peer(directory / "chdb", settings["threads"], loads, files, note) as peer:
+                bench = _Bench(local.url(node.name), files, settings["threads"], settings["rounds"], peer)
+                figures = [bench.measured(query, note) for query in asked]
     finally:
         shutil.rmtree(directory, ignore_errors=True)
     data = {"rows": sum(load.rows for load in loads), "segments": sum(map(len, files.values()))}
-    return {"data": data, "queries": figures, **_summary(figures), "settings": settings, "versions": versions()}
+    return {
+        "data": data,
+        "queries": figures,
+        **_summary(figures),
+        "settings": settings,
+        "versions": versions() | (peer.versions if peer else {}),
+    }
 
 
 def table(result: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -85,7 +93,8 @@ def table(result: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 def _line(each: Mapping[str, Any]) -> str:
     equal = "" if each["equal"] else ", ANSWERS DIFFER"
-    return f"{each['ours_ms']:.1f} ms, DuckDB {each['duckdb_ms']:.1f} ms, ratio {each['ratio']:.2f}{equal}"
+    chdb = "" if each["chdb_ms"] is None else f", chDB {each['chdb_ms']:.1f} ms"
+    return f"{each['ours_ms']:.1f} ms, DuckDB {each['duckdb_ms']:.1f} ms{chdb}, ratio {each['ratio']:.2f}{equal}"
 
 
 def _write(local: LocalCluster, load: Workload) -> None:
@@ -104,33 +113,60 @@ def _files(directory: Path, tables: Sequence[str]) -> dict[str, list[str]]:
     return {name: sorted(map(str, directory.glob(f"**/segments/*/{DATABASE}/{name}/*/*.parquet"))) for name in tables}
 
 
-def _measured(
-    query: BenchQuery, url: str, files: Mapping[str, Sequence[str]], threads: int, rounds: int, note: Note
-) -> dict[str, Any]:
-    note(query.name)
-    with duckdb.connect(config={"threads": threads}) as connection:
-        for name, paths in files.items():
-            listed = ", ".join(f"'{path}'" for path in paths)
-            connection.execute(f"CREATE VIEW {name} AS FROM read_parquet([{listed}], union_by_name = true)")
-        connection.execute("SET parquet_metadata_cache = true")
+@contextmanager
+def _loaded_peer(
+    directory: Path, threads: int, loads: Sequence[Workload], files: Mapping[str, Sequence[str]], note: Note
+) -> Iterator[ChdbPeer | None]:
+    """chDB with all tables; None where it is not installed."""
+    peer = chdb_peer(directory, threads)
+    if peer is None:
+        yield None
+        return
+    with closing(peer):
+        for load in loads:
+            note(f"loading {load.kind} into chDB")
+            for name in load.tables:
+                peer.load(name, load.tags, files[name])
+        yield peer
 
-        def ours(asked: BenchQuery) -> pa.Table:
-            return _over_http(url, _sql(asked, files, f"{DATABASE}."))
 
-        def theirs(asked: BenchQuery) -> pa.Table:
-            return connection.sql(_sql(asked, files, "")).to_arrow_table()
+@dataclass(frozen=True, slots=True)
+class _Bench:
+    """Whom the queries are asked of: a node, DuckDB over its files by table, and chDB if there is one."""
 
-        first = {ours: ours(query), theirs: theirs(query)}
-        taken: dict[Ask, list[float]] = {ours: [], theirs: []}
-        for number in range(rounds):
-            # In alternating order: neither always runs on the caches that the other one left.
-            for ask in (ours, theirs) if number % 2 else (theirs, ours):
-                begun = time.perf_counter()
-                ask(query)
-                taken[ask].append((time.perf_counter() - begun) * 1_000)
-    own, other = min(taken[ours]), min(taken[theirs])
-    figures = {"name": query.name, "ours_ms": own, "duckdb_ms": other, "chdb_ms": None, "ratio": own / other}
-    return figures | {"equal": same(first[ours], first[theirs], query.ordered), "rows": first[ours].num_rows}
+    url: str
+    files: Mapping[str, Sequence[str]]
+    threads: int
+    rounds: int
+    peer: ChdbPeer | None
+
+    def measured(self, query: BenchQuery, note: Note) -> dict[str, Any]:
+        """The figures of one query."""
+        note(query.name)
+        with duckdb.connect(config={"threads": self.threads}) as connection:
+            for name, paths in self.files.items():
+                listed = ", ".join(f"'{path}'" for path in paths)
+                connection.execute(f"CREATE VIEW {name} AS FROM read_parquet([{listed}], union_by_name = true)")
+            connection.execute("SET parquet_metadata_cache = true")
+            named, bare = _sql(query, self.files, f"{DATABASE}."), _sql(query, self.files, "")
+            asks: list[Ask] = [
+                lambda: _over_http(self.url, named),
+                lambda: connection.sql(bare).to_arrow_table(),
+                *([partial(self.peer.ask, bare)] if self.peer is not None else []),
+            ]
+            answers = [ask() for ask in asks]
+            taken: list[list[float]] = [[] for _ in asks]
+            for number in range(self.rounds):
+                # In alternating order: none always runs on the caches that the same other one left.
+                for place in sorted(range(len(asks)), reverse=number % 2 == 0):
+                    begun = time.perf_counter()
+                    asks[place]()
+                    taken[place].append((time.perf_counter() - begun) * 1_000)
+        least = list(map(min, taken))
+        equal = all(same(answers[0], other, query.ordered) for other in answers[1:])
+        figures = {"name": query.name, "ours_ms": least[0], "duckdb_ms": least[1], "chdb_ms": None}
+        figures |= {"chdb_ms": least[2]} if self.peer is not None else {}
+        return figures | {"ratio": least[0] / least[1], "equal": equal, "rows": answers[0].num_rows}
 
 
 def _sql(query: BenchQuery, files: Mapping[str, object], prefix: str) -> str:

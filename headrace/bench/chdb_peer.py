@@ -1,0 +1,57 @@
+"""chDB (ClickHouse in this process) as a peer of `headrace bench queries`, where its package is installed.
+
+Its tables are of the engine MergeTree, in the order of the segments: by series, then by time. They are filled from the
+node's own files before anything is measured.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+DATABASE = "peer"
+_SPELLINGS: Mapping[str, str] = {"epoch(": "toUnixTimestamp("}
+"""Functions of DuckDB in the queries of the bench that ClickHouse names otherwise."""
+
+
+class ChdbPeer:
+    """One session of chDB. Used by one thread."""
+
+    def __init__(self, module: Any, session: Any, threads: int) -> None:
+        self.versions = {"chdb": str(module.__version__), "clickhouse": str(module.engine_version)}
+        self._session = session
+        for sql in (f"SET max_threads = {threads}", f"CREATE DATABASE {DATABASE}", f"USE {DATABASE}"):
+            session.query(sql)
+
+    def load(self, table: str, tags: Sequence[str], files: Sequence[str]) -> None:
+        """Copy a table from Parquet files."""
+        listed = ",".join(files)
+        order = ", ".join([*tags, "time"])
+        self._session.query(
+            f"CREATE TABLE {table} ENGINE = MergeTree ORDER BY ({order}) SETTINGS allow_nullable_key = 1 "
+            f"AS SELECT * FROM file('{{{listed}}}', Parquet)"
+        )
+        self._session.query(f"OPTIMIZE TABLE {table} FINAL")
+
+    def ask(self, sql: str) -> pa.Table:
+        """The answer to a query of the bench."""
+        for ours, theirs in _SPELLINGS.items():
+            sql = sql.replace(ours, theirs)
+        return self._session.query(sql, "ArrowTable")
+
+    def close(self) -> None:
+        """End it."""
+        self._session.close()
+
+
+def chdb_peer(directory: Path, threads: int, load: Callable[[str], Any] = importlib.import_module) -> ChdbPeer | None:
+    """A session with its data in a directory; None where the package is not installed."""
+    try:
+        module, sessions = load("chdb"), load("chdb.session")
+    except ImportError:
+        return None
+    return ChdbPeer(module, sessions.Session(str(directory)), threads)
