@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 
 from headrace.bench import queries
+from headrace.bench.chdb_peer import chdb_peer
 from headrace.bench.tsbs_queries import LAST_ROW_QUERIES, cpu_queries, iot_queries
 from tests.bench.test_cluster_benches import assert_nothing_left
 
@@ -47,3 +48,49 @@ def test_the_queries_bench_compares_every_answer(tmp_path: Path) -> None:
     assert all(each["equal"] for each in result["queries"])
     assert result["geomean_ratio"] <= result["slowest_ratio"]
     assert_nothing_left(tmp_path)
+
+
+class _Chdb:
+    """What the bench knows of the package."""
+
+    __version__ = "4.4.0"
+    engine_version = "26.9"
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.closed = False
+
+    def Session(self, directory: str) -> _Chdb:  # noqa: N802
+        """See chdb.session."""
+        self.asked.append(directory)
+        return self
+
+    def query(self, sql: str, kind: str = "") -> str:
+        """The format of the answer."""
+        self.asked.append(sql)
+        return kind
+
+    def close(self) -> None:
+        """The end."""
+        self.closed = True
+
+
+def test_chdb_is_a_peer_where_it_is_installed(tmp_path: Path) -> None:
+    """It has the tables in the order of the segments, and as many threads; without the package there is none."""
+
+    def missing(name: str) -> object:
+        raise ImportError(name)
+
+    package = _Chdb()
+    assert chdb_peer(tmp_path, 2, missing) is None
+    peer = chdb_peer(tmp_path, 2, lambda _: package)
+    assert peer is not None
+    assert {"chdb": "4.4.0", "clickhouse": "26.9"} == peer.versions
+    peer.load("cpu", ["hostname"], ["/a.parquet", "/b.parquet"])
+    assert "ArrowTable" == peer.ask("SELECT epoch(time) FROM cpu")
+    peer.close()
+    assert package.closed
+    asked = " ".join(package.asked)
+    assert "max_threads = 2" in asked
+    assert "ORDER BY (hostname, time)" in asked
+    assert "file('{/a.parquet,/b.parquet}', Parquet)" in asked
