@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import random
+import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import duckdb
 import pytest
 
 from headrace.consumers.query import fragment_drivers
-from headrace.consumers.query.fragment_drivers import FragmentDrivers, Work
+from headrace.consumers.query.fragment_drivers import FragmentDrivers, Work, _PartPauses
+from headrace.consumers.query.query_errors import QueryCancelled, QueryTimeout
 from tests.unit.query.cluster_of_stores import cluster_of_stores
 from tests.unit.query.random_statements import SCHEMA, random_query
 from tests.unit.query.test_distributed import TABLE, Written, fill
@@ -131,3 +135,34 @@ def test_a_row_limit_ends_all_drivers(written: Written, drivers: list[int]) -> N
     assert 3 == found.num_rows
     figures = written.cluster.engines["n0"].scheduler.figures()
     assert (0, 0) == (figures.queries, figures.memory_bytes)
+
+
+@pytest.mark.parametrize("ends", ["kill", "timeout"])
+def test_what_ends_the_query_ends_the_scans_of_all_drivers(
+    written: Written, drivers: list[int], monkeypatch: pytest.MonkeyPatch, ends: str
+) -> None:
+    """They are in the middle of DuckDB's scans, which read files of the coordinator."""
+    engine, reached = written.cluster.engines["n0"], threading.Event()
+
+    def endless(self: _PartPauses, row: int) -> None:
+        del row
+        reached.set()
+        while True:
+            self._turn.pause()
+            time.sleep(0.001)
+
+    monkeypatch.setattr(_PartPauses, "at_row", endless)
+    sql = f"SELECT host, count(*) FROM {TABLE} GROUP BY host"
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(written.cluster.ask, "n0", sql, timeout_ms=2_000 if ends == "timeout" else 20_000)
+        assert reached.wait(20)
+        if ends == "kill":
+            (report,) = engine.reports()
+            engine.kill(report.id)
+        with pytest.raises(QueryTimeout if ends == "timeout" else QueryCancelled):
+            asked.result(20)
+    figures = engine.scheduler.figures()
+    assert (0, 0, 0) == (figures.queries, figures.memory_bytes, figures.reserved)
+    assert [2] == drivers
+    monkeypatch.undo()
+    written.check("n0", sql, ordered=False)
