@@ -13,7 +13,7 @@ import pytest
 
 from headrace.consumers.query import fragment_drivers
 from headrace.consumers.query.fragment_drivers import FragmentDrivers, Work, _PartPauses
-from headrace.consumers.query.query_errors import QueryCancelled, QueryTimeout
+from headrace.consumers.query.query_errors import QueryCancelled
 from tests.unit.query.cluster_of_stores import cluster_of_stores
 from tests.unit.query.random_statements import SCHEMA, random_query
 from tests.unit.query.test_distributed import TABLE, Written, fill
@@ -137,9 +137,8 @@ def test_a_row_limit_ends_all_drivers(written: Written, drivers: list[int]) -> N
     assert (0, 0) == (figures.queries, figures.memory_bytes)
 
 
-@pytest.mark.parametrize("ends", ["kill", "timeout"])
-def test_what_ends_the_query_ends_the_scans_of_all_drivers(
-    written: Written, drivers: list[int], monkeypatch: pytest.MonkeyPatch, ends: str
+def test_a_kill_ends_the_scans_of_all_drivers(
+    written: Written, drivers: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They are in the middle of DuckDB's scans, which read files of the coordinator."""
     engine, reached = written.cluster.engines["n0"], threading.Event()
@@ -154,12 +153,11 @@ def test_what_ends_the_query_ends_the_scans_of_all_drivers(
     monkeypatch.setattr(_PartPauses, "at_row", endless)
     sql = f"SELECT host, count(*) FROM {TABLE} GROUP BY host"
     with ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(written.cluster.ask, "n0", sql, timeout_ms=2_000 if ends == "timeout" else 20_000)
+        asked = pool.submit(written.cluster.ask, "n0", sql)
         assert reached.wait(20)
-        if ends == "kill":
-            (report,) = engine.reports()
-            engine.kill(report.id)
-        with pytest.raises(QueryTimeout if ends == "timeout" else QueryCancelled):
+        (report,) = engine.reports()
+        engine.kill(report.id)
+        with pytest.raises(QueryCancelled):
             asked.result(20)
     figures = engine.scheduler.figures()
     assert (0, 0, 0) == (figures.queries, figures.memory_bytes, figures.reserved)
