@@ -18,7 +18,7 @@ from headrace.consumers.query.bounds_sql import bounds_sql
 from headrace.consumers.query.distribution import Distribution, NamedParameters, PartialPart, distribute
 from headrace.consumers.query.explain import Explanation
 from headrace.consumers.query.file_shares import ScanShare
-from headrace.consumers.query.fragment_drivers import FragmentDrivers
+from headrace.consumers.query.fragment_drivers import PART_PAUSES_MAX, FragmentDrivers
 from headrace.consumers.query.fragment_sql import FRAGMENT_BYTES_MAX, FragmentSql
 from headrace.consumers.query.fragments import Fragment, FragmentScans, FragmentSource
 from headrace.consumers.query.group_scans import GroupScan, rollups_of, rows_of
@@ -234,7 +234,8 @@ class DistributedRun:
         assert self._drivers is not None
 
         def over(session: Session, share: Sequence[GroupScan]) -> Iterator[pa.RecordBatch]:
-            return fragment(session, f"({session.view_of(schema, plan.columns, share)})")
+            view = session.view_of(schema, plan.columns, share, pauses_max=PART_PAUSES_MAX)
+            return fragment(session, f"({view})")
 
         found = self._drivers.answers(scans, len(plan.columns or column_names(schema)), over)
         if found is not None:

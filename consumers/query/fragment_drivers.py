@@ -27,10 +27,14 @@ from headrace.consumers.scheduling.task_states import TaskState
 from headrace.consumers.scheduling.threaded_driver import ThreadedDriver, Turn
 from headrace.consumers.scheduling.work_threads import WorkThreads
 
-PARALLEL_VALUES_MIN = 8 * 1024 * 1024
+PARALLEL_VALUES_MIN = 4 * 1024 * 1024
 """Values that a fragment reads: fewer are read before several drivers pay."""
 LONG_CPU_S = 0.1
 """Queries that have used more keep their workers: no other one has several drivers for the sake of these."""
+PART_PAUSES_MAX = 3
+"""Pauses between the files of one driver. DuckDB aggregates and filters the files between two of them apart, which takes
+several milliseconds and a megabyte each.
+"""
 DRIVERS_MAX = 16
 """The most drivers of one fragment."""
 ANSWER_BYTES_MAX = 16_000_000

@@ -14,7 +14,7 @@ import pyarrow as pa
 from headrace.consumers.query.distributed_run import DistributedRun
 from headrace.consumers.query.distribution import only_filters
 from headrace.consumers.query.file_shares import OpenedScans
-from headrace.consumers.query.fragment_drivers import FragmentDrivers
+from headrace.consumers.query.fragment_drivers import PART_PAUSES_MAX, FragmentDrivers
 from headrace.consumers.query.group_scans import GroupScan
 from headrace.consumers.query.inlining import inlined
 from headrace.consumers.query.parameters import BoundStatement
@@ -52,7 +52,9 @@ class ParallelRun:
     @property
     def pays(self) -> bool:
         """Whether several drivers may pay at this moment: the test that small statements fail."""
-        return any(self._drivers.pays(scans, self._columns(key)) for key, scans in self._scans.items())
+        # Of few series little is read of each file.
+        large = ((key, scans) for key, scans in self._scans.items() if not self._plans[key].tags)
+        return any(self._drivers.pays(scans, self._columns(key)) for key, scans in large)
 
     def prepared(self, session: Session, resources: ExitStack, reading: Reading) -> str | None:
         """SQL to run in the session, over answers of fragments; None where none ran so. Raises a QueryError."""
@@ -73,7 +75,8 @@ class ParallelRun:
         schema = self._schemas[key]
 
         def over(part: Session, share: Sequence[GroupScan]) -> str | None:
-            return inlined(statement, self._resolved, {key: part.view_of(schema, plan.columns, share)})
+            view = part.view_of(schema, plan.columns, share, pauses_max=PART_PAUSES_MAX)
+            return inlined(statement, self._resolved, {key: view})
 
         empty = over(session, ())
         if empty is None:

@@ -195,11 +195,13 @@ class Session:
         *,
         times: int = 0,
         held: bool = False,
+        pauses_max: int = FILE_PAUSES_MAX,
     ) -> str:
         """The SELECT of a table over scans, whose rows in memory it registers.
 
         `times` is how often the statement reads it, 0 = unknown: few values are read in one step, without a pause.
-        `held`: the statement sorts the rows, or holds them otherwise.
+        `held`: the statement sorts the rows, or holds them otherwise. There are at most `pauses_max` pauses between
+        files.
         """
         tables = joined([scan.table for scan in scans if scan.table.num_rows])
         live = [(self.register_next(live_table(table)), table.schema) for table in tables]
@@ -213,7 +215,7 @@ class Session:
         # A sort of rows of several parts does not spill; see `spilling`.
         if held or step >= len(files):
             return view_query(schema, columns, files, live, pausing=True)
-        between = FilePauses(max(step, len(files) // FILE_PAUSES_MAX), self.register_next(pause_table(schema, columns)))
+        between = FilePauses(max(step, -(-len(files) // pauses_max)), self.register_next(pause_table(schema, columns)))
         return view_query(schema, columns, files, live, pausing=True, between=between)
 
     def execute(self, sql: str) -> list[tuple[Any, ...]]:

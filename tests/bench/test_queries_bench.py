@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
 from headrace.bench import queries
-from headrace.bench.chdb_peer import chdb_peer
+from headrace.bench.chdb_peer import as_clickhouse, chdb_peer
 from headrace.bench.tsbs_queries import LAST_ROW_QUERIES, cpu_queries, iot_queries
 from tests.bench.test_cluster_benches import assert_nothing_left
 
@@ -65,10 +66,10 @@ class _Chdb:
         self.asked.append(directory)
         return self
 
-    def query(self, sql: str, kind: str = "") -> str:
-        """The format of the answer."""
+    def query(self, sql: str, kind: str = "") -> pa.Table | None:
+        """A DateTime."""
         self.asked.append(sql)
-        return kind
+        return pa.table({"t": pa.array([1_767_225_600], pa.uint32())}) if kind == "ArrowTable" else None
 
     def close(self) -> None:
         """The end."""
@@ -87,7 +88,12 @@ def test_chdb_is_a_peer_where_it_is_installed(tmp_path: Path) -> None:
     assert peer is not None
     assert {"chdb": "4.4.0", "clickhouse": "26.9"} == peer.versions
     peer.load("cpu", ["hostname"], ["/a.parquet", "/b.parquet"])
-    assert "ArrowTable" == peer.ask("SELECT epoch(time) FROM cpu")
+    assert [datetime(2026, 1, 1)] == peer.ask("SELECT time AS t FROM cpu").column("t").to_pylist()
+    sql = "SELECT time_bucket(INTERVAL '10 minutes', time) AS ten, epoch(time) FROM cpu"
+    assert (
+        "SELECT toStartOfInterval(time, INTERVAL 10 minutes) AS ten, toUnixTimestamp(time) FROM cpu"
+        == as_clickhouse(sql)
+    )
     peer.close()
     assert package.closed
     asked = " ".join(package.asked)
