@@ -25,6 +25,8 @@ import pyarrow as pa
 from headrace.bench.chdb_peer import ChdbPeer, chdb_peer
 from headrace.bench.measurement import (
     DATABASE,
+    POLL_S,
+    VISIBLE_TIMEOUT_S,
     Note,
     chosen,
     connected,
@@ -36,15 +38,18 @@ from headrace.bench.measurement import (
     versions,
 )
 from headrace.bench.tsbs_queries import LAST_ROW_QUERIES, BenchQuery, cpu_queries, iot_queries
+from headrace.connectors.deadline import Deadline
 from headrace.connectors.http import request_node
 from headrace.local_cluster import LocalCluster
 from headrace.producers.writer import TableWriter
+from headrace.schemas.errors import HeadraceError
 from headrace.workload import Workload, cpu, iot
 
 OPTIONS = {"hosts": 400, "trucks": 1_000, "hours": 24, "rounds": 5, "threads": 2, "seed": 1, "dir": ""}
 START_NS = 1_767_225_600_000_000_000
 TABLE_ROWS = 100_000
 QUERY_TIMEOUT_S = 300.0
+SETTLED_S = 5.0
 TOLERANCE = 1e-9
 Ask = Callable[[], pa.Table]
 
@@ -68,7 +73,7 @@ def run(options: Mapping[str, str], note: Note = silent) -> dict[str, Any]:
                 note(f"writing {load.rows} rows of {load.kind}")
                 _write(local, load)
             (node,) = local.file.nodes
-            files = _files(directory / "node", [name for load in loads for name in load.tables])
+            files = _settled_files(directory / "node", [name for load in loads for name in load.tables])
             with _loaded_peer(directory / "chdb", settings["threads"], loads, files, note) as peer:
                 bench = _Bench(local.url(node.name), files, settings["threads"], settings["rounds"], peer)
                 figures = [bench.measured(query, note) for query in asked]
@@ -106,6 +111,18 @@ def _write(local: LocalCluster, load: Workload) -> None:
         for writer in writers.values():
             offsets |= writer.close()
         seal(local, offsets)
+
+
+def _settled_files(directory: Path, tables: Sequence[str]) -> dict[str, list[str]]:
+    """The segments by table, once no merge has changed them for a while: peers read the very files."""
+    deadline, found, since_s = Deadline(VISIBLE_TIMEOUT_S), _files(directory, tables), time.monotonic()
+    while time.monotonic() - since_s < SETTLED_S:
+        if deadline.passed():
+            raise HeadraceError(f"the node has merged files for {VISIBLE_TIMEOUT_S:g} s", action="use fewer rows")
+        time.sleep(POLL_S)
+        if (now := _files(directory, tables)) != found:
+            found, since_s = now, time.monotonic()
+    return found
 
 
 def _files(directory: Path, tables: Sequence[str]) -> dict[str, list[str]]:
