@@ -32,13 +32,11 @@ class ChdbPeer:
             session.query(sql)
 
     def load(self, table: str, tags: Sequence[str], files: Sequence[str]) -> None:
-        """Copy a table from Parquet files."""
-        listed = ",".join(files)
+        """Copy a table from Parquet files of one schema."""
         order = ", ".join([*tags, "time"])
-        self._session.query(
-            f"CREATE TABLE {table} ENGINE = MergeTree ORDER BY ({order}) SETTINGS allow_nullable_key = 1 "
-            f"AS SELECT * FROM file('{{{listed}}}', Parquet)"
-        )
+        create = f"CREATE TABLE {table} ENGINE = MergeTree ORDER BY ({order}) SETTINGS allow_nullable_key = 1 AS"
+        for number, path in enumerate(files):
+            self._session.query(f"{f'INSERT INTO {table}' if number else create} SELECT * FROM file('{path}', Parquet)")
         self._session.query(f"OPTIMIZE TABLE {table} FINAL")
 
     def ask(self, sql: str) -> pa.Table:

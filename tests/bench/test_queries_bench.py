@@ -99,4 +99,5 @@ def test_chdb_is_a_peer_where_it_is_installed(tmp_path: Path) -> None:
     asked = " ".join(package.asked)
     assert "max_threads = 2" in asked
     assert "ORDER BY (hostname, time)" in asked
-    assert "file('{/a.parquet,/b.parquet}', Parquet)" in asked
+    assert "AS SELECT * FROM file('/a.parquet', Parquet)" in asked
+    assert "INSERT INTO cpu SELECT * FROM file('/b.parquet', Parquet)" in asked
