@@ -289,4 +289,25 @@ SCHEDULING = (
         "            pass\n",
         WORKERS,
     ),
+    Mutant(
+        "ending_query_gets_more_drivers",
+        SCHEDULER,
+        "            if query.cause is not None or not self._capacity.extend(",
+        "            if not self._capacity.extend(",
+        STEPS,
+    ),
+    Mutant(
+        "refused_drivers_keep_their_places",
+        SCHEDULER,
+        "                for name in names:\n                    self._capacity.end_driver(name)\n                return False\n",
+        "                return False\n",
+        STEPS,
+    ),
+    Mutant(
+        "growing_query_passes_those_who_wait",
+        "scheduling/memory_pool.py",
+        "        if self.waiting or wanted_bytes > self.per_query_bytes:\n",
+        "        if wanted_bytes > self.per_query_bytes:\n",
+        MEMORY,
+    ),
 )

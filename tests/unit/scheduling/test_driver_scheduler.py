@@ -561,6 +561,19 @@ def test_what_has_no_room_is_not_extended() -> None:
     check_empty(bench.scheduler)
 
 
+def test_a_query_that_ends_gets_no_more_drivers() -> None:
+    """Its driver still runs, and does not know of the abort yet."""
+    bench = Bench()
+    query = bench.submit(ScriptedDriver())
+    task = bench.scheduler.take(0)
+    assert task is not None
+    bench.scheduler.abort(query, QueryCancelled("enough"))
+    assert not bench.scheduler.extend("q1", [DriverSpec(ScriptedDriver())], 0)
+    bench.scheduler.give_back(task, Done(), 0.001)
+    bench.run()
+    check_empty(bench.scheduler)
+
+
 def test_an_abort_ends_drivers_that_came_later() -> None:
     """An error of one of them ends the query, too."""
     bench = Bench()

@@ -192,3 +192,6 @@ def test_a_query_grows_at_once_or_not_at_all() -> None:
     assert not memory.grow("a", 61)
     assert [] == memory.release("a")
     assert 5 == memory.held_bytes
+    passed = MemoryPool(LIMIT, 60)
+    assert [passed.reserve("a", 30), passed.reserve("b", 20), passed.reserve("c", 60)] == [True, True, False]
+    assert not passed.grow("a", 40)
