@@ -1,4 +1,4 @@
-"""Divides the rows of scans into shares, one for each driver of a fragment. Pure.
+"""Divides the rows of scans into shares, one for each driver of a fragment.
 
 The files of a scan hold rows that are valid as they are, and its table all others, merged: the scan of a group has
 decided that before. So no row of one share changes the meaning of a row of another one, and files go whole to any.
