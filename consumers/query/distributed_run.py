@@ -18,7 +18,7 @@ from headrace.consumers.query.bounds_sql import bounds_sql
 from headrace.consumers.query.distribution import Distribution, NamedParameters, PartialPart, distribute
 from headrace.consumers.query.explain import Explanation
 from headrace.consumers.query.file_shares import ScanShare
-from headrace.consumers.query.fragment_drivers import PART_PAUSES_MAX, FragmentDrivers
+from headrace.consumers.query.fragment_drivers import FragmentDrivers, pauses_between
 from headrace.consumers.query.fragment_sql import FRAGMENT_BYTES_MAX, FragmentSql
 from headrace.consumers.query.fragments import Fragment, FragmentScans, FragmentSource
 from headrace.consumers.query.group_scans import GroupScan, rollups_of, rows_of
@@ -232,12 +232,13 @@ class DistributedRun:
     ) -> list[pa.Table] | None:
         """What a fragment over a table, by its SQL, gives in drivers of its own; None where one driver runs it."""
         assert self._drivers is not None
+        columns = len(plan.columns or column_names(schema))
 
         def over(session: Session, share: Sequence[GroupScan]) -> Iterator[pa.RecordBatch]:
-            view = session.view_of(schema, plan.columns, share, pauses_max=PART_PAUSES_MAX)
+            view = session.view_of(schema, plan.columns, share, pauses_max=pauses_between(share, columns))
             return fragment(session, f"({view})")
 
-        found = self._drivers.answers(scans, len(plan.columns or column_names(schema)), over)
+        found = self._drivers.answers(scans, columns, over)
         if found is not None:
             self.parallel += 1
             self.input_rows += sum(table.num_rows for table in found) - rows_of(scans)

@@ -31,14 +31,22 @@ PARALLEL_VALUES_MIN = 4 * 1024 * 1024
 """Values that a fragment reads: fewer are read before several drivers pay."""
 LONG_CPU_S = 0.1
 """Queries that have used more keep their workers: no other one has several drivers for the sake of these."""
-PART_PAUSES_MAX = 3
-"""Pauses between the files of one driver. DuckDB aggregates and filters the files between two of them apart, which takes
-several milliseconds and a megabyte each.
+PART_VALUES = 8 * 1024 * 1024
+"""Values between two pauses between the files of one driver. DuckDB aggregates and filters what is between two of them
+apart, which takes about 9 ms and a megabyte each.
 """
+PART_PAUSES_MAX = 8
+"""The most such pauses: with twice as many an aggregate does not fit into the memory that a driver has."""
 DRIVERS_MAX = 16
 """The most drivers of one fragment."""
 ANSWER_BYTES_MAX = 16_000_000
 """Partial aggregates of one fragment that are held: more are left to one driver, which can spill them."""
+
+
+def pauses_between(scans: Sequence[GroupScan], columns: int) -> int:
+    """How many pauses between files one driver has that reads scans, of so many columns."""
+    return min(PART_PAUSES_MAX, -(-rows_of(scans) * columns // PART_VALUES) or 1)
+
 
 Work = Callable[[Session], Iterator[pa.RecordBatch]]
 
