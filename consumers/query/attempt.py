@@ -29,6 +29,7 @@ from headrace.consumers.query.query_output import BUFFER_BYTES, QueryOutput
 from headrace.consumers.query.query_timer import QueryTimer, ShortTimer
 from headrace.consumers.query.remote_rows import check_time
 from headrace.consumers.query.result_stream import unique_names
+from headrace.consumers.query.series_answers import answer_of
 from headrace.consumers.query.session import Session, bare_tables, qualified, show_table
 from headrace.consumers.query.table_names import Resolved, TableKey, fold, resolve
 from headrace.consumers.query.table_source import ReadFence, Reading, TableSource
@@ -106,6 +107,7 @@ class Attempt:
         self._resources = resources
         self.reading: Reading | None = None
         """What its scans have in common, once they may begin."""
+        self._on_schema: Callable[[pa.Schema], None] | None = None
         self._sorts = False
         self._blocks = 0
         self._input_rows = 0
@@ -177,6 +179,8 @@ class Attempt:
             self._prepare(statement, has_much=has_much)
             self._write(session, reading.fence, divided)
             return
+        if not statement.explain and self._ran_on_series(statement, schemas, plans, reading):
+            return
         reads = self._reads(session, statement, resolved, schemas, plans, reading)
         self._prepare(statement, has_much=has_much)
         if self._ran_inlined(session, statement, resolved, reads, reading.fence):
@@ -228,6 +232,34 @@ class Attempt:
                 raise
             return False
         return True
+
+    def _ran_on_series(
+        self,
+        statement: Statement,
+        schemas: Mapping[TableKey, TableSchema],
+        plans: Mapping[TableKey, ScanPlan],
+        reading: Reading,
+    ) -> bool:
+        """Whether the rows of few series, all of them in memory, gave the answer. Nothing is shown if not."""
+        for key, plan in plans.items():
+            if (wanted := plan.series) is None or self._wanted.row_limit is not None:
+                return False
+            checked = self._host.database.checked
+            schema = checked.answer_schema(statement, schemas[key])
+            if schema is None:
+                # DuckDB runs the first statement of a template, and gives the names and types of all.
+                self._on_schema = partial(checked.put_answer_schema, statement, schemas[key])
+                return False
+            narrow = ScanPlan(wanted.columns, wanted.start_ns, wanted.end_ns, wanted.tags)
+            scans = self._scan(schemas[key], narrow, reading)
+            rows = [] if any(scan.files for scan in scans) else [scan.table for scan in scans]
+            batch = answer_of(rows, wanted, schema) if len(rows) == len(scans) else None
+            if batch is not None:
+                self._note(scans)
+                self._output.put(schema, reading.fence, batch)
+                self._output.end(schema, reading.fence)
+                return True
+        return False
 
     def _divided(
         self,
@@ -339,6 +371,8 @@ class Attempt:
                     # What the statement could still take is of use to others until its reader comes.
                     self._turn.block(room, BlockedOn.OUTPUT, session.held_bytes() + BUFFER_BYTES)
             self._turn.pause()
+        if self._on_schema is not None:
+            self._on_schema(schema)
         self._output.end(schema, fence)
 
 

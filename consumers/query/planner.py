@@ -14,7 +14,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 import sqlglot
@@ -28,6 +28,7 @@ from headrace.consumers.query.partial_plan import divide
 from headrace.consumers.query.predicates import Evaluate, Narrowing, mark_texts, narrow
 from headrace.consumers.query.rollup_plan import is_hourly
 from headrace.consumers.query.scope import Scope, column_names, conditions_of, rows_depend_on_each_other, select_of
+from headrace.consumers.query.series_plan import SeriesAggregates, series_aggregates
 from headrace.consumers.query.table_names import Resolved, TableKey, fold
 from headrace.schemas.tables import TIME_COLUMN, TableSchema
 
@@ -48,7 +49,8 @@ class ScanPlan:
     """What to read of one table. None and missing tags mean everything; `empty` means columns without rows.
 
     `newest`: only the newest row of each series is needed, if these columns are not null there; None: every row.
-    `hourly`: rollups may do instead of rows, and it pays to divide the statement for them.
+    `hourly`: rollups may do instead of rows, and it pays to divide the statement for them. `series`: what the statement
+    is, where it only aggregates few series of this table.
     """
 
     columns: tuple[str, ...] | None = None
@@ -58,6 +60,7 @@ class ScanPlan:
     empty: bool = False
     newest: tuple[str, ...] | None = None
     hourly: bool = field(default=False, compare=False)
+    series: SeriesAggregates | None = field(default=None, compare=False)
 
 
 def plan_scans(
@@ -98,6 +101,8 @@ def _plans(
     for key, tables in found.items():
         if key not in resolved.shadowed:
             plans[key] = combine([occurrence_of(tree, table, schemas[key], evaluate) for table in tables], schemas[key])
+            if len(found) == len(tables) == 1:
+                plans[key] = replace(plans[key], series=series_aggregates(tree, tables[0], schemas[key]))
     return plans
 
 

@@ -23,6 +23,7 @@ from headrace.consumers.query.database import (
     Pauses,
     is_broken,
     statement_kinds,
+    streamed,
     syntax_tree,
     translate,
 )
@@ -245,15 +246,20 @@ class Session:
         `empty`: the schema alone is wanted.
         """
         try:
-            relation = self._named(self._connection.sql(sql))
-            # To bind a statement takes as long as to read its first rows.
-            if self._instance.pauses is not None:
-                self._instance.pauses.at_row(0)
-            # With no row to find DuckDB computes nothing, whatever the statement is.
-            self._reader = (relation.limit(0) if empty else relation).to_arrow_reader(BATCH_ROWS)
+            self._reader = self._read(sql, empty=empty)
         except (duckdb.Error, pa.ArrowException, OSError) as error:
             raise self.translate(error) from error
         return self._reader.schema, self._batches(self._reader)
+
+    def _read(self, sql: str, *, empty: bool) -> pa.RecordBatchReader:
+        if not empty and (self._bound is None or not self._bound.names):
+            return streamed(self._connection, sql, BATCH_ROWS)
+        relation = self._named(self._connection.sql(sql))
+        # To bind a statement takes as long as to read its first rows.
+        if self._instance.pauses is not None:
+            self._instance.pauses.at_row(0)
+        # With no row to find DuckDB computes nothing, whatever the statement is.
+        return (relation.limit(0) if empty else relation).to_arrow_reader(BATCH_ROWS)
 
     def _batches(self, reader: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
         while True:

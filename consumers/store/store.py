@@ -10,6 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from headrace.connectors.processor import background_threads
+from headrace.consumers.store.block_cache import BlockCache
 from headrace.consumers.store.centres import NO_CENTRES, CentreProgress
 from headrace.consumers.store.compaction import Compaction, plan_compaction
 from headrace.consumers.store.index import RunsCache
@@ -95,6 +96,7 @@ class Store(SlotMoves):
             view=StoreView(opened.content),
             runs=runs,
             overlaps=OverlapCache(opened.files, runs.get),
+            blocks=BlockCache(settings.blocks_cache_bytes),
             live=LiveSummaries(),
             encoders=threads,
             rollups=RollupFiles.open(opened.rollups, settings, opened.files, runs.get, threads, opened.content.entries),
@@ -230,8 +232,10 @@ class Store(SlotMoves):
         request = ScanRequest(None if columns is None else frozenset(columns), start_ns, end_ns, dict(tags or {}))
         try:
             unique = self._components.live.of(table_view).unique
+            # Rollups are of whole segments.
+            blocks = self._components.blocks if rollup is None else None
             direct, rows, merged = read_table(
-                table_view, request, files, self._components.runs.get, self._components.overlaps, unique
+                table_view, request, files, self._components.runs.get, self._components.overlaps, blocks, unique
             )
             direct, rolled = self._components.rollups.divide(direct, rollup, table_view.schema, request.tags)
         except BaseException:
