@@ -46,6 +46,8 @@ SMALL_INPUT_ROWS = 250_000
 """Sorts and joins of less are done before anybody could notice."""
 NOT_BOUND = (duckdb.BinderException, duckdb.ParserException, duckdb.SyntaxException, duckdb.CatalogException)
 """Errors of a statement before it reads anything."""
+SHORT_CHARACTERS_MAX = 4 * 1024
+"""DuckDB binds a longer statement in several slices: one that names many scans, or many files."""
 SORT_PAUSES = 3
 """A statement that sorts holds many rows from so many blocks of a scan on."""
 
@@ -356,6 +358,8 @@ class Attempt:
 
     def _write(self, session: Session, fence: ReadFence, sql: str) -> None:
         """Every row into the output."""
+        if len(sql) > SHORT_CHARACTERS_MAX:
+            self._turn.set_unbounded_once()
         found, batches = session.run(sql, empty=self._wanted.row_limit == 0)
         names = unique_names(found.names)
         schema = pa.schema([each.with_name(name) for each, name in zip(found, names, strict=True)])
