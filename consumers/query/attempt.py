@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from headrace.consumers.query.database import LockedDatabase
 from headrace.consumers.query.distributed_run import DistributedRun
-from headrace.consumers.query.group_scans import GroupScan
+from headrace.consumers.query.group_scans import GroupScan, exact_rows
 from headrace.consumers.query.guard import Statement
 from headrace.consumers.query.inlining import inlined
 from headrace.consumers.query.parameters import BoundStatement
@@ -254,8 +254,8 @@ class Attempt:
                 return False
             narrow = ScanPlan(wanted.columns, wanted.start_ns, wanted.end_ns, wanted.tags)
             scans = self._scan(schemas[key], narrow, reading)
-            rows = [] if any(scan.files for scan in scans) else [scan.table for scan in scans]
-            batch = answer_of(rows, wanted, schema) if len(rows) == len(scans) else None
+            rows = exact_rows(scans)
+            batch = None if rows is None else answer_of(rows, wanted, schema)
             if batch is not None:
                 self._note(scans)
                 self._output.put(schema, reading.fence, batch)
