@@ -40,6 +40,11 @@ class SeriesAggregates:
     end_ns: int | None
 
     @property
+    def may_be_newest(self) -> bool:
+        """Whether the newest row of each series may be enough."""
+        return all(function == "max" for function, _ in self.items)
+
+    @property
     def columns(self) -> tuple[str, ...]:
         """The columns that it reads beside the time."""
         return tuple(sorted({column for _, column in self.items} - {"", TIME_COLUMN}))
