@@ -33,7 +33,7 @@ from headrace.consumers.query.series_answers import answer_of
 from headrace.consumers.query.session import Session, bare_tables, qualified, show_table
 from headrace.consumers.query.table_names import Resolved, TableKey, fold, resolve
 from headrace.consumers.query.table_source import ReadFence, Reading, TableSource
-from headrace.consumers.query.views import spilling
+from headrace.consumers.query.views import SCANNED_COLUMN, spilling
 from headrace.consumers.scheduling.driver import BlockedOn
 from headrace.consumers.scheduling.threaded_driver import Turn
 from headrace.consumers.store import StoreError
@@ -46,8 +46,8 @@ SMALL_INPUT_ROWS = 250_000
 """Sorts and joins of less are done before anybody could notice."""
 NOT_BOUND = (duckdb.BinderException, duckdb.ParserException, duckdb.SyntaxException, duckdb.CatalogException)
 """Errors of a statement before it reads anything."""
-SHORT_CHARACTERS_MAX = 4 * 1024
-"""DuckDB binds a longer statement in several slices: one that names many scans, or many files."""
+SCANNED_COLUMNS_MAX = 32
+"""Columns of all scans of files of a statement: DuckDB binds one that has more in several slices."""
 SORT_PAUSES = 3
 """A statement that sorts holds many rows from so many blocks of a scan on."""
 
@@ -358,7 +358,7 @@ class Attempt:
 
     def _write(self, session: Session, fence: ReadFence, sql: str) -> None:
         """Every row into the output."""
-        if len(sql) > SHORT_CHARACTERS_MAX:
+        if sql.count(SCANNED_COLUMN) > SCANNED_COLUMNS_MAX:
             self._turn.set_unbounded_once()
         found, batches = session.run(sql, empty=self._wanted.row_limit == 0)
         names = unique_names(found.names)

@@ -147,7 +147,9 @@ class QueryEngine:
         """
         stale_s = self.settings.stale_max_s if stale_s is None else stale_s
         wanted = QueryWanted(sql, after or {}, row_limit, stale_s, parameters or {})
-        pending = PendingQuery(self, wanted, min(timeout_ms or self.settings.timeout_ms, self.settings.timeout_ms), user)
+        pending = PendingQuery(
+            self, wanted, min(timeout_ms or self.settings.timeout_ms, self.settings.timeout_ms), user
+        )
         try:
             pending.submit()
         except BaseException as error:

@@ -16,6 +16,8 @@ from headrace.consumers.query.database import PAUSE_FUNCTION, PAUSE_ROWS, Instan
 from headrace.schemas.tables import TIME_COLUMN, FieldType, TableSchema
 
 ROW_NUMBER = "file_row_number"
+SCANNED_COLUMN = ", default_value: NULL}"
+"""The text of a view has this once for each column of each scan of files."""
 REGISTERED = "temp.main"
 """Where DuckDB has the rows that are registered in a connection."""
 _TIME_TYPE = "TIMESTAMP_NS"
@@ -149,7 +151,7 @@ def _from_files(types: dict[str, str], files: Sequence[Path], *, pausing: bool) 
     # read the footer of every segment.
     paths = ", ".join(literal(str(path)) for path in files)
     columns = ", ".join(
-        f"{literal(name)}: {{name: {literal(name)}, type: {literal(kind)}, default_value: NULL}}"
+        f"{literal(name)}: {{name: {literal(name)}, type: {literal(kind)}{SCANNED_COLUMN}"
         for name, kind in types.items()
     )
     source = f"SELECT {', '.join(map(quoted, types))} FROM read_parquet([{paths}], schema = MAP {{{columns}}}"
