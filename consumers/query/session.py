@@ -210,7 +210,7 @@ class Session:
         if not self._pausing or (times and values * times <= STEP_VALUES_MAX):
             return view_query(schema, columns, files, live)
         # Where a filter is selective DuckDB applies it first, and what pauses within a file is not reached.
-        parts = min(-(-values // STEP_VALUES_MAX), max(1, FILE_PAUSES_MAX // max(1, times)))
+        parts = max(1, min(-(-values // STEP_VALUES_MAX), FILE_PAUSES_MAX // max(1, times)))
         # A sort of rows of several parts does not spill; see `spilling`.
         if held or (parts == 1 and times <= 1):
             return view_query(schema, columns, files, live, pausing=True)
