@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import replace
 from functools import partial
 
 import duckdb
@@ -14,38 +13,38 @@ import pyarrow as pa
 from headrace.consumers.query.database import Pauses
 from headrace.consumers.query.distributed_run import DistributedRun
 from headrace.consumers.query.fragment_drivers import FragmentDrivers
-from headrace.consumers.query.group_scans import GroupScan, rows_of
+from headrace.consumers.query.group_scans import GroupScan, exact_rows, rows_of
 from headrace.consumers.query.guard import Statement
 from headrace.consumers.query.inlining import inlined
+from headrace.consumers.query.log_waits import wait_for_logs
 from headrace.consumers.query.parallel_run import ParallelRun
 from headrace.consumers.query.parameters import BoundStatement
 from headrace.consumers.query.planner import ScanPlan, plan_scans
 from headrace.consumers.query.query_errors import (
-    NotCaughtUp,
     QueryInvalid,
     QueryMemory,
 )
 from headrace.consumers.query.query_host import QueryHost, QueryWanted
 from headrace.consumers.query.query_output import BUFFER_BYTES, QueryOutput
-from headrace.consumers.query.query_timer import QueryTimer, ShortTimer
+from headrace.consumers.query.query_timer import QueryTimer
 from headrace.consumers.query.remote_rows import check_time
 from headrace.consumers.query.result_stream import unique_names
+from headrace.consumers.query.series_answers import answer_of
 from headrace.consumers.query.session import Session, bare_tables, qualified, show_table
 from headrace.consumers.query.table_names import Resolved, TableKey, fold, resolve
 from headrace.consumers.query.table_source import ReadFence, Reading
-from headrace.consumers.query.views import spilling
+from headrace.consumers.query.views import SCANNED_COLUMN, spilling
 from headrace.consumers.scheduling.driver import BlockedOn
 from headrace.consumers.scheduling.threaded_driver import Turn
 from headrace.consumers.store import StoreError
 from headrace.schemas.tables import TableSchema
 
-CANCEL_CHECK_S = 0.25
-"""A wait that no interrupt ends is looked at so often."""
-NO_WAIT_S = 1e-6
 SMALL_INPUT_ROWS = 250_000
 """Sorts and joins of less are done before anybody could notice."""
 NOT_BOUND = (duckdb.BinderException, duckdb.ParserException, duckdb.SyntaxException, duckdb.CatalogException)
 """Errors of a statement before it reads anything."""
+SCANNED_COLUMNS_MAX = 32
+"""Columns of all scans of files of a statement: DuckDB binds one that has more in several slices."""
 SORT_PAUSES = 3
 """A statement that sorts holds many rows from so many blocks of a scan on."""
 
@@ -83,6 +82,7 @@ class Attempt:
         self.reading: Reading | None = None
         """What its scans have in common, once they may begin."""
         self._drivers: FragmentDrivers | None = None
+        self._on_schema: Callable[[pa.Schema], None] | None = None
         self._sorts = False
         self._blocks = 0
         self._input_rows = 0
@@ -119,7 +119,7 @@ class Attempt:
         reading = Reading(
             fence, _newest(host.source.named(wanted.after), fence.confirmed), self._timer, waits=self._turn
         )
-        self._wait_for(reading)
+        wait_for_logs(host.source, reading, self._timer, self._turn, self._output)
         self.reading = reading
         statement = bound.statement
         if statement.show:
@@ -128,20 +128,6 @@ class Attempt:
             self._write(session, fence, f"{statement.explain}FROM __shown")
         else:
             self._answer(session, bound, reading, has_much=has_much)
-
-    def _wait_for(self, reading: Reading) -> None:
-        source = self._host.source
-        # Most have nothing to wait for, and keep their worker.
-        if source.wait_for(replace(reading, timer=ShortTimer(self._timer, NO_WAIT_S))):
-            return
-        self._output.lacking = reading.after
-        with self._turn.outside(BlockedOn.LOG):
-            # In parts: nothing ends such a wait but its time.
-            while self._timer.left_s > 0:
-                if source.wait_for(replace(reading, timer=ShortTimer(self._timer, CANCEL_CHECK_S))):
-                    self._output.lacking = {}
-                    return
-        raise NotCaughtUp.to(reading.after)
 
     def _answer(self, session: Session, bound: BoundStatement, reading: Reading, *, has_much: bool) -> None:
         statement, source = bound.statement, self._host.source
@@ -158,6 +144,8 @@ class Attempt:
         if divided is not None:
             self._prepare(statement, has_much=has_much)
             self._write(session, reading.fence, divided)
+            return
+        if not statement.explain and self._ran_on_series(statement, schemas, plans, reading):
             return
         scans = self._scans(session, schemas, plans, reading)
         if self._drivers is not None:
@@ -217,6 +205,34 @@ class Attempt:
                 raise
             return False
         return True
+
+    def _ran_on_series(
+        self,
+        statement: Statement,
+        schemas: Mapping[TableKey, TableSchema],
+        plans: Mapping[TableKey, ScanPlan],
+        reading: Reading,
+    ) -> bool:
+        """Whether the rows of few series, all of them in memory, gave the answer. Nothing is shown if not."""
+        for key, plan in plans.items():
+            if (wanted := plan.series) is None or self._wanted.row_limit is not None:
+                return False
+            checked = self._host.database.checked
+            schema = checked.answer_schema(statement, schemas[key])
+            if schema is None:
+                # DuckDB runs the first statement of a template, and gives the names and types of all.
+                self._on_schema = partial(checked.put_answer_schema, statement, schemas[key])
+                return False
+            narrow = ScanPlan(wanted.columns, wanted.start_ns, wanted.end_ns, wanted.tags)
+            scans = self._scan(schemas[key], narrow, reading)
+            rows = exact_rows(scans)
+            batch = None if rows is None else answer_of(rows, wanted, schema)
+            if batch is not None:
+                self._note(scans)
+                self._output.put(schema, reading.fence, batch)
+                self._output.end(schema, reading.fence)
+                return True
+        return False
 
     def _divided(
         self,
@@ -347,6 +363,8 @@ class Attempt:
 
     def _write(self, session: Session, fence: ReadFence, sql: str) -> None:
         """Every row into the output."""
+        if sql.count(SCANNED_COLUMN) > SCANNED_COLUMNS_MAX:
+            self._turn.set_unbounded_once()
         self._put(session, fence, *session.run(sql, empty=self._wanted.row_limit == 0))
 
     def _put(self, session: Session, fence: ReadFence, found: pa.Schema, batches: Iterator[pa.RecordBatch]) -> None:
@@ -365,6 +383,8 @@ class Attempt:
                     # What the statement could still take is of use to others until its reader comes.
                     self._turn.block(room, BlockedOn.OUTPUT, session.held_bytes() + BUFFER_BYTES)
             self._turn.pause()
+        if self._on_schema is not None:
+            self._on_schema(schema)
         self._output.end(schema, fence)
 
 

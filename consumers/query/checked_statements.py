@@ -1,4 +1,4 @@
-"""The statements that were checked last, by their text and by their template, and the trees of templates.
+"""The statements that were checked last, by their text and by their template, and the trees of templates, and the schemas of their answers.
 
 A template is used after two of its texts have come, and after a trial: the guard and the planner's parser must find
 the same in a text with other literals. So a literal that is more than a value, such as the name of a file, is found.
@@ -13,11 +13,13 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
+import pyarrow as pa
 from sqlglot import exp
 
 from headrace.consumers.query.guard import Statement, may_name_now
 from headrace.consumers.query.planner import parse
 from headrace.consumers.query.templates import Template, moved, template_of, with_probes
+from headrace.schemas.tables import TableSchema
 
 CHECKED_MAX, CHECKED_CHARACTERS_MAX = 512, 8 * 1024
 """Checked statements that are remembered, and the longest of them."""
@@ -82,6 +84,7 @@ class CheckedStatements:
         self._lock = threading.Lock()
         self._statements: Recent[Statement] = Recent(CHECKED_MAX)
         self._templates: Recent[_Known] = Recent(TEMPLATES_MAX)
+        self._schemas: Recent[tuple[TableSchema, pa.Schema]] = Recent(TEMPLATES_MAX)
 
     @property
     def templates(self) -> int:
@@ -121,6 +124,17 @@ class CheckedStatements:
         with self._lock:
             self._templates.put(template.key, tried)
 
+    def answer_schema(self, statement: Statement, table: TableSchema) -> pa.Schema | None:
+        """The schema that DuckDB gave to the answer of a statement of the same template, over a table as it is now."""
+        with self._lock:
+            known = self._schemas.get(_template_key(statement))
+        return known[1] if known is not None and known[0] == table else None
+
+    def put_answer_schema(self, statement: Statement, table: TableSchema, schema: pa.Schema) -> None:
+        """Remember the schema of an answer that no literal of its statement has a part in."""
+        with self._lock:
+            self._schemas.put(_template_key(statement), (table, schema))
+
     @contextmanager
     def tree(self, statement: Statement) -> Iterator[exp.Expression | None]:
         """The planner's tree of a statement, as `planner.parse` gives it; nothing keeps it behind the block."""
@@ -137,6 +151,11 @@ class CheckedStatements:
         with self._lock:
             if len(known.trees) < TREES_MAX:
                 known.trees.append(spare)
+
+
+def _template_key(statement: Statement) -> str:
+    template = template_of(statement.sql)
+    return statement.sql if template is None else template.key
 
 
 def _is_plain(statement: Statement) -> bool:

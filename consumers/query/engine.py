@@ -105,28 +105,57 @@ class QueryEngine:
     ) -> ResultStream:
         """Start a query and return when its first rows are there. The caller closes the result.
 
+        `on_start` receives a function that cancels the query from any thread. For all else see `begin`. Raises a
+        QueryError.
+        """
+        pending = self.begin(
+            sql,
+            after=after,
+            timeout_ms=timeout_ms,
+            row_limit=row_limit,
+            stale_s=stale_s,
+            parameters=parameters,
+            user=user,
+        )
+        try:
+            if on_start is not None:
+                on_start(pending.cancel)
+        except BaseException:
+            pending.fail(None)
+            raise
+        return pending.result()
+
+    def begin(
+        self,
+        sql: str,
+        *,
+        after: Mapping[str, int] | None = None,
+        timeout_ms: int | None = None,
+        row_limit: int | None = None,
+        stale_s: float | None = None,
+        parameters: Mapping[str, Any] | None = None,
+        user: str = "",
+    ) -> PendingQuery:
+        """Start a query, and wait for nothing. The caller takes its result.
+
         `after` maps groups (see `group_names`) to log offsets that the result must contain. `timeout_ms` bounds the
         whole query, including the reading of its result. `row_limit` cuts the result; 0 = no table is read, and the
         result has its schema alone. A node that does not serve answers from what it has if that is at most `stale_s`
-        old; None = `query.stale_max_s`. `on_start` receives a function that cancels the query from any thread.
-        `parameters` are the values of the names that the SQL writes as `$name`. `user` is whose query it is, for
-        `query.queries_per_user_max`. Raises a QueryError.
+        old; None = `query.stale_max_s`. `parameters` are the values of the names that the SQL writes as `$name`.
+        `user` is whose query it is, for `query.queries_per_user_max`. Raises TooManyQueries, and QueryError behind
+        `close`.
         """
         stale_s = self.settings.stale_max_s if stale_s is None else stale_s
         wanted = QueryWanted(sql, after or {}, row_limit, stale_s, parameters or {})
-        query = _Query(self, wanted, min(timeout_ms or self.settings.timeout_ms, self.settings.timeout_ms), user)
+        pending = PendingQuery(
+            self, wanted, min(timeout_ms or self.settings.timeout_ms, self.settings.timeout_ms), user
+        )
         try:
-            query.submit()
-            if on_start is not None:
-                on_start(query.cancel)
-            result = ResultStream(query, query.output)
+            pending.submit()
         except BaseException as error:
-            query.end()
-            if not isinstance(error, TooManyQueries):
-                self.count(failed=1, timed_out=isinstance(error, QueryTimeout))
+            pending.fail(error)
             raise
-        self.count(succeeded=1, planning_seconds=time.monotonic() - query.began_s, stale=int(result.as_of is not None))
-        return result
+        return pending
 
     def tables(self) -> list[TableSchema]:
         """The newest schema of every table, in order of name."""
@@ -184,8 +213,8 @@ class QueryEngine:
         return self._sizes_mb[0] * BYTES_PER_MB
 
 
-class _Query:
-    """One query from its submission to its end."""
+class PendingQuery:
+    """One query from its submission to its end. Any thread may call every method."""
 
     def __init__(self, engine: QueryEngine, wanted: QueryWanted, timeout_ms: int, user: str) -> None:
         self.id = uuid.uuid4().hex[:16]
@@ -198,6 +227,23 @@ class _Query:
         self._sql = wanted.sql
         self._user = user
         self._scheduled: ScheduledQuery | None = None
+
+    def result(self) -> ResultStream:
+        """Its result, once the first rows are there. Called once. Raises the QueryError that ended it."""
+        try:
+            found = ResultStream(self, self.output)
+        except BaseException as error:
+            self.fail(error)
+            raise
+        planning_s = time.monotonic() - self.began_s
+        self._engine.count(succeeded=1, planning_seconds=planning_s, stale=int(found.as_of is not None))
+        return found
+
+    def fail(self, error: BaseException | None) -> None:
+        """End it without a result, for this reason."""
+        self.end()
+        if not isinstance(error, TooManyQueries):
+            self._engine.count(failed=1, timed_out=isinstance(error, QueryTimeout))
 
     def submit(self) -> None:
         """Raises TooManyQueries, and QueryError of an engine that is closed."""

@@ -111,6 +111,13 @@ def rollups_of(scans: Sequence[GroupScan]) -> list[pa.Table]:
     return [scan.rollup for scan in scans if isinstance(scan, LocalScan) and scan.rollup is not None]
 
 
+def exact_rows(scans: Sequence[GroupScan]) -> list[pa.Table] | None:
+    """The rows of scans, where these are just the rows that were asked for; None where files or others are to be read."""
+    if not all(isinstance(scan, LocalScan) and not scan.files for scan in scans):
+        return None
+    return [scan.table for scan in scans]
+
+
 def open_scan(group: Group, wanted: Conditions) -> GroupScan:
     """The rows that a query reads in one group. Raises TableUnknown, StoreRetired, StoreDamaged."""
     if wanted.newest is not None and (rows := _newest(group, wanted, wanted.newest)) is not None:

@@ -14,7 +14,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 import sqlglot
@@ -25,9 +25,10 @@ from sqlglot.errors import SqlglotError
 from headrace.consumers.query.guard import Statement
 from headrace.consumers.query.newest_rows import of_aggregates, of_rows
 from headrace.consumers.query.partial_plan import divide
-from headrace.consumers.query.predicates import Evaluate, Narrowing, mark_texts, narrow
+from headrace.consumers.query.predicates import SLACK_NS, Evaluate, Narrowing, mark_texts, narrow
 from headrace.consumers.query.rollup_plan import is_hourly
 from headrace.consumers.query.scope import Scope, column_names, conditions_of, rows_depend_on_each_other, select_of
+from headrace.consumers.query.series_plan import SeriesAggregates, series_aggregates
 from headrace.consumers.query.table_names import Resolved, TableKey, fold
 from headrace.schemas.tables import TIME_COLUMN, TableSchema
 
@@ -48,7 +49,8 @@ class ScanPlan:
     """What to read of one table. None and missing tags mean everything; `empty` means columns without rows.
 
     `newest`: only the newest row of each series is needed, if these columns are not null there; None: every row.
-    `hourly`: rollups may do instead of rows, and it pays to divide the statement for them.
+    `hourly`: rollups may do instead of rows, and it pays to divide the statement for them. `series`: what the statement
+    is, where it only aggregates few series of this table.
     """
 
     columns: tuple[str, ...] | None = None
@@ -58,6 +60,7 @@ class ScanPlan:
     empty: bool = False
     newest: tuple[str, ...] | None = None
     hourly: bool = field(default=False, compare=False)
+    series: SeriesAggregates | None = field(default=None, compare=False)
 
 
 def plan_scans(
@@ -97,8 +100,25 @@ def _plans(
     # A name that is also a CTE may mean either in each place, so its table is read whole.
     for key, tables in found.items():
         if key not in resolved.shadowed:
-            plans[key] = combine([occurrence_of(tree, table, schemas[key], evaluate) for table in tables], schemas[key])
+            series = series_aggregates(tree, tables[0], schemas[key]) if len(found) == len(tables) == 1 else None
+            if series is None or series.may_be_newest:
+                plan = combine([occurrence_of(tree, table, schemas[key], evaluate) for table in tables], schemas[key])
+                # The newest rows are in memory.
+                plans[key] = replace(plan, series=series if plan.newest is None else None)
+            else:
+                plans[key] = _of_series(series, _known_columns(tree, tables[0], tree, schemas[key]), schemas[key])
     return plans
+
+
+def _of_series(series: SeriesAggregates, columns: frozenset[str] | None, schema: TableSchema) -> ScanPlan:
+    """The plan of a statement that is understood as a whole, for DuckDB too, which may round its bounds."""
+    narrowing = Narrowing()
+    if series.start_ns is not None:
+        narrowing.from_ns(series.start_ns - SLACK_NS)
+    if series.end_ns is not None:
+        narrowing.before_ns(series.end_ns + SLACK_NS)
+    narrowing.tags = {tag: frozenset(texts) for tag, texts in series.tags.items()}
+    return replace(combine([Occurrence(columns, narrowing)], schema), series=series)
 
 
 def parse(statement: Statement) -> exp.Expression | None:
@@ -168,11 +188,7 @@ def occurrence_of(tree: exp.Expression, table: exp.Table, schema: TableSchema, e
     select = select_of(table)
     if select is None or table.alias_column_names:
         return Occurrence(None, Narrowing())
-    # Of the names in a tree alone: a tree that is used again has them still.
-    known = table.meta.get(_COLUMNS)
-    columns = known[1] if known is not None and known[0] is schema else _columns_used(tree, table, select, schema)
-    table.meta[_COLUMNS] = (schema, columns)
-    narrowing = Narrowing()
+    columns, narrowing = _known_columns(tree, table, select, schema), Narrowing()
     if not rows_depend_on_each_other(select):
         scope = Scope.of(table, select, schema)
         for condition in conditions_of(select, table):
@@ -191,8 +207,18 @@ def _newest(select: exp.Select, table: exp.Table, schema: TableSchema) -> tuple[
     return () if of_rows(select, table, schema) else None
 
 
+def _known_columns(
+    tree: exp.Expression, table: exp.Table, select: exp.Expression, schema: TableSchema
+) -> frozenset[str] | None:
+    # Of the names in a tree alone: a tree that is used again has them still.
+    known = table.meta.get(_COLUMNS)
+    columns = known[1] if known is not None and known[0] is schema else _columns_used(tree, table, select, schema)
+    table.meta[_COLUMNS] = (schema, columns)
+    return columns
+
+
 def _columns_used(
-    tree: exp.Expression, table: exp.Table, select: exp.Select, schema: TableSchema
+    tree: exp.Expression, table: exp.Table, select: exp.Expression, schema: TableSchema
 ) -> frozenset[str] | None:
     """Columns whose name occurs anywhere in the statement, or None where every column may be meant."""
     if tree.find(exp.Columns, exp.PositionalColumn) or any(_has_star(inner) for inner in select.find_all(exp.Select)):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 
 import pyarrow as pa
@@ -33,6 +33,7 @@ class QueryOutput:
         self._complete = False
         self._error: QueryError | None = None
         self._abandoned = False
+        self._on_ready: tuple[Callable[[], None], int] | None = None
         self.lacking: Mapping[str, int] = {}
         """The log offsets by group that the query waits for."""
 
@@ -53,10 +54,10 @@ class QueryOutput:
             self._batches.append(batch)
             self._bytes += batch.nbytes
             self._changed.notify_all()
-            if self._bytes < self._buffer_bytes or self._abandoned:
-                return None
-            self._room = Future()
-            return self._room
+            is_full = self._bytes >= self._buffer_bytes and not self._abandoned
+            room = self._room = Future() if is_full else self._room
+        self._call_if_ready()
+        return room if is_full else None
 
     def end(self, schema: pa.Schema, fence: ReadFence) -> None:
         """Every row is written."""
@@ -64,6 +65,7 @@ class QueryOutput:
             self._schema, self._fence = schema, fence
             self._complete = True
             self._changed.notify_all()
+        self._call_if_ready()
 
     def fail(self, error: QueryError) -> None:
         """The query has ended; without its last row, unless that was written."""
@@ -74,6 +76,30 @@ class QueryOutput:
                 self._error = self._error or error
                 self._batches.clear()
             self._changed.notify_all()
+        self._call_if_ready()
+
+    @property
+    def whole_bytes(self) -> int | None:
+        """The size of all rows, None while some may come, and of a query that has failed."""
+        with self._changed:
+            return self._bytes if self._complete else None
+
+    def when_ready(self, call: Callable[[], None], ready_bytes: int) -> None:
+        """Call once, when every row or so many bytes are there, or the query has failed. By any thread, and at once."""
+        with self._changed:
+            self._on_ready = call, ready_bytes
+        self._call_if_ready()
+
+    def _call_if_ready(self) -> None:
+        with self._changed:
+            if self._on_ready is None:
+                return
+            call, ready_bytes = self._on_ready
+            if not (self._complete or self._error is not None or self._bytes >= ready_bytes):
+                return
+            self._on_ready = None
+        # Outside the lock: it may look at once.
+        call()
 
     def wait_begun(self) -> tuple[pa.Schema, ReadFence]:
         """The schema and the fence of the answer, once there are rows or none will come. Raises QueryError."""

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable, Iterable, Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -24,6 +25,8 @@ MEDIA_TYPES = {
 """Every format of a result, with its media type."""
 
 _SMALL_BATCH_ROWS = 8_192
+_FEW_ROWS = 16
+"""Batches of so many rows are written value by value: kernels take longer to call than that."""
 _JSON_SPECIAL = r'[\x00-\x1f"\\]'
 _CSV_SPECIAL = r'[",\r\n]'
 _DIGITS_MISSING = {"s": ".000000000", "ms": "000000", "us": "000", "ns": ""}
@@ -47,13 +50,37 @@ def encode_json(schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Iterato
     keys = [key_text(name) for name in schema.names]
     opened = False
     for batch in _small(batches):
-        parts: list[pa.Array | pa.Scalar] = []
-        for number, key in enumerate(keys):
-            parts += [pa.scalar(f"{',' if number else '{'}{key}:"), json_text(batch.column(number))]
-        rows = pc.binary_join_element_wise(*parts, pa.scalar("}"), "")
-        yield (b",\n" if opened else b"[") + _joined(rows, ",\n")
+        rows = _few_json(keys, batch) if batch.num_rows <= _FEW_ROWS else _many_json(keys, batch)
+        yield (b",\n" if opened else b"[") + rows
         opened = True
     yield b"]\n" if opened else b"[]\n"
+
+
+def _many_json(keys: Sequence[str], batch: pa.RecordBatch) -> bytes:
+    parts: list[pa.Array | pa.Scalar] = []
+    for number, key in enumerate(keys):
+        parts += [pa.scalar(f"{',' if number else '{'}{key}:"), json_text(batch.column(number))]
+    return _joined(pc.binary_join_element_wise(*parts, pa.scalar("}"), ""), ",\n")
+
+
+def _few_json(keys: Sequence[str], batch: pa.RecordBatch) -> bytes:
+    columns = [
+        [f"{key}:{text}" for text in _few_texts(column)] for key, column in zip(keys, batch.columns, strict=True)
+    ]
+    return ",\n".join("{" + ",".join(row) + "}" for row in zip(*columns, strict=True)).encode()
+
+
+def _few_texts(column: pa.Array) -> list[str]:
+    """See `json_text`."""
+    kind = column.type
+    if pa.types.is_integer(kind) or pa.types.is_boolean(kind) or _is_text(kind):
+        return [json.dumps(value, ensure_ascii=False) for value in column.to_pylist()]
+    if pa.types.is_float64(kind):
+        # Python writes some numbers in another way.
+        texts = zip(column.cast(pa.string()).to_pylist(), column.to_pylist(), strict=True)
+        return [text if value is not None and math.isfinite(value) else "null" for text, value in texts]
+    found: list[str] = json_text(column).to_pylist()
+    return found
 
 
 def encode_csv(schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Iterator[bytes]:

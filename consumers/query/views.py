@@ -16,6 +16,8 @@ from headrace.consumers.query.database import PAUSE_FUNCTION, PAUSE_ROWS, Instan
 from headrace.schemas.tables import TIME_COLUMN, FieldType, TableSchema
 
 ROW_NUMBER = "file_row_number"
+SCANNED_COLUMN = ", default_value: NULL}"
+"""The text of a view has this once for each column of each scan of files."""
 REGISTERED = "temp.main"
 """Where DuckDB has the rows that are registered in a connection."""
 _TIME_TYPE = "TIMESTAMP_NS"
@@ -72,7 +74,7 @@ class PausingRows:
 
 @dataclass(frozen=True, slots=True)
 class FilePauses:
-    """A pause between so many files each. `name` is that of a registered table without rows; see `pause_table`."""
+    """A pause behind so many files each. `name` is that of a registered table without rows; see `pause_table`."""
 
     files: int
     name: str
@@ -101,20 +103,20 @@ def view_query(
     live: Sequence[tuple[str, pa.Schema]],
     *,
     pausing: bool = False,
-    between: FilePauses | None = None,
+    behind: FilePauses | None = None,
 ) -> str:
     """The SELECT of a table's view; `live` are names and schemas of registered tables (see `live_table`).
 
-    `pausing`: the scans of files pause within each, and as `between` has it.
+    `pausing`: the scans of files pause within each, and as `behind` has it.
     """
     types = column_types(schema, columns)
     tags = frozenset(schema.tags)
-    step = len(files) if between is None else between.files
+    step = len(files) if behind is None else behind.files
     parts: list[str] = []
     for start in range(0, len(files), max(1, step)):
-        if start and between is not None:
-            parts.append(_from_live(types, tags, between.name, frozenset(types)))
         parts.append(_from_files(types, files[start : start + step], pausing=pausing))
+        if behind is not None:
+            parts.append(_from_live(types, tags, behind.name, frozenset(types)))
     parts += [_from_live(types, tags, name, frozenset(arrow.names)) for name, arrow in live]
     return " UNION ALL ".join(parts) if parts else _empty(types)
 
@@ -149,7 +151,7 @@ def _from_files(types: dict[str, str], files: Sequence[Path], *, pausing: bool) 
     # read the footer of every segment.
     paths = ", ".join(literal(str(path)) for path in files)
     columns = ", ".join(
-        f"{literal(name)}: {{name: {literal(name)}, type: {literal(kind)}, default_value: NULL}}"
+        f"{literal(name)}: {{name: {literal(name)}, type: {literal(kind)}{SCANNED_COLUMN}"
         for name, kind in types.items()
     )
     source = f"SELECT {', '.join(map(quoted, types))} FROM read_parquet([{paths}], schema = MAP {{{columns}}}"

@@ -24,11 +24,11 @@ class BlockedOn(StrEnum):
 class Again:
     """The driver wants another step. `cpu_s`: the processor time of its step, where another thread did the work.
 
-    `unbounded`: from now on it may have steps that cannot stop, see DriverSpec.
+    `unbounded`: whether from now on it may have steps that cannot stop, see DriverSpec; None: as before.
     """
 
     cpu_s: float | None = None
-    unbounded: bool = False
+    unbounded: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)

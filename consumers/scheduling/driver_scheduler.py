@@ -277,7 +277,7 @@ class DriverScheduler:
         with task.lock:
             if not task.move(Transition.YIELD):
                 return False
-            task.unbounded = task.unbounded or step.unbounded
+            task.unbounded = task.unbounded if step.unbounded is None else step.unbounded
             task.spent_s(self._clock_s())
             with self._lock:
                 # Nobody is notified: the worker that gives it back polls next.

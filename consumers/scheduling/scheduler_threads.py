@@ -126,7 +126,9 @@ class SchedulerThreads:
             steps_s.append(now_s - step_began_s)
             elsewhere_s += step.cpu_s or 0.0
             step_began_s = now_s
-            if not isinstance(step, Again) or now_s - began_s >= slice_s or task.state is not TaskState.RUNNING:
+            # Whether a driver may run that cannot stop is the scheduler's decision, also within a slice.
+            may_go_on = isinstance(step, Again) and step.unbounded is None and task.state is TaskState.RUNNING
+            if not may_go_on or now_s - began_s >= slice_s:
                 return step, self._cpu_s() - cpu_began_s + elsewhere_s
 
     def _watch(self) -> None:

@@ -32,13 +32,17 @@ class Turn:
         self._cpu_began_s = self._cpu_first_s = driver.cpu_s()
         self._priority = priority
         self._unbounded = False
+        self._bounded_at_pause = False
 
     def pause(self) -> None:
         """Go on within the slice; wait for the next one behind it. Raises QueryCancelled behind `cancel`."""
         driver = self._driver
         if driver.cancelled:
             raise QueryCancelled("the query was cancelled before its end")
-        if driver.clock_s() >= self._ends_s:
+        if self._bounded_at_pause:
+            self._bounded_at_pause = False
+            self._give_back(Again(self.used_s(), unbounded=False))
+        elif driver.clock_s() >= self._ends_s:
             self._give_back(Again(self.used_s()))
 
     def block(self, future: Future[Any], on: BlockedOn, keeps_bytes: int | None = None) -> None:
@@ -59,10 +63,16 @@ class Turn:
             future.set_result(None)
             self.begin()
 
+    def set_unbounded_once(self) -> None:
+        """The work does what cannot stop until its next pause, such as to bind a long statement: wait for a turn."""
+        if not self._unbounded and not self._bounded_at_pause:
+            self._bounded_at_pause = True
+            self._give_back(Again(self.used_s(), unbounded=True))
+
     def set_unbounded(self) -> None:
         """From now on the work may do what cannot stop, such as a sort: wait for a turn as such. Once is enough."""
         if not self._unbounded:
-            self._unbounded = True
+            self._unbounded, self._bounded_at_pause = True, False
             # What cannot stop lets others pass in another way.
             self._priority.lower_to(UNBOUNDED_LEVEL)
             self._give_back(Again(self.used_s(), unbounded=True))

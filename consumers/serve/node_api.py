@@ -52,6 +52,7 @@ class GroupStatus(TypedDict):
     segments: int
     segment_rows: int
     segment_bytes: int
+    block_bytes: int
     ignored: dict[str, int]
     members: list[str]
     slots: int

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +16,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from headrace.connectors.http import AS_OF_HEADER, QUERY_ID_HEADER
-from headrace.consumers.query.engine import QueryEngine
+from headrace.consumers.query.engine import PendingQuery, QueryEngine
 from headrace.consumers.query.parameters import problem_of
 from headrace.consumers.query.query_errors import QueryError
 from headrace.consumers.query.query_timer import QueryTimer
@@ -30,6 +31,8 @@ SPARE_THREADS = 2
 BODY_BYTES_MAX = 1024 * 1024
 WHOLE_BYTES_MAX = 64 * 1024
 """An answer of up to so many bytes is encoded to its end before its first byte is sent."""
+SMALL_BYTES_MAX = 16 * 1024
+"""Rows of up to so many bytes are encoded by the thread that answers."""
 FORMAT_DEFAULT = "json"
 QUERY_PARAMETERS = ("after", "timeout_ms", "limit", "stale", "parameters", "user")
 """What a query may have beside its SQL and its format, on every surface."""
@@ -63,25 +66,6 @@ class QueryRequest:
     stale_s: float | None = None
     parameters: Mapping[str, Any] = field(default_factory=dict)
     user: str = ""
-
-
-@dataclass(slots=True)
-class _Cancellation:
-    """Cancels a query that one thread runs and a coroutine waits for, also before the query has started."""
-
-    requested: bool = False
-    _cancel_query: Callable[[], None] | None = field(default=None)
-
-    def started(self, cancel_query: Callable[[], None]) -> None:
-        # Both sides store before they look, so the later one sees the other and no cancellation is lost.
-        self._cancel_query = cancel_query
-        if self.requested:
-            cancel_query()
-
-    def request(self) -> None:
-        self.requested = True
-        if self._cancel_query is not None:
-            self._cancel_query()
 
 
 class _StartedQuery(NamedTuple):
@@ -132,18 +116,14 @@ class QueryService:
         Errors of an answer of up to WHOLE_BYTES_MAX, and those before that much of a larger one is there, are
         raised. Later ones cut the connection, so that no client takes a part of the result for all of it.
         """
-        cancellation = _Cancellation()
-        started = asyncio.wrap_future(self._threads.submit(_start, self._engine, query, cancellation))
+        pending = self._engine.begin(query.sql, **_options(query))
         try:
-            # Nothing wakes a coroutine when its client leaves, and the first row may take minutes: so it polls.
-            while not (await asyncio.wait({started}, timeout=DISCONNECT_CHECK_S))[0]:
-                if await request.is_disconnected():
-                    cancellation.request()
+            await _until_ready(request, pending)
         except asyncio.CancelledError:
-            cancellation.request()
-            started.add_done_callback(_close_unwanted)
+            # Its end may wait for a step, and the event loop must not.
+            self._threads.submit(pending.fail, None)
             raise
-        answer = started.result()
+        answer = await self._started(pending, query.format)
         media_type, as_of = MEDIA_TYPES[query.format], answer.result.as_of
         headers = {QUERY_ID_HEADER: answer.result.query_id}
         if as_of is not None:
@@ -152,6 +132,20 @@ class QueryService:
             # Nothing is to be closed: a query whose last row was taken ends by itself.
             return Response(answer.first, media_type=media_type, headers=headers)
         return _CutOnError(self._stream(answer), answer.result.timer, media_type, headers)
+
+    async def _started(self, pending: PendingQuery, format_name: str) -> _StartedQuery:
+        """The beginning of an answer that is ready."""
+        size_bytes = pending.output.whole_bytes
+        if size_bytes is not None and size_bytes <= SMALL_BYTES_MAX:
+            # Encoded sooner than another thread could begin.
+            return _start(pending, format_name, lambda result: self._threads.submit(result.close))
+        started = asyncio.wrap_future(self._threads.submit(_start, pending, format_name, ResultStream.close))
+        try:
+            return await asyncio.shield(started)
+        except asyncio.CancelledError:
+            pending.cancel()
+            started.add_done_callback(_close_unwanted)
+            raise
 
     async def _stream(self, query: _StartedQuery) -> AsyncGenerator[bytes]:
         loop = asyncio.get_running_loop()
@@ -171,25 +165,48 @@ def start_query(
     engine: QueryEngine, query: QueryRequest, on_start: Callable[[Callable[[], None]], None]
 ) -> ResultStream:
     """Start a query (see `QueryEngine.query`). Raises a QueryError."""
-    return engine.query(
-        query.sql,
-        after=query.after,
-        timeout_ms=query.timeout_ms,
-        row_limit=query.limit,
-        stale_s=query.stale_s,
-        on_start=on_start,
-        parameters=query.parameters,
-        user=query.user,
-    )
+    return engine.query(query.sql, on_start=on_start, **_options(query))
 
 
-def _start(engine: QueryEngine, query: QueryRequest, cancellation: _Cancellation) -> _StartedQuery:
-    result = start_query(engine, query, cancellation.started)
+def _options(query: QueryRequest) -> dict[str, Any]:
+    return {
+        "after": query.after,
+        "timeout_ms": query.timeout_ms,
+        "row_limit": query.limit,
+        "stale_s": query.stale_s,
+        "parameters": query.parameters,
+        "user": query.user,
+    }
+
+
+async def _until_ready(request: Request, pending: PendingQuery) -> None:
+    """Wait until the beginning of an answer can be taken. A client that leaves cancels the query."""
+    loop = asyncio.get_running_loop()
+    ready = loop.create_future()
+
+    def set_ready() -> None:
+        if not ready.done():
+            ready.set_result(None)
+
+    def wake() -> None:
+        # The loop may have ended.
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(set_ready)
+
+    pending.output.when_ready(wake, WHOLE_BYTES_MAX)
+    # Nothing wakes a coroutine when its client leaves, and the first row may take minutes: so it polls.
+    while not (await asyncio.wait({ready}, timeout=DISCONNECT_CHECK_S))[0]:
+        if await request.is_disconnected():
+            pending.cancel()
+
+
+def _start(pending: PendingQuery, format_name: str, close: Callable[[ResultStream], Any]) -> _StartedQuery:
+    result = pending.result()
     try:
-        chunks = encode(query.format, result.schema, result.batches())
+        chunks = encode(format_name, result.schema, result.batches())
         return _StartedQuery(result, *_beginning(chunks))
     except BaseException:
-        result.close()
+        close(result)
         raise
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from headrace.consumers.store.compaction import Compaction, plan_compaction
     from headrace.consumers.store.cut import Cut, CutFile, HoldJob, ReleaseJob
+    from headrace.consumers.store.encoders import encoding_threads
     from headrace.consumers.store.jobs import CompactJob, DropJob, SealJob
     from headrace.consumers.store.load_job import LoadJob, SeriesFile, awaited_entry, staged_names
     from headrace.consumers.store.memtable import MemtableSize
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from headrace.consumers.store.settings import StoreSettings
     from headrace.consumers.store.slot_moves import HandedRank, handed_tombstone
     from headrace.consumers.store.slots import Slots
-    from headrace.consumers.store.store import Store, encoding_threads
+    from headrace.consumers.store.store import Store
     from headrace.consumers.store.store_directory import StoreSnapshot
     from headrace.consumers.store.store_errors import (
         BatchInvalid,
@@ -77,7 +78,7 @@ _HOMES = {
     "TableUnknown": "headrace.consumers.store.store_errors",
     "Tombstone": "headrace.consumers.store.tombstones",
     "digest_of_file": "headrace.consumers.store.segment_reader",
-    "encoding_threads": "headrace.consumers.store.store",
+    "encoding_threads": "headrace.consumers.store.encoders",
     "handed_tombstone": "headrace.consumers.store.slot_moves",
     "plan_compaction": "headrace.consumers.store.compaction",
     "awaited_entry": "headrace.consumers.store.load_job",

@@ -30,7 +30,8 @@ def unify_series(batches: Sequence[pa.RecordBatch]) -> tuple[pa.StringArray, npt
     """The distinct series keys of all batches, and the key index of each row of the concatenated batches."""
     # Concatenation merges the dictionaries of the batches in
     # C++; only a dictionary with repeated keys needs more.
-    column: pa.DictionaryArray = pa.concat_arrays([batch.column(0) for batch in batches])
+    parts = [batch.column(0) for batch in batches]
+    column: pa.DictionaryArray = parts[0] if len(parts) == 1 else pa.concat_arrays(parts)
     codes = column.indices.to_numpy(zero_copy_only=True)
     encoded = column.dictionary.dictionary_encode()
     if len(encoded.dictionary) == len(encoded):

@@ -46,6 +46,11 @@ class ScanRequest:
     end_ns: int | None = None
     tags: Mapping[str, Sequence[str]] | None = None
 
+    @property
+    def bounds(self) -> tuple[int | None, int | None]:
+        """The requested times."""
+        return self.start_ns, self.end_ns
+
     def needs(self, column: str) -> bool:
         """True if the result has this column."""
         return self.columns is None or column in self.columns

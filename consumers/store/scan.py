@@ -25,6 +25,7 @@ from headrace.consumers.store.batch_columns import (
     tag_column,
     unify_series,
 )
+from headrace.consumers.store.block_cache import BLOCKS_PER_SCAN_MAX, BlockCache
 from headrace.consumers.store.pruning import OverlapCache, RunsOf, ScanRequest, candidates_of, split
 from headrace.consumers.store.row_order import order_rows
 from headrace.consumers.store.segment import SegmentEntry
@@ -34,8 +35,8 @@ from headrace.consumers.store.store_view import TableView
 from headrace.consumers.store.synced import rank_of
 from headrace.consumers.store.tombstone_set import visible, without_deleted
 from headrace.consumers.store.tombstones import rows_between
-from headrace.schemas.payload import SERIES_COLUMN, SERIES_TYPE
-from headrace.schemas.tables import TIME_COLUMN, TableSchema
+from headrace.schemas.payload import SERIES_COLUMN
+from headrace.schemas.tables import TIME_COLUMN, FieldType, TableSchema
 
 
 class TableScan:
@@ -107,10 +108,12 @@ def read_table(
     files: SegmentFiles,
     runs_of: RunsOf,
     overlaps: OverlapCache,
+    blocks: BlockCache | None,
     live_is_unique: bool,
 ) -> tuple[list[SegmentEntry], pa.Table, ReadCount]:
     """The segments to read directly, the merged rest, and what was read for it.
 
+    `blocks` reads few series of segments that need no merge; None = those are all read directly.
     `live_is_unique`: no two visible unsealed rows share series and time.
     """
     candidates, wanted = candidates_of(view.entries, request, runs_of)
@@ -124,10 +127,13 @@ def read_table(
         rows = read_rows(files.path(entry.name), entry, runs, fields, request.start_ns, request.end_ns, mask, count)
         (rows,) = without_deleted([rows], view.tombstones.unapplied(entry), [0])
         ranked.append((rank_of(entry), rows))
+    narrow = {} if blocks is None else _few_series(view.schema, request, direct, wanted, files, runs_of, blocks, count)
+    ranked += [(rank_of(entry), narrow[entry.name]) for entry in direct if entry.name in narrow]
+    direct = [entry for entry in direct if entry.name not in narrow]
     masks = _TagFilter(request.tags or {})
     # Columns before rows: a filter copies every column that it is given.
-    narrow = [replace(batch, rows=_columns(batch.rows, fields)) for batch in live]
-    for batch, rows in zip(live, visible(narrow, view.tombstones), strict=True):
+    of_fields = [replace(batch, rows=_columns(batch.rows, fields)) for batch in live]
+    for batch, rows in zip(live, visible(of_fields, view.tombstones), strict=True):
         rows = rows_between(rows, request.start_ns, request.end_ns)
         ranked.append(((batch.era, batch.version, batch.version, ""), masks.keep(rows)))
     # Files and memory in one order: rows that were handed over are in memory, and may rank below those of a file.
@@ -137,12 +143,40 @@ def read_table(
     return direct, merge(batches, view.schema, request, live_is_unique and not merged), count
 
 
+def _few_series(
+    schema: TableSchema,
+    request: ScanRequest,
+    direct: Sequence[SegmentEntry],
+    wanted: Mapping[str, Mask],
+    files: SegmentFiles,
+    runs_of: RunsOf,
+    blocks: BlockCache,
+    count: ReadCount,
+) -> dict[str, pa.RecordBatch]:
+    """The requested rows of those segments that need no merge and of which few series are wanted, by their name."""
+    kinds = {name: kind for name, kind in schema.fields if request.needs(name)}
+    found = dict[str, pa.RecordBatch]()
+    groups_left = BLOCKS_PER_SCAN_MAX // (len(kinds) + 1)
+    # A block of texts has any size.
+    if not wanted or len(direct) > groups_left or FieldType.STRING in kinds.values():
+        return found
+    for entry in direct:
+        places, path, bounds = np.flatnonzero(wanted[entry.name]), files.path(entry.name), request.bounds
+        rows = blocks.read_series(path, entry, runs_of(entry.name), places, list(kinds), *bounds, groups_left)
+        if rows is not None:
+            found[entry.name] = rows.rows
+            groups_left -= rows.groups
+            count.add(rows.groups)
+    return found
+
+
 def merge(batches: Sequence[pa.RecordBatch], schema: TableSchema, request: ScanRequest, unique: bool) -> pa.Table:
     """Row batches, lowest rank first, as one table of tags, time and fields with each (series, time) once.
 
     With `unique` the batches hold no (series, time) twice.
     """
-    batches = batches or [_no_rows()]
+    if not batches:
+        return _no_rows(schema, request)
     if unique:
         keys, codes = unify_series(batches)
         times = np.concatenate([batch.column(1).to_numpy(zero_copy_only=True) for batch in batches])
@@ -177,10 +211,12 @@ def _columns(rows: pa.RecordBatch, fields: Sequence[str]) -> pa.RecordBatch:
     return rows.select([SERIES_COLUMN, TIME_COLUMN, *(name for name in fields if name in present)])
 
 
-def _no_rows() -> pa.RecordBatch:
-    return pa.RecordBatch.from_arrays(
-        [pa.array([], SERIES_TYPE), pa.array([], pa.int64())], [SERIES_COLUMN, TIME_COLUMN]
-    )
+def _no_rows(schema: TableSchema, request: ScanRequest) -> pa.Table:
+    """The columns of a merge, without rows: most scans of sealed rows have nothing to merge."""
+    types: dict[str, pa.DataType] = {tag: pa.dictionary(pa.int32(), pa.string()) for tag in schema.tags}
+    types |= {TIME_COLUMN: pa.int64(), **{name: kind.arrow for name, kind in schema.fields}}
+    wanted = [(name, kind) for name, kind in types.items() if name == TIME_COLUMN or request.needs(name)]
+    return pa.schema(wanted).empty_table()
 
 
 class _TagFilter:

@@ -56,7 +56,7 @@ def read_rows(
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
             return _read_open(file, entry, runs, fields, start_ns, end_ns, wanted, count or ReadCount())
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise _read_error(path, entry, error) from error
+        raise read_error(path, entry, error) from error
 
 
 def digest_of_file(path: Path) -> str:
@@ -68,7 +68,7 @@ def digest_of_file(path: Path) -> str:
         split = table.schema.names.index(TIME_COLUMN)
         # As codes: the text of a tag repeats with every row, and so may exceed the 2 GiB of a string array.
         tags = {name: one_array(table.column(name).dictionary_encode()) for name in table.schema.names[:split]}
-        times = _nanoseconds(table.column(TIME_COLUMN))
+        times = nanoseconds(table.column(TIME_COLUMN))
         runs = runs_of_tags(metadata[METADATA_PREFIX + "table"], tags, times)
         fields = {name: one_array(table.column(name)) for name in table.schema.names[split + 1 :]}
         return content_digest(runs.keys, runs.lengths, times, fields)
@@ -85,7 +85,7 @@ def schema_of_file(path: Path, entry: SegmentEntry) -> TableSchema:
     try:
         schema = pq.read_schema(path)
     except (pa.ArrowException, OSError) as error:
-        raise _read_error(path, entry, error) from error
+        raise read_error(path, entry, error) from error
     split = schema.names.index(TIME_COLUMN)
     fields = {name: FieldType.of_arrow(schema.field(name).type) for name in schema.names[split + 1 :]}
     known = tuple((name, kind) for name, kind in fields.items() if kind is not None)
@@ -144,7 +144,7 @@ def _read_open(
     # The series of each row comes from the runs in the index, so no tag column is decoded.
     codes = np.repeat(np.arange(len(runs.lengths), dtype=np.int32), runs.lengths)
     codes = np.concatenate([codes[low:high] for low, high in ranges]) if ranges else codes[:0]
-    times = _nanoseconds(table.column(TIME_COLUMN))
+    times = nanoseconds(table.column(TIME_COLUMN))
     series = pa.DictionaryArray.from_arrays(pa.array(codes), runs.keys)
     columns = [series, pa.array(times), *(one_array(table.column(name)) for name in names)]
     batch = pa.RecordBatch.from_arrays(columns, names=[SERIES_COLUMN, TIME_COLUMN, *names])
@@ -199,13 +199,15 @@ def _in_window(column: pq.ColumnChunkMetaData, start_ns: int | None, end_ns: int
     return (start_ns is None or high >= start_ns) and (end_ns is None or low < end_ns)
 
 
-def _nanoseconds(column: pa.ChunkedArray) -> Int64s:
+def nanoseconds(column: pa.ChunkedArray) -> Int64s:
+    """A column of times in ns, whatever its unit."""
     values = one_array(column)
     numbers: Int64s = values.view(pa.int64()).to_numpy(zero_copy_only=True)
     return numbers * MICROSECOND_NS if values.type.unit == "us" else numbers
 
 
-def _read_error(path: Path, entry: SegmentEntry, error: Exception) -> StoreError:
+def read_error(path: Path, entry: SegmentEntry, error: Exception) -> StoreError:
+    """The condition that an error of reading a segment is: StoreDamaged, or SegmentUnread if its bytes are the same."""
     # An error alone never condemns data: one that follows from the content would condemn it on every replica,
     # and none would be left to copy from.
     if file_digest(path) == entry.file_digest:

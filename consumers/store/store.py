@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from headrace.connectors.processor import background_threads
+from headrace.consumers.store.block_cache import BlockCache
 from headrace.consumers.store.centres import NO_CENTRES, CentreProgress
 from headrace.consumers.store.compaction import Compaction, plan_compaction
+from headrace.consumers.store.encoders import encoding_threads
 from headrace.consumers.store.index import RunsCache
 from headrace.consumers.store.jobs import CompactJob, DropJob, SealJob
 from headrace.consumers.store.last_rows import (
@@ -43,13 +44,6 @@ from headrace.consumers.store.store_view import StoreView
 from headrace.consumers.store.tombstones import tombstone
 from headrace.consumers.store.undecided import Undecided, first_undecided_ns, write_undecided
 from headrace.schemas.tables import DatabaseSchema, TableSchema
-
-
-def encoding_threads(settings: StoreSettings, nice: int = 0) -> Executor:
-    """Threads that encode segments, with an added niceness; all stores of a node share them."""
-    # Kept from seal to seal. A new thread begins with allocator memory of its own, so each seal would fault
-    # in again the hundreds of MB that the one before has freed. The pool starts its threads on first use.
-    return background_threads(settings.encode_threads, "encode", nice)
 
 
 class Store(SlotMoves):
@@ -95,6 +89,7 @@ class Store(SlotMoves):
             view=StoreView(opened.content),
             runs=runs,
             overlaps=OverlapCache(opened.files, runs.get),
+            blocks=BlockCache(settings.blocks_cache_bytes),
             live=LiveSummaries(),
             encoders=threads,
             rollups=RollupFiles.open(opened.rollups, settings, opened.files, runs.get, threads, opened.content.entries),
@@ -224,22 +219,22 @@ class Store(SlotMoves):
         With `rollup` the scan has rollups in the place of files; of their hours the caller takes those in the range.
         TableScan says what is exact. Unknown names in `columns` are ignored. Raises TableUnknown or StoreDamaged.
         """
-        view, files = self._components.view, self._components.files
-        table_view = view.table(database, table, on_entries=files.pin)
-        pinned = [entry.name for entry in table_view.entries]
+        parts, files = self._components, self._components.files
+        content = parts.view.table(database, table, on_entries=files.pin)
+        pinned = [entry.name for entry in content.entries]
         request = ScanRequest(None if columns is None else frozenset(columns), start_ns, end_ns, dict(tags or {}))
         try:
-            unique = self._components.live.of(table_view).unique
-            direct, rows, merged = read_table(
-                table_view, request, files, self._components.runs.get, self._components.overlaps, unique
-            )
-            direct, rolled = self._components.rollups.divide(direct, rollup, table_view.schema, request.tags)
+            unique = parts.live.of(content).unique
+            # Rollups are of whole segments.
+            blocks = parts.blocks if rollup is None else None
+            direct, rows, read = read_table(content, request, files, parts.runs.get, parts.overlaps, blocks, unique)
+            direct, rolled = parts.rollups.divide(direct, rollup, content.schema, request.tags)
         except BaseException:
             files.release(pinned)
             raise
         # Segments that were merged or pruned are released now; only those that the caller reads stay pinned.
         files.release({*pinned} - {entry.name for entry in direct})
-        return TableScan.over(files, direct, rows, len(pinned), merged, rolled)
+        return TableScan.over(files, direct, rows, len(pinned), read, rolled)
 
     def last_rows(self, database: str, table: str, tags: Mapping[str, Sequence[str]] | None = None) -> pa.Table | None:
         """The newest row of every series with these tags, sealed or not.
@@ -312,6 +307,11 @@ class Store(SlotMoves):
     def rollups(self) -> RollupFiles:
         """The rollups of its segments."""
         return self._components.rollups
+
+    @property
+    def block_bytes(self) -> int:
+        """The size of the decoded columns of segments that it keeps for queries."""
+        return self._components.blocks.cached_bytes
 
     @property
     def loaded_version(self) -> int:

@@ -24,6 +24,7 @@ from typing import ClassVar
 
 import pyarrow as pa
 
+from headrace.consumers.store.block_cache import BlockCache
 from headrace.consumers.store.centres import NO_CENTRES, CentreProgress
 from headrace.consumers.store.index import BucketKey, Index, IndexChanges, RunsCache
 from headrace.consumers.store.last_rows import LiveSummaries, decode_last
@@ -55,6 +56,7 @@ class StoreComponents:
     view: StoreView
     runs: RunsCache
     overlaps: OverlapCache
+    blocks: BlockCache
     live: LiveSummaries
     encoders: Executor
     rollups: RollupFiles

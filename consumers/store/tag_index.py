@@ -19,6 +19,8 @@ from headrace.consumers.store.batch_columns import Int64s, tag_values
 
 LOOKED_UP_MAX = 100
 """Values that are looked up one by one; more are compared with every distinct value."""
+LISTED_MAX = 4_096
+"""Distinct values of a tag that are kept as a list too."""
 KEPT_MAX = 1_000
 """Row batches whose indices `TagIndices` keeps."""
 
@@ -30,6 +32,8 @@ class _OneTag:
     values: pa.StringArray
     starts: Int64s
     places: Int64s
+    listed: list[str] | None
+    """The values once more where they are few, which are found sooner there."""
 
     @classmethod
     def of(cls, keys: pa.StringArray, tag: str) -> _OneTag:
@@ -40,7 +44,8 @@ class _OneTag:
         codes = ranks[encoded.indices.to_numpy(zero_copy_only=False)]
         places = np.argsort(codes, kind="stable")
         starts = np.searchsorted(codes[places], np.arange(len(order) + 1))
-        return cls(encoded.dictionary.take(order), starts, places)
+        values = encoded.dictionary.take(order)
+        return cls(values, starts, places, values.to_pylist() if len(values) <= LISTED_MAX else None)
 
     def of_values(self, wanted: Sequence[str]) -> Int64s:
         """The places of the series with one of these values."""
@@ -54,6 +59,9 @@ class _OneTag:
 
     def _find(self, value: str) -> int:
         # Arrow orders texts by their bytes, which is the order of their characters.
+        if self.listed is not None:
+            place = bisect_left(self.listed, value)
+            return place if place < len(self.listed) and self.listed[place] == value else -1
         place = bisect_left(range(len(self.values)), value, key=lambda at: self.values[at].as_py())
         return place if place < len(self.values) and self.values[place].as_py() == value else -1
 

@@ -178,6 +178,13 @@ SCHEDULING = (
         STEPS,
     ),
     Mutant(
+        "bound_statements_stay_unbounded",
+        "scheduling/threaded_driver.py",
+        "            self._give_back(Again(self.used_s(), unbounded=False))\n",
+        "            self._give_back(Again(self.used_s()))\n",
+        ("test_turns.py",),
+    ),
+    Mutant(
         "held_drivers_are_forgotten",
         SCHEDULER,
         "            if self._queue.is_running(each):\n",

@@ -258,10 +258,10 @@ STORE = (
     Mutant(
         "files_pinned_after_the_view",
         "store/store.py",
-        "        table_view = view.table(database, table, on_entries=files.pin)\n"
-        "        pinned = [entry.name for entry in table_view.entries]\n",
-        "        table_view = view.table(database, table)\n"
-        "        pinned = [entry.name for entry in table_view.entries]\n        files.pin(pinned)\n",
+        "        content = parts.view.table(database, table, on_entries=files.pin)\n"
+        "        pinned = [entry.name for entry in content.entries]\n",
+        "        content = parts.view.table(database, table)\n"
+        "        pinned = [entry.name for entry in content.entries]\n        files.pin(pinned)\n",
         (SCANS, STORE_TESTS),
     ),
     Mutant(

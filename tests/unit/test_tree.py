@@ -71,6 +71,8 @@ PURE_MODULES = (
     "consumers/query/rollup_plan.py",
     "consumers/query/row_fragments.py",
     "consumers/query/scope.py",
+    "consumers/query/series_answers.py",
+    "consumers/query/series_plan.py",
     "consumers/query/sql_nodes.py",
     "consumers/query/table_names.py",
     "consumers/query/templates.py",

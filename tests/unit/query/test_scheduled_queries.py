@@ -18,6 +18,7 @@ from headrace.consumers.query.query_errors import (
     TooManyQueries,
 )
 from headrace.consumers.query.query_run import SMALL_MB, memory_sizes
+from headrace.consumers.query.session import Session
 from headrace.consumers.query.settings import QuerySettings
 from headrace.consumers.query.spill_directory import SPILL_DIRECTORY, with_spill_directory
 from headrace.consumers.scheduling.driver import BlockedOn, DriverSpec
@@ -274,6 +275,27 @@ def test_the_set_up_of_a_query_is_several_steps(engine: QueryEngine) -> None:
     engine.query("SELECT max(velocity) FROM iot.readings WHERE time < '2023-11-15'").read_all()
     # Beside these pauses there are those behind the scans, behind the rows, and at the end.
     eventually(lambda: sum(engine.scheduler.statistics.steps.counts) - before >= 6, "six steps")
+
+
+def test_a_long_statement_leaves_a_worker_until_its_first_rows(
+    engine: QueryEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To bind many scans is one step. Short statements have no such turn, and the scans of a long one are few."""
+    once, texts = list[Turn](), list[str]()
+    set_unbounded_once, run = Turn.set_unbounded_once, Session.run
+    monkeypatch.setattr(Turn, "set_unbounded_once", lambda turn: (once.append(turn), set_unbounded_once(turn)))
+    monkeypatch.setattr(
+        Session, "run", lambda session, sql, **given: (texts.append(sql), run(session, sql, **given))[1]
+    )
+    assert 1 == rows(engine, "SELECT sum(velocity) FROM iot.readings")
+    assert [] == once
+    many = " UNION ALL ".join(["FROM iot.readings"] * 40)
+    assert 1 == rows(engine, f"SELECT sum(velocity) FROM ({many}) WHERE velocity < 0")
+    assert 1 == len(once)
+    # A scan of files for each use, with a table to pause at behind it, and one of the rows in memory.
+    assert (40, 80) == (texts[-1].count("read_parquet"), texts[-1].count("temp.main"))
+    steps = engine.scheduler.statistics.steps
+    assert sum(steps.counts) > 40
 
 
 def test_a_statement_that_outgrew_its_memory_leaves_a_worker(

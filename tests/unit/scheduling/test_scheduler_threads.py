@@ -86,6 +86,30 @@ def test_a_future_wakes_its_driver_on_another_thread(threads: SchedulerThreads) 
     assert [True] == [name.startswith("query-wake") for name in waker]
 
 
+def test_work_that_cannot_stop_waits_for_its_turn_within_a_slice_too() -> None:
+    """Of two workers one at most is inside such work, however long the slice is that it began in."""
+    threads = SchedulerThreads(SchedulerLimits(workers=2, slice_s=3_600.0))
+    both_ready, inside, most = threading.Barrier(2), list[int](), list[int]()
+
+    def ready() -> Step:
+        both_ready.wait(WAIT_S)
+        return Again(unbounded=True)
+
+    def sort() -> Step:
+        inside.append(1)
+        most.append(len(inside))
+        threading.Event().wait(0.05)
+        inside.pop()
+        return Done()
+
+    try:
+        queries = [submit(threads, ScriptedDriver([ready, sort]), name=name) for name in ("a", "b")]
+        assert all(query.wait(WAIT_S) for query in queries)
+        assert [1, 1] == most
+    finally:
+        threads.close()
+
+
 @pytest.mark.parametrize("error", [SystemExit(), KeyboardInterrupt(), GeneratorExit()])
 def test_a_worker_that_dies_is_replaced(threads: SchedulerThreads, error: BaseException) -> None:
     """Its query is aborted, the others are run, and there are as many workers as before."""

@@ -105,6 +105,47 @@ def test_work_becomes_unbounded_once() -> None:
     driver.close()
 
 
+def test_work_that_cannot_stop_once_is_bounded_from_its_next_pause_on() -> None:
+    """That pause gives the step back, within the slice too; a second call before it does nothing."""
+
+    def work(turn: Turn) -> None:
+        turn.set_unbounded_once()
+        turn.set_unbounded_once()
+        turn.pause()
+        turn.pause()
+
+    driver = driver_of(work)
+    steps = [driver.step(1.0) for _ in range(3)]
+    assert [Again(0.0, unbounded=True), Again(0.0, unbounded=False), Done(0.0)] == steps
+    driver.close()
+
+
+def test_work_that_may_never_stop_stays_so_at_a_pause() -> None:
+    """A sort behind a long statement: the pause does not take back what the sort has asked for."""
+
+    def work(turn: Turn) -> None:
+        turn.set_unbounded_once()
+        turn.set_unbounded()
+        turn.pause()
+
+    driver = driver_of(work)
+    steps = [driver.step(1.0) for _ in range(3)]
+    assert [Again(0.0, unbounded=True), Again(0.0, unbounded=True), Done(0.0)] == steps
+    driver.close()
+
+
+def test_a_driver_that_is_bounded_again_takes_any_worker() -> None:
+    """Two that were unbounded for one step run at once behind it; one that says nothing stays as it was."""
+    bench = Bench(SchedulerLimits(workers=2))
+    steps = [Again(unbounded=True), Again(), Again(unbounded=False), Again()]
+    first, second = (bench.submit(ScriptedDriver(list(steps))) for _ in range(2))
+    for _ in range(2):
+        bench.turn()
+    assert all(task.unbounded for query in (first, second) for task in query.tasks)
+    bench.run()
+    assert all(query.wait(0) and not query.tasks[0].unbounded for query in (first, second))
+
+
 def test_a_driver_that_becomes_unbounded_waits_for_its_slot() -> None:
     """Of two workers one is for the others, also if a driver says only later that it cannot stop."""
     bench = Bench(SchedulerLimits(workers=2))

@@ -10,6 +10,7 @@ from typer.testing import CliRunner, Result
 
 from headrace.cli import query
 from headrace.connectors.http import QUERY_ID_HEADER
+from tests.waiting import eventually
 
 LONG = "SELECT i FROM range(100000000) t(i)"
 
@@ -23,7 +24,8 @@ def test_queries_are_listed_and_killed(client: httpx.Client) -> None:
         assert {"ready", "running", "blocked"} == set(listed["drivers"])
         assert {"state", "level", "cpu_seconds", "memory_bytes", "blocked_on"} < set(listed)
         assert {"killed": query_id} == client.delete(f"/api/v1/queries/{query_id}").json()
-    assert [] == client.get("/api/v1/queries").json()
+    # It is listed until its last step has returned.
+    eventually(lambda: [] == client.get("/api/v1/queries").json(), "no query")
 
 
 def test_an_unknown_query_cannot_be_killed(client: httpx.Client) -> None:
