@@ -10,13 +10,13 @@ from __future__ import annotations
 import atexit
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import cache
@@ -29,7 +29,6 @@ PARENT = Path(__file__).with_name("fork_parent.py")
 ARGUMENT_BYTES_MAX = 4_096
 HASH_SEEDS = 2
 """Neighbouring nodes have different ones, so that no copy depends on the order of a set."""
-POLL_S = 0.005
 REQUEST_BYTES_MAX = 200_000
 FORK_TIMEOUT_S = 300.0
 
@@ -54,12 +53,14 @@ class Forked:
 
     def wait(self, timeout_s: float) -> int:
         """The exit code; a process that does not end in time is killed. Raises TimeoutExpired."""
-        deadline = time.monotonic() + timeout_s
-        while (code := self.poll()) is None:
-            if time.monotonic() > deadline:
-                os.kill(self.pid, signal.SIGKILL)
-                raise subprocess.TimeoutExpired("headrace", timeout_s)
-            time.sleep(POLL_S)
+        if self._code is None:
+            # Not `select`, which knows no descriptor above 1,023.
+            waiting = select.poll()
+            waiting.register(self._report, select.POLLIN)
+            waiting.poll(1_000 * timeout_s)
+        if (code := self.poll()) is None:
+            os.kill(self.pid, signal.SIGKILL)
+            raise subprocess.TimeoutExpired("headrace", timeout_s)
         return code
 
 

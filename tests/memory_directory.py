@@ -18,11 +18,17 @@ FREE_BYTES_MIN = 1 << 30
 """A container has 64 MiB there."""
 
 
+def memory() -> Path | None:
+    """Where `tempfile` makes directories in memory; None, the disk, where memory is short or no place for files."""
+    return MEMORY if MEMORY.is_dir() and shutil.disk_usage(MEMORY).free >= FREE_BYTES_MIN else None
+
+
 @pytest.fixture
 def tmp_path(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A directory in memory, removed after the test; on disk where memory is short, or no place for files."""
-    if not MEMORY.is_dir() or shutil.disk_usage(MEMORY).free < FREE_BYTES_MIN:
+    place = memory()
+    if place is None:
         yield tmp_path_factory.mktemp("test")
         return
-    with TemporaryDirectory(prefix="headrace-test-", dir=MEMORY) as directory:
+    with TemporaryDirectory(prefix="headrace-test-", dir=place) as directory:
         yield Path(directory)

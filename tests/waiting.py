@@ -7,16 +7,20 @@ from collections.abc import Callable
 
 WAIT_S = 120.0
 # Each look at a node costs it and the test some milliseconds of CPU time, and others run beside this one: what does not
-# hold soon is looked at more and more rarely.
+# hold soon is looked at more and more rarely, and seen a tenth of the waiting too late at most.
 FIRST_POLL_S = 0.005
-POLL_S = 0.05
-POLL_GROWTH = 1.5
+POLL_S = 0.2
+POLL_SHARE = 0.1
+BRIEF_POLL_S = 0.02
 
 
-def eventually(condition: Callable[[], bool], what: str, timeout_s: float = WAIT_S) -> None:
-    """Wait until a condition holds; fails with `what` after a timeout that only a broken system reaches."""
-    deadline, pause_s = time.monotonic() + timeout_s, FIRST_POLL_S
+def eventually(condition: Callable[[], bool], what: str, timeout_s: float = WAIT_S, *, briefly: bool = False) -> None:
+    """Wait until a condition holds; fails with `what` after a timeout that only a broken system reaches.
+
+    `briefly`: it may hold for a moment only, so it is looked at all the time.
+    """
+    began_s, most_s = time.monotonic(), BRIEF_POLL_S if briefly else POLL_S
     while not condition():
-        assert time.monotonic() < deadline, f"in {timeout_s:g} s there was never: {what}"
-        time.sleep(pause_s)
-        pause_s = min(POLL_S, pause_s * POLL_GROWTH)
+        waited_s = time.monotonic() - began_s
+        assert waited_s < timeout_s, f"in {timeout_s:g} s there was never: {what}"
+        time.sleep(min(most_s, max(FIRST_POLL_S, waited_s * POLL_SHARE)))

@@ -3,23 +3,29 @@
 Nothing but the standard library is there yet. What was made is written down in `.venv/headrace-setup.json` together with a hash of all
 that decides it, so that a second run touches neither network nor disk. Every failure is one line.
 
-With `--packages` it ends before the Java archives: checks that need none run beside the rest of the set-up.
+With `--packages` it ends before the Java archives: checks that need none run beside the rest of the set-up. With `--jars` it
+only fetches them, by the Ivy that the first part of the set-up put aside.
 """
 
 from __future__ import annotations
 
 import fcntl
+import fnmatch
 import hashlib
 import json
 import os
 import shutil
 import subprocess
 import sys
+import tomllib
+import zipfile
+from contextlib import suppress
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from headrace.connectors.kafka.jars import JarsUnavailable, resolve_jars  # noqa: E402
 from headrace.connectors.kafka.java import JavaUnusable, find_java  # noqa: E402
 
 ENVIRONMENT = ROOT / ".venv"
@@ -27,6 +33,9 @@ PYTHON = ENVIRONMENT / "bin" / "python"
 STAMP = ENVIRONMENT / "headrace-setup.json"
 PACKAGES_STAMP = ENVIRONMENT / "headrace-packages.json"
 LOG = ENVIRONMENT / "headrace-setup.log"
+WHEELS = ENVIRONMENT / "headrace-wheels"
+WHEELS_LOG = ENVIRONMENT / "headrace-wheels.log"
+IVY = ENVIRONMENT / "headrace-ivy.jar"
 DECIDES = ("pyproject.toml", "constraints.txt", "connectors/kafka/ivy.xml", "tools/make_environment.py")
 FREE_BYTES_MIN = 3 * 2**30
 # Each is compiled by a process of its own, so that every core has work.
@@ -41,6 +50,10 @@ class SetupFailed(Exception):
 def main() -> int:
     """Exit code 0 when the environment is as it should be."""
     quiet, packages_only = ("--quiet" in sys.argv[1:]), ("--packages" in sys.argv[1:])
+    if "--jars" in sys.argv[1:]:
+        with suppress(JarsUnavailable, JavaUnusable):
+            resolve_jars(ivy_jar=IVY)
+        return 0
     try:
         with (ROOT / ".setup.lock").open("a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -106,8 +119,6 @@ def make(packages_only: bool) -> None:
         make_virtual_environment()
         say("installing packages (a few minutes the first time)")
         install()
-        say("compiling the parsers of raw data")
-        compile_kernels()
         PACKAGES_STAMP.write_text(json.dumps({"decided_by": decided_by()}) + "\n")
     if not packages_only:
         jars = fetch_jars()
@@ -138,15 +149,68 @@ def make_virtual_environment() -> None:
 
 
 def install() -> None:
-    """`pip install -e .[dev]` under the constraints, everything it says in the log; then compile what was installed."""
-    # pip compiles file after file, and the packages' own tests as well: half a minute on one core.
-    command = [str(PYTHON), "-m", "pip", "install", "--no-compile", "--progress-bar", "off", "-e", f"{ROOT}[dev]"]
-    command += ["-c", str(ROOT / "constraints.txt")]
-    with LOG.open("w") as log:
-        answer = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, check=False, cwd=ROOT)
-    if answer.returncode != 0:
+    """Install what `pip install -e .[dev]` installs under the constraints, and compile all of it.
+
+    PySpark comes as sources of 430 MB. Its wheel is built while everything else is installed and compiled, and Ivy, which
+    is inside it, fetches the Java archives from then on.
+    """
+    spark, others = requirements()
+    for log in (LOG, WHEELS_LOG):
+        log.unlink(missing_ok=True)
+    shutil.rmtree(WHEELS, ignore_errors=True)
+    building: list[subprocess.Popen[bytes]] = []
+    if not is_there(spark):
+        building += [begin_pip("wheel", "--no-deps", "--wheel-dir", str(WHEELS), spark, log=WHEELS_LOG)]
+    try:
+        run_pip("install", "--no-compile", *others)
+        compile_packages()
+        say("compiling the parsers of raw data")
+        compile_kernels()
+        for each in building:
+            # One that failed says why below, where pip tries it again.
+            each.wait()
+        if keep_ivy():
+            fetch_jars_beside()
+        whole = ["install", "--no-compile", "--no-build-isolation", "--find-links", str(WHEELS), "-e", f"{ROOT}[dev]"]
+        run_pip(*whole)
+        compile_packages()
+    finally:
+        for each in building:
+            each.kill()
+            each.wait()
+        shutil.rmtree(WHEELS, ignore_errors=True)
+
+
+def requirements() -> tuple[str, list[str]]:
+    """What the project needs: PySpark of a version, and everything else with the tools of its developers."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    needed = [*project["dependencies"], *project["optional-dependencies"]["dev"]]
+    [spark] = [each for each in needed if each.startswith("pyspark==")]
+    return spark, [each for each in needed if each != spark]
+
+
+def is_there(pinned: str) -> bool:
+    """Whether a package of an exact version is installed."""
+    return any(ENVIRONMENT.glob(f"lib/python*/site-packages/{pinned.replace('==', '-')}.dist-info"))
+
+
+def begin_pip(*arguments: str, log: Path) -> subprocess.Popen[bytes]:
+    """Start pip under the constraints, with everything that it says in a log."""
+    command = [str(PYTHON), "-m", "pip", *arguments, "--progress-bar", "off", "-c", str(ROOT / "constraints.txt")]
+    with log.open("ab") as output:
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd=ROOT)
+
+
+def run_pip(*arguments: str) -> None:
+    """Run pip to its end. Raises SetupFailed."""
+    if begin_pip(*arguments, log=LOG).wait() != 0:
         raise SetupFailed(explain(LOG.read_text(errors="replace"), f"packages cannot be installed, see {LOG}"))
-    # Its exit code counts nothing: some packages have templates that are no Python.
+
+
+def compile_packages() -> None:
+    """Compile what was installed and is not compiled yet."""
+    # pip compiles file after file, and the packages' own tests as well: half a minute on one core. The exit code counts
+    # nothing: some packages have templates that are no Python.
     compiling = [str(PYTHON), "-m", "compileall", "-qq", "-j", "0", "-x", "/tests?/", str(ENVIRONMENT / "lib")]
     subprocess.run(compiling, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, check=False)
 
@@ -154,10 +218,32 @@ def install() -> None:
 def compile_kernels() -> None:
     """Compile the loops that read raw data; the code is cached beside their sources."""
     imports = (f"import headrace.connectors.formats.{name}" for name in KERNELS)
-    running = [subprocess.Popen([str(PYTHON), "-c", each], cwd=ROOT) for each in imports]
+    # The tree is not installed yet.
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    running = [subprocess.Popen([str(PYTHON), "-c", each], cwd=ROOT, env=environment) for each in imports]
     codes = [each.wait() for each in running]
     if any(codes):
         raise SetupFailed("the parsers of raw data cannot be compiled; see above")
+
+
+def keep_ivy() -> bool:
+    """Put the Ivy of the wheel aside; whether there is one."""
+    for wheel in WHEELS.glob("pyspark-*.whl"):
+        with zipfile.ZipFile(wheel) as archive:
+            for name in fnmatch.filter(archive.namelist(), "pyspark/jars/ivy-*.jar"):
+                IVY.write_bytes(archive.read(name))
+                return True
+    return False
+
+
+def fetch_jars_beside() -> None:
+    """Let another process fetch the Java archives that are not in the cache.
+
+    It may outlive this one: whoever needs the archives waits for its lock. What it cannot fetch is tried again there,
+    with an error that says why.
+    """
+    nothing = subprocess.DEVNULL
+    subprocess.Popen([sys.executable, __file__, "--jars"], stdin=nothing, stdout=nothing, stderr=nothing)
 
 
 def fetch_jars() -> str:

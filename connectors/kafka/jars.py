@@ -77,11 +77,13 @@ def jar_cache_directory(environment: Mapping[str, str] = os.environ) -> Path:
     return base / "headrace" / "jars"
 
 
-def resolve_jars(name: str = "runtime", *, progress: ProgressCallback | None = None) -> JarSet:
+def resolve_jars(
+    name: str = "runtime", *, progress: ProgressCallback | None = None, ivy_jar: Path | None = None
+) -> JarSet:
     """The jar set `runtime` (configurations broker, spark) or `bench` (nifi), from the cache or the registry.
 
-    A cached set needs no network. Two processes that resolve at once fetch it once. Raises `JarsUnavailable`,
-    `JavaUnusable`.
+    A cached set needs no network. Two processes that resolve at once fetch it once. `ivy_jar` is for set-up, where
+    PySpark is not installed yet. Raises `JarsUnavailable`, `JavaUnusable`.
     """
     ivy_file = Path(__file__).with_name(IVY_FILES[name])
     key = hashlib.sha256(ivy_file.read_bytes()).hexdigest()[:16]
@@ -96,7 +98,7 @@ def resolve_jars(name: str = "runtime", *, progress: ProgressCallback | None = N
             # The holder of the lock before us may have fetched the set.
             cached = _load_complete(directory)
             if cached is None:
-                _fetch(ivy_file, directory, notify)
+                _fetch(ivy_file, directory, notify, ivy_jar)
                 cached = _load_complete(directory)
     except OSError as error:
         raise JarsUnavailable(
@@ -135,7 +137,7 @@ def _exclusive(lock_file: Path, notify: ProgressCallback) -> Iterator[None]:
         yield
 
 
-def _fetch(ivy_file: Path, directory: Path, notify: ProgressCallback) -> None:
+def _fetch(ivy_file: Path, directory: Path, notify: ProgressCallback, ivy_jar: Path | None) -> None:
     """Run Ivy into a folder beside `directory`, list what it fetched, and rename it into place."""
     free_bytes = shutil.disk_usage(directory.parent).free
     if free_bytes < FREE_BYTES_MIN:
@@ -148,7 +150,7 @@ def _fetch(ivy_file: Path, directory: Path, notify: ProgressCallback) -> None:
     downloads = directory.with_suffix(".downloads")
     with tempfile.TemporaryDirectory(prefix=f"{directory.name}.", dir=directory.parent) as temporary:
         fetched = Path(temporary, "jars")
-        _run_ivy(ivy_file, fetched, downloads, Path(temporary))
+        _run_ivy(ivy_jar or _ivy_jar(), ivy_file, fetched, downloads, Path(temporary))
         sizes = {
             folder.name: {jar.name: jar.stat().st_size for jar in sorted(folder.glob("*.jar"))}
             for folder in sorted(fetched.iterdir())
@@ -168,7 +170,7 @@ def _write_synced(path: Path, content: bytes) -> None:
         os.fsync(handle.fileno())
 
 
-def _run_ivy(ivy_file: Path, target: Path, downloads: Path, work: Path) -> None:
+def _run_ivy(ivy_jar: Path, ivy_file: Path, target: Path, downloads: Path, work: Path) -> None:
     settings = os.environ.get(IVY_SETTINGS_VARIABLE, "")
     if not settings:
         settings = str(work / "ivysettings.xml")
@@ -178,7 +180,7 @@ def _run_ivy(ivy_file: Path, target: Path, downloads: Path, work: Path) -> None:
         *proxy_options(os.environ),
         f"-Divy.default.ivy.user.dir={work}",
         "-jar",
-        str(_ivy_jar()),
+        str(ivy_jar),
     ]
     command += ["-settings", settings, "-cache", str(downloads), "-ivy", str(ivy_file), "-types", "jar", "bundle"]
     command += ["-retrieve", f"{target}/[conf]/[artifact]-[revision].[ext]"]

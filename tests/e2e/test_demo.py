@@ -40,7 +40,7 @@ def is_running(process: psutil.Process) -> bool:
         return False
 
 
-@pytest.mark.slow(130)
+@pytest.mark.slow(105)
 def test_every_check_passes_and_the_cluster_can_be_kept(tmp_path: Path) -> None:
     """The checks of every step pass; then the cluster answers, and `down` ends all of it."""
     directory = tmp_path / "kept"
@@ -64,7 +64,7 @@ def test_every_check_passes_and_the_cluster_can_be_kept(tmp_path: Path) -> None:
     eventually(lambda: command_lines(directory) == [], "the end of every process of the demo")
 
 
-@pytest.mark.slow(57)
+@pytest.mark.slow(25)
 def test_an_interruption_leaves_nothing_running(tmp_path: Path) -> None:
     """Ctrl-C while Spark works: exit code 130; nodes, broker and Spark end, and the logs are kept."""
     directory = tmp_path / "interrupted"

@@ -179,7 +179,7 @@ def test_commands_and_the_client_work_through_the_node(tmp_path: Path, monkeypat
         assert 0 == node.stop()
 
 
-@pytest.mark.slow(60)
+@pytest.mark.slow(35)
 def test_every_acknowledged_value_survives_kills(tmp_path: Path, broker: BrokerInfo) -> None:
     """1,600 writers send 60 values each and repeat what was not acknowledged, while the node is killed twice.
 

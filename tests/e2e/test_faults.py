@@ -18,7 +18,7 @@ SEED = 20_261
 SOAK_S = 1_800.0
 
 
-@pytest.mark.slow(91)
+@pytest.mark.slow(75)
 @pytest.mark.timeout(400)
 def test_eight_faults_lose_no_acknowledged_row(
     tmp_path: Path, cluster_name: str, small_disk_if_allowed: TryDisk

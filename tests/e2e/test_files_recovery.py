@@ -76,7 +76,7 @@ def test_a_wiped_node_recovers_from_files_although_source_and_receiver_are_kille
     cluster.wipe("n3")
     log_length = len(log_text(cluster, "n3"))
     cluster.start_node("n3")
-    eventually(lambda: copying(cluster, "n3"), "copied files")
+    eventually(lambda: copying(cluster, "n3"), "copied files", briefly=True)
     assert "recovering files from" in eventually_unready(cluster, "n3", "files")
     source = "n1" if "source=n1" in log_text(cluster, "n3")[log_length:] else "n2"
     cluster.kill(source)

@@ -80,7 +80,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
             assert 0 == stopped.returncode, f"{stopped.stdout}\n{stopped.stderr}"
 
 
-@pytest.mark.slow(25)
+@pytest.mark.slow(17)
 def test_the_shell_part_works(folder: Path) -> None:
     """A file is written and queried, the status is shown, and sealed files are read: no command has an option for
     the connection.
@@ -101,13 +101,14 @@ def test_the_shell_part_works(folder: Path) -> None:
     assert re.search(r"│ +[3-9] │", sealed.stdout), sealed.stdout
 
 
+@pytest.mark.slow(11)
 def test_the_python_part_works(folder: Path) -> None:
     """A client writes a reading of another site and counts it at once."""
     done = run([sys.executable, "-c", block("python", "import headrace")], folder)
     assert re.search(r"south +1", done.stdout), done.stderr
 
 
-@pytest.mark.slow(60)
+@pytest.mark.slow(40)
 def test_the_cluster_grows_and_shrinks(folder: Path) -> None:
     """A fourth node joins and leaves; its process ends by itself."""
     done = paste("cluster add", folder)
@@ -189,7 +190,7 @@ def ops_expressions() -> Iterator[tuple[str, set[str]]]:
             yield target["expr"], set(re.findall(r"\{\{ *(\w+)", target["legendFormat"]))
 
 
-@pytest.mark.slow(170)
+@pytest.mark.slow(250)
 @pytest.mark.timeout(1_500)
 def test_the_first_hour(folder: Path) -> None:
     """What new users met: wrong units, repeated times, odd files, narrow terminals, ingest, missing things, dead nodes;

@@ -406,7 +406,9 @@ def test_a_wiped_and_half_copied_replica_neither_leads_nor_serves_nor_is_a_sourc
     cluster.wipe(wiped)
     cluster.start_node(wiped)
     copying = (cluster.data_directory(wiped) / "recovering").rglob
-    eventually(lambda: any(path.is_file() and path.stat().st_size for path in copying("*")), "copied files")
+    eventually(
+        lambda: any(path.is_file() and path.stat().st_size for path in copying("*")), "copied files", briefly=True
+    )
     cluster.kill(killed)
     # A group whose few files the wiped member has copied by now is in sync there, and may be led by it. Until the
     # survivor claims a group, it knows the leader of before.

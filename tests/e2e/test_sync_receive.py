@@ -91,7 +91,7 @@ def assert_rows(
         eventually(lambda found=found: found() == expected, f"{expected} at {name}; it has {found()}")
 
 
-@pytest.mark.slow(60)
+@pytest.mark.slow(20)
 def test_files_of_senders_arrive_once_through_failures(broker: BrokerInfo, tmp_path: Path) -> None:
     """Files are loaded once, through a killed receiver, a member that is down, and damage; a conflict costs one file.
 

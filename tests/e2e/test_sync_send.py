@@ -82,7 +82,7 @@ def site(tmp_path: Path, broker: BrokerInfo) -> Iterator[Site]:
     assert receiver.problems == []
 
 
-@pytest.mark.slow(60)
+@pytest.mark.slow(25)
 def test_a_sender_that_is_killed_at_each_step_sends_each_row_once(tmp_path: Path, broker: BrokerInfo) -> None:
     """kill -9 at every named step, then one undisturbed round: each value is there once, no file was sent twice."""
     with site(tmp_path, broker) as found:
@@ -126,7 +126,7 @@ def test_a_rejected_file_and_a_restart_of_the_node(tmp_path: Path, broker: Broke
         with subprocess.Popen(
             found.command("--interval-s", "1"), stdout=subprocess.PIPE, stderr=subprocess.PIPE
         ) as running:
-            eventually(lambda: _sending(found), "a file under way", timeout_s=120)
+            eventually(lambda: _sending(found), "a file under way", timeout_s=120, briefly=True)
             code, _, printed = found.send()
             assert (code, f"pid {running.pid}" in printed) == (1, True)
             found.node.stop(signal.SIGKILL)

@@ -64,7 +64,7 @@ def bare(directory: Path, *arguments: str) -> str:
     return done.stdout
 
 
-@pytest.mark.slow(60)
+@pytest.mark.slow(35)
 def test_up_and_down_keep_data_and_leave_nothing_running(directory: Path) -> None:
     """A second down finds nothing to do, and a later up has every row. What a second up mends is in first_hour.sh."""
     settings = directory.parent / "headrace.toml"

@@ -45,7 +45,7 @@ def run_seeds(seeds: Iterable[int]) -> None:
         gc.enable()
 
 
-@pytest.mark.slow(20)
+@pytest.mark.slow(50)
 @pytest.mark.timeout(600)
 def test_no_schedule_of_changes_loses_a_row() -> None:
     """No row is lost, stale or double at any step, no deleted one is back; every change ends, all due is accepted.
@@ -55,6 +55,7 @@ def test_no_schedule_of_changes_loses_a_row() -> None:
     run_seeds((*range(SEEDS), *FOUND_SEEDS))
 
 
+@pytest.mark.slow(14)
 def test_hand_overs_that_get_lost_are_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """A third of them: none behind a lost one counts, so nothing is missing in the end."""
     lose_hand_overs(monkeypatch)
@@ -100,6 +101,7 @@ def test_schedules_of_changes_are_not_empty() -> None:
     assert min(deleted, accepted, ignored, zombies, answered, waiting) > 0
 
 
+@pytest.mark.slow(5)
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("rule", [each for each in MIGRATION_RULES if each.quick], ids=lambda each: each.rule)
 def test_a_broken_rule_of_changes_is_found(rule: MigrationRule, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -127,6 +127,19 @@ def submitted(
     )
 
 
+def alone(directory: Path, python: Path, archive: Path, job: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    """A job to its end without a JVM, its package out of the zip."""
+    return subprocess.run(
+        [python, job, *options],
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+        check=False,
+        env=environment(directory, PYTHONPATH=str(archive)),
+        cwd=directory,
+    )
+
+
 def connector_jars() -> str:
     """The jars of Spark's Kafka connector, as `--jars` takes them."""
     return ",".join(str(jar) for jar in resolve_jars().spark)

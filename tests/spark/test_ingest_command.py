@@ -36,6 +36,8 @@ from tests.waiting import eventually
 ROOT = Path(__file__).resolve().parents[2]
 WAIT_S = 400
 DRIVER, JAVA = "driver", "java"
+WORKER_LATE = "a Python process of Spark did not start in 10 s: "
+"""What a run notes on an overloaded machine, before it starts its query again."""
 
 
 def command(cluster: IngestCluster, *more: str) -> list[str]:
@@ -89,13 +91,14 @@ def forwarded_once_available(cluster: IngestCluster) -> int:
 
 
 def without_progress(cluster: IngestCluster, stderr: str) -> list[str]:
-    """The lines of stderr but those of every 10 seconds."""
-    return [line for line in stderr.splitlines() if not line.startswith(f"{cluster.raw}: ")]
+    """The lines of stderr but those of every 10 seconds, and those of an overloaded machine."""
+    return [line for line in stderr.splitlines() if not line.startswith((f"{cluster.raw}: ", WORKER_LATE))]
 
 
 def documents(stderr: str) -> list[dict[str, Any]]:
     """The same with `--json`: each line is an object."""
-    return [each for each in map(json.loads, stderr.splitlines()) if "progress" not in each]
+    found = [each for each in map(json.loads, stderr.splitlines()) if "progress" not in each]
+    return [each for each in found if not str(each.get("note")).startswith(WORKER_LATE)]
 
 
 def wait_for_more(cluster: IngestCluster, than: int, process: subprocess.Popen[str]) -> None:
@@ -154,7 +157,8 @@ def test_kill_9_within_and_between_micro_batches_leaves_the_content_exact(
     lines = [line.encode() for line in to_line_protocol("readings", fleet.read("readings")).to_pylist()]
     cluster.create_raw(partitions=2)
     cluster.produce(lines, partitions=2)
-    options = ("--max-messages", "4000", "--interval-s", "0")
+    # Without a pause a query that has nothing to read looks for it all the time.
+    options = ("--max-messages", "4000", "--interval-s", "0.2")
     line = command(cluster, *options, "--json")
     for ended in ends:
         with running(command(cluster, *options) if ended == JAVA else line) as process:
@@ -183,7 +187,7 @@ def test_kill_9_within_and_between_micro_batches_leaves_the_content_exact(
     assert [] == compare(workload_checksums(fleet)["readings"], found)
 
 
-@pytest.mark.slow(200)
+@pytest.mark.slow(120)
 @pytest.mark.timeout(900)
 def test_a_broker_killed_during_a_run_leaves_the_content_exact(
     own_broker: EmbeddedBroker, cluster_name: str, tmp_path: Path

@@ -37,7 +37,7 @@ def secured(tmp_path: Path) -> Iterator[BrokerInfo]:
         broker.stop()
 
 
-@pytest.mark.slow(60)
+@pytest.mark.slow(65)
 @pytest.mark.timeout(900)
 def test_ingest_over_tls_and_scram_shows_no_secret(secured: BrokerInfo, tmp_path: Path) -> None:
     """`headrace ingest run` with the broker's file as headrace.toml writes the rows. Neither its output, nor Spark's

@@ -154,6 +154,7 @@ def rows_of(answer: httpx.Response) -> pa.Table:
     return pa.ipc.open_stream(answer.content).read_all()
 
 
+@pytest.mark.slow(40)
 def test_every_node_answers_as_one_store_would(nodes: Nodes) -> None:
     """Upserts and deletes, sealed in part: random queries give at every node what one DuckDB over all rows gives,
     with what was written a moment ago; and each node holds the groups of the table only.

@@ -9,6 +9,7 @@ import pytest
 
 from headrace.consumers.query.engine import QueryEngine
 from headrace.consumers.query.settings import QuerySettings
+from tests.memory_directory import tmp_path as tmp_path
 from tests.unit.query.memory_source import READINGS, MemorySource, readings
 
 DAY_NS = 86_400_000_000_000

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from headrace.consumers.query.engine import QueryEngine
 from headrace.consumers.query.query_errors import QueryError
 from headrace.schemas.tables import FieldType, TableSchema
+from tests.memory_directory import memory
 from tests.unit.query.memory_source import MemorySource
 
 DAY_NS = 86_400_000_000_000
@@ -35,7 +36,7 @@ def user_rows(day: int, count: int, **columns: object) -> pa.Table:
 @pytest.fixture(scope="module")
 def pair() -> Iterator[tuple[QueryEngine, duckdb.DuckDBPyConnection]]:
     """The engine over a source that prunes as much as allowed, and DuckDB over the same rows in one table."""
-    directory = Path(tempfile.mkdtemp())
+    directory = Path(tempfile.mkdtemp(dir=memory()))
     source = MemorySource(directory)
     old = [user_rows(day, 12, v=list(range(12)), load=list(range(12))) for day in range(2)]
     new = [

@@ -70,6 +70,7 @@ def day_of(chance: random.Random, every_s: int, hours: int = 24) -> list[Row]:
     ]
 
 
+@pytest.mark.slow(9)
 @pytest.mark.parametrize("nodes", [1, 5])
 def test_hourly_aggregates_of_a_day_read_no_segment(tmp_path: Path, nodes: int) -> None:
     """At a node with all groups, and at one that asks others."""

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.memory_directory import memory
 from tests.unit.replication.slot_stores import StoredCluster
 from tests.unit.replication.test_slot_model import STEPS, WEIGHTS
 
-pytestmark = pytest.mark.slow(6)
+pytestmark = pytest.mark.slow(16)
 
 STORED = STEPS | {
     "work": StoredCluster.work,
@@ -55,7 +56,7 @@ def run_seeds(seeds: Iterable[int]) -> None:
 
 def run(commands: list[tuple[str, int, int]]) -> None:
     """One schedule."""
-    directory = Path(tempfile.mkdtemp(prefix="headrace-slots-"))
+    directory = Path(tempfile.mkdtemp(prefix="headrace-slots-", dir=memory()))
     cluster = StoredCluster(directory)
     try:
         for name, first, second in commands:

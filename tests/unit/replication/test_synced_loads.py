@@ -28,6 +28,7 @@ from headrace.schemas.messages import (
     deletes_producer,
     encode_message,
 )
+from tests.memory_directory import memory
 from tests.unit.replication.synced_groups import ANCHOR, LEADER, Key, Member, SyncedLog
 
 COMMANDS = (
@@ -56,7 +57,7 @@ def newest(rows: dict[Key, int]) -> dict[Key, int]:
 
 def run(commands: list[str], seed: int) -> None:
     """A schedule: what the log decides, on members that get files and run jobs at any time."""
-    chance, directory = random.Random(seed), Path(tempfile.mkdtemp(prefix="headrace-synced-"))
+    chance, directory = random.Random(seed), Path(tempfile.mkdtemp(prefix="headrace-synced-", dir=memory()))
     log = SyncedLog(directory / "depot", chance)
     # The first has every file at once and no job open, as the leader that plans merges.
     members = [Member(directory / str(number), log.depot) for number in range(3)]
@@ -112,6 +113,7 @@ def check(log: SyncedLog, members: list[Member], directory: Path) -> None:
         assert names == [entry.name for entry in member.group.store.segments()]
 
 
+@pytest.mark.slow(20)
 @settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(st.sampled_from(COMMANDS), min_size=4, max_size=45), st.integers(0, 1 << 30))
 def test_the_newest_file_of_a_sender_wins_in_any_schedule(commands: list[str], seed: int) -> None:
@@ -164,6 +166,7 @@ BROKEN = {
 """Each rule with the first schedule that finds it."""
 
 
+@pytest.mark.slow(5)
 @pytest.mark.parametrize("broken", BROKEN, ids=lambda each: each.__name__)
 def test_a_broken_rule_is_found(broken: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each rule is needed: without it, a schedule goes wrong that is right with it."""

@@ -46,6 +46,7 @@ def test_a_stale_answer_needs_no_kafka(client: httpx.Client, node: FakeNode) -> 
         assert answer.as_of is not None
 
 
+@pytest.mark.slow(15)
 def test_what_needs_kafka_connects_then(client: httpx.Client) -> None:
     """A writer raises what `connect` raises without named nodes; queries work before and after."""
     with headrace.connect(DEAD, "c", nodes=str(client.base_url), timeout_s=0.1) as connected:

@@ -24,6 +24,7 @@ from headrace.schemas.messages import CarriedDelete, Load
 from headrace.schemas.payload import decode_rows, encode_rows
 from headrace.schemas.series import bucket_of, series_key
 from headrace.schemas.tables import FieldType, TableSchema
+from tests.memory_directory import memory
 from tests.unit.store.builders import CPU, DATABASE, HOUR_NS, Answer, Row, answer_of, comparable, row_batch, scanned
 from tests.unit.store.foreign import LEADER, foreign_files, load_of, slots_of_slices, stage_in
 
@@ -72,7 +73,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.root = Path(tempfile.mkdtemp(prefix="headrace-store-"))
+        self.root = Path(tempfile.mkdtemp(prefix="headrace-store-", dir=memory()))
         self.homes = 0
         self.home = self.root / "home-0"
         self.store = Store.open(self.home, "n1", SETTINGS)
@@ -479,7 +480,7 @@ class LongStoreMachine(StoreMachine):
 
 StoreMachine.TestCase.settings = settings(max_examples=12, stateful_step_count=25, deadline=None)
 LongStoreMachine.TestCase.settings = settings(max_examples=1_500, stateful_step_count=40, deadline=None)
-TestStore = pytest.mark.slow(8)(StoreMachine.TestCase)
+TestStore = pytest.mark.slow(19)(StoreMachine.TestCase)
 TestStore.__doc__ = "Any order of writes, deletes, seals, merges, drops and crashes leaves exactly the model's rows."
 TestStoreLong = pytest.mark.soak(LongStoreMachine.TestCase)
 TestStoreLong.__doc__ = TestStore.__doc__

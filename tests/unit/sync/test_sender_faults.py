@@ -7,17 +7,28 @@ from random import Random
 import pytest
 
 from headrace.connectors.http import NodeUnreachable
+from headrace.consumers.sync import selection, send_round
+from headrace.consumers.sync import sender as sender_module
 from headrace.consumers.sync.file_states import FileState
 from headrace.consumers.sync.send_settings import SendSettings
 from headrace.consumers.sync.sender import STEPS, Sender, SenderName
 from headrace.consumers.sync.sender_ports import StateUnwritable
 from headrace.consumers.sync.sender_state import SenderState
+from tests.unit.sync import edge_model
 from tests.unit.sync.centre_model import ModelCentre
 from tests.unit.sync.edge_model import STORE, ModelEdge
 from tests.unit.sync.state_model import ModelLog
 
-SETTINGS = SendSettings(files_max=3, window_bytes=6 << 20)
+CHUNK_BYTES = 512
+SETTINGS = SendSettings(files_max=3, window_bytes=6 * CHUNK_BYTES)
 TURNS_MAX = 4_000
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small chunks: with those of a mebibyte most of the time goes into the copies of both models."""
+    for module in (edge_model, selection, send_round, sender_module):
+        monkeypatch.setattr(module, "CHUNK_BYTES", CHUNK_BYTES)
 
 
 class Killed(BaseException):

@@ -156,6 +156,12 @@ def test_jars_are_fetched_once(java: FakeJava) -> None:
     assert 1 == len(java.calls)
 
 
+def test_set_up_names_an_ivy_of_its_own(java: FakeJava, tmp_path: Path) -> None:
+    """The jar that is named is run, and not the one of an installed PySpark."""
+    resolve_jars(ivy_jar=tmp_path / "ivy.jar")
+    assert f"-jar {tmp_path / 'ivy.jar'} " in java.calls[0]
+
+
 def test_nothing_but_the_set_stays_in_the_cache(java: FakeJava) -> None:
     """Temporary folders and downloads are deleted once a set is complete."""
     found = resolve_jars()
@@ -338,7 +344,7 @@ def test_the_packages_come_first_and_once(
 ) -> None:
     """`--packages` ends before the Java archives; the rest of the set-up then installs nothing again."""
     done: list[str] = []
-    for step in ("make_virtual_environment", "install", "compile_kernels"):
+    for step in ("make_virtual_environment", "install"):
         monkeypatch.setattr(make_environment, step, lambda step=step: done.append(step))
     monkeypatch.setattr(make_environment, "fetch_jars", lambda: done.append("fetch_jars") or str(tmp_path))
     monkeypatch.setattr(make_environment, "find_java", lambda: None)
@@ -350,7 +356,7 @@ def test_the_packages_come_first_and_once(
     stamps = {"STAMP": environment / "whole", "PACKAGES_STAMP": environment / "packages"}
     for name, value in {**stamps, "ENVIRONMENT": environment, "PYTHON": environment / "bin" / "python"}.items():
         monkeypatch.setattr(make_environment, name, value)
-    packages = ["make_virtual_environment", "install", "compile_kernels"]
+    packages = ["make_virtual_environment", "install"]
     make_environment.make(True)
     assert packages == done
     assert not make_environment.is_made()
@@ -360,6 +366,56 @@ def test_the_packages_come_first_and_once(
     (environment / "bin" / "headrace").unlink()
     make_environment.make(True)
     assert [*packages, "fetch_jars", *packages] == done
+
+
+FAKE_PYTHON = """#!{python}
+import pathlib, sys, zipfile
+arguments = sys.argv[1:]
+with open({calls!r}, "a") as calls:
+    calls.write(" ".join(arguments) + "\\n")
+if "wheel" in arguments:
+    if {fails!r}:
+        sys.exit(1)
+    folder = pathlib.Path(arguments[arguments.index("--wheel-dir") + 1])
+    folder.mkdir(parents=True)
+    with zipfile.ZipFile(folder / "pyspark-1-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("pyspark/jars/ivy-2.jar", "Ivy")
+"""
+
+
+@pytest.mark.parametrize(("there", "fails"), [(False, False), (False, True), (True, False)])
+def test_spark_is_built_beside_the_other_packages(
+    there: bool, fails: bool, make_environment: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All requirements are installed, PySpark from the wheel that was built meanwhile, and its Ivy begins to fetch.
+
+    Where the wheel cannot be built, the last call of pip has to do it, and Ivy waits. One that is installed is not built.
+    """
+    if there:
+        (tmp_path / "lib/python3.11/site-packages/pyspark-4.1.1.dist-info").mkdir(parents=True)
+    calls, python, fetched = tmp_path / "calls", tmp_path / "python", []
+    calls.touch()
+    python.write_text(FAKE_PYTHON.format(python=sys.executable, calls=str(calls), fails=fails))
+    python.chmod(0o755)
+    places = {"ENVIRONMENT": tmp_path, "PYTHON": python, "LOG": tmp_path / "log", "WHEELS": tmp_path / "wheels"}
+    for name, value in {**places, "WHEELS_LOG": tmp_path / "wheels.log", "IVY": tmp_path / "ivy.jar"}.items():
+        monkeypatch.setattr(make_environment, name, value)
+    monkeypatch.setattr(make_environment, "compile_kernels", lambda: None)
+    monkeypatch.setattr(make_environment, "fetch_jars_beside", lambda: fetched.append(places["WHEELS"].exists()))
+    make_environment.install()
+    spark, others = make_environment.requirements()
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert "pyspark==4.1.1" == spark
+    assert {*project["dependencies"], *project["optional-dependencies"]["dev"]} == {spark, *others}
+    pips = [line for line in calls.read_text().splitlines() if line.startswith("-m pip")]
+    assert all(f"-c {ROOT / 'constraints.txt'}" in line for line in pips)
+    assert [not there] * (not there) == ["pyspark==4.1.1" in line for line in pips if "pip wheel" in line]
+    first, last = (line for line in pips if "pip install" in line)
+    assert all(each in first for each in others)
+    assert f"--find-links {places['WHEELS']} -e {ROOT}[dev]" in last
+    assert ([] if fails or there else [True]) == fetched
+    assert not fetched or b"Ivy" == (tmp_path / "ivy.jar").read_bytes()
+    assert not places["WHEELS"].exists()
 
 
 def test_every_dependency_is_pinned() -> None:

@@ -260,7 +260,7 @@ def run_machine(examples: int, steps: int, same_every_time: bool = True) -> None
     gc.collect()
 
 
-@pytest.mark.slow(11)
+@pytest.mark.slow(15)
 def test_recovered_state_is_a_prefix_with_every_synced_transaction() -> None:
     """After any history the recovered state is that after a prefix of the transactions which holds all synced ones."""
     run_machine(250, 25)

@@ -1,0 +1,5 @@
+"""Directories in memory."""
+
+from __future__ import annotations
+
+from tests.memory_directory import tmp_path as tmp_path
