@@ -27,7 +27,7 @@ from headrace.workload import cpu
 LIVE = "live"
 START_NS = 1_700_000_000_000_000_000
 STEP_S = 10
-END_TIMEOUT_S = 60.0
+ANSWER_TIMEOUT_S = 60.0
 
 
 class WriterFailed(HeadraceError):
@@ -82,7 +82,7 @@ def shifted(rows: pa.Table, by_ns: int) -> pa.Table:
 
 @contextmanager
 def writing(bootstrap: str, cluster: str, settings: Mapping[str, Any], blocks: Blocks) -> Iterator[None]:
-    """Write blocks while the body runs; `blocks` has them behind it. Raises WriterFailed."""
+    """Write blocks while the body runs, from the first one on; `blocks` has them behind it. Raises WriterFailed."""
     # Spawned and not forked: the threads of librdkafka and Arrow do not survive a fork.
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
@@ -90,24 +90,28 @@ def writing(bootstrap: str, cluster: str, settings: Mapping[str, Any], blocks: B
     process.start()
     there.close()
     try:
+        _received(here, "begin")
         yield
         here.send(None)
-        if not here.poll(END_TIMEOUT_S):
-            raise WriterFailed(f"the writer did not end in {END_TIMEOUT_S:g} s")
-        _take(here, blocks)
+        written = _received(here, "end")
+        blocks.moments_s, blocks.taken_ms, blocks.ready_ms = written.moments_s, written.taken_ms, written.ready_ms
     finally:
         here.close()
-        process.join(END_TIMEOUT_S)
+        process.join(ANSWER_TIMEOUT_S)
 
 
-def _take(here: Connection, blocks: Blocks) -> None:
+def _received(here: Connection, what: str) -> Blocks:
+    """The blocks so far, once the writer has begun or ended. Raises WriterFailed."""
+    if not here.poll(ANSWER_TIMEOUT_S):
+        raise WriterFailed(f"the writer did not {what} in {ANSWER_TIMEOUT_S:g} s")
     try:
         failure, written = here.recv()
     except EOFError:
         raise WriterFailed("the writer's process died") from None
     if failure:
         raise WriterFailed(f"the writer ended: {failure}")
-    blocks.moments_s, blocks.taken_ms, blocks.ready_ms = written.moments_s, written.taken_ms, written.ready_ms
+    assert isinstance(written, Blocks)
+    return written
 
 
 def _write(there: Connection, bootstrap: str, cluster: str, settings: Mapping[str, Any]) -> None:
@@ -125,6 +129,8 @@ def _write(there: Connection, bootstrap: str, cluster: str, settings: Mapping[st
                 blocks.ready_ms.append((processor_time().waited_s - waited_s) * 1_000)
                 blocks.moments_s.append(time.monotonic())
                 number += 1
+                if number == 1:
+                    there.send(("", blocks))
     except Exception as error:
         failure = repr(error)
     there.send((failure, blocks))
