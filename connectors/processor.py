@@ -29,16 +29,28 @@ def lower_priority(nice: int) -> None:
 
     The system compares threads of one session or control group: processes of other services keep their shares.
     """
-    # By the id of the thread. Elsewhere that would be the id of some process.
-    if nice and sys.platform == "linux":
-        with suppress(OSError):
-            thread = threading.get_native_id()
-            os.setpriority(os.PRIO_PROCESS, thread, min(NICE_MAX, os.getpriority(os.PRIO_PROCESS, thread) + nice))
+    if nice:
+        _lower_to(_niceness() + nice)
 
 
 def background_threads(count: int, name: str, nice: int) -> ThreadPoolExecutor:
-    """Threads with an added niceness, see `lower_priority`."""
-    return ThreadPoolExecutor(count, thread_name_prefix=name, initializer=lower_priority, initargs=(nice,))
+    """Threads with the niceness of the calling thread and an added one, whoever starts them; see `lower_priority`."""
+    # A pool starts its threads when they are needed, and a thread begins with the niceness of the one that starts it:
+    # those that encode for a store were as nice as could be.
+    return ThreadPoolExecutor(count, name, _lower_to, (_niceness() + nice,))
+
+
+def _niceness() -> int:
+    """That of the calling thread."""
+    # By the id of the thread. Elsewhere that would be the id of some process.
+    return os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) if sys.platform == "linux" else 0
+
+
+def _lower_to(niceness: int) -> None:
+    """Give the calling thread a niceness, unless it has that, or a higher one."""
+    if sys.platform == "linux" and niceness > _niceness():
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), min(NICE_MAX, niceness))
 
 
 def processor_time() -> ProcessorTime:

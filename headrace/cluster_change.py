@@ -30,6 +30,8 @@ LEADER_TIMEOUT_S = 20.0
 JOINER_TIMEOUT_S = 10.0
 """So long a node that was just started may take to its first status."""
 POLL_S = 0.25
+LOOK_INTERVAL_S = 0.1
+"""Between two looks at the membership log at least."""
 CHANGE_PATH = "/api/v1/cluster/change"
 ENDED = (Phase.DONE, Phase.CANCELLED)
 
@@ -155,6 +157,10 @@ class ClusterChanges:
                 seconds = time.monotonic() - began_s
                 if outcome.phase is Phase.CANCELLED:
                     raise ChangeCancelled(f"change {outcome.number} was cancelled", action="see headrace cluster show")
+                table = self.state.table
+                if table is not None and table.version == outcome.version:
+                    # Also of a change that was done between two looks.
+                    slots_moved = len(table.moved)
                 return ChangeResult(outcome.version, outcome.phase, slots_moved, bytes_moved, seconds)
             if timeout_s is not None and time.monotonic() - began_s >= timeout_s:
                 raise ChangeUnfinished(
@@ -201,8 +207,15 @@ class ClusterChanges:
 
     def _look(self) -> None:
         """Take what the cluster has appended meanwhile, at most a moment later."""
+        # Together: nodes that apply rows send dozens of statuses a second.
+        deadline = Deadline(LOOK_INTERVAL_S)
         self._statuses.follow(POLL_S)
-        self._follower.look_soon()
+        while not deadline.passed():
+            self._statuses.follow(deadline.left_s())
+        if self.state.change is None:
+            self._follower.look_soon()
+        else:
+            self._follower.expect()
         self._follower.turn()
         if self._follower.failure:
             raise HeadraceError(self._follower.failure, action="use the command of the cluster's own version")

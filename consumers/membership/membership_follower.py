@@ -7,7 +7,7 @@ Each look also shows whether the topic is still the one that was read: the rules
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,6 +61,7 @@ class MembershipFollower:
         self._compared = ComparedLog(log, topic, self._lost, history_file, clock.monotonic_s)
         self._reader_used_s = 0.0
         self._look_at_s = 0.0
+        self._expects = False
         self._answered_s: float | None = None
         self._listeners: list[Callable[[MembershipState], None]] = []
         self._changed = threading.Condition()
@@ -100,6 +101,13 @@ class MembershipFollower:
         """Look at the next turn, and not an interval after the look before."""
         self._look_at_s = 0.0
 
+    def expect(self) -> None:
+        """Records will come soon: the next turn takes those that have, from a reader that stays open for a while.
+
+        The end of the log is asked for once an interval all the same.
+        """
+        self._expects = True
+
     def read_all(self, timeout_s: float = READ_TIMEOUT_S) -> MembershipState:
         """Read the log to its end, and return what it has decided: a start waits for it, before `turn` is called.
 
@@ -123,14 +131,22 @@ class MembershipFollower:
     def turn(self) -> list[ReadRecord]:
         """Take what has arrived, if a look is due. Errors are noted in `stopped`, `lost` and `fault`."""
         now_s = self._clock.monotonic_s()
-        if self.stopped or now_s < self._look_at_s:
+        expects, self._expects = self._expects, False
+        looks = now_s >= self._look_at_s or (expects and not self.caught_up)
+        if self.stopped or not (looks or (expects and not self.fault)):
             return []
-        self._look_at_s = now_s + LOOK_INTERVAL_S
         taken: list[ReadRecord] = []
         try:
-            self._look(taken, now_s)
-            # Only now: a look that found the right topic may still find other records in it.
-            self.fault = self._compared.lost = ""
+            if looks:
+                self._look_at_s = now_s + LOOK_INTERVAL_S
+                self._look(taken, now_s)
+                # Only now: a look that found the right topic may still find other records in it.
+                self.fault = self._compared.lost = ""
+            else:
+                # What comes meanwhile comes to the reader by itself. A look in each turn would be three requests, ten
+                # times a second from each node, while a change runs.
+                self._reader_used_s = now_s
+                self._take(self._compared.poll(POLL_RECORDS, 0.0), taken)
         except FormatTooNew as error:
             self.stopped = f"membership log, record {self.state.records + 1}: {error}"
             _log.error("membership log not followed any further", reason=self.stopped)
@@ -166,11 +182,13 @@ class MembershipFollower:
                 compared.close()
             return
         self._reader_used_s = now_s
-        records = compared.poll(POLL_RECORDS, POLL_S)
+        self._take(compared.poll(POLL_RECORDS, POLL_S), taken)
+
+    def _take(self, records: Sequence[Record], taken: list[ReadRecord]) -> None:
         for record in records:
             self._apply(record, taken)
         if records:
-            compared.save()
+            self._compared.save()
             # There may be more.
             self.look_soon()
 

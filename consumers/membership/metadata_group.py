@@ -195,6 +195,8 @@ class MetadataGroup:
         present = self._heartbeats.detector.presences()
         if self._expects_records(present):
             self.follower.look_soon()
+        elif self.state.change is not None:
+            self.follower.expect()
         for read in self.follower.turn():
             self._note_read(read.writer)
         self._note_timeout()
@@ -209,12 +211,11 @@ class MetadataGroup:
             self._append(decision.record)
 
     def _expects_records(self, present: Sequence[Presence]) -> bool:
-        """Whether records are to be expected, so that the log is looked at in each turn."""
+        """Whether there are records that were not read, or will be at any moment: the log is looked at in each turn."""
         state = self.state
         return (
             self._pending is not None
             or self.requests.wanted is not None
-            or state.change is not None
             or any(each.records > state.records for each in present)
         )
 

@@ -221,4 +221,6 @@ class GroupActions:
         }
         oldest_era = self._replica.state.changes.oldest_era
         job = self._store.freeze(action.version, oldest_era, action.state, schemas)
+        # Queries of the slots that leave with this record wait for their files.
+        job.urgent = action.version in self._replica.state.changes.cuts
         self._store_jobs.seal(job, action.offset, action.log_bytes, before_load=action.before_load)

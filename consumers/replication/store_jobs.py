@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Protocol
 
@@ -58,8 +59,8 @@ class JobPool(Protocol):
     A step is called again, as many seconds later as it returned, until it returns None.
     """
 
-    def submit(self, step: JobStep) -> JobHandle:
-        """Run a step behind all those before."""
+    def submit(self, step: JobStep, *, urgent: bool = False) -> JobHandle:
+        """Run a step behind all those before; `urgent`: somebody waits for it."""
         ...
 
     def hurry(self) -> None:
@@ -72,15 +73,19 @@ class JobPool(Protocol):
 
 
 class JobThread:
-    """A JobPool of one thread."""
+    """A JobPool of one thread with an added niceness, and one without it for urgent steps."""
 
     def __init__(self, name: str, nice: int = 0) -> None:
         self._threads = background_threads(1, name, nice)
+        self._urgent = ThreadPoolExecutor(1, f"{name}-urgent")
+        # Now: a thread begins with the niceness of the one that starts it.
+        self._urgent.submit(lambda: None)
         self._hurrying = threading.Event()
 
-    def submit(self, step: JobStep) -> JobHandle:
+    def submit(self, step: JobStep, *, urgent: bool = False) -> JobHandle:
         """See JobPool."""
-        return self._threads.submit(self._repeat, step)
+        # A thread cannot raise its priority again. The first one keeps the order, and waits for the other.
+        return self._threads.submit(self._pass_on if urgent else self._repeat, step)
 
     def hurry(self) -> None:
         """See JobPool."""
@@ -89,6 +94,10 @@ class JobThread:
     def shutdown(self) -> None:
         """See JobPool."""
         self._threads.shutdown(wait=True, cancel_futures=True)
+        self._urgent.shutdown()
+
+    def _pass_on(self, step: JobStep) -> None:
+        self._urgent.submit(self._repeat, step).result()
 
     def _repeat(self, step: JobStep) -> None:
         while (pause_s := step()) is not None:
@@ -189,7 +198,8 @@ class StoreJobQueue:
     def _queue(self, job: StoreJob, counted: bool) -> None:
         waiting, limit = self._waiting(job)
         self._wait_for_room(waiting, limit)
-        waiting.append(self._pool.submit(lambda: self._turn(job, counted)))
+        # On a busy machine a load waits for seconds behind the threads that are no background work.
+        waiting.append(self._pool.submit(lambda: self._turn(job, counted), urgent=job.urgent))
 
     def _waiting(self, job: StoreJob) -> tuple[deque[JobHandle], int]:
         """The jobs that are unfinished with one of this kind, and how many of them may be."""

@@ -166,6 +166,7 @@ class HoldJob(StoreJob):
     """Takes the rows of slots that left out of the last rows."""
 
     can_be_cancelled = False
+    urgent = True
 
     def __init__(self, components: StoreComponents, hold: Hold) -> None:
         """Created by `Store.hold`, which has made the rows invisible already."""

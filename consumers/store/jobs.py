@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from bisect import bisect_right, insort
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import groupby
 
@@ -125,6 +126,19 @@ class SealJob(StoreJob):
 
         Then all are synced together. Segments that a failed earlier run has finished are kept.
         """
+        with self._encoders() as encoders:
+            self._write_with(encoders)
+
+    @contextmanager
+    def _encoders(self) -> Iterator[Executor]:
+        """The threads that encode; those of an urgent seal have no added niceness, and end with it."""
+        if not self.urgent:
+            yield self._components.encoders
+            return
+        with ThreadPoolExecutor(self._components.settings.encode_threads, "encode-urgent") as threads:
+            yield threads
+
+    def _write_with(self, encoders: Executor) -> None:
         running: list[Future[None]] = []
         try:
             for table, sealed in sorted(self._sealed.items()):
@@ -132,9 +146,7 @@ class SealJob(StoreJob):
                     for name, part in self._named(sealed.schema, ranks, rows):
                         if name.relative not in self._written:
                             running.append(
-                                self._components.encoders.submit(
-                                    self._write, name, sealed.schema, rows, part, ranks.held_since
-                                )
+                                encoders.submit(self._write, name, sealed.schema, rows, part, ranks.held_since)
                             )
             for each in running:
                 each.result()

@@ -118,6 +118,8 @@ class LoadJob(StoreJob):
     The loads that wait right behind it are committed with it.
     """
 
+    urgent = True
+
     def __init__(
         self,
         components: StoreComponents,

@@ -97,10 +97,12 @@ class StoreComponents:
 class StoreJob(ABC):
     """One change of the store's files.
 
-    Any thread may call `run`, again and again until it returns without error.
+    Any thread may call `run`, again and again until it returns without error. `urgent`: queries wait for it, so it is
+    no background work.
     """
 
     can_be_cancelled: ClassVar[bool] = True
+    urgent: bool = False
 
     def __init__(self, components: StoreComponents, version: int) -> None:
         """Enters the queue behind the jobs created before."""

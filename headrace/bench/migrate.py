@@ -1,11 +1,12 @@
 """`headrace bench migrate`: what a node that joins costs those who write meanwhile, and how fast its data arrives.
 
 One run: three nodes with sealed days of data get a fourth, which takes a quarter of the slots, while a writer
-writes as fast as it can, and a query is asked each half second. The pause is the acknowledgement time of its blocks
-during the change, minus their median before. What comes before lasts long enough for the seals that writing itself
-costs. The limit is a plain copy, with a sync each, of the files that arrived: both meet the same writer, and the copy
-is made once more without it. What that copy costs the writer is reported beside the bars: on a machine whose cores
-are all busy no migration can cost less. All rows are read back and compared.
+writes as fast as it can, and a query is asked each half second. The writer is a process of its own, as that of an
+application. The pause is the acknowledgement time of its blocks during the change, minus their median before. What
+comes before lasts long enough for the seals that writing itself costs. The limit is a plain copy, with a sync each,
+of the files that arrived: both meet the same writer, and the copy is made once more without it. What that copy costs
+the writer is reported beside the bars: on a machine whose cores are all busy no migration can cost less. All rows are
+read back and compared.
 """
 
 from __future__ import annotations
@@ -13,12 +14,11 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-import threading
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -27,7 +27,8 @@ from typing import Any
 import pyarrow as pa
 
 from headrace.bench.asking import Queries, asking
-from headrace.bench.content import read_checksums, tag_names, written_checksums
+from headrace.bench.content import read_checksums, tag_names
+from headrace.bench.live_writer import LIVE, Blocks, WriterFailed, block_of, first_block, shifted, writing
 from headrace.bench.measurement import (
     DATABASE,
     Note,
@@ -51,14 +52,12 @@ from headrace.node_process import NodeProcess
 from headrace.producers.cluster import Cluster
 from headrace.producers.writer import TableWriter, WriterSettings
 from headrace.schemas.errors import HeadraceError
-from headrace.workload import cpu
 from headrace.workload.checksum import checksums, total
 
 OPTIONS = {"hosts": 1_000, "rows": 25_000_000, "days": 40, "block_rows": 20_000, "before_s": 30.0, "seed": 1, "dir": ""}
-START_NS = 1_700_000_000_000_000_000
 STEP_NS = DAY_NS // STEPS_A_DAY
 NODES = 3
-SEALED, LIVE = "sealed", "live"
+SEALED = "sealed"
 PAUSE_P99_MS_MOST = 20.0
 COPY_RATIO_MOST = 1.5
 INGEST_RATIO_LEAST = 0.9
@@ -74,29 +73,10 @@ QUERY = f'SELECT count(*) FROM "{DATABASE}"."{SEALED}" WHERE host = \'host_1\''
 """One series over all days: it needs files of every group."""
 
 
-class WriterFailed(HeadraceError):
-    """The writer that measures the pause, or the queries beside it, ended early."""
-
-
 class DaysTooFew(HeadraceError):
     """More rows than fit into the days."""
 
     exit_code = 2
-
-
-@dataclass(slots=True)
-class Blocks:
-    """The blocks of the writer: the moment of each, its milliseconds until acknowledged, and the rows of all."""
-
-    moments_s: list[float] = field(default_factory=list)
-    taken_ms: list[float] = field(default_factory=list)
-    written: list[pa.Table] = field(default_factory=list)
-    failure: Exception | None = None
-
-    def between(self, begin_s: float, end_s: float) -> list[float]:
-        """The times of blocks that were acknowledged between two moments."""
-        pairs = zip(self.moments_s, self.taken_ms, strict=True)
-        return [taken for moment, taken in pairs if begin_s <= moment < end_s]
 
 
 def run(options: Mapping[str, str], note: Note = silent) -> dict[str, Any]:
@@ -119,7 +99,7 @@ def run(options: Mapping[str, str], note: Note = silent) -> dict[str, Any]:
             note(f"writing {settings['rows']:,} rows of {ROW_BYTES} bytes over {settings['days']} days")
             sealed = _fill(cluster, settings)
             _seal(local)
-            figures = _measure(local, cluster, sealed, settings, note)
+            figures = _measure(local, sealed, settings, note)
             return figures | {"bars": bars(figures), "settings": settings, "versions": versions()}
     finally:
         shutil.rmtree(directory, ignore_errors=True)
@@ -133,6 +113,10 @@ def table(result: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
         ("write pause", f"p50 {pause['p50']:.1f} ms, p99 {_bar_text(bars['write_pause_p99_ms'])}"),
         ("write pause before", f"p99 {result['write_pause_ms_before']['p99']:.1f} ms"),
         ("write pause beside the copy", f"p99 {result['write_pause_ms_beside_copy'].get('p99', 0.0):.1f} ms"),
+        (
+            "the writer had no processor",
+            f"p99 {result['ready_ms']['p99']:.1f} ms of a block, before {result['ready_ms_before']['p99']:.1f} ms",
+        ),
         ("ingest during over before", _bar_text(bars["ingest_ratio"])),
         ("the same beside the copy", f"{result['ingest_ratio_beside_copy']:.2f}"),
         ("the whole change", f"{result['seconds']:.1f} s, migrating {result['migrating_seconds']:.1f} s"),
@@ -166,18 +150,10 @@ def _fill(cluster: Cluster, settings: Mapping[str, Any]) -> pa.Table:
         for number, batch in enumerate(noise.batches()):
             # Of another day than the batch before, and behind the batches that the day has.
             round_, day = divmod(number, days)
-            rows = _shifted(batch, day * DAY_NS + (round_ - number) * STEPS_A_BATCH * STEP_NS)
+            rows = shifted(batch, day * DAY_NS + (round_ - number) * STEPS_A_BATCH * STEP_NS)
             writer.write(rows, TAGS)
             written.append(checksums(rows, TAGS))
     return total(written)
-
-
-def _shifted(rows: pa.Table, by_ns: int) -> pa.Table:
-    """The same rows at a later time."""
-    place = rows.schema.get_field_index("time")
-    column = rows.column("time")
-    later = pa.array(column.cast(pa.int64()).to_numpy() + by_ns).cast(column.type)
-    return rows.set_column(place, rows.schema.field("time"), later)
 
 
 def _seal(local: LocalCluster) -> None:
@@ -190,15 +166,13 @@ def _seal(local: LocalCluster) -> None:
         admin.seal_all(CHANGE_TIMEOUT_S, lambda _line: None)
 
 
-def _measure(
-    local: LocalCluster, cluster: Cluster, sealed: pa.Table, settings: Mapping[str, Any], note: Note
-) -> dict[str, Any]:
+def _measure(local: LocalCluster, sealed: pa.Table, settings: Mapping[str, Any], note: Note) -> dict[str, Any]:
     name = f"n{NODES + 1}"
     local.file.nodes.append(NodeProcess(name, ""))
     local.start_node(name)
     blocks, queries = Blocks(), Queries()
     phases: dict[str, float] = {}
-    with asking(local.url("n1"), QUERY, queries), _writing(cluster, blocks, settings):
+    with asking(local.url("n1"), QUERY, queries), writing(local.bootstrap, local.cluster, settings, blocks):
         note(f"writing alone for {settings['before_s']:g} s")
         time.sleep(settings["before_s"])
         began_s = time.monotonic()
@@ -209,11 +183,11 @@ def _measure(
         arrived = _arrived(local, name)
         copies_s = _copies(arrived)
         copied_s = time.monotonic()
-    if blocks.failure is not None or queries.failure is not None:
-        raise WriterFailed(f"it ended: {blocks.failure or queries.failure}")
+    if queries.failure is not None:
+        raise WriterFailed(f"the queries ended: {queries.failure}")
     local.wait_ready()
     copy_alone_s = _copy_seconds(arrived)
-    lost, double = _compared(local, sealed, blocks)
+    lost, double = _compared(local, sealed, _live_checksums(settings, len(blocks.taken_ms)))
     change = _Change(began_s, ended_s, copied_s, phases, settings["before_s"])
     migrating_s, copy_s = ended_s - phases.get("migrating", ended_s), median(copies_s)
     return _pauses(blocks, queries, change) | {
@@ -253,6 +227,8 @@ def _pauses(blocks: Blocks, queries: Queries, change: _Change) -> dict[str, Any]
         "write_pause_ms": _pause(during, usual_ms),
         "write_pause_ms_before": _pause(before, usual_ms),
         "write_pause_ms_beside_copy": _pause(beside_copy, usual_ms),
+        "ready_ms_before": percentiles(blocks.ready_between(began_s - usual_s, began_s)),
+        "ready_ms": percentiles(blocks.ready_between(began_s, ended_s)),
         "write_pause_ms_by_phase": _by_phase(blocks, change.phases, began_s, ended_s, usual_ms),
         "usual_ms": usual_ms,
         "ingest_ratio": len(during) / (ended_s - began_s) / usual_rate,
@@ -344,48 +320,16 @@ def _note_phase(phases: dict[str, float], phase: str) -> None:
     phases.setdefault(phase, time.monotonic())
 
 
-@contextmanager
-def _writing(cluster: Cluster, blocks: Blocks, settings: Mapping[str, Any]) -> Iterator[None]:
-    """Write blocks, one after the other, while the body runs."""
-    stopping = threading.Event()
-    thread = threading.Thread(target=_write, args=(cluster, blocks, settings, stopping), daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        stopping.set()
-        thread.join()
+def _live_checksums(settings: Mapping[str, Any], blocks: int) -> tuple[pa.Table, list[str]]:
+    """The checksums of what the writer wrote, and its tags."""
+    first = first_block(settings)
+    tags = tag_names(first)
+    return total([checksums(block_of(settings, first, number), tags) for number in range(blocks)]), tags
 
 
-def _write(cluster: Cluster, blocks: Blocks, settings: Mapping[str, Any], stopping: threading.Event) -> None:
-    hosts = settings["hosts"]
-    span_s = max(1, settings["block_rows"] // hosts) * 10
-    rows, span_ns = (
-        cpu(hosts=hosts, start_ns=START_NS, duration_s=span_s, seed=settings["seed"]).read("cpu"),
-        span_s * 10**9,
-    )
-    try:
-        with TableWriter(cluster, DATABASE, LIVE) as writer:
-            number = 0
-            while not stopping.is_set():
-                # Another day each, so that the blocks fall into all groups; later rows of it each time.
-                rounds, day = divmod(number, settings["days"])
-                block = _shifted(rows, day * DAY_NS + rounds * span_ns)
-                begun = time.perf_counter()
-                writer.write(block, tag_names(block))
-                writer.flush()
-                blocks.taken_ms.append((time.perf_counter() - begun) * 1_000)
-                blocks.moments_s.append(time.monotonic())
-                blocks.written.append(block)
-                number += 1
-    except Exception as error:
-        blocks.failure = error
-
-
-def _compared(local: LocalCluster, sealed: pa.Table, blocks: Blocks) -> tuple[int, int]:
+def _compared(local: LocalCluster, sealed: pa.Table, live: tuple[pa.Table, list[str]]) -> tuple[int, int]:
     """Rows that an answer lacks, and rows that it has twice or otherwise than written."""
     lost = double = 0
-    live = written_checksums(blocks.written), tag_names(blocks.written[0])
     for name, (written, tags) in ((SEALED, (sealed, TAGS)), (LIVE, live)):
         wanted = {row["series"]: row for row in written.to_pylist()}
         found = {row["series"]: row for row in read_checksums(local.url("n1"), DATABASE, name, tags).to_pylist()}

@@ -239,7 +239,10 @@ class ChangeFaultRun:
         return all(probe(f"{url}/health/ready")[0] for url in self._asked().values())
 
     def _looked(self) -> MembershipState:
-        self._follower.look_soon()
+        if self._follower.state.change is None:
+            self._follower.look_soon()
+        else:
+            self._follower.expect()
         self._follower.turn()
         return self._follower.state
 

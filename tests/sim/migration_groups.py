@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from headrace.connectors.log.memory import MemoryLog
 from headrace.connectors.log.port import Headers, Record
 from headrace.consumers.membership.slot_table import SlotTable
+from headrace.consumers.query.hand_overs import HandOvers
 from headrace.consumers.replication.actions import CutSlots
 from headrace.consumers.replication.applied_state import AppliedState
 from headrace.consumers.replication.founding import Founding
@@ -33,18 +34,23 @@ class ClosableLog(MemoryLog):
     def __init__(self) -> None:
         super().__init__()
         self.closed: set[str] = set()
+        self.stored = 0
 
     def store(self, topic: str, value: bytes, key: bytes | None, headers: Headers) -> int:
-        """Append one record; its offset. What comes too late is lost, whatever report its sender gets."""
+        """Append one record; its offset. What comes too late is lost, whatever report its sender gets.
+
+        `stored` counts what was not.
+        """
         if topic in self.closed or topic not in self._topics:
             return -1
+        self.stored += 1
         return super().store(topic, value, key, headers)
 
 
 class TrueGroup:
     """One group with its log, a replica that has read all of it, and its rows."""
 
-    def __init__(self, log: MemoryLog, topic: str, header: str, founding: Founding) -> None:
+    def __init__(self, log: ClosableLog, topic: str, header: str, founding: Founding) -> None:
         self.log = log
         self.topic = topic
         self.key = GroupKey(header, founding.birth)
@@ -58,6 +64,8 @@ class TrueGroup:
         # The versions at which an answer changed, and all answers from there on, by key.
         self._changed = [0]
         self._answers: list[dict[str, int]] = [{}]
+        # By the identity of a view, which `history` keeps.
+        self._hand_overs: dict[int, HandOvers] = {}
 
     @property
     def read(self) -> int:
@@ -72,6 +80,14 @@ class TrueGroup:
     def unread(self) -> list[Record]:
         """Records that were appended since."""
         return [] if self.deleted else self.log.topic(self.topic).records[self.read :]
+
+    def hand_overs(self, version: int) -> HandOvers:
+        """What a replica that has read so much shows to those who read it."""
+        view = self.history[version].changes
+        found = self._hand_overs.get(id(view))
+        if found is None:
+            found = self._hand_overs[id(view)] = HandOvers.of(view)
+        return found
 
     def note_answers(self, keys: Iterable[str]) -> None:
         """The newest record may have changed what this group answers for some keys."""
@@ -90,8 +106,9 @@ class TrueGroup:
 class TrueGroups:
     """All groups that there have been, by topic, and what must come out of their logs."""
 
-    def __init__(self, log: MemoryLog) -> None:
+    def __init__(self, log: ClosableLog) -> None:
         self.log = log
+        self._read_to = 0
         self.groups: dict[str, TrueGroup] = {}
         self.tables: list[SlotTable] = []
         self.expected = Expected()
@@ -109,6 +126,9 @@ class TrueGroups:
 
     def read_all(self) -> None:
         """Take every new record of every log."""
+        if self._read_to == self.log.stored:
+            return
+        self._read_to = self.log.stored
         for group in self.groups.values():
             for record in group.unread():
                 self._take(group, record)

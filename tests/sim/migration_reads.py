@@ -10,9 +10,10 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from headrace.consumers.membership.slot_table import SlotTable
-from headrace.consumers.query.hand_overs import HandOvers, Required, missing
+from headrace.consumers.query.hand_overs import Required, missing
+from headrace.consumers.replication.change_view import ChangeView
 from headrace.schemas.group_changes import BEGINNING, GroupKey
-from tests.sim.migration_groups import KEYS, SLOTS, TrueGroup
+from tests.sim.migration_groups import KEYS, TrueGroup
 
 if TYPE_CHECKING:
     from tests.sim.migration_simulation import MigrationSimulation
@@ -33,6 +34,9 @@ class Reads:
         self._moments: deque[dict[str, int]] = deque(maxlen=MOMENTS_KEPT)
         self._ends: dict[str, dict[str, int]] = {}
         self._gone: set[str] = set()
+        # What follows from a table, or from a view and a table, is the same at every step.
+        self._by_table: dict[int, tuple[list[TrueGroup], dict[str, GroupKey]]] = {}
+        self._served: dict[tuple[int, int], bool] = {}
         self.answered = self.waiting = 0
 
     def note_gone(self, group: TrueGroup) -> None:
@@ -53,12 +57,12 @@ class Reads:
             return
         self.answered += 1
         answers = {key: truth.by_key(key).answers(version) for key, version in at.items()}
-        holders = [_holder(table, slot) for slot in range(SLOTS)]
+        _, holders = self._groups_of(table)
         for group, values in answers.items():
-            if strange := [key for key in values if holders[int(key[0])] != group]:
+            if strange := [key for key in values if holders[key] != group]:
                 self._simulation.fail(f"{group} answers {strange} at {at} with table {table.version}")
-        for key in KEYS:
-            value = answers[holders[int(key[0])]].get(key)
+        for key, holder in holders.items():
+            value = answers[holder].get(key)
             if not truth.expected.admits(key, value, after):
                 entries = truth.expected.entries[key]
                 self._simulation.fail(f"{key} was read as {value} at {at}, after {after}: {entries}")
@@ -70,8 +74,7 @@ class Reads:
         after = self._contained(after)
         if any(truth.groups[topic].key.birth > table.version for topic in after):
             return None
-        for header in table.headers:
-            group = truth.by_key(GroupKey(header, table.birth(header)))
+        for group in self._groups_of(table)[0]:
             version = max(moment.get(group.topic, 0), after.get(group.topic, 0))
             at[group.key] = version if self._serves(group, version, table) else group.read
         required = self._required(at, after)
@@ -81,6 +84,15 @@ class Reads:
         at |= {key: truth.by_key(key).read for key in required}
         serve = all(self._serves(truth.by_key(key), version, table) for key, version in at.items())
         return at if serve and not (required and self._required(at, after)) else None
+
+    def _groups_of(self, table: SlotTable) -> tuple[list[TrueGroup], dict[str, GroupKey]]:
+        """The groups of a table, and the one that holds each key."""
+        found = self._by_table.get(table.version)
+        if found is None:
+            keys = {header: GroupKey(header, table.birth(header)) for header in table.headers}
+            holders = {key: keys[table.holder(int(key[0]))] for key in KEYS}
+            found = self._by_table[table.version] = [self._truth.by_key(each) for each in keys.values()], holders
+        return found
 
     def _contained(self, after: dict[str, int]) -> dict[str, int]:
         """What is to be contained, with what the groups that are gone have left to others."""
@@ -95,6 +107,16 @@ class Reads:
     def _serves(self, group: TrueGroup, version: int, table: SlotTable) -> bool:
         """Whether a group has a table, and the data of every slot that came with it or before."""
         view = group.history[version].changes
+        name = id(view), table.version
+        served = self._served.get(name)
+        if served is None:
+            served = self._is_served(group, view, table)
+            # What a table brings is known with its cuts, so a refusal may end.
+            if served:
+                self._served[name] = served
+        return served
+
+    def _is_served(self, group: TrueGroup, view: ChangeView, table: SlotTable) -> bool:
         if view.settled_version != table.version or view.proven_version > table.version:
             return False
         cuts = self._truth.takeovers(group.key, table.version)
@@ -103,7 +125,7 @@ class Reads:
     def _required(self, at: dict[GroupKey, int], after: dict[str, int]) -> Required:
         """What groups lack of what others show as handed over, also those that a table has no longer."""
         truth = self._truth
-        read = {key: HandOvers.of(truth.by_key(key).history[version].changes) for key, version in at.items()}
+        read = {key: truth.by_key(key).hand_overs(version) for key, version in at.items()}
         required = missing(read)
         waiting = [*after, *(truth.by_key(key).topic for key in required if key not in at)]
         while waiting:
@@ -113,12 +135,7 @@ class Reads:
             if group.deleted:
                 self._gone.add(group.topic)
                 continue
-            read[group.key] = HandOvers.of(group.newest.changes)
+            read[group.key] = group.hand_overs(group.read)
             required = missing(read)
             waiting += [truth.by_key(key).topic for key in required if key not in at]
         return {key: each for key, each in required.items() if key in at}
-
-
-def _holder(table: SlotTable, slot: int) -> GroupKey:
-    header = table.holder(slot)
-    return GroupKey(header, table.birth(header))

@@ -149,7 +149,7 @@ class SimPool:
         self._queue: list[tuple[JobStep, SimHandle]] = []
         self._busy = False
 
-    def submit(self, step: Callable[..., float | None], *args: Any) -> SimHandle:
+    def submit(self, step: Callable[..., float | None], *args: Any, urgent: bool = False) -> SimHandle:
         """See JobPool."""
         handle = SimHandle(self._run)
         self._queue.append((partial(step, *args), handle))

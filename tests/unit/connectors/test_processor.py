@@ -28,9 +28,12 @@ def test_only_the_threads_of_background_work_are_nicer() -> None:
     for threads in (background_threads(1, "test", 3), encoding_threads(StoreSettings(), 3)):
         with threads:
             assert wanted == threads.submit(niceness).result()
-    found: list[int] = []
+    found, urgent = list[int](), list[int]()
     jobs = JobThread("test", 3)
     jobs.submit(lambda: found.append(niceness())).result()
+    jobs.shutdown()
+    jobs = JobThread("test", 3)
+    jobs.submit(lambda: urgent.append(niceness()), urgent=True).result()
     jobs.shutdown()
     task = PeriodicTask("test", 0.01, lambda: found.append(niceness()), nice=3)
     task.start()
@@ -39,8 +42,16 @@ def test_only_the_threads_of_background_work_are_nicer() -> None:
         time.sleep(0.01)
     task.stop()
     assert {wanted} == set(found)
+    assert [before] == urgent
     with background_threads(1, "test", 0) as threads:
         assert before == threads.submit(niceness).result() == niceness()
+
+
+def test_threads_that_a_nicer_one_starts_are_no_nicer_for_it() -> None:
+    """A pool starts its threads when they are needed: those that encode, from the thread of the store's jobs."""
+    wanted = min(NICE_MAX, niceness() + 3)
+    with background_threads(1, "outer", 3) as outer, background_threads(1, "inner", 3) as inner:
+        assert wanted == outer.submit(lambda: inner.submit(niceness).result()).result()
 
 
 def test_a_niceness_that_the_system_refuses_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

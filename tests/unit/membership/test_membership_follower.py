@@ -123,6 +123,40 @@ def test_an_idle_node_looks_once_an_interval(followed: Followed) -> None:
     assert [Verdict.ACCEPTED] == [each.verdict for each in followed.follower.turn()]
 
 
+def test_what_is_expected_comes_without_looks(followed: Followed, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader waits for it: in each turn, and the end of the log is asked for once an interval."""
+    looks = []
+    describe = followed.log.describe
+    monkeypatch.setattr(followed.log, "describe", lambda topic: looks.append(topic) or describe(topic))
+    for _ in range(20):
+        followed.follower.expect()
+        assert [] == followed.follower.turn()
+    assert [] == looks
+    followed.append(CLAIMS[1])
+    followed.follower.expect()
+    assert [Verdict.ACCEPTED] == [each.verdict for each in followed.follower.turn()]
+    followed.clock.now_s += LOOK_INTERVAL_S
+    looks.clear()
+    followed.follower.expect()
+    followed.follower.turn()
+    assert [TOPIC] == looks
+
+
+def test_another_log_is_noticed_by_one_who_expects(followed: Followed) -> None:
+    """Records of a topic that was made again do not count, however soon they come."""
+    followed.follower.expect()
+    followed.follower.turn()
+    followed.recreate([encode_membership("w", CLAIMS[1])] * 4)
+    followed.follower.expect()
+    assert [] == followed.follower.turn()
+    followed.turn()
+    for _ in range(3):
+        assert "was created again" in followed.follower.lost
+        followed.follower.expect()
+        followed.follower.turn()
+        assert followed.follower.fault
+
+
 def test_listeners_get_each_state_that_was_read(followed: Followed) -> None:
     """In the thread of the turn; others wait for what they need."""
     seen: list[MembershipState] = []

@@ -97,7 +97,7 @@ class FixedTables:
 class InlineJobs:
     """A JobPool that runs each step at once, until it ends."""
 
-    def submit(self, step: JobStep) -> InlineJobs:
+    def submit(self, step: JobStep, *, urgent: bool = False) -> InlineJobs:
         """See JobPool."""
         while step() is not None:
             pass

@@ -25,12 +25,13 @@ from headrace.consumers.migration.pull_rate import PullRate, YieldingRate, yield
 from headrace.consumers.migration.release import SlotRelease, releasable
 from headrace.consumers.recovery.file_copy import SourceFailed
 from headrace.consumers.recovery.progress import TransferStopped
+from headrace.consumers.replication.store_jobs import StoreJobQueue
 from headrace.consumers.serve.cut_service import CutService
-from headrace.consumers.store import SegmentEntry, Store, StoreFull
+from headrace.consumers.store import SegmentEntry, Store, StoreFull, StoreJob
 from headrace.consumers.store.segment_files import SegmentFiles
 from headrace.schemas.group_changes import Barrier, BarrierPhase, GroupKey
 from headrace.schemas.membership_records import ChangeKind
-from headrace.schemas.messages import Load, load_identity
+from headrace.schemas.messages import Load, Seal, load_identity
 from headrace.schemas.series import slot_of
 from tests.unit.migration.moves import (
     ANCHOR,
@@ -91,6 +92,30 @@ def test_every_member_gets_every_row_of_the_slots(moves: Moves) -> None:
     moves.hand_over()
     moves.turns(count=10)
     finished(moves)
+
+
+def test_what_queries_wait_for_is_no_background_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The seal of a cut, what it holds, and loads: on a busy machine a lower priority would cost them seconds."""
+    jobs, queue = list[tuple[str, bool]](), StoreJobQueue._queue
+
+    def noted(self: StoreJobQueue, job: StoreJob, counted: bool) -> None:
+        jobs.append((type(job).__name__, job.urgent))
+        queue(self, job, counted)
+
+    monkeypatch.setattr(StoreJobQueue, "_queue", noted)
+    made, first = Moves(tmp_path), GroupKey("n1", 1)
+    try:
+        made.write("cpu", random_rows(1))
+        made.append(topic_of(first), Seal(made.leaders[topic_of(first)], ANCHOR))
+        assert {("SealJob", False)} == set(jobs)
+        jobs.clear()
+        made.cut()
+        made.open_target()
+        made.serve()
+        made.turns(count=10)
+        assert {("SealJob", True), ("HoldJob", True), ("LoadJob", True)} == set(jobs)
+    finally:
+        made.close()
 
 
 def test_a_member_of_both_groups_links_and_deletes_nothing(moves: Moves) -> None:

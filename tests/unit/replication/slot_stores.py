@@ -49,7 +49,7 @@ class LazyPool:
         self.waiting: list[Any] = []
         self.ended: set[int] = set()
 
-    def submit(self, step: JobStep) -> Any:
+    def submit(self, step: JobStep, *, urgent: bool = False) -> Any:
         """See JobPool."""
         pool = self
 

@@ -77,7 +77,7 @@ class SlowPool:
     def __init__(self) -> None:
         self.waiting: list[JobStep] = []
 
-    def submit(self, step: JobStep) -> Any:
+    def submit(self, step: JobStep, *, urgent: bool = False) -> Any:
         """See JobPool."""
         self.waiting.append(step)
 

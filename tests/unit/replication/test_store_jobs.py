@@ -42,6 +42,24 @@ def test_a_step_is_repeated_until_it_ends_before_the_next_begins() -> None:
     assert ["first", "first", "second"] == attempts
 
 
+def test_an_urgent_step_keeps_its_place() -> None:
+    """It runs on another thread, behind those before it, and those behind it wait for its end."""
+    pool, attempts = JobThread("test", 3), list[tuple[str, bool]]()
+
+    def note(name: str, repeats: int = 0) -> JobStep:
+        def step() -> float | None:
+            attempts.append((name, "urgent" in threading.current_thread().name))
+            return 0.01 if len([each for each, _ in attempts if each == name]) <= repeats else None
+
+        return step
+
+    pool.submit(note("first", repeats=2))
+    pool.submit(note("second", repeats=2), urgent=True)
+    pool.submit(note("third")).result()
+    pool.shutdown()
+    assert [("first", False)] * 3 + [("second", True)] * 3 + [("third", False)] == attempts
+
+
 def test_a_pause_ends_when_the_pool_is_hurried() -> None:
     """A stopping group does not wait for the end of the pause of a job that a full disk holds."""
     pool, tried, stopping = JobThread("test"), threading.Event(), threading.Event()
@@ -93,7 +111,7 @@ class HeldPool:
     def __init__(self) -> None:
         self.steps: list[JobStep] = []
 
-    def submit(self, step: JobStep) -> HeldPool:
+    def submit(self, step: JobStep, *, urgent: bool = False) -> HeldPool:
         """See JobPool."""
         self.steps.append(step)
         return self

@@ -281,6 +281,16 @@ def test_a_node_that_was_just_started_is_waited_for(running: Cluster, monkeypatc
     assert waited[0].startswith("node n5 has sent no status: waiting up to 30 s; start it: headrace node run --id n5, ")
 
 
+def test_statuses_make_no_command_look_more_often(running: Cluster) -> None:
+    """They come dozens of times a second, and each look costs the broker three requests."""
+    looks = 5
+    with closing(ClusterChanges(running.log, TOPICS)) as changes:
+        begun_s = time.monotonic()
+        for _ in range(looks):
+            changes.waits_to_join("n4")
+    assert time.monotonic() - begun_s >= looks * cluster_change.LOOK_INTERVAL_S
+
+
 def test_an_id_whose_former_store_was_here_a_moment_ago_is_waited_for(
     running: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
