@@ -11,6 +11,7 @@ import pyarrow as pa
 from headrace.connectors.formats.chunks import Rejections, TableBuilder, TableChunk
 from headrace.connectors.formats.interface import (
     TABLE_ACTION,
+    TAG_TYPE,
     DefaultTimes,
     FormatOptions,
     OptionsError,
@@ -93,7 +94,7 @@ def _chunks(
         if table.num_rows:
             by_schema[table.schema.remove_metadata()].append(message)
     for messages in by_schema.values():
-        table = pa.concat_tables([tables[message].replace_schema_metadata() for message in messages])
+        table = _joined([tables[message].replace_schema_metadata() for message in messages])
         numbers = np.concatenate([firsts[each] + np.arange(tables[each].num_rows) for each in messages])
         named = chosen_columns(_columns(table, options), options)
         if not named:
@@ -101,6 +102,19 @@ def _chunks(
             continue
         rows = TypedRows(pa.table(named), numbers)
         yield from typed_chunks(rows, options, default_times, rejections)
+
+
+def _joined(tables: list[pa.Table]) -> pa.Table:
+    """The rows of messages of one schema as one table; numbers, and tags that are encoded, each in one chunk."""
+    table = pa.concat_tables(tables)
+    for index, (field, column) in enumerate(zip(table.schema, table.columns, strict=True)):
+        # Decoding the text of each row costs several times what joining the dictionaries does. Arrow joins none that
+        # have a null, and for narrower indices the whole may be too large.
+        encoded = field.type == TAG_TYPE and not any(chunk.dictionary.null_count for chunk in column.chunks)
+        if encoded or pa.types.is_primitive(field.type):
+            whole = (column.unify_dictionaries() if encoded else column).combine_chunks()
+            table = table.set_column(index, field, pa.chunked_array([whole]))
+    return table
 
 
 def _columns(table: pa.Table, options: FormatOptions) -> dict[tuple[str, ...], pa.ChunkedArray]:
