@@ -144,14 +144,24 @@ def with_rows(leg: Leg, rows: int) -> Leg:
 
 
 def in_turn(legs: Mapping[str, Measure], rounds: int, note: Callable[[str], None]) -> dict[str, Sequence[Leg]]:
-    """All legs one after the other, `rounds` times after a round that warms up."""
+    """All legs one after the other, `rounds` times after a round that warms up.
+
+    An interrupt ends the rounds; those that are complete count. Raises KeyboardInterrupt if none is.
+    """
     # The first round is not measured: in it Java compiles hot code, Spark its plans and Numba its kernels.
-    taken: dict[str, list[Leg]] = {name: [] for name in legs}
+    complete: list[dict[str, Leg]] = []
     for number in range(rounds + 1):
         title = f"round {number} of {rounds}" if number else "warming up"
-        for place, (name, leg) in enumerate(legs.items(), 1):
-            note(f"{title}, leg {place} of {len(legs)}: {name}")
-            result = leg()
-            if number:
-                taken[name].append(result)
-    return dict(taken)
+        taken: dict[str, Leg] = {}
+        try:
+            for place, (name, leg) in enumerate(legs.items(), 1):
+                note(f"{title}, leg {place} of {len(legs)}: {name}")
+                taken[name] = leg()
+        except KeyboardInterrupt:
+            if not complete:
+                raise
+            note(f"interrupted: {len(complete)} of {rounds} rounds count")
+            break
+        if number:
+            complete.append(taken)
+    return {name: [each[name] for each in complete] for name in legs}

@@ -11,7 +11,7 @@ import pytest
 
 from headrace.bench import spark
 from headrace.bench.measurement import OptionUnknown
-from headrace.bench.spark_runs import Leg
+from headrace.bench.spark_runs import Leg, in_turn
 from headrace.bench.spark_topics import FRAME, avro_records, avro_schema, field_names
 from headrace.workload import cpu
 from tests.bench.test_cluster_benches import assert_nothing_left
@@ -47,6 +47,28 @@ def test_a_ratio_compares_legs_of_one_round() -> None:
     assert {"sink_of_stock": figures} == spark.ratios(measured)
     shown = dict(spark.table({"legs": {}, "ratios": {"x": figures}, "settings": {}, "versions": {}}))
     assert "2.00 (1.00 to 2.00), 1.50 by CPU-second, at least 1.5: met" == shown["x"]
+
+
+@pytest.mark.parametrize(("stopped", "counted"), [(1, None), (3, None), (5, 1), (9, 2)])
+def test_an_interrupt_keeps_the_complete_rounds(stopped: int, counted: int | None) -> None:
+    """Two legs, a round that warms up, and two more: without a complete round there is nothing to show."""
+    calls = iter(range(9))
+
+    def leg() -> Leg:
+        if (number := next(calls)) == stopped:
+            raise KeyboardInterrupt
+        return Leg(number, 1.0, 1.0)
+
+    notes: list[str] = []
+    if counted is None:
+        with pytest.raises(KeyboardInterrupt):
+            in_turn({"a": leg, "b": leg}, 2, notes.append)
+        return
+    taken = in_turn({"a": leg, "b": leg}, 2, notes.append)
+    assert {"a": [2, 4][:counted], "b": [3, 5][:counted]} == {
+        name: [each.rows for each in legs] for name, legs in taken.items()
+    }
+    assert (counted < 2) == notes[-1].startswith("interrupted: 1 of 2")
 
 
 def test_a_wrong_part_is_named() -> None:
