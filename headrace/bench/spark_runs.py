@@ -146,22 +146,21 @@ def with_rows(leg: Leg, rows: int) -> Leg:
 def in_turn(legs: Mapping[str, Measure], rounds: int, note: Callable[[str], None]) -> dict[str, Sequence[Leg]]:
     """All legs one after the other, `rounds` times after a round that warms up.
 
-    An interrupt ends the rounds; those that are complete count. Raises KeyboardInterrupt if none is.
+    An interrupt ends the rounds, and what was measured counts: each leg has its rounds from the first on. Raises
+    KeyboardInterrupt if there is nothing.
     """
     # The first round is not measured: in it Java compiles hot code, Spark its plans and Numba its kernels.
-    complete: list[dict[str, Leg]] = []
-    for number in range(rounds + 1):
-        title = f"round {number} of {rounds}" if number else "warming up"
-        taken: dict[str, Leg] = {}
-        try:
+    taken: dict[str, list[Leg]] = {}
+    try:
+        for number in range(rounds + 1):
+            title = f"round {number} of {rounds}" if number else "warming up"
             for place, (name, leg) in enumerate(legs.items(), 1):
                 note(f"{title}, leg {place} of {len(legs)}: {name}")
-                taken[name] = leg()
-        except KeyboardInterrupt:
-            if not complete:
-                raise
-            note(f"interrupted: {len(complete)} of {rounds} rounds count")
-            break
-        if number:
-            complete.append(taken)
-    return {name: [each[name] for each in complete] for name in legs}
+                result = leg()
+                if number:
+                    taken.setdefault(name, []).append(result)
+    except KeyboardInterrupt:
+        if not taken:
+            raise
+        note("interrupted: what was measured counts")
+    return dict(taken)
