@@ -167,6 +167,16 @@ def test_fastavro_reads_the_topics(options: dict[str, str]) -> None:
     [
         (lambda spark, given: load(spark, given, colums="n"), "did you mean columns"),
         (lambda spark, given: load(spark, given, table="db.tt"), "did you mean db.t"),
+        (lambda spark, given: load(spark, given, columns="evn"), "did you mean even"),
+        (
+            lambda spark, given: spark.readStream.format("headrace").options(**given, maxRecordPerBatch="5").load(),
+            "did you mean maxRecordsPerBatch",
+        ),
+        (lambda spark, given: save(rows(spark, 0, 2).selectExpr("*", "array(n) AS a"), given), "that no field has"),
+        (
+            lambda spark, given: save(rows(spark, 0, 3).selectExpr("host", "if(n=1, null, time) AS time", "n"), given),
+            "no time",
+        ),
         (
             lambda spark, given: rows(spark, 0, 1).write.format("headrace").options(**given).mode("overwrite").save(),
             "overwrites no",
